@@ -16,6 +16,8 @@ The words of this package, in the order in which a port meets them:
     pair         a unit of the target and a unit of the source, its partner.
     cell         units of both sides that nothing tells apart yet. Matching splits cells until each holds a pair.
     scope        a module around units. Scopes are paired first, and their units inside of them.
+    beside       in the same module. A neighbour of a unit is beside it, or directly before or after it in an order.
+    series       paths that differ in one number: `blocks.{}.norm1`.
     block        a module in a numbered list of modules with equal contents (`layers.3`).
     order        the order of registration, of execution, or of the numbers in names.
     look-alikes  units of equal shapes, which only names, orders and neighbours tell apart.

@@ -19,8 +19,8 @@ def divergence_table(rows: Sequence[MappingOf[str, Any]], width: int) -> Iterato
 
     Args:
         rows: `proof["layers"]`.
-        width: columns to fill. Names that do not fit lose what all of them begin with, which is said once, and then
-            their middle.
+        width: columns to fill. Names that are too long lose their common beginning, which is printed once, and
+            then their middle.
     """
     first = next((n for n, row in enumerate(rows) if row["first"]), None)
     if first is None:

@@ -1,4 +1,4 @@
-"""Mapping files for a family of models of every size: lines with letters, and how many of each there are.
+"""Mapping files for a family of models of all sizes: lines with letters, and the numbers that each letter takes.
 
     ckptool-mapping: 1
     source: "Llama, as Meta's files have it"
@@ -11,22 +11,22 @@
       lm_head.weight: if_there(output.weight)
     beside: [rope.freqs]
 
-What stands in braces is a sum of whole numbers over `numbers`, where each is worked out from the file at hand,
-whichever way round it is used. One with `..` is a letter: a line stands for every value of its letters.
+The text in braces is a sum of whole numbers and of names under `numbers`. Each name is computed from the file, for both
+directions. A number with `..` is a letter: a line is repeated for every value of its letters.
 
-    count("a.{}.b", …)     one more than the highest number there, of the first pattern that fits a key; * is any number
-    lowest("a.{}.b", …)    the lowest
-    size("key", …, dim)    the size of a dimension of the first of these keys that is there
+    count("a.{}.b", …)     the highest number plus one, for the first pattern that fits a key; * is any number
+    lowest("a.{}.b", …)    the lowest number
+    size("key", …, dim)    the size of a dimension of the first of these keys that exists
     config("name", …)      the first of these entries in config.json or params.json beside the file, or --number
     given(default)         --number, or the default
 
-    below      what all keys of the source have in front where a file holds other parts as well (model.diffusion_model.)
-    back       lines KEY: EXPRESSION for the way back, where it cannot be worked out
-    beside     patterns of tensors that are no part of the model, or that the other side computes
-    needs      what a number is, for the message where it is not there
+    below      the prefix of all keys of the source if a file also holds other parts (model.diffusion_model.)
+    back       lines KEY: EXPRESSION for the opposite direction, if the inverse cannot be computed
+    beside     patterns of tensors that are not part of the model, or that the other side computes
+    needs      the meaning of a number, for the message if it is missing
 
-Every key of a line has to be there, but for `if_there( )`: then all of them or none. `{...}` is any text; such lines
-take what no other line takes, and the first that fits counts.
+The file must have every key of a line, except inside of `if_there( )`: then all of them or none. `{...}` is any text;
+such lines take the keys that no other line takes, and the first line that fits counts.
 """
 
 from __future__ import annotations

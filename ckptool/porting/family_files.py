@@ -39,8 +39,8 @@ def named(text: str) -> Family | Port:
     """Return a built-in mapping by its name, or the mapping in a file.
 
     Raises:
-        NotFound: there is neither.
-        Unreadable, Malformed: it is no mapping file.
+        NotFound: there is no such mapping and no such file.
+        Unreadable, Malformed: it is not a mapping file.
     """
     own = file_of(text)
     if own is None and re.fullmatch(r"[\w-]+", text) and not Path(text).exists():

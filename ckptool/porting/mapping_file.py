@@ -1,4 +1,4 @@
-"""Mapping files: a port that a person can read, edit, keep and replay.
+"""Mapping files: a port as YAML, which a person can read, edit, keep and apply again.
 
     ckptool-mapping: 1
     source: vgg19.pth
@@ -11,9 +11,9 @@
       blocks.{0..11}.attn.qkv.weight: cat(0, layers.{}.q.weight, layers.{}.k.weight, layers.{}.v.weight)
     left: [pooler.weight, pooler.bias]
 
-A line stands for as many keys as its ranges; `{}` on the right is the number on the left, `{1}`, `{2}` where there are
-several. Of several lines for one key the last counts, so that uncommenting a rival settles a doubt; so does taking
-`guess( )` away. Keys under `left` keep the model's own values. A brace that is in a key itself is written twice.
+A line with ranges is a line for each of their numbers. `{}` on the right is the number on the left; `{1}`, `{2}` if
+there are several. If a key has several lines, the last one counts: to settle a doubt, uncomment another option, or
+remove `guess( )`. Keys under `left` keep the model's own values. A brace inside of a key is doubled.
 """
 
 from __future__ import annotations

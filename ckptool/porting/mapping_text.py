@@ -22,7 +22,7 @@ def mapping_text(mapping: Mapping, *, everything: bool = False, width: int = 100
 
     Args:
         mapping: the mapping.
-        everything: one line for each key, with its evidence.
+        everything: print one line for each key, with its evidence.
         width: columns to fill.
     """
     return "\n".join(line.rstrip() for line in _lines(mapping, everything, width))

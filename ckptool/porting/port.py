@@ -38,9 +38,9 @@ def port(
 
     Args:
         source: the keys and shapes of the file.
-        target: what the model wants.
-        values: gives small tensors of the source, where their values can contradict a name.
-        lora_scale: factor of low-rank adapters, if the file says it.
+        target: the keys and shapes of the model.
+        values: returns the values of a small tensor of the source, which may contradict a name.
+        lora_scale: the scale of low-rank adapters, if the file states it.
     """
     shapes = {key: entry.shape for key, entry in source.entries.items()}
     source = called_as_in(source, target)

@@ -48,7 +48,7 @@ def match_signature(
         source: a path, a Checkpoint or a dict of torch tensors.
         target: the signature of a model.
         at: where the weights are in the file, if there are several.
-        hints: renaming rules OLD=NEW, from names of the source towards names of the target.
+        hints: renaming rules OLD=NEW, from names of the source to names of the target.
         source_code: the signature of the source's own code, whose order of execution then counts, too.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Every table of rules of matching, in the order in which they are used, and the page of the documentation about them.
+"""List the tables of rules of matching, in the order of their use, and write the page docs/matching.md about them.
 
 python -m ckptool.porting.tables > docs/matching.md
 """

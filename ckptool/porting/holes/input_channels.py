@@ -29,8 +29,8 @@ def of_channels(wanted: Shape, have: Shape, expr: Expr) -> tuple[Expr, Question[
     """Return the kernel [out, in, …] by the likeliest rule, with the other rules as options; None for other sizes.
 
     Args:
-        wanted, have: the sizes that the model and the file have, which differ in the second number only.
-        expr: what has the sizes HAVE.
+        wanted, have: the sizes in the model and in the file, which differ only in the second number.
+        expr: the kernel of the file, of sizes HAVE.
     """
     if len(wanted) != len(have) or len(wanted) not in (3, 4, 5) or wanted[:1] + wanted[2:] != have[:1] + have[2:]:
         return None
@@ -78,7 +78,7 @@ def by_rule(mapping: Mapping, rule: str) -> Mapping:
     """Return the mapping with RULE applied to every kernel of another number of channels, without their questions.
 
     Raises:
-        RuleError: the rule does not lead from the channels of the file to those of the model.
+        RuleError: the rule cannot make the channels of the model from those of the file.
     """
     return mapping.with_entries([_by_rule(entry, rule) for entry in mapping.entries])
 

@@ -26,9 +26,9 @@ class Proposal:
 
     Attributes:
         target, source: the units.
-        role: which tensor of the target's unit.
-        expr: what goes there.
-        question: why that is not certain, and what else may go there.
+        role: the role of the tensor in the target's unit.
+        expr: the expression for it.
+        question: why this is uncertain, with other expressions as options.
     """
 
     target: Unit
@@ -42,8 +42,8 @@ def parts(pairs: Sequence[tuple[Unit, Unit]], targets: Sequence[Unit], sources: 
     """Yield proposals for layers of one side that are, concatenated, one layer of the other side.
 
     Args:
-        pairs: what was matched, (target, source).
-        targets, sources: what was not.
+        pairs: the pairs so far, (target, source).
+        targets, sources: the units without a partner.
     """
     for to_target in (True, False):
         several, one = (targets, sources) if to_target else (sources, targets)
@@ -126,7 +126,7 @@ def segments(
     """Yield zeros, which add nothing, for a segment table of the model if the source has none.
 
     Args:
-        pairs: what was matched.
+        pairs: the pairs so far.
         targets: units without a source.
         sources: all units of the source.
     """
@@ -143,7 +143,7 @@ def shared(pairs: Sequence[tuple[Unit, Unit]], targets: Sequence[Unit], sources:
     """Yield copies for layers that the source has once and the model has in every block.
 
     Args:
-        pairs: what was matched.
+        pairs: the pairs so far.
         targets: units without a source.
         sources: all units of the source.
     """

@@ -21,10 +21,10 @@ def remedy(wanted: Shape, have: Shape, expr: Expr, kind: str | None, *, is_input
     """Return an expression of sizes WANTED, with its question, or None if no rule fits or a tensor has no elements.
 
     Args:
-        wanted, have: the sizes.
-        expr: what has the sizes HAVE.
-        kind: "token" for a table of words, "position" for one of positions.
-        is_input: whether the layer takes the inputs of the model, whose channels may be of any number.
+        wanted, have: the sizes in the model and in the source.
+        expr: the tensor of the source, of sizes HAVE.
+        kind: "token" for a word table, "position" for a position table.
+        is_input: whether the layer takes the inputs of the model, so that any number of channels is possible.
     """
     if 0 in (*wanted, *have):
         return None
@@ -76,7 +76,7 @@ def _of_groups(wanted: Shape, narrow: Shape, have: Shape, expr: Expr) -> tuple[E
     """Return the ways in which a stack of matrices can be one grouped layer, with the outputs of each matrix as rows.
 
     Args:
-        wanted, narrow: the sizes of that layer, and those that are not 1.
+        wanted, narrow: the sizes of that layer, and its sizes other than 1.
         have: the sizes of the stack.
         expr: the stack.
     """

@@ -1,4 +1,4 @@
-"""Pair the modules of two models that hold the same units, and look for partners inside of these."""
+"""Pair modules of both sides that hold the same units (scopes), and pair units inside of these."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operations that compute element by element or over a dimension, and tensors of zeros."""
+"""Operations that compute element by element or sum over a dimension, and tensors of zeros."""
 
 from __future__ import annotations
 

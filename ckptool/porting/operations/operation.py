@@ -99,13 +99,13 @@ class Operation(ABC):
     Attributes:
         name: how mapping files write it.
         usage: an example of how it is written, with the names of its arguments.
-        summary: what it gives.
+        summary: its result, in words.
         first: number of parameters that are written before the tensors.
-        takes: number of tensors it works on (0: any number, at least one; -1: none).
-        params: the parameters, as `fits` spells them.
-        helper: a function that the text in torch calls, as code; "" where torch has what it takes.
-        calls: whether that text holds the tensors in the brackets of a call, and no dot or operator beside them.
-        infix: whether that text is a sum or a product, which goes in brackets before a dot.
+        takes: number of tensors that it takes (0: one or more; -1: none).
+        params: a pattern for the kinds of its parameters, see `fits`.
+        helper: code of a function that the torch code calls; "" if torch alone is enough.
+        calls: whether the torch code has the tensors only as arguments of a call, without a dot or operator after them.
+        infix: whether the torch code is a sum or a product, which needs brackets before a dot.
     """
 
     name: str
@@ -224,7 +224,7 @@ def shape_of(x: Expr, shapes: Mapping[str, Shape]) -> Shape:
     """Return the sizes of the result of X for the sizes of the source.
 
     Raises:
-        RuleError: an operation does not fit, or a key is not there.
+        RuleError: an operation does not fit, or the source lacks a key.
     """
     if x.is_copy:
         if x.key not in shapes:

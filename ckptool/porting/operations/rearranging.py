@@ -116,7 +116,7 @@ class Reshape(View):
 class Rotary(View):
     """Reorder the rows of each head of queries or keys for another kind of rotary embedding.
 
-    In "half" order, row i of a head turns together with row i + d/2; in "interleaved" order, with its neighbour.
+    In "half" order, row i of a head is rotated with row i + d/2; in "interleaved" order, with the next row.
     """
 
     name, usage = "rotary", "rotary(x, heads, half|interleaved)"

@@ -45,23 +45,23 @@ def prove(
     """Run the source's own code and the model on the same random inputs, and settle doubts by the comparison.
 
     Args:
-        mapping: what is to be proved.
+        mapping: the mapping to prove.
         source: the checkpoint.
         source_model: the source's code: a module, a `ModelSource` or `MODEL.py:Name`.
         target_model: the model, likewise.
-        inputs: for the model; worked out if None.
-        source_inputs: for the source's code, if it takes them in another form.
-        patience: seconds that the search for what makes outputs equal may take.
-        progress: is given a line that says what is being done, each time that changes.
+        inputs: inputs of the model; searched for if None.
+        source_inputs: inputs of the source's code, if it takes another form.
+        patience: time limit of the search for a mapping with equal outputs, in seconds.
+        progress: called with a line of text whenever another step begins.
 
     Returns:
         The mapping with its `proof`: {"equal": bool, "text": str, "first_divergence": str | None, …}; "stopped" is
-        "time" or "trials" where the search ended before it had tried all that it could think of.
+        "time" or "trials" if a limit ended the search early.
 
     Raises:
         NotFound: the source's code does not have the keys of the file.
-        CannotCarry: the models cannot both be run on the inputs that are given. If none are given and none are found,
-            the proof says so.
+        CannotCarry: the models cannot both be run on the given inputs. If none are given and none are found, the
+            proof says so.
     """
     told = Progress(progress, patience)
     told.say("loading the file into the code that it came from")

@@ -32,8 +32,8 @@ class Held:
     """A weight as an operation takes it.
 
     Attributes:
-        keys: of the state dict, that it is made of.
-        expr: how, as an expression over those keys; None where no expression says it.
+        keys: the keys of the state dict that it is made of.
+        expr: the expression over these keys, or None if no expression makes it.
         shape: its sizes there, outputs first.
     """
 

@@ -28,10 +28,10 @@ class Measured:
     """The measured difference, in the units of the outputs, at the output that is farthest apart for its bound.
 
     Attributes:
-        difference: the largest difference between the two models, in double precision.
-        bound: the most that rounding in float32 explains: four times what it does to either model.
-        largest: the largest value there.
-        of_outputs: whether outputs were compared, and not what comes out of each layer, relative to its largest.
+        difference: the largest difference between the two models, in float64.
+        bound: the largest difference that rounding in float32 explains: four times its effect on either model.
+        largest: the largest value of this output.
+        of_outputs: whether outputs were compared; else the outputs of each layer, relative to their largest value.
     """
 
     difference: float
@@ -65,9 +65,9 @@ def measured(
     """Return the difference of the outputs that can be compared, or None if there are none.
 
     Args:
-        expected, seen: what flows through the source's code and through the model, in float32.
-        wide_expected, wide_seen: the same in double precision.
-        blurred: what flows through the model where its inputs are as far off as they may be, if they may be.
+        expected, seen: the flows of the source's code and of the model, in float32.
+        wide_expected, wide_seen: the same in float64.
+        blurred: the flow of the model on inputs that are as far off as the saved ones may be; None for exact inputs.
     """
     sides = (expected.outputs, wide_expected.outputs), (seen.outputs, wide_seen.outputs)
     if any(len(narrow) != len(wide) for narrow, wide in sides):

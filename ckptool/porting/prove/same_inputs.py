@@ -117,10 +117,11 @@ def same_inputs(
     Args:
         theirs: the source's code.
         own: the model.
-        inputs: for the model; worked out if None.
-        source_inputs: for the source's code, if it takes them in another form.
-        judged: runs the model on inputs and checks it against the source's code.
-        known: modules of the source's code whose weights the model has; where it is a part of that, it begins there.
+        inputs: inputs of the model; searched for if None.
+        source_inputs: inputs of the source's code, if it takes another form.
+        judged: runs the model on inputs and compares it with the source's code.
+        known: modules of the source's code whose weights the model has; a model that is a part of the source's code
+            may begin at one of these.
 
     Raises:
         CannotCarry: none are found that both take.

@@ -30,8 +30,8 @@ class Weighing:
     """The pairs to weigh against their swaps.
 
     Attributes:
-        matching: finished; its units get questions.
-        sequences: says which orders of the two sides are known.
+        matching: the finished matching, whose units get questions.
+        sequences: the orders that both sides have.
     """
 
     def __init__(self, matching: Matching, sequences: Sequences) -> None:
@@ -55,8 +55,8 @@ def weigh(matching: Matching, sequences: Sequences) -> None:
     """Ask about every pair whose swap with another pair fits as well, by the rules of the table below.
 
     Args:
-        matching: finished; its units get questions.
-        sequences: says which orders of the two sides are known.
+        matching: the finished matching, whose units get questions.
+        sequences: the orders that both sides have.
     """
     weighing = Weighing(matching, sequences)
     for rule in WEIGHING:

@@ -90,9 +90,9 @@ class Belief:
     """Measures how reliable each order is in a block.
 
     Args:
-        pairs: what was matched.
-        orders: the orders.
-        overall: how far each can be believed all over the model.
+        pairs: the pairs so far.
+        orders: the orders to measure.
+        overall: how reliable each is in the whole model.
     """
 
     def __init__(self, pairs: Iterable[Pair], orders: Sequence[Order], overall: Mapping[str, float]) -> None:

@@ -14,7 +14,7 @@ class Contents:
     """Counts the units of each shape in every module of both sides.
 
     Args:
-        matching: what was matched, and what was not.
+        matching: the pairs, and the units without a partner.
     """
 
     def __init__(self, matching: Matching) -> None:

@@ -21,7 +21,7 @@ def by_names(one: Pair, other: Pair, *, soft: bool = True) -> Said:
     """Return what the names say about two pairs: "sure", "for", "nothing", or "against" if they support the swap.
 
     Args:
-        soft: words that do not exclude each other count, too.
+        soft: whether words that do not exclude each other count, too.
     """
     if one[0].told_by(Kind.NAME) and other[0].told_by(Kind.NAME):
         return "sure"

@@ -27,7 +27,7 @@ class Swaps:
 
     Args:
         matching: the pairs, and the units without a partner.
-        sequences: says which orders of the two sides are known.
+        sequences: the orders that both sides have.
     Attributes:
         pairs: the pairs as they are now.
         orders: the orders that both sides have.
