@@ -220,9 +220,7 @@ def _by_doubts(entries: Sequence[Entry]) -> list[list[Entry]]:
 
 
 def _from_one_prefix(entries: Sequence[Entry]) -> _Row | None:
-    """Return one row for copies from below one prefix to another, if their options are below other prefixes;
-    else None.
-    """
+    """Return one row for copies from one prefix to another whose options have other prefixes; else None."""
     first = entries[0]
     if len(entries) < _WORTH_A_STAR or first.expr is None or not first.expr.is_copy:
         return None

@@ -292,8 +292,8 @@ class _Module:
         indent: int,
         tails: tuple[str, str] = ("", ""),
     ) -> Iterator[str]:
-        """Yield the lines of a step that copies tensors. TAILS are the ends of the keys, in braces, that vary in a
-        loop.
+        """Yield the lines of a step that copies tensors. TAILS are the varying ends of the two keys, such as
+        `{name}`.
         """
         if len(step.names) == 1:
             own, theirs = (

@@ -65,7 +65,7 @@ def in_channel_order(units: Sequence[Unit]) -> None:
 
 
 def _branches(parts: Sequence[Flow], end: Flow, numbered: Mapping[int, Unit]) -> list[list[Unit]]:
-    """Return the layers that are in one branch only.
+    """Return, for each branch, the layers that are in no other branch.
 
     Args:
         parts: the last layers of the branches.

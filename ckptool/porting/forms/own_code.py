@@ -62,7 +62,9 @@ def named_alike(
 
 
 def _one_way(found: Mapping[str, Mapping[tuple[str, ...], str | None]], place: tuple[str, ...]) -> dict[str, str]:
-    """Return each key from one place, or from its only other place if it is not there (Flax keeps statistics apart)."""
+    """Return code key -> file key from one PLACE, or from the only other place of a key (Flax keeps statistics
+    apart).
+    """
     way: dict[str, str] = {}
     for key, below in found.items():
         others = {held for held in below.values() if held is not None}
@@ -75,7 +77,9 @@ def _one_way(found: Mapping[str, Mapping[tuple[str, ...], str | None]], place: t
 def _from_several_places(
     found: Mapping[str, Mapping[tuple[str, ...], str | None]], needed: Sequence[str]
 ) -> list[dict[str, str]]:
-    """Return each key from its only place, or from the place that is less deep than all others."""
+    """Return [code key -> file key], from the only place of each key or the one nearest to the top; [] if a key is
+    missing.
+    """
     way: dict[str, str] = {}
     for key, below in found.items():
         least = min(map(len, below), default=0)

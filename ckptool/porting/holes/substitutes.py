@@ -192,9 +192,7 @@ def _other_vocabulary(filling: Filling, wanted: Shape, have: Shape) -> None:
 
 
 def _takes_inputs(filling: Filling, t: Unit) -> bool:
-    """Return whether T is the first of its kind to run, or the first registered if the order of execution is
-    unknown.
-    """
+    """Return whether T is the first of its kind to run (or to be registered, if the order of execution is unknown)."""
     others = (u for u in filling.matcher.cells.targets if u is not t and len(u.main.shape) == len(t.main.shape))
     if t.used is None:
         return all(u.order > t.order for u in others)

@@ -116,8 +116,8 @@ def _looks(members: Mapping[int, _Part]) -> Counter[Hashable]:
 
 
 def _takes(members: dict[int, _Part], levels: dict[int, _Part]) -> int:
-    """Return 1 if the members of a list take those of another one by one in the same order, -1 in the opposite,
-    else 0.
+    """Return whether members of a list take those of another one by one: in the same order (1), the opposite (-1), or
+    no (0).
     """
     if any(part.own & level.own for part in members.values() for level in levels.values()):
         return 0

@@ -241,11 +241,11 @@ class Matcher:
                 t.ask(question)
 
     def _strangers_among_namesakes(self, pairs: list[tuple[Unit, Unit]]) -> list[tuple[Unit, Unit]]:
-        """Return pairs with two names where almost all others have equal names: such a unit may be new, and only fit by
-        shape.
+        """Return pairs with two names where almost all other pairs have equal names.
 
-        Equal numbers below two prefixes (`box_head.0`, `mask_head.0`) do not count as equal names if most units have no
-        prefix. If several modules have other names, so may the next layer of a row in one of them.
+        Such a unit may be new, and only its shape fits. Equal numbers below two prefixes (`box_head.0`, `mask_head.0`)
+        do not count as equal names if most units have no prefix. If several modules have other names, so may the next
+        layer of a row in one of them.
         """
         names = self.naming.exact
         named = [(t, s) for t, s in pairs if id(t) in names and names[id(t)] == names.get(id(s))]

@@ -1,6 +1,4 @@
-"""Find the pairs that could be swapped: look-alikes in one block, and look-alikes in different blocks with evidence for
-it.
-"""
+"""Find the pairs that could be swapped: look-alikes in one block, and in different blocks with evidence for it."""
 
 from __future__ import annotations
 
@@ -153,10 +151,10 @@ def strays(pairs: list[Pair]) -> Iterator[tuple[Pair, Pair]]:
 
 
 def out_of_place(pairs: Sequence[Pair]) -> Iterator[tuple[Pair, Path]]:
-    """Yield the pairs that cross between two modules while all other layers of both modules stay, with the expected
-    module.
+    """Yield the pairs that cross between two modules that exist on both sides, each with the module where it is
+    expected.
 
-    Both modules exist on both sides.
+    All other layers of both modules stay in their own module.
     """
     held: tuple[dict[Path, list[int]], ...] = defaultdict(list), defaultdict(list)
     for at, pair in enumerate(pairs):

@@ -108,7 +108,10 @@ _SEVERAL = 3
 
 
 def _in_question(one: Pair, other: Pair, swaps: Swaps) -> bool:
-    """Return whether two pairs in blocks of one name may be swapped: one has a doubt, or nothing excludes the swap."""
+    """Return whether two pairs in blocks of one name may be swapped: one has a doubt, or the swap fits as well.
+
+    Not if the file states that the two sources belong to different kinds of layers.
+    """
     if without_digits(block_of(one[0].path)) != without_digits(block_of(other[0].path)):
         return False
     if _stated_apart(one[1], other[1]):
