@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from ..keys.known_buffers import FREQUENCIES
 from ..sharding.placing import is_sharded
 from .forward_pass import Follower, Use
 from .hollow import shape_only, without_memory
@@ -98,12 +99,8 @@ def _rotary_by_parts(model: torch.nn.Module) -> str | None:
     """Return "unknown" if the modules of a model that was not followed show a rotary embedding, else None."""
     classes = {_class_of(module).__name__.lower() for module in model.modules()}
     buffers = {name.rpartition(".")[2] for name, _ in model.named_buffers()}
-    said = any("rotary" in name or name.startswith("rope") for name in classes) or not _FREQUENCIES.isdisjoint(buffers)
+    said = any("rotary" in name or name.startswith("rope") for name in classes) or not FREQUENCIES.isdisjoint(buffers)
     return "unknown" if said else None
-
-
-#: Buffers that hold the frequencies of rotary embeddings.
-_FREQUENCIES = frozenset({"inv_freq", "freqs_cis", "freqs_cos"})
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ from ..errors import CannotCarry, NotFound, RuleError, counted, printable
 from ..formats import open as open_checkpoint
 from ..inert.other_tensors import others_in
 from ..keys import closest
+from ..keys.known_buffers import is_counter
 from ..tensor import LazyTensor, Storage, contiguous_stride
 from ..tree import Dict, rebuild
 from . import expression as ex
@@ -101,7 +102,7 @@ def apply(
                     where=ckpt.where,
                 )
             made[entry.target] = tensor
-        elif entry.target.endswith("num_batches_tracked"):
+        elif is_counter(entry.target):
             made[entry.target] = _zero(entry, like)
         else:
             left.append(entry.target)
@@ -128,7 +129,6 @@ def _own(tensor: LazyTensor) -> LazyTensor:
 
 
 def _zero(entry: Entry, like: LazyTensor | None) -> LazyTensor:
-
     dtype = BY_NAME[entry.dtype]
     storage = Storage(Buffer(bytes(dtype.itemsize * max(entry.numel, 1))), like.location if like else "cpu", dtype)
     return LazyTensor(storage, dtype, entry.shape, contiguous_stride(entry.shape))

@@ -32,6 +32,7 @@ from ..disk.files import StrPath
 from ..disk.targets import write_side_output
 from ..errors import Malformed, RuleError, counted, in_words, printable
 from ..keys import collapse, unwrap
+from ..keys.known_buffers import Holds, holds, is_counter
 from ..model_code.signature import Signature
 from . import expression as ex
 from . import ranges
@@ -331,7 +332,7 @@ def for_target(mapping: Mapping, target: Signature, shapes: dict[str, Shape]) ->
                     raise RuleError(what, where="--mapping", hint=_HOW_WRITTEN)
             entries.append(replace(found, shape=wanted.shape, dtype=wanted.dtype, parameter=wanted.parameter))
         elif found is None and (
-            wanted.key.endswith("num_batches_tracked") or (wanted.parameter is False and "running_" not in wanted.key)
+            is_counter(wanted.key) or (wanted.parameter is False and holds(wanted.key) is not Holds.STATISTIC)
         ):
             entries.append(replace(blank, default=True, evidence="computed by the model itself"))
         else:

@@ -11,6 +11,7 @@ from typing import Any
 from ..drawing.sizes import count_text, parameters_text
 from ..errors import counted, printable
 from ..keys import collapse
+from ..keys.known_buffers import is_counter
 from .divergence import divergence_table
 from .explaining import rows_of
 from .mapping import Entry, Mapping, different
@@ -80,7 +81,7 @@ def _lines(mapping: Mapping, everything: bool, width: int) -> Iterator[str]:
     if mapped:
         yield from _section(f"mapped ({len(mapped):,})", mapped, everything, width, doubts=False)
     if defaults:
-        counters = sum(e.target.endswith("num_batches_tracked") for e in defaults)
+        counters = sum(is_counter(e.target) for e in defaults)
         yield ""
         words = [f"{counted(counters, 'counter')} num_batches_tracked"] if counters else []
         if len(defaults) > counters:

@@ -7,6 +7,7 @@ from collections.abc import Mapping as MappingOf
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ..keys.known_buffers import STATISTICS
 from ..model_code.signature import Entry as Tensor
 from ..model_code.signature import Signature
 from . import expression as ex
@@ -14,7 +15,7 @@ from .expression import Expr, Shape
 from .forms.canonical import canonical
 from .forms.copies import copies, doubt_copies
 from .forms.doubles import called_as_in
-from .forms.pieces import STATISTICS, squeezed, substituted
+from .forms.pieces import squeezed, substituted
 from .holes.background import doubt_background
 from .holes.conventions import doubt_conventions
 from .holes.filling import Filled, Filling, Values

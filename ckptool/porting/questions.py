@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
-from .reasons import Reason, Topic
+from .reasons import Reason
+from .topics import Topic
 
 T = TypeVar("T")
 S = TypeVar("S")

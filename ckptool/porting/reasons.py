@@ -5,24 +5,9 @@ A sentence says what is uncertain, names it, and says what to check. No rule rea
 
 from __future__ import annotations
 
-from enum import Enum, auto
+from enum import Enum
 
-
-class Topic(Enum):
-    """The topic of a question, so that a later rule can answer it, whichever rule asked."""
-
-    #: Which of several look-alikes it is, by orders alone. What excludes every swap by other means answers it.
-    ORDER = auto()
-    #: Which of equal parts of the model it is in, by orders. What excludes every swap of single layers answers it.
-    PARTS = auto()
-    #: From which end equal parts are counted, which no swap of single layers answers.
-    COUNT = auto()
-    #: How a matrix stands in the code: with its inputs or its outputs first.
-    TURNED = auto()
-    #: How parts stand inside of a fused projection, which does not matter where it is put together again.
-    LAYOUT = auto()
-    #: All else, which only the user or a proof answers.
-    OTHER = auto()
+from .topics import Topic
 
 
 class Reason(Enum):

@@ -13,6 +13,7 @@ from ..checkpoint import Checkpoint, StateDict
 from ..disk.files import shell_path
 from ..errors import Ambiguous, NoMatch, NotFound, RuleError, counted, printable
 from ..keys import Rename, closest, unwrap
+from ..keys.known_buffers import is_counter
 from ..model_code.signature import Entry as Wanted
 from ..model_code.signature import Signature, of_state_dict
 from ..tensor import LazyTensor
@@ -357,8 +358,8 @@ def by_position(
     """
     ckpt = open_source(source)
     weights = ckpt.state_dict(at)
-    have = [(k, t) for k, t in weights.tensors.items() if not k.endswith("num_batches_tracked")][start:]
-    wanted = [e for e in target.entries.values() if not e.key.endswith("num_batches_tracked") and e.tied is None]
+    have = [(k, t) for k, t in weights.tensors.items() if not is_counter(k)][start:]
+    wanted = [e for e in target.entries.values() if not is_counter(e.key) and e.tied is None]
     count = len(wanted) if first is None else first
     if count > len(wanted) or count > len(have):
         raise RuleError(
@@ -382,7 +383,7 @@ def by_position(
         made = expr.get(entry.tied or entry.key)
         if made is not None:
             entries.append(replace(blank, expr=made, evidence="position, as asked for"))
-        elif entry.key.endswith("num_batches_tracked"):
+        elif is_counter(entry.key):
             entries.append(replace(blank, default=True, evidence="a counter"))
         elif first is not None:
             entries.append(blank.asking(ask(Reason.BEYOND_FIRST, f"{first:,}")))

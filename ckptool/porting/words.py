@@ -10,7 +10,7 @@ from importlib.resources import files
 from itertools import takewhile
 from typing import Any
 
-from ..passes.buffers import NAMES
+from ..keys.known_buffers import COMPUTED
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
@@ -239,7 +239,7 @@ def table() -> Words:
         dict(raw["trained_instead"]),
         frozenset(raw["adapter_prefixes"]),
         {word: place for place, words in raw["ordinals"].items() for word in words},
-        frozenset(NAMES.union(raw["derived"])),
+        frozenset(COMPUTED.union(raw["derived"])),
         frozenset(raw["averages"]),
         frozenset(raw["beside"]),
         frozenset(raw["sizes"]),

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ...keys.known_buffers import is_counter
 from ..expression import Expr
 from ..mapping import Entry, different
 
@@ -118,7 +119,7 @@ def steps_of(entries: Iterable[Entry]) -> list[Step]:
     for entry in entries:
         comments = _comments(entry)
         if entry.expr is None:
-            if entry.target.endswith("num_batches_tracked"):
+            if is_counter(entry.target):
                 found[entry.target] = Step(entry.target, None, zeros=(entry.shape, entry.dtype))
             continue
         step = _general(entry, comments)

@@ -6,8 +6,9 @@ from collections import Counter, defaultdict
 from dataclasses import replace
 from math import prod
 
+from ...keys.known_buffers import STATISTICS
 from ..words import words_of
-from .pieces import STATISTICS, Canon, Piece, squeezed, unchanged
+from .pieces import Canon, Piece, squeezed, unchanged
 
 _Path = tuple[str, ...]
 #: What of a name is one word on the side of the statistics and another, or one more, on that of the factors.

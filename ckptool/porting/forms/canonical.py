@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
 from ... import keys as names
+from ...keys.known_buffers import COUNTERS
 from ...model_code.signature import Entry, Signature
 from .. import expression as ex
 from ..matching.units import template
@@ -18,9 +19,6 @@ from ..words import cut, label, table, words_of
 from .pieces import Canon, Piece, squeezed
 from .roles import components, divided, numbered, role_of
 from .step_table import bring_together
-
-#: What is merged or derived rather than matched.
-_COUNTER = "num_batches_tracked"
 
 
 def canonical(source: Signature, target: Signature, *, lora_scale: float | None = None) -> tuple[Canon, Canon]:
@@ -113,7 +111,7 @@ def _named(signature: Signature, *, is_target: bool, counted: Mapping[str, int] 
     for order, entry in enumerate(entries):
         path, role = roles[entry.key]
         path = flat.get(path, path)
-        if role == _COUNTER:
+        if role in COUNTERS:
             canon.counters[entry.key] = path
             continue
         words = _counted_from_one(path, beside, more)  # without the leaf: two things with a mean are not alike

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import permutations
 
+from ...keys.known_buffers import is_counter
 from ...model_code.signature import Entry, Signature
 from ..mapping import Mapping
 from ..matching.places import block_of
@@ -93,7 +94,7 @@ def _registered(target: Signature) -> Iterator[list[Entry]]:
     for ties in (True, False):
         some = [e for e in entries if ties or e.tied is None]
         yield some
-        yield [e for e in some if not e.key.endswith("num_batches_tracked")]
+        yield [e for e in some if not is_counter(e.key)]
         yield [e for e in some if e.parameter is not False]
 
 

@@ -17,9 +17,6 @@ from ..questions import Question, Reason, joined
 from ..words import table
 from .roles import components
 
-#: Roles of statistics, which a model computes and does not learn.
-STATISTICS = frozenset({"running_mean", "running_var"})
-
 
 class Name(NamedTuple):
     """The name of a tensor in the common form, unique on its side.

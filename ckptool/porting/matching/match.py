@@ -13,9 +13,10 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ...keys.known_buffers import STATISTICS
 from ...model_code.signature import Entry
 from ..forms.branches import flows_into, in_channel_order
-from ..forms.pieces import STATISTICS, Canon, squeezed
+from ..forms.pieces import Canon, squeezed
 from ..forms.unrolled import later_blocks
 from ..questions import Reason, ask
 from ..rules import Rule, Strength

@@ -7,7 +7,7 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, S
 from functools import partial
 from itertools import pairwise
 
-from ..forms.pieces import STATISTICS
+from ...keys.known_buffers import STATISTICS
 from ..questions import Question
 from ..words import Group, cut, table, words_of
 from .cells import Cells, of, said

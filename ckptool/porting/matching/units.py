@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Protocol
 
+from ...keys.known_buffers import STATISTICS
 from ..expression import Shape
 from ..forms.layouts import PRODUCTS
-from ..forms.pieces import STATISTICS, Canon, Piece, squeezed
+from ..forms.pieces import Canon, Piece, squeezed
 from ..forms.projections import part_label
 from ..questions import Question, joined, still_open
 from ..words import label, labels, numbers, table

@@ -10,6 +10,7 @@ from typing import Any
 
 from ...errors import counted, printable
 from ...keys import collapse
+from ...keys.known_buffers import is_counter
 from ..mapping import Entry, Mapping
 from ..questions import Question, Reason
 from .causes import Codes, Sharp, as_it_was, causes, sharp, suspects
@@ -327,8 +328,8 @@ def first_divergence(verdict: Verdict) -> str:
 
 
 def _unfelt_text(keys: Sequence[str]) -> str:
-    counters = [key for key in keys if key.endswith("num_batches_tracked")]
-    others = [key for key in keys if not key.endswith("num_batches_tracked")]
+    counters = [key for key in keys if is_counter(key)]
+    others = [key for key in keys if not is_counter(key)]
     said = [f"{counted(len(counters), 'counter')} of batch norms"] if counters else []
     said += [f"{counted(len(others), 'key')} ({_few(others)})"] if others else []
     return " and ".join(said)
