@@ -63,48 +63,48 @@ class Reason(Enum):
     )
     NAMES_FOR_SWAP = (
         Topic.OTHER,
-        "the names fit better if the sources of this layer and of {} are swapped; check which of the two the source's "
-        "code uses here",
+        "the names fit better if {} of the source goes here, and the two change places; check which of the two the "
+        "source's code uses here",
     )
     COMPANY_FOR_SWAP = (
         Topic.OTHER,
-        "the neighbouring layers fit better if the sources of this layer and of {} are swapped; check which of the two "
-        "the source's code uses here",
+        "the neighbouring layers fit better if {} of the source goes here, and the two change places; check which of "
+        "the two the source's code uses here",
     )
     ORDER_FOR_SWAP = (
         Topic.OTHER,
-        "the {} fits better if the sources of this layer and of {} are swapped; check which of the two the source's "
-        "code uses here",
+        "the {} fits better if {} of the source goes here, and the two change places; check which of the two the "
+        "source's code uses here",
     )
     ORDERS_ABOUT_SWAP = (
         Topic.OTHER,
-        "the {} supports this pair, but the {} fits better if the sources of this layer and of {} are swapped; check "
-        "which of the two the source's code uses here",
+        "the {} supports this pair, but the {} fits better if {} of the source goes here, and the two change places; "
+        "check which of the two the source's code uses here",
     )
     NO_ORDER_KEPT = (
         Topic.OTHER,
-        "only the order tells this layer from {}, and the model and the file list other layers in different orders; "
-        "check which of the two the source's code uses here",
+        "only the order tells the source of this layer from {}, and the model and the file list other layers in "
+        "different orders; check which of the two the source's code uses here",
     )
     RUNS_BESIDE = (
         Topic.OTHER,
-        "this layer and {} are parallel branches, and only the order of registration tells them apart; check in the "
-        "source's code which branch is which",
+        "the source of this layer and {} are parallel branches, and only the order of registration tells them apart; "
+        "check in the source's code which branch is which",
     )
     CONVENTION_OF_TWO = (
         Topic.OTHER,
-        "the names do not show whether this layer or {} is the gate; check which one the source's code passes through "
-        "the activation",
+        "the names do not show whether the source of this layer or {} is the gate; check which one the source's code "
+        "passes through the activation",
     )
     AGAINST_NUMBERS = (
         Topic.OTHER,
-        "the numbers in the names support this pair, but all else fits better if the sources of this layer and of {} "
-        "are swapped; check which of the two the source's code uses here",
+        "the numbers in the names support this pair, but all else fits better if {} of the source goes here, and the "
+        "two change places; check which of the two the source's code uses here",
     )
     IN_ANOTHER_BLOCK = (
         Topic.OTHER,
-        "the neighbouring layers come from the block of the source that also holds the source of {}, but this layer "
-        "does not; check in the source's code which block it belongs to",
+        "the neighbouring layers come from the block of the source that holds {}, but this layer does not; check in "
+        "the source's code which block it belongs to",
     )
     IN_ANOTHER_MODULE = (
         Topic.OTHER,
@@ -142,8 +142,8 @@ class Reason(Enum):
     )
     WITHOUT_NAMES = (
         Topic.OTHER,
-        "the file has no names, and only the order of its tensors tells this tensor from {}; check the order in which "
-        "the source's code lists its parameters",
+        "the file has no names, and only the order of its tensors tells the tensor for this key from the tensor for "
+        "{}; check the order in which the source's code lists its parameters",
     )
 
     # Which of equal parts of the model
@@ -535,7 +535,8 @@ class Reason(Enum):
     # What a proof leaves open
     COPIES_OF_CODE = (
         Topic.OTHER,
-        "the file holds several copies of the source's model, which give different outputs; choose one with --at PATH",
+        "the file holds several copies of the source's model, and no output shows which of them is meant; choose one "
+        "with --at PATH",
     )
     FOUND_BY_TRIAL = (
         Topic.OTHER,

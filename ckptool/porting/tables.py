@@ -23,13 +23,13 @@ from .rules import Rule, Strength
 TABLES: dict[str, tuple[str, tuple[Rule[object], ...]]] = {
     "Steps towards a common form": (
         "Both sides are brought into one form first, so that they hold tensors of equal sizes: a projection that is "
-        "fused on one side only is split there. Each step has an inverse, so a tensor that both sides have in the same "
-        "other form comes out as a copy.",
+        "fused on one side only is split there. Each step has an inverse, so a tensor that both sides have in the "
+        "same other form comes out as a copy.",
         STEPS,
     ),
     "What tells modules apart": (
-        "Modules of both sides with tensors of equal sizes may be partners. Each rule tells some of them apart. Certain "
-        "rules run until they tell no more apart, then all rules; whenever one did, it starts again.",
+        "Modules of both sides with tensors of equal sizes may be partners. Each rule tells some of them apart. "
+        "Certain rules run until they tell no more apart, then all rules; whenever one did, it starts again.",
         TELLING,
     ),
     "What supports a pair": (
@@ -47,8 +47,8 @@ TABLES: dict[str, tuple[str, tuple[Rule[object], ...]]] = {
         SUBSTITUTES,
     ),
     "Conventions of code": (
-        "Code may do these things in two ways, and neither names nor shapes show which. Each rule asks a question, unless "
-        "other evidence answers it.",
+        "Code may do these things in two ways, and neither names nor shapes show which. Each rule asks a question, "
+        "unless other evidence answers it.",
         CONVENTIONS,
     ),
 }
