@@ -1,6 +1,6 @@
-"""Follow a forward pass: which tensor is used when, by which function, and what is done with the result.
+"""Follow a forward pass: when each tensor is used, by which function, and what happens to the result.
 
-Nothing is computed for its value; what counts is which function takes what. `trace` runs the model under it.
+Values do not matter, only which function takes which tensor. `trace` runs the model under it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Use:
     Attributes:
         index: how many other tensors were used before it.
         how: the function that took it ("linear").
-        facts: what the rest of the pass shows of it.
+        facts: what the rest of the pass shows about it.
     """
 
     index: int
@@ -72,7 +72,7 @@ class Use:
 
 
 def _turned_to(name: str, args: Any) -> list[int] | None:
-    """Where the four dimensions of a result come from, or None where the arguments do not say so by place."""
+    """Return the old place of each of the four dimensions of a result, or None if the arguments do not show it."""
     given = args[1] if len(args) == 2 and isinstance(args[1], tuple | list | torch.Size) else args[1:]
     if not all(isinstance(dim, int) for dim in given):
         return None
@@ -90,7 +90,7 @@ def _turned_to(name: str, args: Any) -> list[int] | None:
 
 
 class Follower(TorchFunctionMode):  # type: ignore[misc]
-    """Notes which parameter is used when, by which function, and what is done with the result."""
+    """Notes when each parameter is used, by which function, and what happens to the result."""
 
     def __init__(self, keys: dict[int, str], buffers: Container[str]) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         return result
 
     def _credit(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
-        """Note whose outputs a result holds: those of the matrices that the data in it was last multiplied with."""
+        """Note which matrices a result is an output of: those that its data was last multiplied with."""
         taken = [value for value in flat([args, kwargs]) if isinstance(value, torch.Tensor)]
         if name in _MULTIPLY or name.startswith("conv"):
             made = frozenset(self._keys[id(t)] for t in taken[1:] if id(t) in self._keys and t.ndim > 1)
@@ -150,13 +150,13 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
                     self._outputs.setdefault(id(one), made)
 
     def _rotates(self, kind: str, value: Any) -> None:
-        """Note that the outputs of some matrices are turned by pairs, as rotary embeddings do."""
+        """Note that the outputs of some matrices are rotated in pairs, as rotary embeddings do."""
         for key in self._outputs.get(id(value), ()):
             if key in self.uses:
                 self.uses[key].facts.rotary = self.uses[key].facts.rotary or kind
 
     def finish(self) -> None:
-        """Note what only the whole pass shows."""
+        """Note the facts that only the whole pass shows."""
         for key, use in self.uses.items():
             use.facts.joined = self._channels.joined.get(key, ())
             use.facts.beside_gate = self._gating.roles.get(key, "")
@@ -183,13 +183,13 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             self._summed(key, args, value)
 
     def _stands(self, key: str, *, inputs_first: bool) -> None:
-        """Note how a matrix stands, where its first use says so."""
+        """Note whether a matrix has its inputs first, if its first use shows it."""
         facts = self.uses[key].facts
         if facts.inputs_first is None:
             facts.inputs_first = inputs_first
 
     def _members(self, args: Any, result: Any) -> None:
-        """Matrices that are taken out of a stack by their number are matrices of the parameter that holds it."""
+        """Note that matrices taken out of a stack by index belong to the parameter that holds the stack."""
         index = args[1] if len(args) > 1 else 0
         whole = isinstance(index, int) or (isinstance(index, torch.Tensor) and not index.is_floating_point())
         for one in [result] if isinstance(result, torch.Tensor) else result if whole else ():
@@ -199,7 +199,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
                     self._turned.add(id(one))
 
     def _summed(self, key: str, args: Any, value: torch.Tensor) -> None:
-        """Which dimensions of a parameter are inputs, where an equation says over which of them is summed."""
+        """Note which dimensions of a parameter are inputs, if an einsum equation sums over them."""
         equation, *operands = args
         operands = operands[0] if len(operands) == 1 and isinstance(operands[0], tuple | list) else operands
         if not isinstance(equation, str) or "->" not in equation:
@@ -217,7 +217,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             self.uses[key].facts.dims = tuple(kinds)
 
     def _learn(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
-        """What is worth knowing of a result: features and how they are flattened, fused projections, rotary."""
+        """Note facts from a result: how features are flattened, how fused projections are split, rotary embeddings."""
         every_second = name == "__getitem__" and _every_second(args) and self._channels.learned(args[0])
         if name == "view_as_complex" or name == "polar" or every_second:
             self.rotary = "interleaved"
@@ -261,13 +261,13 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
                 self._from[id(result)] = made
 
     def _cut(self, name: str, parts: Sequence[Any]) -> None:
-        """Note the sizes of unequal parts that a tensor is cut into."""
+        """Note the sizes if a tensor is split into unequal parts."""
         shapes = [tuple(part.shape) for part in parts if isinstance(part, torch.Tensor)]
         if name in ("split", "split_with_sizes", "tensor_split") and len(set(shapes)) > 1:
             self.cuts.update(sizes for sizes in zip(*shapes, strict=False) if len(set(sizes)) > 1)
 
     def _sliced(self, whole: Any, index: Any) -> None:
-        """Note the sizes of slices along one dimension, once they are all of a tensor."""
+        """Note the sizes of slices along one dimension, when they cover the whole tensor."""
         places = list(index) if isinstance(index, tuple) else [index]
         if not all(one is Ellipsis or isinstance(one, slice) for one in places):
             return
@@ -326,7 +326,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         return None
 
     def _modulated(self, name: str, args: Any, result: torch.Tensor) -> None:
-        """Note which parts of the outputs of a layer are added to other tensors (shifts) or multiply them (scales)."""
+        """Note which parts of the output of a layer are added to other tensors (shifts) or multiply them (scales)."""
         for part, other in itertools.permutations(args[:2]):
             kind, what = self._from.get(id(part), ("", None))
             if kind != "part" or what[0] not in self.uses:
@@ -355,7 +355,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
 
 
 def _every_second(args: Any) -> bool:
-    """Whether the even or the odd elements of a last dimension are taken, as rotary embeddings of pairs do."""
+    """Return whether the even or odd elements of a last dimension are taken, as interleaved rotary embeddings do."""
     index = args[1] if len(args) > 1 else None
     if not isinstance(index, tuple) or not index:
         return False

@@ -1,6 +1,6 @@
-"""The smallest pairs of two sides for which a rule is needed, in `rule_examples.json`: rule -> its example.
+"""Small examples for each rule, in `rule_examples.json`: rule -> the smallest pair of sides that needs it.
 
-Each is run as a test: with the rule a key is made of what the example says, and without it, it is not.
+Each is run as a test: with the rule, a key gets the expression of the example; without the rule, it does not.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _FACTS: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """Two small sides, and what comes of one key.
+    """Two small sides, and the result for one key.
 
     Attributes:
-        source, target: what the two sides offer, as `signature` reads it.
-        key: of the target.
-        status, gives: what becomes of it with the rule.
-        scale: the factor of low-rank adapters, where the file says it.
+        source, target: the two sides, as `signature` reads them.
+        key: a key of the target.
+        status, gives: status and expression of the key with the rule.
+        scale: the factor of low-rank adapters, if the file states it.
     """
 
     source: Mapping[str, Any]
@@ -48,13 +48,13 @@ class Example:
 
 @cache
 def examples() -> dict[str, Example]:
-    """Rule -> its example."""
+    """Return rule -> its example."""
     text = files(__package__).joinpath("rule_examples.json").read_text(encoding="utf-8")
     return {name: Example(**one) for name, one in read_json(text).items()}
 
 
 def signature(side: Mapping[str, Any], *, is_target: bool) -> Signature:
-    """One side of an example: `tensors` (key -> sizes), and for some keys what else is known of them."""
+    """Return the signature of one side of an example: `tensors` (key -> sizes), and more facts for some keys."""
     used = {key: place for place, key in enumerate(side.get("used", ()))}
     learned = {field.name for field in fields(Entry)}
     entries = {}

@@ -1,4 +1,4 @@
-"""What questions are about, so that a later rule can answer one, whichever rule asked."""
+"""The topics of questions, so that a later rule can answer a question, whichever rule asked."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from enum import Enum
 
 
 class Topic(Enum):
-    """What a question is about; the text says what answers it."""
+    """The topic of a question; its text says what answers the question."""
 
-    ORDER = "which of several it is, by orders; answered where no swap fits"
-    PARTS = "which of equal parts it is in; answered where no swap fits"
-    #: A swap of single layers says nothing about it.
-    COUNT = "from which end parts are counted"
-    #: With its inputs or its outputs first.
-    TURNED = "how a matrix stands"
-    LAYOUT = "how parts stand in a projection; answered where it is put together again"
-    OTHER = "all else; the user or a proof answers"
+    ORDER = "which of several look-alikes it is, by orders; answered if no swap fits"
+    PARTS = "which of several equal blocks it is in; answered if no swap fits"
+    #: Excluding the swaps of single layers does not answer it.
+    COUNT = "from which end blocks are counted"
+    #: Its rows are outputs (as in torch.nn.Linear) or inputs.
+    TURNED = "whether a matrix is transposed"
+    LAYOUT = "how a projection stores its parts; answered if the model joins them again"
+    OTHER = "all else; answered by the user or a proof"
 
 
 __all__ = ["Topic"]

@@ -1,4 +1,4 @@
-"""Cells of units that could be one another, and how a piece of evidence splits them."""
+"""Cells of units that may be each other's partners, and how evidence splits them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ Mode = Literal["some", "all", "fair", "one"]
 
 
 class Cells:
-    """All units of two sides, each in a cell with those of both sides that could be it.
+    """All units of two sides, each in a cell with the units of both sides that may be its partner.
 
     Attributes:
         targets, sources: the units.
         pair_of: the cells that hold one pair.
-        rule: the rule that is asked now, which units remember that it splits off.
+        rule: the running rule, which units note when it splits them off.
     """
 
     def __init__(self, targets: list[Unit], sources: list[Unit]) -> None:
@@ -43,7 +43,7 @@ class Cells:
         self._settle()
 
     def groups(self) -> dict[int, tuple[list[Unit], list[Unit]]]:
-        """The units of each cell: (targets, sources)."""
+        """Return the units of each cell: (targets, sources)."""
         groups: dict[int, tuple[list[Unit], list[Unit]]] = defaultdict(lambda: ([], []))
         for unit in self.targets:
             groups[unit.cell][0].append(unit)
@@ -52,7 +52,7 @@ class Cells:
         return groups
 
     def open(self) -> list[tuple[list[Unit], list[Unit]]]:
-        """Cells that could still be split: with units of both sides, and more than one of a side."""
+        """Return the cells that can still be split: with units of both sides, and more than one of a side."""
         return [(t, s) for t, s in self.groups().values() if t and s and len(t) + len(s) > 2]
 
     def split(
@@ -65,12 +65,13 @@ class Cells:
         doubt: Question[Unit] | None = None,
         doubt_of: Callable[[Unit, Unit, list[Unit], list[Unit]], Question[Unit] | None] | None = None,
     ) -> bool:
-        """Split cells by a label: units of a label that both sides have as often leave the cell. MODE says when.
+        """Split cells by a label: units with a label that both sides have equally often leave the cell. Return whether
+        any did.
 
-        What is split off keeps EVIDENCE, and a doubt, if there is one. Returns whether a cell was split.
-
-        "some": always; "all": where every label balances; "fair": where the labels that do not are on one side only, so
-        that what has no label on the other may be they; "one": where the label is that of a single pair.
+        Units that leave keep EVIDENCE, and a doubt, if there is one.
+        MODE says when a cell is split: "some": always; "all": if every label is equally frequent on both sides; "fair":
+        if the other labels are on one side only, so that units without a label on the other side may be theirs; "one":
+        if a label belongs to a single pair.
         """
         changed = False
         for targets, sources in self.open() if cells is None else cells:
@@ -117,7 +118,7 @@ class Cells:
         return changed
 
     def join(self, target: Unit, source: Unit) -> None:
-        """Note as a pair what no shape shows to be one, so that what stands beside it can be known by its place."""
+        """Pair two units without evidence from shapes, so that the places of their neighbours become known."""
         self._count += 1
         target.cell = source.cell = self._count
         self._settle()
@@ -129,7 +130,9 @@ class Cells:
 
 
 def fair(by_label: Mapping[Hashable, tuple[Sequence[object], Sequence[object]]]) -> bool:
-    """Whether labels of one side that the other does not have can be what has no label there, and both hold as many."""
+    """Return whether labels that one side lacks may belong to its units without a label, and both sides have equally
+    many.
+    """
     sizes = {value: (len(t), len(s)) for value, (t, s) in by_label.items()}
     uneven = [pair for value, pair in sizes.items() if value is not None and pair[0] != pair[1]]
     if sum(t for t, _ in sizes.values()) != sum(s for _, s in sizes.values()):
@@ -138,10 +141,10 @@ def fair(by_label: Mapping[Hashable, tuple[Sequence[object], Sequence[object]]])
 
 
 def of(labels: Mapping[int, Hashable], unit: object, _: bool) -> Hashable:
-    """The label of a unit, from a table by identity."""
+    """Return the label of a unit from a table by `id`."""
     return labels.get(id(unit))
 
 
 def said(group: Group, item: _Worded, _: bool) -> str | None:
-    """What a group of words calls a unit or a scope."""
+    """Return the label of a unit or scope in a group of words, or None."""
     return label(group, item.words)
