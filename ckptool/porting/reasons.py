@@ -79,11 +79,6 @@ class Reason(Enum):
         "everything except the numbers in the names fits better if this is swapped with {}; check which of the "
         "two it is",
     )
-    IN_ANOTHER_BLOCK = (
-        Topic.OTHER,
-        "the layers around it are filled from the block that holds {}, and this is not; check which block it "
-        "comes from",
-    )
     IN_ANOTHER_MODULE = (
         Topic.OTHER,
         "the layers beside it are filled from the module {} of the source, and this is not; check which module it"
