@@ -203,6 +203,7 @@ def load_into(
     *,
     at: str | None = None,
     hints: Sequence[str] = (),
+    input_channels: str | None = None,
     accept_guesses: bool | Sequence[str] = False,
     partial: bool | Sequence[str] = False,
     mapping: Mapping | None = None,
@@ -219,7 +220,7 @@ def load_into(
         model: a torch.nn.Module with real parameters. A model shared by ranks may be on the meta device, and gets
             memory. The model is changed only if nothing is wrong or missing.
         source: a path, a Checkpoint or a dict of torch tensors.
-        at, hints, inputs: as in `ckptool.transfer`.
+        at, hints, input_channels, inputs: as in `ckptool.transfer`.
         accept_guesses: load guesses, too: all (True), or those that match one of these patterns.
         partial: keep the model's values for keys without a source: all (True), or those that match these patterns.
         mapping: use this mapping instead of matching.
@@ -230,6 +231,7 @@ def load_into(
     from ..model_code.building import fill, require_model, unwrapped
     from ..sharding.into_memory import naming_the_rank
     from .applying import apply, open_source, require_types
+    from .holes.input_channels import by_rule
     from .refusal import require_accepted
     from .same_names import by_same_names
 
@@ -240,9 +242,15 @@ def load_into(
             same = by_same_names(ckpt, inner, at) if not hints and inputs is None else None
             if same is not None:
                 require_types(same, ckpt)
-            found = Mapping.of(same) if same else transfer(ckpt, inner, at=at, hints=hints, inputs=inputs)
+            found = (
+                Mapping.of(same)
+                if same
+                else transfer(ckpt, inner, at=at, hints=hints, input_channels=input_channels, inputs=inputs)
+            )
         else:
             found = _for_model(mapping, ckpt, inner)
+            if input_channels is not None:
+                found = Mapping.of(by_rule(found, input_channels))
         require_accepted(found, _patterns(accept_guesses), _patterns(partial))
         fill(inner, apply(found, ckpt))
     return found

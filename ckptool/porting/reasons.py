@@ -101,11 +101,6 @@ class Reason(Enum):
         "the numbers in the names support this pair, but all else fits better if {} of the source goes here, and the "
         "two change places; check which of the two the source's code uses here",
     )
-    IN_ANOTHER_BLOCK = (
-        Topic.OTHER,
-        "the neighbouring layers come from the block of the source that holds {}, but this layer does not; check in "
-        "the source's code which block it belongs to",
-    )
     IN_ANOTHER_MODULE = (
         Topic.OTHER,
         "the neighbouring layers come from the module {} of the source, but this layer does not; check in the source's "

@@ -17,7 +17,7 @@ from ..matching.units import Pair, Unit
 from ..questions import Question, Reason, ask
 from ..rules import Rule, Strength, in_order
 from . import elsewhere
-from .alike import MOST, across_blocks, by_block, in_doubt, look_alikes, out_of_place, strays
+from .alike import MOST, across_blocks, by_block, in_doubt, look_alikes, out_of_place
 from .belief import Belief
 from .company import crossed, in_company
 from .doubting import doubt_both, in_both_directions, left_over, settle, spread
@@ -61,11 +61,6 @@ def weigh(matching: Matching, sequences: Sequences) -> None:
     weighing = Weighing(matching, sequences)
     for rule in WEIGHING:
         rule.run(weighing)
-
-
-def _ask_about_strays(weighing: Weighing) -> None:
-    for one, other in strays(weighing.pairs):
-        doubt_both(one, other, ask(Reason.IN_ANOTHER_BLOCK))
 
 
 def _ask_about_places(weighing: Weighing) -> None:
@@ -194,14 +189,6 @@ WEIGHING: tuple[Rule[Callable[[Weighing], None]], ...] = in_order(
         "A question about orders was answered: no swap with another of its look would fit.",
         "Names, contents or neighbours exclude every swap, whatever the orders say.",
         lambda weighing: settle(weighing.matching, weighing.swaps),
-    ),
-    Rule(
-        "strays",
-        90,
-        "Its source is in another block than those of what is around it.",
-        "A block comes from one place.",
-        _ask_about_strays,
-        Strength.OPEN,
     ),
     Rule(
         "out of its module",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations
 
 from ..forms.branches import beside
 from ..matching.evidence import Kind
-from ..matching.places import Path, block_of, parts_around
+from ..matching.places import Path, block_of
 from ..matching.units import Pair, Unit, series
 from ..questions import Question, Reason, ask
 from .company import crossed, in_company
@@ -121,33 +121,6 @@ def _kinds(pairs: list[Pair]) -> dict[object, dict[object, list[Pair]]]:
     for pair in pairs:
         kinds[pair[0].colour][(series(pair[0]), series(pair[1]))].append(pair)
     return kinds
-
-
-def strays(pairs: list[Pair]) -> Iterator[tuple[Pair, Pair]]:
-    """Yield each pair whose source is in another block than the sources of the rest of its target's block.
-
-    With it, yield the pair whose target is elsewhere and whose source is in the block where this one is expected.
-    """
-    members: tuple[dict[Path, list[Pair]], ...] = defaultdict(list), defaultdict(list)
-    for pair in pairs:
-        for side, unit in enumerate(pair):
-            for part in parts_around(unit.path):
-                members[side][part].append(pair)
-    owner = {s.path: (t, s) for t, s in pairs}
-    for part, held in members[1].items():
-        counts = Counter(own for t, _ in held for own in parts_around(t.path))
-        own = max((o for o, n in counts.items() if n > len(held) / 2), key=len, default=None)
-        if own is None or counts[own] <= len(members[0][own]) / 2:
-            continue
-        at = len(part)
-        for t, s in members[0][own]:
-            if s.path[: at - 1] == part[:-1] and s.path[at - 1] != part[-1] and s.path[at - 1].isdecimal():
-                around = [s2.path[:at] == s.path[:at] for t2, s2 in members[0][own] if t2.path[:-1] == t.path[:-1]]
-                if len(around) > 1 and sum(around) > len(around) / 2:
-                    continue  # the part of the block that it is in comes from there
-                rival = owner.get((*part, *s.path[at:]))
-                if rival is not None and rival[0].colour == t.colour:
-                    yield (t, s), rival
 
 
 def out_of_place(pairs: Sequence[Pair]) -> Iterator[tuple[Pair, Path]]:
