@@ -8,7 +8,7 @@ a forward pass, and how.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, NamedTuple
 
@@ -57,6 +57,18 @@ class Flattened(NamedTuple):
     w: int
 
 
+class BehindLayer(NamedTuple):
+    """A batch norm of which the input is what another layer gives, with nothing done in between.
+
+    Attributes:
+        weight: the key of that layer's weight.
+        eps: what the norm adds to the variance.
+    """
+
+    weight: str
+    eps: float
+
+
 class Gate(NamedTuple):
     """The gate of a layer that computes a gate and what it is multiplied with at once.
 
@@ -73,7 +85,8 @@ class Layout(NamedTuple):
     """How a forward pass takes the outputs of a fused projection apart.
 
     Attributes:
-        kind: "block" (one part after the other), "grouped" (reshaped first), or nothing where that is not known.
+        kind: "block" (one part after the other), "grouped" (reshaped first), "inside" (reshaped first, and cut in the
+            last of the sizes), or nothing where that is not known.
         sizes: if reshaped, the two or three sizes that the outputs get in place of one.
     """
 
@@ -94,12 +107,17 @@ class Facts:
         flattened: how the images that it takes are flattened.
         layout: how its outputs are taken apart.
         heads: how many attention heads one part of its outputs is seen as, or 0.
-        rotary: in which order a rotary embedding turns its outputs ("half", "interleaved"), or None.
+        rotary: in which order a rotary embedding turns its outputs ("half", "interleaved"); "unknown" where the pass
+            sorts the pairs before it turns them; None where it turns none.
+        turned: how many outputs of each attention head are turned, or 0 where that is not known.
         gate: which half of its outputs is a gate for the other half, or None.
         beside_gate: "gate" or "up" for one of two layers with one input, of which one is the gate of the other.
         modulates: for each part of its outputs, "add" (a shift), "mul" (a scale), or nothing.
         inputs_first: whether it stands with its inputs first ([in, out]); None where that is not known.
         dims: for each of its dimensions "input", "output" or "both", where an einsum says so.
+        plus: the number that is added to it before it is used, 0 for none; None where that is not known.
+        behind: for the statistics of a batch norm, the layer before it, where nothing is between them.
+        pixels: the order in which each of its rows lists the numbers of a patch ("chw", "hwc"), where that is seen.
     """
 
     flow: Flow | None = None
@@ -108,11 +126,21 @@ class Facts:
     layout: Layout = _UNKNOWN
     heads: int = 0
     rotary: str | None = None
+    turned: int = 0
     gate: Gate | None = None
     beside_gate: str = ""
     modulates: tuple[str, ...] = ()
     inputs_first: bool | None = None
     dims: tuple[str, ...] = ()
+    plus: float | None = None
+    behind: BehindLayer | None = None
+    pixels: str = ""
+
+    def under(self, names: Mapping[str, str]) -> Facts:
+        """The same with the keys of other weights under the NAMES that they have elsewhere."""
+        joined = tuple((names.get(key, key), count) for key, count in self.joined)
+        behind = None if self.behind is None else self.behind._replace(weight=names.get(self.behind.weight, ""))
+        return replace(self, joined=joined, behind=behind)
 
 
 @dataclass(frozen=True, slots=True)

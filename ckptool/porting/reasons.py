@@ -324,7 +324,7 @@ class Reason(Enum):
     )
     FOLDED_NORM = (
         Topic.OTHER,
-        "the source has a batch norm here and the model has none; it is folded into this layer with eps 1e-05; "
+        "the source has a batch norm here and the model has none; it is folded into this layer with eps {}; "
         "check the eps in the source's code",
     )
     UNREAD_NORM = (
