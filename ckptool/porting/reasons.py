@@ -152,6 +152,12 @@ class Reason(Enum):
         "which block comes first in the source",
     )
 
+    ONLY_THE_BLOCK = (
+        Topic.OTHER,
+        "nothing but the block around it tells this from {}, and the two stand in another order in the source; check "
+        "which of the two it is",
+    )
+
     # Whether it is the same thing at all
     ONLY_ITS_SHAPE = Topic.OTHER, "only the shape matches; check that both sides mean the same layer"
     ONLY_ITS_PLACE = (
