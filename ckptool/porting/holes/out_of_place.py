@@ -67,10 +67,15 @@ def _against_their_order(filling: Filling, pairs: Sequence[Pair]) -> None:
     for t, s in pairs:
         told[_in_any_block(t), _in_any_block(s)] |= not _BY_PLACE.issuperset(one.kind for one in t.evidence)
         beside[t.path[:-1], s.path[:-1], str(_shapes(t))].append((t, s))
+    sizes: dict[tuple[tuple[str, ...], tuple[str, ...]], dict[tuple[str, str], str]] = defaultdict(dict)
+    for (own, theirs, size), found in beside.items():
+        sizes[own, theirs] |= {(_in_any_block(t), _in_any_block(s)): size for t, s in found}
     for found in beside.values():
         alike = [(t, s) for t, s in found if t.evidence and not told[_in_any_block(t), _in_any_block(s)]]
         for (t, s), (u, v) in pairwise(sorted(alike, key=lambda pair: pair[0].order)):
-            if v.order < s.order:
+            one, other = ((_in_any_block(a), _in_any_block(b)) for a, b in ((t, s), (u, v)))
+            by_size = any(one in held and other in held and held[one] != held[other] for held in sizes.values())
+            if v.order < s.order and not by_size:  # sizes tell the two in a block that has both
                 _ask(filling, t, Reason.ONLY_THE_BLOCK, ".".join(v.path))
                 _ask(filling, u, Reason.ONLY_THE_BLOCK, ".".join(s.path))
 
