@@ -8,7 +8,7 @@ first used in a forward pass.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, NamedTuple
 
@@ -57,6 +57,18 @@ class Flattened(NamedTuple):
     w: int
 
 
+class BehindLayer(NamedTuple):
+    """The layer directly before a batch norm, with nothing between the two.
+
+    Attributes:
+        weight: the key of that layer's weight.
+        eps: the number that the norm adds to the variance.
+    """
+
+    weight: str
+    eps: float
+
+
 class Gate(NamedTuple):
     """The gate of a layer that computes both a gate and the value that it multiplies.
 
@@ -73,7 +85,8 @@ class Layout(NamedTuple):
     """How a forward pass splits the output of a fused projection.
 
     Attributes:
-        kind: "block" (one part after the other), "grouped" (reshaped first), or "" if it is not known.
+        kind: "block" (one part after the other), "grouped" (reshaped first), "inside" (reshaped first, and split along
+            the last of the sizes), or "" if it is not known.
         sizes: if reshaped, the two or three sizes that replace the last one.
     """
 
@@ -94,12 +107,17 @@ class Facts:
         flattened: how the images that it takes are flattened.
         layout: how its output is split.
         heads: number of attention heads of one part of its output, or 0.
-        rotary: how a rotary embedding pairs its output ("half", "interleaved"), or None.
+        rotary: how a rotary embedding pairs its output ("half", "interleaved"); "unknown" if the code sorts the pairs
+            before it rotates them; None if it rotates none.
+        turned: how many outputs of each attention head are rotated, or 0 if that is not known.
         gate: which half of its output is a gate for the other half, or None.
         beside_gate: "gate" or "up" for two layers with one input, of which one is the gate of the other.
         modulates: for each part of its output, "add" (a shift), "mul" (a scale), or "".
         inputs_first: whether its layout is [in, out]; None if that is not known.
         dims: for each of its dimensions "input", "output" or "both", if an einsum shows it.
+        plus: the number that the code adds to it before it is used, 0 for none; None if that is not known.
+        behind: for the statistics of a batch norm, the layer directly before it, if nothing is between them.
+        pixels: the order in which each of its rows lists the numbers of a patch ("chw", "hwc"), if the code shows it.
     """
 
     flow: Flow | None = None
@@ -108,11 +126,21 @@ class Facts:
     layout: Layout = _UNKNOWN
     heads: int = 0
     rotary: str | None = None
+    turned: int = 0
     gate: Gate | None = None
     beside_gate: str = ""
     modulates: tuple[str, ...] = ()
     inputs_first: bool | None = None
     dims: tuple[str, ...] = ()
+    plus: float | None = None
+    behind: BehindLayer | None = None
+    pixels: str = ""
+
+    def under(self, names: Mapping[str, str]) -> Facts:
+        """The same with the keys of other weights under the NAMES that they have elsewhere."""
+        joined = tuple((names.get(key, key), count) for key, count in self.joined)
+        behind = None if self.behind is None else self.behind._replace(weight=names.get(self.behind.weight, ""))
+        return replace(self, joined=joined, behind=behind)
 
 
 @dataclass(frozen=True, slots=True)

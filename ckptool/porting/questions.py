@@ -73,6 +73,11 @@ def ask(reason: Reason, *named: str) -> Question[T]:
     return Question(reason, named)
 
 
+def ask_code(reason: Reason, *named: str, shows: str) -> Question[T]:
+    """A question for a REASON that the source's code answers: SHOWS says what it does."""
+    return Question(reason, named, answer=f"the source's code {shows}")
+
+
 def still_open(questions: Iterable[Question[T]]) -> list[Question[T]]:
     """Return the questions that nothing has answered."""
     return [question for question in questions if question.is_open]
@@ -96,4 +101,4 @@ def answered(questions: Sequence[Question[T]], topic: Topic | None, answer: str)
     ]
 
 
-__all__ = ["Question", "Reason", "Topic", "answered", "ask", "joined", "still_open"]
+__all__ = ["Question", "Reason", "Topic", "answered", "ask", "ask_code", "joined", "still_open"]

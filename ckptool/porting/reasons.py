@@ -158,6 +158,12 @@ class Reason(Enum):
         "check in the source's code which block comes first",
     )
 
+    ONLY_THE_BLOCK = (
+        Topic.OTHER,
+        "only the block that holds this layer tells its source from {}, and the source lists the two in another order; "
+        "check in both codes which of the two belongs to this block",
+    )
+
     # Whether it is the same thing at all
     ONLY_ITS_SHAPE = (
         Topic.OTHER,
@@ -350,7 +356,7 @@ class Reason(Enum):
     FOLDED_NORM = (
         Topic.OTHER,
         "the source has a batch norm after this layer, and the model has none, so the batch norm was folded into this "
-        "layer with eps 1e-05; if the source's code has another eps, change the last number of fold_weight and "
+        "layer with eps {}; if the source's code has another eps, change the last number of fold_weight and "
         "fold_bias in the file of --save-mapping",
     )
     UNREAD_NORM = (

@@ -201,24 +201,21 @@ def _with_code(signature: Signature, code: Signature | None) -> Signature:
             share=0.5,
         )
         pairs = [(code.entries[key], own) for way in ways for key, own in way.items()] or pairs
+    names = {entry.key: own for entry, own in pairs if own is not None}
     for entry, own in pairs:
         if own is not None and entries[own].shape == entry.shape:
-            entries[own] = replace(
-                entries[own],
-                parameter=entry.parameter,
-                module=entry.module,
-                used=entry.used,
-                how=entry.how,
-                facts=entry.facts,
-            )
+            entries[own] = _as_in_code(entries[own], entry, names)
             known += 1
     if known < 0.5 * len(code.entries):  # below a prefix, or in an older form: matched as any other port
-        found = port(signature, replace(code, rotary=None))
-        for made in found.having("mapped"):
-            for key in made.sources if made.expr is not None else ():
-                theirs = code.entries[made.target]
+        found = port(signature, replace(code, rotary=None)).having("mapped")
+        names = {made.target: made.sources[0] for made in found if made.expr is not None and made.expr.is_copy}
+        for made in found:
+            theirs = code.entries[made.target]
+            for key in made.sources if made.target not in names else ():  # a part, or made otherwise
                 entries[key] = replace(entries[key], used=theirs.used, how=theirs.how, parameter=theirs.parameter)
-                known += made.expr is not None and made.expr.is_copy
+        for target, key in names.items():
+            entries[key] = _as_in_code(entries[key], code.entries[target], names)
+        known += len(names)
     if not known:
         raise NotFound(
             "its keys are not those of the source model",
@@ -230,6 +227,18 @@ def _with_code(signature: Signature, code: Signature | None) -> Signature:
         )
     return replace(
         signature, entries=entries, traced=code.traced and known >= 0.9 * len(code.entries), rotary=code.rotary
+    )
+
+
+def _as_in_code(entry: Wanted, seen: Wanted, names: MappingOf[str, str]) -> Wanted:
+    """A tensor of the file with what a forward pass of its code shows of it; NAMES are those of the file."""
+    return replace(
+        entry,
+        parameter=seen.parameter,
+        module=seen.module,
+        used=seen.used,
+        how=seen.how,
+        facts=seen.facts.under(names),
     )
 
 

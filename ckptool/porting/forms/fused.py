@@ -10,7 +10,7 @@ from itertools import accumulate, pairwise
 
 from .. import expression as ex
 from ..expression import Expr, Shape
-from ..questions import Question, Reason, ask
+from ..questions import Question, Reason, ask, ask_code
 from ..words import Fused, cut, label, table
 from .pieces import Canon, Name, Piece, squeezed
 from .projections import fused_kind, heads_of, layout_of, of_library, open_gate, part_label
@@ -212,12 +212,12 @@ _STEP = 1e-7
 def _form(one: Canon, other: _Parts, weight: Piece, kind: Fused, sizes: Sequence[int]) -> _Form:
     """Return how to split a projection: as the code shows, as its name says, or in the likeliest way."""
     parts, size = kind.parts, tuple(sizes)
-    if one.is_target and (gate := weight.entry.facts.gate) is not None and "gate" in parts:
+    if (gate := weight.entry.facts.gate) is not None and "gate" in parts and (one.is_target or weight.expr.is_copy):
         return _Form(parts, size) if gate.half == 0 else _Form(parts[::-1], size[::-1])
-    if one.is_target:
-        layout, heads = layout_of(weight.entry, len(parts), size)
-        if layout or kind.fixed or weight.entry.module == "MultiheadAttention":
-            return _Form(parts, size, heads if _divides(heads, size) else 0)
+    layout, seen = layout_of(weight.entry, len(parts), size)
+    seen = seen if _divides(seen, size) else 0
+    if one.is_target and (layout or kind.fixed or weight.entry.module == "MultiheadAttention"):
+        return _Form(parts, size, seen)
     if kind.fixed or (one.is_target and kind.sure):
         return _Form(parts, size)
     if "q" not in parts and "k" not in parts:
@@ -228,13 +228,16 @@ def _form(one: Canon, other: _Parts, weight: Piece, kind: Fused, sizes: Sequence
         return _Form(parts, size) if kind.sure else _Form(parts, size, 0, ask(Reason.WHICH_HALF), swapped)
     heads = other.groups(size[-1]) if not one.is_target else 0
     heads = heads if _divides(heads, size) and heads > 1 else 0
-    library = of_library(one, weight.path)
+    library = None if layout else of_library(one, weight.path)
     if library is not None and library.by_heads and heads:
         return _Form(parts, size, heads)
     order = other.order(parts)
     if order != parts and not one.is_target and not kind.ordered:
         doubt: Question[Expr] = ask(Reason.PARTS_NAMED_OTHERWISE, ", ".join(parts), ", ".join(order))
         return _Form(parts, size, 0, doubt, (order, tuple(size[parts.index(p)] for p in order), 0))
+    if layout == "block" or seen:  # which code shows
+        how = f"cuts it into {seen} heads first" if seen else "cuts it into blocks"
+        return _Form(parts, size, seen, ask_code(Reason.BY_HEADS, shows=how))
     one_group = heads == 0 and not one.is_target and len(set(size)) > 1 and other.groups(size[-1]) == 1
     one_group = one_group or (kind.linear and heads == 0 and not one.is_target and other.whole(size[-1]))
     if one_group or kind.sure:

@@ -74,6 +74,8 @@ def layout_of(entry: Entry, parts: int, sizes: Sequence[int] = ()) -> tuple[str,
     if kind != "block" and len(set(sizes)) > 1:  # keys and values of fewer heads: (groups, parts of a group, width)
         grouped = len(inner) == 3 and inner[0] * inner[2] == sizes[-1]
         return ("heads", inner[0]) if grouped else ("", 0)
+    if kind == "inside":
+        return "heads", inner[0]
     if kind == "block" or (inner and inner[0] == parts != inner[1]):
         return "block", 0
     if len(inner) == 3 and inner[1] == parts != inner[0]:
@@ -88,4 +90,4 @@ def layout_of(entry: Entry, parts: int, sizes: Sequence[int] = ()) -> tuple[str,
 def heads_of(entry: Entry) -> int:
     """Return how many attention heads the forward pass makes of the output of a projection, or 0."""
     kind, inner = entry.facts.layout
-    return inner[0] if kind == "grouped" and len(inner) == 2 else 0
+    return inner[0] if kind in ("grouped", "inside") and len(inner) == 2 else 0

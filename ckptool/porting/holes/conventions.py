@@ -11,7 +11,7 @@ from .. import expression as ex
 from ..expression import Shape
 from ..forms.fused import other_arrangement
 from ..forms.layouts import PRODUCTS, is_bare, is_turned, kin
-from ..forms.pieces import Piece, holds_channels_last, squeezed
+from ..forms.pieces import Name, Piece, holds_channels_last, squeezed
 from ..forms.projections import heads_of, of_library, part_label
 from ..matching.evidence import Kind
 from ..matching.units import Unit, label_of
@@ -116,7 +116,7 @@ def _arranged(filling: Filling) -> None:
 def _rotary(filling: Filling) -> None:
     """Ask how the rows of queries and keys are paired by rotary embeddings, or reorder them if both codes are known."""
     anywhere = filling.target.signature.rotary
-    if anywhere is None or filling.same_names:
+    if anywhere is None or (filling.same_names and not filling.source.signature.traced):
         return
     seen = any(entry.facts.rotary for entry in filling.target.signature.entries.values())
     settled: set[tuple[tuple[str, ...], str]] = set()  # projections about which there is no doubt
@@ -138,18 +138,38 @@ def _rotary(filling: Filling) -> None:
         if kind == "unknown" and _are_queries(piece):
             continue
         heads = heads_of(t.main.entry)
-        library = of_library(filling.source, s.path)
-        theirs = _rotary_by_name(s.path) if library is None else library.rotary
-        otherwise = kind != "unknown" and theirs is not None and theirs.kind != kind
-        same_code = filling.same_code(t, s)
-        if (theirs is not None and theirs.sure and theirs.kind == kind) or (same_code and not otherwise):
+        shown = s.main.entry.facts.rotary
+        if shown in _PAIRS and kind in _PAIRS and shown == kind:
+            filled.learn(filled.expr, Reason.ROTARY, shows=_PAIRS[shown])
             settled.add((t.path[:-1], which))
             continue
         turned = None
         if heads and piece.shape and piece.shape[0] % (2 * heads) == 0:
             turned = ex.rotary(filled.expr, heads, kind if kind != "unknown" else "half")
+        if turned is not None and shown in _PAIRS and kind in _PAIRS and _turn_all(t, s, heads):
+            filled.learn(turned, Reason.ROTARY, shows=_PAIRS[shown])
+            continue
+        if filling.same_names and shown not in _PAIRS:
+            continue
+        library = of_library(filling.source, s.path)
+        theirs = _rotary_by_name(s.path) if library is None else library.rotary
+        otherwise = kind != "unknown" and (shown in _PAIRS or (theirs is not None and theirs.kind != kind))
+        same_code = filling.same_code(t, s)
+        if not otherwise and (same_code or (theirs is not None and theirs.sure and theirs.kind == kind)):
+            settled.add((t.path[:-1], which))
+            continue
         exchange = turned is not None and otherwise and not same_code
         filled.ask(Reason.ROTARY, options=[] if turned is None else [turned], exchange=exchange)
+
+
+#: How code turns queries and keys, as an answer.
+_PAIRS: dict[str | None, str] = {"half": "pairs halves", "interleaved": "pairs neighbours"}
+
+
+def _turn_all(t: Unit, s: Unit, heads: int) -> bool:
+    """Whether both codes turn all that a head has, not a part of it."""
+    widths = {u.main.entry.facts.turned for u in (t, s)}
+    return widths == {t.main.shape[0] // heads}
 
 
 def _are_queries(piece: Piece) -> bool:
@@ -166,18 +186,24 @@ def _flatten(filling: Filling) -> None:
         if piece is None or piece.role != "weight" or len(piece.shape) != 2:
             continue
         flattened = piece.entry.facts.flattened
-        if flattened is None or filling.same_code(t, s):
+        shown = s.main.entry.facts.flattened
+        known = shown is not None and flattened is not None and shown[1:] == flattened[1:] and filled.expr.is_copy
+        if flattened is None or (not known and filling.same_code(t, s)):
             continue
         layout, c, h, w = flattened
         theirs = "nhwc" if holds_channels_last(s.main, filling.source.signature.framework) else "nchw"
+        theirs = shown.order if shown is not None and known else theirs
         if layout != theirs and squeezed(piece.shape)[-1] == c * h * w:
-            if layout not in ("nchw", "nhwc"):
+            if not {layout, theirs} <= {"nchw", "nhwc"}:
                 sizes = {"c": c, "h": h, "w": w}
                 apart = ex.reshape(filled.expr, (piece.shape[0], *(sizes[letter] for letter in theirs[1:])))
                 made = ex.reshape(ex.permute(apart, *map(theirs.index, layout)), piece.shape)
             else:
                 made = ex.flatten(filled.expr, c, h, w, layout)
             own, other = layout.upper(), theirs.upper()
+            if known:
+                filled.learn(made, Reason.FLATTENED, own, other, shows=f"flattens {other}")
+                continue
             filled.ask(Reason.FLATTENED, own, other, options=[made], exchange=True)
 
 
@@ -229,6 +255,7 @@ def _centred_norms(filling: Filling) -> None:
     A model that adds 1 may have trained all weights above 0. Under equal names such weights are certain, unless they
     all lie close to 1; under other names they are a guess.
     """
+    told = _added_in_code(filling)
     if filling.values is None:
         return
     norms = []
@@ -236,7 +263,7 @@ def _centred_norms(filling: Filling) -> None:
         piece = t.pieces.get("weight")
         if piece is None or len(piece.shape) != 1 or piece.name not in filling.holes:
             continue
-        if "norm" not in t.main.entry.module.lower() and label_of(t, "purpose") != "norm":
+        if piece.name in told or ("norm" not in t.main.entry.module.lower() and label_of(t, "purpose") != "norm"):
             continue
         leaf = piece.entry.key.rpartition(".")[2]
         if "running_var" in t.pieces or leaf in table().beside_bias or not filling.holes[piece.name].expr.is_copy:
@@ -261,6 +288,24 @@ def _centred_norms(filling: Filling) -> None:
             # code that adds 1 has as a rule no bias; weights that are above 0 may be so after 1 was taken from them
             likely = not adds_one and "bias" not in t.pieces
             filled.ask(reason, options=[ex.shift(filled.expr, amount)], exchange=likely)
+
+
+def _added_in_code(filling: Filling) -> set[Name]:
+    """The vectors to which both codes are seen to add a number, or none: one is not the other where these differ."""
+    told = set()
+    for hole, filled in filling.holes.items():
+        t, s = filling.unit_of[hole]
+        piece, own = t.pieces.get(hole.role), s.pieces.get(hole.role)
+        if piece is None or own is None or len(squeezed(piece.shape)) != 1 or not filled.expr.is_copy:
+            continue
+        here, there = piece.entry.facts.plus, own.entry.facts.plus
+        if here is None or there is None:
+            continue
+        told.add(hole)
+        if here != there:
+            reason = Reason.NORMS_AROUND_0 if there > here else Reason.NORMS_AROUND_1
+            filled.learn(ex.shift(filled.expr, there - here), reason, shows=f"adds {there:g} to it")
+    return told
 
 
 def _same_names(members: Sequence[tuple[Unit, Unit, Piece]]) -> bool:

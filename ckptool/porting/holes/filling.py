@@ -13,7 +13,7 @@ from ..expression import Expr, Shape
 from ..forms.pieces import Canon, Name, Piece, squeezed, substituted
 from ..matching.match import Matcher, Matching
 from ..matching.units import Unit, hard_conflict, label_of, related, similarity
-from ..questions import Question, Reason, joined, still_open
+from ..questions import Question, Reason, ask_code, joined, still_open
 
 #: Sorted behind whatever a key may go on with.
 _LAST = "\U0010ffff"
@@ -51,6 +51,11 @@ class Filled:
         if exchange:
             self.expr, options = options[0], (self.expr, *options[1:])
         self.questions = joined(self.questions, Question(reason, named, tuple(options)))
+
+    def learn(self, expr: Expr, reason: Reason, *named: str, shows: str) -> None:
+        """Take EXPR, since the source's code answers the question: SHOWS says what it does."""
+        self.expr = expr
+        self.questions = [*self.questions, ask_code(reason, *named, shows=shows)]
 
 
 class Filling:

@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
+from ..matching.evidence import Kind
 from ..matching.units import Unit, related, similarity
 from ..questions import Reason
 from .filling import Filling
@@ -31,6 +32,7 @@ def doubt_what_is_out_of_place(filling: Filling) -> None:
     _in_other_blocks(filling, pairs)
     _in_other_parts(filling, pairs)
     _against_other_blocks(filling, pairs)
+    _against_their_order(filling, pairs)
 
 
 def _against_other_blocks(filling: Filling, pairs: Sequence[Pair]) -> None:
@@ -52,6 +54,34 @@ def _against_other_blocks(filling: Filling, pairs: Sequence[Pair]) -> None:
             if count < _A_HABIT:
                 continue
             _ask(filling, t, Reason.ANOTHER_IN_OTHER_BLOCKS, other.replace("{}", "*"), ".".join(s.path))
+
+
+def _against_their_order(filling: Filling, pairs: Sequence[Pair]) -> None:
+    """Look-alikes of one block that change places, where nothing but the block itself and others like it told them.
+
+    A block that lacks one of two norms makes the others of its kind look like another block's, and so on in a circle:
+    no name, no word and no order has said which is which.
+    """
+    told: dict[tuple[str, str], bool] = defaultdict(bool)
+    beside: dict[tuple[tuple[str, ...], tuple[str, ...], str], list[Pair]] = defaultdict(list)
+    for t, s in pairs:
+        told[_in_any_block(t), _in_any_block(s)] |= not _BY_PLACE.issuperset(one.kind for one in t.evidence)
+        beside[t.path[:-1], s.path[:-1], str(_shapes(t))].append((t, s))
+    sizes: dict[tuple[tuple[str, ...], tuple[str, ...]], dict[tuple[str, str], str]] = defaultdict(dict)
+    for (own, theirs, size), found in beside.items():
+        sizes[own, theirs] |= {(_in_any_block(t), _in_any_block(s)): size for t, s in found}
+    for found in beside.values():
+        alike = [(t, s) for t, s in found if t.evidence and not told[_in_any_block(t), _in_any_block(s)]]
+        for (t, s), (u, v) in pairwise(sorted(alike, key=lambda pair: pair[0].order)):
+            one, other = ((_in_any_block(a), _in_any_block(b)) for a, b in ((t, s), (u, v)))
+            by_size = any(one in held and other in held and held[one] != held[other] for held in sizes.values())
+            if v.order < s.order and not by_size:  # sizes tell the two in a block that has both
+                _ask(filling, t, Reason.ONLY_THE_BLOCK, ".".join(v.path))
+                _ask(filling, u, Reason.ONLY_THE_BLOCK, ".".join(s.path))
+
+
+#: Evidence that says where look-alikes are, and nothing of which of them is which.
+_BY_PLACE = frozenset({Kind.SCOPE, Kind.OTHER_BLOCKS})
 
 
 def _in_other_blocks(filling: Filling, pairs: Sequence[Pair]) -> None:

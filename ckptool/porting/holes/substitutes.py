@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import prod
 
 from .. import expression as ex
@@ -10,7 +11,7 @@ from ..expression import Expr, Shape
 from ..forms.pieces import holds_channels_last, substituted
 from ..matching.match import is_average
 from ..matching.units import SOME, Pair, Unit, label_of, related, similarity
-from ..questions import Question, Reason, ask
+from ..questions import Question, Reason, ask, ask_code
 from ..rules import Rule, Strength, in_order
 from ..words import table
 from . import left_over as leftovers
@@ -83,14 +84,21 @@ def _fold_norms(filling: Filling) -> None:
         gamma, var = norm.pieces["weight"].expr, norm.pieces["running_var"].expr
         mean = norm.pieces["running_mean"].expr
         beta = norm.pieces["bias"].expr if "bias" in norm.pieces else ex.zeros(*norm.pieces["weight"].shape)
-        folded: Question[Expr] = ask(Reason.FOLDED_NORM)
+        behind = norm.pieces["running_mean"].entry.facts.behind
+        shown = behind is not None and behind.weight == w.entry.key
+        eps = behind.eps if behind is not None and shown else 1e-05
+        folded: Question[Expr] = (
+            ask_code(Reason.FOLDED_NORM, f"{eps:g}", shows=f"has eps {eps:g}, and the norm right behind the layer")
+            if shown
+            else ask(Reason.FOLDED_NORM, "1e-05")
+        )
         hole = t.pieces["weight"].name
         plain = filling.holes[hole].expr
-        filling.holes[hole] = Filled(ex.fold_weight(plain, gamma, var, 1e-05), "folded", [folded.about(plain)])
+        filling.holes[hole] = Filled(ex.fold_weight(plain, gamma, var, eps), "folded", [folded.about(plain)])
         own = filling.holes.get(t.pieces["bias"].name) if "bias" in before.pieces else None
         bias = ex.zeros(*norm.pieces["weight"].shape) if own is None else own.expr
         filling.holes[t.pieces["bias"].name] = Filled(
-            ex.fold_bias(bias, gamma, beta, mean, var, 1e-05),
+            ex.fold_bias(bias, gamma, beta, mean, var, eps),
             "folded",
             [folded.about(beta if own is None else bias)],
         )
@@ -146,7 +154,7 @@ def _near_misses_once(filling: Filling, joined: list[Unit]) -> bool:
         found = remedy(t.main.shape, s.main.shape, s.main.expr, kind, is_input=_takes_inputs(filling, t))
         if found is None:
             continue
-        expr, question = found
+        expr, question = _as_code_lists_pixels(t, s, *found)
         channels_first = not holds_channels_last(s.main, filling.source.signature.framework) and _follows_its_channels(
             filling, t
         )
@@ -227,6 +235,19 @@ def _of_other_sizes(filling: Filling) -> None:
                 if role in near[0].pieces:
                     other = near[0].pieces[role].entry
                     filling.misses[piece.name] = ask(Reason.OTHER_SIZES, other.key, str(list(other.shape)))
+
+
+def _as_code_lists_pixels(t: Unit, s: Unit, expr: Expr, question: Question[Expr]) -> tuple[Expr, Question[Expr]]:
+    """A layer over patches, answered where the code that has a linear layer there was seen to cut pictures."""
+    flat = s if len(s.main.shape) == 2 else t
+    order = flat.main.entry.facts.pixels
+    if question.reason is not Reason.PATCHES or order not in ("chw", "hwc") or not question.options:
+        return expr, question
+    if order == "hwc":
+        expr, question = question.options[0], question.about(expr)
+    whose = "source" if flat is s else "model"
+    first = "all channels of one pixel" if order == "hwc" else "all pixels of one channel"
+    return expr, replace(question, answer=f"the {whose}'s code lists {first} first")
 
 
 def _tied_sources(filling: Filling) -> None:
