@@ -417,7 +417,7 @@ _OF_BATCH_NORM = ("input", "running_mean", "running_var", "weight", "bias", "tra
 
 
 def _added(name: str, args: Any) -> float | None:
-    """Return the number that a function adds to a parameter: 0 if it does not add, None if what it adds is no number."""
+    """Return the number that a function adds to a parameter: 0 if it does not add, None if it adds no number."""
     if name not in _ADDS:
         return 0.0
     numbers = [value for value in args[:2] if isinstance(value, int | float)]
