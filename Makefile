@@ -2,6 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BARE := .venv-notorch
 FUZZ := .venv-fuzz
+SITE := .venv-site
 PIP := -m pip --disable-pip-version-check install --quiet
 BIN := $(VENV)/bin
 
@@ -13,10 +14,11 @@ WORKERS := --numprocesses=auto --maxprocesses=4 --dist=loadgroup --timeout=900 -
 STAMP := $(VENV)/.stamp
 BARE_STAMP := $(BARE)/.stamp
 FUZZ_STAMP := $(FUZZ)/.stamp
+SITE_STAMP := $(SITE)/.stamp
 RECIPE := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-notorch lint types test test-libraries test-page test-stores test-models test-mappings test-frameworks test-wheel fuzz faults demo fixtures bench bench-quick bench-peers golden golden-accept emitted clean
+.PHONY: help env env-notorch lint types test test-libraries test-page test-stores test-models test-mappings test-frameworks test-wheel test-site site man pictures fuzz faults demo fixtures bench bench-quick bench-peers golden golden-accept emitted clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,7 +55,7 @@ test: $(STAMP) $(BARE_STAMP) lint types ## Run every check: lint, types, the sui
 	HYPOTHESIS_PROFILE=brief $(BARE)/bin/pytest $(WORKERS)
 
 # Each in an environment of its own: nothing here is needed to use or to develop the package.
-test-libraries: test-page test-wheel test-stores test-models test-mappings test-frameworks ## Test with what is not torch or safetensors: Chromium, the wheel, object stores, model libraries
+test-libraries: test-page test-site test-wheel test-stores test-models test-mappings test-frameworks ## Test with what is not torch or safetensors: Chromium, the site, the wheel, object stores, model libraries
 
 test-wheel: $(STAMP) ## Build the wheel and the sdist, and try the wheel in an empty environment
 	rm -rf build/wheel && $(PYTHON) -m venv build/wheel/maker && $(PYTHON) -m venv build/wheel/empty
@@ -62,6 +64,7 @@ test-wheel: $(STAMP) ## Build the wheel and the sdist, and try the wheel in an e
 	build/wheel/empty/bin/python $(PIP) build/wheel/ckptool-*.whl
 	cd build/wheel && empty/bin/ckptool --version && empty/bin/ckptool inspect ../../fixtures/real/deepcr-mask.pth
 	cd build/wheel && empty/bin/ckptool inspect ../../fixtures/real/deepcr-mask.pth --html page.html --overwrite
+	test -s build/wheel/empty/share/man/man1/ckptool.1
 	cd build/wheel && empty/bin/python -c 'from ckptool.porting.words import table; assert table().parts'
 
 # pip cannot put moto beside s3fs, and azurite is of npm: without node, its tests are left out, and say so.
@@ -129,6 +132,26 @@ test-page: $(STAMP) ## Test the pages of HTML in a headless Chromium, which must
 		echo "installing chromium"; apt-get install -y --no-install-recommends chromium; }
 	CKPTOOL_REQUIRE_BROWSER=1 $(BIN)/pytest -q tests/drawing/test_page.py
 
+# NO_MKDOCS_2_WARNING: mkdocs-material advertises its successor at each build.
+site: $(SITE_STAMP) ## Build the documentation site in build/site
+	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs --quiet build --strict --clean
+
+test-site: site ## Build the site, and check that links lead somewhere and that nothing is fetched
+	$(SITE)/bin/python -m manual.check build/site
+
+man: $(STAMP) ## Make manual/ckptool.1 anew
+	$(BIN)/python -m manual.man > manual/ckptool.1.new && mv manual/ckptool.1.new manual/ckptool.1
+
+pictures: $(STAMP) ## Make the pictures in docs/pictures, and the drawings in docs/formats.md, anew
+	$(BIN)/python -m manual.pictures
+	$(BIN)/python -m manual.layouts
+
+$(SITE_STAMP): $(RECIPE)
+	$(PYTHON) -m venv $(SITE)
+	$(SITE)/bin/python $(PIP) --upgrade 'pip>=25.1'
+	$(SITE)/bin/python $(PIP) -c constraints.txt -e . --group site
+	@touch $@
+
 # How much is asked: mutants of each family of formats, and seconds of each target that coverage guides.
 FUZZ_MUTANTS ?= 2000
 FUZZ_SECONDS ?= 60
@@ -184,7 +207,7 @@ emitted: $(STAMP) ## Compare the code of every port of the zoo (and of PAIRS=DIR
 	$(BIN)/python -m benchmarks.emitted $(PAIRS)
 
 clean: ## Remove the environments and everything generated
-	rm -rf $(VENV) $(BARE) $(FUZZ) build dist demo-out benchmarks/out htmlcov
+	rm -rf $(VENV) $(BARE) $(FUZZ) $(SITE) build dist demo-out benchmarks/out htmlcov
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
 	rm -f .coverage .coverage.* coverage.xml
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

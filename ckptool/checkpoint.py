@@ -105,7 +105,8 @@ class Checkpoint:
         order_preserved: keys are in the order in which they were saved (safetensors files lose it).
         warnings: oddities that were noticed while opening.
         at: path of the state dict, if somebody named it; else it is looked for.
-        lost_content, lost_form: what no rewrite can keep, since reading already left it behind.
+        lost_content: content that no rewrite can keep, since reading already left it behind.
+        lost_form: form that no rewrite can keep, for the same reason.
         history: what passes did, a line each.
         ties: how a format that cannot share memory stores tied tensors: "keep" (each, with a note), "drop" (one of
             them, with a note, as `save_model` of safetensors), or "" as they came: "drop" if there are `tied_names`.
@@ -270,8 +271,9 @@ class StateDict(Mapping[str, LazyTensor]):
         path: the path of that place, "" at the root; of a recovered one that of the model.
         model: the pickled model that it was recovered from, or None.
         places: of a recovered one, the path of each of its tensors.
-        lost, aside, strangers: of a recovered one, what is not in it or may not be (see
-            `ckptool.inert.pickled_models.Recovered`).
+        lost: of a pickled model, parts whose weights cannot be told, a line each.
+        aside: of a pickled model, names of tensors among its attributes that no state dict holds.
+        strangers: of a pickled model, classes that are not torch's and may add to a state dict by code.
     """
 
     def __init__(self, node: Mapped, path: str, model: Object | None = None) -> None:

@@ -97,7 +97,8 @@ class LazyTensor:
         offset: elements before the first one.
         requires_grad: as it was saved.
         parameter: it was saved as a torch.nn.Parameter.
-        conj, neg: the stored bytes are the conjugate, or the negative, of the values.
+        conj: the stored bytes are the conjugate of the values.
+        neg: the stored bytes are the negative of the values.
     """
 
     storage: Storage

@@ -52,7 +52,8 @@ class Salvage:
         checkpoint: the checkpoint without what is lost, which counts as a loss of content when it is written.
         wrong: what was wrong with the file, a line each.
         lost: (path, why) of every entry that is lost.
-        kept, tensors: how many tensors are whole, and how many there were.
+        kept: how many tensors are whole.
+        tensors: how many tensors there were.
         unseen: what nothing in the file could show, a line each.
     """
 

@@ -208,7 +208,13 @@ def save(
         ckpt: a Checkpoint, a dict of torch tensors, a generator of pairs (key, tensor), or a torch.nn.Module. A
             generator is asked for the next tensor when the last one is on disk. Of tensors that the ranks of a run
             share (`DTensor`), every rank calls this alike and writes its part of what one process would write.
-        path, format, allow_loss, keep_objects, for_torch, max_shard_size, variant: see `plan`.
+        path: where to write, as for `plan`.
+        format: the format to write, as for `plan`.
+        allow_loss: write even if content is lost, as for `plan`.
+        keep_objects: keep objects that may run code when they are loaded, as for `plan`.
+        for_torch: refuse what this version cannot load, as for `plan`.
+        max_shard_size: the size of a shard, as for `plan`.
+        variant: the variant of a folder of shards, as for `plan`.
         overwrite: allow PATH to exist.
         backup: suffix under which an old PATH is kept.
         patch: change the bytes that differ where they stand, in the file that CKPT came from. Until it is done, other

@@ -148,7 +148,8 @@ def transfer(
         invert: use MAPPING in the opposite direction.
         numbers: numbers that a mapping for a family of models needs and the weights do not show ({"heads": 32}).
         by: "position" matches tensors by their order only.
-        first, start: with `by="position"`: fill only FIRST tensors, and skip START tensors of the source.
+        first: with `by="position"`: fill only so many tensors.
+        start: with `by="position"`: skip so many tensors of the source.
         prove: run both models on the same inputs, and settle doubts by comparing outputs. Needs SOURCE_MODEL.
         reference: a file of inputs and outputs saved where the source's code runs (`input`, `input.NAME` …,
             `output` …), to compare with instead of running that code.
@@ -220,7 +221,10 @@ def load_into(
         model: a torch.nn.Module with real parameters. A model shared by ranks may be on the meta device, and gets
             memory. The model is changed only if nothing is wrong or missing.
         source: a path, a Checkpoint or a dict of torch tensors.
-        at, hints, input_channels, inputs: as in `ckptool.transfer`.
+        at: where the weights are in the file, as in `ckptool.transfer`.
+        hints: renaming rules OLD=NEW, as in `ckptool.transfer`.
+        input_channels: the rule for a first layer with other input channels, as in `ckptool.transfer`.
+        inputs: example inputs for a forward pass, as in `ckptool.transfer`.
         accept_guesses: load guesses, too: all (True), or those that match one of these patterns.
         partial: keep the model's values for keys without a source: all (True), or those that match these patterns.
         mapping: use this mapping instead of matching.

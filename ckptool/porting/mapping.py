@@ -143,7 +143,8 @@ class Mapping:
         entries: an entry for every key of the target, in its order.
         unused: source keys that no entry reads.
         source_shapes: the sizes of the source that it was made for.
-        source, target: names of the two sides, for messages.
+        source: the name of the source, for messages.
+        target: the name of the model, for messages.
         notes: changes to the source as a whole.
         metadata: `_metadata` of the target's state dict, or None.
         at: where the weights are in the file, if there was a choice.

@@ -93,8 +93,11 @@ class Inspection:
     """What is in one file.
 
     Attributes:
-        path, format, bytes: the file.
-        state_dicts, tensors: the weights and all tensors, in the order of the file.
+        path: the file.
+        format: the name of its format.
+        bytes: its size.
+        state_dicts: the weights, in the order of the file.
+        tensors: all tensors, in the order of the file.
         objects: instances by class name, without plain data.
         warnings: oddities.
         ties: groups of keys whose tensors are one.
@@ -103,7 +106,8 @@ class Inspection:
         unsafe: classes that may run code when the file is unpickled.
         suggestions: (command, what for) for what was seen.
         training: what training left beside the weights.
-        stored, used: bytes of all storages, and of them those that a tensor uses.
+        stored: bytes of all storages.
+        used: bytes of storages that a tensor uses.
         slim: bytes that `ckptool slim` would save, 0 if that is not known.
         adapter: what it is, if it is an adapter (LoRA and its relatives).
         packed: the families of packed and quantised weights.

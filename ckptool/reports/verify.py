@@ -44,7 +44,9 @@ class Verification:
     """What reading every byte of a checkpoint showed.
 
     Attributes:
-        path, format, bytes: the checkpoint.
+        path: the checkpoint.
+        format: the name of its format.
+        bytes: its size.
         read: bytes that were read.
         damage: what is broken; the checkpoint is not what was saved.
         doubts: what may be right and often is not: NaN, infinite values, pages of zeros between other values.

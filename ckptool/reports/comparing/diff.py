@@ -71,7 +71,8 @@ class Diff:
     """How two checkpoints differ.
 
     Attributes:
-        left, right: the two files.
+        left: the first file.
+        right: the second file.
         formats: the names of their formats.
         pairs: every tensor of both, those that differ most first.
         entries: (path, text on the left, text on the right) of other entries that differ; None where there is none.
@@ -138,10 +139,12 @@ def diff(
     compared by its path.
 
     Args:
-        left, right: the files; differences are those of LEFT from RIGHT.
+        left: the first file; differences are those of LEFT from RIGHT.
+        right: the second file.
         at: path of the state dict, in the files that have several.
         weights: compare the state dicts only.
-        rtol, atol: values are close if |a - b| <= atol + rtol * |b|.
+        rtol: the relative tolerance: values are close if |a - b| <= atol + rtol * |b|.
+        atol: the absolute tolerance.
         detect_renames: look for tensors that only have another name, by their content and then by shape and order.
         strict: count differences in form as entries that differ.
         progress: called with the number of bytes of the left file that were compared, each time.

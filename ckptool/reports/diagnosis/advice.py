@@ -79,7 +79,11 @@ def advise(
 
     Args:
         text: the message, or a log with one in it.
-        path, model, at, kwargs, progress: as those of `doctor`.
+        path: the file, as for `doctor`.
+        model: the model's code, as for `doctor`.
+        at: where the weights are in the file, as for `doctor`.
+        kwargs: arguments of the model, as for `doctor`.
+        progress: called with the number of bytes that were read, as for `doctor`.
 
     Raises:
         CheckpointError: as `doctor`.

@@ -26,9 +26,11 @@ class Fit:
     """How the weights of a file fit a model.
 
     Attributes:
-        path, model: the file, and the model as it was named.
+        path: the file.
+        model: the model, as it was named.
         fits: `load_state_dict(strict=True)` would succeed.
-        missing, unexpected: keys that only the model has, or only the file.
+        missing: keys that only the model has.
+        unexpected: keys that only the file has.
         mismatched: (key, shape in the file, shape in the model).
         common: how many keys are in both with the same shape, and how many the model has.
         parameters: the same in elements, tied tensors counted once.

@@ -62,7 +62,8 @@ class Scan:
     """What unpickling a file would do.
 
     Attributes:
-        path, bytes: the file.
+        path: the file.
+        bytes: its size.
         kind: what it is ("torch-zip", "pickle", "safetensors").
         pickles: the places of all pickles in it.
         findings: what they name, the worst first.
