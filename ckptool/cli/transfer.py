@@ -19,6 +19,7 @@ from ..checkpoint import Checkpoint
 from ..disk.addresses import as_path
 from ..disk.files import is_file
 from ..disk.folders import check_folder
+from ..disk.paths import beside
 from ..disk.targets import check_target, is_same_file
 from ..drawing.sizes import size_text
 from ..errors import Doubtful, NotFound, RuleError, printable
@@ -141,7 +142,7 @@ def transfer(source: str, model: str | None, **options: Any) -> int:
         _explain(replace(mapping, source=source), options)
         return 0
     _show(replace(mapping, source=source), options, ckpt.state_dict(mapping.at).path if options["emit"] else "")
-    refusal = _refusal(mapping, options)
+    refusal = _refusal(mapping, source, options)
     plan = None
     if refusal is None and not options["dry_run"]:
         with contextlib.redirect_stdout(sys.stderr):
@@ -294,11 +295,13 @@ def _explain(mapping: Mapping, options: dict[str, Any]) -> None:
         click.echo("\n\n".join(texts.values()))
 
 
-def _refusal(mapping: Mapping, options: dict[str, Any]) -> Doubtful | None:
+def _refusal(mapping: Mapping, source: str, options: dict[str, Any]) -> Doubtful | None:
     """Why this may not be written, or None."""
     guesses, gaps = (list(options[name]) or None for name in ("accept_guesses", "partial"))
     try:
-        require_proof(mapping, command_as_typed(without=("--prove", "--reference")))
+        unproved = command_as_typed(without=("--prove", "--reference"))
+        to_look = command_as_typed(without=("--prove", "--reference", "--save-mapping"))
+        require_proof(mapping, unproved, f"{to_look} -n --save-mapping {beside(source, 'mapping', '.yaml')}")
         require_accepted(mapping, guesses, gaps, command_as_typed())
     except Doubtful as doubt:
         return doubt

@@ -11,8 +11,13 @@ from ..keys import Pattern, Rename, closest, collapse
 from .mapping import Entry, Mapping, different
 
 
-def require_proof(mapping: Mapping, unproved: str) -> None:
-    """Raise Doubtful if a proof failed. UNPROVED is the command without the proof.
+def require_proof(mapping: Mapping, unproved: str, to_look: str) -> None:
+    """Raise Doubtful if a proof failed.
+
+    Args:
+        mapping: as it was found, with its proof.
+        unproved: the command without the proof, proposed if no input was found for both models.
+        to_look: the command that writes the mapping alone, proposed if the outputs differ.
 
     Raises:
         Doubtful: with the result of the comparison.
@@ -20,10 +25,13 @@ def require_proof(mapping: Mapping, unproved: str) -> None:
     proof = mapping.proof
     if proof is None or proof.get("equal"):
         return
-    by_hand = "--input 'float32[2,3,64,64]' gives the inputs, if there are some for both"
-    written = "nothing was written; as matching has it, unproved, it is written by:"
-    evidence = [written] if proof.get("compared", True) else [by_hand, written]
-    raise Doubtful(f"not proved: {proof.get('text')}", where=mapping.target, evidence=evidence, hint=unproved)
+    if proof.get("compared", True):
+        evidence = ["nothing was written; this writes the mapping, which you can correct, and no weights:"]
+    else:
+        by_hand = "--input 'float32[2,3,64,64]' gives the inputs, if there are some for both"
+        evidence = [by_hand, "nothing was written; this writes the weights without a proof:"]
+    hint = to_look if proof.get("compared", True) else unproved
+    raise Doubtful(f"not proved: {proof.get('text')}", where=mapping.target, evidence=evidence, hint=hint)
 
 
 def require_accepted(

@@ -632,7 +632,7 @@ def test_code_in_the_place_of_the_weights_is_noticed(run: Run, folder: Path) -> 
     ran = run("transfer", "net.py", "old.pth", "-q")
     assert ran.code == 2
     hint = ran.err.splitlines()[-1].removeprefix("Hint: ")
-    assert hint == "ckptool transfer old.pth net.py -q"
+    assert hint == "ckptool transfer old.pth net.py -q -n --save-mapping old-mapping.yaml"
     assert run(*shlex.split(hint)[1:]).code == 0
 
 
@@ -756,8 +756,10 @@ def test_outputs_that_differ_are_a_refusal_with_the_first_divergence(run: Run, f
     assert "first divergence is at head" in ran.err
     assert not (folder / "old.Net.pth").exists()
     hint = ran.err.splitlines()[-1].removeprefix("Hint: ")
-    assert hint == "ckptool transfer old.pth wrong.py --source-model old.py"
+    assert hint == "ckptool transfer old.pth wrong.py --source-model old.py -n --save-mapping old-mapping.yaml"
     assert run(*shlex.split(hint)[1:]).code == 0
+    assert (folder / "old-mapping.yaml").exists()
+    assert not list(folder.glob("old.*.pth"))  # what the proof refused is not written by the next command either
 
 
 @pytest.mark.parametrize("option", [["--reference", "io.safetensors"], ["--reference=io.safetensors"]])
@@ -768,7 +770,7 @@ def test_outputs_that_were_saved_and_differ_are_a_refusal_too(run: Run, folder: 
     ran = run("transfer", "old.pth", "net.py", *option, "-q")
     assert (ran.code, "not proved" in ran.err) == (1, True)
     hint = ran.err.splitlines()[-1].removeprefix("Hint: ")
-    assert hint == "ckptool transfer old.pth net.py -q"
+    assert hint == "ckptool transfer old.pth net.py -q -n --save-mapping old-mapping.yaml"
     assert run(*shlex.split(hint)[1:]).code == 0
 
 
