@@ -24,15 +24,18 @@ class Group:
         hard: two labels of it are never one thing.
         phrases: words -> label; the longest that fits counts.
         longest: words in the longest phrase.
+        known: the words of all phrases.
     """
 
     name: str
     hard: bool
     phrases: dict[tuple[str, ...], str]
     longest: int = field(init=False)
+    known: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "longest", max(map(len, self.phrases)))
+        object.__setattr__(self, "known", frozenset(word for phrase in self.phrases for word in phrase))
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +319,7 @@ def _known() -> frozenset[str]:
 
 def label(group: Group, words: Sequence[str]) -> str | None:
     """What the words of a path say in GROUP: the label of the phrase that ends last, the longest of those."""
-    return _label(group, tuple(words))
+    return None if group.known.isdisjoint(words) else _label(group, tuple(words))
 
 
 @lru_cache(maxsize=1 << 16)

@@ -33,7 +33,7 @@ class Classes:
     def split(self) -> bool:
         """Split cells by what was decided, by shapes and names, in other modules of the same classes."""
         relations: dict[tuple[int, int], Relation[_Path]] = defaultdict(Relation)
-        for t, s in self._cells.pair_of.values():
+        for t, s in self._cells.pairs():
             if t.doubts or not _SURE.issuperset(e.kind for e in t.evidence):
                 continue
             least = self._scopes.in_order(t)

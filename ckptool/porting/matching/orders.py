@@ -74,7 +74,7 @@ class Orders:
     def _known(self, target: Unit, source: Unit) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
         """The numbers of what is decided of the two series that these are of."""
         both = series(target), series(source)
-        return [(t.numbers, s.numbers) for t, s in self.cells.pair_of.values() if (series(t), series(s)) == both]
+        return [(t.numbers, s.numbers) for t, s in self.cells.pairs() if (series(t), series(s)) == both]
 
     def _against_levels(self, targets: list[Unit], sources: list[Unit]) -> int:
         """What the levels that a list of single layers takes say of its numbers, see `Levels.against`."""
