@@ -1,3 +1,4 @@
+import gc
 import os
 import signal
 import sys
@@ -25,24 +26,45 @@ for _name in ("SIGINT", "SIGHUP", "SIGTERM"):
         signal.signal(getattr(signal, _name), lambda *_: None)
 
 
+#: Of small tensors sums are faster on one thread, and the processes that share the suite have no more than a core each.
+#: torch, numpy and the programs that tests start read it when they are loaded.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def _synced(descriptor):
+    """Instead of `os.fsync`, for a descriptor that is one: no file of a test has to outlive the machine.
+
+    A test of what is synced, and when, puts its own in this place, and counts or fails the calls.
+    """
+    os.fstat(descriptor)
+
+
+os.fsync = _synced
+
+
 def pytest_collection_modifyitems(config, items):
     """Where workers share the suite, a file stays with one of them, and so do the tests that share runs of training.
 
     Those of the zoo and of the documentation share nothing and take long: they fill up whoever is done.
     """
     if os.environ.get("HYPOTHESIS_PROFILE") == "brief":
-        kept = few_of_each(items)
-        few = set(kept)
+        few = few_of_each(items)
         config.hook.pytest_deselected(items=[item for item in items if item not in few])
-        items[:] = kept
+        items[:] = [item for item in items if item in few]
     for item in items:
         together = item.path.parent if item.path.parent.name == "train" else item.path
         if item.path.name not in ("test_zoo.py", "test_docs.py"):
             item.add_marker(pytest.mark.xdist_group(str(together)))
 
 
+def pytest_collection_finish():
+    """Thousands of tests were collected, and stay: nothing of them is garbage that has to be looked for again."""
+    gc.collect()
+    gc.freeze()
+
+
 def few_of_each(items, most=3):
-    """ITEMS with at most three parametrizations of each test: the first, one from the middle, and the last.
+    """Of ITEMS at most three parametrizations of each test: the first, one from the middle, and the last.
 
     For the run without torch. Whether torch is there changes which code runs, and that does not depend on the one of
     two hundred files or options that a test is told; the run with torch takes all of them.
@@ -52,12 +74,11 @@ def few_of_each(items, most=3):
         each.setdefault((item.path, getattr(item, "cls", None), getattr(item, "originalname", item.name)), []).append(
             item
         )
-    kept = {
-        id(one)
+    return {
+        one
         for ones in each.values()
         for one in (ones if len(ones) <= most else (ones[0], ones[len(ones) // 2], ones[-1]))
     }
-    return [item for item in items if id(item) in kept]
 
 
 @pytest.fixture(scope="session")

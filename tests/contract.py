@@ -257,7 +257,8 @@ print(*{"torch", "numpy", "ml_dtypes", "click", "rich", "yaml", "safetensors"} &
         for path in files_at(tmp_path / "x"):
             whole = path.read_bytes()
             end = len(whole)
-            lengths = {*range(0, end, max(end // 500, 1)), *range(max(end - 100, 0), end)}  # of a large one, not all
+            # Not everywhere: where a reader takes what comes next at its word is asked of mutants by `make fuzz`, too.
+            lengths = {*range(0, end, max(end // 100, 1)), *range(max(end - 60, 0), end)}
             for length in sorted(lengths, reverse=True):
                 os.truncate(path, length)
                 with pytest.raises((ckptool.Malformed, ckptool.UnknownFormat)) as caught:
@@ -270,7 +271,7 @@ print(*{"torch", "numpy", "ml_dtypes", "click", "rich", "yaml", "safetensors"} &
         files = {file: file.read_bytes() for file in files_at(tmp_path / "x")}
         chance = random.Random(20)
         refused = []
-        for number in range(1500):
+        for number in range(600):
             path = list(files)[number % len(files)]
             damaged = bytearray(files[path])
             for _ in range(chance.choice([1, 1, 1, 2, 8])):
@@ -280,13 +281,13 @@ print(*{"torch", "numpy", "ml_dtypes", "click", "rich", "yaml", "safetensors"} &
             try:
                 ckpt = ckptool.open(tmp_path / "x")
                 everything_in(ckpt)
-                for format_ in FORMATS:
-                    ckptool.plan(ckpt, tmp_path / "y", format=format_.name, allow_loss=True, keep_objects=True)
+                target = FORMATS[number // len(files) % len(FORMATS)]  # another one for each damage, all of each file
+                ckptool.plan(ckpt, tmp_path / "y", format=target.name, allow_loss=True, keep_objects=True)
             except CheckpointError as error:
                 refused.append(str(error))
             with open(path, "r+b") as file:
                 file.write(files[path])
-        assert 0 < len(refused) < 1500
+        assert 0 < len(refused) < 600
         assert not [message for message in refused if "\x1b" in message]
 
     def test_bytes_that_other_formats_write_are_not_taken_for_this_one(self, tmp_path):

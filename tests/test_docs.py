@@ -1,6 +1,7 @@
 """The documentation says what is: every command in it runs and prints what is shown, every option is described."""
 
 import contextlib
+import importlib.util
 import io
 import os
 import re
@@ -102,20 +103,9 @@ def run_page(page, *, with_torch):
 
 @pytest.mark.skipif(BASH is None, reason="the examples are for a POSIX shell")
 @pytest.mark.parametrize("page", RUNNABLE, ids=name_of)
-def test_what_a_page_shows_works_without_torch(page, reader):
-    run_page(page, with_torch=False)
-
-
-@pytest.mark.skipif(BASH is None, reason="the examples are for a POSIX shell")
-@pytest.mark.parametrize(
-    "page",
-    [page for page in RUNNABLE if any(_NEEDS_TORCH.search(block[2]) for block in blocks(page))],
-    ids=name_of,
-)
-def test_what_a_page_shows_works_with_torch(page, reader):
-    pytest.importorskip("torch")
-    pytest.importorskip("safetensors")
-    run_page(page, with_torch=True)
+def test_what_a_page_shows_works(page, reader):
+    """All of it where torch is installed, and what needs no torch where it is not."""
+    run_page(page, with_torch=all(map(importlib.util.find_spec, ("torch", "safetensors"))))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from programs import unwatched
 
 import ckptool
 
@@ -108,6 +109,7 @@ def test_the_demonstration_proves_what_it_shows(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "fixtures.demo"],
         cwd=tmp_path,
+        env=unwatched(),
         capture_output=True,
         text=True,
         timeout=120,

@@ -12,6 +12,8 @@ import pytest
 
 import ckptool
 
+pytestmark = pytest.mark.no_cover  # the package is read here, not run
+
 PACKAGE = Path(ckptool.__file__).parent
 MODULES = sorted(path.relative_to(PACKAGE).with_suffix("").as_posix() for path in PACKAGE.rglob("*.py"))
 
@@ -56,42 +58,43 @@ NUMERIC = {"numpy", "ml_dtypes"}
 
 
 @cache
+def source_of(module):
+    return (PACKAGE / f"{module}.py").read_text("utf-8")
+
+
+@cache
 def imports_of(module):
     """(top-level package or own module, whether it is inside a function, line) for every import of a module."""
-    found = []
-    path = PACKAGE / f"{module}.py"
-    tree = ast.parse(path.read_text())
-    lazy = {
-        id(node) for function in ast.walk(tree) if isinstance(function, ast.FunctionDef) for node in ast.walk(function)
-    }
-    for_types = {
-        id(node)
-        for block in ast.walk(tree)
-        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
-        for node in ast.walk(block)
-    }
-    here = ["ckptool", *module.split("/")]
-    for node in ast.walk(tree):
-        if id(node) in for_types:
+    here, found = ["ckptool", *module.split("/")], []
+    below = [(ast.parse(source_of(module)), False)]
+    while below:
+        node, lazy = below.pop()
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             continue
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.level:
-            base = here[: len(here) - node.level]
-            origin = ".".join([*base, *([node.module] if node.module else [])])
-            names = [origin] if node.module else [f"{origin}.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            names = [node.module]
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("later", "_Table"):
-            said = [word.value for word in node.args if isinstance(word, ast.Constant)]
-            if ast.unparse(node.func) == "_Table":
-                said = ["." + word.rpartition(".")[0] for word in said]
-            parts = [(len(word) - len(word.lstrip(".")), word.lstrip(".")) for word in said]
-            names = [".".join([*here[: len(here) - level], word]) for level, word in parts]
-        else:
-            continue
-        found += [(name, id(node) in lazy, node.lineno) for name in names]
+        if isinstance(node, ast.Import | ast.ImportFrom | ast.Call):
+            found += [(name, lazy, node.lineno) for name in _named(node, here)]
+        lazy = lazy or isinstance(node, ast.FunctionDef)
+        below += [(child, lazy) for child in ast.iter_child_nodes(node)]
     return found
+
+
+def _named(node, here):
+    """What a statement of import, or a call that stands for one, imports into the module HERE."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        if not node.level:
+            return [node.module]
+        origin = ".".join([*here[: len(here) - node.level], *([node.module] if node.module else [])])
+        return [origin] if node.module else [f"{origin}.{alias.name}" for alias in node.names]
+    called = node.func.id if isinstance(node.func, ast.Name) else None
+    if called not in ("later", "_Table"):
+        return []
+    said = [word.value for word in node.args if isinstance(word, ast.Constant)]
+    if called == "_Table":
+        said = ["." + word.rpartition(".")[0] for word in said]
+    parts = [(len(word) - len(word.lstrip(".")), word.lstrip(".")) for word in said]
+    return [".".join([*here[: len(here) - level], word]) for level, word in parts]
 
 
 def room_of(dotted):
@@ -182,7 +185,7 @@ def test_no_other_package_is_needed(module):
 
 def test_json_is_read_in_one_place():
     """In the room of the disk. Elsewhere only what is no document: a quoted name in an expression, words of ranks."""
-    readers = {m for m in MODULES if re.search(r"json\.loads?\(", (PACKAGE / f"{m}.py").read_text("utf-8"))}
+    readers = {m for m in MODULES if re.search(r"json\.loads?\(", source_of(m))}
     assert {m for m in readers if not m.startswith("disk/")} == {"porting/expression", "ranks/group"}
 
 

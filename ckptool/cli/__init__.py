@@ -24,7 +24,7 @@ import click
 from .. import __version__
 from ..disk.paths import reason
 from ..drawing import styles
-from ..errors import CheckpointError, counted, printable
+from ..errors import CheckpointError, OutputExists, counted, printable
 from ..starting import ENDING
 from .help import COLOR, Context
 
@@ -50,7 +50,6 @@ _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "add-prefix": ("rewrite", "Add a prefix such as `module.` to every key."),
         "rename": ("rewrite", "Rename keys with rules such as OLD=NEW."),
         "remap": ("rewrite", "Change the devices of tensors, for example cuda:1 to cpu."),
-        "mappings": ("mappings", "List the built-in mappings between libraries."),
         "extract-weights": ("rewrite", "Extract only the weights, even from a whole pickled model."),
         "slim": ("rewrite", "Keep only the weights, raw or averaged (EMA)."),
         "average": ("rewrite", "Average the weights of several checkpoints."),
@@ -58,6 +57,7 @@ _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Port": {
         "transfer": ("transfer", "Port weights into a different implementation of the model."),
+        "mappings": ("mappings", "List the built-in mappings between libraries."),
     },
     "Make": {
         "train": ("train", "Train a small model (DataParallel, DDP, FSDP) and save it."),
@@ -130,8 +130,11 @@ class _Commands(click.Group):
             raise _Interrupted from None
         except CheckpointError as error:
             if error.hint and ctx.invoked_subcommand in _COMMANDS:
-                command = self.get_command(ctx, ctx.invoked_subcommand)
-                error.hint = import_module(".typed", __name__).with_command(error.hint, command, str(error.where))
+                typed = import_module(".typed", __name__)
+                if isinstance(error, OutputExists):
+                    error.hint = typed.with_free_name(error.hint, str(error.where))
+                elif command := self.get_command(ctx, ctx.invoked_subcommand):
+                    error.hint = typed.with_command(error.hint, command, str(error.where))
             raise
 
     def resolve_command(

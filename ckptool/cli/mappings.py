@@ -7,9 +7,10 @@ import click
 from ..errors import NotFound, printable
 from ..porting import family_files
 from .documents import print_json
+from .help import Command
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
 def mappings(name: str | None, as_json: bool) -> None:
@@ -25,7 +26,7 @@ def mappings(name: str | None, as_json: bool) -> None:
     if name is not None:
         path = family_files.file_of(name)
         if path is None:
-            raise NotFound(f"no mapping is called {printable(name)}", hint="`ckptool mappings` lists them")
+            raise NotFound(f"no mapping is called {printable(name)}", hint="ckptool mappings   # lists them")
         click.echo(path.read_text(encoding="utf-8"), nl=False)
         return
     found = family_files.shipped()

@@ -202,6 +202,10 @@ def _planned(how: _How, options: dict[str, Any]) -> tuple[formats.Plan, list[tup
     if ckpt.ties == "drop" and (chosen.pickles or not chosen.flat):
         what = f"{chosen.name} keeps ties as they are, and has no notes in place of keys"
         raise RuleError(what, where="--ties", hint="--ties drop is for safetensors files and shards")
+    if chosen.pickles and any(step.name == "scalars-to-metadata" for step in how.steps):
+        what = f"{chosen.name} has no text metadata that torch.load reads, and keeps numbers and texts as they are"
+        hint = f"write a .safetensors file: {beside(target, 'with-metadata', '.safetensors')}"
+        raise RuleError(what, where="--scalars-to-metadata", hint=hint)
     plan = formats.plan(
         ckpt,
         target,

@@ -10,8 +10,9 @@ from typing import Any
 
 import click
 
+from ..disk.addresses import is_url
 from ..disk.documents import read_json, read_text, read_yaml
-from ..disk.paths import is_file, shell_quote
+from ..disk.paths import beside, is_file, shell_path, shell_quote
 from ..errors import Malformed, RuleError, printable
 from .help import Command
 
@@ -119,6 +120,20 @@ def with_command(hint: str, command: click.Command, where: str = "") -> str:
     added = [shell_quote(word) for word in words if not (word in flags and word in typed)]
     single = [one for one in given if not one.is_flag and (not one.multiple or where in one.opts)]
     return " ".join([command_as_typed(without=[name for one in single for name in one.opts]), *added]) + mark + why
+
+
+def with_free_name(hint: str, where: str) -> str:
+    """The command as it was typed, with a name that nothing has in place of WHERE, a target that exists.
+
+    The command with --overwrite would destroy the target where it is pasted without being read.
+    """
+    words = click.get_current_context().find_root().obj
+    if where not in words or is_url(where):
+        return hint
+    name = "".join(shlex.split(beside(where, "new")))
+    last = len(words) - 1 - words[::-1].index(where)  # IN may be the same file
+    typed = [*words[:last], name, *words[last + 1 :]]
+    return f"ckptool {' '.join(map(shell_quote, typed))}   # or add --overwrite to replace {shell_path(where)}"
 
 
 def command_as_typed(without: Sequence[str] = (), swapped: dict[str, str] | None = None) -> str:

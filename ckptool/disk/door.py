@@ -344,10 +344,13 @@ def scratch_directory() -> Iterator[Path]:
         yield Path(path)
 
 
-def unnamed_file(in_memory: int = 0) -> IO[bytes]:
-    """A file without a name, gone when it is closed. Up to IN_MEMORY bytes of it stay in memory."""
+def unnamed_file(in_memory: int = 0, folder: Path | None = None) -> IO[bytes]:
+    """A file without a name, gone when it is closed. Up to IN_MEMORY bytes of it stay in memory.
+
+    It takes its room in FOLDER, or else where the system keeps temporary files.
+    """
     import tempfile
 
     if in_memory:
-        return tempfile.SpooledTemporaryFile(in_memory)
-    return tempfile.TemporaryFile()
+        return tempfile.SpooledTemporaryFile(in_memory, dir=None if folder is None else str(folder))
+    return tempfile.TemporaryFile(dir=folder)

@@ -221,7 +221,7 @@ def target_file(path: StrPath, *, overwrite: bool) -> Target:
         if target.old is not None:
             _require_file(target.old, path)
             if not overwrite:
-                raise OutputExists("exists already", where=path, hint="--overwrite   # or choose another name")
+                raise OutputExists("exists already", where=path, hint="add --overwrite, or choose another name")
     except BaseException:
         target.folder.close()
         raise

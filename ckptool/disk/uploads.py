@@ -245,7 +245,7 @@ def _file_there(path: Url, overwrite: bool, backup: str | None) -> tuple[Any, st
     if found["type"] != "file":  # an object of that name would hide it from everybody who reads
         raise Unwritable("is a folder, not a file name", where=path, hint="choose another name")
     if not overwrite:
-        raise OutputExists("exists already", where=path, hint="--overwrite   # or choose another name")
+        raise OutputExists("exists already", where=path, hint="add --overwrite, or choose another name")
     return fs, key, seen(found)
 
 

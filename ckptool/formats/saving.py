@@ -11,18 +11,17 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..checkpoint import Checkpoint, StateDict, settle_ties
+from ..checkpoint import Checkpoint, settle_ties
 from ..disk.addresses import Url, as_path, is_remote
 from ..disk.checksums import Damaged
 from ..disk.composing import Piece, Tally, files_in, is_computed, tallies_in
-from ..disk.files import File, FileRange, StrPath, beside, shell_path
+from ..disk.files import File, FileRange, StrPath, beside, is_folder, shell_path
 from ..disk.journals import has_journal
 from ..disk.targets import check_target, leftover_notes, replacing, require_room
 from ..disk.writing import patched_input, room_for, write_pieces
 from ..drawing.sizes import size_text
 from ..errors import CannotCarry, CheckpointError, Malformed, OutputExists, RuleError, counted
 from ..inert.allowed import beyond_plain_data
-from ..inert.in_memory import FromMemory
 from ..lazy import later
 from . import torch_zip
 from ._checks import Checks
@@ -30,6 +29,7 @@ from ._choice import split_of, target_format
 from ._refusals import live_objects, loss_of_content, require_proportion, require_readable
 from .base import Draft, Format
 from .beside_weights import is_part, left_beside, may_go
+from .given import in_memory, is_generated, spooled
 
 if TYPE_CHECKING:
     from ..disk import folders, patching, together
@@ -105,7 +105,8 @@ def plan(
     """Work out what writing CKPT to PATH would give, without writing.
 
     Args:
-        ckpt: a Checkpoint, or a dict of tensors: of torch, arrays of numpy, or `LazyTensor`s out of files.
+        ckpt: a Checkpoint; a dict of tensors (of torch, arrays of numpy, or `LazyTensor`s out of files); or a generator
+            of pairs (key, tensor), which wait in the folder of PATH, so that memory holds one at a time.
         path: the target; its suffix chooses the format if FORMAT does not.
         format: name of the format.
         allow_loss: accept that the format cannot hold all content, and that checksums of the source are wrong.
@@ -120,7 +121,7 @@ def plan(
             cannot load it, or it would be out of all proportion to its source.
     """
     if not isinstance(ckpt, Checkpoint):
-        ckpt = in_memory(ckpt)
+        ckpt = spooled(ckpt, path) if is_generated(ckpt) else in_memory(ckpt)
     split = split_of(max_shard_size, variant)
     chosen = target_format(ckpt, path, format, split)
     if chosen.draft is None:
@@ -177,16 +178,6 @@ def plan(
     )
 
 
-def in_memory(value: Any) -> Checkpoint:
-    """A dict of tensors as a checkpoint: of torch, where torch was imported, of numpy, and of what was opened."""
-    value = dict(value) if isinstance(value, StateDict) else value
-    if "torch" in sys.modules:
-        from ..torch_bridge import from_torch
-
-        return from_torch(value)
-    return Checkpoint(FromMemory().node(value, ""))
-
-
 def _how(draft: Draft) -> str:
     """How the bytes come about. What is computed is not copied as it is."""
     pieces = (piece for pieces in (draft.pieces, *draft.folder.values()) for piece in pieces)
@@ -214,8 +205,9 @@ def save(
     The file that the checkpoint came from may be the target: it is replaced when the new one is complete and on disk.
 
     Args:
-        ckpt: a Checkpoint, a dict of torch tensors, or a torch.nn.Module. Of tensors that the ranks of a run share
-            (`DTensor`), every rank calls this alike and writes its part of what one process would write.
+        ckpt: a Checkpoint, a dict of torch tensors, a generator of pairs (key, tensor), or a torch.nn.Module. A
+            generator is asked for the next tensor when the last one is on disk. Of tensors that the ranks of a run
+            share (`DTensor`), every rank calls this alike and writes its part of what one process would write.
         path, format, allow_loss, keep_objects, for_torch, max_shard_size, variant: see `plan`.
         overwrite: allow PATH to exist.
         backup: suffix under which an old PATH is kept.
@@ -244,6 +236,8 @@ def save(
         variant=variant,
     )
     written = partial(write, overwrite=overwrite, backup=backup, patch=patch, progress=progress)
+    if is_generated(ckpt) and not (is_remote(path) or is_folder(path)):
+        check_target(path, overwrite=overwrite, backup=backup)  # before it is asked for its tensors
     if not isinstance(ckpt, Checkpoint) and "torch" in sys.modules:  # else nothing in it is of torch
         from ..sharding.placing import has_sharded
         from .saving_shared import save_shared

@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
 from ..checkpoint import Checkpoint, little_endian_throughout
@@ -165,13 +166,14 @@ def _patched(ckpt: Checkpoint) -> Draft | None:
     pickle = fit(write_pickle(ckpt.root, keys), member.size)
     if _misread(keys.storages):
         return None
-    whole = dict(archive.ranges("data/"))
-    kept = {f"data/{s.key}": s.source for s in keys.storages}
-    if kept != whole or len(kept) != len(keys.storages) or _read_note(archive) != dict(ckpt.metadata):
+    if pickle is None or _read_note(archive) != dict(ckpt.metadata):
         return None
-    in_order = [f"data/{s.key}" for s in keys.storages] == sorted(whole, key=lambda n: whole[n].offset)
-    if pickle is None or (".format_version" in archive.members and not in_order):
-        return None
+    if not _in_order(archive, keys.storages):
+        whole = dict(archive.ranges("data/"))
+        kept = {f"data/{s.key}": s.source for s in keys.storages}
+        in_order = [f"data/{s.key}" for s in keys.storages] == sorted(whole, key=lambda n: whole[n].offset)
+        if kept != whole or len(kept) != len(keys.storages) or (".format_version" in archive.members and not in_order):
+            return None
     pickle_piece = Buffer(pickle)
     crc = Crc32Of(pickle_piece)
     second = member.header + 14 if member.descriptor is None else member.descriptor + CRC_IN_DESCRIPTOR
@@ -182,6 +184,18 @@ def _patched(ckpt: Checkpoint) -> Draft | None:
     ]
     assert isinstance(archive.file, File)
     return Draft(overlay(archive.file, patches), how="the old file with its pickle replaced", checksums=True)
+
+
+def _in_order(archive: Archive, storages: Sequence[Storage]) -> bool:
+    """Whether STORAGES are those of the archive, one after the other as they stand in it and in its directory."""
+    last = -1
+    for found, storage in zip_longest(archive.ranges("data/"), storages):
+        if found is None or storage is None or found != (f"data/{storage.key}", storage.source):
+            return False
+        if found[1].offset < last:
+            return False
+        last = found[1].offset
+    return True
 
 
 def _misread(storages: Sequence[Storage]) -> int:

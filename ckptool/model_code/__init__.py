@@ -1,1 +1,1 @@
-"""Models in code: importing, building and tracing what a user names."""
+"""Import, build and trace the models that a user names in code."""

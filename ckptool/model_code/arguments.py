@@ -1,7 +1,7 @@
-"""Arguments for the code that makes a model: configurations as the code wants them, and what the file itself says.
+"""Arguments for the code that makes a model: configuration objects from JSON, and values that the file states.
 
 A class often takes one object with all settings: a dataclass, a configuration of transformers, a Namespace. On the
-command line it is an object of JSON. It becomes what the argument is annotated with, where that can be made of it.
+command line it is a JSON object. It is converted to the class in the argument's annotation, if possible.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _CONFIGS = ("cfg", "config", "conf", "args", "opt", "opts", "hparams", "params",
 
 
 def converted(found: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """KWARGS for the class or function FOUND, with configurations as what they are annotated to be.
+    """Return KWARGS for the class or function FOUND, with JSON objects as the configurations of its annotations.
 
     Raises:
-        RuleError: an entry is none of the configuration's, or the configuration does not take it.
+        RuleError: the configuration does not have an entry, or does not accept it.
     """
     if not any(isinstance(value, dict) for value in kwargs.values()):
         return dict(kwargs)
@@ -40,7 +40,7 @@ def converted(found: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _kinds(found: Any) -> dict[str, type]:
-    """Argument -> the class of the configuration that it takes."""
+    """Return argument -> the configuration class that it takes."""
     function = found
     if isinstance(found, type):
         function = next((vars(one)["__init__"] for one in found.__mro__ if "__init__" in vars(one)), found)
@@ -56,7 +56,7 @@ def _kinds(found: Any) -> dict[str, type]:
 
 
 def _class_of(hint: Any) -> type | None:
-    """The class that a hint names, also as `Optional[Class]`; None for those of Python itself."""
+    """Return the class in an annotation, also in `Optional[Class]`, or None if it is one of Python itself."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         inner = [one for one in typing.get_args(hint) if one is not type(None)]
         hint = inner[0] if len(inner) == 1 else None
@@ -93,7 +93,11 @@ def _signature(found: Any) -> str:
 
 
 def needed(found: Any, name: str, place: str, missing: Sequence[str]) -> tuple[list[str], str]:
-    """Evidence and a hint for arguments that are MISSING: those that the code itself gives somewhere, if it does."""
+    """Return evidence and a hint for the arguments that are MISSING from the call of NAME.
+
+    If the code in the file PLACE calls FOUND with them, the evidence names that line and the hint gives its arguments;
+    else the hint lists the arguments.
+    """
     evidence = [f"{name}{_signature(found)}"]
     seen = _call_in(found, name)
     if seen is not None and set(missing) <= set(seen[1]):
@@ -123,7 +127,7 @@ def _option(name: str, value: Any) -> str:
 
 
 def _fields(kind: Any) -> str:
-    """A dataclass as an object of JSON, with its own values where it has some."""
+    """Return a dataclass as a JSON object, with its default values where it has any."""
     found = {}
     for field in dataclasses.fields(kind):
         if field.init and field.default_factory is dataclasses.MISSING:
@@ -141,7 +145,9 @@ def _takes_nothing(kind: type) -> bool:
 
 
 def _call_in(found: Any, name: str) -> tuple[int, dict[str, Any]] | None:
-    """Line and plain arguments of the last call of FOUND in its own file, as under `if __name__ == "__main__":`."""
+    """Return line and literal arguments of the last call of FOUND in its own file, as under `if __name__ ==
+    "__main__":`.
+    """
     try:
         tree = ast.parse(Path(inspect.getsourcefile(found) or "").read_text(encoding="utf-8"))
         signature = inspect.signature(found)

@@ -1,7 +1,7 @@
-"""Models in code: importing a file that defines one, building it, and filling it.
+"""Import a file that defines a model, build the model, and fill it.
 
-Importing a model file runs it; nothing else in ckptool runs a user's code. Models are built on the meta device where
-that works, so that one of any size costs no memory.
+Importing a model file runs it; nothing else in ckptool runs a user's code. Models are built on the meta device if
+possible, so that a model of any size needs no memory.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ class ModelSource:
     """A model in a user's code, found but not yet built.
 
     Attributes:
-        text: as it was named.
-        name: what it is called there (`Net`, `build_model`, `model`).
-        make: builds it; for an instance, gives it.
+        text: the text that named it.
+        name: its name in the code (`Net`, `build_model`, `model`).
+        make: builds the model; for an instance, returns it.
+        instance: whether it is an instance already.
     """
 
     text: str
@@ -66,11 +67,10 @@ def find_model(
     Args:
         text: `MODEL.py`, `MODEL.py:Name` or `package.module:Name`; Name is a class, a factory or an instance.
         kwargs: arguments for the class or factory.
-        option: what the user typed it for, for messages.
-        weights: name -> shape of what it is to be filled with: of several models the one that most of it goes into.
-
+        option: the option that TEXT was given to, for messages.
+        weights: name -> shape of the weights to load; of several models, the one that fits most of them is chosen.
     Raises:
-        Unreadable: there is no such file, or it raises when it is imported.
+        Unreadable: there is no such file, or importing it raises an exception.
         NotFound: there is no model in it, or none of that name.
         Ambiguous: there are several and TEXT does not say which.
         RuleError: the arguments do not fit.
@@ -128,7 +128,7 @@ def _import(place: str) -> Any:
 
 
 def _last_line(said: io.StringIO) -> list[str]:
-    """The last line of what code has said, and nothing of it is said again."""
+    """Return the last line that code has printed, and clear the rest."""
     lines = said.getvalue().split("\n")
     said.truncate(0)
     said.seek(0)
@@ -169,7 +169,7 @@ def _signature_of(found: Any) -> inspect.Signature:
 
 
 def _after_failing(name: str, place: str, signature: inspect.Signature, kwargs: Mapping[str, Any]) -> str:
-    """What to do where building failed."""
+    """Return a hint for a model that could not be built."""
     if signature.parameters:
         return "check the --kwargs" if kwargs else "--kwargs NAME=VALUE gives it arguments"
     if not user_code.names_file(place) or not Path(place).stem.isidentifier():
@@ -217,7 +217,7 @@ def _error_text(error: BaseException) -> str:
 
 
 def _where_in_user_code(error: BaseException, place: str) -> list[str]:
-    """The innermost line of the user's file that the error went through."""
+    """Return the innermost line of the user's file in the traceback of ERROR, or []."""
     frame, shown = error.__traceback__, ""
     while frame is not None:
         name = frame.tb_frame.f_code.co_filename
@@ -231,10 +231,10 @@ def _where_in_user_code(error: BaseException, place: str) -> list[str]:
 
 
 def signature_for(model: Any, *, inputs: Any = None, kwargs: Mapping[str, Any] | None = None) -> Signature:
-    """The signature of a module, of code that was found, or of the code that a text names (which is imported and run).
+    """Return the signature of a module, of code that was found, or of the code that a text names (which is then run).
 
     Raises:
-        RuleError: MODEL is neither.
+        RuleError: MODEL is none of these.
     """
     if isinstance(model, str | os.PathLike):
         model = find_model(str(model), kwargs)
@@ -243,7 +243,7 @@ def signature_for(model: Any, *, inputs: Any = None, kwargs: Mapping[str, Any] |
 
 
 def require_model(model: Any) -> torch.nn.Module:
-    """MODEL, if it is one, and a RuleError that says what it is otherwise."""
+    """Return MODEL if it is a torch.nn.Module, else raise RuleError that says what it is."""
     if is_model(model):
         return model
     name = getattr(model, "__name__", None)
@@ -255,9 +255,10 @@ def require_model(model: Any) -> torch.nn.Module:
 
 
 def initial_values(source: ModelSource, keys: Sequence[str]) -> dict[str, LazyTensor]:
-    """The values that the model itself gives to KEYS when it is built.
+    """Return the initial values of KEYS in a newly built model.
 
-    This builds it once more, and only those of its parameters for real: a new head on a big model costs the head.
+    The model is built once more, and only the parameters of KEYS get memory: a new head on a big model costs only the
+    head.
     """
     try:
         model = _partly_real(source, set(keys))
@@ -271,10 +272,11 @@ def initial_values(source: ModelSource, keys: Sequence[str]) -> dict[str, LazyTe
 
 
 def _partly_real(source: ModelSource, keys: set[str]) -> torch.nn.Module | None:
-    """The model with all parameters on the meta device but KEYS; None where they are not made in a fixed order.
+    """Return the model with all parameters except KEYS on the meta device, or None if their order changes between
+    builds.
 
-    Parameters are told by the order in which modules register them, which is noted on the meta device first. Their
-    memory is not touched before that: they are empty then, and are filled afterwards.
+    Parameters are identified by the order in which modules register them, which is noted on the meta device first. They
+    are empty when registered, and are filled afterwards.
     """
     if source.instance:
         return None
@@ -299,7 +301,7 @@ def _partly_real(source: ModelSource, keys: set[str]) -> torch.nn.Module | None:
 
 @contextlib.contextmanager
 def _on_registration(then: Callable[[str, torch.nn.Parameter], torch.nn.Parameter | None]) -> Iterator[None]:
-    """Call THEN with every parameter that a module registers; what it returns is registered in its place."""
+    """Call THEN with every parameter that a module registers in this context, and register what it returns instead."""
 
     def hook(_module: torch.nn.Module, name: str, parameter: Any) -> Any:
         return then(name, parameter) if isinstance(parameter, torch.nn.Parameter) else None
@@ -312,9 +314,9 @@ def _on_registration(then: Callable[[str, torch.nn.Parameter], torch.nn.Paramete
 
 
 def fill(model: torch.nn.Module, ckpt: Checkpoint) -> None:
-    """Copy the tensors of a checkpoint into the parameters and buffers of MODEL that have their names.
+    """Copy the tensors of a checkpoint into the parameters and buffers of MODEL with the same names.
 
-    Of a parameter that is divided among the ranks of a run, each rank reads its part.
+    For a parameter that is divided among ranks, each rank reads its part.
     """
     tensors = ckpt.state_dict("").tensors
     try:
@@ -326,7 +328,7 @@ def fill(model: torch.nn.Module, ckpt: Checkpoint) -> None:
 
 
 def build(source: ModelSource, *, real: bool = False) -> torch.nn.Module:
-    """Build the model: on the meta device unless REAL values are wanted or the code cannot be run there."""
+    """Build the model: on the meta device, unless REAL values are needed or the code does not run there."""
     if real or source.instance:
         return source.make()
     state = torch.get_rng_state()
@@ -359,7 +361,7 @@ _DRAWING = frozenset({torch.Tensor.normal_, torch.nn.init.normal_})
 
 
 def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
-    """The model inside DataParallel, DistributedDataParallel and torch.compile."""
+    """Return the model inside of DataParallel, DistributedDataParallel and torch.compile."""
     while True:
         inner = getattr(model, "_orig_mod", None)
         if inner is None and type(model).__name__ in ("DataParallel", "DistributedDataParallel"):
@@ -370,7 +372,7 @@ def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def parameters_of(text: str, kwargs: Mapping[str, Any] | None = None) -> dict[str, tuple[int, ...]]:
-    """name -> shape of the parameters of the model that TEXT names, in its order, those under two names once.
+    """Return name -> shape of the parameters of the model that TEXT names, in its order, tied ones once.
 
     Raises:
         CheckpointError: as `find_model`, and if the model cannot be built.
@@ -380,9 +382,9 @@ def parameters_of(text: str, kwargs: Mapping[str, Any] | None = None) -> dict[st
 
 
 def refused(model: torch.nn.Module, weights: StateDict) -> str | None:
-    """What `model.load_state_dict(…, strict=True)` says against WEIGHTS, or None if it takes them.
+    """Return the error of `model.load_state_dict(…, strict=True)` for WEIGHTS, or None if it accepts them.
 
-    It is asked itself, with tensors of these shapes that have no memory. MODEL has none either afterwards.
+    It is called with tensors of these shapes without memory. MODEL has no memory either afterwards.
     """
     state: OrderedDict[str, Any] = OrderedDict()
     for key, tensor in weights.tensors.items():

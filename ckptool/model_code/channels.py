@@ -1,8 +1,7 @@
-"""Which layers the channels of a tensor come from, through concatenations of branches; and what flows into what.
+"""Find which layers the channels of a tensor come from, through concatenations, and which layers feed which.
 
-A layer that takes several branches side by side has their order in its own weights, and no shape shows that order.
-Only branches that run beside each other count: where one comes out of the other, as in a skip connection, code has no
-choice of which was registered first.
+A layer that takes concatenated branches has their order in its weights, and no shape shows that order. Only parallel
+branches count: if one branch feeds another, as in a skip connection, code can register them in only one order.
 """
 
 from __future__ import annotations
@@ -21,11 +20,10 @@ class Channels:
     """Follows channels from layer to layer.
 
     Args:
-        buffers: keys that are no weights.
-
+        buffers: keys of buffers, which are no weights.
     Attributes:
-        joined: key of a weight -> the layers whose outputs it takes concatenated, each with its number of channels.
-        bit: key of a weight -> the number of the bit that stands for it in `before`.
+        joined: key of a weight -> the layers whose concatenated outputs it takes, each with its number of channels.
+        bit: key of a weight -> the number of its bit in `before`.
         before: key of a weight -> the weights that its first input was computed from, as a set of bits.
     """
 
@@ -44,7 +42,7 @@ class Channels:
         """Learn from one call of a function.
 
         Args:
-            name, args, kwargs, result: of the call. All tensors have to stay alive, so that ids stay their own.
+            name, args, kwargs, result: of the call. All tensors have to stay alive, so that their ids stay unique.
             keys: id of a parameter or buffer -> its key.
         """
         values = () if name.startswith("new_") or name.endswith("_like") else tuple(_flat((args, kwargs)))
@@ -84,9 +82,9 @@ class Channels:
                 self._bare.add(id(result))
 
     def _met(self, values: Iterable[Any], keys: Mapping[int, str]) -> int:
-        """The set of weights that the arguments of a call were computed from.
+        """Return the set of weights that the arguments of a call were computed from.
 
-        Also notes, for each weight that meets data here for the first time, what that data was computed from.
+        Also note, for each weight that meets data for the first time, what that data was computed from.
         """
         data, own, meets = 0, 0, False
         for value in values:
@@ -114,11 +112,13 @@ class Channels:
         return data | own
 
     def learned(self, value: Any) -> bool:
-        """Whether a tensor was computed from any weight."""
+        """Return whether a tensor was computed from any weight."""
         return id(value) in self._behind
 
     def _side_by_side(self, parts: Any, dim: Any, rank: int) -> tuple[bool, Parts] | None:
-        """The layers whose outputs a concatenation holds, if it joins channels and all of them are known."""
+        """Return the layers whose outputs a concatenation holds, if it joins channels and all of them are known; else
+        None.
+        """
         held = [self._of.get(id(part)) for part in parts]
         if not isinstance(dim, int) or any(one is None for one in held) or len({one[0] for one in held if one}) != 1:
             return None
@@ -138,7 +138,9 @@ class Channels:
         return None
 
     def _join(self, key: str, parts: Parts) -> None:
-        """Note that a weight takes these layers' outputs concatenated, if none of them is computed from another."""
+        """Note that a weight takes the concatenated outputs of these layers, if none of them is computed from
+        another.
+        """
         names = [name for name, _ in parts]
         apart = len(set(names)) == len(names) and not any(
             self.before.get(other, 0) >> self.bit[name] & 1 for name in names for other in names

@@ -1,8 +1,8 @@
-"""Which of the classes, functions and instances of a file is the model, where nobody says.
+"""Find which class, function or instance in a file is the model, if the user does not name it.
 
-What a file says of itself decides first: a usual name (`build_model`), an instance, the class that no other one is made
-of. Where several are left, those that can be built with the arguments that were given are built on the meta device and
-held against the weights that they are for: the one that most of these go into is meant. Of equal ones none is chosen.
+The file itself decides first: a usual name (`build_model`), an instance, the class that no other class uses. Of the
+remaining ones, those that can be built with the given arguments are built on the meta device and compared with the
+weights to load: the model that fits most of them is chosen. If two fit equally well, none is chosen.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def is_model(value: Any) -> bool:
-    """Whether a value is a module of torch."""
+    """Return whether a value is a torch.nn.Module."""
     return isinstance(value, torch.nn.Module)
 
 
 def choices(module: Any) -> dict[str, Any]:
-    """What in a module could be the model: instances, classes and factories that it defines itself."""
+    """Return everything in a module that may be the model: its own instances, classes and factories."""
     own = {name: value for name, value in vars(module).items() if not name.startswith("_")}
     here = module.__name__
     classes = {
@@ -66,8 +66,10 @@ def _makes_a_model(name: str, function: Any, outer: set[str]) -> bool:
 
 
 def _made_by(function: Any) -> set[str]:
-    """What a function calls to make what it returns: {"VGG"} of `return VGG(…)`, {"nn.Sequential"} of
-    `net = nn.Sequential(…); return net.eval()`, read from its source."""
+    """Return the functions whose result a function returns, read from its source.
+
+    {"VGG"} for `return VGG(…)`, {"nn.Sequential"} for `net = nn.Sequential(…); return net.eval()`.
+    """
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError):
@@ -85,7 +87,9 @@ def _made_by(function: Any) -> set[str]:
 
 
 def _called(node: ast.expr) -> str:
-    """`nn.Sequential` of `nn.Sequential(…)` and of `nn.Sequential(…).to(device)`; "" for what is no call."""
+    """Return `nn.Sequential` for `nn.Sequential(…)` and `nn.Sequential(…).to(device)`, and "" if the node is no
+    call.
+    """
     while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Call):
         node = node.func.value
     return ast.unparse(node.func) if isinstance(node, ast.Call) else ""
@@ -96,7 +100,7 @@ def _root(node: ast.expr) -> str:
 
 
 def _gives_a_module(function: Any, seen: set[Any]) -> bool:
-    """Whether what a function returns is made by a class of modules, or by another function that does so."""
+    """Return whether a function returns a module, from a class or from another function that returns one."""
     known = vars(sys.modules[function.__module__]) if function.__module__ in sys.modules else function.__globals__
     for dotted in _made_by(function):
         first, *others = dotted.split(".")
@@ -117,16 +121,15 @@ def _gives_a_module(function: Any, seen: set[Any]) -> bool:
 def only_choice(
     module: Any, place: str, weights: Shapes | None = None, kwargs: Mapping[str, Any] | None = None
 ) -> tuple[str, Any]:
-    """The model of a module, by its name and as what it is.
+    """Return the name and the value of the model in a module.
 
     Args:
-        module, place: the module, and how it was named.
-        weights: what the model is to be filled with, if that is known.
-        kwargs: what it is built with.
-
+        module, place: the module, and the text that named it.
+        weights: name -> shape of the weights to load, if known.
+        kwargs: arguments for the class or factory.
     Raises:
-        NotFound: there is none.
-        Ambiguous: there are several. Those that the weights go into best stand first.
+        NotFound: there is no model.
+        Ambiguous: there are several. The best fits are listed first.
     """
     found = choices(module)
     for name in _FACTORIES:
@@ -157,8 +160,10 @@ def only_choice(
 
 
 def _ranked(shown: Mapping[str, Any], weights: Shapes | None, kwargs: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """Of those that can be built with KWARGS and hold anything, how many elements of the WEIGHTS go into them:
-    by name and shape, and by shape alone. What is made without weights to compare is all the same."""
+    """Return name -> (elements of WEIGHTS that fit by name and shape, elements that fit by shape) for candidates.
+
+    Only candidates that can be built with KWARGS and have parameters are in it. Without WEIGHTS all are equal.
+    """
     found: dict[str, tuple[int, int]] = {}
     sizes = Counter((weights or {}).values())
     for name, value in shown.items():
@@ -172,7 +177,7 @@ def _ranked(shown: Mapping[str, Any], weights: Shapes | None, kwargs: Mapping[st
 
 
 def _shapes(value: Any, kwargs: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """What a candidate holds, {} for what holds nothing or does not build like this."""
+    """Return the shapes in a candidate's state dict; {} if it is empty or cannot be built with KWARGS."""
     try:
         with torch.device("meta"), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -184,7 +189,7 @@ def _shapes(value: Any, kwargs: Mapping[str, Any]) -> dict[str, tuple[int, ...]]
 
 
 def _outermost(classes: Mapping[str, Any]) -> dict[str, Any]:
-    """The classes that no other class of the file is made of: whose name no other's source mentions."""
+    """Return the classes whose name is in the source of no other class of the file."""
     inner = set()
     for other in classes.values():
         try:
@@ -196,7 +201,7 @@ def _outermost(classes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _none(module: Any, place: str) -> NotFound:
-    """There is no model; if one is made where importing does not come, that is why."""
+    """Return the error for a file without a model. It says so if the model is made where importing does not run."""
     made = _made_in_main(module)
     if made:
         line, name = made
@@ -213,7 +218,7 @@ def _none(module: Any, place: str) -> NotFound:
 
 
 def _made_in_main(module: Any) -> tuple[int, str] | None:
-    """Line and name of the first thing that is made by a call under `if __name__ == "__main__":`."""
+    """Return line and name of the first value that is made by a call under `if __name__ == "__main__":`, or None."""
     try:
         tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
     except (OSError, TypeError, ValueError, SyntaxError, AttributeError):
@@ -226,7 +231,7 @@ def _made_in_main(module: Any) -> tuple[int, str] | None:
 
 
 def listing(shown: Mapping[str, Any]) -> list[str]:
-    """Candidates with what they are."""
+    """Return the candidates with their kinds, as lines."""
     return [f"{printable(name)} ({_kind(value)})" for name, value in list(shown.items())[:20]]
 
 
@@ -235,6 +240,6 @@ def _kind(value: Any) -> str:
 
 
 def hint(place: str, shown: Mapping[str, Any], wanted: str = "") -> str | None:
-    """One of the candidates as it is typed: the one whose name is nearest to what was wanted."""
+    """Return a candidate as a user would type it: the one whose name is most like WANTED."""
     near = closest(wanted, list(shown), 1) if wanted else []
     return f"{shell_path(place)}:{(near or list(shown))[0]}" if shown else None

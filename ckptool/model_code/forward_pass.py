@@ -1,6 +1,6 @@
-"""Follow a forward pass: which tensor is used when, by which function, and what is done with the result.
+"""Follow a forward pass: when each tensor is used, by which function, and what happens to the result.
 
-Nothing is computed for its value; what counts is which function takes what. `trace` runs the model under it.
+Values do not matter, only which function takes which tensor. `trace` runs the model under it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from .channels import Channels
 from .gating import Gating
 from .hollow import shape_only
 from .input_search import Budget, flat
-from .signature import Facts, Flattened, Flow, Layout
+from .patches import Patches
+from .signature import BehindLayer, Facts, Flattened, Flow, Layout
 
 #: Of more slices of one tensor, they are no parts of it.
 _MOST_SLICES = 16
@@ -63,7 +64,7 @@ class Use:
     Attributes:
         index: how many other tensors were used before it.
         how: the function that took it ("linear").
-        facts: what the rest of the pass shows of it.
+        facts: what the rest of the pass shows about it.
     """
 
     index: int
@@ -72,7 +73,7 @@ class Use:
 
 
 def _turned_to(name: str, args: Any) -> list[int] | None:
-    """Where the four dimensions of a result come from, or None where the arguments do not say so by place."""
+    """Return the old place of each of the four dimensions of a result, or None if the arguments do not show it."""
     given = args[1] if len(args) == 2 and isinstance(args[1], tuple | list | torch.Size) else args[1:]
     if not all(isinstance(dim, int) for dim in given):
         return None
@@ -90,7 +91,7 @@ def _turned_to(name: str, args: Any) -> list[int] | None:
 
 
 class Follower(TorchFunctionMode):  # type: ignore[misc]
-    """Notes which parameter is used when, by which function, and what is done with the result."""
+    """Notes when each parameter is used, by which function, and what happens to the result."""
 
     def __init__(self, keys: dict[int, str], buffers: Container[str]) -> None:
         super().__init__()
@@ -107,6 +108,9 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         self._turned: set[int] = set()  # transposed views of parameters
         self._channels = Channels(buffers)
         self._gating = Gating()
+        self._patches = Patches()
+        self._made: dict[int, str] = {}  # id of a tensor -> the weight of the layer whose outputs it is
+        self._normed: dict[int, str] = {}  # id of such a tensor -> the statistics of the batch norm that took it
         self._outputs: dict[int, frozenset[str]] = {}  # id of a tensor -> the matrices that made what it holds
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -117,6 +121,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             key = self._keys.get(id(value))
             if key is not None and name not in _LOOKS:
                 self._use(key, name, place, args, value)
+        self._taken_elsewhere(name, [value for value in flat([args, kwargs]) if isinstance(value, torch.Tensor)])
         result = shape_only(name, args, kwargs)
         if result is None:
             self._budget.before(name, args)
@@ -134,11 +139,12 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         self._learn(name, args, kwargs, result)
         self._channels.see(name, args, kwargs, result, self._keys)
         self._gating.see(name, args, kwargs, result, self._keys)
+        self._patches.see(name, args, kwargs, result, self._channels.learned)
         self._credit(name, args, kwargs, result)
         return result
 
     def _credit(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
-        """Note whose outputs a result holds: those of the matrices that the data in it was last multiplied with."""
+        """Note which matrices a result is an output of: those that its data was last multiplied with."""
         taken = [value for value in flat([args, kwargs]) if isinstance(value, torch.Tensor)]
         if name in _MULTIPLY or name.startswith("conv"):
             made = frozenset(self._keys[id(t)] for t in taken[1:] if id(t) in self._keys and t.ndim > 1)
@@ -149,14 +155,14 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
                 if isinstance(one, torch.Tensor):
                     self._outputs.setdefault(id(one), made)
 
-    def _rotates(self, kind: str, value: Any) -> None:
-        """Note that the outputs of some matrices are turned by pairs, as rotary embeddings do."""
+    def _rotates(self, kind: str, value: Any, width: int = 0) -> None:
+        """Note that WIDTH outputs of each head of some matrices are rotated in pairs, as rotary embeddings do."""
         for key in self._outputs.get(id(value), ()):
-            if key in self.uses:
-                self.uses[key].facts.rotary = self.uses[key].facts.rotary or kind
+            if key in self.uses and self.uses[key].facts.rotary is None:
+                self.uses[key].facts.rotary, self.uses[key].facts.turned = kind, width
 
     def finish(self) -> None:
-        """Note what only the whole pass shows."""
+        """Note the facts that only the whole pass shows."""
         for key, use in self.uses.items():
             use.facts.joined = self._channels.joined.get(key, ())
             use.facts.beside_gate = self._gating.roles.get(key, "")
@@ -171,8 +177,12 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             self.uses[key] = Use(len(self.uses), name)
             first = args[0] if args and isinstance(args[0], torch.Tensor) else None
             kind, what = self._from.get(id(first), ("", None))
+            facts = self.uses[key].facts
             if kind == "flat" and name in ("linear", "addmm", "matmul"):
-                self.uses[key].facts.flattened = what
+                facts.flattened = what
+            if name in ("linear", "matmul", "__matmul__") and place == 1:
+                facts.pixels = self._patches.order_of(first)
+            facts.plus = _added(name, args)
         if name in _MULTIPLY and self.uses[key].how in _MEMBERS:
             self.uses[key].how = name  # what is done with a member counts
         if name in _PRODUCTS and place >= 1:
@@ -183,13 +193,13 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             self._summed(key, args, value)
 
     def _stands(self, key: str, *, inputs_first: bool) -> None:
-        """Note how a matrix stands, where its first use says so."""
+        """Note whether a matrix has its inputs first, if its first use shows it."""
         facts = self.uses[key].facts
         if facts.inputs_first is None:
             facts.inputs_first = inputs_first
 
     def _members(self, args: Any, result: Any) -> None:
-        """Matrices that are taken out of a stack by their number are matrices of the parameter that holds it."""
+        """Note that matrices taken out of a stack by index belong to the parameter that holds the stack."""
         index = args[1] if len(args) > 1 else 0
         whole = isinstance(index, int) or (isinstance(index, torch.Tensor) and not index.is_floating_point())
         for one in [result] if isinstance(result, torch.Tensor) else result if whole else ():
@@ -199,7 +209,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
                     self._turned.add(id(one))
 
     def _summed(self, key: str, args: Any, value: torch.Tensor) -> None:
-        """Which dimensions of a parameter are inputs, where an equation says over which of them is summed."""
+        """Note which dimensions of a parameter are inputs, if an einsum equation sums over them."""
         equation, *operands = args
         operands = operands[0] if len(operands) == 1 and isinstance(operands[0], tuple | list) else operands
         if not isinstance(equation, str) or "->" not in equation:
@@ -217,16 +227,22 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             self.uses[key].facts.dims = tuple(kinds)
 
     def _learn(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
-        """What is worth knowing of a result: features and how they are flattened, fused projections, rotary."""
+        """Note facts from a result: how features are flattened, how fused projections are split, rotary embeddings."""
         every_second = name == "__getitem__" and _every_second(args) and self._channels.learned(args[0])
         if name == "view_as_complex" or name == "polar" or every_second:
             self.rotary = "interleaved"
-            self._rotates("interleaved", args[0] if args else None)
+            if args and isinstance(args[0], torch.Tensor) and name != "polar":
+                width = args[0].shape[-1] * (1 if every_second else args[0].shape[-2])
+                self._rotates("interleaved", args[0], width)
+        if name in _TURNS and isinstance(result, torch.Tensor) and _sorts_pairs(args[0], result):
+            self._rotates("unknown", args[0])
         if not isinstance(result, torch.Tensor):
             if isinstance(result, tuple | list):
                 self._cut(name, result)
                 first = args[0] if args else None
                 kind, what = self._from.get(id(first), ("", None))
+                if kind == "grouped" and name in _CUTS and _along_last(args, kwargs, first):
+                    self._inside(what)
                 if kind == "fused" and name in ("chunk", "split", "tensor_split", "unsafe_chunk", "unbind"):
                     self._layout(what, "block")
                     if name != "unbind" and len({getattr(part, "shape", None) for part in result}) == 1:
@@ -248,8 +264,13 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         ):
             kind = "half" if name != "stack" else "interleaved"
             self.rotary = self.rotary or kind
+            width = sum(part.shape[-1] for part in args[0])
             for part in args[0]:
-                self._rotates(kind, part)
+                self._rotates(kind, part, width)
+        if (name.startswith("conv") or name == "linear") and len(args) > 1 and id(args[1]) in self._keys:
+            self._made[id(result)] = self._keys[id(args[1])]
+        elif name == "batch_norm":
+            self._behind(args, kwargs)
         if name.startswith("conv") and result.ndim == 4:
             self._from[id(result)] = ("features", "nchw")
         elif name == "linear" and len(args) > 1 and id(args[1]) in self._keys:
@@ -260,14 +281,30 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             if made is not None:
                 self._from[id(result)] = made
 
+    def _behind(self, args: Any, kwargs: Any) -> None:
+        """Note which layer a batch norm follows at once, with its eps."""
+        given = dict(zip(_OF_BATCH_NORM, args, strict=False)) | kwargs
+        layer, mean = self._made.get(id(given.get("input"))), self._keys.get(id(given.get("running_mean")))
+        eps = given.get("eps", 1e-5)
+        if layer is not None and mean in self.uses and isinstance(eps, float):
+            self.uses[mean].facts.behind = BehindLayer(layer, eps)
+            self._normed[id(given["input"])] = mean
+
+    def _taken_elsewhere(self, name: str, values: Sequence[Any]) -> None:
+        """Forget which layer a batch norm follows where another function takes the output of that layer, too."""
+        for value in values if name != "batch_norm" and name not in _LOOKS else ():
+            self._made.pop(id(value), None)
+            if (mean := self._normed.pop(id(value), None)) is not None:
+                self.uses[mean].facts.behind = None
+
     def _cut(self, name: str, parts: Sequence[Any]) -> None:
-        """Note the sizes of unequal parts that a tensor is cut into."""
+        """Note the sizes if a tensor is split into unequal parts."""
         shapes = [tuple(part.shape) for part in parts if isinstance(part, torch.Tensor)]
         if name in ("split", "split_with_sizes", "tensor_split") and len(set(shapes)) > 1:
             self.cuts.update(sizes for sizes in zip(*shapes, strict=False) if len(set(sizes)) > 1)
 
     def _sliced(self, whole: Any, index: Any) -> None:
-        """Note the sizes of slices along one dimension, once they are all of a tensor."""
+        """Note the sizes of slices along one dimension, when they cover the whole tensor."""
         places = list(index) if isinstance(index, tuple) else [index]
         if not all(one is Ellipsis or isinstance(one, slice) for one in places):
             return
@@ -305,6 +342,11 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
                 if h * w > 1 and result.shape[1] == c * h * w:
                     return "flat", Flattened(what, c, h, w)
             return None
+        if kind == "grouped":
+            cut = result.shape[:-1] == first.shape[:-1] and result.shape != first.shape
+            if name == "__getitem__" and cut and not _every_second(args):
+                self._inside(what)
+            return (kind, what) if name in _TURNS and result.shape[-1] == first.shape[-1] else None
         if kind == "flat":
             return (kind, what) if result.shape == first.shape else None
         if kind == "part":
@@ -318,7 +360,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         if kind == "fused":
             if name in ("reshape", "view", "unflatten", "rearrange") and result.ndim > first.ndim:
                 self._reshaped(what, first, result)
-                return None
+                return ("grouped", what) if result.ndim == first.ndim + 1 else None
             if name in ("__getitem__", "narrow"):
                 self._layout(what, "block")
                 return None
@@ -326,7 +368,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         return None
 
     def _modulated(self, name: str, args: Any, result: torch.Tensor) -> None:
-        """Note which parts of the outputs of a layer are added to other tensors (shifts) or multiply them (scales)."""
+        """Note which parts of the output of a layer are added to other tensors (shifts) or multiply them (scales)."""
         for part, other in itertools.permutations(args[:2]):
             kind, what = self._from.get(id(part), ("", None))
             if kind != "part" or what[0] not in self.uses:
@@ -342,6 +384,13 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             done[place] = done[place] or ("add" if name in _ADDS else "mul")
             facts.modulates = tuple(done)
 
+    def _inside(self, what: Any) -> None:
+        """Note that what a projection gives is cut in the last of the sizes that it was brought to."""
+        key = what[0]
+        if key in self.uses and self.uses[key].facts.layout.kind == "grouped":
+            facts = self.uses[key].facts
+            facts.layout = facts.layout._replace(kind="inside")
+
     def _reshaped(self, what: Any, first: Any, result: Any) -> None:
         inner = tuple(result.shape[first.ndim - 1 :])
         if math.prod(inner) == what[1] and len(inner) in (2, 3):
@@ -354,8 +403,38 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             facts.layout = facts.layout if facts.layout.kind else Layout(layout, inner)
 
 
+_CUTS = frozenset("chunk split split_with_sizes tensor_split unsafe_chunk".split())
+
+
+def _along_last(args: Any, kwargs: Any, whole: Any) -> bool:
+    """Return whether a call splits a tensor along its last dimension."""
+    dim = kwargs.get("dim", args[2] if len(args) > 2 else 0)
+    return isinstance(dim, int) and dim % whole.ndim == whole.ndim - 1
+
+
+#: What torch's batch norm is given, in its order.
+_OF_BATCH_NORM = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+
+
+def _added(name: str, args: Any) -> float | None:
+    """Return the number that a function adds to a parameter: 0 if it does not add, None if it adds no number."""
+    if name not in _ADDS:
+        return 0.0
+    numbers = [value for value in args[:2] if isinstance(value, int | float)]
+    return float(numbers[0]) if len(numbers) == 1 else None
+
+
+def _sorts_pairs(before: Any, after: torch.Tensor) -> bool:
+    """Return whether neighbours [..., pairs, 2] become halves [..., 2, pairs].
+
+    The code after it then seems to rotate other pairs than it does.
+    """
+    swapped = isinstance(before, torch.Tensor) and before.ndim >= 4 and before.shape[-1] == 2 != before.shape[-2]
+    return swapped and after.shape == (*before.shape[:-2], 2, before.shape[-2])
+
+
 def _every_second(args: Any) -> bool:
-    """Whether the even or the odd elements of a last dimension are taken, as rotary embeddings of pairs do."""
+    """Return whether the even or odd elements of a last dimension are taken, as interleaved rotary embeddings do."""
     index = args[1] if len(args) > 1 else None
     if not isinstance(index, tuple) or not index:
         return False

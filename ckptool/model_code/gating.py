@@ -1,7 +1,7 @@
-"""Find gated pairs (SwiGLU, GEGLU): the layer whose activation multiplies the outputs of another is its gate.
+"""Find gated pairs (SwiGLU, GEGLU): the layer whose activated output multiplies the output of another is its gate.
 
-In `down(silu(a(x)) * b(x))` the gate is a, whatever the model calls it. A layer that computes both at once has the gate
-in one half of its outputs (Shazeer, "GLU Variants Improve Transformer", 2020). No other module follows gates.
+In `down(silu(a(x)) * b(x))` the gate is a, whatever its name is. A layer that computes both has the gate in one half of
+its output (Shazeer, "GLU Variants Improve Transformer", 2020). No other module follows gates.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _Origin = tuple[str, int | None]
 
 
 class Gating:
-    """Follows what comes out of each weight until it is multiplied with what comes out of another.
+    """Follows the output of each weight until it is multiplied with the output of another.
 
     Attributes:
-        roles: key of a weight -> "gate" or "up", where two layers of one size and one input are gate and gated.
-        halves: key of a weight -> which half of its outputs is the gate of the other.
+        roles: key of a weight -> "gate" or "up", for two layers of one size and one input whose outputs are multiplied.
+        halves: key of a weight -> which half of its output is the gate of the other half.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Gating:
         self._taken: dict[str, tuple[int, tuple[int, ...]]] = {}  # what a weight works on, and its sizes
 
     def see(self, name: str, args: Any, kwargs: Any, result: Any, keys: Mapping[int, str]) -> None:
-        """Learn from one call of a function; arguments as those of `Channels.see`."""
+        """Learn from one call of a function. The arguments are those of `Channels.see`."""
         tensors = [value for value in flat([args, kwargs]) if hasattr(value, "ndim")]
         if name in _PRODUCTS or name.startswith("conv"):
             self._begin(tensors, result, keys)
@@ -70,7 +70,7 @@ class Gating:
             self._active[id(result)] = active
 
     def comes_from(self, value: Any, key: str) -> bool:
-        """Whether a tensor was computed from what one weight gives, and from no other."""
+        """Return whether a tensor was computed from the output of the weight KEY, and of no other weight."""
         return self._origin.get(id(value), ("", None))[0] == key
 
     def _begin(self, tensors: list[Any], result: Any, keys: Mapping[int, str]) -> None:
@@ -84,8 +84,8 @@ class Gating:
     def _judge(self, one: Any, other: Any) -> None:
         """Find the gate of two tensors that are multiplied: the one that went through an activation.
 
-        Of two halves of one layer that both did, the gate is the one that went through a sigmoid (van den Oord et al.,
-        "WaveNet", 2016). Of two layers that both did, none is: recurrent cells multiply such layers as well.
+        If both halves of one layer did, the gate is the half that went through a sigmoid (van den Oord et al.,
+        "WaveNet", 2016). If two layers did, neither is a gate: recurrent cells multiply such layers as well.
         """
         made = [self._active.get(id(tensor)) for tensor in (one, other)]
         opens = [name is not None and (None in made or name in _SIGMOIDS) for name in made]
@@ -104,7 +104,7 @@ class Gating:
 
 
 def _half(args: Any) -> int | None:
-    """Which half of the last dimension a slice takes, or None."""
+    """Return which half of the last dimension a slice takes, or None."""
     index = args[1] if len(args) > 1 else None
     if not isinstance(index, tuple) or not index:
         return None

@@ -1,4 +1,4 @@
-"""Models without values: of their forward pass only shapes are wanted, and what uses which weight."""
+"""Models without values, for forward passes in which only shapes and the uses of weights matter."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import torch
 
 
 def without_memory(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """Copies of the model with its structure and no values: of zeros in one element each, and on the meta device.
+    """Yield copies of the model without values: with zeros that share one element, then on the meta device.
 
-    The first can be run as any model on a CPU, also where code looks at values, and costs no start-up: the first pass
-    on the meta device imports two seconds of torch. The second is for models whose operations themselves are too big.
+    The first runs on a CPU like any model, also if code reads values, and starts fast: the first pass on the meta
+    device imports two seconds of torch. The second is for models whose operations themselves are too big.
     """
     for hollow in (_zeros, _on_meta):
         memo: dict[int, Any] = {}
@@ -45,7 +45,9 @@ _FEW = 1 << 20
 
 
 def shape_only(name: str, args: Any, kwargs: Any) -> torch.Tensor | None:
-    """Zeros of the shape that a layer of zeros gives, without work and memory; None where that is not known."""
+    """Return zeros in the shape that a layer gives for zeros, without computing or memory; None if the shape is not
+    known.
+    """
     x = args[0] if args else None
     if not isinstance(x, torch.Tensor):
         return None
@@ -72,7 +74,9 @@ def shape_only(name: str, args: Any, kwargs: Any) -> torch.Tensor | None:
 def _convolved(
     sizes: Sequence[int], kernel: Sequence[int], stride: Any = 1, padding: Any = 0, dilation: Any = 1
 ) -> list[int] | None:
-    """What a convolution makes of the sizes of an image (or a line, or a volume), or None where torch has to say."""
+    """Return the sizes of a convolution's output (for a line, an image or a volume), or None if torch has to compute
+    them.
+    """
     each = [
         tuple(n) * (len(sizes) if len(n) == 1 else 1) if isinstance(n, tuple | list) else (n,) * len(sizes)
         for n in (stride, padding, dilation)

@@ -1,4 +1,4 @@
-"""Example inputs of a model: as they are written on the command line, and worked out from its first layers."""
+"""Example inputs of a model, from the command line, or guessed from its first layers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SPEC = re.compile(r"(?:(\w+(?:\.\w+)*)=)?(\w+)\[([\d,\s]*)\](?:<(\d+))?\Z")
 
 @dataclass(frozen=True, slots=True)
 class InputSpec:
-    """A random input: element type and shape; integers are below HIGH and not below LOW."""
+    """A random input: element type and shape. Integers are from LOW to HIGH - 1."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -31,7 +31,7 @@ class InputSpec:
 
 
 class Fields(dict[str, Any]):
-    """Inputs with names inside one argument, as `batch["image"]` or `data.x`."""
+    """Named inputs inside one argument, as in `batch["image"]` or `data.x`."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -41,7 +41,7 @@ class Fields(dict[str, Any]):
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, ...], Any]]:
-    """Every spec or tensor in inputs, lists and dicts inside of them included, with the way there."""
+    """Return every spec or tensor in nested inputs, each with the path to it."""
     if isinstance(value, Mapping):
         return [one for key, item in value.items() for one in leaves(item, (*path, key))]
     if isinstance(value, list | tuple):
@@ -50,7 +50,7 @@ def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, ...]
 
 
 def with_leaves(value: Any, new: Sequence[Any]) -> Any:
-    """Inputs of the same structure with other specs or tensors, given in the order of `leaves`."""
+    """Return inputs of the same structure with the values NEW, in the order of `leaves`."""
     left = iter(new)
 
     def put(item: Any) -> Any:
@@ -65,11 +65,10 @@ def with_leaves(value: Any, new: Sequence[Any]) -> Any:
 
 
 def parse_inputs(texts: Sequence[str], option: str = "--input") -> list[Any] | dict[str, Any] | None:
-    """Inputs as they are written on the command line: `float32[2,3,64,64]`, `int64[2,12]<100`, `name=float32[2,8]`.
+    """Parse inputs from the command line: `float32[2,3,64,64]`, `int64[2,12]<100`, `name=float32[2,8]`.
 
-    `batch.image=…` is an entry of a dict (or an attribute), `maps.0=…`, `maps.1=…` are a list.
-    OPTION is what they were given to.
-
+    `batch.image=…` is an entry of a dict (or an attribute); `maps.0=…`, `maps.1=…` are a list. OPTION is the option
+    that they were given to.
     Raises:
         RuleError: a text is none of these.
     """
@@ -98,7 +97,7 @@ _DEEPEST = 32
 
 
 def nested(flat: Mapping[str, Any], where: object = "--input") -> dict[str, Any]:
-    """Names with dots as dicts, and as lists where they end in numbers."""
+    """Turn dotted names into nested dicts, or lists if the parts are numbers."""
     out: dict[str, Any] = {}
     for name, value in flat.items():
         at = out
@@ -122,7 +121,7 @@ def _lists(value: Any) -> Any:
 
 
 def made(value: Any, device: str = "cpu", generator: Any = None) -> Any:
-    """The random tensors that specs describe; anything else as it is."""
+    """Return random tensors for the specs in VALUE, and other values as they are."""
     if isinstance(value, Mapping | list | tuple):
         return with_leaves(value, [made(one, device, generator) for _, one in leaves(value)])
     if not isinstance(value, InputSpec):
@@ -146,7 +145,7 @@ def made(value: Any, device: str = "cpu", generator: Any = None) -> Any:
 
 
 def inputs_text(inputs: Any) -> str:
-    """Inputs as a person would type them."""
+    """Return inputs as a user would type them."""
     told = []
     for path, value in leaves(inputs):
         name = ".".join(map(str, path)) if isinstance(inputs, Mapping) or len(path) > 1 else ""
@@ -180,7 +179,7 @@ _SIZES = (32, 64, 16, 224, 28, 24, 8, 128, 96, 48, 256, 299, 384, 512, 12, 20, 4
 
 
 def guess_inputs(model: torch.nn.Module) -> Iterator[Any]:
-    """Inputs that MODEL might take, the likeliest first, from the names of its arguments and its first layers."""
+    """Yield inputs that MODEL may take, the likeliest first, by the names of its arguments and by its first layers."""
     try:
         parameters = list(inspect.signature(model.forward).parameters.values())
     except (TypeError, ValueError):
@@ -205,7 +204,7 @@ def guess_inputs(model: torch.nn.Module) -> Iterator[Any]:
 
 
 def _combined(model: torch.nn.Module, wanted: list[str], *, by_name: bool) -> Iterator[Any]:
-    """Inputs for the arguments WANTED, the likeliest combinations first."""
+    """Yield inputs for the arguments WANTED, the likeliest combinations first."""
     options = [list(inputs_for(model, name, len(wanted))) for name in wanted]
     if len(wanted) == 1:
         combined: Iterator[tuple[InputSpec, ...]] = ((one,) for one in options[0])
@@ -222,10 +221,11 @@ def _combined(model: torch.nn.Module, wanted: list[str], *, by_name: bool) -> It
 
 @dataclass(frozen=True, slots=True)
 class _Layers:
-    """What the layers of a model take: entries of tables, those that are no places or kinds of words, (dimensions,
-    channels) of convolutions, widths.
+    """What the layers of a model take.
 
-    Of convolutions and widths the first that is registered comes first, then those that no other layer gives.
+    `tokens` are the rows of tables, `words` the rows of tables that are not for positions or types; `convolutions` are
+    (dimensions, channels), `widths` the inputs of linear layers. Of the last two the first registered one comes first,
+    then those that no other layer gives.
     """
 
     tokens: list[int]
@@ -272,7 +272,9 @@ def _layers(model: torch.nn.Module) -> _Layers:
 
 
 def _sides(model: torch.nn.Module) -> list[tuple[int, int]]:
-    """Sizes of pictures of which feature maps are left for a linear layer, by the strides of the layers."""
+    """Return sizes of pictures that leave the right number of features for a linear layer, by the strides of the
+    layers.
+    """
     stride, channels, widths = 1, 0, []
     for module in model.modules():
         if isinstance(module, torch.nn.AdaptiveAvgPool2d | torch.nn.AdaptiveMaxPool2d):
@@ -293,7 +295,7 @@ def _sides(model: torch.nn.Module) -> list[tuple[int, int]]:
 
 
 def _pictures(found: _Layers) -> Iterator[InputSpec]:
-    """Inputs of convolutions, one of every kind before another size of the first."""
+    """Yield inputs of convolutions: one of each kind before another size of the first."""
     sizes = {
         (dims, channels): [InputSpec("float32", (2, abs(channels), *one)) for one in _extents(found, dims, channels)]
         for dims, channels in found.convolutions
@@ -303,7 +305,7 @@ def _pictures(found: _Layers) -> Iterator[InputSpec]:
 
 
 def _extents(found: _Layers, dims: int, channels: int) -> list[tuple[int, ...]]:
-    """Lengths, sizes of pictures or of volumes to try."""
+    """Return lengths, or sizes of pictures or volumes, to try."""
     if channels < 0:
         return [(n,) * dims for n in (1, 4, 8)]
     if dims == 1:  # spectra, of which a stride may leave as many as there are places
@@ -314,7 +316,7 @@ def _extents(found: _Layers, dims: int, channels: int) -> list[tuple[int, ...]]:
 
 
 def _places(model: torch.nn.Module) -> list[int]:
-    """How many places the tables of positions have."""
+    """Return how many positions the position tables have."""
     named = itertools.chain(model.named_parameters(), model.named_buffers())
     found = [t.shape[-2] for name, t in named if _POSITIONS.search(name.lower()) and t.ndim >= 2]
     return list(dict.fromkeys(n for n in found if 4 <= n <= 4096))[:3]
@@ -324,7 +326,9 @@ _POSITIONS = re.compile(r"pos(ition)?")
 
 
 def inputs_for(model: torch.nn.Module, name: str, among: int) -> Iterator[InputSpec]:
-    """Inputs for the argument NAME: tokens, pictures or vectors, by its name and by the first layers of each kind."""
+    """Yield inputs for the argument NAME: tokens, pictures or vectors, by its name and by the first layers of each
+    kind.
+    """
     found = _layers(model)
     highs = dict.fromkeys(min(n, 1 << 30) for n in (min(found.words, default=0), min(found.tokens, default=0)) if n)
     tokens = [InputSpec("int64", (2, n), high) for high in highs for n in (12, 8, 16, 4, 77, 32, 64, 10)]
@@ -382,7 +386,7 @@ def inputs_for(model: torch.nn.Module, name: str, among: int) -> Iterator[InputS
 
 
 def read_inputs(inputs: Any, option: str = "--input") -> Any:
-    """Inputs as they may be given: texts, tensors, or specs; positional or by name. OPTION is as in `parse_inputs`."""
+    """Return inputs from texts, tensors or specs, by position or by name. OPTION is as in `parse_inputs`."""
     if inputs is None:
         return None
     if isinstance(inputs, str):

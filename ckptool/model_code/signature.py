@@ -1,14 +1,14 @@
-"""What a model wants, or what a file offers: keys with shapes, in order, and what code says about their use.
+"""The signature of a model or a file: keys with shapes, in order, and what code shows about their use.
 
-A `Signature` holds no values. That of a file is its keys and shapes; that of a model in code (see
-`ckptool.model_code.building`) also knows the classes of modules, which entries share memory, when each is first used in
-a forward pass, and how.
+A `Signature` holds no values. That of a file is its keys and shapes. That of a model in code (see
+`ckptool.model_code.building`) also has the classes of modules, which entries share memory, and when and how each is
+first used in a forward pass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, NamedTuple
 
@@ -19,11 +19,11 @@ Parts = tuple[tuple[str, int], ...]
 
 
 class Flow(NamedTuple):
-    """Where a weight stands in the graph of a forward pass.
+    """The place of a weight in the graph of a forward pass.
 
     Attributes:
-        number: its own, counted from 0 in the order in which weights are met.
-        before: as bits, the numbers of all weights that went into what it is first used on.
+        number: its number, counted from 0 in the order in which weights are used.
+        before: the numbers of all weights that its first input was computed from, as bits.
     """
 
     number: int
@@ -31,15 +31,15 @@ class Flow(NamedTuple):
 
     @property
     def bit(self) -> int:
-        """Its own number as a bit."""
+        """Return its own number as a bit."""
         return 1 << self.number
 
     def into(self, other: Flow) -> bool:
-        """Whether what this weight gives goes into what another is used on."""
+        """Return whether the output of this weight flows into the first input of OTHER."""
         return self.number != other.number and bool(other.before & self.bit)
 
     def beside(self, other: Flow) -> bool:
-        """Whether neither of two weights is used on what the other gives."""
+        """Return whether two weights are parallel: neither takes the output of the other."""
         return self.number != other.number and not (self.into(other) or other.into(self))
 
 
@@ -47,7 +47,7 @@ class Flattened(NamedTuple):
     """Images [n, c, h, w] that are flattened before a linear layer.
 
     Attributes:
-        order: in which order their dimensions are then, "nchw" or another.
+        order: the order of their dimensions when they are flattened, "nchw" or another.
         c, h, w: channels, height and width.
     """
 
@@ -57,12 +57,24 @@ class Flattened(NamedTuple):
     w: int
 
 
-class Gate(NamedTuple):
-    """The gate of a layer that computes a gate and what it is multiplied with at once.
+class BehindLayer(NamedTuple):
+    """The layer directly before a batch norm, with nothing between the two.
 
     Attributes:
-        half: which half of its outputs is the gate, 0 or 1.
-        activation: the function that the gate goes through, "glu" if one function of torch does all of this.
+        weight: the key of that layer's weight.
+        eps: the number that the norm adds to the variance.
+    """
+
+    weight: str
+    eps: float
+
+
+class Gate(NamedTuple):
+    """The gate of a layer that computes both a gate and the value that it multiplies.
+
+    Attributes:
+        half: which half of the output is the gate, 0 or 1.
+        activation: the activation of the gate; "glu" if one torch function does all of this.
     """
 
     half: int
@@ -70,11 +82,12 @@ class Gate(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """How a forward pass takes the outputs of a fused projection apart.
+    """How a forward pass splits the output of a fused projection.
 
     Attributes:
-        kind: "block" (one part after the other), "grouped" (reshaped first), or nothing where that is not known.
-        sizes: if reshaped, the two or three sizes that the outputs get in place of one.
+        kind: "block" (one part after the other), "grouped" (reshaped first), "inside" (reshaped first, and split along
+            the last of the sizes), or "" if it is not known.
+        sizes: if reshaped, the two or three sizes that replace the last one.
     """
 
     kind: str = ""
@@ -86,20 +99,25 @@ _UNKNOWN = Layout()
 
 @dataclass(slots=True)
 class Facts:
-    """What a forward pass shows about a weight, beyond when it is used. A tracer fills it; nothing else changes it.
+    """What a forward pass shows about a weight, apart from when it is used. Only a tracer fills it.
 
     Attributes:
-        flow: where it stands in the graph.
-        joined: the layers whose outputs it takes side by side, where there are several.
+        flow: its place in the graph.
+        joined: the layers whose concatenated outputs it takes, if there are several.
         flattened: how the images that it takes are flattened.
-        layout: how its outputs are taken apart.
-        heads: how many attention heads one part of its outputs is seen as, or 0.
-        rotary: in which order a rotary embedding turns its outputs ("half", "interleaved"), or None.
-        gate: which half of its outputs is a gate for the other half, or None.
-        beside_gate: "gate" or "up" for one of two layers with one input, of which one is the gate of the other.
-        modulates: for each part of its outputs, "add" (a shift), "mul" (a scale), or nothing.
-        inputs_first: whether it stands with its inputs first ([in, out]); None where that is not known.
-        dims: for each of its dimensions "input", "output" or "both", where an einsum says so.
+        layout: how its output is split.
+        heads: number of attention heads of one part of its output, or 0.
+        rotary: how a rotary embedding pairs its output ("half", "interleaved"); "unknown" if the code sorts the pairs
+            before it rotates them; None if it rotates none.
+        turned: how many outputs of each attention head are rotated, or 0 if that is not known.
+        gate: which half of its output is a gate for the other half, or None.
+        beside_gate: "gate" or "up" for two layers with one input, of which one is the gate of the other.
+        modulates: for each part of its output, "add" (a shift), "mul" (a scale), or "".
+        inputs_first: whether its layout is [in, out]; None if that is not known.
+        dims: for each of its dimensions "input", "output" or "both", if an einsum shows it.
+        plus: the number that the code adds to it before it is used, 0 for none; None if that is not known.
+        behind: for the statistics of a batch norm, the layer directly before it, if nothing is between them.
+        pixels: the order in which each of its rows lists the numbers of a patch ("chw", "hwc"), if the code shows it.
     """
 
     flow: Flow | None = None
@@ -108,11 +126,21 @@ class Facts:
     layout: Layout = _UNKNOWN
     heads: int = 0
     rotary: str | None = None
+    turned: int = 0
     gate: Gate | None = None
     beside_gate: str = ""
     modulates: tuple[str, ...] = ()
     inputs_first: bool | None = None
     dims: tuple[str, ...] = ()
+    plus: float | None = None
+    behind: BehindLayer | None = None
+    pixels: str = ""
+
+    def under(self, names: Mapping[str, str]) -> Facts:
+        """The same with the keys of other weights under the NAMES that they have elsewhere."""
+        joined = tuple((names.get(key, key), count) for key, count in self.joined)
+        behind = None if self.behind is None else self.behind._replace(weight=names.get(self.behind.weight, ""))
+        return replace(self, joined=joined, behind=behind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +151,13 @@ class Entry:
         key: its dotted name.
         shape: its sizes.
         dtype: name of its element type ("float32").
-        parameter: whether it is trained (a buffer is not); None where only a file is known.
-        module: name of the class that holds it ("Conv2d"), "" where only a file is known.
+        parameter: whether it is trained (a buffer is not); None if only a file is known.
+        module: name of the class that holds it ("Conv2d"), "" if only a file is known.
         tied: key of an earlier entry that is the same tensor, or None.
-        used: place in the execution order of the forward pass, or None if it is not known.
+        used: place in the order of execution, or None if it is not known.
         how: the function that first takes it ("linear", "matmul", "conv2d"), "" if that is not known.
         facts: what the forward pass shows beyond that.
-        stated: what it is in the framework that wrote it, where a file of another framework says so, or None.
+        stated: its role in the framework that wrote the file, if the file states it, or None.
     """
 
     key: str
@@ -145,7 +173,7 @@ class Entry:
 
     @property
     def numel(self) -> int:
-        """Number of elements."""
+        """Return the number of elements."""
         return prod(self.shape)
 
 
@@ -154,14 +182,14 @@ class Signature:
     """The entries of a state dict, in order.
 
     Attributes:
-        name: what it is the signature of, for messages.
+        name: the name of the file or model, for messages.
         entries: by key, in the order in which they were registered (or saved).
-        ordered: whether that order means anything; a format may have sorted the keys.
+        ordered: whether that order is meaningful; a format may have sorted the keys.
         traced: whether a forward pass was followed, so that `Entry.used` is known.
         inputs: the inputs of that pass, for messages.
-        rotary: how the code turns queries and keys ("half", "interleaved", "unknown"), or None if it does not.
+        rotary: how the code rotates queries and keys ("half", "interleaved", "unknown"), or None if it does not.
         metadata: the `_metadata` of the model's own state dict.
-        cuts: sizes in which the forward pass cuts tensors into unequal parts.
+        cuts: sizes of the unequal parts that the forward pass splits tensors into.
         framework: the framework that wrote the file, "" for torch or if it is not known.
     """
 
@@ -177,17 +205,17 @@ class Signature:
 
     @property
     def parameters(self) -> int:
-        """Number of elements of all entries, tied ones counted once."""
+        """Return the number of elements of all entries, tied ones counted once."""
         return sum(entry.numel for entry in self.entries.values() if entry.tied is None)
 
 
 def of_state_dict(weights: StateDict, ckpt: Checkpoint, *, ordered: bool = True) -> Signature:
-    """The signature of a state dict of a file. Entries that are no dense tensors are left out.
+    """Return the signature of a state dict of a file, without entries that are not dense tensors.
 
     Args:
         weights: the state dict.
-        ckpt: the file, which may say what the tensors are in the framework that wrote it.
-        ordered: whether the order of the keys means anything.
+        ckpt: the file, which may state the roles of tensors in the framework that wrote it.
+        ordered: whether the order of the keys is meaningful.
     """
     first: dict[Any, str] = {}
     entries = {}

@@ -1,7 +1,7 @@
-"""What a model in code wants, and when it uses it: its signature, from its state dict and a forward pass.
+"""Make the signature of a model from its state dict and a forward pass.
 
-The forward pass is followed on the meta device where that works, on inputs that `ckptool.model_code.inputs` works
-out, so that it costs no memory whatever the size of the model.
+The forward pass is followed on the meta device if possible, on inputs from `ckptool.model_code.inputs`, so that it
+needs no memory whatever the size of the model.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from ..keys.known_buffers import FREQUENCIES
 from ..sharding.placing import is_sharded
 from .forward_pass import Follower, Use
 from .hollow import shape_only, without_memory
@@ -32,14 +33,14 @@ def signature_of(
     inputs: Sequence[Any] | Mapping[str, Any] | None = None,
     trace: bool = True,
 ) -> Signature:
-    """What MODEL wants: its state dict's keys, shapes and order, and what a forward pass on the meta device shows.
+    """Return the signature of MODEL: its keys, shapes and order, and facts from a forward pass on the meta device.
 
     Args:
         model: the model; it is not changed.
         name: for messages; the name of its class if it is empty.
-        inputs: example inputs (positional, or by name); worked out from the first layers if None.
-        trace: follow a forward pass. If that cannot be done, the signature says so and the rest of it holds. A model
-            that the ranks of a run share (with DTensors) is not followed, so that all ranks find the same.
+        inputs: example inputs (positional, or by name); guessed from the first layers if None.
+        trace: follow a forward pass. If that fails, the signature has only the other facts. A model that the ranks of
+            a run share (with DTensors) is not followed, so that all ranks get the same result.
     """
     state = model.state_dict()
     parameters = {id(parameter) for parameter in model.parameters()}
@@ -89,21 +90,17 @@ def signature_of(
 
 
 def _class_of(module: torch.nn.Module) -> type:
-    """The class of a module as its code has it. `fully_shard` makes one of it that is named otherwise."""
+    """Return the class of a module in its code, without the subclass that `fully_shard` makes."""
     made, *bases = type(module).__mro__
     return bases[1] if bases[0].__name__ == "FSDPModule" and made.__name__.startswith("FSDP") else made
 
 
 def _rotary_by_parts(model: torch.nn.Module) -> str | None:
-    """That queries and keys are turned in some way, where the model could not be followed and says so by its parts."""
+    """Return "unknown" if the modules of a model that was not followed show a rotary embedding, else None."""
     classes = {_class_of(module).__name__.lower() for module in model.modules()}
     buffers = {name.rpartition(".")[2] for name, _ in model.named_buffers()}
-    said = any("rotary" in name or name.startswith("rope") for name in classes) or not _FREQUENCIES.isdisjoint(buffers)
+    said = any("rotary" in name or name.startswith("rope") for name in classes) or not FREQUENCIES.isdisjoint(buffers)
     return "unknown" if said else None
-
-
-#: Buffers that hold the frequencies of rotary embeddings.
-_FREQUENCIES = frozenset({"inv_freq", "freqs_cis", "freqs_cos"})
 
 
 @dataclass(slots=True)
@@ -143,7 +140,7 @@ def _follow(model: torch.nn.Module, live: Mapping[str, torch.Tensor], inputs: An
 
 
 def _is_small(inputs: Any) -> bool:
-    """Whether a guess is one that may be tried: some layers take thousands of channels, and pictures are big."""
+    """Return whether a guess has few enough elements to be tried: some layers take thousands of channels."""
     specs = inputs.values() if isinstance(inputs, Mapping) else inputs
     return all(math.prod(spec.shape) <= _MOST_INPUT for spec in specs)
 
@@ -183,7 +180,9 @@ def _attempt(model: torch.nn.Module, inputs: Any) -> _Followed | None:
 
 
 def _hollow(value: Any, device: str) -> Any:
-    """An input: zeros without memory where values do not matter."""
+    """Return an input for SPEC: on a CPU, floating point zeros that share one element, because their values do not
+    matter.
+    """
     if isinstance(value, InputSpec) and device == "cpu" and getattr(torch, value.dtype).is_floating_point:
         return torch.zeros((), dtype=getattr(torch, value.dtype)).expand(value.shape)
     return made(value, device)

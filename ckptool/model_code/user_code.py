@@ -1,7 +1,7 @@
-"""The code that a user names: `MODEL.py`, `MODEL.py:Name` or `package.module:Name`. Importing it runs it.
+"""Import the code that a user names: `MODEL.py`, `MODEL.py:Name` or `package.module:Name`. Importing it runs it.
 
-A package that is installed goes before a folder of its name: who stands in a download and asks for `torchvision.models`
-does not mean a `torchvision` that came with it.
+An installed package is preferred to a folder of its name: a user who asks for `torchvision.models` inside of a download
+does not mean a `torchvision` folder in it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WAYS = "MODEL.py, MODEL.py:Name or package.module:Name"
 
 
 def split(text: str) -> tuple[str, str]:
-    """`a/b.py:Net` -> (`a/b.py`, `Net`). A drive letter of Windows is not a name."""
+    """Split `a/b.py:Net` into (`a/b.py`, `Net`). A drive letter of Windows is not a name."""
     place, colon, name = text.rpartition(":")
     if not colon or re.search(r"[\\/]", name):
         return text, ""
@@ -31,7 +31,7 @@ def split(text: str) -> tuple[str, str]:
 
 
 def file_of(text: str) -> Path | None:
-    """The file that a module's name stands for, found without running any code. None where TEXT names a file itself."""
+    """Return the file of a module's name, found without running code, or None if TEXT is a file itself."""
     place, _ = split(text)
     if place.endswith(".py") or not all(part.isidentifier() for part in place.split(".")):
         return None
@@ -50,7 +50,7 @@ def file_of(text: str) -> Path | None:
 
 
 def import_code(place: str) -> Any:
-    """Import the file or the module that PLACE names, which runs it. What the code raises comes through.
+    """Import the file or the module that PLACE names, which runs it. Exceptions of the code are not caught.
 
     Raises:
         Unreadable: there is no such file.
@@ -66,7 +66,7 @@ def import_code(place: str) -> Any:
 
 
 def names_file(place: str) -> bool:
-    """Whether PLACE names a file, rather than a module."""
+    """Return whether PLACE names a file, and not a module."""
     return not place or place.endswith(".py") or "/" in place or (is_there(place) and file_of(place) is None)
 
 
@@ -79,9 +79,9 @@ def _import_file(path: Path) -> Any:
 
 @contextlib.contextmanager
 def _own_command_line(path: Path) -> Iterator[None]:
-    """Within it code that reads a command line, when it is imported, reads one without arguments.
+    """Give code that reads the command line when it is imported one without arguments, in this context.
 
-    Nor does Python write bytecode beside it: a command that writes nothing leaves nothing.
+    Python writes no bytecode beside it either: a command that writes nothing leaves nothing.
     """
     before = sys.argv, sys.dont_write_bytecode
     sys.argv, sys.dont_write_bytecode = [str(path)], True
@@ -92,7 +92,7 @@ def _own_command_line(path: Path) -> Iterator[None]:
 
 
 def _import_in_package(path: Path) -> Any:
-    """A file beside an `__init__.py`: as a module of that package, so that its relative imports work."""
+    """Import a file beside an `__init__.py` as a module of that package, so that its relative imports work."""
     place = path.resolve()
     names = [] if place.stem == "__init__" else [place.stem]
     folder = place.parent
@@ -112,7 +112,7 @@ def _import_in_package(path: Path) -> Any:
 
 
 def _is_another(known: Any, place: Path) -> bool:
-    """Whether a package of that name is imported already, from another folder."""
+    """Return whether a package of that name is imported already, from another folder."""
     origin = getattr(known, "__file__", None)
     return known is not None and (origin is None or Path(origin).resolve().parent not in place.parents)
 
@@ -142,7 +142,7 @@ def _import_alone(path: Path) -> Any:
 
 @contextlib.contextmanager
 def _current_folder_last() -> Iterator[None]:
-    """Within it modules that are found nowhere else are looked for in the current folder."""
+    """Search the current folder, in this context, for modules that are found nowhere else."""
     try:
         here = str(Path.cwd())
     except OSError:  # it was deleted

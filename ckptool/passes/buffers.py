@@ -1,7 +1,7 @@
 """Buffers that models compute themselves: what they are called, and what is in them where the weights tell.
 
 Files of one version of a library have them, and code of another version has not (or the other way round), so that
-strict loading fails on tensors that hold no knowledge. This is the one table of them; matching knows them from here.
+strict loading fails on tensors that hold no knowledge. `ckptool.keys.known_buffers` is the table of their names.
 
     num_batches_tracked       steps that a batch norm has seen (torch since 0.4.1)       int64 []
     position_ids              0, 1, 2 … (transformers before 4.31)                       int64 [1, positions]
@@ -9,7 +9,8 @@ strict loading fails on tensors that hold no knowledge. This is the one table of
     inv_freq                  frequencies of rotary embeddings (transformers)            float32 [head / 2]
     bias [1, 1, n, n]         the causal mask of GPT-2 (transformers before 4.31)        uint8 [1, 1, n, n]
     masked_bias               what GPT-2 writes where the mask is 0                      float32 []
-    attn_mask, causal_mask, relative_coords_table, freqs_cis: known, and what is in them depends on the code
+    attn_mask, causal_mask, relative_coords_table, freqs_cis, freqs_cos, freqs_sin: known, and what is in them depends
+                              on the code
     total_ops, total_params   what thop leaves in every module that it counts
 """
 
@@ -28,14 +29,10 @@ from ..disk.documents import read_json, read_text
 from ..disk.files import Buffer
 from ..dtypes import BY_NAME
 from ..errors import CheckpointError, NoMatch, printable
+from ..keys.known_buffers import COMPUTED
 from ..tensor import LazyTensor, Storage, contiguous_stride
 from .by_key import Missing
 
-#: What these buffers are called in any library: the last component of their keys.
-NAMES = frozenset(
-    "num_batches_tracked position_ids relative_position_index relative_coords_table inv_freq freqs_cis attn_mask "
-    "causal_mask masked_bias total_ops total_params".split()
-)
 #: The version of torch's batch norms that has the counter.
 _COUNTED = 2
 #: Places of a causal mask that is called like a bias: [1, 1, n, n].
@@ -48,7 +45,7 @@ def is_buffer(key: str, shape: tuple[int, ...]) -> bool:
     """Whether a tensor is one that a model computes itself, by its name and sizes."""
     leaf = key.rpartition(".")[2]
     is_mask = leaf == "bias" and len(shape) == _OF_MASKS and shape[:2] == (1, 1) and shape[2] == shape[3] > 1
-    return leaf in NAMES or is_mask
+    return leaf in COMPUTED or is_mask
 
 
 def required(weights: StateDict) -> list[str]:
@@ -80,7 +77,7 @@ def drop_buffers(ckpt: Checkpoint, *, at: str | None = None, missing: Missing = 
         raise NoMatch(
             "none of its tensors is a buffer that models compute themselves",
             where=ckpt.where,
-            evidence=[f"these are {', '.join(sorted(NAMES))}, and causal masks"],
+            evidence=[f"these are {', '.join(sorted(COMPUTED))}, and causal masks"],
         )
     done = rekey(ckpt, weights.path, weights.node, dict.fromkeys(gone)) if gone else ckpt
     return done.noting(f"drop buffers: {_said(gone)}" if gone else "drop buffers: there are none")

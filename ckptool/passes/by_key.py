@@ -141,7 +141,7 @@ def unwrap(ckpt: Checkpoint, *, at: str | None = None, missing: Missing = "error
 @on_plain_dicts_too
 def rename(
     ckpt: Checkpoint,
-    rules: str | Rename | Sequence[str | Rename] | Mapping[str, str] | Callable[[str], str],
+    rules: str | Rename | Sequence[str | Rename] | Mapping[str, str] | Callable[[str], str | None],
     *,
     at: str | None = None,
     missing: Missing = "error",
@@ -150,7 +150,7 @@ def rename(
 
     OLD matches whole components from the start of a key; `{}` stands for one of them or a part of one, `{...}` for
     several, and `re:` begins a regular expression (see `ckptool.keys`). A dict gives OLD -> NEW. A function
-    takes each key and returns the new one.
+    takes each key and returns the new one, or None to leave the key out.
 
     Raises:
         NoMatch: one of the rules matches no key.
@@ -195,13 +195,14 @@ def rename(
     return rekey(ckpt, weights.path, weights.node, new).noting(*lines)
 
 
-def _renamed_by(ckpt: Checkpoint, weights: StateDict, function: Callable[[str], str]) -> Checkpoint:
+def _renamed_by(ckpt: Checkpoint, weights: StateDict, function: Callable[[str], str | None]) -> Checkpoint:
     """The keys as FUNCTION gives them."""
     new: dict[str, str | None] = {}
     for key in weights:
         made = function(key)
-        if not isinstance(made, str):
-            raise TypeError(f"the function of rename gave {type(made).__name__} for the key {key!r}, not a string")
+        if not isinstance(made, str | None):
+            what = f"the function of rename gave {type(made).__name__} for the key {key!r}, not a string or None"
+            raise TypeError(what)
         new[key] = made
     changed = sum(old != made for old, made in new.items())
     name = printable(getattr(function, "__name__", type(function).__name__), 40)

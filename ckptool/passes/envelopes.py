@@ -69,8 +69,8 @@ def _apart(weights: StateDict) -> tuple[list[tuple[Any, Any]], list[tuple[Any, A
 def scalars_to_metadata(ckpt: Checkpoint, *, missing: Missing = "error") -> Checkpoint:
     """Move numbers and texts at the root (`epoch`, `step`, `best_fitness`) into the text metadata of the checkpoint.
 
-    safetensors keeps these in its header, as text: a number or truth value as JSON writes it. A .pth file keeps them in
-    a record of its own, and GGUF and others what they can.
+    safetensors keeps these in its header, as text: a number or truth value as JSON writes it. `torch.load` reads no
+    metadata, so `convert` refuses this for a .pth file.
 
     Raises:
         NoMatch: there is no number and no text at the root.

@@ -22,13 +22,12 @@ from typing import Any
 from ..checkpoint import Checkpoint, StateDict, ties_of
 from ..errors import CannotCarry, counted, printable
 from ..keys import unwrap
+from ..keys.known_buffers import holds
 from ..tensor import LazyTensor
 from ..tree import Dict, List, Mapped, Paths, is_mapping, rebuild, walk, with_entries
 
 #: What torch adds to a group for its own use, in a list for each group of the optimizer.
 _OF_GROUPS = frozenset("base_lrs _last_lr lr_lambdas min_lrs max_lrs initial_lrs".split())
-#: Tensors of modules that are floating point and no parameters.
-_BUFFERS = re.compile(r"(?:^|\.)(?:running_mean|running_var|num_batches_tracked|inv_freq|position_ids)\Z")
 #: Ways to give names to numbers that are followed at once.
 _MOST_WAYS = 200_000
 
@@ -187,7 +186,7 @@ def _still_tied(weights: StateDict, moved: Mapping[str, str | None]) -> dict[str
 def _may_be_a_parameter(key: str, value: Any) -> bool:
     if isinstance(value, LazyTensor) and not (value.dtype.is_floating or value.dtype.is_complex):
         return False
-    return _BUFFERS.search(key) is None
+    return holds(key) is None
 
 
 def _belongs(one: Optimizer, weights: StateDict, sets: Sequence[StateDict]) -> bool:

@@ -22,10 +22,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ..dtypes import BY_NAME
+from ..records import record
 from ..tensor import LazyTensor
 from .mlx_settings import settings_of
 
@@ -42,7 +42,7 @@ _SUSPECT = re.compile(
 _WORDS = frozenset("int8 uint8 int16 uint16 int32 uint32".split())
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Packed:
     """A weight that is packed over several tensors.
 
@@ -79,7 +79,7 @@ def packed_in(tensors: Mapping[str, Any]) -> list[Packed]:
     for key, tensor in tensors.items():
         if isinstance(tensor, LazyTensor) and (one := _packed(key, tensor.dtype.name, tensors)) is not None:
             family, others = one
-            found.append(Packed(family, key, (key, *(other for other in others if other in tensors))))
+            found.append(Packed(family, key, (key, *[other for other in others if other in tensors])))
     return found
 
 

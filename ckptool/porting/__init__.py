@@ -1,25 +1,34 @@
-"""Porting weights into other model code: matching, the mapping, and its proof (see `ckptool.transfer`).
+"""Port weights into other model code: matching, the mapping, and its proof (see `ckptool.transfer`).
 
 The words of this package, in the order in which a port meets them:
 
-    side         the source (a file) or the target (a model in code). In rules that go both ways: one, and the other.
-    signature    the keys and shapes of a side, in order. That of code has facts: what a forward pass shows of a weight.
+    side         the source (a file) or the target (a model in code). A rule for both directions says: one and other.
+    signature    the keys and shapes of a side, in order. That of code also has facts from its forward pass.
     operation    what can be done with tensors (`transpose`, `cat`, `rotary`): a class in `operations`.
-    expression   operations over the keys of the source: how one tensor of the target is made (`expression`).
-    form         the common form, which both sides are brought into, so that they hold tensors of equal sizes (`forms`).
+    expression   operations over the keys of the source, which make one tensor of the target (`expression`).
+    form         the common form of both sides, in which they hold tensors of equal sizes (`forms`).
     piece        one tensor in that form. Its name is the path of its module, and its role there ("weight", "bias").
+    bare         said of a parameter that is no weight of a torch layer, but an `nn.Parameter` of a larger module.
+    fused        said of a projection that holds several: queries, keys and values; gate and up. They may be stored one
+                 after the other, or head by head (interleaved).
     hole         the place of a piece of the target, to be filled with an expression (`holes`).
-    unit         a module of the form, with all its pieces: what is matched (`matching`).
-    cell         units of both sides that nothing tells apart yet. Matching cuts cells until each holds a pair.
-    scope        a module around units, matched with one of the other side, in which the units are looked for.
-    look-alikes  units of equal shapes, of which only names, orders and neighbours tell which is which.
+    unit         a module of the form with all its pieces: matching pairs units of the two sides (`matching`).
+    pair         a unit of the target and a unit of the source, its partner.
+    cell         units of both sides that nothing tells apart yet. Matching splits cells until each holds a pair.
+    scope        a module around units. Scopes are paired first, and their units inside of them.
+    beside       in the same module. A neighbour of a unit is beside it, or directly before or after it in an order.
+    series       paths that differ in one number: `blocks.{}.norm1`.
+    block        a module in a numbered list of modules with equal contents (`layers.3`).
+    order        the order of registration, of execution, or of the numbers in names.
+    look-alikes  units of equal shapes, which only names, orders and neighbours tell apart.
     evidence     what told a unit from its look-alikes: a name, an order, the modules around it.
     question     what a rule is not sure of: a reason, which is a sentence, and options (`questions`).
     option       what else it may be: another unit, or another expression for the same tensor (also called a rival).
-    doubt        the sentence of a question that nothing has answered.
+    doubt        the sentence of an open question.
     guess        an entry with a doubt. Nothing is loaded from a guess unless the user accepts it.
     mapping      the result: an entry for each key of the target, mapped, guessed or unmapped (`mapping`).
-    proof        both models run on the same inputs: equal outputs settle doubts (`prove`). A run of it is a trial.
+    proof        both models run on the same inputs: equal outputs settle doubts (`prove`). One run of it is a trial.
+    use, flow    an operation on weights in a forward pass, with its input and output; all uses of a forward pass.
 """
 
 from __future__ import annotations
@@ -41,7 +50,7 @@ if TYPE_CHECKING:
 
 
 class Mapping(data.Mapping):
-    """A port from one set of keys to another. Made by `ckptool.transfer` or read from a file; values never change it.
+    """A port from one set of keys to another, made by `ckptool.transfer` or read from a file. It is immutable.
 
     Attributes: see `ckptool.porting.mapping.Mapping`.
     """
@@ -50,50 +59,49 @@ class Mapping(data.Mapping):
 
     @classmethod
     def of(cls, found: data.Mapping) -> Mapping:
-        """What matching or a file gave, with the ways to show, save and apply it."""
+        """Return FOUND, from matching or a file, with the methods that show, save and apply it."""
         return cls(**{field.name: getattr(found, field.name) for field in fields(found)})
 
     def __str__(self) -> str:
-        """The report that `ckptool transfer` prints."""
+        """Return the report that `ckptool transfer` prints."""
         from .mapping_text import mapping_text
 
         return mapping_text(self)
 
     def explain(self, key: str) -> str:
-        """How one KEY of the model or of the source came to its place, as `ckptool transfer --explain` prints it.
+        """Return how one KEY of the model or of the source was matched, as `ckptool transfer --explain` prints it.
 
-        What was done to it, which rules told it from its look-alikes, what was asked, and what decided.
-
+        The text has the operations on it, the rules that told it from its look-alikes, its questions, and what decided.
         Raises:
-            NotFound: neither has the key.
+            NotFound: neither side has the key.
         """
         from .explaining import explained
 
         return explained(self, key)
 
     def save(self, path: StrPath, *, overwrite: bool = False) -> None:
-        """Write it as a mapping file (YAML), to be read, edited and used again (see `ckptool.read_mapping`)."""
+        """Write the mapping to a file (YAML) that can be read, edited and used again (see `ckptool.read_mapping`)."""
         from .mapping_file import save
 
         save(self, path, overwrite=overwrite)
 
     def emit(self, path: StrPath, *, overwrite: bool = False) -> None:
-        """Write it as a module of Python that needs torch alone.
+        """Write the mapping as a Python module that needs only torch.
 
-        Its function `convert(state_dict)` makes the model's state dict of any checkpoint with these names, as `apply`
-        does, and raises KeyError and ValueError for one that has others.
+        Its function `convert(state_dict)` makes the model's state dict from any checkpoint with these names, as `apply`
+        does. It raises KeyError and ValueError for other checkpoints.
         """
         from .emitting import emit
 
         emit(self, path, overwrite=overwrite)
 
     def apply(self, source: Any) -> Checkpoint:
-        """The model's state dict made of SOURCE, a path, a Checkpoint or a dict of tensors; `ckptool.save` writes it.
+        """Return the model's state dict, made of SOURCE (a path, a Checkpoint or a dict of tensors), for
+        `ckptool.save`.
 
-        No tensor is read before it is written. Keys that are left are not in it.
-
+        Tensors are read when they are written. Keys without a source are left out.
         Raises:
-            NotFound: the source does not have a key that is read.
+            NotFound: the source does not have a key that the mapping reads.
             RuleError: an operation does not fit the sizes of the source.
         """
         from .applying import apply
@@ -128,27 +136,27 @@ def transfer(
         source: a path, a Checkpoint or a dict of torch tensors.
         model: a torch.nn.Module (also on the meta device, also wrapped), or code as `MODEL.py:Name`.
         at: where the weights are in the file, if there are several.
-        hints: renaming rules OLD=NEW, from names of the source towards names of the target.
-        input_channels: the rule for a first layer of another number of input channels: "repeat" (in turn, scaled),
-            "sum", "mean", "zeros" (for those that are new) or "first" (so many). Without it, the likeliest is a guess.
-        inputs: example inputs for a forward pass, as texts (`float32[2,3,64,64]`) or tensors; worked out if None.
-        source_model: the source's own code, as `model`. Its order of execution then counts, too.
-        source_inputs: example inputs for the source's code, where it takes them in another form than the model.
-        mapping: use this one, that was read or made before, instead of matching.
-        invert: use it the other way round.
-        numbers: what a mapping for a family of models wants and the weights do not tell ({"heads": 32}).
-        by: "position" takes the n-th tensor for the n-th, whatever their names.
-        first, start: by position, fill so many tensors only, and skip so many of the source.
-        prove: run both models on the same inputs, and settle doubts by what comes out. Needs SOURCE_MODEL.
-        reference: a file of inputs and outputs that were saved where the source's code runs (`input`, `input.NAME` …,
-            `output` …), to compare with in place of running it.
-        patience: seconds that a proof may look for what makes outputs equal.
-        progress: is given a line that says what a proof is doing, each time that changes.
-
+        hints: renaming rules OLD=NEW, from names of the source to names of the target.
+        input_channels: the rule for a first layer with another number of input channels: "repeat" (repeated and
+            scaled),
+            "sum", "mean", "zeros" (for new channels) or "first" (the first channels). Without it, the likeliest rule is
+            used, as a guess.
+        inputs: example inputs for a forward pass, as texts (`float32[2,3,64,64]`) or tensors; searched for if None.
+        source_model: the source's own code, in a form like MODEL. Its order of execution then counts, too.
+        source_inputs: example inputs for the source's code, if it takes another form than the model.
+        mapping: use this mapping, read or made before, instead of matching.
+        invert: use MAPPING in the opposite direction.
+        numbers: numbers that a mapping for a family of models needs and the weights do not show ({"heads": 32}).
+        by: "position" matches tensors by their order only.
+        first, start: with `by="position"`: fill only FIRST tensors, and skip START tensors of the source.
+        prove: run both models on the same inputs, and settle doubts by comparing outputs. Needs SOURCE_MODEL.
+        reference: a file of inputs and outputs saved where the source's code runs (`input`, `input.NAME` …,
+            `output` …), to compare with instead of running that code.
+        patience: time limit of a proof's search, in seconds.
+        progress: called with a line of text whenever a proof begins another step.
     Returns:
         The mapping: an entry for each key of the model's state dict, each mapped, guessed or unmapped. Printed, it is
         the report of `ckptool transfer`.
-
     Raises:
         CheckpointError: the source cannot be read, the model cannot be built, or nothing fits.
     """
@@ -195,35 +203,35 @@ def load_into(
     *,
     at: str | None = None,
     hints: Sequence[str] = (),
+    input_channels: str | None = None,
     accept_guesses: bool | Sequence[str] = False,
     partial: bool | Sequence[str] = False,
     mapping: Mapping | None = None,
     inputs: Any = None,
 ) -> Mapping:
-    """Match SOURCE with MODEL, load it into the model, and return the account of every parameter.
+    """Match SOURCE with MODEL, load it into the model, and return the mapping with every parameter.
 
-    Where all keys and sizes are the same, there is nothing to match.
-
-    In place of `model.load_state_dict(torch.load(path), strict=False)`. A model that is wrapped already (DataParallel,
-    DistributedDataParallel, torch.compile) is filled as it is. Of one that several ranks share (FSDP2, tensor
-    parallel), each rank calls this and reads its part alone; what does not fit, all ranks refuse with the same line.
-
+    If all keys and sizes are equal, no matching is needed.
+    Use it in place of `model.load_state_dict(torch.load(path), strict=False)`. A model that is already wrapped
+    (DataParallel, DistributedDataParallel, torch.compile) is filled as it is. For a model that several ranks share
+    (FSDP2, tensor parallel), each rank calls this and reads only its part; if something does not fit, all ranks raise
+    the same error.
     Args:
-        model: a torch.nn.Module with real parameters; one that ranks share may be on the meta device, and is given
-            memory. It is changed only if nothing is wrong or missing.
+        model: a torch.nn.Module with real parameters. A model shared by ranks may be on the meta device, and gets
+            memory. The model is changed only if nothing is wrong or missing.
         source: a path, a Checkpoint or a dict of torch tensors.
-        at, hints, inputs: as in `ckptool.transfer`.
+        at, hints, input_channels, inputs: as in `ckptool.transfer`.
         accept_guesses: load guesses, too: all (True), or those that match one of these patterns.
-        partial: leave weights that the source does not have as they are: all (True), or those that match.
-        mapping: use this one instead of matching.
-
+        partial: keep the model's values for keys without a source: all (True), or those that match these patterns.
+        mapping: use this mapping instead of matching.
     Raises:
-        Doubtful: there are guesses or gaps that were not accepted; the model is as it was.
-        CheckpointError: as `ckptool.transfer`.
+        Doubtful: there are guesses or gaps that were not accepted; the model is unchanged.
+        CheckpointError: as in `ckptool.transfer`.
     """
     from ..model_code.building import fill, require_model, unwrapped
     from ..sharding.into_memory import naming_the_rank
     from .applying import apply, open_source, require_types
+    from .holes.input_channels import by_rule
     from .refusal import require_accepted
     from .same_names import by_same_names
 
@@ -234,16 +242,22 @@ def load_into(
             same = by_same_names(ckpt, inner, at) if not hints and inputs is None else None
             if same is not None:
                 require_types(same, ckpt)
-            found = Mapping.of(same) if same else transfer(ckpt, inner, at=at, hints=hints, inputs=inputs)
+            found = (
+                Mapping.of(same)
+                if same
+                else transfer(ckpt, inner, at=at, hints=hints, input_channels=input_channels, inputs=inputs)
+            )
         else:
             found = _for_model(mapping, ckpt, inner)
+            if input_channels is not None:
+                found = Mapping.of(by_rule(found, input_channels))
         require_accepted(found, _patterns(accept_guesses), _patterns(partial))
         fill(inner, apply(found, ckpt))
     return found
 
 
 def _for_model(mapping: data.Mapping, source: Any, model: Any) -> Mapping:
-    """A mapping that was read or made before, for this model and source, whose shapes it has to fit."""
+    """Return a mapping that was read or made before, for this model and source. Its shapes have to fit."""
     from ..model_code.trace import signature_of
     from .applying import open_source
 
@@ -259,7 +273,7 @@ def _replayed(
     invert: bool = False,
     numbers: MappingOf[str, int] | None = None,
 ) -> data.Mapping:
-    """A mapping that was read or made before, forth or back, for these sizes."""
+    """Return a mapping that was read or made before, or its inverse, for the sizes of this target and source."""
     from . import mapping_file
     from .family import Family
 
@@ -282,19 +296,18 @@ def apply_mapping(
     numbers: MappingOf[str, int] | None = None,
     leave: bool = False,
 ) -> Mapping:
-    """A mapping for SOURCE, with no model at hand: `.apply(source)` of what is returned makes the weights.
+    """Return a mapping for SOURCE without a model; its method `apply(source)` makes the weights.
 
     Args:
         source: a path, a Checkpoint or a dict of torch tensors.
-        mapping: one that comes with ckptool, by name (`ckptool mappings` lists them), a file, or one that was read.
+        mapping: the name of a built-in mapping (`ckptool mappings` lists them), a file, or a mapping that was read.
         at: where the weights are in the file, if there are several.
-        invert: the way back.
-        numbers: what the weights do not tell, such as {"heads": 32}; else config.json or params.json is asked.
-        leave: leave tensors behind that the mapping knows nothing of.
-
+        invert: use the mapping in the opposite direction.
+        numbers: numbers that the weights do not show, such as {"heads": 32}; else config.json or params.json is read.
+        leave: ignore tensors that the mapping does not know.
     Raises:
-        RuleError: the source is not what the mapping takes.
-        NotFound: a number is needed and not there.
+        RuleError: the source does not fit the mapping.
+        NotFound: a number is needed and missing.
     """
     from .applying import open_source
     from .family import Family
@@ -323,7 +336,7 @@ def _patterns(given: bool | Sequence[str]) -> Sequence[str] | None:
 
 
 def read_mapping(path: Any) -> Mapping:
-    """Read a mapping file (YAML); see docs/transfer.md for what is in one."""
+    """Read a mapping file (YAML). docs/transfer.md describes its contents."""
     from .mapping_file import read
 
     return Mapping.of(read(path))

@@ -1,4 +1,4 @@
-"""The checkpoint that a mapping makes of a source. Matching is not imported: a mapping that is there needs none."""
+"""Apply a mapping to a source. This module does not import matching, which an existing mapping does not need."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ..errors import CannotCarry, NotFound, RuleError, counted, printable
 from ..formats import open as open_checkpoint
 from ..inert.other_tensors import others_in
 from ..keys import closest
+from ..keys.known_buffers import is_counter
 from ..tensor import LazyTensor, Storage, contiguous_stride
 from ..tree import Dict, rebuild
 from . import expression as ex
@@ -21,7 +22,7 @@ from .mapping import Entry, Mapping
 
 
 def open_source(source: Any) -> Checkpoint:
-    """A path, a Checkpoint or a dict of torch tensors as a Checkpoint."""
+    """Return a path, a Checkpoint or a dict of torch tensors as a Checkpoint."""
     if isinstance(source, Checkpoint):
         return _with_arrays(source)
     if isinstance(source, MappingOf):
@@ -32,7 +33,7 @@ def open_source(source: Any) -> Checkpoint:
 
 
 def _with_arrays(ckpt: Checkpoint) -> Checkpoint:
-    """The checkpoint with dense tensors for arrays of numpy, where it holds its weights as those: Paddle, pickles."""
+    """Return the checkpoint with tensors for numpy arrays, if its weights are stored as these (Paddle, pickles)."""
     found = ckpt.state_dicts()
     arrays = any(other.kind == "numpy" for one in found for other in one.others.values())
     if ckpt.framework not in ("paddle", "joblib") and (any(one.tensors for one in found) or not arrays):
@@ -42,7 +43,7 @@ def _with_arrays(ckpt: Checkpoint) -> Checkpoint:
 
 
 def source_tensors(source: Any, mapping: Mapping) -> dict[str, LazyTensor]:
-    """The tensors that MAPPING reads, by the names that it gives them.
+    """Return the tensors that MAPPING reads, by their keys in the mapping.
 
     Raises:
         NotFound: some are not there.
@@ -76,13 +77,13 @@ def source_tensors(source: Any, mapping: Mapping) -> dict[str, LazyTensor]:
 def apply(
     mapping: Mapping, source: Any, initial: Callable[[Sequence[str]], MappingOf[str, LazyTensor]] | None = None
 ) -> Checkpoint:
-    """The state dict of the target, made of SOURCE as MAPPING says. No tensor is read before it is written.
+    """Return the state dict of the target, made of SOURCE by MAPPING. Tensors are read when they are written.
 
     Args:
         mapping: from `transfer`, or read from a file.
         source: a path, a Checkpoint or a dict of torch tensors.
-        initial: gives the model's own initial values of the keys that are left; without it those keys are left out,
-            except for counters, which are 0.
+        initial: returns the model's initial values for the keys without a source; without it these keys are left out,
+            except counters, which are 0.
     """
     ckpt = open_source(source)
     tensors = source_tensors(ckpt, mapping)
@@ -101,7 +102,7 @@ def apply(
                     where=ckpt.where,
                 )
             made[entry.target] = tensor
-        elif entry.target.endswith("num_batches_tracked"):
+        elif is_counter(entry.target):
             made[entry.target] = _zero(entry, like)
         else:
             left.append(entry.target)
@@ -120,7 +121,7 @@ def apply(
 
 
 def _own(tensor: LazyTensor) -> LazyTensor:
-    """A tensor that does not drag along a storage which it fills only in part."""
+    """Return a tensor whose storage holds no more than its own values."""
     plain = replace(tensor, requires_grad=False, parameter=False)
     if tensor.fills_storage or (tensor.storage.nbytes == tensor.nbytes and not tensor.storage.big_endian):
         return plain
@@ -128,7 +129,6 @@ def _own(tensor: LazyTensor) -> LazyTensor:
 
 
 def _zero(entry: Entry, like: LazyTensor | None) -> LazyTensor:
-
     dtype = BY_NAME[entry.dtype]
     storage = Storage(Buffer(bytes(dtype.itemsize * max(entry.numel, 1))), like.location if like else "cpu", dtype)
     return LazyTensor(storage, dtype, entry.shape, contiguous_stride(entry.shape))
@@ -141,7 +141,7 @@ def _tree(value: Any) -> Any:
 
 
 def require_types(mapping: Mapping, ckpt: Checkpoint) -> None:
-    """Refuse complex weights for a model of real ones: torch would drop half of each value.
+    """Raise CannotCarry for complex weights in a real model: torch would drop half of each value.
 
     Raises:
         CannotCarry: there are some.

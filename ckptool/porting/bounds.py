@@ -1,7 +1,7 @@
-"""Files that no model is made for: names of thousands of components, more tensors than matching can look at.
+"""Limits for files that are no models: names with thousands of components, too many tensors to match.
 
-Matching looks at every component of every name, and at what stands around every tensor. Both are cheap as long as files
-are those of models.
+Matching looks at every component of every name, and at the neighbours of every tensor. This is fast only for files with
+names and numbers of tensors that models have.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MOST_TRIED = 16
 
 
 def stand_ins(signature: Signature) -> dict[str, str]:
-    """Short names for the keys that are too long to be looked into; nothing if there are none."""
+    """Return key -> short name for keys that are too long to match; empty if there are none."""
     long = [key for key in signature.entries if len(key) > _LONGEST or key.count(".") >= _DEEPEST]
     found = {}
     for number, key in enumerate(long):
@@ -36,7 +36,7 @@ def stand_ins(signature: Signature) -> dict[str, str]:
 
 
 def under(signature: Signature, new: dict[str, str]) -> Signature:
-    """The signature with the keys that NEW gives for some."""
+    """Return the signature with its keys renamed by NEW."""
     entries = {
         new.get(key, key): replace(entry, key=new.get(key, key), tied=entry.tied and new.get(entry.tied, entry.tied))
         for key, entry in signature.entries.items()
@@ -45,7 +45,7 @@ def under(signature: Signature, new: dict[str, str]) -> Signature:
 
 
 def require_size(source: Signature, target: Signature) -> None:
-    """Refuse a source with far more tensors than the model.
+    """Raise RuleError if the source has far more tensors than the model.
 
     Raises:
         RuleError: it has.
@@ -62,7 +62,7 @@ def require_size(source: Signature, target: Signature) -> None:
 
 
 def likely(found: Sequence[StateDict], target: Signature) -> list[StateDict]:
-    """Of many state dicts those that have most tensors of the sizes of the model, in the order of the file."""
+    """Return the state dicts with the most tensors of the model's sizes, in the order of the file."""
     if len(found) <= _MOST_TRIED:
         return list(found)
     wanted = Counter(entry.shape for entry in target.entries.values())

@@ -1,4 +1,4 @@
-"""Where two models part, as a table: how far the layers around the first that differs are from the source's code."""
+"""Show where two models diverge, as a table of the layers around the first one that differs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _MARGIN, _NUMBER = 6, 12
 
 
 def divergence_table(rows: Sequence[MappingOf[str, Any]], width: int) -> Iterator[str]:
-    """Lines about the layers around the first that gives something else, in the order in which they run.
+    """Yield the lines of a table of the layers around the first that differs, in the order of execution.
 
     Args:
         rows: `proof["layers"]`.
-        width: columns to fill. Names that do not fit lose what all of them begin with, which is said once, and then
-            their middle.
+        width: columns to fill. Names that are too long lose their common beginning, which is printed once, and
+            then their middle.
     """
     first = next((n for n, row in enumerate(rows) if row["first"]), None)
     if first is None:
@@ -57,7 +57,7 @@ def divergence_table(rows: Sequence[MappingOf[str, Any]], width: int) -> Iterato
 
 
 def _shared(names: Sequence[str]) -> str:
-    """The components that all names begin with."""
+    """Return the components that all names begin with."""
     paths = [name.split(".")[:-1] for name in names if name != "-"]
     if len(paths) < 2:
         return ""
@@ -66,7 +66,9 @@ def _shared(names: Sequence[str]) -> str:
 
 
 def _cut(name: str, room: int) -> str:
-    """A name without its middle, where it does not fit: numbers stand in front, what the layer is called at the end."""
+    """Return a name without its middle if it is too long, because numbers are in front and the kind of layer at the
+    end.
+    """
     name, room = printable(name, 400), max(room, 9)
     head = (room - 1) // 3
     return name if len(name) <= room else f"{name[:head]}…{name[head + 1 - room :]}"

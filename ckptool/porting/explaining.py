@@ -1,4 +1,4 @@
-"""The way of one key: what was done to it, which rules told it from its look-alikes, what was asked, what decided."""
+"""Explain how one key was matched: its operations, the rules that told it apart, its questions, and what decided."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SEVERAL = 5
 
 
 def explained(mapping: Mapping, key: str, width: int = 100) -> str:
-    """The way of KEY, of the model or of the file, as text.
+    """Return how KEY, of the model or of the file, was matched, as text.
 
     Raises:
         NotFound: neither has it.
@@ -38,7 +38,7 @@ def explained(mapping: Mapping, key: str, width: int = 100) -> str:
 
 
 def rows_of(entry: Entry) -> list[tuple[str, str]]:
-    """The way of an entry as rows (label, text), for the page."""
+    """Return how an entry was matched as rows (label, text), for the web page."""
     rows: list[tuple[str, str]] = []
     for part in entry.way:
         for label, steps in (("in the file", part.source_steps), ("in the model", part.target_steps)):
@@ -120,7 +120,7 @@ def _asked(entry: Entry, width: int) -> Iterator[str]:
 
 
 def _alike(mapping: Mapping, entry: Entry, width: int) -> Iterator[str]:
-    """For what has no source: where the tensors of its sizes go."""
+    """Yield lines about a key without a source: where the tensors of its sizes go."""
     if entry.expr is not None or entry.default:
         return
     goes = {key: one.target for one in mapping.entries for key in one.sources}

@@ -1,14 +1,14 @@
-"""What a target tensor is made of: expressions over the tensors of a source.
+"""Expressions over the tensors of a source, which make the tensors of a target.
 
     layer1.0.conv1.weight                            a copy
     transpose(h.0.attn.c_attn.weight)                the last two dimensions swapped
     slice(blocks.0.attn.qkv.weight, 0, 0, 768)       rows 0 to 767 of dimension 0
     cat(0, q.weight, k.weight, v.weight)             joined along dimension 0
 
-A key that is not plain (letters, digits, `_`, `.`, `-`, `/`) stands in double quotes, as in JSON. An expression is a
-value: it can be written down, read back, inverted where that is possible, and turned into a `LazyTensor` that moves no
-byte until it is written. What only rearranges (a slice, a transposition) is a view of the source and keeps its type;
-what computes does so in float32 and rounds once.
+A key with characters other than letters, digits, `_`, `.`, `-`, `/` is in double quotes, as in JSON. An expression is
+an immutable value: it can be written as text, parsed, inverted if no values are lost, and turned into a `LazyTensor`
+that is read when it is written. An operation that only rearranges (a slice, a transposition) is a view of the source
+and keeps its type. One that computes does so in float32, and rounds once.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ _MOST_ELEMENTS = 1 << 28
 
 
 def lazy(x: Expr, tensors: Mapping[str, LazyTensor]) -> LazyTensor:
-    """What X gives as a tensor over TENSORS that is read when it is written.
+    """Return the result of X over TENSORS as a lazy tensor.
 
     Raises:
-        RuleError: an operation does not fit, or gives far more than the tensors hold (`repeat(x, 0, 1000000000)`).
+        RuleError: an operation does not fit, or its result is far larger than the tensors (`repeat(x, 0, 1000000000)`).
     """
     shapes = {key: tensors[key].shape for key in x.keys()}  # noqa: SIM118
     most = max(_MOST_ELEMENTS, 8 * sum(map(prod, shapes.values())))
@@ -96,10 +96,10 @@ DEEPEST = 64
 
 
 def parse(text: str) -> Expr:
-    """The expression that TEXT says.
+    """Parse TEXT as an expression.
 
     Raises:
-        RuleError: it says none.
+        RuleError: it is not an expression.
     """
     tokens: list[str] = []
     at, end = 0, len(text.rstrip())
@@ -199,9 +199,9 @@ def _number(text: str) -> Number:
 
 
 def inverted(target: str | Expr, x: Expr, shapes: Mapping[str, Shape]) -> dict[str, list[tuple[Expr, Expr]]] | None:
-    """How the keys that X reads come back from TARGET, what X is to give, or None where values are lost.
+    """Return how to make the keys that X reads from TARGET, the result of X; None if X loses values.
 
-    Gives, for each key, (an expression over TARGET, the part of the key that this is: the key itself, or a cut of it).
+    The result is key -> [(expression over TARGET, the part of the key that it gives: the key itself, or a cut of it)].
     """
     out: dict[str, list[tuple[Expr, Expr]]] = {}
     return out if _undo(x, of(target) if isinstance(target, str) else target, out, shapes) else None
@@ -217,7 +217,7 @@ def _undo(x: Expr, value: Expr, out: dict[str, list[tuple[Expr, Expr]]], shapes:
 
 
 def reassembled(pieces: Sequence[tuple[Expr, Expr]], shape: Shape) -> Expr | None:
-    """One tensor of sizes SHAPE from its PIECES (see `inverted`), or None if some are missing."""
+    """Return one tensor of sizes SHAPE made of its PIECES (see `inverted`), or None if some are missing."""
     for value, piece in pieces:
         if piece.is_copy:
             return value

@@ -1,4 +1,4 @@
-"""Mapping files for a family of models of every size: lines with letters, and how many of each there are.
+"""Mapping files for a family of models of all sizes: lines with letters, and the numbers that each letter takes.
 
     ckptool-mapping: 1
     source: "Llama, as Meta's files have it"
@@ -11,22 +11,22 @@
       lm_head.weight: if_there(output.weight)
     beside: [rope.freqs]
 
-What stands in braces is a sum of whole numbers over `numbers`, where each is worked out from the file at hand,
-whichever way round it is used. One with `..` is a letter: a line stands for every value of its letters.
+The text in braces is a sum of whole numbers and of names under `numbers`. Each name is computed from the file, for both
+directions. A number with `..` is a letter: a line is repeated for every value of its letters.
 
-    count("a.{}.b", …)     one more than the highest number there, of the first pattern that fits a key; * is any number
-    lowest("a.{}.b", …)    the lowest
-    size("key", …, dim)    the size of a dimension of the first of these keys that is there
+    count("a.{}.b", …)     the highest number plus one, for the first pattern that fits a key; * is any number
+    lowest("a.{}.b", …)    the lowest number
+    size("key", …, dim)    the size of a dimension of the first of these keys that exists
     config("name", …)      the first of these entries in config.json or params.json beside the file, or --number
     given(default)         --number, or the default
 
-    below      what all keys of the source have in front where a file holds other parts as well (model.diffusion_model.)
-    back       lines KEY: EXPRESSION for the way back, where it cannot be worked out
-    beside     patterns of tensors that are no part of the model, or that the other side computes
-    needs      what a number is, for the message where it is not there
+    below      the prefix of all keys of the source if a file also holds other parts (model.diffusion_model.)
+    back       lines KEY: EXPRESSION for the opposite direction, if the inverse cannot be computed
+    beside     patterns of tensors that are not part of the model, or that the other side computes
+    needs      the meaning of a number, for the message if it is missing
 
-Every key of a line has to be there, but for `if_there( )`: then all of them or none. `{...}` is any text; such lines
-take what no other line takes, and the first that fits counts.
+The file must have every key of a line, except inside of `if_there( )`: then all of them or none. `{...}` is any text;
+such lines take the keys that no other line takes, and the first line that fits counts.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ _LARGEST = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class FamilyLine:
-    """A line: the key that it makes, the expression with braces, whether it may be absent, and where it stands."""
+    """A line of a family's mapping: key, expression with braces, whether the source may lack it, and its line
+    number.
+    """
 
     key: str
     value: str
@@ -64,23 +66,23 @@ class FamilyLine:
 
     @property
     def is_general(self) -> bool:
-        """Whether it is for any text."""
+        """Return whether the line is for any text."""
         return f"{{{ANY}}}" in self.key
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A mapping for models of every size of a family.
+    """A mapping for a family of models of all sizes.
 
     Attributes:
-        name: of its file.
-        source, target: what it takes and what it gives.
-        numbers: name -> how it is worked out, in order.
-        lines: what is made of what.
-        back: lines for the way back, where it cannot be worked out.
-        below: what keys of the source may have in front.
-        beside: tensors of the source that are no part of the model.
-        needs: what numbers are that may not be there.
+        name: the name of its file.
+        source, target: descriptions of the source and of the target.
+        numbers: name -> how to compute it, in order.
+        lines: the lines of the mapping.
+        back: lines for the opposite direction, if the inverse cannot be computed.
+        below: a prefix that keys of the source may have.
+        beside: patterns of tensors of the source that are not part of the model.
+        needs: descriptions of numbers that may be missing.
     """
 
     name: str
@@ -102,24 +104,23 @@ class Family:
         config: Mapping[str, Any] | None = None,
         leave: bool = False,
     ) -> Port:
-        """The mapping for a file with tensors of these SHAPES, or the way back for one of what the family gives.
+        """Return the mapping for a file with tensors of these SHAPES, or its inverse for a file of the target.
 
         Args:
-            shapes: the tensors of the file.
-            invert: the way back.
-            given: numbers that are said and not looked up.
-            config: what the configuration beside the file holds.
-            leave: leave tensors behind that the family knows nothing of.
-
+            shapes: the sizes of the file's tensors.
+            invert: map in the opposite direction.
+            given: numbers from the user, which are not looked up.
+            config: the contents of the configuration beside the file.
+            leave: ignore tensors that the family does not know.
         Raises:
-            RuleError: the file is none of the family, or lacks something; says what.
-            NotFound: a number is neither in the weights nor beside them.
+            RuleError: the file does not belong to the family, or lacks a tensor.
+            NotFound: a number is neither in the weights nor in the configuration.
         """
         return _Instance(self, shapes, invert, dict(given or {}), config or {}).mapping(leave=leave)
 
 
 class _Instance:
-    """A family at one file."""
+    """A family applied to one file."""
 
     def __init__(
         self,
@@ -142,7 +143,7 @@ class _Instance:
         self.values: dict[tuple[Any, ...], int] = {}
 
     def _names(self, shapes: Mapping[str, Shape]) -> tuple[dict[str, str], list[str]]:
-        """Name in the lines -> key of the file, and keys that are other parts of it."""
+        """Return name in the lines -> key of the file, and the keys of other parts of the file."""
         plain = unwrap(shapes)
         names = {name: key for key, name in plain.items()} if len(set(plain.values())) == len(plain) else {}
         names = names or {key: key for key in shapes}
@@ -155,7 +156,7 @@ class _Instance:
     # ------------------------------------------------------------------------------------------------ numbers
 
     def number(self, name: str, letters: Mapping[str, int]) -> int:
-        """A number, worked out once for each value of the letters."""
+        """Return a number, which is computed once for each value of the letters."""
         if name in letters:
             return letters[name]
         if name in self.given:
@@ -171,7 +172,7 @@ class _Instance:
         return self.values[at]
 
     def evaluate(self, text: str, letters: Mapping[str, int], name: str = "") -> int:
-        """What a sum of numbers gives."""
+        """Return the value of a sum of numbers."""
         try:
             found = self._value(ast.parse(text.strip(), mode="eval").body, letters, name)
         except CheckpointError:
@@ -215,7 +216,7 @@ class _Instance:
         return f"say it with --number {wanted[0]}=N" if wanted else None
 
     def _text(self, node: ast.expr, letters: Mapping[str, int]) -> str | None:
-        """A text: in quotes, or such with numbers between ("layer" + s + ".weight"); None for what is a number."""
+        """Return the text of a node: quoted, or joined with numbers ("layer" + s + ".weight"); None for a number."""
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             return node.value
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
@@ -291,7 +292,7 @@ class _Instance:
         return _BRACES.sub(lambda found: str(self.evaluate(found[1], row)), text)
 
     def _written(self, lines: Sequence[FamilyLine]) -> Iterator[tuple[FamilyLine, str, Expr]]:
-        """The lines written out, block by block: neighbours with the same letters take turns."""
+        """Yield the lines written out, block by block: neighbouring lines with the same letters alternate."""
         total = 0
         for letters, some in itertools.groupby((line for line in lines if not line.is_general), key=self._letters):
             together = list(some)
@@ -312,7 +313,7 @@ class _Instance:
     # ------------------------------------------------------------------------------------------------ mapping
 
     def mapping(self, *, leave: bool) -> Port:
-        """See `Family.mapping`."""
+        """Return the mapping; see `Family.mapping`."""
         entries = self._back() if self.invert else self._forth()
         if all(entry.line in self._takes_all for entry in entries):
             raise self._other_file([])
@@ -337,7 +338,7 @@ class _Instance:
 
     @property
     def _takes_all(self) -> set[int]:
-        """Lines that take every key: they alone make no file one of the family."""
+        """Return the numbers of lines that take every key: they do not show that a file belongs to the family."""
         return {line.number for line in self.family.lines if line.value == f"{{{ANY}}}"}
 
     def _forth(self) -> list[Entry]:
@@ -361,7 +362,7 @@ class _Instance:
         return Entry(key, shape, expr, f"line {line.number} of {self.family.name}", line=line.number)
 
     def _general(self, entries: Sequence[Entry], sides: Callable[[FamilyLine], tuple[str, str]]) -> Iterator[Entry]:
-        """Entries of lines for any text: what they take, and what they make of it."""
+        """Yield the entries of lines for any text."""
         lines = [line for line in self.family.lines if line.is_general]
         patterns = [(line, *sides(line)) for line in lines]
         read = {key for entry in entries for key in entry.sources}
@@ -404,7 +405,7 @@ class _Instance:
         return [replace(entry, target=below + entry.target) for entry in entries]
 
     def _require_whole(self, entries: Sequence[Entry], missing: Sequence[str]) -> None:
-        """Refuse a file that lacks something, or is of another kind."""
+        """Raise RuleError if the file lacks tensors, or is of another kind."""
         if not missing:
             return
         if len(entries) < len(missing):
@@ -420,7 +421,9 @@ class _Instance:
         return f"{self.family.name} --invert" if self.invert else self.family.name
 
     def _other_file(self, wanted: Sequence[str]) -> RuleError:
-        """That the file is not what the family takes this way round; and whether it is what it takes the other way."""
+        """Return the error for a file that the family does not take. It says if the file fits the opposite
+        direction.
+        """
         family = self.family
         takes = family.target if self.invert else family.source
         example = f" (such as {printable(wanted[0], 80)})" if wanted else ""
@@ -439,7 +442,7 @@ class _Instance:
         )
 
     def fits(self) -> bool:
-        """Whether most lines find their keys."""
+        """Return whether most lines find their keys."""
         there = absent = 0
         try:
             for line, key, expr in self._written(self.family.lines):

@@ -1,4 +1,4 @@
-"""Mapping files of both kinds, by path or by name: for one model, and for a family of them (see `family`)."""
+"""Read mapping files of both kinds, by path or by name: for one model, or for a family of models (see `family`)."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ _OF_FAMILIES = ("numbers", "back", "below", "beside", "needs")
 
 
 def shipped() -> list[Family]:
-    """The mappings that come with ckptool, in the order of the alphabet."""
+    """Return the built-in mappings, in alphabetical order."""
     return [found for path in sorted(_SHIPPED.glob("*.yaml")) if isinstance(found := read(path), Family)]
 
 
 def file_of(text: str) -> Path | None:
-    """The file of a mapping that comes with ckptool, by its name; None if TEXT is none of these names."""
+    """Return the file of a built-in mapping by its name, or None if there is no such mapping."""
     path = _SHIPPED / f"{text}.yaml"
     return path if re.fullmatch(r"[\w-]+", text) and path.is_file() else None
 
 
 def named(text: str) -> Family | Port:
-    """A mapping that comes with ckptool, by its name, or one in a file.
+    """Return a built-in mapping by its name, or the mapping in a file.
 
     Raises:
-        NotFound: there is neither.
-        Unreadable, Malformed: it is no mapping file.
+        NotFound: there is no such mapping and no such file.
+        Unreadable, Malformed: it is not a mapping file.
     """
     own = file_of(text)
     if own is None and re.fullmatch(r"[\w-]+", text) and not Path(text).exists():
@@ -55,10 +55,10 @@ def named(text: str) -> Family | Port:
 
 
 def read(path: StrPath) -> Family | Port:
-    """The mapping in a file: for a family, or for one model.
+    """Return the mapping in a file, for a family or for one model.
 
     Raises:
-        Unreadable, Malformed: it is no mapping file.
+        Unreadable, Malformed: it is not a mapping file.
     """
     document = mapping_file.document_of(path)
     lines = document.get("mapping")
@@ -69,7 +69,7 @@ def read(path: StrPath) -> Family | Port:
 
 
 def without_model(mapping: Port, shapes: Mapping[str, Shape]) -> Port:
-    """A mapping that was read, for a source of these SHAPES and no model to check it against.
+    """Return a mapping for a source of these SHAPES, without a model to compare with.
 
     Raises:
         RuleError: an expression does not fit the sizes.
@@ -88,10 +88,10 @@ def without_model(mapping: Port, shapes: Mapping[str, Shape]) -> Port:
 
 
 def family_of(document: Mapping[str, Any], name: str, path: StrPath) -> Family:
-    """The family that a document holds (see `mapping_file.read`).
+    """Return the family that a document holds (see `mapping_file.read`).
 
     Raises:
-        Malformed: it holds something else; names the line.
+        Malformed: it is something else; the message names the line.
     """
     known = {
         "ckptool-mapping", "source", "target", "numbers", "mapping", "back", "below", "beside", "needs",
@@ -142,7 +142,7 @@ def _lines(document: Mapping[str, Any], name: str, path: StrPath) -> tuple[Famil
 
 
 def configuration_beside(path: Any) -> dict[str, Any]:
-    """What config.json or params.json beside a file, or in a folder, says; {} if neither is there."""
+    """Return the contents of config.json or params.json beside a file or in a folder; {} if there is neither."""
     try:
         place = Path(path)
         folder = place if place.is_dir() else place.parent

@@ -1,4 +1,4 @@
-"""What a port is: for every target key an expression over source keys, with its evidence and its doubts."""
+"""The result of a port: for every key of the target an expression over source keys, with evidence and doubts."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Status = Literal["mapped", "guessed", "unmapped"]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The way of one tensor of the common form that a key is made of, or is put together from.
+    """How one part of a key was matched, in the common form.
 
     Attributes:
-        target, source: the modules of the two sides that were matched, in the common form.
-        target_steps, source_steps: the steps that brought them there, by name.
-        told: what told the one of the model from its look-alikes.
-        support: the rule that supports a pair which only its shape made, or an empty text.
+        target, source: the units that were paired, in the common form.
+        target_steps, source_steps: the names of the steps that brought them into this form.
+        told: the evidence that told the unit of the model from its look-alikes.
+        support: the rule that supports a pair made only by its shape, or an empty text.
     """
 
     target: str
@@ -38,19 +38,19 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What becomes of one key of the target.
+    """The source of one key of the target.
 
     Attributes:
         target: the key.
         shape: its sizes.
-        expr: what it is made of, or None.
+        expr: the expression that makes it, or None.
         evidence: what decided.
-        questions: what is not certain, with what else it may be; for what is unmapped, why.
-        default: it needs no source: a counter, or a buffer that the model computes itself.
+        questions: what is uncertain, with other expressions as options; for an unmapped key, the reason.
+        default: whether it needs no source: a counter, or a buffer that the model computes itself.
         dtype: its element type in the model.
         parameter: whether it is trained.
-        line: where it stands in a mapping file that was read, counted from 1; else 0.
-        way: how matching came to it, for each part that it is made of; nothing if it was not matched.
+        line: its line in a mapping file, counted from 1; 0 if it was not read from one.
+        way: how each of its parts was matched; empty if it was not matched.
     """
 
     target: str
@@ -66,9 +66,9 @@ class Entry:
 
     @property
     def status(self) -> Status:
-        """Whether it is certain: this is where that is decided, and nowhere else.
+        """Return whether the entry is certain. This is the only place where that is decided.
 
-        "mapped": nothing about it is open. "guessed": a question is open. "unmapped": the model's own value stays.
+        "mapped": no question is open. "guessed": a question is open. "unmapped": the model keeps its own value.
         """
         if self.expr is None and not self.default:
             return "unmapped"
@@ -76,24 +76,24 @@ class Entry:
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """The sentences of its open questions; why nothing goes there, if it is unmapped."""
+        """Return the sentences of its open questions; for an unmapped key, why it has no source."""
         return tuple(dict.fromkeys(map(str, still_open(self.questions))))
 
     @property
     def rivals(self) -> tuple[Expr, ...]:
-        """What else it may be: the options of its open questions."""
+        """Return the options of its open questions: other expressions for the key."""
         options = dict.fromkeys(option for question in still_open(self.questions) for option in question.options)
         return tuple(option for option in options if option != self.expr)
 
     def asking(self, *questions: Question[Expr]) -> Entry:
-        """The same with more questions."""
+        """Return the entry with more questions."""
         every = self.questions
         for question in questions:
             every = tuple(joined(every, question))
         return replace(self, questions=every)
 
     def tried(self, expr: Expr) -> Entry:
-        """The same with another expression, found by trial; what it had becomes the first option."""
+        """Return the entry with another expression, found by trial. The old expression becomes the first option."""
         had = () if self.expr is None else (self.expr,)
         found = Question(Reason.FOUND_BY_TRIAL, (), had)
         questions = self.questions if self.status == "guessed" else (*self.questions, found)
@@ -103,22 +103,22 @@ class Entry:
         return replace(self, expr=expr, questions=questions, default=False)
 
     def settled(self, answer: str) -> Entry:
-        """The same with all questions answered, which its evidence says from now on."""
+        """Return the entry with all questions answered, and with ANSWER as its evidence."""
         questions = answered(self.questions, None, answer)
         return replace(self, questions=tuple(questions), evidence=answer, default=False)
 
     @property
     def numel(self) -> int:
-        """Number of elements."""
+        """Return the number of elements of the tensor."""
         return prod(self.shape)
 
     @property
     def sources(self) -> list[str]:
-        """The source keys that it reads."""
+        """Return the source keys that the expression reads."""
         return self.expr.keys() if self.expr is not None else []
 
     def as_json(self) -> dict[str, Any]:
-        """As `--json` prints it."""
+        """Return the entry as `--json` prints it."""
         return {
             "target": self.target,
             "status": self.status,
@@ -137,17 +137,17 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Mapping:
-    """A port from one set of keys to another. Values never change it.
+    """A port from one set of keys to another. It is immutable.
 
     Attributes:
-        entries: every key of the target, in its order.
-        unused: source keys that nothing reads.
-        source_shapes: of the source that it was made for.
-        source, target: what they were, for messages.
-        notes: what was done to the source as a whole.
+        entries: an entry for every key of the target, in its order.
+        unused: source keys that no entry reads.
+        source_shapes: the sizes of the source that it was made for.
+        source, target: names of the two sides, for messages.
+        notes: changes to the source as a whole.
         metadata: `_metadata` of the target's state dict, or None.
-        at: where in the file the weights are, if there was a choice.
-        proof: how a comparison of outputs went, or None.
+        at: where the weights are in the file, if there was a choice.
+        proof: the result of comparing outputs, or None.
     """
 
     entries: tuple[Entry, ...]
@@ -168,12 +168,12 @@ class Mapping:
         return next(entry for entry in self.entries if entry.target == key)
 
     def having(self, status: Status) -> list[Entry]:
-        """The entries of one status."""
+        """Return the entries of one status."""
         return [entry for entry in self.entries if entry.status == status]
 
     @property
     def coverage(self) -> dict[str, list[int]]:
-        """How many keys and elements have a source or need none: {"keys": [n, of], "parameters": [n, of]}."""
+        """Return how many keys and elements have a source or need none: {"keys": [n, of], "parameters": [n, of]}."""
         covered = [entry for entry in self.entries if entry.status != "unmapped"]
         return {
             "keys": [len(covered), len(self.entries)],
@@ -182,11 +182,13 @@ class Mapping:
 
     @property
     def is_sure(self) -> bool:
-        """Whether every key is mapped."""
+        """Return whether every key is mapped."""
         return all(entry.status == "mapped" for entry in self.entries)
 
     def open_questions(self, guesses: Sequence[str] | None, gaps: Sequence[str] | None) -> list[Entry]:
-        """The guesses and gaps that are not accepted: by patterns, all (an empty pattern), or none."""
+        """Return the guesses and gaps that are not accepted: patterns accept some, an empty pattern all, None
+        nothing.
+        """
         accepted = {"guessed": _patterns(guesses), "unmapped": _patterns(gaps)}
         return [
             entry
@@ -195,12 +197,12 @@ class Mapping:
         ]
 
     def with_entries(self, entries: Sequence[Entry]) -> Mapping:
-        """The same with other entries; what is unused follows."""
+        """Return the mapping with other entries, and with its unused keys updated."""
         used = {key for entry in entries for key in entry.sources}
         return replace(self, entries=tuple(entries), unused=tuple(key for key in self.source_shapes if key not in used))
 
     def as_json(self) -> dict[str, Any]:
-        """The document that `--json` prints, without what only the command knows."""
+        """Return the document that `--json` prints, without the parts that only the command knows."""
         return {
             "target": self.target,
             "coverage": self.coverage,
@@ -211,7 +213,7 @@ class Mapping:
 
 
 def different(target: str, source: str) -> tuple[str, str]:
-    """What stands before the components that two keys share at their end: ("a.x.w", "b.c.x.w") -> ("a.", "b.c.")."""
+    """Return what is before the components that two keys share at their end: ("a.x.w", "b.c.x.w") -> ("a.", "b.c.")."""
     own, theirs = target.split("."), source.split(".")
     shared = 0
     while shared < min(len(own), len(theirs)) and own[-1 - shared] == theirs[-1 - shared]:

@@ -1,4 +1,4 @@
-"""Mapping files: a port that a person can read, edit, keep and replay.
+"""Mapping files: a port as YAML, which a person can read, edit, keep and apply again.
 
     ckptool-mapping: 1
     source: vgg19.pth
@@ -11,9 +11,9 @@
       blocks.{0..11}.attn.qkv.weight: cat(0, layers.{}.q.weight, layers.{}.k.weight, layers.{}.v.weight)
     left: [pooler.weight, pooler.bias]
 
-A line stands for as many keys as its ranges; `{}` on the right is the number on the left, `{1}`, `{2}` where there are
-several. Of several lines for one key the last counts, so that uncommenting a rival settles a doubt; so does taking
-`guess( )` away. Keys under `left` keep the model's own values. A brace that is in a key itself is written twice.
+A line with ranges is a line for each of their numbers. `{}` on the right is the number on the left; `{1}`, `{2}` if
+there are several. If a key has several lines, the last one counts: to settle a doubt, uncomment another option, or
+remove `guess( )`. Keys under `left` keep the model's own values. A brace inside of a key is doubled.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from ..disk.files import StrPath
 from ..disk.targets import write_side_output
 from ..errors import Malformed, RuleError, counted, in_words, printable
 from ..keys import collapse, unwrap
+from ..keys.known_buffers import Holds, holds, is_counter
 from ..model_code.signature import Signature
 from . import expression as ex
 from . import ranges
@@ -45,7 +46,7 @@ _VERSION = 1
 
 
 def text_of(mapping: Mapping) -> str:
-    """A mapping as the text of a file."""
+    """Return a mapping as the text of a file."""
     lines = [f"ckptool-mapping: {_VERSION}"]
     lines += [
         f"{name}: {quoted(value)}" for name, value in (("source", mapping.source), ("target", mapping.target)) if value
@@ -98,7 +99,7 @@ def _yaml_value(text: str) -> str:
 
 
 def folded(entries: Sequence[Entry]) -> list[tuple[str, str, list[Entry]]]:
-    """Entries as lines: (pattern of target keys, expression with holes, the entries), in their order."""
+    """Return entries as lines: (pattern of target keys, expression with holes, the entries), in their order."""
     groups: dict[tuple[str, ...], list[Entry]] = defaultdict(list)
     for entry in entries:
         groups[_shape_of_key(entry)].append(entry)
@@ -119,13 +120,15 @@ def folded(entries: Sequence[Entry]) -> list[tuple[str, str, list[Entry]]]:
 
 
 def _shape_of_key(entry: Entry) -> tuple[str, ...]:
-    """What the keys of an entry look like without their numbers; entries that share it may be one line."""
+    """Return the keys of an entry with `#` for numbers; entries with equal results may share a line."""
     keys = [entry.target, *entry.sources]
     return tuple(".".join("#" if _is_number(c) else c for c in key.split(".")) for key in keys)
 
 
 def _templates(members: Sequence[Entry]) -> dict[str, str]:
-    """The expression of each entry with the numbers of its target as holes `{#1}`, where that holds for all of them."""
+    """Return target -> expression with its numbers as holes `{#1}`, if this holds for all entries; else without
+    holes.
+    """
     numbers = [[c for c in e.target.split(".") if _is_number(c)] for e in members]
     keys = [e.expr.keys() for e in members if e.expr is not None]
     count = len(keys[0]) if keys else 0
@@ -159,7 +162,7 @@ def _templates(members: Sequence[Entry]) -> dict[str, str]:
 
 
 def _text(expr: Expr, names: dict[str, str]) -> str:
-    """An expression with some keys shown under other names, which may have holes."""
+    """Return the text of an expression with some keys under other names, which may have holes."""
 
     def written(key: str) -> str:
         name = names.get(key) or _with_braces(key)
@@ -169,12 +172,12 @@ def _text(expr: Expr, names: dict[str, str]) -> str:
 
 
 def _with_braces(key: str) -> str:
-    """A key with its own braces written twice: single ones stand for ranges and holes."""
+    """Return a key with its own braces doubled, because single ones are ranges and holes."""
     return key.replace("{", "{{").replace("}", "}}")
 
 
 def _is_range(component: str) -> bool:
-    """Whether `collapse` made this component of several numbers."""
+    """Return whether a component is a range of several numbers, made by `collapse`."""
     return component.startswith("{") and not component.startswith("{{")
 
 
@@ -191,10 +194,10 @@ def _is_number(component: str) -> bool:
 
 
 def save(mapping: Mapping, path: StrPath, *, overwrite: bool = False) -> None:
-    """Write a mapping file. One that is there and holds just that is left as it is.
+    """Write a mapping file. A file that already holds the same text is left as it is.
 
     Raises:
-        RuleError: it would not be read: it is too large, or has a name that is no text.
+        RuleError: it could not be read again: it is too large, or has a name that is not text.
     """
     text = text_of(mapping)
     check_size(text, path, largest=LARGEST_LIST)
@@ -205,17 +208,17 @@ def save(mapping: Mapping, path: StrPath, *, overwrite: bool = False) -> None:
 
 
 def read(path: StrPath) -> Mapping:
-    """Read a mapping file. Shapes are not in it; `for_target` adds those of a model.
+    """Read a mapping file. It holds no shapes; `for_target` adds those of a model.
 
     Raises:
-        Unreadable: there is no such file, or it is no text.
-        Malformed: it is no mapping file; the message names the line, by number and by key.
+        Unreadable: there is no such file, or it is not text.
+        Malformed: it is not a mapping file; the message names the line, by number and by key.
     """
     return mapping_of(document_of(path), path)
 
 
 def document_of(path: StrPath) -> dict[str, Any]:
-    """What is in a mapping file.
+    """Return the contents of a mapping file.
 
     Raises:
         Unreadable, Malformed: as `read`.
@@ -232,7 +235,7 @@ def document_of(path: StrPath) -> dict[str, Any]:
 
 
 def mapping_of(document: dict[str, Any], path: StrPath) -> Mapping:
-    """The mapping of one model to another that a document of the file PATH holds.
+    """Return the mapping of one model to another in the DOCUMENT from the file PATH.
 
     Raises:
         Malformed: as `read`.
@@ -297,10 +300,10 @@ _HOW_WRITTEN = "`ckptool inspect FILE -v` shows the shapes; docs/transfer.md, Op
 
 
 def for_target(mapping: Mapping, target: Signature, shapes: dict[str, Shape]) -> Mapping:
-    """A mapping from a file, for this model and source: shapes added, keys that it does not name unmapped.
+    """Return a mapping from a file for this model and source: with shapes, and with unmapped entries for other keys.
 
     Raises:
-        RuleError: it names keys that the model does not have, or an expression does not give the shape that is wanted.
+        RuleError: it names keys that the model does not have, or an expression gives another shape than the model's.
     """
     mapping = fitted(mapping, shapes)
     known = {e.target: e for e in mapping.entries}
@@ -329,7 +332,7 @@ def for_target(mapping: Mapping, target: Signature, shapes: dict[str, Shape]) ->
                     raise RuleError(what, where="--mapping", hint=_HOW_WRITTEN)
             entries.append(replace(found, shape=wanted.shape, dtype=wanted.dtype, parameter=wanted.parameter))
         elif found is None and (
-            wanted.key.endswith("num_batches_tracked") or (wanted.parameter is False and "running_" not in wanted.key)
+            is_counter(wanted.key) or (wanted.parameter is False and holds(wanted.key) is not Holds.STATISTIC)
         ):
             entries.append(replace(blank, default=True, evidence="computed by the model itself"))
         else:
@@ -339,8 +342,9 @@ def for_target(mapping: Mapping, target: Signature, shapes: dict[str, Shape]) ->
 
 
 def fitted(mapping: Mapping, keys: Iterable[str]) -> Mapping:
-    """The mapping over KEYS, where these have what a wrapper puts into all names (`module.`) and it has not, or the
-    other way round."""
+    """Return the mapping over KEYS, if all names of one of the two have a wrapper's prefix (`module.`) and the other's
+    not.
+    """
     there = set(keys)
     own = list(dict.fromkeys(key for entry in mapping.entries for key in entry.sources))
     if there.issuperset(own):
@@ -356,10 +360,10 @@ def fitted(mapping: Mapping, keys: Iterable[str]) -> Mapping:
 
 
 def invert(mapping: Mapping, shapes: dict[str, Shape]) -> Mapping:
-    """The way back: SHAPES are those of the keys that the mapping reads, with or without a wrapper around all.
+    """Return the inverse mapping. SHAPES are those of the keys that the mapping reads, with or without a wrapper.
 
     Raises:
-        RuleError: values are lost on the way, or an expression does not fit its keys; says for which keys.
+        RuleError: values are lost, or an expression does not fit its keys; the message names the keys.
     """
     mapping = fitted(mapping, shapes)
     pieces: dict[str, list[tuple[Expr, Expr]]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""A mapping as text that people can check in a minute."""
+"""Show a mapping as a report that people can read in a minute."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 from ..drawing.sizes import count_text, parameters_text
 from ..errors import counted, printable
 from ..keys import collapse
+from ..keys.known_buffers import is_counter
 from .divergence import divergence_table
 from .explaining import rows_of
 from .mapping import Entry, Mapping, different
@@ -18,18 +19,18 @@ from .mapping_file import folded
 
 
 def mapping_text(mapping: Mapping, *, everything: bool = False, width: int = 100) -> str:
-    """What becomes of every key of the target: coverage, doubts first, then the rest, blocks folded.
+    """Return the report of a mapping: coverage, doubts first, then the rest, with equal blocks in one line.
 
     Args:
         mapping: the mapping.
-        everything: one line for each key, with its evidence.
+        everything: print one line for each key, with its evidence.
         width: columns to fill.
     """
     return "\n".join(line.rstrip() for line in _lines(mapping, everything, width))
 
 
 def mapping_page(mapping: Mapping) -> str:
-    """A mapping as a page of HTML: the source's keys beside the target's, coloured by what is known of each pair."""
+    """Return a mapping as a page of HTML: the source's keys beside the target's, coloured by their status."""
     links = []
     for entry in mapping.entries:
         details = [("shape", "x".join(map(str, entry.shape))), ("evidence", entry.evidence)]
@@ -80,7 +81,7 @@ def _lines(mapping: Mapping, everything: bool, width: int) -> Iterator[str]:
     if mapped:
         yield from _section(f"mapped ({len(mapped):,})", mapped, everything, width, doubts=False)
     if defaults:
-        counters = sum(e.target.endswith("num_batches_tracked") for e in defaults)
+        counters = sum(is_counter(e.target) for e in defaults)
         yield ""
         words = [f"{counted(counters, 'counter')} num_batches_tracked"] if counters else []
         if len(defaults) > counters:
@@ -136,7 +137,7 @@ def _section(title: str, entries: Sequence[Entry], everything: bool, width: int,
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One line: what a key, or a module with all its keys, is made of."""
+    """One line of the report: a key, or a module with all its keys, and its expression."""
 
     target: str
     made: str
@@ -146,7 +147,7 @@ class _Row:
 
 
 def _folded(line: str, width: int, indent: int) -> list[str]:
-    """A line that is longer than WIDTH as several, the others indented by INDENT where the longest word leaves room."""
+    """Return a long line as several lines, indented by INDENT if the longest word leaves room."""
     if len(line) <= width:
         return [line.replace(_SPACE, " ")]
     indent = max(min(indent, width - max(map(len, line.split(" ")))), 6)
@@ -159,7 +160,7 @@ _SPACE = "\N{NO-BREAK SPACE}"
 
 
 def _unused(mapping: Mapping) -> list[str]:
-    """Keys of the source that nothing reads: modules of which nothing is read are one line, and so are equal blocks."""
+    """Return lines about unused source keys, with one line for a wholly unused module and for equal blocks."""
     unused = set(mapping.unused)
     read = {key[:end] for key in mapping.source_shapes if key not in unused for end in _ends(key)}
     below: dict[str, list[str]] = {}
@@ -175,7 +176,9 @@ def _unused(mapping: Mapping) -> list[str]:
 
 
 def _blocks_left(mapping: Mapping) -> Iterator[str]:
-    """Lists of equal blocks of which only some are read, as where a model has fewer layers than the file."""
+    """Yield lines about lists of equal blocks of which only some are used, if the model has fewer layers than
+    the file.
+    """
     unused = set(mapping.unused)
     blocks: dict[str, dict[str, list[str]]] = {}
     for key in mapping.source_shapes:
@@ -202,7 +205,7 @@ _A_BLOCK = 4
 
 
 def _ends(key: str) -> Iterator[int]:
-    """Where the modules that a key stands in end, from the outermost. In thousands of them none does in a model."""
+    """Yield the ends of the modules around a key, from the outermost, up to a limit that no model reaches."""
     return islice((place for place, character in enumerate(key) if character == "."), _DEEPEST)
 
 
@@ -210,7 +213,7 @@ _DEEPEST = 64
 
 
 def _by_doubts(entries: Sequence[Entry]) -> list[list[Entry]]:
-    """Entries of the same doubts together, in the order in which these come first."""
+    """Return entries grouped by their doubts, in the order of the first of each group."""
     found: dict[tuple[str, ...], list[Entry]] = {}
     for entry in entries:
         found.setdefault(entry.doubts, []).append(entry)
@@ -218,7 +221,7 @@ def _by_doubts(entries: Sequence[Entry]) -> list[list[Entry]]:
 
 
 def _from_one_prefix(entries: Sequence[Entry]) -> _Row | None:
-    """One line for copies of equal names from below one prefix, whose rivals are the same below others."""
+    """Return one row for copies from one prefix to another whose options have other prefixes; else None."""
     first = entries[0]
     if len(entries) < _WORTH_A_STAR or first.expr is None or not first.expr.is_copy:
         return None
@@ -242,7 +245,9 @@ _WORTH_A_STAR = 8
 
 
 def _rows(entries: Sequence[Entry]) -> list[_Row]:
-    """Entries folded: equal blocks are one line, and so is a module that takes all its tensors from one module."""
+    """Return entries as rows: one for equal blocks, and one for a module that copies all its tensors from one
+    module.
+    """
     rows: list[_Row] = []
     found = [_Row(pattern, made, _sizes(some), some, _rivals(some)) for pattern, made, some in folded(entries)]
     for head, group in groupby(found, _modules):
@@ -258,7 +263,7 @@ def _rows(entries: Sequence[Entry]) -> list[_Row]:
 
 
 def _rivals(members: Sequence[Entry]) -> list[str]:
-    """What fits as well as what a line says, with the same holes."""
+    """Return the options of a line, with the same holes."""
     texts = []
     for number in range(max(len(e.rivals) for e in members)):
         some = folded([replace(e, expr=e.rivals[number]) for e in members if len(e.rivals) > number])
@@ -267,7 +272,9 @@ def _rivals(members: Sequence[Entry]) -> list[str]:
 
 
 def _modules(line: _Row) -> tuple[str, str, tuple[str, ...], tuple[str, ...]] | None:
-    """The two modules between which a line copies a tensor of the same name, those of its rivals, and its doubts."""
+    """Return the two modules of a line that copies a tensor of equal name, the modules of its options, and its
+    doubts.
+    """
     (own, _, leaf), made = line.target.rpartition("."), [line.made, *line.rivals]
     exprs = [expr for e in line.members for expr in (e.expr, *e.rivals)]
     if not own or any(text.rpartition(".")[2] != leaf for text in made):

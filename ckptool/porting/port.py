@@ -1,4 +1,4 @@
-"""Porting: from two signatures to a mapping."""
+"""Make a mapping from two signatures."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping as MappingOf
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ..keys.known_buffers import STATISTICS
 from ..model_code.signature import Entry as Tensor
 from ..model_code.signature import Signature
 from . import expression as ex
@@ -14,7 +15,7 @@ from .expression import Expr, Shape
 from .forms.canonical import canonical
 from .forms.copies import copies, doubt_copies
 from .forms.doubles import called_as_in
-from .forms.pieces import STATISTICS, squeezed, substituted
+from .forms.pieces import squeezed, substituted
 from .holes.background import doubt_background
 from .holes.conventions import doubt_conventions
 from .holes.filling import Filled, Filling, Values
@@ -34,13 +35,13 @@ def port(
     values: Values | None = None,
     lora_scale: float | None = None,
 ) -> Mapping:
-    """Work out which source tensor goes where.
+    """Find which source tensor goes where.
 
     Args:
         source: the keys and shapes of the file.
-        target: what the model wants.
-        values: gives small tensors of the source, where their values can contradict a name.
-        lora_scale: factor of low-rank adapters, if the file says it.
+        target: the keys and shapes of the model.
+        values: returns the values of a small tensor of the source, which may contradict a name.
+        lora_scale: the scale of low-rank adapters, if the file states it.
     """
     shapes = {key: entry.shape for key, entry in source.entries.items()}
     source = called_as_in(source, target)
@@ -64,7 +65,7 @@ def port(
 
 
 class _Entries:
-    """The entries of a mapping, put together from filled holes."""
+    """Builds the entries of a mapping from filled holes."""
 
     def __init__(self, filling: Filling, shapes: dict[str, Shape], copied: dict[str, str]) -> None:
         self._source, self._target, self._shapes, self._copied = filling.source, filling.target, shapes, copied
@@ -75,7 +76,7 @@ class _Entries:
         self._unused: list[Tensor] | None = None
 
     def mapping(self) -> Mapping:
-        """The whole mapping."""
+        """Return the whole mapping."""
         source, target = self._source, self._target
         entries = [self._entry(key) for key in target.signature.entries]
         made = Mapping(
@@ -90,8 +91,10 @@ class _Entries:
         return self._without_company(made.with_entries(entries))
 
     def _without_company(self, made: Mapping) -> Mapping:
-        """Doubt what is taken from a layer of which the source has more that nothing reads: adapters, masks, scales; or
-        what the model has beside something without a source, for which that is of the right size."""
+        """Ask about keys from a layer of the source that has an unused tensor: an adapter, a mask, a scale.
+
+        Or the layer has an unused tensor of the right size for a key without a source in the same module of the model.
+        """
         left: dict[str, list[str]] = defaultdict(list)
         for key in made.unused:
             entry = self._source.signature.entries.get(key)
@@ -153,7 +156,7 @@ class _Entries:
         return replace(blank, expr=expr, evidence=evidence, questions=tuple(questions), way=way)
 
     def _part(self, hole: str) -> Part:
-        """How matching came to what fills a hole."""
+        """Return how the source of a hole was matched."""
         name = self._names[hole]
         t, s = self._unit_of[name]
         own, theirs = self._target.pieces.get(name), s.pieces.get(name.role, s.main)
@@ -161,9 +164,9 @@ class _Entries:
         return Part(".".join(t.path), ".".join(s.path), steps, theirs.steps, tuple(t.told), t.support)
 
     def _questions(self, assembly: Expr, filled: MappingOf[str, Filled]) -> list[Question[Expr]]:
-        """What is asked about the holes of a key, with options for the whole of it.
+        """Return the questions about the holes of a key, with options for the whole key.
 
-        One question about several holes has one answer: each of its options is taken in all of them.
+        A question about several holes has one answer: each option applies to all of them.
         """
         values = {hole: one.expr for hole, one in filled.items()}
         asked: dict[object, dict[str, Question[Expr]]] = defaultdict(dict)
@@ -200,7 +203,7 @@ class _Entries:
         return entry.parameter is False and (piece is None or piece.role not in STATISTICS)
 
     def _could_fill(self, key: str) -> str | None:
-        """A key of the source that goes nowhere and has the sizes of a buffer of the model, or None."""
+        """Return an unused key of the source with the sizes of a buffer of the model, or None."""
         if self._unused is None:
             used = {k for filled in self._holes.values() for k in filled.expr.keys()}  # noqa: SIM118 - a method of ours
             used |= self._source.counters.keys() | self._copied.keys()
@@ -217,7 +220,9 @@ class _Entries:
 
 
 def _left_in(left: MappingOf[str, Sequence[str]], path: str, leaf: str) -> str | None:
-    """What nothing reads of the layer at PATH whose LEAF is read; wrapped layers keep more beside the wrapper."""
+    """Return an unused key of the layer PATH whose tensor LEAF is used, or None. A wrapped layer may have it
+    outside.
+    """
     for layer in (path, path.removesuffix(".module")):
         for key in left.get(layer, ()):
             if (layer == path and cut(leaf) in table().leaves) or key.startswith(f"{layer}.{leaf}"):

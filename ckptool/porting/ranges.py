@@ -1,4 +1,4 @@
-"""Lines of a mapping file: `layers.{0..11}.w: h.{}.w` as the keys that it stands for, each with its expression."""
+"""Write out lines of a mapping file: `layers.{0..11}.w: h.{}.w` as all of its keys, each with its expression."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _BRACES = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line, of which nothing is written out yet.
+    """A line of a mapping file before it is written out.
 
     Attributes:
-        pattern, value: what stands on the left and on the right; no value for a key that is left.
-        around: the pattern without its ranges: what stands before, between and behind them.
+        pattern, value: the left side and the right side; no value for a key under `left`.
+        around: the texts of the pattern before, between and after its ranges.
         ranges: the numbers of each range.
-        keys: how many keys it stands for; not more than one too many.
-        number: where it stands in its file, counted from 1.
+        keys: how many keys it stands for, up to one above the limit.
+        number: its line number in the file, counted from 1.
     """
 
     pattern: str
@@ -40,25 +40,25 @@ class Line:
     def malformed(
         self, what: str, path: StrPath, *, evidence: Sequence[str] = (), hint: str | None = None
     ) -> Malformed:
-        """That something is wrong with it, and where it stands."""
+        """Return an error about this line, with its number."""
         return Malformed(place_of(self.number) + what, where=path, evidence=evidence, hint=hint)
 
 
 def place_of(number: int) -> str:
-    """How a message begins that is about a line of a file: "line 7: "."""
+    """Return the beginning of a message about a line of a file: "line 7: "."""
     return f"line {number}: " if number else ""
 
 
 def number_of(*texts: object) -> int:
-    """The number of the line where the last of TEXTS stands that was read from a file, else 0."""
+    """Return the line number of the last of TEXTS that was read from a file, else 0."""
     return next((text.line for text in reversed(texts) if isinstance(text, Placed)), 0)
 
 
 def line(pattern: str, value: str | None, path: StrPath) -> Line:
-    """A line of the file PATH.
+    """Return a line of the file PATH.
 
     Raises:
-        Malformed: what stands in braces is no range.
+        Malformed: the text in braces is not a range.
     """
     ranges, around, keys, number = [], [""], 1, number_of(pattern, value)
     for text, inner in _pieces(pattern):
@@ -72,10 +72,10 @@ def line(pattern: str, value: str | None, path: StrPath) -> Line:
 
 
 def within_limits(lines: Iterable[Line], path: StrPath) -> list[Line]:
-    """LINES, if what all of them stand for is not too much to be written out.
+    """Return LINES if they do not stand for too many keys or characters.
 
     Raises:
-        Malformed: it is.
+        Malformed: they do.
     """
     found, parts, characters = [], 0, 0
     for one in lines:
@@ -96,10 +96,10 @@ def within_limits(lines: Iterable[Line], path: StrPath) -> list[Line]:
 
 
 def written_out(one: Line, path: StrPath) -> Iterator[tuple[str, str | None]]:
-    """The keys that a line stands for, each with its expression.
+    """Yield the keys that a line stands for, each with its expression.
 
     Raises:
-        Malformed: the expression has a hole that no range fills.
+        Malformed: the expression has a hole without a range.
     """
     value = None if one.value is None else list(_pieces(one.value))
     for numbers in itertools.product(*(itertools.chain(*found) for found in one.ranges)):
@@ -120,7 +120,7 @@ def written_out(one: Line, path: StrPath) -> Iterator[tuple[str, str | None]]:
 
 
 def _pieces(text: str) -> Iterator[tuple[str, str | None]]:
-    """What a text is made of: (literal text, None), with double braces as single ones, or ("", what is in braces)."""
+    """Yield the parts of a text: (literal text, None), with double braces as single ones, or ("", text in braces)."""
     at = 0
     for found in _BRACES.finditer(text):
         yield text[at : found.start()], None

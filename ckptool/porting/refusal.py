@@ -1,4 +1,4 @@
-"""What is said when a port is not certain: how much, which, and the command that would accept it."""
+"""Refuse an uncertain mapping: say how many keys are uncertain, which, and the command that accepts them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .mapping import Entry, Mapping, different
 
 
 def require_proof(mapping: Mapping, unproved: str) -> None:
-    """Refuse a mapping whose outputs were compared in vain. UNPROVED is the command that asks for no proof.
+    """Raise Doubtful if a proof failed. UNPROVED is the command without the proof.
 
     Raises:
-        Doubtful: it says what the comparison showed.
+        Doubtful: with the result of the comparison.
     """
     proof = mapping.proof
     if proof is None or proof.get("equal"):
@@ -29,11 +29,11 @@ def require_proof(mapping: Mapping, unproved: str) -> None:
 def require_accepted(
     mapping: Mapping, guesses: Sequence[str] | None, gaps: Sequence[str] | None, command: str = ""
 ) -> None:
-    """Refuse guesses and gaps that were not accepted.
+    """Raise Doubtful for guesses and gaps that were not accepted.
 
     Raises:
         NoMatch: a pattern fits no key of the model.
-        Doubtful: there are some; the message ends with what would accept them.
+        Doubtful: there are some; the message ends with the options that accept them.
     """
     for name, patterns in (("--accept-guesses", guesses), ("--partial", gaps)):
         _require_known(mapping, patterns or (), name if command else name[2:].replace("-", "_"))
@@ -60,7 +60,7 @@ def require_accepted(
 
 
 def _ways_to_settle(mapping: Mapping, guessed: Sequence[Entry], command: str) -> list[str]:
-    """What is better than to accept guesses that have rivals: for another tensor, the hint that takes it."""
+    """Return advice that is better than accepting guesses with options: the hint that takes the other tensor."""
     if not any(entry.rivals for entry in guessed):
         return []
     lines = []
@@ -80,7 +80,7 @@ def _ways_to_settle(mapping: Mapping, guessed: Sequence[Entry], command: str) ->
 
 
 def _rule(target: str, source: str, mapping: Mapping) -> str | None:
-    """The shortest hint by which SOURCE would be called TARGET and no two keys the same, or None."""
+    """Return the shortest hint that renames SOURCE to TARGET without giving two keys one name, or None."""
     own, theirs = (head.removesuffix(".") for head in different(target, source))
     for old, new in ((theirs, own), (source, target)):
         if not old or any(mark in old + new for mark in "={}*") or old.startswith("re:"):
@@ -127,7 +127,7 @@ def _line(entry: Entry) -> str:
 
 
 def accepting_command(mapping: Mapping, guessed: Sequence[Entry], unmapped: Sequence[Entry], command: str) -> str:
-    """The options, or the whole command, that would accept these guesses and gaps."""
+    """Return the options, or the whole command, that accept these guesses and gaps."""
     parts = []
     if guessed:
         parts.append("--accept-guesses")
@@ -143,7 +143,9 @@ def accepting_command(mapping: Mapping, guessed: Sequence[Entry], unmapped: Sequ
 
 
 def gap_patterns(mapping: Mapping, unmapped: Sequence[Entry]) -> list[str]:
-    """Patterns, as few as can be, that fit these keys and no other: whole modules where all of them is left."""
+    """Return as few patterns as possible that fit these keys and no others, with whole modules if none of their keys is
+    kept.
+    """
     wanted = {e.target for e in unmapped}
     kept = {e.target for e in mapping.entries if not e.default} - wanted
     out: list[str] = []
@@ -164,5 +166,5 @@ def gap_patterns(mapping: Mapping, unmapped: Sequence[Entry]) -> list[str]:
 
 
 def _only(key: str) -> str:
-    """A pattern that fits KEY, whatever it is called."""
+    """Return a pattern that fits only KEY, also if it has special characters."""
     return f"re:^{re.escape(key)}$" if re.search(r"[{}*]|^re:", key) else key

@@ -1,12 +1,13 @@
-"""The smallest pairs of two sides for which a rule is needed, in `rule_examples.json`: rule -> its example.
+"""Small examples for each rule, in `rule_examples.json`: rule -> the smallest pair of sides that needs it.
 
-Each is run as a test: with the rule a key is made of what the example says, and without it, it is not.
+Each is run as a test: with the rule a key becomes what the example says, and without it something else. Where an
+example says what the rule needs (`unless`), the rule makes no difference on sides that do not have it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -27,15 +28,22 @@ _FACTS: dict[str, Any] = {
 }
 
 
+#: What becomes of a key: its status, what it is made of, and the reasons of its open questions.
+Outcome = tuple[str, str, tuple[str, ...]]
+
+
 @dataclass(frozen=True, slots=True)
 class Example:
-    """Two small sides, and what comes of one key.
+    """Two small sides, and the result for one key.
 
     Attributes:
         source, target: what the two sides offer, as `signature` reads it.
         key: of the target.
         status, gives: what becomes of it with the rule.
+        asks: the reasons of its open questions, by name.
         scale: the factor of low-rank adapters, where the file says it.
+        values: for some keys of the source, numbers that its tensor holds over and over.
+        unless: a source, a target or values without what the rule needs; they replace those of the example.
     """
 
     source: Mapping[str, Any]
@@ -43,18 +51,30 @@ class Example:
     key: str
     status: str
     gives: str
+    asks: Sequence[str] = ()
     scale: float | None = None
+    values: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    unless: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def outcome(self) -> Outcome:
+        """What becomes of its key with the rule."""
+        return self.status, self.gives, tuple(self.asks)
+
+    def without_need(self) -> Example:
+        """The same sides without what the rule needs."""
+        return replace(self, **self.unless)
 
 
 @cache
 def examples() -> dict[str, Example]:
-    """Rule -> its example."""
+    """Return rule -> its example."""
     text = files(__package__).joinpath("rule_examples.json").read_text(encoding="utf-8")
     return {name: Example(**one) for name, one in read_json(text).items()}
 
 
 def signature(side: Mapping[str, Any], *, is_target: bool) -> Signature:
-    """One side of an example: `tensors` (key -> sizes), and for some keys what else is known of them."""
+    """Return the signature of one side of an example: `tensors` (key -> sizes), and more facts for some keys."""
     used = {key: place for place, key in enumerate(side.get("used", ()))}
     learned = {field.name for field in fields(Entry)}
     entries = {}

@@ -1,7 +1,7 @@
-"""What a row of a table of rules is: a step towards the common form, or something that a rule can tell.
+"""A row of a table of rules: a step towards the common form, or a rule that gives evidence.
 
-The rows stand beside the code that takes them: `forms.step_table`, `matching.telling_apart`, `rivals` and
-`holes`. `tables` lists all of them. Their order and their strength are data in each row.
+The rows are in the modules that use them: `forms.step_table`, `matching.telling_apart`, `rivals` and `holes`. `tables`
+lists all of them. Order and strength are data in each row.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Run = TypeVar("Run", covariant=True)
 
 
 class Strength(Enum):
-    """How much a rule says by itself."""
+    """How much a rule proves by itself."""
 
     CERTAIN = "certain by itself"
     LIKELY = "asked where nothing that is certain tells more"
@@ -27,13 +27,13 @@ class Rule(Generic[Run]):
     """A row of a table.
 
     Attributes:
-        name: what it is called in the documentation and by `--explain`.
-        order: rows are taken from small to large.
+        name: its name in the documentation and for `--explain`.
+        order: rows are used from small to large numbers.
         says: what it did or found, as a sentence for users.
-        why: why that is right, or why it stands there.
-        run: what does it.
-        strength: how much it says by itself.
-        when: in which case it is asked, in words; always, if empty.
+        why: why that is right, or why it has this place in the order.
+        run: the function that does it.
+        strength: how much it proves by itself.
+        when: the case in which it is used, in words; always, if empty.
     """
 
     name: str
@@ -49,7 +49,7 @@ Row = TypeVar("Row")
 
 
 def in_order(*rows: Rule[Row]) -> tuple[Rule[Row], ...]:
-    """The rows from small to large numbers, each of which is there once."""
+    """Return the rows sorted by their numbers, which have to be unique."""
     found = tuple(sorted(rows, key=lambda row: row.order))
     assert len({row.order for row in found}) == len({row.name for row in found}) == len(found), "two rows in one place"
     return found

@@ -1,6 +1,6 @@
-"""The mapping of a file whose keys and sizes are those of the model: what `load_state_dict(strict=True)` would take.
+"""The mapping of a file whose keys and sizes are those of the model, which `load_state_dict(strict=True)` would load.
 
-There is nothing to find out, so nothing is matched, and no forward pass is followed. It is the way of most loading.
+Nothing is matched, and no forward pass is followed. Most files are loaded in this way.
 """
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ if TYPE_CHECKING:
 
 
 def by_same_names(ckpt: Checkpoint, model: torch.nn.Module, at: str | None = None) -> Mapping | None:
-    """The mapping that takes each key of MODEL from the same key of a checkpoint.
+    """Return the mapping that takes each key of MODEL from the same key of a checkpoint.
 
     Args:
         ckpt: the source.
-        model: the model; of a parameter that ranks share, the sizes of the whole count.
+        model: the model; for a parameter that ranks share, the whole size counts.
         at: where the weights are in the file, if there are several.
-
     Returns:
-        The mapping; None if a key, a size or the order of axes differs, there is something else than tensors on either
-        side, or there is not one state dict.
+        The mapping; None if a key, a size or the order of axes differs, if a side holds more than tensors, or if there
+        is not exactly one state dict.
     """
     try:
         weights = ckpt.state_dict(at)

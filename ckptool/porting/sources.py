@@ -1,4 +1,4 @@
-"""`transfer`: a file and a model, and the mapping between them; and the checkpoint that a mapping makes."""
+"""Match a file with a model: choose its state dict, rename its keys by hints, and make the mapping."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from ..checkpoint import Checkpoint, StateDict
 from ..disk.files import shell_path
 from ..errors import Ambiguous, NoMatch, NotFound, RuleError, counted, printable
 from ..keys import Rename, closest, unwrap
+from ..keys.known_buffers import is_counter
 from ..model_code.signature import Entry as Wanted
 from ..model_code.signature import Signature, of_state_dict
 from ..tensor import LazyTensor
@@ -42,13 +43,13 @@ def match_signature(
     hints: Sequence[str | Rename] = (),
     source_code: Signature | None = None,
 ) -> Mapping:
-    """The mapping from SOURCE to what TARGET wants.
+    """Return the mapping from SOURCE to TARGET.
 
     Args:
         source: a path, a Checkpoint or a dict of torch tensors.
         target: the signature of a model.
         at: where the weights are in the file, if there are several.
-        hints: renaming rules OLD=NEW, from names of the source towards names of the target.
+        hints: renaming rules OLD=NEW, from names of the source to names of the target.
         source_code: the signature of the source's own code, whose order of execution then counts, too.
 
     Raises:
@@ -101,7 +102,9 @@ _MOST_PARTS = 8
 
 
 def _is_one_module(weights: StateDict) -> bool:
-    """Whether a state dict holds what one module does, as those that frameworks of functions keep by its name."""
+    """Return whether a state dict holds one module, as in frameworks of functions, which store a dict for each
+    module.
+    """
     return not any("." in key or "/" in key for key in weights.tensors)
 
 
@@ -113,7 +116,9 @@ def _all_together(
     scale: float | None,
     code: Signature | None = None,
 ) -> Mapping:
-    """The mapping from all state dicts of a file at once, for a model that holds what the file keeps apart."""
+    """Return the mapping from all state dicts of a file together, for a model whose parts the file stores
+    separately.
+    """
     tensors: dict[str, LazyTensor] = {}
     entries: dict[str, Wanted] = {}
     back: dict[str, str] = {}
@@ -138,7 +143,7 @@ def _wanted(mapping: Mapping) -> int:
 
 
 def _renamed(mapping: Mapping, names: MappingOf[str, str]) -> Mapping:
-    """The mapping over the same tensors under other names."""
+    """Return the mapping over the same tensors under other names."""
 
     def new(key: str) -> str:
         return names.get(key, key)
@@ -166,7 +171,7 @@ def _preference(path: str) -> int:
 
 
 def _one_of_several(mapping: Mapping, weights: StateDict, others: Sequence[tuple[StateDict, Mapping]]) -> Mapping:
-    """The mapping with a doubt on every entry: other state dicts of the file fit as well."""
+    """Return the mapping with a question on every entry: other state dicts of the file fit as well."""
     names = ", ".join(printable(other.path, 60) or "the root" for other, _ in others[:_MOST_PARTS])
     asked: Question[Expr] = ask(Reason.SEVERAL_SETS, f"{printable(weights.path, 60)}, {names}")
     entries = []
@@ -180,7 +185,7 @@ def _one_of_several(mapping: Mapping, weights: StateDict, others: Sequence[tuple
 
 
 def _with_code(signature: Signature, code: Signature | None) -> Signature:
-    """A file's signature with what its own code shows, where the keys are the same."""
+    """Return a file's signature with the facts from its own code, for keys with the same names."""
     if code is None:
         return signature
     short = {v: k for k, v in unwrap(list(signature.entries)).items()}
@@ -196,24 +201,21 @@ def _with_code(signature: Signature, code: Signature | None) -> Signature:
             share=0.5,
         )
         pairs = [(code.entries[key], own) for way in ways for key, own in way.items()] or pairs
+    names = {entry.key: own for entry, own in pairs if own is not None}
     for entry, own in pairs:
         if own is not None and entries[own].shape == entry.shape:
-            entries[own] = replace(
-                entries[own],
-                parameter=entry.parameter,
-                module=entry.module,
-                used=entry.used,
-                how=entry.how,
-                facts=entry.facts,
-            )
+            entries[own] = _as_in_code(entries[own], entry, names)
             known += 1
     if known < 0.5 * len(code.entries):  # below a prefix, or in an older form: matched as any other port
-        found = port(signature, replace(code, rotary=None))
-        for made in found.having("mapped"):
-            for key in made.sources if made.expr is not None else ():
-                theirs = code.entries[made.target]
+        found = port(signature, replace(code, rotary=None)).having("mapped")
+        names = {made.target: made.sources[0] for made in found if made.expr is not None and made.expr.is_copy}
+        for made in found:
+            theirs = code.entries[made.target]
+            for key in made.sources if made.target not in names else ():  # a part, or made otherwise
                 entries[key] = replace(entries[key], used=theirs.used, how=theirs.how, parameter=theirs.parameter)
-                known += made.expr is not None and made.expr.is_copy
+        for target, key in names.items():
+            entries[key] = _as_in_code(entries[key], code.entries[target], names)
+        known += len(names)
     if not known:
         raise NotFound(
             "its keys are not those of the source model",
@@ -228,13 +230,25 @@ def _with_code(signature: Signature, code: Signature | None) -> Signature:
     )
 
 
+def _as_in_code(entry: Wanted, seen: Wanted, names: MappingOf[str, str]) -> Wanted:
+    """A tensor of the file with what a forward pass of its code shows of it; NAMES are those of the file."""
+    return replace(
+        entry,
+        parameter=seen.parameter,
+        module=seen.module,
+        used=seen.used,
+        how=seen.how,
+        facts=seen.facts.under(names),
+    )
+
+
 #: Digits of a number in a name, at most. Names are compared by their numbers, and Python reads 4,300 digits at most.
 _MOST_DIGITS = 1_000
 _LONG_NUMBER = re.compile(rf"\d{{{_MOST_DIGITS + 1},}}")
 
 
 def _require_numbers(signature: Signature) -> None:
-    """Refuse names that no model has, before anything computes with the numbers in them."""
+    """Raise NotFound for names with very long numbers, before anything computes with these."""
     for key in signature.entries:
         if found := _LONG_NUMBER.search(key):
             digits = (
@@ -285,12 +299,12 @@ def _ported(
 
 
 def _open(mapping: Mapping) -> tuple[int, int]:
-    """How many entries have no source, and how many are guesses."""
+    """Return how many entries have no source, and how many are guesses."""
     return len(mapping.having("unmapped")), len(mapping.having("guessed"))
 
 
 def _hinted(signature: Signature, hints: Sequence[str | Rename]) -> tuple[Signature, dict[str, str]]:
-    """The signature under the names that the hints give it, and the new name of each old one."""
+    """Return the signature with its keys renamed by the hints, and old name -> new name."""
     if not hints:
         return signature, {}
     rules = [hint if isinstance(hint, Rename) else Rename.parse(hint) for hint in hints]
@@ -321,7 +335,9 @@ _LARGEST_SCALE = 1e9
 
 
 def _lora_scale(ckpt: Checkpoint) -> float | None:
-    """alpha / r of low-rank adapters, where the file has both side by side, and no other for some layers."""
+    """Return alpha / r of low-rank adapters if the file has both in one dict, and no other values for some layers; else
+    None.
+    """
     for trail, node in walk(ckpt.root):
         if isinstance(node, Dict):
             name = "" if trail is None else str(trail[1]).lower()
@@ -340,20 +356,19 @@ def _lora_scale(ckpt: Checkpoint) -> float | None:
 def by_position(
     source: Any, target: Signature, *, at: str | None = None, first: int | None = None, start: int = 0
 ) -> Mapping:
-    """The loop of old: the n-th tensor to the n-th, with shapes checked. Counters of batch norms do not count.
+    """Match tensors by their order, with equal shapes. Counters of batch norms are skipped.
 
     Args:
         source, target, at: as in `match_signature`.
-        first: how many tensors of the target are filled; all if None.
-        start: how many tensors of the source are skipped.
-
+        first: how many tensors of the target to fill; all if None.
+        start: how many tensors of the source to skip.
     Raises:
-        RuleError: two tensors that meet have different shapes, or there are too few.
+        RuleError: two paired tensors have different shapes, or there are too few.
     """
     ckpt = open_source(source)
     weights = ckpt.state_dict(at)
-    have = [(k, t) for k, t in weights.tensors.items() if not k.endswith("num_batches_tracked")][start:]
-    wanted = [e for e in target.entries.values() if not e.key.endswith("num_batches_tracked") and e.tied is None]
+    have = [(k, t) for k, t in weights.tensors.items() if not is_counter(k)][start:]
+    wanted = [e for e in target.entries.values() if not is_counter(e.key) and e.tied is None]
     count = len(wanted) if first is None else first
     if count > len(wanted) or count > len(have):
         raise RuleError(
@@ -377,7 +392,7 @@ def by_position(
         made = expr.get(entry.tied or entry.key)
         if made is not None:
             entries.append(replace(blank, expr=made, evidence="position, as asked for"))
-        elif entry.key.endswith("num_batches_tracked"):
+        elif is_counter(entry.key):
             entries.append(replace(blank, default=True, evidence="a counter"))
         elif first is not None:
             entries.append(blank.asking(ask(Reason.BEYOND_FIRST, f"{first:,}")))
@@ -398,7 +413,8 @@ def _blank(entry: Wanted) -> Entry:
 
 
 def require_fit(mapping: Mapping, source: Any, target: Signature) -> None:
-    """Refuse a source of another family altogether, or a target built with other sizes, with the nearest misses.
+    """Raise NotFound if almost nothing fits: another family of models, or other sizes; the message has the nearest
+    misses.
 
     Raises:
         NotFound: next to nothing fits.
@@ -420,7 +436,7 @@ def require_fit(mapping: Mapping, source: Any, target: Signature) -> None:
 
 
 def _misses(mapping: Mapping, target: Signature) -> list[str]:
-    """Lines about what comes nearest: equal names with other sizes, and the factor by which sizes are off."""
+    """Return lines about near misses: equal names with other sizes, and the factor between the sizes."""
     lines: list[str] = []
     tails: dict[str, list[str]] = {}
     for key in mapping.source_shapes:

@@ -1,4 +1,4 @@
-"""Every table of rules of matching, in the order in which they are used, and the page of the documentation about them.
+"""List the tables of rules of matching, in the order of their use, and write the page docs/matching.md about them.
 
 python -m ckptool.porting.tables > docs/matching.md
 """
@@ -14,7 +14,7 @@ from .forms.step_table import STEPS
 from .holes.conventions import CONVENTIONS
 from .holes.substitutes import SUBSTITUTES
 from .matching.telling_apart import SUPPORT, TELLING
-from .questions import Reason, Topic
+from .questions import Reason
 from .rivals import WEIGHING
 from .rule_examples import examples
 from .rules import Rule, Strength
@@ -22,32 +22,33 @@ from .rules import Rule, Strength
 #: Title -> (what the table is for, its rows).
 TABLES: dict[str, tuple[str, tuple[Rule[object], ...]]] = {
     "Steps towards a common form": (
-        "Both sides are brought into one form first, so that they hold tensors of equal sizes: what is fused on one "
-        "side and apart on the other meets in the middle. Each step knows its way back, so what both sides have in "
-        "another form comes out as a copy.",
+        "Both sides are brought into one form first, so that they hold tensors of equal sizes: a projection that is "
+        "fused on one side only is split there. Each step has an inverse, so a tensor that both sides have in the "
+        "same other form comes out as a copy.",
         STEPS,
     ),
     "What tells modules apart": (
-        "Modules that hold tensors of equal sizes could be each other. Each rule tells some of them apart. Those that "
-        "are certain are asked until they say no more, then all; whenever something was learned, it begins again.",
+        "Modules of both sides with tensors of equal sizes may be partners. Each rule tells some of them apart. "
+        "Certain rules run until they tell no more apart, then all rules; whenever one did, it starts again.",
         TELLING,
     ),
     "What supports a pair": (
-        "A pair that is left because nothing else has its shape needs support. The first rule that says yes or no "
-        "decides; a pair of which none says anything is none.",
+        "A pair that was made only because nothing else has its shape needs support. The first rule that says yes or "
+        "no decides; without such a rule, the two are not paired.",
         SUPPORT,
     ),
     "What weighs pairs against their swaps": (
-        "Two pairs of equal sizes could be swapped without any shape telling. Before a pair counts as certain, it is "
-        "asked whether its swap would fit as well.",
+        "Two pairs of equal sizes could be swapped, and no shape would show it. A pair counts as certain only if its "
+        "swap does not fit as well.",
         WEIGHING,
     ),
     "What fills what has no partner": (
-        "What the model has and nothing was matched with.",
+        "How keys of the model are filled that no tensor was matched with.",
         SUBSTITUTES,
     ),
     "Conventions of code": (
-        "What code may do in two ways, of which no name and no shape shows which. These ask, unless something answers.",
+        "Code may do these things in two ways, and neither names nor shapes show which. Each rule asks a question, "
+        "unless other evidence answers it.",
         CONVENTIONS,
     ),
 }
@@ -55,23 +56,13 @@ TABLES: dict[str, tuple[str, tuple[Rule[object], ...]]] = {
 
 @cache
 def rule(name: str) -> Rule[object] | None:
-    """The row of that name, in whichever table it is; None if there is none."""
+    """Return the row of this name in any table, or None."""
     return next((row for _, rows in TABLES.values() for row in rows if row.name == name), None)
 
 
 def page() -> str:
-    """docs/matching.md."""
+    """Return the text of docs/matching.md."""
     return "\n".join(_lines()) + "\n"
-
-
-_TOPICS = {
-    Topic.ORDER: "which of several it is, by orders; answered where no swap fits",
-    Topic.PARTS: "which of equal parts it is in; answered where no swap fits",
-    Topic.COUNT: "from which end parts are counted",
-    Topic.TURNED: "how a matrix stands",
-    Topic.LAYOUT: "how parts stand in a projection; answered where it is put together again",
-    Topic.OTHER: "all else; the user or a proof answers",
-}
 
 
 def _lines() -> Iterator[str]:
@@ -94,16 +85,16 @@ def _lines() -> Iterator[str]:
             yield f"| {row.name}{mark} | {says} | {row.why} | {_example(row.name)} |"
     yield from ("", "## Questions", "")
     yield from _folded(
-        "What a rule is not sure of is a question with options. An entry with an open question is a guess. These are "
+        "If a rule is not sure, it asks a question with options. An entry with an open question is a guess. These are "
         "the sentences; `{}` stands for a name or a number."
     )
     yield from ("", "| sentence | about |", "|---|---|")
     for reason in Reason:
-        yield f"| {reason.says} | {_TOPICS[reason.topic]} |"
+        yield f"| {reason.says} | {reason.topic.value} |"
 
 
 def _example(name: str) -> str:
-    """What the example of a rule gives, as one cell."""
+    """Return a cell with the example of a rule: a key and its expression."""
     example = examples().get(name)
     if example is None:
         return ""

@@ -1,4 +1,4 @@
-"""What names mean: the table `words.yaml`, and names cut into words."""
+"""The meaning of names: the table `words.yaml`, and functions that split names into words."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from importlib.resources import files
 from itertools import takewhile
 from typing import Any
 
-from ..passes.buffers import NAMES
+from ..keys.known_buffers import COMPUTED
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """Words that exclude one another.
+    """A group of words that exclude one another, such as encoder and decoder.
 
     Attributes:
-        name: what they speak of.
-        hard: two labels of it are never one thing.
-        phrases: words -> label; the longest that fits counts.
-        longest: words in the longest phrase.
+        name: the name of the group.
+        hard: whether a name with one label never means the same as a name with another.
+        phrases: words -> label; the longest phrase counts.
+        longest: number of words in the longest phrase.
         known: the words of all phrases.
     """
 
@@ -40,16 +40,16 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """A projection that is several in one.
+    """A fused projection.
 
     Attributes:
-        parts: what it holds, in the order in which it does.
-        fixed: it is the leaf of a module of torch, which lays it out so.
-        sure: the name says that one part follows the other.
-        ordered: all code that has this name keeps the order.
-        by_heads: most code that has this name alternates the parts by attention head.
-        ungated: unless keys have fewer heads than queries, and gate and up are one layer.
-        linear: the name says what it says of linear layers, and nothing of convolutions.
+        parts: its parts, in order.
+        fixed: whether it is a parameter of a torch module, which defines the layout.
+        sure: whether the name says that the parts follow one another.
+        ordered: whether all code with this name keeps the order.
+        by_heads: whether most code with this name interleaves the parts by attention head.
+        ungated: as `by_heads`, unless keys have fewer heads than queries and gate and up are one layer.
+        linear: whether the name says this only of linear layers, not of convolutions.
     """
 
     parts: tuple[str, ...]
@@ -67,8 +67,8 @@ class Cell:
 
     Attributes:
         gates: their names, in the order in which torch stacks them.
-        words: what they are called -> which it is.
-        recurrent_kernel: the order in which code with that name stacks them.
+        words: word in a name -> gate.
+        recurrent_kernel: the order in which code with a `recurrent_kernel` stacks them.
         other: another order that code has.
     """
 
@@ -83,8 +83,8 @@ class Rotary:
     """How rotary embeddings pair the rows of queries and keys.
 
     Attributes:
-        kind: "half" (a row with that half a head further on) or "interleaved" (with the next one).
-        sure: whether all code with such names does so, or most.
+        kind: "half" (row i with the row half a head further) or "interleaved" (with the next row).
+        sure: whether all code with such names does so, or only most.
     """
 
     kind: str
@@ -93,11 +93,11 @@ class Rotary:
 
 @dataclass(frozen=True, slots=True)
 class OfLibrary:
-    """What a library does with what it calls by a name.
+    """The conventions of a library, for modules with a name that it uses.
 
     Attributes:
-        beside: what has to stand beside it, so that it is that library's.
-        by_heads: the parts of a fused projection alternate by attention head, or by group of them.
+        beside: a name that has to be in the same module, so that it is this library's.
+        by_heads: whether the parts of a fused projection are interleaved by attention head, or by group of heads.
         rotary: how its rows are paired.
     """
 
@@ -108,13 +108,13 @@ class OfLibrary:
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """Things that code computes by one layer.
+    """Several outputs that code computes with one layer.
 
     Attributes:
-        parts: them, in their order.
+        parts: the outputs, in order.
         phrases: words -> part.
-        turns: they take turns (the parts of the first anchor, those of the second …).
-        sure: all code keeps that order.
+        turns: whether they alternate (the parts of the first anchor, of the second …).
+        sure: whether all code keeps that order.
     """
 
     parts: tuple[str, ...]
@@ -123,14 +123,14 @@ class Together:
     sure: bool
 
     def label(self, words: Sequence[str]) -> str | None:
-        """Which part the words of a name say: by the longest phrase."""
+        """Return the part that the words of a name mean, by the longest phrase, or None."""
         spans = [tuple(words[a:b]) for a in range(len(words)) for b in range(a + 1, len(words) + 1)]
         return next((self.phrases[s] for s in sorted(spans, key=len, reverse=True) if s in self.phrases), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """The table, ready to be asked."""
+    """The table of words, parsed."""
 
     leaves: dict[tuple[str, ...], str]
     beside_bias: frozenset[str]
@@ -169,13 +169,13 @@ class Words:
     glued_to: frozenset[str]
 
     def group(self, name: str) -> Group:
-        """The group of words of that name."""
+        """Return the group of words with this name."""
         return next(group for group in self.groups if group.name == name)
 
 
 @cache
 def table() -> Words:
-    """The table, read once."""
+    """Return the table of words, which is read once."""
     import yaml
 
     text = files(__package__).joinpath("words.yaml").read_text(encoding="utf-8")
@@ -242,7 +242,7 @@ def table() -> Words:
         dict(raw["trained_instead"]),
         frozenset(raw["adapter_prefixes"]),
         {word: place for place, words in raw["ordinals"].items() for word in words},
-        frozenset(NAMES.union(raw["derived"])),
+        frozenset(COMPUTED.union(raw["derived"])),
         frozenset(raw["averages"]),
         frozenset(raw["beside"]),
         frozenset(raw["sizes"]),
@@ -257,13 +257,15 @@ def table() -> Words:
 
 @cache
 def cut(name: str) -> tuple[str, ...]:
-    """The words of a name, in lower case; numbers are words: "queryProj2" gives ("query", "proj", "2")."""
+    """Return the words of a name, in lower case; numbers are words: "queryProj2" gives ("query", "proj", "2")."""
     return tuple(word.lower() for word in _WORD.findall(name))
 
 
 @cache
 def alike(a: str, b: str) -> bool:
-    """Whether two words are one, or one is the other cut short: "attn" and "attention", "residual" and "res"."""
+    """Return whether two words are equal, or one abbreviates the other: "attn" and "attention", "residual" and
+    "res".
+    """
     if a == b:
         return True
     short, long = sorted((a, b), key=len)
@@ -273,7 +275,7 @@ def alike(a: str, b: str) -> bool:
 
 
 def common_start(names: Sequence[Sequence[str]]) -> int:
-    """How many letters all names begin with alike, or how many components all paths do."""
+    """Return the length of the common beginning of all names (in letters) or paths (in components)."""
     return sum(1 for _ in takewhile(lambda some: len(set(some)) == 1, zip(*names, strict=False)))
 
 
@@ -282,25 +284,25 @@ def _consonants(word: str) -> str:
 
 
 def shared(a: Iterable[str], b: Collection[str]) -> int:
-    """How many words of A are among those of B, whole or cut short."""
+    """Return how many words of A are also in B, whole or abbreviated."""
     return sum(any(alike(word, other) for other in b) for word in a)
 
 
 @cache
 def initials(words: tuple[str, ...]) -> frozenset[str]:
-    """The first letters of words that follow each other: "ff" of "feed_forward"."""
+    """Return the first letters of neighbouring words: "ff" of "feed_forward"."""
     spans = (words[a:b] for a in range(len(words)) for b in range(a + 2, len(words) + 1))
     return frozenset("".join(word[0] for word in span) for span in spans)
 
 
 def words_of(path: Sequence[str]) -> tuple[str, ...]:
-    """The words of all components of a path; "skipbn" is two."""
+    """Return the words of all components of a path; "skipbn" is two words."""
     return tuple(part for component in path for word in cut(component) for part in _apart(word))
 
 
 @cache
 def _apart(word: str) -> tuple[str, ...]:
-    """A word that is no word of the table, and ends in one for a kind of layer or has a letter before one, as two."""
+    """Split an unknown word that ends in a kind of layer, or has one letter before one, into two words."""
     if word not in _known():
         for end in table().endings:
             if word.endswith(end) and len(word) > len(end) + 2:
@@ -318,13 +320,13 @@ def _known() -> frozenset[str]:
 
 
 def label(group: Group, words: Sequence[str]) -> str | None:
-    """What the words of a path say in GROUP: the label of the phrase that ends last, the longest of those."""
+    """Return the label in GROUP that the words of a path mean: of the phrase that ends last, the longest; or None."""
     return None if group.known.isdisjoint(words) else _label(group, tuple(words))
 
 
 @lru_cache(maxsize=1 << 16)
 def _label(group: Group, words: tuple[str, ...]) -> str | None:
-    """The same, remembered: every rule and every round of it asks about the same names."""
+    """Do the work of `label`, cached, because every rule asks about the same names."""
     end = len(words)
     while end:
         for size in range(min(group.longest, end), 0, -1):
@@ -341,9 +343,9 @@ def _label(group: Group, words: tuple[str, ...]) -> str | None:
 
 
 def _without_number(group: Group, words: Sequence[str], size: int) -> str | None:
-    """What the words before a number say that a phrase of SIZE words ends with, if they reach further to the front.
+    """Return the label of the words before a number, if it comes from a phrase longer than SIZE words; else None.
 
-    Where a name spells what it is, a number only counts: the `attn2` of `self_attn2` is no attention across.
+    If a name spells its meaning, a number only counts: the `attn2` of `self_attn2` is not cross-attention.
     """
     if not words[-1].isdecimal():
         return None
@@ -354,7 +356,7 @@ def _without_number(group: Group, words: Sequence[str], size: int) -> str | None
 
 @cache
 def labels(words: tuple[str, ...], *, hard: bool) -> dict[str, str]:
-    """What words say in the groups whose labels exclude each other, or in those whose labels do not: group -> label."""
+    """Return group -> label of words, for the groups whose labels exclude each other (HARD), or for the others."""
     groups = (group for group in table().groups if group.hard is hard)
     return {group.name: said for group in groups if (said := label(group, words)) is not None}
 
@@ -365,15 +367,15 @@ _NOTHING = "nothing"
 
 @cache
 def telling_words(path: tuple[str, ...]) -> frozenset[str]:
-    """The words of a path that say what it is, and not only what kind of layer or container."""
+    """Return the words of a path that tell it from others: no numbers, no words for kinds of layers or containers."""
     words = (word for component in path for word in _placed(words_of((component,))))
     return frozenset(w for w in words if w not in table().empty and w not in _kinds() and not w.isdecimal())
 
 
 def _placed(words: tuple[str, ...]) -> Iterator[str]:
-    """The words of a name, with those that say what it comes after made one with what they say it of.
+    """Yield the words of a name, with a word such as "post" joined to the next word.
 
-    What is called `post_attention_norm` is no part of attention: it may be the norm of what comes next.
+    `post_attention_norm` is not a part of the attention: it may be the norm of the next part.
     """
     at = 0
     while at < len(words):
@@ -384,7 +386,7 @@ def _placed(words: tuple[str, ...]) -> Iterator[str]:
 
 @cache
 def _kinds() -> frozenset[str]:
-    """Words for kinds of layers: that both are a norm does not make them alike, where all that compete are norms."""
+    """Return words for kinds of layers, which do not tell one norm from another."""
     purpose = table().group("purpose")
     words = {w for phrase, said in purpose.phrases.items() if said in ("norm", "conv") for w in phrase}
     return frozenset(words | {"linear", "dense", "fc", "proj", "projection", "batch", "weight", "bias"})
@@ -392,7 +394,7 @@ def _kinds() -> frozenset[str]:
 
 @cache
 def numbers(path: tuple[str, ...]) -> tuple[int, ...]:
-    """The numbers in a path, in order; "first" is one, too."""
+    """Return the numbers in a path, in order; "first" is one, too."""
     ordinals = table().ordinals
     return tuple(
         int(word) if word.isdecimal() else ordinals[word]

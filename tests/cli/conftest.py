@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,10 @@ def run(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.M
     return run
 
 
-@pytest.fixture
-def files(tmp_path: Path) -> Files:
-    """Files of several kinds, by name."""
+@pytest.fixture(scope="session")
+def made_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with files of several kinds, made once."""
+    folder = tmp_path_factory.mktemp("files")
     roots: dict[str, Any] = {
         "plain.pth": state_dict(),
         "dp.pth": state_dict("module.", "cuda:1"),
@@ -41,7 +43,14 @@ def files(tmp_path: Path) -> Files:
         "mixed.pth": Dict([*state_dict("module.").entries, ("n_averaged", tensor())], True),
     }
     for name, root in roots.items():
-        ckptool.save(Checkpoint(root), tmp_path / name, keep_objects=True)
-    ckptool.save(Checkpoint(state_dict("module.")), tmp_path / "old.pth", format="legacy")
-    ckptool.save(Checkpoint(state_dict()), tmp_path / "plain.safetensors")
+        ckptool.save(Checkpoint(root), folder / name, keep_objects=True)
+    ckptool.save(Checkpoint(state_dict("module.")), folder / "old.pth", format="legacy")
+    ckptool.save(Checkpoint(state_dict()), folder / "plain.safetensors")
+    return folder
+
+
+@pytest.fixture
+def files(made_files: Path, tmp_path: Path) -> Files:
+    """Files of several kinds, by name, which the test may change."""
+    shutil.copytree(made_files, tmp_path, dirs_exist_ok=True)
     return {path.name: path for path in tmp_path.iterdir()}

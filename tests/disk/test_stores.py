@@ -96,7 +96,7 @@ def test_what_is_there_is_replaced_only_if_that_is_asked_for(memory, run):
     before = memory.cat("/b/a.pth")
     code, _, err = run("add-prefix", "memory://b/a.pth", "memory://b/a.pth")
     assert code == 2
-    assert "memory://b/a.pth: exists already.\nHint: ckptool" in err
+    assert "memory://b/a.pth: exists already.\nHint: add --overwrite, or choose another name" in err
     assert memory.cat("/b/a.pth") == before
     assert run("add-prefix", "memory://b/a.pth", "memory://b/a.pth", "--overwrite")[0] == 0
     assert next(iter(ckptool.open("memory://b/a.pth").state_dict())).startswith("module.")

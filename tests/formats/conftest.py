@@ -1,9 +1,9 @@
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from programs import unwatched
 
 
 @pytest.fixture(scope="session")
@@ -25,7 +25,7 @@ def ranks(tmp_path_factory):
         torch.save(value, folder / "ours.pth")
         ckptool.save(ckptool.open(folder / "ours.pth"), folder / "ours", format="dcp", max_shard_size=1500)
     command = [sys.executable, ranks.__file__, str(root), *map(str, folders)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**unwatched(), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, env=environment)
     assert done.returncode == 0, done.stderr[-4000:]
     return folders

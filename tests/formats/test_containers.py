@@ -417,7 +417,7 @@ def test_flipped_bytes_end_in_our_errors_or_in_a_checkpoint(samples, tmp_path, n
     whole = (samples / f"{name}.pt").read_bytes()
     chance = random.Random(20)
     refused = []
-    for _ in range(300):
+    for _ in range(150):
         damaged = bytearray(whole)
         for _ in range(chance.choice([1, 1, 2, 8])):
             damaged[chance.randrange(len(whole))] = chance.randrange(256)
@@ -429,7 +429,7 @@ def test_flipped_bytes_end_in_our_errors_or_in_a_checkpoint(samples, tmp_path, n
             ckptool.plan(ckptool.extract(ckpt), tmp_path / "y.safetensors", allow_loss=True)
         except CheckpointError as error:
             refused.append(str(error))
-    assert len(refused) < 300
+    assert len(refused) < 150
     assert not [message for message in refused if "\x1b" in message]
 
 

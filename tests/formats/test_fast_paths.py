@@ -159,8 +159,22 @@ def test_a_header_read_by_the_pattern_is_the_one_that_json_tells(tmp_path_factor
         where = data.draw(st.integers(0, len(changed) - 1))
         changed[where] = data.draw(st.sampled_from(['"', "{", "}", ",", "0", "9", "[", "\\", " ", "F", "", "-", "\t"]))
     raw = "".join(changed).encode("utf-8", "surrogatepass")
-    quick, slow = both_readers(monkeypatch, a_file(tmp_path, raw, bytes(at)))
+    with monkeypatch.context() as patch:
+        patch.setattr(header, "_AT_ONCE", data.draw(st.sampled_from([1, 90, 1 << 20])))
+        quick, slow = both_readers(patch, a_file(tmp_path, raw, bytes(at)))
     assert quick == slow
+
+
+@pytest.mark.parametrize("space", ["", " "])
+def test_a_header_with_or_without_spaces_is_read_by_the_pattern_part_by_part(monkeypatch, space):
+    monkeypatch.setattr(header, "_AT_ONCE", 100)
+    entries = {f"a{n}": {"dtype": "F32", "shape": [n, 2], "data_offsets": [8 * n, 16 * n]} for n in range(50)}
+    for extra in ({}, {"__metadata__": {"format": "pt"}}):
+        text = json.dumps({**extra, **entries}, separators=(f",{space}", f":{space}"))
+        found = header._read_usual(text.encode().ljust(8000))
+        assert found.names == list(entries)
+        assert found.begins == [8 * n for n in range(50)]
+        assert [kind.shape for kind in found.kinds] == [(n, 2) for n in range(50)]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import random
 import struct
 import subprocess
 import sys
+import tracemalloc
 import uuid
 from argparse import Namespace
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
@@ -26,11 +27,15 @@ from hypothesis import strategies as st
 from same import graph
 from strategies import INTS, TEXTS
 
+from ckptool.disk.files import Buffer
+from ckptool.dtypes import BY_NAME
 from ckptool.errors import CheckpointError, Malformed, printable
 from ckptool.formats.pickle.reader import NeedsMore, Reader
 from ckptool.formats.pickle.writer import fit, write_pickle
+from ckptool.tensor import LazyTensor, Storage
 from ckptool.tree import ABSENT, ByteString, Dict, Global, List, Object, Set
 
+FLOAT32, FLOAT_CLASS = BY_NAME["float32"], Global("torch", "FloatStorage")
 PROTOCOLS = range(6)
 
 #: Opcodes that torch's weights_only unpickler takes (torch/_weights_only_unpickler.py, 2.13).
@@ -709,3 +714,31 @@ def test_a_large_tuple_that_is_a_key_many_times_is_looked_at_once():
 def test_a_tuple_that_grows_by_doubling_is_no_key():
     with pytest.raises(Malformed, match="too large"):
         Reader(b"\x80\x02})" + b"2\x86" * 60 + b"Ns.", "x", lambda pid: None).load()
+
+
+def test_writing_many_tensors_takes_little_memory_for_each():
+    count = 5000
+    entries = [
+        (f"layers.{n}.weight", LazyTensor(Storage(Buffer(bytes(16)), "cpu", FLOAT32, str(n)), FLOAT32, (2, 2), (2, 1)))
+        for n in range(count)
+    ]
+    tracemalloc.start()
+    try:
+        written = write_pickle(Dict(entries), lambda storage: ("storage", FLOAT_CLASS, storage.key, "cpu", 4))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (peak - 2 * len(written)) / count < 600
+
+
+def test_a_tensor_in_two_places_is_written_once():
+    tensor = LazyTensor(Storage(Buffer(bytes(16)), "cpu", FLOAT32, "0"), FLOAT32, (2, 2), (2, 1))
+    other = LazyTensor(Storage(Buffer(bytes(16)), "cpu", FLOAT32, "1"), FLOAT32, (2, 2), (2, 1))
+    asked = []
+
+    def persistent(storage):
+        asked.append(storage.key)
+        return ("storage", FLOAT_CLASS, storage.key, "cpu", 4)
+
+    write_pickle(Dict([("a", tensor), ("b", other), ("c", List([tensor, (tensor,)])), ("d", other)]), persistent)
+    assert asked == ["0", "1"]

@@ -140,6 +140,8 @@ def test_42_numbers_beside_the_weights_go_into_the_header(user):
     torch.save({"w": torch.ones(2), "epoch": 7}, "one.pth")
     user.types("ckptool convert one.pth one.safetensors --scalars-to-metadata")  # nothing else was in the way
     assert load_file("one.safetensors").keys() == {"w"}
+    seen = user.tries("ckptool convert one.pth two.pth --scalars-to-metadata")  # where torch.load would not see them
+    assert (seen.code, "torch.load reads" in seen.text, Path("two.pth").exists()) == (2, True, False)
     torch.save(net().state_dict(), "none.pth")
     seen = user.tries("ckptool convert none.pth none.safetensors --scalars-to-metadata")
     assert (seen.code, "no numbers or texts" in seen.text) == (2, True)

@@ -55,12 +55,15 @@ PASTED = [
     ("ckptool convert plain.pth o.pth --for troch", "is not a version of torch"),
     ("ckptool transfer optim.pt net.py -o o.pth", "holds no state dict"),
     ("ckptool convert plain.pth dp.pth", "exists already"),
+    ("ckptool strip-prefix dp.pth dp.pth", "exists already"),
+    ("ckptool convert dp.pth o.pth --strip-prefix module. --save-recipe notes.txt", "exists already"),
     ("ckptool slim plain.pth o.pth --weights ema", "holds no moving average"),
 ]
 
 
 @pytest.mark.parametrize(("line", "says"), PASTED)
 def test_the_hint_of_a_wrong_command_can_be_pasted(files, line, says):
+    before = {path: path.read_bytes() for path in Path().glob("*.*")}
     seen = files.tries(line)
     assert seen.code == 2
     assert says in " ".join(seen.text.split()), seen.text
@@ -69,6 +72,7 @@ def test_the_hint_of_a_wrong_command_can_be_pasted(files, line, says):
         Path(hint.removeprefix("mkdir -p ")).mkdir(parents=True)
         hint = line
     files.types(hint)
+    assert all(path.read_bytes() == data for path, data in before.items() if "--in-place" not in line)
 
 
 def test_who_names_a_folder_of_files_is_told_what_is_in_each(files):

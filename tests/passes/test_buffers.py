@@ -12,8 +12,7 @@ torch = pytest.importorskip("torch")
 
 import ckptool
 from ckptool.errors import NoMatch
-from ckptool.passes.buffers import NAMES, drop_buffers, fill_buffers, is_buffer
-from ckptool.porting.words import table
+from ckptool.passes.buffers import drop_buffers, fill_buffers, is_buffer
 
 
 def state_of(ckpt: Any) -> dict[str, Any]:
@@ -107,7 +106,3 @@ def test_what_is_there_is_kept_and_what_is_trained_is_no_buffer() -> None:
 def test_filling_twice_is_filling_once() -> None:
     once = fill_buffers(ckptool.from_torch({"n.running_mean": torch.ones(2), "n.running_var": torch.ones(2)}))
     assert state_of(fill_buffers(once, missing="ok")).keys() == state_of(once).keys()
-
-
-def test_matching_knows_the_same_buffers() -> None:
-    assert table().derived >= NAMES

@@ -57,7 +57,7 @@ def test_the_first_layer_is_a_guess_where_the_codes_speak_of_other_orders_of_col
     mapping = proved(Pictures())
     assert [entry.target for entry in mapping.having("guessed")] == ["stem.weight"]
     entry = mapping["stem.weight"]
-    assert entry.doubts[0].startswith("the source's code speaks of BGR and the model's of RGB")
+    assert entry.doubts[0].startswith("the source's code mentions BGR and the model's code mentions RGB")
     turned = "cat(1, slice(conv.weight, 1, 2, 3), slice(conv.weight, 1, 1, 2), slice(conv.weight, 1, 0, 1))"
     assert str(entry.rivals[0]) == turned
 

@@ -52,6 +52,15 @@ def test_to_grey_channels_are_summed() -> None:
     assert "the file has 3 input channels, the model 1: summed" in mapping["0.weight"].doubts[0]
 
 
+@pytest.mark.parametrize("stored", [False, True], ids=["matched", "by a mapping"])
+def test_a_rule_that_is_asked_for_when_a_model_is_loaded_needs_no_acceptance(stored: bool) -> None:
+    source, own = net(3), net(1)
+    mapping = ckptool.transfer(source.state_dict(), own, inputs=["float32[2,1,9,9]"]) if stored else None
+    found = ckptool.load_into(own, source.state_dict(), mapping=mapping, input_channels="mean")
+    assert found.is_sure
+    torch.testing.assert_close(own[0].weight, source[0].weight.mean(1, keepdim=True))
+
+
 CASES: dict[tuple[int, int, str], Any] = {
     (3, 4, "zeros"): lambda w: torch.cat([w, torch.zeros_like(w[:, :1])], 1),
     (3, 4, "mean"): lambda w: w.sum(1, keepdim=True).repeat(1, 4, 1, 1) / 4,

@@ -87,7 +87,7 @@ def guesses(*pairs: tuple[str, str, tuple[str, ...]]) -> list[Entry]:
 def shown(entries: list[Entry]) -> list[str]:
     text = mapping_text(Mapping(tuple(entries), ()))
     return text[
-        text.index("(2 tensors of the source fit equally well; check which one the source's code uses here)") :
+        text.index("(2 tensors of the source fit equally well; check which of them the source's code uses here)") :
     ].splitlines()[1:]
 
 

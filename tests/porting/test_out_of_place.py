@@ -34,21 +34,9 @@ def without(shapes: Shapes, module: str) -> Shapes:
 TRUTH = dict(zip(blocks("layers", OWN), blocks("h", THEIRS), strict=True))
 
 
-#: Lost and left: nothing but the order of their kind tells these apart, in a model of which another block lacks one.
-NORMS = {("norm_one", "norm_two"), ("norm_two", "norm_one")}
-NOT_YET = pytest.mark.xfail(
-    reason="two norms of blocks that both lack one of them are still exchanged in silence", strict=True
-)
-
-
 @pytest.mark.parametrize(
     ("here", "there", "lost", "left"),
-    [
-        pytest.param(*at, lost, left, marks=[NOT_YET] if at != (2, 0) and (lost, left) in NORMS else [])
-        for at in ((0, 1), (1, 0), (2, 0))
-        for lost in OWN
-        for left in OWN
-    ],
+    [(*at, lost, left) for at in ((0, 1), (1, 0), (2, 0)) for lost in OWN for left in OWN],
 )
 def test_what_is_left_over_in_another_block_is_not_taken(here: int, there: int, lost: str, left: str) -> None:
     """The file lacks LOST in block HERE, and the model LEFT in block THERE."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from itertools import repeat
 from math import prod
+from operator import attrgetter, sub
 from typing import Any
 
 from ...disk.documents import read_json
@@ -21,8 +22,34 @@ from ...tensor import MOST_DIMENSIONS, contiguous_stride
 from ..beginnings import LARGEST_HEADER
 
 
-def read_header(file: File) -> tuple[dict[str, Any], dict[str, str]]:
-    """The header, without its metadata, and these."""
+@record(frozen=True, eq=False, slots=True)
+class Header:
+    """What a header says, in columns: the Nth of each is of the Nth tensor.
+
+    Attributes:
+        names: of the tensors.
+        kinds: what each has in common with others.
+        begins, ends: where its bytes are, from the beginning of the data.
+        metadata: the `__metadata__`.
+        start: offset of the data in the file.
+    """
+
+    names: list[str]
+    kinds: list[_Kind]
+    begins: list[int]
+    ends: list[int]
+    metadata: dict[str, str]
+    start: int
+
+    def ranges(self, file: File) -> list[FileRange]:
+        """The bytes of each tensor."""
+        start = self.start
+        sizes = map(sub, self.ends, self.begins)
+        return list(map(FileRange, repeat(file), [start + begin for begin in self.begins], sizes))
+
+
+def read_header(file: File) -> Header:
+    """The header of a safetensors file, each tensor checked by itself (see `check_tiling`)."""
     where = file.path
     if file.size < 8:
         raise Malformed(f"has {file.size} bytes; a safetensors file has at least 8", where=where)
@@ -39,6 +66,15 @@ def read_header(file: File) -> tuple[dict[str, Any], dict[str, str]]:
     usual = _read_usual(raw)
     if usual is not None:
         return usual
+    header, metadata = _read_slowly(file, raw)
+    entries = [entry if type(entry) is tuple else _entry(file, name, entry) for name, entry in header.items()]
+    kinds, begins, ends = ([entry[part] for entry in entries] for part in range(3))
+    return Header(list(header), kinds, begins, ends, metadata, 8 + length)
+
+
+def _read_slowly(file: File, raw: bytes) -> tuple[dict[str, Any], dict[str, str]]:
+    """A header of any form, without its metadata, and these; of odd tensors, the object of JSON."""
+    where = file.path
     kinds: dict[tuple[Any, ...], _Kind] = {}
 
     def compact(pairs: list[tuple[str, Any]]) -> Any:
@@ -63,54 +99,88 @@ def read_header(file: File) -> tuple[dict[str, Any], dict[str, str]]:
     return header, metadata
 
 
-#: A header as the reference writes it, without a space and with one order of the fields; and one of its entries.
-_ENTRY = re.compile(
-    r"""[{,]"([^"\\\x00-\x1f]*)":\{"dtype":"([A-Z0-9_]+)","shape":\[((?:NUMBER(?:,NUMBER)*)?)\],"""
-    r""""data_offsets":\[(NUMBER),(NUMBER)\]\}""".replace("NUMBER", "(?:0|[1-9][0-9]{0,17})")
-)
-_METADATA = '{"__metadata__":'
+def _form(space: str) -> tuple[str, re.Pattern[str], int]:
+    """Of headers with SPACE behind each comma and colon: a pattern for an entry and the comma behind it, and how many
+    characters are in every entry."""
+    entry = '"NAME":~{"dtype":~"CODE",~"shape":~[SIZES],~"data_offsets":~[NUMBER,~NUMBER]},~'.replace("~", space)
+    always = re.sub("NAME|CODE|SIZES|NUMBER", "", entry)
+    parts = {
+        "NAME": r'([^"\\\x00-\x1f]*)',
+        "CODE": "([A-Z0-9_]+)",
+        "SIZES": f"((?:DIGITS(?:,{space}DIGITS)*)?)",
+        "NUMBER": "(DIGITS)",
+        "DIGITS": "(?:0|[1-9][0-9]{0,17})",
+    }
+    pattern = re.escape(entry)
+    for name, part in parts.items():
+        pattern = pattern.replace(name, part)
+    return space, re.compile(pattern), len(always)
 
 
-def _read_usual(raw: bytes) -> tuple[dict[str, Any], dict[str, str]] | None:
-    """As `read_header`, of a header that is as most are from its first character to its last; None of any other."""
+#: Headers as the reference and most others write them, and as `json.dumps` does, with one order of the fields.
+_FORMS = _form(""), _form(" ")
+_METADATA = re.compile(r'{"__metadata__": ?')
+#: Characters of a header that are taken apart at once.
+_AT_ONCE = 1 << 20
+
+
+def _read_usual(raw: bytes) -> Header | None:
+    """As `read_header`, of a header that is as most are from its first character to its last; None of any other.
+
+    No entry is looked at by itself: that the pattern finds the whole of the text is seen by its length, and columns
+    are compared with columns.
+    """
     try:
-        text = raw.decode("utf-8")
+        text = raw.decode("utf-8").rstrip(" ")
     except UnicodeDecodeError:
         return None
     metadata: dict[str, str] = {}
     at = 0
-    if text.startswith(_METADATA):
+    if begun := _METADATA.match(text):
         try:
-            _, at = json.JSONDecoder().raw_decode(text, len(_METADATA))
-            metadata = read_json(text[len(_METADATA) : at])
+            _, at = json.JSONDecoder().raw_decode(text, begun.end())
+            metadata = read_json(text[begun.end() : at])
         except (ValueError, RecursionError, Malformed):
             return None
         if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
             return None
-    kinds: dict[tuple[Any, ...], _Kind] = {}
+    if text[-3:] != "]}}" or text[at : at + 1] != ("," if at else "{"):
+        return None
+    space, pattern, always = _FORMS['": {' in text[at : at + _AT_ONCE]]
+    if at and not text.startswith(space, at + 1):
+        return None
+    at += 1 + (len(space) if at else 0)
+    names: list[str] = []
+    told: list[tuple[str, str]] = []
+    begins: list[int] = []
+    ends: list[int] = []
+    boundary = f']}},{space}"'
+    while at < len(text):
+        behind = text.find(boundary, at + _AT_ONCE) + len(boundary) - 1
+        last = behind < len(boundary)
+        part = f"{text[at:-1]},{space}" if last else text[at:behind]
+        at = len(text) if last else behind
+        found = pattern.findall(part)
+        columns = list(zip(*found, strict=True))
+        if sum(sum(map(len, column)) for column in columns) + always * len(found) != len(part):
+            return None
+        names += columns[0]
+        told += zip(columns[1], columns[2], strict=True)
+        begins += map(int, columns[3])
+        ends += map(int, columns[4])
     known: dict[tuple[str, str], _Kind] = {}
-    found: dict[str, Any] = {}
-    count = 0
-    for entry in _ENTRY.finditer(text, at):
-        if entry.start() != at or text[at] != ("," if at else "{"):
-            return None
-        at = entry.end()
-        name, code, shape, first, last = entry.groups()
-        begin, end = int(first), int(last)
-        kind = known.get((code, shape))
+    for code, shape in set(told):
+        kind = _kind(code, [int(n) for n in shape.split(",")] if shape else [])
         if kind is None:
-            sizes = [int(n) for n in shape.split(",")] if shape else []
-            told = _usual(code, sizes, [begin, end], kinds)
-            if told is None:
-                return None
-            kind = known[code, shape] = told[0]
-        if end - begin != kind.nbytes:
             return None
-        found[name] = kind, begin, end
-        count += 1
-    whole = bool(count) and text[at : at + 1] == "}" and not text[at + 1 :].strip(" ")
-    # a name that stands twice, or that only metadata may have
-    return (found, metadata) if whole and len(found) == count and "__metadata__" not in found else None
+        known[code, shape] = kind
+    kinds = list(map(known.__getitem__, told))
+    if list(map(sub, ends, begins)) != list(map(attrgetter("nbytes"), kinds)):
+        return None
+    distinct = set(names)  # a name that stands twice, or that only metadata may have
+    if len(distinct) < len(names) or "__metadata__" in distinct:
+        return None
+    return Header(names, kinds, begins, ends, metadata, 8 + len(raw))
 
 
 @record(frozen=True, slots=True)
@@ -137,23 +207,22 @@ def _usual(code: Any, shape: Any, offsets: Any, kinds: dict[tuple[Any, ...], _Ki
     told = (code, *shape)
     kind = kinds.get(told)
     if kind is None:
-        dtype = BY_SAFETENSORS.get(code)
-        sizes = tuple(shape)
-        possible = len(sizes) <= MOST_DIMENSIONS and all(0 <= n < 1 << 62 for n in sizes)
-        if dtype is None or dtype.packed > 1 or not possible:
+        kind = _kind(code, shape)
+        if kind is None:
             return None
-        kind = kinds[told] = _Kind(dtype, sizes, contiguous_stride(sizes), prod(sizes) * dtype.itemsize)
+        kinds[told] = kind
     begin, end = offsets
     return (kind, begin, end) if end - begin == kind.nbytes and 0 <= begin < 1 << 62 else None
 
 
-def tensors_in(file: File, header: dict[str, Any]) -> Iterator[tuple[str, _Kind, FileRange]]:
-    """The tensors of a header, which is empty then: with several hundred thousand, memory counts."""
-    start = 8 + int.from_bytes(file.read(0, 8), "little")
-    for name in list(header):
-        entry = header.pop(name)
-        kind, begin, end = entry if type(entry) is tuple else _entry(file, name, entry)
-        yield name, kind, FileRange(file, start + begin, end - begin)
+def _kind(code: str, sizes: list[int]) -> _Kind | None:
+    """The kind of tensors of a type and sizes with nothing odd about them, or None."""
+    dtype = BY_SAFETENSORS.get(code)
+    possible = len(sizes) <= MOST_DIMENSIONS and all(0 <= n < 1 << 62 for n in sizes)
+    if dtype is None or dtype.packed > 1 or not possible:
+        return None
+    shape = tuple(sizes)
+    return _Kind(dtype, shape, contiguous_stride(shape), prod(shape) * dtype.itemsize)
 
 
 def _entry(file: File, name: str, entry: Any) -> tuple[_Kind, int, int]:
@@ -187,27 +256,36 @@ def _entry(file: File, name: str, entry: Any) -> tuple[_Kind, int, int]:
     return kind, begin, end
 
 
-def check_tiling(file: File, names: list[str], ranges: list[FileRange]) -> None:
+def check_tiling(file: File, header: Header) -> None:
     """Refuse holes, overlaps, and data that are missing or too many, as the reference does."""
-    position = start = 8 + int.from_bytes(file.read(0, 8), "little")
-    order = sorted(range(len(ranges)), key=lambda number: ranges[number].length)  # of two at one place the empty one
-    for number in sorted(order, key=lambda number: ranges[number].offset):
-        begin = ranges[number].offset
-        if begin != position:
-            kind = "a hole before" if begin > position else "an overlap at"
-            where = f"{printable(repr(names[number]), 80)} (byte {position - start:,})"
-            raise Malformed(f"its data have {kind} {where}", where=file.path)
-        position += ranges[number].length
+    begins, ends, start = header.begins, header.ends, header.start
+    if begins[:1] != [0] or begins[1:] != ends[:-1]:  # mostly, one follows the other
+        _check_order(file, header)
+    position = start + max(ends, default=0)
     if position > file.size:
-        short = sum(part.offset + part.length > file.size for part in ranges)
+        short = sum(start + end > file.size for end in ends)
         raise Malformed(
             f"is cut short: its tensors take {position - start:,} bytes, {file.size - start:,} are there",
-            evidence=[f"{counted(short, 'tensor')} of {len(ranges):,} not whole"],
+            evidence=[f"{counted(short, 'tensor')} of {len(ends):,} not whole"],
             where=file.path,
             hint="the download or copy did not finish; compare the size with the source",
         )
     if position < file.size:
         raise Malformed(f"{file.size - position:,} bytes follow the last tensor", where=file.path)
+
+
+def _check_order(file: File, header: Header) -> None:
+    """Refuse holes and overlaps, in whatever order the tensors stand in the file."""
+    begins, ends = header.begins, header.ends
+    position = 0
+    order = sorted(range(len(begins)), key=lambda number: ends[number] - begins[number])  # an empty one is the first
+    for number in sorted(order, key=begins.__getitem__):
+        begin = begins[number]
+        if begin != position:
+            kind = "a hole before" if begin > position else "an overlap at"
+            where = f"{printable(repr(header.names[number]), 80)} (byte {position:,})"
+            raise Malformed(f"its data have {kind} {where}", where=file.path)
+        position = ends[number]
 
 
 def has_half_a_pair(text: str) -> bool:

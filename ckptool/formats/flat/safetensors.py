@@ -22,12 +22,14 @@ import json
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from itertools import repeat
+from operator import attrgetter
 from typing import Any
 
 from ...checkpoint import Checkpoint, StateDict, around, ties_of
 from ...disk.composing import Piece
 from ...disk.documents import read_json, through_json
-from ...disk.files import Buffer, File, FileRange
+from ...disk.files import Buffer, File
 from ...dtypes import BY_SAFETENSORS
 from ...errors import CannotCarry, Malformed, counted, printable
 from ...inert.in_memory import from_plain, to_plain
@@ -36,7 +38,7 @@ from ...tensor import LazyTensor, Storage, is_permutation, permuted
 from ...tree import ABSENT, Dict, attributes_of, metadata_of
 from ..base import Draft, Format
 from ..beginnings import LARGEST_HEADER, is_safetensors, joined_ranges, length_of_header
-from .header import check_tiling, has_half_a_pair, read_header, tensors_in
+from .header import check_tiling, has_half_a_pair, read_header
 
 _NOTE = "ckptool"
 
@@ -51,21 +53,20 @@ def open_safetensors(file: File, broken: dict[int, str] | None = None) -> Checkp
 
     With BROKEN, tensors that are not whole are no error but noted there: the id of their storage, and why.
     """
-    header, metadata = read_header(file)
-    entries: list[tuple[Any, Any]] = []
-    ranges: list[FileRange] = []
-    for name, kind, source in tensors_in(file, header):
-        storage = Storage(source, "cpu", kind.dtype if kind.dtype.storage else None, name)
-        entries.append((name, LazyTensor(storage, kind.dtype, kind.shape, kind.stride)))
-        ranges.append(source)
-    names = [name for name, _ in entries]
+    header = read_header(file)
+    names, kinds, metadata = header.names, header.kinds, header.metadata
+    dtypes = list(map(attrgetter("dtype"), kinds))
+    stored = {id(dtype): dtype if dtype.storage else None for dtype in dtypes}
+    storages = map(Storage, header.ranges(file), repeat("cpu"), map(stored.__getitem__, map(id, dtypes)), names)
+    views = map(attrgetter("shape"), kinds), map(attrgetter("stride"), kinds)
+    entries: list[tuple[Any, Any]] = list(zip(names, map(LazyTensor, storages, dtypes, *views), strict=True))
     if broken is None:
-        check_tiling(file, names, ranges)
+        check_tiling(file, header)
     else:
-        for (_, tensor), part in zip(entries, ranges, strict=True):
-            if part.offset + part.length > file.size:
-                there = max(file.size - part.offset, 0)
-                broken[id(tensor.storage)] = f"is cut short: {there:,} of {part.length:,} bytes are there"
+        for (_, tensor), begin, end in zip(entries, header.begins, header.ends, strict=True):
+            if header.start + end > file.size:
+                there = max(file.size - header.start - begin, 0)
+                broken[id(tensor.storage)] = f"is cut short: {there:,} of {end - begin:,} bytes are there"
     note = _read_note(metadata.get(_NOTE)) or {}
     in_order = note.get("order") == _order(names)
     lost = "the order of its keys is that of the header; how they were saved is not known"
@@ -99,8 +100,7 @@ def open_safetensors(file: File, broken: dict[int, str] | None = None) -> Checkp
 
 def check_safetensors(file: File) -> None:
     """Refuse a file that `open_safetensors` refuses, without making a checkpoint of it."""
-    found = [(name, source) for name, _, source in tensors_in(file, read_header(file)[0])]
-    check_tiling(file, [name for name, _ in found], [source for _, source in found])
+    check_tiling(file, read_header(file))
 
 
 def _read_note(text: str | None) -> dict[str, Any] | None:

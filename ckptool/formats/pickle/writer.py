@@ -12,13 +12,14 @@ Opcodes: CPython's `pickletools`. The subset: `torch/_weights_only_unpickler.py`
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ...errors import CannotCarry, printable
 from ...tensor import LazyTensor, Storage
-from ...tree import ABSENT, ByteString, Dict, Global, List, Object, Set
+from ...tree import ABSENT, ByteString, Dict, Global, List, Object, Set, walk
 from .python2 import python2_name, python3_name
 
 _LONGEST_TEXT = (1 << 32) - 1  # bytes that the texts of protocol 2 can have
@@ -85,27 +86,43 @@ def write_pickle(root: Any, persistent: Callable[[Storage], tuple[Any, ...]]) ->
     Raises:
         CannotCarry: a name that no pickle can spell.
     """
-    emitter = _Emitter(persistent)
+    repeated = _repeated_tensors(root)
+    emitter = _Emitter(persistent, repeated)
     pickle = emitter.run(root)
-    return pickle if emitter.protocol == 2 else _Emitter(persistent, emitter.protocol).run(root)
+    return pickle if emitter.protocol == 2 else _Emitter(persistent, repeated, emitter.protocol).run(root)
+
+
+def _repeated_tensors(root: Any) -> set[int]:
+    """The ids of the tensors that stand in several places."""
+    seen: set[int] = set()
+    repeated: set[int] = set()
+    for _, node in walk(root):
+        if type(node) is LazyTensor:
+            one = id(node)
+            if one in seen:
+                repeated.add(one)
+            seen.add(one)
+    return repeated
 
 
 class _Emitter:
     """Turns a tree into opcodes.
 
-    Values that can be referenced again are numbered as they are put. In `out`, a number N stands for a fetch of value N
-    and ~N for its put, a tuple for what stands at several places; which of them are needed, and their places in the
-    memo, is known only at the end.
+    Values that can be referenced again are numbered as they are put. In `out`, a number N stands for a fetch of value
+    N, a tuple for what stands at several places; which puts are needed, and their places in the memo, is known only at
+    the end. Of a tensor that stands in one place, as nearly all, nothing is kept: there may be a million.
     """
 
-    def __init__(self, persistent: Callable[[Storage], tuple[Any, ...]], protocol: int = 2) -> None:
+    def __init__(self, persistent: Callable[[Storage], tuple[Any, ...]], repeated: set[int], protocol: int = 2) -> None:
         self.protocol = protocol  # grows to 4 where the tree needs it; what was written then is written again
         self._persistent = persistent
+        self._shared = repeated
         self._out: list[bytes | int | tuple[bytes | int, ...]] = []
         self._alike: dict[tuple[Any, ...], _Alike] = {}
         self._repeated: list[tuple[list[int], list[int]]] = []  # values that are fetched together, and how often
         self._numbers_of: dict[Any, int] = {}
         self._fetched: list[int] = []  # how often each is fetched
+        self._puts = array("Q")  # and before which item of `out` it is put
         self._alive: list[Any] = []  # what is known by its `id` must live, lest another value gets the same
         self._todo: list[Any] = []
 
@@ -125,14 +142,16 @@ class _Emitter:
         place = {number: index for index, number in enumerate(used)}
         known: dict[int, bytes] = {}  # runs of opcodes that come again and again
         parts = [bytes((0x80, self.protocol))]
-        for item in self._out:
+        needed = iter(sorted(place))
+        following = next(needed, None)
+        for at, item in enumerate(self._out):
+            while following is not None and self._puts[following] == at:
+                parts.append(_indexed(b"q", b"r", place[following]))
+                following = next(needed, None)
             if type(item) is bytes:
                 parts.append(item)
             elif type(item) is int:
-                if item >= 0:
-                    parts.append(_indexed(b"h", b"j", place[item]))
-                elif ~item in place:
-                    parts.append(_indexed(b"q", b"r", place[~item]))
+                parts.append(_indexed(b"h", b"j", place[item]))
             elif type(item) is tuple:
                 if id(item) not in known:
                     told = (one if isinstance(one, bytes) else _indexed(b"h", b"j", place[one]) for one in item)
@@ -151,10 +170,10 @@ class _Emitter:
         return True
 
     def _put(self, key: Any, value: Any) -> None:
-        number = self._numbers_of[key] = len(self._fetched)
+        self._numbers_of[key] = len(self._fetched)
         self._fetched.append(0)
         self._alive.append(value)
-        self._out.append(~number)
+        self._puts.append(len(self._out))
 
     def _push(self, *tasks: Any) -> None:
         """Do TASKS next, in this order."""
@@ -172,8 +191,11 @@ class _Emitter:
         elif kind is str:
             self._text(node)
         elif kind is LazyTensor:
-            if not self._fetch(id(node)):
+            if id(node) not in self._shared:
                 self._tensor(node)
+            elif not self._fetch(id(node)):
+                self._tensor(node)
+                self._put(id(node), node)
         elif kind is bool:
             self._out.append(b"\x88" if node else b"\x89")
         elif kind is int:
@@ -325,23 +347,18 @@ class _Emitter:
         )
         alike, name = self._alike.get(told), pid[2]
         if alike is not None and type(name) is str and name not in self._numbers_of:
-            self._out.append(alike.before)
-            self._text(name)
-            self._out.append(alike.behind)
+            raw = name.encode("utf-8", "surrogatepass")
+            self._out += (alike.before, struct.pack("<cI", b"X", len(raw)) + raw, alike.behind)
             alike.uses[0] += 1
-        else:
-            begin = len(self._out)
-            self._tensor_anew(tensor, pid)
-            made = self._out[begin:]
-            named = next((at for at, one in enumerate(made) if type(one) is int and one < 0), 0)
-            fetches = [one for one in made if type(one) is int and one >= 0]
-            alone = len(fetches) + 1 == sum(type(one) is int for one in made)  # the name is all that was put
-            if alone and named and ~self._numbers_of.get(name, -1) == made[named]:
-                count = [0]
-                alike = _Alike(tuple(made[: named - 1]), tuple(made[named + 1 :]), count, pid)
-                self._alike[told] = alike
-                self._repeated.append((fetches, count))
-        self._put(id(tensor), tensor)
+            return
+        begin, number = len(self._out), len(self._fetched)
+        self._tensor_anew(tensor, pid)
+        made = self._out[begin:]
+        if len(self._puts) == number + 1 and self._numbers_of.get(name) == number:  # the name is all that was put
+            named = self._puts[number] - begin
+            count = [0]
+            self._alike[told] = _Alike(tuple(made[: named - 1]), tuple(made[named:]), count, pid)
+            self._repeated.append(([one for one in made if type(one) is int], count))
 
     def _tensor_anew(self, tensor: LazyTensor, pid: tuple[Any, ...]) -> None:
         out = self._out

@@ -1,8 +1,8 @@
-"""Inputs that a model takes, found by running it: where a try stops says what the next one is.
+"""Find inputs that a model takes by running it: the error of a failed try suggests the next one.
 
-A first guess is made from the names of arguments and the first layers (`inputs`). A try that fails has used some of the
-weights before; the operation that could not be done, what its tensors were made of, and what the message says lead to
-others, of which the one that gets furthest is taken up first.
+The first guess comes from the names of arguments and from the first layers (`inputs`). A failed try has used some of
+the weights before it stopped. The failed operation, the inputs of its tensors, and the message suggest other inputs,
+and the input that got furthest is continued first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""One forward pass on inputs that may not fit: how far it gets, what stops it, and what flowed into that."""
+"""Run one forward pass on inputs that may not fit, and note how far it gets, what stops it, and which inputs it
+used.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +28,15 @@ class Stop:
     """Where a try stopped.
 
     Attributes:
-        message: what the error says.
+        message: the text of the error.
         furthest: how far it got.
-        name, args: the operation that could not be done; "" where it was none, and then that before.
-        blamed: the inputs that its arguments are made of, by their place; first those that came there without weights.
-        picked: inputs of which single elements were taken, and how many.
-        asked: inputs of which an entry was taken by name, and the name.
-        touched: inputs that were looked at.
+        name, args: the operation that failed; "" if no operation failed, and then the operation before.
+        blamed: the inputs that its arguments come from, by their place; first those that came there without weights.
+        picked: inputs from which single elements were taken, and how many.
+        asked: inputs from which an entry was taken by name, and the name.
+        touched: inputs that were used.
         error: the name of the error's class.
-        whole: its arguments that are inputs as they were given: which input, and which of its tensors.
+        whole: its arguments that are unchanged inputs: which input, and which of its tensors.
     """
 
     message: str
@@ -51,7 +53,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A try that came to its end: how many weights it used, inputs that mattered, rows of the tables they look up."""
+    """A try that ran to its end: number of used weights, used inputs, and rows of the tables that inputs look up."""
 
     used: int
     touched: frozenset[int]
@@ -59,7 +61,9 @@ class Done:
 
 
 def attempt(model: torch.nn.Module, spec: Any, shortcut: Shortcut | None) -> Stop | Done:
-    """Run MODEL."""
+    """Run MODEL on random inputs of SPEC, and return how the try ended. SHORTCUT replaces operations, as
+    `shape_only`.
+    """
     device = next((str(t.device) for t in itertools.chain(model.parameters(), model.buffers())), "cpu")
     given = made(spec, device, torch.Generator().manual_seed(0))
     watch = _Watch(model, [t for _, t in leaves(given)], shortcut)
@@ -83,7 +87,7 @@ def attempt(model: torch.nn.Module, spec: Any, shortcut: Shortcut | None) -> Sto
 
 
 class _Watch(TorchFunctionMode):  # type: ignore[misc]
-    """Follows which inputs flow where, and what could not be done."""
+    """Follows which inputs flow into which operation, and notes the operation that failed."""
 
     def __init__(self, model: torch.nn.Module, given: Sequence[torch.Tensor], shortcut: Shortcut | None) -> None:
         super().__init__()
@@ -106,7 +110,7 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
 
     @property
     def used(self) -> int:
-        """How many parameters were used."""
+        """Return how many parameters were used."""
         return len(self._used & self._parameters)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -166,9 +170,9 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
 
 
 class Budget:
-    """The memory that a try may take, all of whose results are kept, so that ids stay their own.
+    """Limits the memory of a try, which keeps all results, so that their ids stay unique.
 
-    Raises MemoryError for what makes too much of its inputs, before memory is asked for where that can be told.
+    It raises MemoryError for results that are too big, before they get memory if possible.
     """
 
     def __init__(self) -> None:
@@ -176,7 +180,7 @@ class Budget:
         self._left = _MOST_BYTES
 
     def before(self, name: str, args: Any) -> None:
-        """Refuse an operation whose arguments say that its result is too big."""
+        """Raise MemoryError if the arguments of an operation show that its result is too big."""
         pair = [one for one in args[-2:] if isinstance(one, torch.Tensor) and one.ndim > 1 and not one.is_meta]
         if name in _OF_PAIRS and len(pair) == 2:
             a, b = pair
@@ -188,7 +192,7 @@ class Budget:
                 _refuse(rows.numel() * math.prod(args[0].shape[1:]) > _MOST_MADE)
 
     def after(self, result: Any) -> None:
-        """Refuse a result that is too big, or the last of too many."""
+        """Raise MemoryError if a result is too big, or all results together are."""
         for one in flat(result):
             if not isinstance(one, torch.Tensor) or one.is_meta or one.layout is not torch.strided:
                 continue
@@ -214,7 +218,7 @@ _OF_PAIRS = frozenset("cdist matmul __matmul__ bmm mm baddbmm".split())
 
 
 def _stored(tensor: torch.Tensor) -> int:
-    """How many elements a result has that take memory."""
+    """Return how many elements of a tensor need memory."""
     return 0 if tensor.is_meta else math.prod(n for n, s in zip(tensor.shape, tensor.stride(), strict=True) if s)
 
 
@@ -224,7 +228,7 @@ _LOOKS = frozenset("__get__ size dim numel stride __len__".split())
 
 
 def flat(value: Any) -> Iterator[Any]:
-    """What is in lists, tuples and dicts in each other, in order."""
+    """Yield the values in nested lists, tuples and dicts, in order."""
     if isinstance(value, tuple | list):
         for item in value:
             yield from flat(item)

@@ -1,4 +1,4 @@
-"""One input changed as an error suggests: its dimensions, its sizes, its type."""
+"""Change one input as an error suggests: its dimensions, its sizes, its type."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .wanted import ATTENTION, BY_ELEMENT, NUMBER, wanted_dimensions, wanted_siz
 
 
 def changes(one: InputSpec, stop: Stop) -> Iterator[InputSpec]:
-    """Other inputs in place of one."""
+    """Yield other inputs in place of one, as the error of a try suggests."""
     said, name = stop.message, stop.name
     floats = getattr(torch, one.dtype).is_floating_point
     args = [a for a in flat(stop.args) if isinstance(a, torch.Tensor)]
@@ -151,12 +151,12 @@ def _of_dimensions(
 
 
 def deeper(one: InputSpec, rank: tuple[int, int]) -> InputSpec:
-    """With a dimension more behind the first, where one more is wanted."""
+    """Return an input with a second dimension added, if the operation needs more dimensions."""
     return replace(one, shape=(*one.shape[:1], 4, *one.shape[1:])) if 0 < rank[0] < rank[1] else one
 
 
 def _resized(one: InputSpec, have: int, want: int) -> Iterator[InputSpec]:
-    """Inputs with other sizes, so that something of size HAVE that is made of them has size WANT."""
+    """Yield inputs with other sizes, so that a tensor made of them with size HAVE gets size WANT."""
     shape = one.shape
     places = [*range(1, len(shape)), 0] if len(shape) > 1 else [0]
     equal = [d for d in places if shape[d] == have]

@@ -1,4 +1,4 @@
-"""Inputs between two tries that got to the same place: what is there depends on one size of one input."""
+"""Interpolate between two tries that stopped at the same place: a size there depends on one size of one input."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from .wanted import wanted_sizes
 
 
 class Sizes:
-    """Sizes that were wanted at one place, and those that inputs of several sizes gave there.
+    """The sizes that were needed at each place, and the sizes that tried inputs gave there.
 
-    Two tries that differ in one size of one input, and got to the same place, tell how what is there depends on it.
+    Two tries that differ in one size of one input, and stopped at the same place, show how the size there depends on
+    it.
     """
 
     def __init__(self) -> None:
         self._seen: dict[tuple[Any, ...], list[tuple[Any, int]]] = {}
 
     def fitting(self, spec: Any, stop: Stop) -> Iterator[Any]:
-        """Inputs between or beyond those that were tried here, of the size that is wanted."""
+        """Yield inputs between or beyond earlier ones, with the size that is needed."""
         args = [a for a in flat(stop.args) if isinstance(a, torch.Tensor)]
         if not stop.name or len(args) < 2:
             return

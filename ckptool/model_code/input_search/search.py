@@ -1,4 +1,4 @@
-"""The search: tries by how far they get, until the time is up."""
+"""Search for inputs: continue the tries that got furthest, until the time is over."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def find_inputs(
     shortcut: Shortcut | None = None,
     patience: float = _PATIENCE,
 ) -> Iterator[Any]:
-    """Inputs on which the forward pass of MODEL runs, the likeliest first.
+    """Yield inputs on which the forward pass of MODEL runs, the likeliest first.
 
     Args:
         model: the model; its weights need no values.
         like: inputs to begin with, before any guess.
-        shortcut: does operations of which only shapes matter.
-        patience: seconds of CPU time, so that a busy machine finds the same.
+        shortcut: replaces operations of which only shapes matter.
+        patience: seconds of CPU time, so that a busy machine finds the same inputs.
     """
     found = False
     for memory in (1.0, 0.5):
@@ -54,7 +54,7 @@ def find_inputs(
 def _searched(
     model: torch.nn.Module, like: Sequence[Any], shortcut: Shortcut | None, patience: float, memory: float
 ) -> Iterator[Any]:
-    """One search. MEMORY says how much counts of what led to a try: little means to follow the latest message."""
+    """Run one search. MEMORY is how much the tries before a try count: with little memory, the latest error leads."""
     until = time.thread_time() + patience
     count = itertools.count()
     queue: list[tuple[float, float, int, Any]] = []
@@ -107,7 +107,7 @@ def _searched(
 
 
 def _smaller(spec: Any) -> Any:
-    """Inputs that have too many elements with all their pictures halved, so that those of several sizes still fit."""
+    """Return inputs with too many elements with the sizes of all pictures halved, so that they still fit each other."""
     while not _is_small(spec):
         told = [one for _, one in leaves(spec)]
         halved = [
@@ -121,7 +121,7 @@ def _smaller(spec: Any) -> Any:
 
 
 def _is_small(spec: Any) -> bool:
-    """Whether inputs have elements, and not so many that code which compares each with each takes much memory."""
+    """Return whether inputs have elements, and few enough for code that compares each element with each."""
     return all(
         all(0 < n <= _MOST for n in one.shape)
         and math.prod(one.shape) <= _MOST
@@ -138,7 +138,7 @@ _LONGER = 24
 
 
 def _fuller(model: torch.nn.Module, spec: Any, done: Done, shortcut: Shortcut | None) -> tuple[Any, Done]:
-    """Inputs that show more: none that nobody looks at, all words, pictures of more than one element."""
+    """Return inputs that show more: without unused inputs, with all words, with pictures of more than one element."""
 
     def tried(other: Any) -> bool:
         nonlocal spec, done
@@ -173,7 +173,7 @@ def _fuller(model: torch.nn.Module, spec: Any, done: Done, shortcut: Shortcut | 
 
 
 def working_inputs(model: torch.nn.Module, *, like: Sequence[Any] = ()) -> Iterator[Any]:
-    """`find_inputs`, tried on a copy without values where the model has one that runs."""
+    """Yield the inputs of `find_inputs`, tried on a copy of the model without values if that runs."""
     small = sum(p.numel() for p in model.parameters()) < _SMALL
     for one in () if small else without_memory(model):
         found = False
@@ -190,7 +190,7 @@ _SMALL = 50_000_000
 
 
 def _seeds(model: torch.nn.Module) -> Iterator[Any]:
-    """First guesses, one of every kind: types and numbers of dimensions."""
+    """Yield first guesses, one for each combination of types and numbers of dimensions."""
     kinds = set()
     yield from _said_to_be_tensors(model)
     for spec in itertools.islice(guess_inputs(model), 150):
@@ -216,7 +216,7 @@ def _seeds(model: torch.nn.Module) -> Iterator[Any]:
 
 
 def _said_to_be_tensors(model: torch.nn.Module) -> Iterator[Any]:
-    """All arguments that are annotated as tensors, where some of them have None as their default all the same."""
+    """Yield inputs for all arguments annotated as tensors, if some of them have None as their default."""
     try:
         parameters = list(inspect.signature(model.forward).parameters.values())
     except (TypeError, ValueError):

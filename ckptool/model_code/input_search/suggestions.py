@@ -1,4 +1,4 @@
-"""What to try next: all inputs together, changed as what stopped a try suggests, the likeliest first."""
+"""Suggest the next inputs, all together, by the error that stopped a try, the likeliest first."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .wanted import BY_ELEMENT, wanted_dimensions, wanted_sizes
 
 
 def suggestions(model: torch.nn.Module, spec: Any, stop: Stop) -> Iterator[Any]:
-    """Other inputs that what stopped a try suggests, the likeliest first."""
+    """Yield other inputs that the error of a try suggests, the likeliest first."""
     told = leaves(spec)
     specs = [one for _, one in told]
     blamed = stop.blamed or list(range(len(specs)))
@@ -48,8 +48,10 @@ _NO_SUCH_LAYER = re.compile(r"'[A-Za-z_]*(\d+)'|index (\d+) is out of range")
 
 
 def _counted(specs: Sequence[InputSpec], stop: Stop) -> Iterator[list[InputSpec]]:
-    """An input with as many columns as there are layers, where code that takes a layer for each column ran out of them:
-    it has no `embed_4` for a fifth one."""
+    """Yield inputs with one column per layer, if code with a layer for each column has no layer for the last columns.
+
+    For example, it has no `embed_4` for a fifth column.
+    """
     found = _NO_SUCH_LAYER.fullmatch(stop.message) if stop.error in ("KeyError", "IndexError") else None
     last = int(found[1] or found[2]) if found else 0
     for size in (last, last - 1):  # those that count from one have the last one still
@@ -61,7 +63,7 @@ def _counted(specs: Sequence[InputSpec], stop: Stop) -> Iterator[list[InputSpec]
 
 
 def _beside(specs: Sequence[InputSpec], stop: Stop) -> Iterator[list[InputSpec]]:
-    """An input that is joined with, or added to, something of other sizes takes these."""
+    """Yield inputs with the sizes of the tensor that they are added to or concatenated with."""
     if stop.name not in BY_ELEMENT | {"cat", "concat"}:
         return
     args, named = stop.args if len(stop.args) == 2 else ((), {})
@@ -79,7 +81,7 @@ def _beside(specs: Sequence[InputSpec], stop: Stop) -> Iterator[list[InputSpec]]
 
 
 def _together(specs: Sequence[InputSpec], blamed: Sequence[int], stop: Stop) -> Iterator[list[InputSpec]]:
-    """All of several inputs with another size, which they share or which is the sum of theirs."""
+    """Yield inputs of which several get another size, which they share or whose sum is needed."""
     args = [a for a in flat(stop.args) if isinstance(a, torch.Tensor)]
     x, weight = (args[0] if args else None), (args[1] if len(args) > 1 else None)
     groups: dict[tuple[int, int], list[int]] = {}
@@ -101,7 +103,7 @@ def _together(specs: Sequence[InputSpec], blamed: Sequence[int], stop: Stop) -> 
 
 
 def _put(spec: Any, path: tuple[Any, ...], value: Any) -> Any:
-    """SPEC with something else at a path."""
+    """Return SPEC with VALUE at a path."""
     if not path:
         return value
     if isinstance(spec, Mapping):
@@ -115,7 +117,7 @@ def _first(model: torch.nn.Module, name: str, like: InputSpec) -> InputSpec:
 
 
 def _named(model: torch.nn.Module, spec: Any, stop: Stop) -> Iterator[Any]:
-    """Arguments and entries that the message asks for by name."""
+    """Yield inputs with the arguments and entries whose names the error mentions."""
     key = re.fullmatch(r"'(\w+)'", stop.message) if stop.error == "KeyError" else None
     attribute = re.search(r"object has no attribute '(\w+)'", stop.message)
     attribute = attribute if attribute and re.search("'(Fields|Tensor|dict)'", stop.message) else None

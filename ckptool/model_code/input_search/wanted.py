@@ -1,4 +1,4 @@
-"""What an error says: how many dimensions something should have had, and of which sizes."""
+"""Read from an error how many dimensions, and which sizes, a tensor should have."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ATTENTION = frozenset({"scaled_dot_product_attention", "bmm", "baddbmm"})
 
 
 def wanted_dimensions(stop: Stop) -> list[tuple[int, int]]:
-    """How many dimensions something has, and how many are wanted."""
+    """Return (dimensions that a tensor has, dimensions that it needs) for each reading of the error."""
     said = stop.message
     args = [a for a in flat(stop.args) if isinstance(a, torch.Tensor)]
     x, weight = (args[0] if args else None), (args[1] if len(args) > 1 else None)
@@ -62,7 +62,7 @@ def wanted_dimensions(stop: Stop) -> list[tuple[int, int]]:
 
 
 def wanted_sizes(stop: Stop, x: torch.Tensor | None, weight: torch.Tensor | None) -> list[tuple[int, int]]:
-    """Sizes that something has, and those that are wanted in their place."""
+    """Return (size that a tensor has, size that it needs) for each reading of the error."""
     said, name = stop.message, stop.name
     found: list[tuple[int, int]] = []
     if x is not None and weight is not None:

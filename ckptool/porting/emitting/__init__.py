@@ -1,7 +1,7 @@
-"""A port as Python that people keep: torch alone, one function `convert`, nothing of ckptool.
+"""Write a port as Python that needs only torch: one function `convert`, without ckptool.
 
-What the text does is what `Mapping.apply` does. The steps are in the order of the model, but for loops, which stand
-where their first layer does.
+The code does the same as `Mapping.apply`. Its steps are in the order of the model, except that a loop is at the place
+of its first layer.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ _NEW_MEMORY = frozenset({"cat", "stack", "zeros"})
 
 
 def python_of(mapping: Mapping, command: str = "") -> str:
-    """A mapping as the text of a module of Python. COMMAND is the one that made it."""
+    """Return a mapping as the text of a Python module. COMMAND is the command that made the mapping."""
     return _Module(mapping, command).text()
 
 
 def emit(mapping: Mapping, path: StrPath, command: str = "", *, at: str = "", overwrite: bool = False) -> None:
-    """Write a mapping as a module of Python. One that is there and holds just that is left as it is.
+    """Write a mapping as a Python module. A file that already holds the same text is left as it is.
 
     Args:
         mapping: the port.
         path: the file to write.
-        command: the one that made it, which the code names.
-        at: where in the file the weights are, which the code says.
-        overwrite: allow another converter to be there.
+        command: the command that made it, which the code names.
+        at: where the weights are in the file, which the code says.
+        overwrite: replace an existing file.
     """
     text = python_of(replace(mapping, at=mapping.at or at), command or "ckptool.transfer(source, model).emit(path)")
     with contextlib.suppress(OSError, UnicodeDecodeError):
@@ -110,7 +110,7 @@ class _Module:
         self.body = body
 
     def text(self) -> str:
-        """All of it."""
+        """Return the whole module."""
         helpers = {name: code for x in self.exprs for name, code in torch_helpers(x).items() if self._calls(name)}
         views = any(not x.is_copy and x.op not in _NEW_MEMORY for x in self.exprs)
         nested = any("/" in key for x in self.exprs for key in x.keys())  # noqa: SIM118
@@ -242,7 +242,7 @@ class _Module:
     def _texts(
         self, x: Expr, templates: Sequence[Template], names: Sequence[str], hole: str = "", end: str = ""
     ) -> list[str]:
-        """The target and the texts of X as Python: keys as strings, places of parts as numbers."""
+        """Return the target and the texts of X as Python code: keys as strings, indices as numbers."""
         are_keys = [True, *are_keys_of(x)]
         return [
             _string(template, names, hole, end) if is_key else _number(template, names)
@@ -269,7 +269,9 @@ class _Module:
         yield from self._assign(f"out[{texts[0]}]", x, lambda text: f"take({text})", indent)
 
     def _assign(self, left: str, x: Expr, name: Callable[[str], str], indent: int) -> Iterator[str]:
-        """LEFT = X. What is too long for a line is made in two steps, where its last one is a method or an index."""
+        """Yield the lines of `LEFT = X`, in two steps if they are too long and X ends with a method call or an
+        index.
+        """
         like = f"take({_quoted(self.like)})" if self.like else "torch.empty(0)"
         made = f"{left} = {torch_text(x, name, like)}"
         operation = None if x.is_copy else OPERATIONS[x.op]
@@ -290,7 +292,9 @@ class _Module:
         indent: int,
         tails: tuple[str, str] = ("", ""),
     ) -> Iterator[str]:
-        """Copies, where `tails` are what varies between the template and the names, in braces."""
+        """Yield the lines of a step that copies tensors. TAILS are the varying ends of the two keys, such as
+        `{name}`.
+        """
         if len(step.names) == 1:
             own, theirs = (
                 _string(template, names, tail, step.names[0]) for template, tail in zip(templates, tails, strict=True)
@@ -308,7 +312,7 @@ _Templated = tuple[Step, tuple[Template, ...]]
 
 
 def _tables(steps: Sequence[_Templated]) -> list[list[_Templated]]:
-    """Steps that can be rows of one table together: copies of the same names below the same numbers."""
+    """Group steps that can be rows of one table: copies of the same names below the same numbers."""
     groups: dict[Any, list[_Templated]] = {}
     for at, (step, templates) in enumerate(steps):
         key: Any = at
@@ -323,7 +327,7 @@ def _tables(steps: Sequence[_Templated]) -> list[list[_Templated]]:
 
 
 def _apart(templates: Sequence[Template]) -> tuple[tuple[Template, ...], tuple[str, ...]]:
-    """Templates up to their last numbers and the dot behind these, and the texts after that."""
+    """Split templates after their last number and the dot behind it; return the heads and the tails."""
     heads, tails = [], []
     for template in templates:
         last = str(template[-1])
@@ -334,7 +338,7 @@ def _apart(templates: Sequence[Template]) -> tuple[tuple[Template, ...], tuple[s
 
 
 def laid_out_condition(name: str, item: str, items: str, condition: str) -> Iterator[str]:
-    """A list of what meets a condition."""
+    """Yield the lines of a list comprehension with a condition."""
     line = f"    {name} = [{item} for {item} in {items} if {condition}]"
     if len(line) <= WIDTH:
         yield line
@@ -362,7 +366,7 @@ def _names(loop: Loop) -> list[str]:
 
 
 def _heads(loop: Loop, names: Sequence[str]) -> list[str]:
-    """The lines that begin a loop, each further in."""
+    """Return the lines that begin a loop, each indented further."""
     rows = loop.rows
     if not rows:
         return []
@@ -402,7 +406,7 @@ def _sequence(numbers: Sequence[int]) -> str:
 
 
 def _string(template: Template, names: Sequence[str], hole: str = "", end: str = "") -> str:
-    """A template, a hole such as `{name}` and an end as a string of Python: an f-string if something is filled in."""
+    """Return a template, a placeholder such as `{name}` and an end as a Python string, or an f-string if needed."""
     template = template if hole else (*template[:-1], f"{template[-1]}{end}")
     if len(template) == 1 and not hole:
         return _quoted(str(template[0]))
@@ -415,7 +419,7 @@ def _string(template: Template, names: Sequence[str], hole: str = "", end: str =
 
 
 def _number(template: Template, names: Sequence[str]) -> str:
-    """The template of a number as an expression."""
+    """Return the template of a number as Python code."""
     return "".join(part if isinstance(part, str) else _sum(*part, names) for part in template)
 
 
@@ -440,7 +444,7 @@ def _quoted(text: str) -> str:
 
 
 def _plain(text: str, limit: int = 200) -> str:
-    """A text for a docstring or a comment."""
+    """Return a text that is safe in a docstring or a comment."""
     return printable(text, limit).replace("\\", "\\\\").replace('"""', "'''").rstrip('"') or "a model"
 
 
@@ -456,14 +460,14 @@ def _wrapped(text: str, width: int, lead: str = "") -> list[str]:
 
 
 def _raw(text: str) -> str:
-    """A regular expression as a string of Python."""
+    """Return a regular expression as a Python string."""
     if "\n" in text or not text.isprintable() or '"' in text:
         return f'"{_escaped(text)}"'
     return f'r"{text}"'
 
 
 def _patterns(unused: Sequence[str], every: Sequence[str]) -> list[str]:
-    """Regular expressions that fit the unused keys, whole modules where all of them is unused."""
+    """Return regular expressions for the unused keys, with one for a whole module if all of its keys are unused."""
     kept = set(every) - set(unused)
     heads = {key[: at + 1] for key in kept for at, char in enumerate(key) if char in "./"}
     found: dict[str, None] = {}

@@ -1,4 +1,4 @@
-"""Statements of Python as lines that are not too long."""
+"""Break Python statements into lines that are not too long."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _OPENING, _CLOSING = "([{", ")]}"
 
 
 def laid_out(statement: str, indent: int = 0, after: int = 0) -> Iterator[str]:
-    """The lines of a statement of one line: what is too long is broken in its last call or list, one item a line.
+    """Yield the lines of a statement. A long one is broken inside its last call or list, with one item per line.
 
-    So many characters as AFTER says are to follow on the last line.
+    AFTER is the number of characters that will follow on the last line.
     """
     if len(statement) + indent + after <= WIDTH:
         yield " " * indent + statement
@@ -31,7 +31,7 @@ def laid_out(statement: str, indent: int = 0, after: int = 0) -> Iterator[str]:
 
 
 def _characters(text: str) -> Iterator[tuple[int, str, int]]:
-    """(place, character, depth of brackets around it) of what is no string."""
+    """Yield (place, character, depth of brackets) for each character outside of strings."""
     depth, quote, at = 0, "", 0
     while at < len(text):
         char = text[at]
@@ -50,7 +50,7 @@ def _characters(text: str) -> Iterator[tuple[int, str, int]]:
 
 
 def _breakable(text: str) -> tuple[int, int] | None:
-    """Where the last call or list of a statement begins and ends, if it holds something."""
+    """Return the start and end of the last call or list in a statement that is not empty, or None."""
     found = None
     opened = None
     for at, char, depth in _characters(text):
@@ -65,7 +65,7 @@ def _breakable(text: str) -> tuple[int, int] | None:
 
 
 def _items(text: str) -> Iterator[str]:
-    """What stands between the commas of a call or a list."""
+    """Yield the texts between the commas of a call or a list."""
     begin = 0
     for at, char, depth in _characters(text):
         if char == "," and depth == 0:

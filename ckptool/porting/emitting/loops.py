@@ -1,7 +1,7 @@
-"""The steps of a port as a person would write them down: modules in place of tensors, loops in place of layers.
+"""Write the steps of a port as a person would: modules instead of single tensors, loops instead of single layers.
 
-A step makes some tensors of the target. Steps that are alike but for numbers in their keys become one step in a loop:
-over numbers of the target, where those of the source follow from them (`n`, `n + 1`, `3 * i + j`), else over a table of
+A step makes some tensors of the target. Steps that differ only in numbers in their keys become one step in a loop. The
+loop runs over the target's numbers if the source's follow from them (`n`, `n + 1`, `3 * i + j`), else over a table of
 both.
 """
 
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ...keys.known_buffers import is_counter
 from ..expression import Expr
 from ..mapping import Entry, different
 
@@ -30,14 +31,14 @@ Numbers = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Some tensors of the target.
+    """A step that makes some tensors of the target.
 
     Attributes:
-        target: the key, or what all keys have before `names`.
-        expr: what it is made of, over keys or what these have before `names`; None for zeros.
-        names: ends of the keys, the same in the target and in the source; () for one whole key.
+        target: the key, or the common beginning of the keys before `names`.
+        expr: the expression, over keys or their beginnings before `names`; None for zeros.
+        names: ends of the keys, equal in the target and in the source; () for one whole key.
         zeros: sizes and type of zeros.
-        comments: what is not certain about it.
+        comments: the doubts about it.
     """
 
     target: str
@@ -48,19 +49,19 @@ class Step:
 
     @property
     def texts(self) -> list[str]:
-        """The texts in which numbers may stand: the target, then those of the expression."""
+        """Return the texts that may contain numbers: the target, then the keys and indices of the expression."""
         return [self.target, *(() if self.expr is None else texts_of(self.expr))]
 
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Steps that are done for each row of numbers; without numbers, once.
+    """Steps that are repeated for each row of numbers, or done once if there are no numbers.
 
     Attributes:
         rows: the numbers.
-        targets: how many of the numbers of a row are of the target. If there are more, those of the source stand
-            beside them in a table.
-        steps: each with the texts of `Step.texts` as templates: literal text and (constant, factors of the numbers).
+        targets: how many numbers of a row belong to the target. Any others belong to the source, and the code has a
+            table of both.
+        steps: each step, and the texts of `Step.texts` as templates: literal text and (constant, factors of numbers).
     """
 
     rows: tuple[Numbers, ...]
@@ -73,21 +74,23 @@ Template = tuple[str | tuple[int, Numbers], ...]
 
 
 def texts_of(x: Expr) -> list[str]:
-    """What may change from layer to layer: keys, and the places of parts; in the order in which they are written."""
+    """Return the texts of X that may change from layer to layer: keys and indices, in the order in which they are
+    written.
+    """
     if x.is_copy:
         return [x.key]
     return [*(text for arg in x.args for text in texts_of(arg)), *(str(x.params[at]) for at in _places(x))]
 
 
 def are_keys_of(x: Expr) -> list[bool]:
-    """Of each of the texts whether it is a key, and not the place of a part."""
+    """Return, for each text of `texts_of`, whether it is a key (and not an index)."""
     if x.is_copy:
         return [True]
     return [*(one for arg in x.args for one in are_keys_of(arg)), *(False for _ in _places(x))]
 
 
 def with_texts(x: Expr, texts: Iterator[str]) -> Expr:
-    """X with other texts in place of `texts_of`."""
+    """Return X with other texts in place of `texts_of`."""
     if x.is_copy:
         return replace(x, params=(next(texts),))
     args = tuple(with_texts(arg, texts) for arg in x.args)
@@ -96,7 +99,7 @@ def with_texts(x: Expr, texts: Iterator[str]) -> Expr:
 
 
 def _places(x: Expr) -> tuple[int, ...]:
-    """Which parameters are places in a tensor."""
+    """Return which parameters of X are indices into a tensor."""
     return {"select": (1,), "slice": (1, 2)}.get(x.op, ())
 
 
@@ -108,12 +111,15 @@ def _keys(x: Expr) -> list[str]:
 
 
 def steps_of(entries: Iterable[Entry]) -> list[Step]:
-    """Entries with something to take or to make, modules of copies together, in the order of their first entries."""
+    """Return the steps for the entries that have a source or are zeros, in the order of the entries.
+
+    Copies of one module become one step.
+    """
     found: dict[Any, Step] = {}
     for entry in entries:
         comments = _comments(entry)
         if entry.expr is None:
-            if entry.target.endswith("num_batches_tracked"):
+            if is_counter(entry.target):
                 found[entry.target] = Step(entry.target, None, zeros=(entry.shape, entry.dtype))
             continue
         step = _general(entry, comments)
@@ -124,7 +130,7 @@ def steps_of(entries: Iterable[Entry]) -> list[Step]:
 
 
 def _general(entry: Entry, comments: tuple[str, ...]) -> Step:
-    """A step for one entry, where the end of its key is a name if the keys that it reads end so, too."""
+    """Return the step for one entry. The end of its key becomes a name if the keys that it reads have the same end."""
     expr = entry.expr
     assert expr is not None
     if expr.is_copy:
@@ -139,7 +145,7 @@ def _general(entry: Entry, comments: tuple[str, ...]) -> Step:
 
 
 def _heads(target: str, source: str) -> tuple[str, str]:
-    """What stands before the end that two keys share, which holds no number."""
+    """Return what is before the common end of two keys. The end contains no number."""
     own, theirs = different(target, source)
     if len(own) > len(target):
         return target, source
@@ -163,7 +169,7 @@ def _comments(entry: Entry) -> tuple[str, ...]:
 
 
 def loops_of(steps: Sequence[Step]) -> list[Loop]:
-    """Steps that are alike but for numbers as loops, in the order of their first steps."""
+    """Return loops of the steps that differ only in numbers, in the order of their first steps."""
     alike: dict[Any, list[Step]] = defaultdict(list)
     for step in steps:
         shape = None if step.expr is None else _shape(step.expr)
@@ -193,7 +199,7 @@ def loops_of(steps: Sequence[Step]) -> list[Loop]:
 
 
 def _shape(x: Expr) -> Any:
-    """What an expression is without its texts."""
+    """Return an expression without its keys and indices, for comparison."""
     if x.is_copy:
         return None
     places = _places(x)
@@ -202,7 +208,7 @@ def _shape(x: Expr) -> Any:
 
 
 def _folded(steps: list[Step]) -> list[Loop]:
-    """Steps that differ in numbers alone, in as few loops as can be."""
+    """Return steps that differ only in numbers as few loops as possible."""
     rows = [tuple(int(n) for text in step.texts for n in _NUMBER.split(text)[1::2]) for step in steps]
     own = len(_NUMBER.split(steps[0].target)[1::2])
     varying = [at for at in range(len(rows[0])) if len({row[at] for row in rows}) > 1]
@@ -232,7 +238,7 @@ def _folded(steps: list[Step]) -> list[Loop]:
 
 
 def _numbers_of_places(step: Step) -> set[int]:
-    """Which of the numbers in the texts of a step are places in a tensor."""
+    """Return which numbers in the texts of a step are indices into a tensor."""
     are_keys = [True] if step.expr is None else [True, *are_keys_of(step.expr)]
     found, at = set(), 0
     for text, is_key in zip(step.texts, are_keys, strict=False):
@@ -244,10 +250,10 @@ def _numbers_of_places(step: Step) -> set[int]:
 
 
 def _rule(rows: Sequence[Numbers], values: Sequence[int], *, is_place: bool) -> tuple[int, Numbers] | None:
-    """(constant, factors) by which VALUES follow from the numbers of the rows, or None.
+    """Return (constant, factors) that compute VALUES from the numbers of the rows, or None.
 
-    Widths grow from stage to stage in many ways, and of two any line goes through both: places in a tensor follow from
-    numbers only if they are these, or there are three.
+    Widths grow from stage to stage in many ways, and any two values fit a line. So indices count only if they equal the
+    numbers of the rows, or if there are three.
     """
     width = len(rows[0])
     factors = []
@@ -272,7 +278,7 @@ def _rule(rows: Sequence[Numbers], values: Sequence[int], *, is_place: bool) -> 
 def _neighbours(
     rows: Sequence[Numbers], values: Sequence[int], at: int
 ) -> tuple[tuple[int, int], tuple[int, int]] | None:
-    """Two rows that differ in number AT alone, each as that number and its value."""
+    """Return two rows that differ only in number AT, each as (that number, its value), or None."""
     seen: dict[Numbers, tuple[int, int]] = {}
     for row, value in zip(rows, values, strict=True):
         rest = (*row[:at], *row[at + 1 :])
@@ -283,7 +289,7 @@ def _neighbours(
 
 
 def _templates(step: Step, row: Numbers, numbers: dict[int, tuple[int, Numbers]]) -> tuple[Template, ...]:
-    """The texts of a step with their numbers taken out."""
+    """Return the texts of a step as templates, with the numbers that change taken out."""
     found, at = [], 0
     for text in step.texts:
         parts: list[str | tuple[int, Numbers]] = [""]
@@ -301,5 +307,5 @@ def _templates(step: Step, row: Numbers, numbers: dict[int, tuple[int, Numbers]]
 
 
 def written(template: Template, number: Callable[[int, Numbers], str], literal: Callable[[str], str]) -> str:
-    """A template as the inside of an f-string."""
+    """Return a template as the inside of an f-string."""
     return "".join(literal(part) if isinstance(part, str) else f"{{{number(*part)}}}" for part in template)

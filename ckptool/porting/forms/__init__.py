@@ -1,1 +1,1 @@
-"""One form for both sides of a port, whatever way their tensors are kept."""
+"""Bring both sides of a port into the common form, however their tensors are stored."""

@@ -1,4 +1,4 @@
-"""Low-rank adapters: merged into the weights that they adapt, or named where they cannot be.
+"""Merge low-rank adapters into the weights that they adapt, or ask about them if that is not possible.
 
 Written from the sources of loralib, of peft (its LoRA and DoRA layers), and of the scripts that store `lora_down`,
 `lora_up` and `alpha` with every layer.
@@ -25,7 +25,7 @@ _MOST_PREFIX = 4
 
 @dataclass(slots=True)
 class _Adapter:
-    """What stands beside one weight: its parts by role, once for each named adapter."""
+    """The tensors of the adapters of one weight, by role, for each named adapter."""
 
     parts: dict[str, dict[str, Piece]] = field(default_factory=lambda: defaultdict(dict))
 
@@ -35,9 +35,10 @@ class _Adapter:
 
 
 def merge_adapters(source: Canon, target: Canon) -> None:
-    """Merge the adapters of the source, unless the target has some itself; whatever is not merged is doubted.
+    """Merge the adapters of the source, unless the target has adapters, too. Ask about weights whose adapter is not
+    merged.
 
-    The scale of the source is alpha by rank, where the file says it; an `alpha` with every layer counts before it.
+    The scale is alpha / rank. An `alpha` stored with a layer counts first, then the source's own scale.
     """
     own, theirs = _adapters(source), _adapters(target)
     for canon, found in ((source, own), (target, theirs)):
@@ -61,7 +62,7 @@ def merge_adapters(source: Canon, target: Canon) -> None:
 
 
 def _adapters(canon: Canon) -> dict[_Path, _Adapter]:
-    """Adapters by the path of the module that they stand beside."""
+    """Return the adapters of one side, by the path of the module that they adapt."""
     found: dict[_Path, _Adapter] = defaultdict(_Adapter)
     alphas = []
     roles = table().adapters
@@ -79,7 +80,7 @@ def _adapters(canon: Canon) -> dict[_Path, _Adapter]:
 
 
 def _only_trained(canon: Canon) -> None:
-    """Where a module has a trained copy beside what it was, the copy is the module."""
+    """Replace modules by their trained copy, if the file holds both the original and the copy."""
     for copy, original in table().trained_instead.items():
         for piece in [p for p in canon.pieces.values() if copy in p.path]:
             base = piece.path[: piece.path.index(copy)]
@@ -90,7 +91,7 @@ def _only_trained(canon: Canon) -> None:
 
 
 def _without_wrapper(canon: Canon, base: _Path) -> None:
-    """Take the component out of paths that says which part of an adapted module is what it was."""
+    """Remove from paths the component that marks the original weight of an adapted module."""
     for piece in [p for p in canon.pieces.values() if p.path[: len(base)] == base and len(p.path) > len(base)]:
         if piece.path[len(base)] in table().adapted and Name(base, piece.role) not in canon.pieces:
             path = (*base, *piece.path[len(base) + 1 :])
@@ -99,7 +100,7 @@ def _without_wrapper(canon: Canon, base: _Path) -> None:
 
 
 def _base_of(source: Canon, base: _Path) -> Name | None:
-    """The weight that an adapter stands beside, or that its name spells out with other separators."""
+    """Return the name of the weight that an adapter adapts: in the same module, or spelled with other separators."""
     name = Name(base, "weight")
     if name in source.pieces:
         return name
@@ -114,7 +115,9 @@ def _base_of(source: Canon, base: _Path) -> Name | None:
 
 
 def _factors(parts: dict[str, Piece]) -> tuple[Piece, Piece, bool] | None:
-    """What takes the inputs, what gives the outputs, and whether their names say that the product is turned."""
+    """Return the factor that takes the inputs, the factor that returns the outputs, and whether their product is
+    transposed.
+    """
     for prefix in ("", "turned_"):
         if f"{prefix}down" in parts and f"{prefix}up" in parts:
             return parts[f"{prefix}down"], parts[f"{prefix}up"], bool(prefix)
@@ -122,7 +125,7 @@ def _factors(parts: dict[str, Piece]) -> tuple[Piece, Piece, bool] | None:
 
 
 def _ways(weight: Piece, a: Piece, b: Piece) -> set[bool]:
-    """Whether the product of an adapter fits a weight as it is (False), turned (True), or in both ways."""
+    """Return in which ways the product of an adapter fits a weight: as it is (False), transposed (True), or both."""
     if len(a.shape) < 2 or len(b.shape) < 2 or a.shape[0] != prod(b.shape[1:]):
         return set()
     rows, columns = b.shape[0], prod(a.shape[1:])
@@ -133,7 +136,9 @@ def _ways(weight: Piece, a: Piece, b: Piece) -> set[bool]:
 
 
 def _all_turned(source: Canon, adapters: dict[_Path, _Adapter], bases: dict[_Path, Name | None]) -> bool:
-    """Whether all weights whose sizes tell stand with the inputs first, and so the square ones, most likely."""
+    """Return whether all weights whose sizes show it have inputs first, so that the square ones most likely
+    have, too.
+    """
     votes: Counter[bool] = Counter()
     for base, adapter in adapters.items():
         name = bases[base]
@@ -148,7 +153,7 @@ def _all_turned(source: Canon, adapters: dict[_Path, _Adapter], bases: dict[_Pat
 def _merged(
     source: Canon, weight: Piece, adapter: _Adapter, scale: float | None, all_turned: bool
 ) -> Question[Expr] | None:
-    """Merge one adapter into a weight; or why it was not."""
+    """Merge one adapter into a weight, or return the question why it was not merged."""
     named = list(adapter.parts.values())
     unknown = [p for parts in named for role, p in parts.items() if role == "other"]
     factors = _factors(named[0])

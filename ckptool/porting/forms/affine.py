@@ -1,4 +1,4 @@
-"""Batch norms whose statistics stand in one layer, and their scale and shift in another beside it."""
+"""Join batch norms whose statistics and whose scale and shift are two layers of the source."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections import Counter, defaultdict
 from dataclasses import replace
 from math import prod
 
+from ...keys.known_buffers import STATISTICS
 from ..words import words_of
-from .pieces import STATISTICS, Canon, Piece, squeezed, unchanged
+from .pieces import Canon, Piece, squeezed, unchanged
 
 _Path = tuple[str, ...]
 #: What of a name is one word on the side of the statistics and another, or one more, on that of the factors.
@@ -15,10 +16,10 @@ _Change = tuple[str, str]
 
 
 def join_affine(one: Canon, other: Canon) -> None:
-    """Put scale and shift to the statistics that they belong to, unless the other side has them apart, too.
+    """Add scale and shift to the statistics that they belong to, unless the other side has two layers, too.
 
-    They are a layer of their own, of a weight and a bias as long as the statistics: one whose name differs from theirs
-    by one word, the same one all over the model (`bn2a`, `scale2a`), or else the one that comes next.
+    Scale and shift are a layer with a weight and a bias as long as the statistics. Its name differs from the
+    statistics' by one word that is the same in the whole model (`bn2a`, `scale2a`), or it is the next layer.
     """
     layers = _layers(one)
     bare = [path for path, held in layers.items() if _is_bare(held)]
@@ -53,7 +54,7 @@ def _layers(canon: Canon) -> dict[_Path, dict[str, Piece]]:
 
 
 def _by_name(bare: list[_Path], free: dict[_Path, int], layers: dict[_Path, dict[str, Piece]]) -> dict[_Path, _Path]:
-    """Statistics and factors whose names differ by one word, the one by which most of them do."""
+    """Return statistics -> scale and shift, by names that differ in the one word in which most of them differ."""
     size = {path: prod(layers[path]["running_var"].shape) for path in bare}
     words = {path: words_of(path) for path in (*bare, *free)}
     ways: Counter[_Change] = Counter()
@@ -78,7 +79,9 @@ def _by_name(bare: list[_Path], free: dict[_Path, int], layers: dict[_Path, dict
 
 
 def _change(one: tuple[str, ...], other: tuple[str, ...]) -> _Change | None:
-    """The one word by which two names differ, which is no number: ("bn", "scale"), or ("", "scale") if added."""
+    """Return the one word, not a number, in which two names differ: ("bn", "scale"), or ("", "scale") if added; else
+    None.
+    """
     if len(one) == len(other):
         changes = [(a, b) for a, b in zip(one, other, strict=True) if a != b]
         return changes[0] if len(changes) == 1 and not "".join(changes[0]).isdecimal() else None
@@ -87,7 +90,7 @@ def _change(one: tuple[str, ...], other: tuple[str, ...]) -> _Change | None:
 
 
 def _next(path: _Path, free: set[_Path], layers: dict[_Path, dict[str, Piece]]) -> _Path | None:
-    """The factors that come next after statistics, in the same module."""
+    """Return the next layer of scale and shift after the statistics in the same module, or None."""
     mean = layers[path]["running_mean"]
 
     def place(piece: Piece) -> float:

@@ -1,4 +1,4 @@
-"""Biases that stand apart from the matrices that they belong to, or are one for several."""
+"""Biases that are not in the module of their matrix, or that are one bias for several matrices."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from .projections import fused_kind, part_label
 
 
 def attach_biases(one: Canon, other: Canon) -> None:
-    """Biases that stand apart from their matrices, as the biases of those, where the other side has none apart.
+    """Move biases that are alone into the module of their matrix, unless the other side has them alone, too.
 
-    That a matrix stands with its inputs first, if it is a parameter of its own, is seen by its bias.
+    The length of the bias also shows whether a matrix without a layer has its inputs first.
     """
     apart = {squeezed(piece.shape) for piece in _lone_biases(other)}
     tables = {piece.shape for piece in other.pieces.values() if piece.role == "weight" and piece.shape[1:] == (1,)}
@@ -64,23 +64,23 @@ def attach_biases(one: Canon, other: Canon) -> None:
 
 
 def _rows(piece: Piece) -> int:
-    """How many values a matrix gives, or a bias adds to."""
+    """Return how many outputs a matrix has, or how many outputs a bias is added to."""
     return next(iter(squeezed(piece.shape) if len(piece.shape) != 2 else piece.shape), 1)
 
 
 def _of_output(piece: Piece) -> bool:
-    """Whether the name of a piece says that it is of the output layer."""
+    """Return whether the name of a piece says that it belongs to the output layer."""
     return label(table().group("purpose"), piece.words) == "head" or not table().vocabulary.isdisjoint(piece.words)
 
 
 def _gives(matrix: Piece, bias: Piece) -> bool:
-    """Whether a matrix that is a parameter of its own would have the sizes for a bias if it were turned."""
+    """Return whether a bare matrix would have as many outputs as the bias has elements, if it were transposed."""
     beside = matrix.path[:-1] == bias.path[: len(matrix.path) - 1]
     return beside and is_bare(matrix) and len(matrix.shape) == 2 and matrix.shape[-1:] == squeezed(bias.shape)
 
 
 def _nearest(piece: Piece, matrices: list[Piece]) -> list[Piece]:
-    """The matrices that have more of their path in common with a bias than all others."""
+    """Return the matrices that share the longest beginning of their path with a bias."""
     shared = [_together(m.path, piece.path) for m in matrices]
     return [m for m, n in zip(matrices, shared, strict=True) if n == max(shared) > 0]
 
@@ -109,8 +109,9 @@ _B = re.compile(r"(.*_)b(?::\d+)?\Z")
 
 
 def _after_matrices(piece: Piece, matrices: Set[tuple[str, ...]]) -> bool:
-    """Whether what is called `cell_b` stands beside matrices that are called `cell_wx` and so on, all in one name; or
-    what is in a list of that name."""
+    """Return whether a bias is named like the matrices beside it (`cell_b` beside `cell_wx`), or is in a list
+    named so.
+    """
     at = next((at for at in reversed(range(len(piece.path))) if not piece.path[at].isdecimal()), 0)
     found = _B.match(piece.path[at]) if piece.path else None
     start = () if found is None else (*piece.path[:at], f"{found[1]}w")
@@ -119,18 +120,18 @@ def _after_matrices(piece: Piece, matrices: Set[tuple[str, ...]]) -> bool:
 
 
 def _own_name(path: tuple[str, ...]) -> str:
-    """The last component of a path that is no number: a list of biases is called as one is."""
+    """Return the last component of a path that is not a number, so that a bias in a list has the name of the list."""
     return next((component for component in reversed(path) if not component.isdecimal()), "")
 
 
 def _layers(canon: Canon) -> set[tuple[Shape, Shape]]:
-    """The sizes of weight and bias of every layer that has both."""
+    """Return the sizes of weight and bias of every layer that has both."""
     weights = {p.path: p.shape for p in canon.pieces.values() if p.role == "weight"}
     return {(weights[p.path], p.shape) for p in canon.pieces.values() if p.role == "bias" and p.path in weights}
 
 
 def divide_biases(canon: Canon) -> None:
-    """The one bias of projections whose matrices stand apart (`in_proj_bias` beside `q_proj_weight` …), as theirs."""
+    """Split the one bias of projections whose matrices are separate (`in_proj_bias` beside `q_proj_weight` …)."""
     for piece in list(canon.pieces.values()):
         kind = fused_kind(piece) if piece.role == "bias" and len(piece.shape) == 1 else None
         if kind is None or piece.name.beside("weight") in canon.pieces:

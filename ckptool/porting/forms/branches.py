@@ -1,9 +1,8 @@
-"""Branches that run beside each other, which code may register in any order; and whether two sides keep one order.
+"""Parallel branches, which code may register in any order: do both sides register them in one order?
 
-Layers of which one works on what the other gives are registered in that order as a rule. Nothing orders the branches
-of a block, the two towers of a model, or queries, keys and values: where two of them look alike, that both sides have
-them in some order says little about which is which, unless branches that cannot be confused show that this code keeps
-the order, too.
+Layers that feed each other are usually registered in the order of execution. Nothing orders the branches of a block,
+the two towers of a model, or queries, keys and values. If two of them look alike, an order on both sides says little
+about which is which, unless branches that cannot be confused show that this code keeps the order.
 """
 
 from __future__ import annotations
@@ -27,23 +26,23 @@ _MOST = 24
 
 
 def beside(one: Unit, other: Unit) -> bool:
-    """Whether nothing that one of two gives flows into the other, as far as the forward pass was followed."""
+    """Return whether neither layer's output flows into the other, as far as the forward pass was followed."""
     a, b = one.main.entry.facts.flow, other.main.entry.facts.flow
     return a is not None and b is not None and a.beside(b)
 
 
 def flows_into(one: Unit, other: Unit) -> bool:
-    """Whether what one gives flows into the other, as far as the forward pass was followed."""
+    """Return whether the output of ONE flows into OTHER, as far as the forward pass was followed."""
     a, b = one.main.entry.facts.flow, other.main.entry.facts.flow
     return a is not None and b is not None and a.into(b)
 
 
 def in_channel_order(units: Sequence[Unit]) -> None:
-    """See branches that one layer takes side by side as used in the order in which it takes them.
+    """Give branches that one layer concatenates the order of the concatenation as their order of execution.
 
-    In which order they are computed is free. In which their channels stand is in the weights of that layer, which both
-    sides share, and code registers branches in that order as a rule: the pooled features of an ASPP are computed first
-    in some code, and come last in all.
+    Code may compute branches in any order. The order of their channels is in the weights of the layer that takes them,
+    which both sides share, and code usually registers branches in that order: some code computes the pooled features of
+    an ASPP first, but all code concatenates them last.
     """
     flows: dict[str, Flow] = {}
     numbered: dict[int, Unit] = {}
@@ -66,12 +65,12 @@ def in_channel_order(units: Sequence[Unit]) -> None:
 
 
 def _branches(parts: Sequence[Flow], end: Flow, numbered: Mapping[int, Unit]) -> list[list[Unit]]:
-    """What is in each branch alone: before what ends it, or behind that and before what takes them all.
+    """Return, for each branch, the layers that are in no other branch.
 
     Args:
-        parts: the layers that end the branches.
-        end: the layer that takes them.
-        numbered: all layers, by the numbers in their flows.
+        parts: the last layers of the branches.
+        end: the layer that takes all branches.
+        numbered: all layers, by their numbers in the flows.
     """
     found: list[list[Unit]] = [[] for _ in parts]
     before = [part.before | part.bit for part in parts]
@@ -93,8 +92,8 @@ class Branches:
     """What branches that cannot be confused show about the orders of both sides.
 
     Args:
-        pairs: what was matched.
-        content: what a module of the target holds, by its path.
+        pairs: the matched pairs.
+        content: returns the contents of a module of the target by its path.
         votes: the orders, by name.
     """
 
@@ -130,7 +129,7 @@ class Branches:
                         self._kept[name, (self._kind[path], *sorted((a, b)))][said > 0] += 1
 
     def shown(self, one: Pair, other: Pair, order: str) -> bool:
-        """Whether other branches show that an order is kept for such as these: in modules of this kind, or else all."""
+        """Return whether other branches, of modules of this kind or else of all modules, show that ORDER is kept."""
         at = next(i for i, (a, b) in enumerate(zip(one[0].path, other[0].path, strict=False)) if a != b)
         kind = self._kind[one[0].path[:at]]
         same = self._kept[order, (kind, *sorted((one[0].path[at], other[0].path[at])))]
@@ -143,10 +142,10 @@ class Branches:
 
 
 class _Apart:
-    """Which parts of a module nothing flows between, all that is in them taken together.
+    """Tells which parts of a module do not feed each other.
 
     Args:
-        held: what was matched in each part.
+        held: the pairs in each part.
     """
 
     def __init__(self, held: Mapping[str, Iterable[Pair]]) -> None:
@@ -159,16 +158,16 @@ class _Apart:
                     self._before[name] |= flow.before
 
     def __call__(self, a: str, b: str) -> bool:
-        """Whether A and B are two parts of which neither works on what the other gives."""
+        """Return whether A and B are two parts, and neither takes the output of the other."""
         return a != b and not (self._before[a] & self._own[b] or self._before[b] & self._own[a])
 
 
 def _kind(path: tuple[str, ...], held: Iterable[str]) -> Hashable:
-    """What modules of one class have in common: the names in them, or their path where those are numbers."""
+    """Return what modules of one class share: the names inside them, or their path if these are numbers."""
     names = frozenset(held)
     return template(path) if all(name.isdecimal() for name in names) else names
 
 
 def _first(pairs: list[Pair]) -> Pair | None:
-    """The first of a part that nothing speaks against."""
+    """Return the first pair without a doubt, or None."""
     return next((pair for pair in pairs if not pair[0].doubts), None)

@@ -1,7 +1,7 @@
-"""One form for both sides: names without wrappers, roles instead of leaf names, projections apart, layouts of torch.
+"""Bring both sides into the common form: no wrappers in names, roles for leaf names, projections split, torch's layout.
 
-The same steps are taken on the source and on the target, so what is fused on one side and apart on the other meets in
-the middle, and what is fused on both comes out as a copy.
+The same steps are taken on the source and on the target. A projection that is fused on one side only is split there;
+one that is fused on both sides comes out as a copy.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
 from ... import keys as names
+from ...keys.known_buffers import COUNTERS
 from ...model_code.signature import Entry, Signature
 from .. import expression as ex
 from ..matching.units import template
@@ -19,12 +20,9 @@ from .pieces import Canon, Piece, squeezed
 from .roles import components, divided, numbered, role_of
 from .step_table import bring_together
 
-#: What is merged or derived rather than matched.
-_COUNTER = "num_batches_tracked"
-
 
 def canonical(source: Signature, target: Signature, *, lora_scale: float | None = None) -> tuple[Canon, Canon]:
-    """Two sides in the common form, and in the same granularity: (source, target)."""
+    """Return (source, target) in the common form."""
     s, t = _named(source, is_target=False), _named(target, is_target=True, counted=_counted_otherwise(target, source))
     s.adapter_scale = lora_scale
     bring_together(s, t)
@@ -32,12 +30,11 @@ def canonical(source: Signature, target: Signature, *, lora_scale: float | None 
 
 
 def _counted_otherwise(one: Signature, other: Signature) -> dict[str, int]:
-    """Names of layers that one side counts from 1 (`norm1`, `norm2`) and the other from 0, wherever they stand.
+    """Find names of layers that one side counts from 1 (`norm1`, `norm2`) and the other from 0, everywhere.
 
-    As many have to be there: `layer0` beside `layer1` to `layer4` may be something else.
-
+    Both sides must have equally many: `layer0` beside `layer1` to `layer4` may be something else.
     Returns:
-        name -> what to add to the numbers of ONE.
+        name -> number to add to the numbers of ONE.
     """
     own, theirs = _numbers(one), _numbers(other)
     found = {}
@@ -54,7 +51,7 @@ def _counted_otherwise(one: Signature, other: Signature) -> dict[str, int]:
 
 
 def _numbers(signature: Signature) -> dict[str, set[frozenset[int]]]:
-    """The numbers of layers of one name that stand beside each other: name -> every such set of numbers."""
+    """Return, for each name of layers, every set of numbers that it has in one module."""
     rows: dict[tuple[str, str], set[int]] = defaultdict(set)
     for key in signature.entries:
         path = components(key)[:-1]
@@ -72,12 +69,12 @@ _COUNTED = re.compile(r"([A-Za-z][A-Za-z_]*?_?)(\d)\Z")
 
 
 def _named(signature: Signature, *, is_target: bool, counted: Mapping[str, int] | None = None) -> Canon:
-    """One side with roles in place of the names of leaves, and names without wrappers.
+    """Return one side with roles for leaf names, and without wrappers in names.
 
     Args:
-        signature: of that side.
-        is_target: which one it is.
-        counted: names of layers that are counted from another number here -> what to add.
+        signature: the side's keys and shapes.
+        is_target: whether it is the target.
+        counted: names of layers that this side counts from another number -> number to add.
     """
     kept = _kept_raw(signature)
     canon = Canon(signature, is_target, dropped=kept)
@@ -114,7 +111,7 @@ def _named(signature: Signature, *, is_target: bool, counted: Mapping[str, int] 
     for order, entry in enumerate(entries):
         path, role = roles[entry.key]
         path = flat.get(path, path)
-        if role == _COUNTER:
+        if role in COUNTERS:
             canon.counters[entry.key] = path
             continue
         words = _counted_from_one(path, beside, more)  # without the leaf: two things with a mean are not alike
@@ -129,7 +126,9 @@ def _named(signature: Signature, *, is_target: bool, counted: Mapping[str, int] 
 
 
 def _around_layers(entries: Sequence[Entry], split: Mapping[str, tuple[str, ...]]) -> set[tuple[str, ...]]:
-    """The modules that hold others with matrices: gamma and beta there are no scale and shift of a norm."""
+    """Return the modules that contain matrices in inner modules. Their gamma and beta are not the scale and shift of a
+    norm.
+    """
     found: set[tuple[str, ...]] = set()
     for entry in entries:
         module = split[entry.key][:-1]
@@ -139,7 +138,7 @@ def _around_layers(entries: Sequence[Entry], split: Mapping[str, tuple[str, ...]
 
 
 def _moved(component: str, by: Mapping[str, int]) -> str:
-    """The name of one of several layers with its number moved."""
+    """Return a component such as `norm1` with its number changed by BY[name]."""
     found = _COUNTED.match(component)
     return f"{found[1]}{int(found[2]) + by[found[1]]}" if found is not None and found[1] in by else component
 
@@ -162,7 +161,7 @@ _RAW = "_raw"
 
 
 def _kept_raw(signature: Signature) -> dict[str, str]:
-    """Raw weights that WeightDrop stores beside their dropped-out copy: raw key -> key of the copy."""
+    """Return raw key -> key of the copy, for raw weights that WeightDrop stores beside their copy with dropout."""
     found = {}
     for key, entry in signature.entries.items():
         head, _, leaf = key.removesuffix(_RAW).rpartition(".")
@@ -175,7 +174,7 @@ def _kept_raw(signature: Signature) -> dict[str, str]:
 
 
 def _other_name(key: str, words: tuple[str, ...], aliases: dict[str, list[str]]) -> tuple[str, ...]:
-    """What another name of a tied tensor says about tables of words and the like, where its own says nothing."""
+    """Return the words of another name of a tied tensor, if they name a kind of table and its own name does not."""
     group = table().group("embedding")
     if key not in aliases or label(group, words) is not None:
         return ()
@@ -184,14 +183,14 @@ def _other_name(key: str, words: tuple[str, ...], aliases: dict[str, list[str]])
 
 
 class _Beside:
-    """The names of modules that stand beside each other, and what they say of each of them.
+    """The names of modules in one module, and what they show about each other.
 
     Attributes:
-        counted: name without the number at its end -> how many of the names are that and a number.
-        from_zero: of those, the ones that are counted from 0.
-        behind: norms that stand behind the parts of a block: `post_attention_norm` beside `post_mlp_norm`, with none
-            before the first part. Alone, it is the norm between the attention and the next part, and mostly that
-            part's.
+        counted: name without its last number -> how many modules have this name with a number.
+        from_zero: the names of these that are counted from 0.
+        behind: norms after the parts of a block: `post_attention_norm` beside `post_mlp_norm`, without a norm before
+            the first part. A single one is the norm between the attention and the next part, and usually belongs to
+            the next part.
     """
 
     def __init__(self, names: Collection[str] = ()) -> None:
@@ -213,9 +212,9 @@ def _counted_from_one(
     siblings: Mapping[tuple[str, ...], _Beside],
     more: Collection[tuple[tuple[str, ...], str]],
 ) -> tuple[str, ...]:
-    """The words of a path; `ln0` beside `ln1` is the first of its kind, and called so, unless others count from 1.
+    """Return the words of a path, where `ln0` beside `ln1` counts as the first, unless other blocks count from 1.
 
-    Of three layers or more that are counted, `fc1` is no first of two.
+    If three or more layers are counted, `fc1` is not the first of two.
     """
     last = path[-1] if path else ""
     beside = siblings.get(path[:-1], _ALONE)
@@ -237,8 +236,11 @@ def _counted_from_one(
 
 
 def _with_more(siblings: Mapping[tuple[str, ...], Collection[str]]) -> set[tuple[tuple[str, ...], str]]:
-    """Names that some of the blocks that are alike count from 1, so that a 0 in another is something more: (of which
-    blocks, name). One alone is not counted from 1: what is before it is left out there."""
+    """Return (block path, name) for names that some of several equal blocks count from 1, so that a 0 is an extra
+    layer.
+
+    A single layer is not counted from 1: the one before it may be missing.
+    """
     return {
         (template(path), stem)
         for path, held in siblings.items()

@@ -1,4 +1,4 @@
-"""A file that holds several copies of a model, or parts of which the model is one: what stands for what."""
+"""Files that hold several copies of a model, or a larger model that contains it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .gates import are_gates
 
 
 def copies(source: Signature, target: Signature) -> tuple[dict[str, str], set[str]]:
-    """Keys of further copies of a model in one file -> the key that stands for it; and keys of other parts of it.
+    """Return key -> key for keys of further copies of a model, and the keys of other parts of the file.
 
-    A copy is a prefix below which the same names have the same shapes as below another, where the target holds fewer of
-    them than the file.
+    A copy is a prefix with the same names and shapes below it as another prefix, if the target has fewer of these than
+    the file.
     """
     below: dict[tuple[str, ...], dict[tuple[str, ...], Shape]] = defaultdict(dict)
     for key, entry in source.entries.items():
@@ -71,12 +71,12 @@ def _role_word(name: str) -> str | None:
 
 
 def _side(name: str) -> str | None:
-    """Whether a name is that of an encoder or a decoder."""
+    """Return the side (encoder or decoder) that a name says, or None."""
     return label(table().group("side"), cut(name))
 
 
 def _target_names_one(prefixes: Sequence[tuple[str, ...]], target: Signature) -> bool:
-    """Whether the target's own names speak of one of the copies."""
+    """Return whether the names of the target mention one of the copies."""
     own = {_role_word(component) for key in target.entries for component in key.split(".")[:-1]} - {None}
     return bool(own & {_role_word(p[-1]) for p in prefixes})
 
@@ -88,7 +88,7 @@ def _preference(name: str) -> tuple[int, str]:
 
 
 def doubt_copies(filling: Filling, copies: Mapping[str, str]) -> None:
-    """Doubt whatever comes from one of several copies: the others are its rivals."""
+    """Ask about everything that comes from one of several copies, with the other copies as options."""
     if not copies:
         return
     others: dict[str, list[str]] = defaultdict(list)

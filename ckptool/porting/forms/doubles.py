@@ -1,6 +1,6 @@
-"""Layers that a file holds twice: the same values under two names, as code has it that registers a layer twice.
+"""Layers that a file holds twice: the same values under two names, because the code registers a layer twice.
 
-Files of torch show this by one storage for both; in others, and where the weights were copied, only the values do.
+In torch files both names share one storage. In other files, and if the weights were copied, only the values show it.
 """
 
 from __future__ import annotations
@@ -21,15 +21,14 @@ _VECTORS = 3
 
 
 def doubles(tensors: Mapping[str, LazyTensor], keys: Collection[str]) -> dict[str, str]:
-    """Keys of layers that hold what an earlier layer holds, each with the key there.
+    """Return the keys of layers with the same values as an earlier layer, each with the earlier key.
 
-    Only layers with a matrix or a kernel of unequal values count, or with several such vectors, as the statistics and
-    the factors of a norm are: vectors of ones are not one vector. What holds a matrix alone (a table of words) may be
-    one with that of a layer that holds a bias, too; and that bias with one that stands alone.
-
+    A layer needs a matrix or kernel with unequal values, or several such vectors (a norm with its statistics): vectors
+    of ones are always equal. A layer with only a matrix (a word table) may be equal to the matrix of a layer that also
+    has a bias, and that bias to a single bias.
     Args:
-        tensors: the state dict. Of those that look alike the first bytes are read, of equal ones all.
-        keys: those that count.
+        tensors: the state dict. The first bytes are read of tensors with equal sizes, all bytes if these are equal.
+        keys: the keys to compare.
     """
     layers: dict[str, list[str]] = defaultdict(list)
     alike: dict[object, list[str]] = defaultdict(list)
@@ -66,7 +65,9 @@ def doubles(tensors: Mapping[str, LazyTensor], keys: Collection[str]) -> dict[st
 
 
 def are_equal(tensors: Sequence[LazyTensor]) -> bool:
-    """Whether tensors of one size and type hold the same bytes. Those that differ early are not read to the end."""
+    """Return whether tensors of one size and type have the same bytes. Tensors that differ early are not read to the
+    end.
+    """
     return len({_start(tensor) for tensor in tensors}) == 1 and len({_digest(tensor) for tensor in tensors}) == 1
 
 
@@ -82,22 +83,21 @@ def _digest(tensor: LazyTensor) -> bytes:
 
 
 def _tells(tensor: LazyTensor) -> bool:
-    """Whether a tensor has two dimensions and is not the same everywhere, as far as its start shows."""
+    """Return whether a tensor has two dimensions and unequal values in its first bytes."""
     return sum(n > 1 for n in tensor.shape) > 1 and _varies(tensor)
 
 
 def _varies(tensor: LazyTensor) -> bool:
-    """Whether a tensor is not the same everywhere, as far as its start shows."""
+    """Return whether a tensor has unequal values in its first bytes."""
     start = _start(tensor)
     size = tensor.dtype.itemsize
     return start != start[:size] * (len(start) // size)
 
 
 def called_as_in(source: Signature, target: Signature) -> Signature:
-    """The source with layers of one block that are one under that of their names which the target has, too.
+    """Return the source with each layer that a block holds twice under the name that the target has.
 
-    Code registers a norm as a part of the block, and once more in the list of layers that it stands in. The first name
-    is no better than the second.
+    Code may register a norm as a part of the block, and again in a list of layers. Neither name is better.
     """
     ends = {(tuple(key.split(".")[-_END:]), entry.shape) for key, entry in target.entries.items()}
     entries = dict(source.entries)
@@ -117,7 +117,7 @@ _END = 3
 
 
 def _in_one_block(one: str, other: str) -> bool:
-    """Whether two keys are of one block, which has a number: they differ in the names of layers only."""
+    """Return whether two keys are in one numbered block, and differ only in the names of layers."""
     a, b = one.split("."), other.split(".")
     same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
     return any(component.isdecimal() for component in a[:same]) and max(len(a), len(b)) - same <= _END

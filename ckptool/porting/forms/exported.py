@@ -1,9 +1,9 @@
-"""Weights with the names and layouts that an export to ONNX gives them.
+"""Weights with the names and layouts of an export to ONNX.
 
-torch.onnx.export computes what it can when it exports, and gives what comes out a number in place of a name, in the
-order in which the model uses it: `onnx::Conv_193` and `onnx::Conv_194` are weight and bias of a convolution with the
-batch norm after it folded in, `onnx::MatMul_211` the weight of a linear layer with its inputs first, whose bias keeps
-its name. So does torch 2.13 with `dynamo=False`; with `dynamo=True` a matrix is `val_308`.
+torch.onnx.export computes constants, and gives the results numbers as names, in the order in which the model uses them:
+`onnx::Conv_193` and `onnx::Conv_194` are weight and bias of a convolution with the following batch norm folded in;
+`onnx::MatMul_211` is the weight of a linear layer with inputs first, whose bias keeps its name. torch 2.13 does so with
+`dynamo=False`; with `dynamo=True` a matrix is named `val_308`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _Path = tuple[str, ...]
 
 
 def is_numbered(piece: Piece) -> bool:
-    """Whether an export to ONNX left a number in place of a name."""
+    """Return whether an ONNX export gave a tensor a number as its name."""
     return _NUMBERED.match(piece.entry.key) is not None
 
 
 def name_exported(source: Canon, target: Canon) -> None:
-    """Give what an export to ONNX left without a name the layer that it belongs to, and the layout of torch."""
+    """Give tensors that an ONNX export left without a name the name of their layer, and torch's layout."""
     numbered = sorted(
         (int(found[2]), found[1] or "", piece)
         for piece in source.pieces.values()
@@ -49,7 +49,7 @@ def name_exported(source: Canon, target: Canon) -> None:
 
 
 def _convolutions(source: Canon, numbered: Sequence[tuple[str, Piece]]) -> None:
-    """What follows the weight of an operation, and is as long as one vector, is its bias."""
+    """Name convolutions, with the next vector of the same operation as the bias."""
     before: Piece | None = None
     for op, piece in numbered:
         if op.startswith(("Conv", "Gemm")) and len(piece.shape) > 1:
@@ -63,9 +63,9 @@ def _convolutions(source: Canon, numbered: Sequence[tuple[str, Piece]]) -> None:
 
 
 def _layers(source: Canon, target: Canon, shape: Shape, lone: Sequence[Piece], count: int) -> list[tuple[_Path, bool]]:
-    """The layers of so many matrices of one SHAPE, in the order in which they are used, and whether that is certain.
+    """Return the layers of COUNT matrices of one SHAPE, in the order of use, and whether this order is certain.
 
-    Where the model has the names of all biases, it also says in which order it uses these layers.
+    If the model has the names of all biases, it also shows in which order it uses these layers.
     """
     own = [p for p in lone if p.shape == shape[:1]]
     if all(p.name in target.pieces for p in lone) and target.signature.traced:

@@ -1,4 +1,4 @@
-"""Projections that are several in one: q, k and v, or gate and up, in blocks or alternating by attention head."""
+"""Split fused projections: queries, keys and values, or gate and up, one after the other or head by head."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from itertools import accumulate, pairwise
 
 from .. import expression as ex
 from ..expression import Expr, Shape
-from ..questions import Question, Reason, ask
+from ..questions import Question, Reason, ask, ask_code
 from ..words import Fused, cut, label, table
 from .pieces import Canon, Name, Piece, squeezed
 from .projections import fused_kind, heads_of, layout_of, of_library, open_gate, part_label
 
 
 def fused_alike(one: Canon, other: Canon) -> set[Shape]:
-    """Sizes of projections that are fused on both sides, and stay so.
+    """Return the sizes of projections that are fused on both sides, which stay fused.
 
-    Where one side has more of them than the other and holds the parts of some apart, all are taken apart.
+    If one side has more of them than the other and has the parts of some, all are split.
     """
     own, theirs = _fused_shapes(one), _fused_shapes(other)
     alike = set()
@@ -41,21 +41,23 @@ def _fused_shapes(canon: Canon) -> Counter[Shape]:
 
 
 def split_first(source: Canon, target: Canon) -> None:
-    """Take fused projections apart, the source twice: what one side is in shows in what the other is."""
+    """Split fused projections on both sides, the source twice, because a split target can show how to split the
+    source.
+    """
     both = fused_alike(source, target)
     for one, other in ((source, target), (target, source), (source, target)):
         split_fused(one, other, both)
 
 
 def split_again(source: Canon, target: Canon) -> None:
-    """Take fused projections apart that stood in a stack of experts, or were heads."""
+    """Split fused projections that the steps in between took out of a stack of experts or out of heads."""
     both = fused_alike(source, target)
     for one, other in ((source, target), (target, source)):
         split_fused(one, other, both)
 
 
 def split_fused(one: Canon, other: Canon, both: set[Shape]) -> None:
-    """Take fused projections apart, unless the other side has them fused, too: BOTH are shapes that both have."""
+    """Split fused projections, unless their shape is in BOTH, the shapes that are fused on both sides."""
     fused = [(p, kind) for p in one.pieces.values() if p.role == "weight" and (kind := fused_kind(p))]
     if not fused:
         return
@@ -92,7 +94,7 @@ def split_fused(one: Canon, other: Canon, both: set[Shape]) -> None:
 
 
 def _of_shared_heads(kind: Fused, sizes: Sequence[int], rest: Shape, rows: Mapping[str, Counter[Shape]]) -> bool:
-    """Whether keys and values are of fewer heads than those that the other side has apart."""
+    """Return whether keys and values have fewer heads than the separate ones of the other side."""
     own = dict(zip(kind.parts, sizes, strict=True))
     return own.keys() >= {"k", "v"} and all(
         any(shape[1:] == rest and shape[0] > own[part] and shape[0] % own[part] == 0 for shape in rows.get(part, ()))
@@ -102,8 +104,10 @@ def _of_shared_heads(kind: Fused, sizes: Sequence[int], rest: Shape, rows: Mappi
 
 
 def split_by_initials(one: Canon, other: Canon) -> None:
-    """Take apart layers in whose names one word has the first letters of what the other side has side by side, in their
-    order: `qkvg_proj`, of `q_proj`, `k_proj`, `v_proj` and `gate_proj`."""
+    """Split layers whose name has the first letters of layers that the other side has, in their order.
+
+    For example, `qkvg_proj` for `q_proj`, `k_proj`, `v_proj` and `gate_proj`.
+    """
     words = {id(p): [w for w in cut(p.last) if _spells(w)] for p in one.pieces.values()}
     wholes = [p for p in one.pieces.values() if words.get(id(p)) and p.role == "weight" and len(p.shape) > 1]
     wholes = [p for p in wholes if fused_kind(p) is None and not other.has(p)]
@@ -133,7 +137,7 @@ def _spells(word: str) -> bool:
 
 
 def _initials(canon: Canon) -> list[_Initials]:
-    """What stands side by side, by the first letters of words that most of it has not in common."""
+    """Return, for each module, its layers by the first letters of the words that most of them do not share."""
     siblings: dict[tuple[str, ...], list[Piece]] = defaultdict(list)
     for p in canon.pieces.values():
         if p.path and p.role == "weight" and len(p.shape) > 1:
@@ -151,7 +155,7 @@ def _initials(canon: Canon) -> list[_Initials]:
 
 
 def _spelled_form(word: str, whole: Shape, modules: Sequence[_Initials]) -> _Form | None:
-    """How a layer of sizes WHOLE is taken apart as a word of its name says, if all modules with such parts agree."""
+    """Return how to split a layer of sizes WHOLE as a WORD of its name says, if all modules with such parts agree."""
     forms = set()
     for letters in modules:
         parts = [letters[letter][0] for letter in word if len(letters.get(letter, ())) == 1]
@@ -167,7 +171,7 @@ def _spelled_form(word: str, whole: Shape, modules: Sequence[_Initials]) -> _For
 
 
 def _rows_of_parts(canon: Canon) -> dict[str, Counter[Shape]]:
-    """The sizes of what is a part by its name, or by that of a smaller projection that holds it."""
+    """Return the sizes of all parts (q, k, gate, …) by their names, also of parts inside of smaller projections."""
     rows: dict[str, Counter[Shape]] = defaultdict(Counter)
     for p in canon.pieces.values():
         if p.role != "weight" or len(p.shape) < 2:
@@ -184,13 +188,13 @@ def _rows_of_parts(canon: Canon) -> dict[str, Counter[Shape]]:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """How a projection is taken apart.
+    """How to split a projection.
 
     Attributes:
-        parts: their names, in the order in which they stand.
-        sizes: rows of each.
-        heads: how many groups of rows hold all parts each, or 0 where one part follows the other.
-        doubt: why that is not certain, None if it is.
+        parts: the names of the parts, in their order.
+        sizes: rows of each part.
+        heads: number of heads that each hold rows of all parts, or 0 if the parts follow one another.
+        doubt: why this is uncertain; None if it is certain.
         rival: the form that is as likely, as (parts, sizes, heads).
     """
 
@@ -206,14 +210,14 @@ _STEP = 1e-7
 
 
 def _form(one: Canon, other: _Parts, weight: Piece, kind: Fused, sizes: Sequence[int]) -> _Form:
-    """How a projection is taken apart: as code shows, as its name says, or most likely."""
+    """Return how to split a projection: as the code shows, as its name says, or in the likeliest way."""
     parts, size = kind.parts, tuple(sizes)
-    if one.is_target and (gate := weight.entry.facts.gate) is not None and "gate" in parts:
+    if (gate := weight.entry.facts.gate) is not None and "gate" in parts and (one.is_target or weight.expr.is_copy):
         return _Form(parts, size) if gate.half == 0 else _Form(parts[::-1], size[::-1])
-    if one.is_target:
-        layout, heads = layout_of(weight.entry, len(parts), size)
-        if layout or kind.fixed or weight.entry.module == "MultiheadAttention":
-            return _Form(parts, size, heads if _divides(heads, size) else 0)
+    layout, seen = layout_of(weight.entry, len(parts), size)
+    seen = seen if _divides(seen, size) else 0
+    if one.is_target and (layout or kind.fixed or weight.entry.module == "MultiheadAttention"):
+        return _Form(parts, size, seen)
     if kind.fixed or (one.is_target and kind.sure):
         return _Form(parts, size)
     if "q" not in parts and "k" not in parts:
@@ -224,13 +228,16 @@ def _form(one: Canon, other: _Parts, weight: Piece, kind: Fused, sizes: Sequence
         return _Form(parts, size) if kind.sure else _Form(parts, size, 0, ask(Reason.WHICH_HALF), swapped)
     heads = other.groups(size[-1]) if not one.is_target else 0
     heads = heads if _divides(heads, size) and heads > 1 else 0
-    library = of_library(one, weight.path)
+    library = None if layout else of_library(one, weight.path)
     if library is not None and library.by_heads and heads:
         return _Form(parts, size, heads)
     order = other.order(parts)
     if order != parts and not one.is_target and not kind.ordered:
         doubt: Question[Expr] = ask(Reason.PARTS_NAMED_OTHERWISE, ", ".join(parts), ", ".join(order))
         return _Form(parts, size, 0, doubt, (order, tuple(size[parts.index(p)] for p in order), 0))
+    if layout == "block" or seen:  # which code shows
+        how = f"cuts it into {seen} heads first" if seen else "cuts it into blocks"
+        return _Form(parts, size, seen, ask_code(Reason.BY_HEADS, shows=how))
     one_group = heads == 0 and not one.is_target and len(set(size)) > 1 and other.groups(size[-1]) == 1
     one_group = one_group or (kind.linear and heads == 0 and not one.is_target and other.whole(size[-1]))
     if one_group or kind.sure:
@@ -241,7 +248,9 @@ def _form(one: Canon, other: _Parts, weight: Piece, kind: Fused, sizes: Sequence
 
 
 def _gate_and_up(one: Canon) -> bool:
-    """Whether one layer of a side gives twice as much as the one after it takes: gate and up."""
+    """Return whether a layer of a side has twice as many outputs as the next layer has inputs, so that it is gate and
+    up.
+    """
     neck = table().group("neck")
     sizes: dict[str | None, set[Shape]] = defaultdict(set)
     for piece in one.pieces.values():
@@ -255,7 +264,7 @@ def _divides(heads: int, sizes: Sequence[int]) -> bool:
 
 
 class _Parts:
-    """What is a part of a projection by its name on one side: looked through once, asked for each projection."""
+    """The parts of projections on one side by their names, collected once and used for each projection."""
 
     def __init__(self, canon: Canon) -> None:
         self._labelled = [(label, p) for p in canon.pieces.values() if (label := part_label(p.path))]
@@ -263,7 +272,9 @@ class _Parts:
         self._groups: dict[int, int] = {}
 
     def order(self, parts: tuple[str, ...]) -> tuple[str, ...]:
-        """In which order the blocks of a model hold what a projection joins, if all hold it in one order."""
+        """Return the order in which the blocks of a model register PARTS, if it is one order; else PARTS as
+        they are.
+        """
         if parts not in self._orders:
             blocks: dict[tuple[str, ...], dict[str, float]] = defaultdict(dict)
             for label, p in self._labelled:
@@ -274,7 +285,7 @@ class _Parts:
         return self._orders[parts]
 
     def groups(self, rows: int) -> int:
-        """How many heads of keys the code of a model has, where those have so many ROWS together, or 0."""
+        """Return how many heads the model's code makes of keys that have ROWS rows together, or 0."""
         if rows not in self._groups:
             found: Counter[int] = Counter()
             for label, p in self._labelled:
@@ -287,13 +298,13 @@ class _Parts:
         return self._groups[rows]
 
     def whole(self, rows: int) -> bool:
-        """Whether the code of a model was followed, and makes no heads of keys of so many ROWS."""
+        """Return whether the code of the model was followed, and does not split keys of ROWS rows into heads."""
         keys = [p for label, p in self._labelled if label == "k" and p.role == "weight" and p.shape[0] == rows]
         return bool(keys) and all(p.entry.used is not None and not heads_of(p.entry) for p in keys)
 
 
 def _conflicting_layout(one: Canon, other: Canon, weight: Piece, kind: Fused) -> bool:
-    """Whether a projection that is fused on both sides is known to be laid out differently."""
+    """Return whether a projection that is fused on both sides is known to have another layout on each side."""
     rivals = [p for p in other.pieces.values() if p.role == "weight" and p.shape == weight.shape]
     for rival in rivals:
         theirs = fused_kind(rival)
@@ -307,7 +318,7 @@ def _conflicting_layout(one: Canon, other: Canon, weight: Piece, kind: Fused) ->
 
 
 def _same_module(one: Canon, other: Canon, weight: Piece, rival: Piece) -> bool:
-    """Whether the modules around two projections hold the same, and more than the projections of any attention."""
+    """Return whether the modules around two projections hold the same tensors, and more than any attention has."""
     if weight.path[-2:] != rival.path[-2:] or min(len(weight.path), len(rival.path)) < 2:
         return False
     own, theirs = (
@@ -322,15 +333,15 @@ _PLAIN_ATTENTION = 2
 
 
 def _alternating(target: Canon, weight: Piece, parts: int) -> int:
-    """In how many heads the model has the parts of a projection of this size alternate."""
+    """Return the number of heads by which the model interleaves the parts of a projection of this size, or 0."""
     rivals = (p for p in target.pieces.values() if p.role == "weight" and p.shape == weight.shape and fused_kind(p))
     return next((n for p in rivals for kind, n in [layout_of(p.entry, parts)] if kind == "heads"), 0)
 
 
 def other_arrangement(target: Piece, source: Piece) -> Reason | None:
-    """Why what is several projections in one on both sides may be arranged otherwise in the model, or None.
+    """Return why a projection that is fused on both sides may have another layout in the model, or None.
 
-    A layer that has the same name on both sides is taken to be arranged alike, unless one of them is a convolution.
+    A layer with the same name on both sides is taken to have one layout, unless one of the two is a convolution.
     """
     own, theirs = fused_kind(target), fused_kind(source)
     kind = theirs or own
@@ -371,7 +382,7 @@ def _of_rows(size: int, rest: Shape) -> Shape:
 
 
 def _flat(shape: Shape) -> Shape:
-    """SHAPE as that of a matrix, if it is a convolution over one pixel."""
+    """Return SHAPE as the shape of a matrix, if it is a convolution over one pixel."""
     return (*shape[:2], *squeezed(shape[2:]))
 
 
@@ -380,7 +391,7 @@ def _block(e: Expr, *, start: int, stop: int) -> Expr:
 
 
 def _parts_of(e: Expr, sizes: Sequence[int], heads: int) -> list[Expr]:
-    """The parts of a projection, of so many rows each: one after the other, or alternating in so many heads."""
+    """Return the parts of a projection with these numbers of rows: one after the other, or interleaved by heads."""
     if heads > 1:
         return ex.cut_by_heads(e, heads, [size // heads for size in sizes])
     edges = [0, *accumulate(sizes)]
@@ -420,7 +431,7 @@ def _with_zeros_between(q: Expr, v: Expr, *, n: int) -> Expr:
 
 
 def missing_key_bias(canon: Canon) -> None:
-    """`q_bias` and `v_bias` beside a fused projection without a bias: its bias, with zeros for the keys."""
+    """Replace `q_bias` and `v_bias` beside a fused projection without a bias by its bias, with zeros for the keys."""
     for piece in list(canon.pieces.values()):
         if piece.role != "bias" or piece.last != "q_bias" or len(piece.shape) != 1:
             continue

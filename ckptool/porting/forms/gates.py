@@ -1,4 +1,4 @@
-"""Gates of recurrent cells: a layer for each, or all of them in one matrix in the order of torch."""
+"""Gates of recurrent cells: a layer for each gate, or all gates in one matrix in torch's order."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _BIAS = ("b", "bias")
 
 
 def join_gates(source: Canon, target: Canon) -> None:
-    """Join gates that stand apart, where the other side has a layer that holds them in one matrix or kernel.
+    """Join separate gates, if the other side has one matrix or kernel for all of them.
 
-    And on both sides, where one holds some of them in a matrix that is called by their letters (`iou`).
+    Both sides join them if one has a matrix of some gates that is named by their letters (`iou`).
     """
     lettered = [_divide_letters(one, other) for one, other in ((source, target), (target, source))]
     both = any(lettered) and _has_gates(source) and _has_gates(target)
@@ -47,7 +47,7 @@ def _join_all(one: Canon, other: Canon, *, layers: bool) -> None:
 
 
 def _name_apart(one: Canon) -> None:
-    """Say which gate each of those is that stay apart, where a module has a layer for all of them, and of one size."""
+    """Add to the words of separate gates which gate each is, if a module has equally large layers for all gates."""
     for pieces in _weights_in(one, 1).values():
         sizes = Counter(p.shape for p in pieces if len(p.shape) > 1)
         for cell in table().cells:
@@ -60,7 +60,7 @@ def _name_apart(one: Canon) -> None:
 
 
 def _weights_in(one: Canon, depth: int) -> dict[_Path, list[Piece]]:
-    """The weights of every module, so many components below it."""
+    """Return the weights of each module that are DEPTH components below it."""
     scopes: dict[_Path, list[Piece]] = defaultdict(list)
     for piece in one.pieces.values():
         if piece.role == "weight" and len(piece.path) >= depth:
@@ -69,7 +69,7 @@ def _weights_in(one: Canon, depth: int) -> dict[_Path, list[Piece]]:
 
 
 def _has_gates(one: Canon) -> bool:
-    """Whether some module has a layer for every gate and both sides of a cell."""
+    """Return whether a module has a layer for every gate, for both the input and the hidden state."""
     return any(
         {key for p in pieces if (key := read(_tokens(p.path[-depth:]), cell)) is not None} >= _all_of(cell)
         for depth in (1, 2)
@@ -84,10 +84,9 @@ def _all_of(cell: Cell) -> set[tuple[str, str]]:
 
 
 def _divide_letters(one: Canon, other: Canon) -> bool:
-    """Take matrices apart that hold several gates of a cell, where the other side has none of their sizes.
+    """Split matrices that hold several gates of a cell, if the other side has no matrix of their sizes.
 
-    Only where these and others beside them are all gates of the cell; those get names of one form, too.
-
+    This is done only if they and the layers beside them are all gates of the cell; those get names of one form.
     Returns:
         Whether there were any.
     """
@@ -117,7 +116,7 @@ def _divide_letters(one: Canon, other: Canon) -> bool:
 
 
 def _spelled_after_bias(tokens: tuple[str, ...], cell: Cell) -> tuple[str, ...]:
-    """The gates whose letters make up the name of a bias: `bias_ifgo`."""
+    """Return the gates whose letters are in the name of a bias (`bias_ifgo`), or ()."""
     gates = tuple(cell.words.get(letter, "") for letter in tokens[1]) if len(tokens) == 2 and tokens[0] in _BIAS else ()
     return gates if set(gates) == set(cell.gates) and len(gates) == len(cell.gates) else ()
 
@@ -130,7 +129,9 @@ def _alone(key: tuple[str, str] | None) -> _Gates | None:
 
 
 def _several_gates(tokens: tuple[str, ...], cell: Cell) -> _Gates | None:
-    """The side and the gates of a matrix that is called by their letters: `ioux`, `W_iou`, `h_rz`."""
+    """Return the side ("ih", "hh") and the gates of a matrix named by their letters (`ioux`, `W_iou`, `h_rz`),
+    or None.
+    """
     word = tokens[0] if len(tokens) == 1 else ""
     if len(word) == len(cell.gates) == len({cell.words.get(letter) for letter in word} - {None}):
         return "ih", tuple(cell.words[letter] for letter in word)  # of all gates: what the side is, the other one says
@@ -144,7 +145,7 @@ def _several_gates(tokens: tuple[str, ...], cell: Cell) -> _Gates | None:
 
 
 def _divide(one: Canon, scope: _Path, piece: Piece, side: str, gates: Sequence[str]) -> None:
-    """Cut a matrix, and its bias, into a layer for each gate."""
+    """Split a matrix, and its bias, into one layer for each gate."""
     for whole in (piece, one.pieces.get(piece.name.beside("bias"))):
         if whole is None:
             continue
@@ -164,7 +165,7 @@ def _divide(one: Canon, scope: _Path, piece: Piece, side: str, gates: Sequence[s
 
 
 def are_gates(components: Sequence[str]) -> bool:
-    """Whether these components are the names of all gates of one cell."""
+    """Return whether COMPONENTS are the names of all gates of one cell."""
     for cell in table().cells:
         said = [_gate_alone(_tokens([component]), cell) for component in components]
         if len(said) == len(cell.gates) and {key[1] for key in said if key is not None} == set(cell.gates):
@@ -173,7 +174,9 @@ def are_gates(components: Sequence[str]) -> bool:
 
 
 def _join_scope(one: Canon, scope: _Path, pieces: list[Piece], depth: int, wholes: set[Shape] | None) -> None:
-    """Join the gates of one cell; if there are WHOLES, only to one over the input and the hidden state at once."""
+    """Join the gates of one cell. If WHOLES is not empty, join only to one of these layers over input and
+    hidden state.
+    """
     matrices = [p for p in pieces if len(p.shape) >= 2]
     for cell in table().cells:
         for read in _READINGS:
@@ -192,7 +195,7 @@ def _join_scope(one: Canon, scope: _Path, pieces: list[Piece], depth: int, whole
 
 
 def _whole(held: _Held, cell: Cell) -> Shape | None:
-    """The sizes of one layer for all gates over the input and the hidden state side by side."""
+    """Return the sizes of one layer for all gates over the concatenated input and hidden state, or None."""
     ih, hh = (held[side, cell.gates[0]].shape for side in _SIDES)
     return (ih[0] * len(cell.gates), ih[1] + hh[1], *ih[2:]) if len(ih) == len(hh) else None
 
@@ -220,7 +223,7 @@ def _in_one_word(tokens: tuple[str, ...], cell: Cell) -> tuple[str, str] | None:
 
 
 def _without_letter(tokens: tuple[str, ...]) -> tuple[str, ...]:
-    """The words of a name without the letter that stands for a weight: `W_xi` and `Wxi` are xi."""
+    """Return the words of a name without the letter for a weight: ("xi",) for `W_xi` and `Wxi`."""
     if tokens[:1] in (("w",), ("u",)):
         return tokens[1:]
     return (tokens[0][1:],) if len(tokens) == 1 and len(tokens[0]) == 3 and tokens[0][0] == "w" else tokens
@@ -251,7 +254,7 @@ _READINGS: tuple[_Reading, ...] = (
 
 
 def _cut_in_two(one: Canon, held: _Held) -> _Held:
-    """Matrices that take the input and the hidden state side by side, as two each."""
+    """Split matrices over the concatenated input and hidden state into two each; return all of them."""
     found: _Held = {}
     for (_, gate), piece in held.items():
         rows, columns, *rest = piece.shape
@@ -273,7 +276,7 @@ def _cut_in_two(one: Canon, held: _Held) -> _Held:
 
 
 def _join(one: Canon, scope: _Path, cell: Cell, held: _Held, pieces: list[Piece], depth: int) -> None:
-    """Join the matrices of a cell, and their biases, in the order of torch."""
+    """Join the matrices of a cell, and their biases, in torch's order of gates."""
     rows = {p.shape[0] for p in held.values()}
     if not held or any(held["hh", gate].shape != held["hh", cell.gates[0]].shape for gate in cell.gates):
         return
@@ -322,7 +325,7 @@ def _join(one: Canon, scope: _Path, cell: Cell, held: _Held, pieces: list[Piece]
 
 
 def _layer(piece: Piece) -> _Path:
-    """The path of the layer that a matrix was cut from, where it was."""
+    """Return the path of the layer that a matrix was split from, or its own path."""
     return piece.path[:-1] if piece.last in _SIDES else piece.path
 
 
@@ -333,7 +336,7 @@ def _turned(one: Canon, piece: Piece) -> Piece:
 
 
 def _stack(one: Canon, parts: Sequence[Piece | None], new: Piece) -> None:
-    """Several pieces one after the other as one; those that are missing are zeros."""
+    """Replace PARTS by NEW, which concatenates them; missing parts are zeros."""
     there = [p for p in parts if p is not None]
     size = new.shape[0] // len(parts)
     gaps = [p is None for p in parts]
@@ -348,7 +351,7 @@ def _stack(one: Canon, parts: Sequence[Piece | None], new: Piece) -> None:
 
 
 def _name_sides(one: Canon) -> None:
-    """Layers that hold all gates of one side each, as the two matrices of a cell; the order of the gates is a doubt."""
+    """Turn layers with all gates, one per side, into the two matrices of a cell. Ask about the order of the gates."""
     scopes: dict[_Path, dict[str, list[Piece]]] = defaultdict(lambda: defaultdict(list))
     for piece in one.pieces.values():
         side = table().cell_matrices.get(cut(piece.last))
@@ -371,14 +374,14 @@ def _name_sides(one: Canon) -> None:
 
 
 def reordered(e: Expr, rows: int, have: Iterable[str], want: Iterable[str]) -> Expr:
-    """The blocks of rows of a matrix, which stand in the order HAVE, in the order WANT."""
+    """Return the rows of a matrix, one block per gate, moved from the order HAVE to the order WANT."""
     have = list(have)
     size = rows // len(have)
     return ex.cat(0, *(ex.part(e, 0, size * at, size * (at + 1)) for at in (have.index(gate) for gate in want)))
 
 
 def of_recurrent_kernels(source: Canon) -> None:
-    """Gates that stand beside a `recurrent_kernel`, in the order of torch; of two biases in one tensor, two."""
+    """Bring gates beside a `recurrent_kernel` into torch's order, and split one tensor of two biases."""
     for hh in [p for p in source.pieces.values() if p.leaf == "recurrent_kernel"]:
         if hh.role != "weight_hh" or len(hh.shape) != 2 or not hh.shape[1]:
             continue

@@ -1,4 +1,4 @@
-"""Projections of attention that hold their heads in a dimension of their own, as parameters that no layer holds."""
+"""Projections of attention that are bare parameters with a dimension for the heads."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .stacked import fits_inside, numbered_lists
 
 
 def flat_heads(one: Canon, other: Canon) -> None:
-    """See projections of all heads ([heads, in, width], [in, heads, width] …) as the matrix that the other side has.
+    """Reshape projections with a dimension for the heads ([heads, in, width], …) to the matrix that the other side has.
 
-    Which dimensions are inputs is in the equation by which the model multiplies, in the sizes of the bias or of others
-    beside it, or in what the name says and the other side wants.
+    The input dimensions follow from the einsum equation of the model, from the sizes of the bias or of neighbours, or
+    from the name and the sizes that the other side needs.
     """
     deep = [p for p in one.pieces.values() if p.role == "weight" and len(p.shape) == 3 and min(p.shape) > 1]
     if not deep:
@@ -49,9 +49,11 @@ def flat_heads(one: Canon, other: Canon) -> None:
 
 
 def flat_vectors(one: Canon, other: Canon) -> None:
-    """See biases by heads ([heads, width]) as the vectors over all of them that the other side has, where it has none
-    of their sizes and as many such vectors: what a relative attention adds to its queries (Dai et al.,
-    "Transformer-XL", 2019)."""
+    """Flatten biases [heads, width] to the vectors that the other side has.
+
+    Only if the other side has none of their sizes and enough such vectors: the biases that a relative attention adds to
+    its queries (Dai et al., "Transformer-XL", 2019).
+    """
     own, theirs = (Counter(p.shape for p in side.pieces.values() if _is_bias(p)) for side in (one, other))
     by_heads = Counter(
         p.shape for p in one.pieces.values() if len(squeezed(p.shape)) == len(p.shape) == 2 and is_bare(p)
@@ -66,12 +68,12 @@ def flat_vectors(one: Canon, other: Canon) -> None:
 
 
 def _is_bias(piece: Piece) -> bool:
-    """Whether the name of a parameter says what it is a bias of: that of a layer is no more than its `bias`."""
+    """Return whether the name of a parameter says what it is the bias of; a plain `bias` does not."""
     return "bias" in cut(piece.leaf)[1:]
 
 
 def _widths_beside(one: Canon, deep: Sequence[Piece]) -> dict[tuple[str, ...], set[Shape]]:
-    """Heads and their widths, as the biases of what gives them say, by what they are parts of."""
+    """Return, for each module, the sizes [heads, width] of the biases of its projections."""
     found: dict[tuple[str, ...], set[Shape]] = defaultdict(set)
     for piece in deep:
         bias = one.pieces.get(piece.name.beside("bias"))
@@ -81,9 +83,10 @@ def _widths_beside(one: Canon, deep: Sequence[Piece]) -> dict[tuple[str, ...], s
 
 
 def _inputs(piece: Piece, bias: Piece | None, wanted: Counter[Shape], beside: Collection[Shape]) -> list[int]:
-    """The dimensions of a tensor that are inputs, or nothing where that is not known.
+    """Return the dimensions of a tensor that are inputs, or [] if that is not known.
 
-    BESIDE are the heads and their widths that others beside it give: what begins with these takes them.
+    BESIDE are the sizes [heads, width] of other projections in the module: a tensor that begins with these takes them
+    as inputs.
     """
     told: Sequence[str] = piece.entry.facts.dims
     if len(told) == 3 and set(told) == {"input", "output"}:

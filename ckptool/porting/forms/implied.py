@@ -1,4 +1,4 @@
-"""What a name says by the company that it keeps: words that the table cannot know."""
+"""Add words to names whose meaning follows from the names beside them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _GATED = {"w1": "gate", "w2": "down", "w3": "up"}
 
 
 def _gated(canon: Canon) -> None:
-    """Where w1, w2 and w3 stand together they are gate, down and up of a gated block."""
+    """Name w1, w2 and w3 in one module gate, down and up of a gated block."""
     heads = Counter(p.path[:-1] for p in canon.pieces.values() if p.last in _GATED and p.role == "weight")
     for piece in list(canon.pieces.values()):
         if piece.last in _GATED and heads[piece.path[:-1]] == 3:
@@ -28,7 +28,7 @@ _EMBEDDED = {"theta": "q", "phi": "k", "g": "v"}
 
 
 def _embedded(canon: Canon) -> None:
-    """Where theta, phi and g stand together, they are queries, keys and values."""
+    """Name theta, phi and g in one module queries, keys and values."""
     beside: dict[tuple[str, ...], set[str]] = defaultdict(set)
     for piece in canon.pieces.values():
         for at, name in enumerate(piece.path):
@@ -41,7 +41,7 @@ def _embedded(canon: Canon) -> None:
 
 
 def _seen_gates(canon: Canon) -> None:
-    """What the forward pass showed to be a gate, or what a gate is multiplied with, is that, whatever it is called."""
+    """Name gates, and the layers multiplied with them, as the forward pass uses them."""
     attention = table().group("attention")
     for piece in [p for p in canon.pieces.values() if p.entry.facts.beside_gate]:
         for one in [p for p in canon.pieces.values() if p.path == piece.path]:
@@ -50,10 +50,10 @@ def _seen_gates(canon: Canon) -> None:
 
 
 def forget_plain_words(one: Canon, other: Canon) -> None:
-    """Take words for what expands and what contracts from two layers that are a gate and what it is multiplied with.
+    """Drop the words for expanding and contracting from two layers that are a gate and the layer multiplied with it.
 
-    The other side shows that layers of these sizes are; `fc1` and `fc2` of one size beside each other then say by their
-    numbers which was registered first, and no more.
+    The other side has a gate with these sizes. The numbers of `fc1` and `fc2` with one size in one module then only
+    show which was registered first.
     """
     gated = {p.shape for p in other.pieces.values() if p.entry.facts.beside_gate and p.role == "weight"}
     neck = table().group("neck")
@@ -74,7 +74,7 @@ def forget_plain_words(one: Canon, other: Canon) -> None:
 
 
 def _listed_attention(canon: Canon) -> None:
-    """Where an attention holds a list of four equal layers, they are those of queries, keys, values and outputs."""
+    """Name four equal layers in a list of an attention queries, keys, values and output."""
     lists: dict[tuple[str, ...], list[Piece]] = defaultdict(list)
     for piece in canon.pieces.values():
         if len(piece.path) > 1 and piece.last.isdecimal() and piece.role in ("weight", "bias"):
@@ -93,9 +93,9 @@ _ATTENTION = frozenset({"attn", "attention", "mha", "att"})
 
 
 def _norm_of_layer(canon: Canon) -> None:
-    """A norm that a layer itself holds (`qkv.layer_norm_weight` beside `qkv.weight`) is the one before it.
+    """Name a norm that is stored in a layer (`qkv.layer_norm_weight` beside `qkv.weight`) the norm before this layer.
 
-    Transformer Engine's `LayerNormLinear` holds its norm so.
+    `LayerNormLinear` of Transformer Engine stores its norm so.
     """
     layers = {p.entry.key.removesuffix("weight"): p for p in canon.pieces.values() if len(p.shape) == 2}
     for piece in [p for p in canon.pieces.values() if len(p.shape) == 1]:
@@ -118,7 +118,7 @@ _NORM_OF_LAYER = ("layer_norm_", "layernorm_")
 
 
 def _third_norm(canon: Canon) -> None:
-    """The norm of the feed-forward part is the second of a block, or the third where attention is there twice."""
+    """Name the norm of the feed-forward part: the second of a block, or the third if the block has two attentions."""
     group = table().group("purpose")
     blocks: dict[tuple[str, ...], dict[tuple[str, ...], list[Piece]]] = defaultdict(lambda: defaultdict(list))
     for piece in canon.pieces.values():
@@ -135,7 +135,7 @@ def _third_norm(canon: Canon) -> None:
 
 
 def _singular(path: tuple[str, ...]) -> tuple[str, ...]:
-    """The words of the last name of a path; of a list that a number is in (`norms.1`), those of one of its members."""
+    """Return the words of the last name of a path; for a member of a list (`norms.1`), in the singular."""
     words = cut(next((component for component in reversed(path) if not component.isdecimal()), ""))
     return (*words[:-1], words[-1].removesuffix("s")) if path[-1].isdecimal() and words else words
 
@@ -148,9 +148,9 @@ def _add(canon: Canon, piece: Piece, word: str) -> None:
 
 
 def count_letters(source: Canon, target: Canon) -> None:
-    """See modules that letters count as numbered, unless names of the other side end in these letters.
+    """Count modules with letters as numbered, unless names of the other side end in these letters.
 
-    When parts are joined, letters say less about their order.
+    Later, when parts are joined, letters say less about their order.
     """
     sides = (source, target)
     letters = [{word for p in canon.pieces.values() for name in p.path for word in cut(name)[-1:]} for canon in sides]

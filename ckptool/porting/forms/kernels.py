@@ -1,4 +1,4 @@
-"""Kernels of convolutions that one side has with a dimension more than the other, or with its channels last."""
+"""Kernels of convolutions with an extra dimension, or with channels last, on one side."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .pieces import Canon, Piece, squeezed
 
 
 def channels_first(source: Canon, target: Canon) -> None:
-    """Kernels with inputs last ([out, height, width, in]), or outputs, too ([height, width, in, out]), as in torch.
+    """Bring kernels with inputs last ([out, height, width, in] or [height, width, in, out]) into torch's layout.
 
-    Only where most sizes say so. Those of equal sizes both ways follow the others: a file lays all kernels out alike.
+    Only if most sizes require it. Kernels whose sizes fit both ways follow the others, because a file has one layout.
     """
     wanted = Counter(p.shape for p in target.pieces.values() if p.role.startswith("weight"))
     of_layers = {p.shape for p in target.pieces.values() if p.entry.module.startswith("Conv")}
@@ -74,9 +74,9 @@ def _laid(shape: Shape, way: _Way) -> Shape:
 
 
 def turn_transposed(one: Canon, other: Canon) -> None:
-    """Transposed convolutions over one pixel ([in, out, 1, 1]), as the linear layers that the other side has for them.
+    """Turn transposed convolutions over one pixel ([in, out, 1, 1]) into the linear layers that the other side has.
 
-    The length of the bias tells; those without one, and square ones, follow the others of their list.
+    The length of the bias shows the outputs; kernels without a bias, and square ones, follow the others of their list.
     """
     theirs = Counter(squeezed(p.shape) for p in other.pieces.values() if p.role == "weight")
     flat: dict[tuple[str, ...], list[Piece]] = defaultdict(list)
@@ -111,10 +111,9 @@ def _unnumbered(path: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def lay_down(one: Canon, other: Canon) -> None:
-    """Kernels over a whole map of one channel ([out, 1, length, width]) as such over its rows ([out, width, length]).
+    """Reshape kernels over the whole width of a map ([out, 1, length, width]) to 1d kernels ([out, width, length]).
 
-    A convolution of two dimensions that takes all of a row at once is one of one dimension, with the columns of the map
-    for its channels.
+    A 2d convolution that takes a whole row at once equals a 1d convolution with the columns of the map as channels.
     """
     theirs = Counter(p.shape for p in other.pieces.values() if p.role.startswith("weight"))
     own = Counter(p.shape for p in one.pieces.values())

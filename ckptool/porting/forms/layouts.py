@@ -1,4 +1,4 @@
-"""Matrices and kernels that stand with the inputs first, or with their heads in a dimension of their own."""
+"""Matrices and kernels with inputs first, or with a dimension for the heads."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _TURNED = {2: (1, 0), 3: (2, 1, 0), 4: (3, 2, 0, 1), 5: (4, 3, 0, 1, 2)}
 
 
 def torch_layout(canon: Canon, piece: Piece, bare: Collection[Shape]) -> None:
-    """Weights that stand with the inputs first, as their name or their use says, in the layout of torch.
+    """Transpose a weight that has inputs first, as its name or its use says.
 
     Args:
-        canon: the side that it is of, which is changed.
-        piece: it.
-        bare: sizes of what the other side holds as parameters of their own, and of no kernel of its layers turned.
-            What has these is no kernel of a layer.
+        canon: the side of the piece, which is changed.
+        piece: the weight.
+        bare: sizes of bare parameters of the other side that no kernel of its layers has when transposed. A tensor of
+            these sizes is not the kernel of a layer.
     """
     rank = len(piece.shape)
     if canon.is_target:
@@ -66,7 +66,7 @@ def _renamed(canon: Canon, piece: Piece, role: str) -> Piece:
 
 
 def turn(canon: Canon, piece: Piece) -> Piece:
-    """Swap the last two dimensions of a piece."""
+    """Swap the last two dimensions of a piece, and return the new piece."""
     shape = (*piece.shape[:-2], piece.shape[-1], piece.shape[-2])
     canon.become(piece, [(replace(piece, shape=shape), ex.transpose)], ex.transpose)
     return canon.pieces[piece.name]
@@ -86,7 +86,9 @@ def _reorder(canon: Canon, piece: Piece, dims: tuple[int, ...]) -> Piece:
 
 
 def turn_all(one: Canon, other: Canon) -> None:
-    """Bring weights into the layout of torch. Of the other side only the sizes of its bare parameters are asked."""
+    """Bring the weights of a side into torch's layout. Of the other side, only the sizes of its bare parameters
+    count.
+    """
     bare = {p.shape for p in other.pieces.values() if is_bare(p)} - {
         p.shape[::-1] if len(p.shape) == 3 else () for p in other.pieces.values() if not is_bare(p)
     }
@@ -95,10 +97,11 @@ def turn_all(one: Canon, other: Canon) -> None:
 
 
 def turn_by_vote(canon: Canon) -> None:
-    """Find matrices that stand with the inputs first by the lengths of their biases; square ones follow their kin.
+    """Transpose matrices with inputs first, as the lengths of their biases show; square ones follow those of their
+    name.
 
-    Also of matrices that stand in one tensor: [n, in, out] beside biases [n, out] or [n, 1, out]. Those say nothing of
-    the layers beside them: experts are parameters that code multiplies with as it likes, and the rest is `nn.Linear`.
+    This also covers stacked matrices: [n, in, out] beside biases [n, out] or [n, 1, out]. These say nothing about the
+    layers beside them: experts are bare parameters with any layout, the other layers are `nn.Linear`.
     """
     votes: dict[tuple[object, str], Counter[bool]] = defaultdict(Counter)
     everywhere: dict[object, Counter[bool]] = defaultdict(Counter)
@@ -131,26 +134,28 @@ def turn_by_vote(canon: Canon) -> None:
 
 
 def _held(piece: Piece) -> tuple[int, bool]:
-    """How a matrix is held: one among several in a tensor, or alone."""
+    """Return (number of dimensions, whether the piece is a plain copy). Matrices with equal results vote together."""
     return len(piece.shape), piece.expr.is_copy
 
 
 def _unseen(entry: Entry) -> bool:
-    """Whether neither the forward pass nor the class of its module says how a matrix of the target stands."""
+    """Return whether neither the forward pass nor the class of its module shows the layout of a matrix of the
+    target.
+    """
     told = entry.facts.inputs_first is not None or entry.how == "linear"
     return not told and entry.module not in ("Linear", "Embedding", "NonDynamicallyQuantizableLinear")
 
 
 def kin(piece: Piece) -> str:
-    """The name of a layer without its number: what has it is laid out in one way."""
+    """Return the name of a layer without its number. Layers with one such name have one layout."""
     return next((re.sub(r"\d+", "", c) for c in reversed(piece.path) if not c.isdecimal()), "")
 
 
 def follow_names(source: Canon, target: Canon) -> None:
-    """Turn what the target turns and the source has under the same name, unless sizes show that it has it turned.
+    """Transpose a matrix that the target transposes and the source has under the same name, unless its sizes forbid it.
 
-    What stands under one name and in one shape is laid out in one way as a rule. Where other matrices of the same names
-    have their sizes swapped, another convention is in use, and square ones follow them.
+    Tensors with one name and one shape usually have one layout. If other matrices of the same names have swapped sizes,
+    the source has another layout, and square matrices follow them.
     """
     ends: dict[tuple[str, ...], list[Piece]] = defaultdict(list)
     for piece in source.pieces.values():
@@ -179,12 +184,12 @@ def follow_names(source: Canon, target: Canon) -> None:
 
 
 def is_turned(target: Canon, piece: Piece) -> bool:
-    """Whether the model holds a matrix with its inputs first."""
+    """Return whether the model stores a matrix with inputs first."""
     return target.assembly.get(piece.entry.key) == ex.transpose(ex.of(piece.name.hole))
 
 
 def _namesakes(piece: Piece, ends: dict[tuple[str, ...], list[Piece]]) -> list[Piece]:
-    """Pieces of the source whose path ends as that of a piece of the target, in as many components as possible."""
+    """Return the pieces of the source whose path has the longest common end with that of a piece of the target."""
     for at in range(len(piece.path)):
         found = [p for p in ends.get(piece.path[at:], ()) if p.role == piece.role]
         if found:
@@ -197,7 +202,7 @@ _OF_TORCH = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"
 
 
 def is_bare(piece: Piece) -> bool:
-    """Whether a tensor is a parameter of its own, of which no name says that a layer of torch holds it."""
+    """Return whether the tensor is a parameter of its own: no name says that it is the weight of a torch layer."""
     leaf = piece.leaf
     if piece.placed:
         return False
@@ -206,9 +211,9 @@ def is_bare(piece: Piece) -> bool:
 
 
 def turn_bare_matrices(source: Canon, target: Canon) -> None:
-    """Matrices that are parameters of their own, not of a linear layer, may stand with the inputs first.
+    """Transpose bare matrices, which may have inputs first.
 
-    Nothing in a file says so but how they lie in the order of the model: both ways are laid beside it.
+    A file only shows it by the order of its tensors: both ways are compared with the order of the model.
     """
     wanted = {squeezed(p.shape) for p in target.pieces.values()}
     turned_there = {p.entry.shape for p in target.pieces.values() if is_turned(target, p)}
@@ -253,7 +258,9 @@ def turn_bare_matrices(source: Canon, target: Canon) -> None:
 
 
 def _said(piece: Piece, target: Canon) -> bool | None:
-    """Whether what has its name in the target has its sizes swapped (True) or as they are; None where that is open."""
+    """Return whether the target has the sizes of a piece swapped (True) or equal (False) under its name; None if
+    unknown.
+    """
     group = table().group("neck")
     word = label(group, piece.words)
     of_word = {p.shape for p in target.pieces.values() if word is not None and label(group, p.words) == word}
@@ -266,7 +273,7 @@ def _said(piece: Piece, target: Canon) -> bool | None:
 
 
 def _agreement(source: Canon, target: Canon, turned: set[Name]) -> int:
-    """How many tensors lie in the same order on both sides if some matrices are TURNED."""
+    """Return how many tensors have the same order on both sides if the matrices TURNED are transposed."""
     from difflib import SequenceMatcher
 
     a = [
@@ -282,10 +289,10 @@ def _agreement(source: Canon, target: Canon, turned: set[Name]) -> int:
 
 
 def general_dense(source: Canon, target: Canon) -> None:
-    """Kernels with their heads in a dimension of their own ([in, heads, width]), as plain ones: [in, out].
+    """Reshape kernels with a dimension for the heads ([in, heads, width]) to matrices [in, out].
 
-    How many of the first dimensions are inputs is in the sizes of the bias, or of those of other layers beside it, or
-    in what the target wants.
+    How many of the first dimensions are inputs follows from the sizes of the bias, of other layers beside it, or of the
+    target.
     """
     wanted = matrices_wanted(target)
     theirs = Counter(p.shape for p in target.pieces.values())
@@ -322,7 +329,7 @@ _Path = tuple[str, ...]
 
 
 def _wanted(kernel: Piece, inputs: int, wanted: Counter[Shape]) -> bool:
-    """Whether a kernel of which so many dimensions are inputs is a matrix that the target wants, or several."""
+    """Return whether a kernel with INPUTS input dimensions is a matrix, or several matrices, that the target has."""
     rows, columns = prod(kernel.shape[inputs:]), prod(kernel.shape[:inputs])
     kind = fused_kind(kernel)
     parts = len(kind.parts) if kind is not None and rows % len(kind.parts) == 0 else 1
@@ -330,7 +337,7 @@ def _wanted(kernel: Piece, inputs: int, wanted: Counter[Shape]) -> bool:
 
 
 def matrices_wanted(side: Canon) -> Counter[Shape]:
-    """The sizes of a side's matrices, and of the parts of those that are several in one by their names."""
+    """Count the sizes of a side's matrices, and of the parts of those that are fused by their names."""
     wanted = Counter(p.shape for p in side.pieces.values())
     for piece in side.pieces.values():
         kind = fused_kind(piece) if piece.role == "weight" and len(piece.shape) == 2 else None

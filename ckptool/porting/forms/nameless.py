@@ -1,7 +1,7 @@
-"""Files that number their tensors and name none: lists of arrays, as `np.savez(path, *arrays)` keeps them.
+"""Files whose tensors have numbers and no names: lists of arrays, as `np.savez(path, *arrays)` stores them.
 
-`[value.numpy() for value in model.state_dict().values()]` gives `arr_0`, `arr_1` …. Which module a tensor belongs to,
-and what it is there, is in no key; where the sizes are, in their order, those that the model registers, the model says.
+`[value.numpy() for value in model.state_dict().values()]` gives `arr_0`, `arr_1` …. No key shows the module of a
+tensor. If the sizes have the order in which the model registers its tensors, the model shows it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import permutations
 
+from ...keys.known_buffers import is_counter
 from ...model_code.signature import Entry, Signature
 from ..mapping import Mapping
 from ..matching.places import block_of
@@ -26,11 +27,10 @@ _MOST = 0.6
 
 
 def named_by_position(source: Signature, target: Signature) -> tuple[Signature, dict[str, str]]:
-    """A list of tensors under the names that the model has for them in its order, if sizes say that it is that; else
-    as it is.
+    """Return a list of tensors under the model's names, in its order, if the sizes fit; else unchanged.
 
     Returns:
-        The signature in the order of its numbers, and the new name of each old one, nothing if it is no such list.
+        The signature in the order of its numbers, and old name -> new name; empty if the sizes do not fit.
     """
     keys = _in_order(source)
     if not keys or any(key in target.entries for key in keys):
@@ -46,8 +46,10 @@ def named_by_position(source: Signature, target: Signature) -> tuple[Signature, 
 
 
 def doubt_order(mapping: Mapping, target: Signature) -> Mapping:
-    """Doubt what nothing but a place in the list tells from another: layers of equal sizes in one block, of which none
-    works on what the other gives. Code registers such in any order."""
+    """Ask about layers that only their place in the list tells apart.
+
+    These are layers of equal sizes in one block that do not feed each other, which code registers in any order.
+    """
     alike: dict[object, list[Entry]] = defaultdict(list)
     for made in mapping.having("mapped"):
         entry = target.entries[made.target]
@@ -66,7 +68,7 @@ def doubt_order(mapping: Mapping, target: Signature) -> Mapping:
 
 
 def _beside(one: Entry, other: Entry, *, traced: bool) -> bool:
-    """Whether two layers may run beside each other: neither works on what the other gives, as far as that is known."""
+    """Return whether two layers may be parallel: neither takes the output of the other, as far as that is known."""
     if not traced:
         return components(one.key)[:-2] == components(other.key)[:-2] and not components(one.key)[-2].isdecimal()
     a, b = one.facts.flow, other.facts.flow
@@ -74,7 +76,7 @@ def _beside(one: Entry, other: Entry, *, traced: bool) -> bool:
 
 
 def _in_order(source: Signature) -> list[str]:
-    """The keys of a list by their numbers, if all are one name with numbers that leave none out; else nothing."""
+    """Return the keys of a list by their numbers, if all have one name and consecutive numbers; else []."""
     found = [_NUMBERED.match(key) for key in source.entries]
     named = [one for one in found if one is not None]
     numbers = sorted(int(one[2]) for one in named)
@@ -85,12 +87,14 @@ def _in_order(source: Signature) -> list[str]:
 
 
 def _registered(target: Signature) -> Iterator[list[Entry]]:
-    """What code lists of a model: its state dict, without counters, or its parameters."""
+    """Yield what code may list of a model: its state dict, with or without counters or tied tensors, or its
+    parameters.
+    """
     entries = list(target.entries.values())
     for ties in (True, False):
         some = [e for e in entries if ties or e.tied is None]
         yield some
-        yield [e for e in some if not e.key.endswith("num_batches_tracked")]
+        yield [e for e in some if not is_counter(e.key)]
         yield [e for e in some if e.parameter is not False]
 
 

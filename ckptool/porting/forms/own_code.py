@@ -1,7 +1,7 @@
-"""A file and the code that it was saved from: the same names, but for wrappers and the ways of other libraries.
+"""Match a file with the code that saved it: equal names, except for wrappers and the habits of other libraries.
 
 Files put the model below modules and collections that the code does not have (`module.`, `state_dict/`, `encoder_q.`,
-`network_fn_state_dict`), Keras writes paths with slashes, layers twice and `:0` behind (`conv1/conv1/kernel:0`).
+`network_fn_state_dict`). Keras writes paths with slashes, repeats layers and adds `:0` (`conv1/conv1/kernel:0`).
 """
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ _STATE = re.compile(r"_?(model_)?state_dict$")
 def named_alike(
     code: Mapping[str, Shape], file: Mapping[str, Shape], optional: frozenset[str] = frozenset(), *, share: float = 1.0
 ) -> list[dict[str, str]]:
-    """For each key of the code its key in the file, where names and sizes say so for all of them.
+    """Return code key -> file key, if names and sizes fit for all keys.
 
     Args:
         code: keys of the code with their shapes.
-        file: those of the file.
+        file: keys of the file with their shapes.
         optional: keys of the code that the file may lack.
-        share: how many of the others it has to have in these sizes; a head may be of another size.
-
+        share: the share of the other keys that the file needs in these sizes; a head may have another size.
     Returns:
-        Every way to do so below one place of the file; several where the file holds the model several times. Empty if
+        One dict for each place of the file that fits; several if the file holds several copies of the model. Empty if
         too many keys are missing.
     """
     wanted = {key: _words(key) for key in code}
@@ -63,7 +62,9 @@ def named_alike(
 
 
 def _one_way(found: Mapping[str, Mapping[tuple[str, ...], str | None]], place: tuple[str, ...]) -> dict[str, str]:
-    """Each key from one place; where it is not there (Flax keeps statistics apart), from the only other."""
+    """Return code key -> file key from one PLACE, or from the only other place of a key (Flax keeps statistics
+    apart).
+    """
     way: dict[str, str] = {}
     for key, below in found.items():
         others = {held for held in below.values() if held is not None}
@@ -76,7 +77,9 @@ def _one_way(found: Mapping[str, Mapping[tuple[str, ...], str | None]], place: t
 def _from_several_places(
     found: Mapping[str, Mapping[tuple[str, ...], str | None]], needed: Sequence[str]
 ) -> list[dict[str, str]]:
-    """Each key from where it is, if that is one place, or one that is less deep than all others."""
+    """Return [code key -> file key], from the only place of each key or the one nearest to the top; [] if a key is
+    missing.
+    """
     way: dict[str, str] = {}
     for key, below in found.items():
         least = min(map(len, below), default=0)
@@ -90,7 +93,7 @@ def _from_several_places(
 
 
 def _words(key: str) -> tuple[str, ...]:
-    """The components of a key, without `:0`, repetitions and "state_dict"."""
+    """Return the components of a key, without `:0`, repetitions and "state_dict"."""
     out: list[str] = []
     for part in re.split(r"[./]", re.sub(r":\d+$", "", key)):
         word = _STATE.sub("", part)

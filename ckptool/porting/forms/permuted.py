@@ -1,4 +1,4 @@
-"""Parameters that no layer holds, with their dimensions in another order."""
+"""Permute bare parameters whose dimensions have another order in the target."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .pieces import Canon, Piece, squeezed
 
 
 def permute(source: Canon, target: Canon) -> None:
-    """Give tensors of three dimensions and more the order of dimensions that the target has them in.
+    """Permute tensors of three or more dimensions to the order of dimensions in the target.
 
-    Only where all sizes differ, so that one order alone fits, and both sides have as many tensors of these sizes.
+    Only if all sizes differ, so that one order fits, and both sides have equally many tensors of these sizes.
     """
     theirs, own = _by_sizes(target), _by_sizes(source)
     for sizes, pieces in own.items():

@@ -1,7 +1,7 @@
-"""One side of a port in the common form: its tensors as pieces, with what was done to make them.
+"""One side of a port in the common form: its tensors as pieces, with the operations that make them.
 
-On the source a step makes expressions over its keys; on the target it makes the expression that puts a key together
-again, with holes where sources go.
+On the source, a step makes expressions over its keys. On the target, it makes the expression that builds a key from
+holes.
 """
 
 from __future__ import annotations
@@ -17,9 +17,6 @@ from ..questions import Question, Reason, joined
 from ..words import table
 from .roles import components
 
-#: Roles of statistics, which a model computes and does not learn.
-STATISTICS = frozenset({"running_mean", "running_var"})
-
 
 class Name(NamedTuple):
     """The name of a tensor in the common form, unique on its side.
@@ -33,12 +30,12 @@ class Name(NamedTuple):
     role: str
 
     def beside(self, role: str) -> Name:
-        """The name of another tensor of the same module."""
+        """Return the name of another tensor in the same module."""
         return Name(self.path, role)
 
     @property
     def hole(self) -> str:
-        """How expressions call the place that this tensor of the target is to fill."""
+        """Return the key that expressions use for the hole of this tensor of the target."""
         return ".".join(self.path) + "|" + self.role
 
 
@@ -48,17 +45,17 @@ class Piece:
 
     Attributes:
         path: components of the module that it belongs to.
-        role: what it is there ("weight", "bias", "running_mean", "weight_ih").
+        role: what it is in the module ("weight", "bias", "running_mean", "weight_ih").
         shape: its sizes.
-        expr: over the source's keys; for a target, over holes (that of its own `name`).
+        expr: for the source, an expression over its keys; for a target, its own hole.
         order: place in the state dict.
-        used: place in the execution order, or None.
-        words: its names, for words; those of the key it came from and of what it became.
-        entry: the entry that it came from.
-        questions: what the steps that made it are not sure of, with expressions over the source; for a target, over
-            its own hole.
+        used: place in the order of execution, or None.
+        words: the words of its names: of its key, and of the names that it got later.
+        entry: the entry of the signature that it was made from.
+        questions: the questions of the steps that made it, with expressions over the source; for a target, over its
+            own hole.
         steps: the steps of the common form that made it, by name.
-        placed: whether its file says how it is laid out, so that it is in torch's layout whatever it is called.
+        placed: whether the file states its layout, so that it has torch's layout whatever its name is.
     """
 
     path: tuple[str, ...]
@@ -75,25 +72,25 @@ class Piece:
 
     @property
     def name(self) -> Name:
-        """Its name in the common form."""
+        """Return its name in the common form."""
         return Name(self.path, self.role)
 
     def asking(self, reason: Reason, *named: str, option: Expr | None = None) -> Piece:
-        """The same with one more question, and what else it may be, if that is known."""
+        """Return the same piece with one more question, and with OPTION as what else it may be."""
         return self.asked(Question(reason, named, () if option is None else (option,)))
 
     def asked(self, question: Question[Expr]) -> Piece:
-        """The same with one more question."""
+        """Return the same piece with one more question."""
         return replace(self, questions=tuple(joined(self.questions, question)))
 
     @property
     def last(self) -> str:
-        """The last component of its path; nothing for what the outermost module holds."""
+        """Return the last component of its path, or "" for a tensor of the outermost module."""
         return self.path[-1] if self.path else ""
 
     @property
     def leaf(self) -> str:
-        """The last component of its key; of what is in torch's layout as its file says, what torch calls it."""
+        """Return the last component of its key, or torch's name for it if the file states its layout."""
         return self.role if self.placed else components(self.entry.key)[-1]
 
 
@@ -102,15 +99,15 @@ class Canon:
     """One side in the common form.
 
     Attributes:
-        signature: what it was made from.
-        is_target: expressions are over holes.
-        pieces: by name.
+        signature: the keys and shapes that it was made from.
+        is_target: whether expressions are over holes.
+        pieces: the pieces, by name.
         assembly: for a target, each key as an expression over holes.
-        counters: keys of `num_batches_tracked`, with the path of the batch norm of each.
-        dropped: keys of weights, with that of the copy beside each of which some is dropped.
-        notes: what was done, for the report.
-        adapter_scale: factor of low-rank adapters, if the file says it.
-        step: the step that is being taken, which pieces remember that it makes.
+        counters: key of each `num_batches_tracked` -> path of its batch norm.
+        dropped: key of each raw weight -> key of its copy with dropout.
+        notes: notes for the report.
+        adapter_scale: the factor of low-rank adapters, if the file states it.
+        step: the step that is running; pieces that it makes keep its name.
     """
 
     signature: Signature
@@ -124,7 +121,7 @@ class Canon:
     step: str = ""
 
     def put(self, piece: Piece) -> Piece:
-        """Add a piece; one whose name is taken gets another."""
+        """Add a piece, under another name if its name is taken, and return it."""
         while piece.name in self.pieces:
             piece = replace(piece, path=(*piece.path, "again"))
         if self.step and self.step not in piece.steps:
@@ -135,12 +132,12 @@ class Canon:
         return piece
 
     def has(self, piece: Piece) -> bool:
-        """Whether this side has a tensor of the other by its name and with its sizes, so that nothing is to be done."""
+        """Return whether this side has a tensor with the name and the sizes of PIECE."""
         own = self.pieces.get(piece.name)
         return own is not None and own.shape == piece.shape
 
     def become(self, old: Piece, new: Sequence[tuple[Piece, Callable[[Expr], Expr]]], up: Callable[..., Expr]) -> None:
-        """Replace OLD by NEW pieces: each with what makes it from OLD; UP makes OLD from them."""
+        """Replace OLD by NEW pieces, each with the function that makes it from OLD. UP makes OLD from all of them."""
         del self.pieces[old.name]
         placed = [self.put(replace(piece, expr=down(old.expr))) for piece, down in new]
         if self.is_target:
@@ -154,7 +151,9 @@ class Canon:
     def merge(
         self, olds: Sequence[Piece], new: Piece, down: Callable[..., Expr], up: Sequence[Callable[[Expr], Expr]]
     ) -> None:
-        """Replace OLDS by one NEW piece, made by DOWN from them; UP makes each of them from it."""
+        """Replace OLDS by the piece NEW, which DOWN makes from them. UP holds the functions that make each of them from
+        it.
+        """
         for old in olds:
             del self.pieces[old.name]
         steps = tuple(dict.fromkeys(step for old in olds for step in old.steps))
@@ -165,7 +164,7 @@ class Canon:
 
 
 def substituted(expr: Expr, values: dict[str, Expr]) -> Expr:
-    """EXPR with some keys replaced by expressions."""
+    """Return EXPR with some keys replaced by expressions."""
     return expr.replaced(lambda key: values.get(key) or ex.of(key))
 
 
@@ -174,17 +173,19 @@ _CHANNELS_LAST = frozenset({"keras", "tensorflow", "tensorflow.js", "tflite", "f
 
 
 def holds_channels_last(piece: Piece, framework: str) -> bool:
-    """Whether the code behind a tensor of the source has images with their channels last, as far as can be known."""
+    """Return whether the source's code has images with channels last, as far as a tensor's name or framework
+    shows it.
+    """
     if piece.placed:
         return framework in _CHANNELS_LAST
     return piece.leaf in table().inputs_first
 
 
 def unchanged(e: Expr) -> Expr:
-    """The same, where a piece only gets another name."""
+    """Return E as it is: for steps that only rename a piece."""
     return e
 
 
 def squeezed(shape: Shape) -> Shape:
-    """SHAPE without dimensions of one element."""
+    """Return SHAPE without dimensions of size 1."""
     return tuple(n for n in shape if n != 1)

@@ -1,4 +1,4 @@
-"""What names and code say of a projection: that it is several in one, which part of one it is, how it is laid out."""
+"""What names and code show of a projection: whether it is fused, which part it is, and its layout."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CONVOLUTIONS = frozenset("conv dwconv depthwise dw conv1d conv2d conv3d".split(
 
 
 def fused_kind(piece: Piece) -> Fused | None:
-    """What the name of a piece says that it holds: several projections, or nothing of the kind."""
+    """Return which projections a piece holds by its name (`qkv`), or None if it is not fused."""
     if not piece.shape:
         return None
     own = table().fused.get(cut(piece.leaf))  # a module may have the name of what torch has as a parameter
@@ -28,19 +28,19 @@ def fused_kind(piece: Piece) -> Fused | None:
 
 
 def fused_by_name(key: str) -> bool:
-    """Whether the name of a key says that it is several projections in one."""
+    """Return whether the name of a key says that it is a fused projection."""
     return _said(role_of(tuple(key.split(".")), set())[0], table().fused) is not None
 
 
 def part_label(path: Sequence[str]) -> str | None:
-    """Which part of a fused projection a module is by its name: q, k, v, gate, up, or None."""
+    """Return which part of a fused projection a module is by its name: q, k, v, gate, up, or None."""
     return _said(path, table().parts)
 
 
 def _said(path: Sequence[str], phrases: Mapping[tuple[str, ...], _Meaning]) -> _Meaning | None:
-    """What the last component of a path means: with its numbers, without them, or by its last words.
+    """Return the meaning, in PHRASES, of the last component of a path: with its numbers, without, or by its last words.
 
-    That of a list, for what is numbered in it. What kind of convolution it is says nothing: `qkv_dwconv`.
+    A member of a list has the name of the list. A word for the kind of convolution is skipped: `qkv_dwconv`.
     """
     name = next((component for component in reversed(path) if not component.isdecimal()), "")
     every = cut(name)
@@ -51,7 +51,7 @@ def _said(path: Sequence[str], phrases: Mapping[tuple[str, ...], _Meaning]) -> _
 
 
 def of_library(canon: Canon, path: Sequence[str]) -> OfLibrary | None:
-    """What is known of a module, or of a part of it, by its name and what stands beside it; None where nothing is."""
+    """Return what is known of a library's module by its name and its neighbours, or None."""
     for end in (len(path), len(path) - 1):
         known = table().of_library.get(path[end - 1]) if end else None
         if known is not None and Name((*path[: end - 1], known.beside), "weight") in canon.pieces:
@@ -60,20 +60,22 @@ def of_library(canon: Canon, path: Sequence[str]) -> OfLibrary | None:
 
 
 def open_gate(entry: Entry) -> Gate | None:
-    """The gate of a linear layer that gives what is gated as well; other code may have the halves the other way round.
+    """Return the gate of a linear layer that also returns the value, if other code may have the halves swapped.
 
-    Not so where `glu` takes them, in an order that torch has fixed.
+    It is None for `glu`, whose order torch defines.
     """
     gate = entry.facts.gate
     return gate if gate is not None and entry.how == "linear" and gate.activation != "glu" else None
 
 
 def layout_of(entry: Entry, parts: int, sizes: Sequence[int] = ()) -> tuple[str, int]:
-    """How the forward pass takes a projection of so many PARTS apart: ("block", 0), ("heads", how many), or ("", 0)."""
+    """Return how the forward pass splits a projection of PARTS parts: ("block", 0), ("heads", how many), or ("", 0)."""
     kind, inner = entry.facts.layout
     if kind != "block" and len(set(sizes)) > 1:  # keys and values of fewer heads: (groups, parts of a group, width)
         grouped = len(inner) == 3 and inner[0] * inner[2] == sizes[-1]
         return ("heads", inner[0]) if grouped else ("", 0)
+    if kind == "inside":
+        return "heads", inner[0]
     if kind == "block" or (inner and inner[0] == parts != inner[1]):
         return "block", 0
     if len(inner) == 3 and inner[1] == parts != inner[0]:
@@ -86,6 +88,6 @@ def layout_of(entry: Entry, parts: int, sizes: Sequence[int] = ()) -> tuple[str,
 
 
 def heads_of(entry: Entry) -> int:
-    """How many attention heads the forward pass makes of what a projection gives, or 0."""
+    """Return how many attention heads the forward pass makes of the output of a projection, or 0."""
     kind, inner = entry.facts.layout
-    return inner[0] if kind == "grouped" and len(inner) == 2 else 0
+    return inner[0] if kind in ("grouped", "inside") and len(inner) == 2 else 0

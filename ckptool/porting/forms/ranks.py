@@ -1,7 +1,7 @@
-"""Shares of one model: a file with a state dict for each rank of tensor parallel training, joined to one.
+"""Join the files of tensor parallel training, which hold one state dict for each rank.
 
-Each rank holds its rows of some matrices, its columns of others, and all of what is not divided (Shoeybi et al. 2019,
-Megatron-LM; LLaMA's own files). Which of these it is for a key, the sizes that the model wants say, and equal values.
+Each rank holds its rows of some matrices, its columns of others, and all of the tensors that are not split (Shoeybi et
+al. 2019, Megatron-LM; LLaMA's own files). Which case a key is follows from the model's sizes and from equal values.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Ranks:
     """The state dicts of all ranks as one.
 
     Attributes:
-        paths: those of the state dicts.
-        shares: key -> what it is, over keys `PATH/KEY`.
-        questions: what is not certain about some.
-        tensors: key -> the joined tensor, which is read when its values are asked for.
-        sizes: of every tensor of the file.
+        paths: the paths of the state dicts.
+        shares: key -> its expression over keys `PATH/KEY`.
+        questions: key -> its question, for uncertain keys.
+        tensors: key -> the joined tensor, which is read when its values are needed.
+        sizes: the sizes of every tensor of the file.
     """
 
     paths: tuple[str, ...]
@@ -45,12 +45,12 @@ class Ranks:
     sizes: Mapping[str, Shape]
 
     def signature(self, ckpt: Checkpoint) -> Signature:
-        """What they offer together."""
+        """Return the signature of the joined state dict."""
         entries = {key: Entry(key, t.shape, t.dtype.name) for key, t in self.tensors.items()}
         return Signature(ckpt.where, entries, ordered=ckpt.order_preserved)
 
     def mapping(self, joined: Port) -> Port:
-        """The mapping that JOINED, one from their signature, is over the file itself."""
+        """Return the mapping JOINED, made from the signature of all ranks, over the keys of the file itself."""
         entries = []
         for entry in joined.entries:
             asked = [self.questions[key] for key in entry.sources if key in self.questions]
@@ -70,9 +70,9 @@ class Ranks:
 
 
 def joined_ranks(found: Sequence[StateDict], target: Signature) -> Ranks | None:
-    """The state dicts of a file as shares of one model, or None where they are nothing of the kind.
+    """Return the state dicts of a file as shares of one model, or None if they are not.
 
-    They have the same keys and sizes, and only numbers in their paths differ.
+    Shares have the same keys and sizes, and only numbers in their paths differ.
     """
     if len(found) < 2 or len({_NUMBER.sub("", one.path) for one in found}) > 1:
         return None

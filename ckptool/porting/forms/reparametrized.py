@@ -1,4 +1,4 @@
-"""Weights that are computed from others: weight norm, spectral norm, pruning masks."""
+"""Weights that are computed from other tensors: weight norm, spectral norm, pruning masks."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .pieces import Canon, Piece, unchanged
 
 
 def _name_gains(one: Canon, other: Canon) -> None:
-    """Vectors called `gx` beside matrices called `wx`, as many as those have outputs, as the gains of weight norm.
+    """Take vectors `gx` beside matrices `wx`, one element per output, as gains of a weight norm, with a question.
 
-    Where a shift is beside them (`bx`), they are those of a norm of what the matrix gives. It is a guess: only code
-    shows what such a vector is.
+    If there is also a shift (`bx`), the vectors belong to a norm of the matrix's output. Only code shows what such a
+    vector is.
     """
     held = {p.path: p for p in one.pieces.values() if p.role == "weight"}
     theirs = {named[2] for p in other.pieces.values() if (named := _LAST.match(p.last))}
@@ -46,7 +46,7 @@ _LAST = re.compile(r"(.*?)([a-z]+)((?::\d+)?)\Z")
 
 
 def merge_norms(one: Canon, other: Canon) -> None:
-    """Weight norm and spectral norm as a plain weight, where the other side has no such thing, or none of that size."""
+    """Turn weight norm and spectral norm into a plain weight, if the other side has none, or none of this size."""
     if not one.is_target:
         _name_gains(one, other)
     roles = {piece.role for piece in other.pieces.values()}
@@ -68,7 +68,9 @@ def merge_norms(one: Canon, other: Canon) -> None:
 
 
 def merge_masks(source: Canon, target: Canon) -> None:
-    """Pruned weights (`weight_orig` times `weight_mask`) as plain ones, where the two sides are not pruned alike."""
+    """Turn pruned weights (`weight_orig` times `weight_mask`) into plain weights, unless both sides are pruned
+    alike.
+    """
     pruned = {id(side): [p for p in side.pieces.values() if p.role.endswith("_mask")] for side in (source, target)}
     if len(pruned[id(source)]) == len(pruned[id(target)]):
         return
@@ -86,7 +88,7 @@ def merge_masks(source: Canon, target: Canon) -> None:
 
 
 def name_unknown(one: Canon, other: Canon) -> None:
-    """Weights that something computes from what is stored, which no tensor shows: plain ones, with a doubt."""
+    """Take weights with an unknown parametrization as plain weights, with a question."""
     for piece in [p for p in one.pieces.values() if p.role.endswith("_orig")]:
         base = piece.role.removesuffix("_orig")
         beside = [p for p in one.pieces.values() if p.path == piece.path and p.role.startswith(f"{base}_")]

@@ -1,4 +1,4 @@
-"""Roles of tensors in their modules, whatever the leaf of the key is called."""
+"""Find the role of a tensor in its module ("weight", "bias", …), whatever the last component of its key is."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _COUNTED = re.compile(r"(.+)_(\d+)\Z")
 
 
 def components(key: str) -> tuple[str, ...]:
-    """The components of a key, whatever stands between them.
+    """Return the components of a key, with any separator.
 
-    Frameworks that name variables by scopes have "/" there and the number of an output at the end, say the name of a
-    layer twice, and count layers in their names: `block/layer_0/dense/dense/kernel:0`. Others give whole modules such
-    names, and "." stands before the leaf: `block//norm.scale`.
+    Frameworks that name variables by scopes separate with "/", end with the number of an output, repeat the name of a
+    layer, and count layers in their names: `block/layer_0/dense/dense/kernel:0`. Others name whole modules so, with "."
+    before the last component: `block//norm.scale`.
     """
     named = [component for component in _SLOT.sub("", key).split("/") if component] if "/" in key else []
     if not named:
@@ -36,13 +36,14 @@ def components(key: str) -> tuple[str, ...]:
 
 
 def _is_table(path: Sequence[str]) -> bool:
-    """Whether names by scopes say that what is held there is looked up, and stands with its rows first."""
+    """Return whether names by scopes say that a tensor is an embedding table."""
     return bool(path) and not {"embedding", "embeddings", "embed"}.isdisjoint(cut(path[-1])[-1:])
 
 
 def numbered(paths: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Paths of names by scopes, with the number that frameworks leave out of the first of several: `conv` is `conv_0`
-    beside `conv_1`."""
+    """Return paths of names by scopes, with the number that frameworks omit for the first layer: `conv_0` beside
+    `conv_1`.
+    """
     paths = list(paths)
     beside: dict[tuple[str, ...], set[str]] = defaultdict(set)
     for path in paths:
@@ -59,9 +60,10 @@ _BLOCK = re.compile(r"([A-Za-z]+)(\d+)\Z")
 
 
 def divided(paths: Collection[tuple[str, ...]]) -> dict[tuple[str, ...], tuple[str, ...]]:
-    """Paths of names without modules, which count blocks in the names of layers, as if those were modules.
+    """Return path -> path with blocks as modules, for names without modules that count blocks inside of layer names.
 
-    `stage1_unit2_conv1` is `stage.1.unit.2.conv1`. Only if no layer is in a module, and half of them are counted so.
+    `stage1_unit2_conv1` becomes `stage.1.unit.2.conv1`. Only if no layer is in a module, and half of them are counted
+    so.
     """
     if any(len(path) > 1 for path in paths):
         return {}
@@ -70,7 +72,7 @@ def divided(paths: Collection[tuple[str, ...]]) -> dict[tuple[str, ...], tuple[s
 
 
 def _blocks(name: str) -> tuple[str, ...]:
-    """The parts of a name; what stands before a colon is the kind of a tensor (`arg:`, `aux:`), and no part of it."""
+    """Return the parts of a name, without the kind of tensor before a colon (`arg:`, `aux:`)."""
     *blocks, last = name.rpartition(":")[2].split("_")
     found: list[str] = []
     words: list[str] = []
@@ -92,12 +94,12 @@ _DIRECTION = re.compile(r"(.*?)([A-Za-z])(?:2|to|_to_)([A-Za-z])\Z")
 def counted_by_letters(
     paths: Collection[tuple[str, ...]], *, beside: Collection[str] = ()
 ) -> dict[tuple[str, ...], tuple[str, ...]]:
-    """Paths of modules that letters count (`norm_a`, `norm_b`; `netA`, `netB`), as if they were numbered from one on.
+    """Return path -> path with numbers for modules that are counted by letters (`norm_a`, `norm_b`; `netA`, `netB`).
 
-    Only where the letters of all that are called so begin with a, and none is left out, and none is numbered; and not
-    where these letters are all words of the other side, BESIDE them.
-
-    Two that lead from one thing to another and back (`netG_A2B`, `netG_B2A`) have the letters alone (`netG_ab`).
+    Only if the letters of one name begin with a, without a gap, and no number is used, and not if the other side has
+    these letters as words (BESIDE).
+    Two modules from one domain to another and back (`netG_A2B`, `netG_B2A`) have the letters in other places
+    (`netG_ab`).
     """
     held: dict[tuple[str, ...], set[str]] = defaultdict(set)
     for path in paths:
@@ -140,7 +142,7 @@ _WEIGHT_NORM = frozenset({"weight_g", "weight_v"})
 
 
 def role_of(path: tuple[str, ...], siblings: set[str]) -> tuple[tuple[str, ...], str]:
-    """The module path and the role of a key, whatever its leaf is called."""
+    """Return the module path and the role of a key, whatever its last component is."""
     if "parametrizations" in path:
         at = path.index("parametrizations")
         base, what = path[:at], path[at + 1] if at + 1 < len(path) else "weight"
@@ -200,7 +202,9 @@ def _has_variance(siblings: Collection[str]) -> bool:
 
 
 def _lettered(leaf: str, siblings: set[str]) -> tuple[str, str] | None:
-    """What a leaf is that differs by one letter from another: `W_q` beside `b_q`, `ln1w` beside `ln1b`."""
+    """Return module and role of a name that differs from another by one letter (`W_q` and `b_q`, `ln1w` and `ln1b`), or
+    None.
+    """
     first, rest, stem, last = leaf[:1], leaf[1:], leaf[:-1], leaf[-1:]
     if len(leaf) < 2:
         return None
@@ -222,7 +226,7 @@ def _lettered(leaf: str, siblings: set[str]) -> tuple[str, str] | None:
 
 
 def _noisy(leaf: str) -> tuple[str, str] | None:
-    """What of a weight or bias a leaf of a noisy layer holds: ("weight", "mean") for `weight_mu` and `mean_w`."""
+    """Return which tensor of a noisy layer a name means: ("weight", "mean") for `weight_mu` and `mean_w`; else None."""
     words = cut(leaf)
     for first, rest in ((words[:1], words[1:]), (words[-1:], words[:-1])):
         of = {"weight": "weight", "w": "weight", "bias": "bias", "b": "bias"}.get("".join(first))

@@ -1,4 +1,4 @@
-"""Layers that a framework scans over: every tensor of a block holds that of all layers, along one dimension."""
+"""Layers that a framework scans over: each tensor of a block holds all layers, along one dimension."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _NEARLY = 0.05
 
 
 def divide_layers(source: Canon, target: Canon) -> None:
-    """Take blocks of the source apart of which every tensor holds those of all layers, where the target has them apart.
+    """Split blocks of the source whose tensors hold all layers, if the target has separate layers.
 
-    A block is one if its tensors are together as large as so many members of a list. This goes before anything is said
-    of how a tensor is laid out: what is a matrix for each layer looks like one convolution.
+    A block counts if its tensors have as many elements as N members of a list. This comes before the steps about
+    layouts, because a stack of matrices has as many dimensions as a convolution.
     """
     lists: dict[int, list[list[int]]] = defaultdict(list)
     for n, sizes in _lists(target):
@@ -50,7 +50,7 @@ def divide_layers(source: Canon, target: Canon) -> None:
 
 
 def _lists(target: Canon) -> Iterator[tuple[int, list[int]]]:
-    """The lists of a target whose members are equally large: their length, and the sizes of what a member holds."""
+    """Yield, for each list of the target with equally large members, its length and the sizes inside a member."""
     found: dict[tuple[_Path, str], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for piece in target.pieces.values():
         for at, component in enumerate(piece.path):
@@ -63,7 +63,7 @@ def _lists(target: Canon) -> Iterator[tuple[int, list[int]]]:
 
 
 def _holds(pieces: Sequence[Piece], dim: int, inside: Sequence[int], tolerance: float) -> bool:
-    """Whether pieces hold for each layer what a member of a list does: as much in all, and vectors of its sizes."""
+    """Return whether pieces hold, for each layer, as many elements as a member of a list, and vectors of its sizes."""
     each = [prod(p.shape) // p.shape[dim] for p in pieces]
     if abs(sum(each) - sum(inside)) > tolerance * sum(inside):
         return False
@@ -73,7 +73,7 @@ def _holds(pieces: Sequence[Piece], dim: int, inside: Sequence[int], tolerance: 
 
 
 def _fits(size: int, inside: Iterable[int]) -> bool:
-    """Whether a tensor of so many elements may be one of these, a part of one, or several."""
+    """Return whether a tensor of SIZE elements may be a tensor of these sizes, a part of one, or several."""
     return any(n in (size, 2 * size, 3 * size) or size in (2 * n, 3 * n) for n in inside)
 
 

@@ -1,4 +1,4 @@
-"""Keys and values as code has them: of heads that several queries share, or without biases."""
+"""Keys and values of the source with fewer heads than the queries, or without biases."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .projections import fused_by_name, heads_of, part_label
 
 
 def repeat_shared_heads(source: Canon, target: Canon) -> None:
-    """Put each head of keys and values of the source in the place of those that the model has for its queries.
+    """Repeat the heads of keys and values of the source, if the model has one for each head of queries.
 
-    Queries of one group stand together as a rule (Ainslie et al., "GQA: Training Generalized Multi-Query Transformer
-    Models", 2023), so that a head is repeated in place. In code in which they take turns, all heads are repeated one
-    after the other: that is in doubt, unless there is only one.
+    Queries that share a head are usually adjacent (Ainslie et al., "GQA: Training Generalized Multi-Query Transformer
+    Models", 2023), so each head is repeated in place. Other code repeats all heads one after the other; so this is a
+    question, unless there is only one head.
     """
     wanted = _heads(target)
     for parts in _attentions(source):
@@ -37,8 +37,10 @@ def repeat_shared_heads(source: Canon, target: Canon) -> None:
 
 
 def add_key_biases(source: Canon, target: Canon) -> None:
-    """Biases of keys, which change nothing in an attention and which some code leaves out: zeros, where the model has
-    them and the queries and values of the source have theirs."""
+    """Add biases of zeros to keys, if the model has them and the source has biases only for queries and values.
+
+    A bias of keys does not change the result of an attention, and some code has none.
+    """
     if not any(part_label(p.path) == "k" and p.role == "bias" for p in target.pieces.values()):
         return
     for parts in _attentions(source):
@@ -50,7 +52,7 @@ def add_key_biases(source: Canon, target: Canon) -> None:
 
 
 def _attentions(source: Canon) -> list[dict[str, Piece]]:
-    """Queries, keys and values that stand together: the matrix of each."""
+    """Return the matrices of queries, keys and values for each attention."""
     blocks: dict[tuple[str, ...], dict[str, Piece]] = defaultdict(dict)
     for piece in source.pieces.values():
         label = part_label(piece.path)
@@ -61,14 +63,14 @@ def _attentions(source: Canon) -> list[dict[str, Piece]]:
 
 
 def _heads(target: Canon) -> dict[Shape, int]:
-    """Sizes of the matrices of keys in a model, with the heads that its code makes of them, where all have one size."""
+    """Return the sizes of key matrices in a model, with the heads that its code makes of them, if all have one size."""
     keys = [p for p in target.pieces.values() if part_label(p.path) == "k" and p.role == "weight" and len(p.shape) > 1]
     found = {p.shape: heads_of(p.entry) or p.entry.facts.heads for p in keys}
     return found if len(found) == 1 else {}
 
 
 def _repeat(source: Canon, piece: Piece, groups: int, times: int) -> None:
-    """Repeat each of so many GROUPS of rows."""
+    """Repeat each of GROUPS groups of rows TIMES times."""
     make: Callable[[Expr], Expr] = partial(_in_place, groups=groups, times=times)
     made = replace(piece, shape=(piece.shape[0] * times, *piece.shape[1:]))
     if groups > 1:

@@ -1,4 +1,4 @@
-"""Layers of a recurrent cell that take the input and the hidden state side by side, or apart as those of torch do."""
+"""Layers of a recurrent cell over the concatenated input and hidden state, or over each of them as in torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .pieces import Canon, Piece
 
 
 def cut_sides(one: Canon, other: Canon) -> None:
-    """Cut layers over both sides of a cell in two, where the other side has cells that hold them apart."""
+    """Split layers over the concatenated input and hidden state, if the other side has a layer for each."""
     cells: dict[Shape, list[tuple[int, int]]] = defaultdict(list)
     for ih in other.pieces.values():
         hh = other.pieces.get(ih.name.beside("weight_hh")) if ih.role == "weight_ih" else None
@@ -32,7 +32,7 @@ def cut_sides(one: Canon, other: Canon) -> None:
 
 
 def _around(shape: Shape) -> Shape:
-    """All sizes but the inputs."""
+    """Return all sizes except the inputs."""
     return (shape[0], *shape[2:])
 
 
@@ -68,7 +68,7 @@ def _cut(one: Canon, piece: Piece, inputs: int, hidden: int) -> None:
 
 
 def _orders(piece: Piece, hidden: int) -> tuple[tuple[str, ...], tuple[str, ...], Cell | None]:
-    """The order in which the gates most likely stand, another, and the cell that has them; nothing for one gate."""
+    """Return the likeliest order of the gates, another order, and the cell that has them; empty for a single gate."""
     cell = next((c for c in table().cells if piece.shape[0] == len(c.gates) * hidden), None)
     if cell is None:
         return (), (), None

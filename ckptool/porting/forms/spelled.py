@@ -1,4 +1,4 @@
-"""Names of a whole that spell those of its parts: `conv_zr` of `conv_z` and `conv_r`."""
+"""Names of a fused tensor that spell the names of its parts: `conv_zr` of `conv_z` and `conv_r`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ MOST_SPELLED = 4
 
 
 def spelled(names: Sequence[str], wholes: Set[str]) -> tuple[int, ...] | None:
-    """The order in which the name of a whole spells those of its parts: `conv_z` and `conv_r` in `conv_zr`.
+    """Return the order in which the name of a fused tensor spells its parts: `conv_z` and `conv_r` in `conv_zr`; or
+    None.
 
-    What the names of the parts begin and end with alike is in that of the whole once, or something else is: `mix_rkv`
-    for `time_mix_r`, `time_mix_k` and `time_mix_v`; or it holds one word of each, as `uqk` does of `gate_u`, `query_q`
+    The common beginning and end of the parts' names may appear once in the name or be replaced: `mix_rkv` for
+    `time_mix_r`, `time_mix_k` and `time_mix_v`. Or the name has one word of each part, as `uqk` for `gate_u`, `query_q`
     and `key_k`.
     """
     if len(names) > MOST_SPELLED:

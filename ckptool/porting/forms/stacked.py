@@ -22,7 +22,7 @@ _COUNTED = re.compile(r"(|.*[A-Za-z]_?)(\d+)\Z")
 
 
 def unstack(one: Canon, other: Canon) -> None:
-    """Take apart tensors that hold a list of layers or experts, where the other side has such a list."""
+    """Split tensors that hold a list of layers or experts, if the other side has such a list."""
     lists = numbered_lists(other)
     stacks = _other_stacks(one, other)
     for n, shapes in stacks.items():
@@ -65,7 +65,10 @@ def unstack(one: Canon, other: Canon) -> None:
 
 
 def _with_those_of_its_module(groups: dict[tuple[tuple[str, ...], int], list[Piece]]) -> None:
-    """See a matrix that is called by its module alone (`attend.W`) among the other parameters of that (`attend.a`)."""
+    """Move each matrix whose path is that of a module (`attend.W`) to the other parameters of this module (`attend.a`).
+
+    GROUPS is changed in place.
+    """
     for (path, n), members in groups.items():
         outer = groups.get((path[:-1], n), []) if path else []
         for piece in [p for p in outer if p.path == path]:
@@ -76,10 +79,10 @@ def _with_those_of_its_module(groups: dict[tuple[tuple[str, ...], int], list[Pie
 def _listed_alone(
     groups: dict[tuple[tuple[str, ...], int], list[Piece]], lists: Sequence[List]
 ) -> tuple[dict[tuple[tuple[str, ...], int], list[Piece]], set[tuple[str, ...]]]:
-    """See stacks beside each other as a list each, where the other side has lists of such layers and nothing else.
+    """Return stacks in one module as separate lists, if the other side has lists of such layers and nothing else.
 
     Returns:
-        The stacks, and the paths of those of vectors that are a list each: norms, with a weight and a bias each.
+        The stacks, and the paths of stacks of vectors that are separate lists: norms, with a weight and a bias each.
     """
     found: dict[tuple[tuple[str, ...], int], list[Piece]] = defaultdict(list)
     vectors: set[tuple[str, ...]] = set()
@@ -101,7 +104,7 @@ _FACTORS = 2
 
 
 def _beside_others(one: Canon, piece: Piece) -> Piece:
-    """A stack that a module holds beside other parameters, in a part of its own."""
+    """Give a stack that a module holds beside other parameters a path of its own."""
     at = len(piece.path)
     if not any(p.path[:at] == piece.path and len(p.path) > at for p in one.pieces.values()):
         return piece
@@ -111,7 +114,7 @@ def _beside_others(one: Canon, piece: Piece) -> Piece:
 
 
 def _other_stacks(one: Canon, other: Canon) -> dict[int, set[Shape]]:
-    """What the members of a stack hold on the other side, where what is several in one here is not there, or back."""
+    """Return number of layers -> shapes of stacks that the other side has, if a stack is fused on one side only."""
     own, theirs = (
         [p for p in side.pieces.values() if len(p.shape) == 3 and p.role == "weight"] for side in (one, other)
     )
@@ -133,13 +136,13 @@ def _other_stacks(one: Canon, other: Canon) -> dict[int, set[Shape]]:
 
 
 def _part(piece: Piece, shape: Shape) -> Shape:
-    """SHAPE, or that of one part where the name of a piece says that it holds several."""
+    """Return SHAPE, or the shape of one part if the name of a piece says that it is fused."""
     kind = fused_kind(piece)
     return shape if kind is None or shape[0] % len(kind.parts) else (shape[0] // len(kind.parts), *shape[1:])
 
 
 def _stand_up(one: Canon, other: Canon) -> None:
-    """See matrices that hold those of all experts below each other, [experts * rows, columns], as a stack of them."""
+    """Reshape matrices [experts * rows, columns] to stacks of the matrices of all experts."""
     theirs = Counter(squeezed(p.shape) for p in other.pieces.values())
     inside = numbered_lists(other, of=table().experts)
     for piece in list(one.pieces.values()):
@@ -161,7 +164,7 @@ def _as_stack(one: Canon, piece: Piece, shape: Shape) -> None:
 
 
 def _side_by_side(one: Canon, piece: Piece, n: int) -> None:
-    """See a matrix [rows, n * columns] as so many beside each other, [n, rows, columns]."""
+    """Reshape a matrix [rows, n * columns] to [n, rows, columns]."""
     rows, columns = piece.shape[0], piece.shape[1] // n
 
     def down(e: Expr) -> Expr:
@@ -174,9 +177,9 @@ def _side_by_side(one: Canon, piece: Piece, n: int) -> None:
 
 
 def _unfold(one: Canon, other: Canon) -> None:
-    """See matrices of which each row holds a whole kernel, [n, out * in * height * width], as a stack of kernels.
+    """Reshape matrices [n, out * in * height * width], with a whole kernel in each row, to stacks of kernels.
 
-    Where the other side has a list of as many kernels of one such size, and nothing of these sizes.
+    Only if the other side has a list of N kernels of one such size, and no tensor of these sizes.
     """
     theirs = Counter(squeezed(p.shape) for p in other.pieces.values())
     kernels: dict[tuple[int, int], set[Shape]] = defaultdict(set)
@@ -190,12 +193,12 @@ def _unfold(one: Canon, other: Canon) -> None:
 
 
 def _turned(members: list[Piece], inside: set[Shape], called: dict[str, set[Shape]]) -> Counter[bool]:
-    """How many of the matrices in a stack have to be turned to fit a list of matrices, where sizes or words tell.
+    """Count how many matrices in a stack have to be transposed to fit a list, as far as sizes or words show it.
 
     Args:
         members: the stack.
-        inside: sizes of what a list holds.
-        called: those that it holds under a word.
+        inside: sizes of the tensors in a list.
+        called: word -> sizes of the tensors with this word.
     """
     votes: Counter[bool] = Counter()
     for piece in members:
@@ -212,7 +215,7 @@ def _turned(members: list[Piece], inside: set[Shape], called: dict[str, set[Shap
 
 
 def _called(canon: Canon) -> dict[str, set[Shape]]:
-    """The sizes of matrices in lists and stacks, by the words for the parts of a feed-forward block."""
+    """Return the sizes of matrices in lists and stacks, by the words for the parts of a feed-forward block."""
     found: dict[str, set[Shape]] = defaultdict(set)
     for piece in canon.pieces.values():
         rank = len(piece.shape)
@@ -229,7 +232,7 @@ def _word(piece: Piece) -> str:
 
 
 def _laid_out(one: Canon, piece: Piece, inside: set[Shape], votes: Counter[bool]) -> Piece:
-    """A stack of matrices, turned as the others of its stack whose sizes tell; in doubt where none tells."""
+    """Return a stack of matrices, transposed like the others of its stack; with a question if no sizes show it."""
     shape, turned = piece.shape[1:], piece.shape[:0:-1]
     seen = one.is_target and (piece.entry.facts.inputs_first is not None or piece.entry.how == "linear")
     if seen:  # and turned before, unless it looked like heads: [heads, in, out]
@@ -251,7 +254,7 @@ def _laid_out(one: Canon, piece: Piece, inside: set[Shape], votes: Counter[bool]
 
 
 def fits_inside(piece: Piece, inside: set[Shape]) -> bool:
-    """Whether what one element of a stacked tensor holds is in the members of a list: as it is, turned, or in parts."""
+    """Return whether one element of a stacked tensor is in the members of a list: as it is, transposed, or in parts."""
     shape = piece.shape[1:]
     if squeezed(shape) in inside or (len(shape) == 2 and shape[::-1] in inside):
         return True
@@ -262,9 +265,9 @@ def fits_inside(piece: Piece, inside: set[Shape]) -> bool:
 
 
 def _fused_ways(piece: Piece, inside: set[Shape]) -> list[bool]:
-    """Whether a stack of fused matrices has to be turned for its parts to fit a list: the ways that do.
+    """Return in which ways a stack of fused matrices fits a list: as it is (False), transposed (True).
 
-    What no name says to be several may be two where it does not fit as a whole.
+    A stack whose name says nothing counts as two matrices if it does not fit as a whole.
     """
     kind, shape = fused_kind(piece), piece.shape[1:]
     if piece.role != "weight" or (kind is None and {shape, shape[::-1]} & inside):
@@ -275,21 +278,21 @@ def _fused_ways(piece: Piece, inside: set[Shape]) -> list[bool]:
 
 
 def counted(component: str) -> tuple[str, int] | None:
-    """What a component of a path is called and the number that it ends in, if it does: ("expert_", 0)."""
+    """Return the name and the last number of a component: ("expert_", 0); or None."""
     found = _COUNTED.match(component)
     return None if found is None else (found[1], int(found[2]))
 
 
 @dataclass(frozen=True, slots=True)
 class List:
-    """What equal members of a numbered list hold under one name.
+    """What the equal members of a numbered list hold under one name.
 
     Attributes:
-        around: what stands before the number.
-        below: what stands behind it, to the tensor.
-        role: of the tensor.
-        length: how many members there are.
-        shape: of the tensor in each.
+        around: the path before the number.
+        below: the path behind it, up to the tensor.
+        role: the role of the tensor.
+        length: number of members.
+        shape: sizes of the tensor in each member.
     """
 
     around: tuple[str, ...]
@@ -300,7 +303,7 @@ class List:
 
 
 def lists_of(canon: Canon, of: frozenset[str] = frozenset()) -> list[List]:
-    """The numbered lists of equal members of one side. OF: words of which a list has one."""
+    """Return the numbered lists of equal members of one side; if OF is given, only lists with one of these words."""
     members: dict[tuple[tuple[str, ...], tuple[str, ...], str], dict[int, Shape]] = defaultdict(dict)
     for piece in canon.pieces.values():
         for at, component in enumerate(piece.path):
@@ -316,7 +319,7 @@ def lists_of(canon: Canon, of: frozenset[str] = frozenset()) -> list[List]:
 
 
 def numbered_lists(canon: Canon, of: frozenset[str] = frozenset()) -> dict[int, set[Shape]]:
-    """Numbered lists of equal members: length -> shapes that their members hold. OF: words of which a list has one."""
+    """Return length -> shapes inside the members, for numbered lists of equal members with one of the words OF."""
     parts: dict[Shape, Shape] = {}
     for piece in canon.pieces.values():
         if piece.role in ("weight", "bias") and 0 < len(piece.shape) < 3 and _part(piece, piece.shape) != piece.shape:
@@ -328,9 +331,9 @@ def numbered_lists(canon: Canon, of: frozenset[str] = frozenset()) -> dict[int, 
 
 
 def _unstacked(canon: Canon, piece: Piece, n: int, cut_at: int, first: Piece, place: int, of: int) -> None:
-    """Take apart one tensor of a list, so that its parts stand layer by layer among those of the others.
+    """Split one tensor of a list, so that its parts are layer by layer among the parts of the others.
 
-    CUT_AT is how many components of its path are around the list.
+    CUT_AT is the number of components before the list in its path.
     """
     new: list[tuple[Piece, Callable[[Expr], Expr]]] = []
     for i in range(n):
@@ -347,9 +350,9 @@ def _unstacked(canon: Canon, piece: Piece, n: int, cut_at: int, first: Piece, pl
 
 
 def unstack_together(one: Canon, other: Canon) -> None:
-    """Take apart tensors that hold a list of layers together, some layers each, where the other side has that list.
+    """Split tensors that together hold a list of layers, if the other side has that list.
 
-    As where the first layer has a table of its own, [1, n, d], and the others one for all of them, [layers - 1, n, d].
+    For example, the first layer has a table [1, n, d], and the other layers have one for all, [layers - 1, n, d].
     """
     lists = numbered_lists(other)
     theirs = Counter(squeezed(p.shape) for p in other.pieces.values())
@@ -371,10 +374,10 @@ def unstack_together(one: Canon, other: Canon) -> None:
 
 
 def _in_a_row(canon: Canon, members: list[Piece]) -> None:
-    """Take apart tensors of which each holds the layers after those of the one before it.
+    """Split tensors, each of which holds the layers after those of the tensor before it.
 
-    That is certain where one holds the first layer, and the other, which is called as it is with a word more, the rest:
-    `prompts` and `deep_prompts`.
+    This is certain if one holds the first layer and the other, whose name has one more word, holds the rest: `prompts`
+    and `deep_prompts`.
     """
     ordered = canon.signature.traced if canon.is_target else canon.signature.ordered
     named = len(members) == 2 and telling_words(members[0].path) < telling_words(members[1].path)

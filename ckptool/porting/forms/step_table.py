@@ -1,7 +1,7 @@
-"""The table of the steps that bring two sides into the common form, in the order in which they are taken.
+"""The table of the steps that bring both sides into the common form, in their order.
 
-A step takes the source and the target; one that looks at one side with the other in mind is taken both ways. What a
-step makes of a tensor keeps its name, so that the way of a key can be told.
+A step takes the source and the target. A step that changes one side for the other is taken in both directions. Pieces
+keep the names of the steps that made them, for `--explain`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Step = Callable[[Canon, Canon], None]
 
 
 def each(step: Step) -> Step:
-    """A step that is taken for the source with the target in mind, then the other way round."""
+    """Return a step that changes the source for the target, then the target for the source."""
 
     def run(source: Canon, target: Canon) -> None:
         step(source, target)
@@ -44,7 +44,7 @@ def each(step: Step) -> Step:
 
 
 def target_first(step: Step) -> Step:
-    """The same, for the target first."""
+    """Return a step that changes the target for the source, then the source for the target."""
 
     def run(source: Canon, target: Canon) -> None:
         step(target, source)
@@ -54,7 +54,7 @@ def target_first(step: Step) -> Step:
 
 
 def alone(step: Callable[[Canon], None]) -> Step:
-    """A step for which the other side does not matter."""
+    """Return a step that changes each side without the other."""
 
     def run(source: Canon, target: Canon) -> None:
         step(source)
@@ -64,7 +64,7 @@ def alone(step: Callable[[Canon], None]) -> Step:
 
 
 def of_source(step: Callable[[Canon], None]) -> Step:
-    """A step that only a file needs."""
+    """Return a step that changes only the source."""
 
     def run(source: Canon, target: Canon) -> None:
         step(source)
@@ -325,7 +325,7 @@ STEPS: tuple[Rule[Step], ...] = in_order(
 
 
 def bring_together(source: Canon, target: Canon) -> None:
-    """Take every step of the table."""
+    """Run every step of the table."""
     for step in STEPS:
         source.step = target.step = step.name
         step.run(source, target)

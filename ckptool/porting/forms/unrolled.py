@@ -1,4 +1,4 @@
-"""Blocks of the model that the source holds once, as code does whose layers share their weights."""
+"""Blocks of the model that the source holds once, because its layers share their weights."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ _LAYERS = 4
 
 
 def later_blocks(targets: Sequence[Unit], sources: Sequence[Unit]) -> list[Unit]:
-    """Units of all blocks but the first of lists whose content the source has once (Lan et al., "ALBERT", 2020).
+    """Return the units of all blocks except the first, for lists whose blocks the source has once (Lan et al.,
+    "ALBERT", 2020).
 
-    Held against one block, every layer of the source has one partner; against all of them it fits several, and no two
-    numbers agree. A source that counts layers of such sizes beyond the first has a list of its own, of which blocks may
-    be missing; and where the model has them in two lists, sizes do not tell whose they are.
+    Compared with one block, every layer of the source has one partner; compared with all, it fits several. If the
+    source counts layers of such sizes, it has a list of its own, with blocks missing. If the model has such blocks in
+    two lists, sizes do not show which list is meant.
     """
     blocks: dict[Path, dict[int, list[Unit]]] = defaultdict(lambda: defaultdict(list))
     for unit in targets:
@@ -46,7 +47,7 @@ def later_blocks(targets: Sequence[Unit], sources: Sequence[Unit]) -> list[Unit]
 
 
 def _inside(one: Path, other: Path) -> bool:
-    """Whether one list is in a block of the other, or around it."""
+    """Return whether one list is inside a block of the other."""
     return one[: len(other)] == other or other[: len(one)] == one
 
 

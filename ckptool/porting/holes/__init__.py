@@ -1,1 +1,1 @@
-"""What goes into each tensor of the target, matched or not."""
+"""Fill the hole of each tensor of the target, from its matched unit or in another way."""

@@ -1,4 +1,4 @@
-"""Classes of a detector: code that has one for the background counts it first or last."""
+"""Detectors have a class for the background, and code counts it first or last: ask which."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from .filling import Filling
 
 
 def doubt_background(filling: Filling) -> None:
-    """Doubt layers for classes that give one more than the boxes beside them, in code that has other names.
+    """Ask about layers with one class more than the boxes beside them, unless both sides have the same names.
 
-    Boxes have four rows for each class but the background.
+    Boxes have four rows for each class except the background.
     """
     pairs = {id(t): (t, s) for t, s in filling.unit_of.values()}.values()
     if not any(t.path[-1:] != s.path[-1:] for t, s in pairs):
@@ -29,5 +29,5 @@ def doubt_background(filling: Filling) -> None:
 
 
 def _turned(e: Expr, rows: int) -> Expr:
-    """The last row first."""
+    """Return the rows of E with the last one first."""
     return ex.cat(0, ex.part(e, 0, rows - 1, rows), ex.part(e, 0, 0, rows - 1))

@@ -1,4 +1,4 @@
-"""Conventions of code that neither names nor shapes show: what may be otherwise than it looks is doubted here."""
+"""Ask about conventions of code that neither names nor shapes show, such as the order of the parts of a projection."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .. import expression as ex
 from ..expression import Shape
 from ..forms.fused import other_arrangement
 from ..forms.layouts import PRODUCTS, is_bare, is_turned, kin
-from ..forms.pieces import Piece, holds_channels_last, squeezed
+from ..forms.pieces import Name, Piece, holds_channels_last, squeezed
 from ..forms.projections import heads_of, of_library, part_label
 from ..matching.evidence import Kind
 from ..matching.units import Unit, label_of
@@ -26,13 +26,16 @@ _AS_IT_IS = frozenset({"select", "reshape"})
 
 
 def doubt_conventions(filling: Filling) -> None:
-    """Doubt, or turn, what code on the two sides may take in different ways."""
+    """Ask about, or change, tensors that the code of the two sides may use in different ways."""
     for rule in CONVENTIONS:
         rule.run(filling)
 
 
 def _bare_squares(filling: Filling) -> None:
-    """Turn square bare parameters as the others of the file whose sizes show their layout; doubt them if none does."""
+    """Transpose square bare parameters if the file's other ones, by their sizes, are transposed; ask if there are none.
+
+    A bare parameter is no weight of a torch layer.
+    """
     votes: Counter[bool] = Counter()
     square = []
     for hole, filled in filling.holes.items():
@@ -64,10 +67,11 @@ def _bare_squares(filling: Filling) -> None:
 
 
 def _turned_squares(filling: Filling) -> None:
-    """Ask about square matrices of layers, of which most stand with their outputs first.
+    """Ask about square matrices of layers whose rows may be inputs instead of outputs.
 
-    Not all do: graph convolutions and layers after those of TF hold their inputs first, as the others of their name
-    show whose sizes differ. Where there is none, it is open whether what the model takes the other way round is turned.
+    Most code has outputs first. Graph convolutions and layers from TensorFlow have inputs first, which other tensors of
+    the same name show by their sizes. If there is no such tensor, ask about the matrices that the model uses in the
+    other orientation.
     """
     votes: dict[str, Counter[bool]] = defaultdict(Counter)
     square = []
@@ -97,7 +101,7 @@ def _turned_squares(filling: Filling) -> None:
 
 
 def _arranged(filling: Filling) -> None:
-    """What is several projections in one on both sides, under names that do not say how it is arranged."""
+    """Ask about tensors that hold several projections on both sides, if no name shows how these are arranged."""
     if filling.same_names:
         return
     for hole, filled in filling.holes.items():
@@ -110,9 +114,9 @@ def _arranged(filling: Filling) -> None:
 
 
 def _rotary(filling: Filling) -> None:
-    """Rows of queries and keys: rotary embeddings pair them in one of two ways, which no shape shows."""
+    """Ask how the rows of queries and keys are paired by rotary embeddings, or reorder them if both codes are known."""
     anywhere = filling.target.signature.rotary
-    if anywhere is None or filling.same_names:
+    if anywhere is None or (filling.same_names and not filling.source.signature.traced):
         return
     seen = any(entry.facts.rotary for entry in filling.target.signature.entries.values())
     settled: set[tuple[tuple[str, ...], str]] = set()  # projections about which there is no doubt
@@ -134,54 +138,80 @@ def _rotary(filling: Filling) -> None:
         if kind == "unknown" and _are_queries(piece):
             continue
         heads = heads_of(t.main.entry)
-        library = of_library(filling.source, s.path)
-        theirs = _rotary_by_name(s.path) if library is None else library.rotary
-        otherwise = kind != "unknown" and theirs is not None and theirs.kind != kind
-        same_code = filling.same_code(t, s)
-        if (theirs is not None and theirs.sure and theirs.kind == kind) or (same_code and not otherwise):
+        shown = s.main.entry.facts.rotary
+        if shown in _PAIRS and kind in _PAIRS and shown == kind:
+            filled.learn(filled.expr, Reason.ROTARY, shows=_PAIRS[shown])
             settled.add((t.path[:-1], which))
             continue
         turned = None
         if heads and piece.shape and piece.shape[0] % (2 * heads) == 0:
             turned = ex.rotary(filled.expr, heads, kind if kind != "unknown" else "half")
+        if turned is not None and shown in _PAIRS and kind in _PAIRS and _turn_all(t, s, heads):
+            filled.learn(turned, Reason.ROTARY, shows=_PAIRS[shown])
+            continue
+        if filling.same_names and shown not in _PAIRS:
+            continue
+        library = of_library(filling.source, s.path)
+        theirs = _rotary_by_name(s.path) if library is None else library.rotary
+        otherwise = kind != "unknown" and (shown in _PAIRS or (theirs is not None and theirs.kind != kind))
+        same_code = filling.same_code(t, s)
+        if not otherwise and (same_code or (theirs is not None and theirs.sure and theirs.kind == kind)):
+            settled.add((t.path[:-1], which))
+            continue
         exchange = turned is not None and otherwise and not same_code
         filled.ask(Reason.ROTARY, options=[] if turned is None else [turned], exchange=exchange)
 
 
+#: How code turns queries and keys, as an answer.
+_PAIRS: dict[str | None, str] = {"half": "pairs halves", "interleaved": "pairs neighbours"}
+
+
+def _turn_all(t: Unit, s: Unit, heads: int) -> bool:
+    """Whether both codes turn all that a head has, not a part of it."""
+    widths = {u.main.entry.facts.turned for u in (t, s)}
+    return widths == {t.main.shape[0] // heads}
+
+
 def _are_queries(piece: Piece) -> bool:
-    """Whether a parameter is a row for each query that a model has learned, not a layer that makes queries."""
+    """Return whether a parameter holds learned queries, one per row, and is not a layer that computes queries."""
     bare = piece.last == piece.entry.key.split(".")[-1] in ("query", "queries")
     return bare and squeezed(piece.shape)[:1] != squeezed(piece.shape)[1:]
 
 
 def _flatten(filling: Filling) -> None:
-    """A linear layer after feature maps: the order in which they are flattened is in the code only."""
+    """Ask about linear layers after feature maps: only the code shows in which order it flattens them."""
     for hole, filled in filling.holes.items():
         t, s = filling.unit_of[hole]
         piece = t.pieces.get(hole.role)
         if piece is None or piece.role != "weight" or len(piece.shape) != 2:
             continue
         flattened = piece.entry.facts.flattened
-        if flattened is None or filling.same_code(t, s):
+        shown = s.main.entry.facts.flattened
+        known = shown is not None and flattened is not None and shown[1:] == flattened[1:] and filled.expr.is_copy
+        if flattened is None or (not known and filling.same_code(t, s)):
             continue
         layout, c, h, w = flattened
         theirs = "nhwc" if holds_channels_last(s.main, filling.source.signature.framework) else "nchw"
+        theirs = shown.order if shown is not None and known else theirs
         if layout != theirs and squeezed(piece.shape)[-1] == c * h * w:
-            if layout not in ("nchw", "nhwc"):
+            if not {layout, theirs} <= {"nchw", "nhwc"}:
                 sizes = {"c": c, "h": h, "w": w}
                 apart = ex.reshape(filled.expr, (piece.shape[0], *(sizes[letter] for letter in theirs[1:])))
                 made = ex.reshape(ex.permute(apart, *map(theirs.index, layout)), piece.shape)
             else:
                 made = ex.flatten(filled.expr, c, h, w, layout)
             own, other = layout.upper(), theirs.upper()
+            if known:
+                filled.learn(made, Reason.FLATTENED, own, other, shows=f"flattens {other}")
+                continue
             filled.ask(Reason.FLATTENED, own, other, options=[made], exchange=True)
 
 
 def _concatenated(filling: Filling) -> None:
-    """Layers that take several branches side by side: in which order is in the code of the source only.
+    """Ask about layers that take concatenated branches: only the source's code shows the order of the branches.
 
-    As a rule branches are joined in the order in which they are registered. Where the source has registered those
-    of the target in another order than the target joins them, the order of the channels is a guess.
+    Code usually concatenates branches in the order in which it registers them. If the source registers the branches in
+    another order than the model concatenates them, the order of the channels is a guess.
     """
     told = filling.source.signature.traced
     if not told and (filling.same_names or not filling.matcher.sequences.ordered):
@@ -220,11 +250,12 @@ def _concatenated(filling: Filling) -> None:
 
 
 def _centred_norms(filling: Filling) -> None:
-    """Norm weights around 0 where the model takes them as they are, or around 1 where it adds 1.
+    """Ask about norm weights around 0 if the model does not add 1 to them, and around 1 if it does.
 
-    A model that adds 1 may have trained all weights above 0. Under its own names they are certain, unless they all lie
-    closely around 1; under other names they are a guess.
+    A model that adds 1 may have trained all weights above 0. Under equal names such weights are certain, unless they
+    all lie close to 1; under other names they are a guess.
     """
+    told = _added_in_code(filling)
     if filling.values is None:
         return
     norms = []
@@ -232,7 +263,7 @@ def _centred_norms(filling: Filling) -> None:
         piece = t.pieces.get("weight")
         if piece is None or len(piece.shape) != 1 or piece.name not in filling.holes:
             continue
-        if "norm" not in t.main.entry.module.lower() and label_of(t, "purpose") != "norm":
+        if piece.name in told or ("norm" not in t.main.entry.module.lower() and label_of(t, "purpose") != "norm"):
             continue
         leaf = piece.entry.key.rpartition(".")[2]
         if "running_var" in t.pieces or leaf in table().beside_bias or not filling.holes[piece.name].expr.is_copy:
@@ -259,13 +290,33 @@ def _centred_norms(filling: Filling) -> None:
             filled.ask(reason, options=[ex.shift(filled.expr, amount)], exchange=likely)
 
 
+def _added_in_code(filling: Filling) -> set[Name]:
+    """The vectors to which both codes are seen to add a number, or none: one is not the other where these differ."""
+    told = set()
+    for hole, filled in filling.holes.items():
+        t, s = filling.unit_of[hole]
+        piece, own = t.pieces.get(hole.role), s.pieces.get(hole.role)
+        if piece is None or own is None or len(squeezed(piece.shape)) != 1 or not filled.expr.is_copy:
+            continue
+        here, there = piece.entry.facts.plus, own.entry.facts.plus
+        if here is None or there is None:
+            continue
+        told.add(hole)
+        if here != there:
+            reason = Reason.NORMS_AROUND_0 if there > here else Reason.NORMS_AROUND_1
+            filled.learn(ex.shift(filled.expr, there - here), reason, shows=f"adds {there:g} to it")
+    return told
+
+
 def _same_names(members: Sequence[tuple[Unit, Unit, Piece]]) -> bool:
     return all(t.path == s.path or t.told_by(Kind.NAME) for t, s, _ in members)
 
 
 def _are_near_1(values: Values, keys: Sequence[str]) -> bool:
-    """Whether norm weights lie closely around 1, as those do that nothing is added to; those of code that adds 1 begin
-    at 0, and where training took all of them above it, it took them far apart."""
+    """Return whether norm weights lie so close to 1 that the source's code cannot add 1 to them.
+
+    Weights of code that adds 1 start at 0. If training moved all of them above 0, it moved them far apart.
+    """
     found = [value.astype("float64") for key in keys if (value := values(key)) is not None]
     total = sum(value.size for value in found)
     if not total:
@@ -280,7 +331,7 @@ _NEAR = 0.3
 
 
 def _adds(piece: Piece) -> bool:
-    """Whether the model adds something to what a tensor holds."""
+    """Return whether the model adds something to the tensor before it uses it."""
     return piece.entry.how in ("add", "__add__", "__radd__")
 
 
@@ -291,11 +342,12 @@ _MANY_INPUTS, _FEWEST, _MOST_SEEN = 64, 4, 24
 
 
 def _equalised(filling: Filling) -> None:
-    """Weights of one spread whatever their inputs, as code has them that multiplies them on every call.
+    """Ask about weights that have the same spread in every layer: code with equalised learning rates multiplies them on
+    every call.
 
-    Equalised learning rates: weights are normally distributed, and 1 / sqrt(inputs) or sqrt(2 / inputs) is a factor in
-    the code (Karras et al., "Progressive Growing of GANs", 2018, section 4.1). This model has no such factor.
-    A file of weights that are scaled as code initialises them does not show the factor.
+    Such weights are normally distributed, and the code multiplies them by 1 / sqrt(inputs) or sqrt(2 / inputs) (Karras
+    et al., "Progressive Growing of GANs", 2018, section 4.1). This model has no such factor. If the file's weights are
+    scaled like initial weights, nothing is asked.
     """
     if filling.values is None or filling.same_names:
         return
@@ -319,13 +371,15 @@ def _equalised(filling: Filling) -> None:
 
 
 def _joined_by(piece: Piece | None) -> dict[str, int] | None:
-    """The place of each branch that a layer of the source takes side by side, where its code was followed."""
+    """Return the place of each branch in the concatenation that a layer of the source takes, or None if it is not
+    known.
+    """
     joined = piece.entry.facts.joined if piece is not None else ()
     return {key: place for place, (key, _) in enumerate(joined)} if joined else None
 
 
 def _as_matrix(piece: Piece) -> Shape | None:
-    """The shape of what the model multiplies with, a convolution of size 1 included, or None."""
+    """Return the shape of the matrix that a layer multiplies with (a convolution of size 1 counts), or None."""
     how, module = piece.entry.how, piece.entry.module
     if len(piece.shape) > 2 and (how.startswith("conv") or module.startswith("Conv")):
         return piece.shape[:2] if not squeezed(piece.shape[2:]) else None
@@ -344,9 +398,9 @@ def _share_of_negatives(values: Values, keys: Sequence[str]) -> float | None:
 
 
 def _rotary_by_name(path: Sequence[str]) -> Rotary | None:
-    """How queries and keys are paired by rotary embeddings in code that uses this name, the longest that is known.
+    """Return how code with this name pairs queries and keys in rotary embeddings, by the longest known name, or None.
 
-    Code with `Wqkv`, `qkv`, `to_q` or `query_key_value` pairs them in either way, so the table does not have these.
+    The table does not have `Wqkv`, `qkv`, `to_q` and `query_key_value`, because code with these names does either.
     """
     for end in (len(path), len(path) - 1):  # what was taken out of a fused projection has its name behind it
         words = words_of(path[max(end - 2, 0) : end])

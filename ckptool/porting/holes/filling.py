@@ -1,4 +1,4 @@
-"""What goes into each hole of the target: filled from matched units, with what is not certain about it."""
+"""Fill the holes of the target from matched units, and keep the questions about each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..expression import Expr, Shape
 from ..forms.pieces import Canon, Name, Piece, squeezed, substituted
 from ..matching.match import Matcher, Matching
 from ..matching.units import Unit, hard_conflict, label_of, related, similarity
-from ..questions import Question, Reason, joined, still_open
+from ..questions import Question, Reason, ask_code, joined, still_open
 
 #: Sorted behind whatever a key may go on with.
 _LAST = "\U0010ffff"
@@ -27,12 +27,12 @@ Values = Callable[[str], Any]
 
 @dataclass(slots=True)
 class Filled:
-    """What goes into one hole of the target.
+    """The expression that fills one hole of the target.
 
     Attributes:
-        expr: it.
-        evidence: what decided, for the report.
-        questions: what is not certain about it, with what else it may be.
+        expr: the expression.
+        evidence: why it was chosen, for the report.
+        questions: what is uncertain about it, with other expressions as options.
     """
 
     expr: Expr
@@ -41,26 +41,33 @@ class Filled:
 
     @property
     def doubts(self) -> list[Question[Expr]]:
-        """The questions that are open."""
+        """Return the open questions."""
         return still_open(self.questions)
 
     def ask(self, reason: Reason, *named: str, options: Sequence[Expr] = (), exchange: bool = False) -> None:
-        """Ask whether it is this expression or one of OPTIONS; with EXCHANGE, the first of these is the likelier."""
+        """Ask whether it is this expression or one of OPTIONS. With EXCHANGE, fill the hole with the first option
+        instead.
+        """
         if exchange:
             self.expr, options = options[0], (self.expr, *options[1:])
         self.questions = joined(self.questions, Question(reason, named, tuple(options)))
 
+    def learn(self, expr: Expr, reason: Reason, *named: str, shows: str) -> None:
+        """Take EXPR, since the source's code answers the question: SHOWS says what it does."""
+        self.expr = expr
+        self.questions = [*self.questions, ask_code(reason, *named, shows=shows)]
+
 
 class Filling:
-    """The holes of the target, being filled.
+    """The holes of the target while they are filled.
 
     Attributes:
         source, target: the two sides in their common form.
-        matcher, matching: how units were matched, and what was found.
-        values: gives small tensors of the source.
-        holes: what goes into each, by its name.
-        misses: why nothing goes into it, where more can be said than that.
-        unit_of: from which (target, source) units that comes.
+        matcher, matching: the matcher and the pairs that it found.
+        values: returns the values of a small tensor of the source.
+        holes: the filled holes, by name.
+        misses: why a hole stays empty, if more is known than that no source fits.
+        unit_of: the (target, source) units that a hole was filled from.
     """
 
     def __init__(
@@ -75,7 +82,7 @@ class Filling:
         self._sorted = [sorted(side.signature.entries) for side in (target, source)]  # each block is asked about once
 
     def fill(self, t: Unit, s: Unit) -> None:
-        """Fill the holes of the unit T with the pieces of S, with all questions about T and about those pieces."""
+        """Fill the holes of the unit T with the pieces of S, and copy the questions about T and about these pieces."""
         evidence = _evidence_text(t, s)
         left = dict(s.pieces)
         for role, piece in t.pieces.items():
@@ -113,7 +120,10 @@ class Filling:
         return None
 
     def _bias_for(self, role: str, piece: Piece, t: Unit, s: Unit) -> tuple[Expr, list[str]] | None:
-        """A bias; a recurrent layer has one for the input, one for the hidden state, or one for both."""
+        """Return the expression for a bias, and the roles it uses.
+
+        A recurrent layer has one bias for the input, one for the hidden state, or one for both.
+        """
         roles: list[str] = ["bias_ih", "bias_hh", "bias"]
         own, theirs = ([r for r in roles if r in u.pieces] for u in (t, s))
         if len(own) == len(theirs) and (len(own) == 1 or role in theirs):
@@ -133,7 +143,7 @@ class Filling:
         return ex.zeros(*piece.shape), []
 
     def guess(self, targets: list[Unit], sources: list[Unit]) -> None:
-        """What no evidence separates: paired as it comes and called a guess, where there is any reason to fill it."""
+        """Pair units that no evidence tells apart, by names and order, with a question about each pair."""
         free = sorted(sources, key=lambda u: u.order)
         own = sorted(targets, key=lambda u: u.used if u.used is not None else u.order)
         for t in own:
@@ -157,7 +167,7 @@ class Filling:
             self.fill(t, chosen)
 
     def _equal(self, sources: Sequence[Unit]) -> bool:
-        """Whether units of the source hold the same values, as buffers do that code computes alike in each layer."""
+        """Return whether units of the source hold equal values, like buffers that are the same in each layer."""
         if self.values is None or any(len(u.pieces) > 1 or not u.main.expr.is_copy for u in sources):
             return False
         first, *others = (self.values(u.main.expr.key) for u in sources)
@@ -166,15 +176,15 @@ class Filling:
         )
 
     def _same_names(self) -> bool:
-        """Whether the file's keys are the model's, so that nothing speaks for other code."""
+        """Return whether the file has all keys of the model, so that it most likely comes from the same code."""
         own = {k for k, e in self.target.signature.entries.items() if e.parameter is not False}
         return own <= set(self.source.signature.entries)
 
     def same_code(self, t: Unit, s: Unit) -> bool:
-        """Whether a part of the file around S has the names of the model's around T, but for what stands before them.
+        """Return whether the names around S in the file equal those around T in the model, except for a prefix.
 
-        Files of models that contain others (a language model with eyes, a detector with its backbone) are renamed in
-        their first components as versions of a library go by; what is inside stays the code that it was.
+        Libraries rename the first components when a model becomes part of another one (a language model with vision, a
+        detector with its backbone). The code inside stays the same.
         """
         if self.same_names:
             return True
@@ -197,7 +207,7 @@ class Filling:
         return self._compared[prefixes]
 
     def alike(self, t: Unit, s: Unit) -> bool:
-        """Whether S stands where T does, by its name or by what stands around it."""
+        """Return whether S has the same place as T, by its name or by its neighbours."""
         if hard_conflict(t.words, s.words):
             return False
         if t.path == s.path:

@@ -1,7 +1,7 @@
-"""Kernels for another number of input channels: pictures in grey, with depth, of a satellite, or from several frames.
+"""Kernels for another number of input channels: grey pictures, depth, satellite bands, several frames.
 
-No file says which rule the new code is meant for, so each is a guess, and the others are its options. The names of the
-rules are those of `--input-channels`.
+No file shows which rule the new code needs, so each result is a guess, with the other rules as options. The names of
+the rules are those of `--input-channels`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ RULES = {
 
 
 def of_channels(wanted: Shape, have: Shape, expr: Expr) -> tuple[Expr, Question[Expr]] | None:
-    """The likeliest of the rules for kernels [out, in, …], with the others as options; None for other sizes.
+    """Return the kernel [out, in, …] by the likeliest rule, with the other rules as options; None for other sizes.
 
     Args:
-        wanted, have: the sizes that the model and the file have, which differ in the second number only.
-        expr: what has the sizes HAVE.
+        wanted, have: the sizes in the model and in the file, which differ only in the second number.
+        expr: the kernel of the file, of sizes HAVE.
     """
     if len(wanted) != len(have) or len(wanted) not in (3, 4, 5) or wanted[:1] + wanted[2:] != have[:1] + have[2:]:
         return None
@@ -65,7 +65,7 @@ def _fewer(wanted: Shape, have: int, x: Expr) -> dict[str, Expr]:
 
 
 def rule_of(expr: Expr) -> str:
-    """The rule that made a kernel, which its operations tell."""
+    """Return the name of the rule that made a kernel, by its operations."""
     operations = set(expr.operations())
     if not operations.isdisjoint(("sum", "add")):
         return "mean" if not operations.isdisjoint(("scale", "repeat")) else "sum"
@@ -75,10 +75,10 @@ def rule_of(expr: Expr) -> str:
 
 
 def by_rule(mapping: Mapping, rule: str) -> Mapping:
-    """The mapping with RULE for every kernel of other input channels, which is then no guess any more.
+    """Return the mapping with RULE applied to every kernel of another number of channels, without their questions.
 
     Raises:
-        RuleError: the rule does not lead from the channels of the file to those of the model.
+        RuleError: the rule cannot make the channels of the model from those of the file.
     """
     return mapping.with_entries([_by_rule(entry, rule) for entry in mapping.entries])
 

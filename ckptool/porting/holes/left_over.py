@@ -1,6 +1,6 @@
-"""What is left when all is matched: layers that hold several of the other side, and one that stands for several.
+"""Propose sources for units without a partner: layers that hold several layers of the other side, or one shared layer.
 
-None of it is certain: everything here is a proposal that ends as a guess.
+Nothing here is certain: each proposal ends as a guess.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _MOST_PARTS = 4
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What may go into one tensor of the target.
+    """An expression that may fill one tensor of the target.
 
     Attributes:
         target, source: the units.
-        role: which tensor of the target's unit.
-        expr: what goes there.
-        question: why that is not certain, and what else may go there.
+        role: the role of the tensor in the target's unit.
+        expr: the expression for it.
+        question: why this is uncertain, with other expressions as options.
     """
 
     target: Unit
@@ -39,11 +39,11 @@ class Proposal:
 
 
 def parts(pairs: Sequence[tuple[Unit, Unit]], targets: Sequence[Unit], sources: Sequence[Unit]) -> Iterator[Proposal]:
-    """Layers of one side that hold, side by side, all that is left in a part of the other.
+    """Yield proposals for layers of one side that are, concatenated, one layer of the other side.
 
     Args:
-        pairs: what was matched, (target, source).
-        targets, sources: what was not.
+        pairs: the pairs so far, (target, source).
+        targets, sources: the units without a partner.
     """
     for to_target in (True, False):
         several, one = (targets, sources) if to_target else (sources, targets)
@@ -57,7 +57,7 @@ def parts(pairs: Sequence[tuple[Unit, Unit]], targets: Sequence[Unit], sources: 
 
 
 def _families(units: Sequence[Unit]) -> list[list[Unit]]:
-    """Units of one module with the same roles, in the order in which they are registered, two to four at a time."""
+    """Return groups of two to four units in one module with the same roles, in order of registration."""
     found: dict[object, list[Unit]] = defaultdict(list)
     for unit in units:
         if unit.main.shape:
@@ -68,7 +68,9 @@ def _families(units: Sequence[Unit]) -> list[list[Unit]]:
 def _counterpart(
     pairs: Sequence[tuple[Unit, Unit]], module: tuple[str, ...], *, of_target: bool
 ) -> tuple[str, ...] | None:
-    """The part of the other side that holds what was matched with the content of a module, or of one around it."""
+    """Return the path, on the other side, of the partners of the units in a module, or in the nearest one with
+    partners.
+    """
     for at in range(len(module), 0, -1):
         others = [(s if of_target else t).path for t, s in pairs if (t if of_target else s).path[:at] == module[:at]]
         if others:
@@ -81,7 +83,7 @@ def _inside(unit: Unit, module: tuple[str, ...]) -> bool:
 
 
 def _dimension(whole: Unit, held: Sequence[Unit]) -> int | None:
-    """The dimension in which the tensors of some units are together those of one, or None."""
+    """Return the dimension along which the tensors of HELD, concatenated, have the sizes of WHOLE, or None."""
     if whole.pieces.keys() != held[0].pieces.keys():
         return None
     for dim in range(min(len(whole.main.shape), 2)):
@@ -121,10 +123,10 @@ def _joined(whole: Unit, held: Sequence[Unit], dim: int) -> Iterator[Proposal]:
 def segments(
     pairs: Sequence[tuple[Unit, Unit]], targets: Sequence[Unit], sources: Sequence[Unit]
 ) -> Iterator[Proposal]:
-    """Tables of segments that the model adds to its words, where the source has none: zeros, which add nothing.
+    """Yield zeros, which add nothing, for a segment table of the model if the source has none.
 
     Args:
-        pairs: what was matched.
+        pairs: the pairs so far.
         targets: units without a source.
         sources: all units of the source.
     """
@@ -138,10 +140,10 @@ def segments(
 
 
 def shared(pairs: Sequence[tuple[Unit, Unit]], targets: Sequence[Unit], sources: Sequence[Unit]) -> Iterator[Proposal]:
-    """What the source has once and the model in every block.
+    """Yield copies for layers that the source has once and the model has in every block.
 
     Args:
-        pairs: what was matched.
+        pairs: the pairs so far.
         targets: units without a source.
         sources: all units of the source.
     """

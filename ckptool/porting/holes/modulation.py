@@ -1,8 +1,8 @@
-"""Layers of which one part of the outputs scales or gates, and another is added or multiplied: which part is first.
+"""Layers whose output is split into scale and shift, or into value and gate: which part comes first.
 
-Code that conditions norms takes shift and scale from one layer, shift first where the layer is beside the norm (Peebles
-and Xie, "Scalable Diffusion Models with Transformers", 2023), scale first where it is part of it (FiLM; Perez et al.,
-2018). Gated feed-forward layers have gate and value in one, in either order. No shape shows which.
+Code that conditions norms takes shift and scale from one layer: shift first if the layer is beside the norm (Peebles
+and Xie, "Scalable Diffusion Models with Transformers", 2023), scale first if it is inside (FiLM; Perez et al., 2018).
+Gated feed-forward layers return gate and value, in either order. No shape shows which.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from .filling import Filling
 
 
 def doubt_modulation(filling: Filling) -> None:
-    """Layers that give scale and shift at once: which comes first is in the code of the source only.
+    """Ask about layers that return scale and shift: only the source's code shows which comes first.
 
-    As a rule one model has one order, and layers beside the norm give the shift first. A layer of the target whose
-    outputs are taken otherwise, than those of most of its layers or than the source's name for it says, may come from
-    code that has the other order. It is certain under an equal name, if its name in the source says the model's order,
-    or if it gives gates, too, and the model takes the shift first. Layers that scale first in both codes, under names
-    that say nothing, are flagged without need.
+    Usually all layers of a model have one order, and layers beside the norm give the shift first. A layer of the target
+    may come from code with the other order if the model's code splits it in another order than most layers, or than the
+    layer's name in the source says. It is certain under an equal name, if its name in the source says the model's
+    order, or if it also returns gates and the model takes the shift first. Layers that scale first in both codes, under
+    names that say nothing, get a needless doubt.
     """
     if filling.same_names:
         return
@@ -61,9 +61,9 @@ def doubt_modulation(filling: Filling) -> None:
 
 
 def doubt_gates(filling: Filling) -> None:
-    """Layers that give what is gated and the gate at once: which half is which is in the code of the source only.
+    """Ask about layers that return a value and its gate: only the source's code shows which half is which.
 
-    As a rule the gate is first where it goes through silu, second elsewhere (Shazeer, "GLU Variants Improve
+    Usually the gate is first if it goes through silu, and second otherwise (Shazeer, "GLU Variants Improve
     Transformer", 2020, has one layer for each).
     """
     if filling.same_names:
@@ -87,20 +87,24 @@ def doubt_gates(filling: Filling) -> None:
 
 
 def _taken(unit: Unit) -> tuple[str, ...]:
-    """What the code of a side does with the parts of a layer that gives scale and shift, or nothing."""
+    """Return what a side's code does with each part of a layer that returns scale and shift: "add", "mul"; else
+    nothing.
+    """
     piece = _whole(unit)
     taken = piece.entry.facts.modulates if piece is not None else ()
     return taken if {*taken[:2]} == {"add", "mul"} else ()
 
 
 def _gate(unit: Unit) -> Gate | None:
-    """Which half of a layer's outputs the code of a side multiplies with the other, through which activation."""
+    """Return which half of a layer's output is the gate in a side's code, and its activation; None if it has no
+    gate.
+    """
     piece = _whole(unit)
     return open_gate(piece.entry) if piece is not None else None
 
 
 def _whole(unit: Unit) -> Piece | None:
-    """The matrix of a layer, as its side has it: no part of one that was taken apart."""
+    """Return the matrix of a layer, or None if the matrix was split into pieces."""
     piece = unit.pieces.get("weight")
     return piece if piece is not None and piece.shape == piece.entry.shape else None
 
@@ -111,7 +115,7 @@ def _is_filled(filling: Filling, unit: Unit) -> bool:
 
 
 def _parts_of(unit: Unit) -> int:
-    """How many parts a layer gives that is wider than what it takes, as a norm's condition is, or 0."""
+    """Return how many parts the output of a layer has, if it is 2, 3, 6 or 9 times as wide as its input; else 0."""
     piece = unit.pieces.get("weight")
     shape = piece.shape if piece is not None else ()
     times, rest = divmod(shape[0], shape[1]) if len(shape) == 2 and shape[1] else (0, 1)
@@ -119,7 +123,7 @@ def _parts_of(unit: Unit) -> int:
 
 
 def _first_by_name(unit: Unit) -> tuple[str, bool] | None:
-    """Which of shift and scale a layer gives first by its name, and whether all code with that name does so."""
+    """Return which of shift and scale a layer returns first by its name, and whether all code with this name agrees."""
     known = table().modulation
     words = words_of(unit.path[-3:])
     spans = sorted((words[a:b] for a in range(len(words)) for b in range(a + 1, len(words) + 1)), key=len, reverse=True)
@@ -127,14 +131,14 @@ def _first_by_name(unit: Unit) -> tuple[str, bool] | None:
 
 
 def _turn(filling: Filling, unit: Unit, parts: int, why: Reason | None, *, kept: bool = False) -> None:
-    """Exchange the first two parts of a layer, and those of every further three; or only name that as a rival.
+    """Exchange the first two parts of a layer, and in the same way the first two of each further three parts.
 
     Args:
-        filling: what is filled.
+        filling: the holes.
         unit: the layer of the target.
-        parts: how many parts its outputs have.
-        why: what is asked; None where code shows the order.
-        kept: leave the layer as it is, with the exchange as a rival.
+        parts: how many parts its output has.
+        why: the question to ask; None if the code shows the order.
+        kept: leave the layer as it is, with the exchange as an option.
     """
     for piece in unit.pieces.values():
         filled = filling.holes.get(piece.name)

@@ -1,8 +1,8 @@
-"""What is taken from elsewhere than all around it: a leftover of equal shape, or a block in place of another.
+"""Ask about units whose source is from elsewhere than the sources of their neighbours.
 
-Where a model has a layer that the file does not have, and the file one that the model does not have, the two may fit
-each other by their sizes, their neighbours and their words. Numbers of blocks, and the parts that the two belong to,
-then say something else. Nothing is changed here: such a pair is asked about.
+If each side has a layer that the other lacks, the two may fit each other by sizes, neighbours and words. The numbers of
+the blocks, or the modules around the two, may still contradict this. Nothing is changed here: such a pair gets a
+question.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 
+from ..matching.evidence import Kind
 from ..matching.units import Unit, related, similarity
 from ..questions import Reason
 from .filling import Filling
@@ -25,17 +27,18 @@ _A_HABIT = 2
 
 
 def doubt_what_is_out_of_place(filling: Filling) -> None:
-    """Ask about pairs of which the blocks, or the parts, that they belong to go elsewhere."""
+    """Ask about pairs if the blocks or modules around the two are paired with others."""
     pairs = list({(id(t), id(s)): (t, s) for t, s in filling.unit_of.values() if t is not s}.values())
     _in_other_blocks(filling, pairs)
     _in_other_parts(filling, pairs)
     _against_other_blocks(filling, pairs)
+    _against_their_order(filling, pairs)
 
 
 def _against_other_blocks(filling: Filling, pairs: Sequence[Pair]) -> None:
-    """Pairs of two names that both belong to others in all other blocks.
+    """Ask about pairs with two names that are paired with other names in all other blocks.
 
-    A number for a name only counts: in a block that lacks its first layer, all others have another number.
+    A name that is a number does not count: in a block without its first layer, all layers have other numbers.
     """
     of_target: dict[str, Counter[str]] = defaultdict(Counter)
     of_source: dict[str, Counter[str]] = defaultdict(Counter)
@@ -53,8 +56,36 @@ def _against_other_blocks(filling: Filling, pairs: Sequence[Pair]) -> None:
             _ask(filling, t, Reason.ANOTHER_IN_OTHER_BLOCKS, other.replace("{}", "*"), ".".join(s.path))
 
 
+def _against_their_order(filling: Filling, pairs: Sequence[Pair]) -> None:
+    """Look-alikes of one block that change places, where nothing but the block itself and others like it told them.
+
+    A block that lacks one of two norms makes the others of its kind look like another block's, and so on in a circle:
+    no name, no word and no order has said which is which.
+    """
+    told: dict[tuple[str, str], bool] = defaultdict(bool)
+    beside: dict[tuple[tuple[str, ...], tuple[str, ...], str], list[Pair]] = defaultdict(list)
+    for t, s in pairs:
+        told[_in_any_block(t), _in_any_block(s)] |= not _BY_PLACE.issuperset(one.kind for one in t.evidence)
+        beside[t.path[:-1], s.path[:-1], str(_shapes(t))].append((t, s))
+    sizes: dict[tuple[tuple[str, ...], tuple[str, ...]], dict[tuple[str, str], str]] = defaultdict(dict)
+    for (own, theirs, size), found in beside.items():
+        sizes[own, theirs] |= {(_in_any_block(t), _in_any_block(s)): size for t, s in found}
+    for found in beside.values():
+        alike = [(t, s) for t, s in found if t.evidence and not told[_in_any_block(t), _in_any_block(s)]]
+        for (t, s), (u, v) in pairwise(sorted(alike, key=lambda pair: pair[0].order)):
+            one, other = ((_in_any_block(a), _in_any_block(b)) for a, b in ((t, s), (u, v)))
+            by_size = any(one in held and other in held and held[one] != held[other] for held in sizes.values())
+            if v.order < s.order and not by_size:  # sizes tell the two in a block that has both
+                _ask(filling, t, Reason.ONLY_THE_BLOCK, ".".join(v.path))
+                _ask(filling, u, Reason.ONLY_THE_BLOCK, ".".join(s.path))
+
+
+#: Evidence that says where look-alikes are, and nothing of which of them is which.
+_BY_PLACE = frozenset({Kind.SCOPE, Kind.OTHER_BLOCKS})
+
+
 def _in_other_blocks(filling: Filling, pairs: Sequence[Pair]) -> None:
-    """Pairs whose blocks are matched with others; and blocks that change places though they would fit as they are."""
+    """Ask about pairs whose blocks are paired with others, and about blocks in the opposite order on the two sides."""
     votes: dict[_Lists, Counter[tuple[int, int]]] = defaultdict(Counter)
     places = [list(_places(t, s)) for t, s in pairs]
     for found in places:
@@ -82,9 +113,9 @@ def _in_other_blocks(filling: Filling, pairs: Sequence[Pair]) -> None:
 
 
 def _go_together(votes: Counter[tuple[int, int]]) -> bool:
-    """Whether two lists have the same blocks: most pairs of them are of a block and the one that most go to.
+    """Return whether two lists have the same blocks: most pairs link a block with the partner of most of its layers.
 
-    Where one side lists the blocks in a part, and the other the parts in a block, as many go to any of them.
+    If one side has a list of blocks and the other a list for each part, no partner has most of the layers.
     """
     best: dict[int, int] = defaultdict(int)
     for (i, _), n in votes.items():
@@ -93,7 +124,7 @@ def _go_together(votes: Counter[tuple[int, int]]) -> bool:
 
 
 class _Rivals:
-    """How many pairs of two lists have their block elsewhere: the two best of each row and each column."""
+    """Counts the pairs that link a block with another block than its best partner."""
 
     def __init__(self, votes: Counter[tuple[int, int]]) -> None:
         self._rows: dict[int, Counter[int]] = defaultdict(Counter)
@@ -104,7 +135,9 @@ class _Rivals:
         self._best_of_columns = {j: found.most_common(2) for j, found in self._columns.items()}
 
     def votes_against(self, i: int, j: int) -> int:
-        """The votes that I belongs to another than J, or J to another than I: the fewer of the two."""
+        """Return how many pairs link I with another block than J, or J with another than I: the smaller of the two
+        numbers.
+        """
         row = next((n for b, n in self._best_of_rows[i] if b != j), 0)
         column = next((n for a, n in self._best_of_columns[j] if a != i), 0)
         return min(row, column)
@@ -113,10 +146,10 @@ class _Rivals:
 def _crossed(
     filling: Filling, inside: Mapping[int, Mapping[str, Pair]], lists: _Lists, votes: Counter[tuple[int, int]]
 ) -> None:
-    """Blocks of which the one with the higher number comes from the one with the lower, where each would fit both.
+    """Ask about blocks in the opposite order on the two sides, if each would also fit in the place of the other.
 
-    Blocks of the same kind are compared in one pass: with the highest that comes before, and the lowest after. Only
-    blocks that change their order with some other are looked at, and of their kinds those that hold something equal.
+    Blocks of one kind are compared in one pass: with the highest number before and the lowest after. Only blocks that
+    change their order with some other block are compared, and only kinds that hold something equal.
     """
     rows: dict[int, Counter[int]] = defaultdict(Counter)
     for (i, j), n in votes.items():
@@ -149,7 +182,9 @@ _Kind = frozenset[tuple[str, tuple[tuple[str, tuple[int, ...]], ...]]]
 def _inverted(
     of_one: Sequence[tuple[int, int]], of_other: Sequence[tuple[int, int]]
 ) -> Iterator[tuple[tuple[int, int], int]]:
-    """Those of ONE that change their order with one of OTHER, with the one that is furthest. Both are sorted."""
+    """Yield the members of ONE that are in the opposite order to a member of OTHER, with the farthest such. Both are
+    sorted.
+    """
     highest, place = -1, 0
     for i, j in of_one:
         while place < len(of_other) and of_other[place][0] < i:
@@ -174,7 +209,7 @@ def _shapes(unit: Unit) -> dict[str, tuple[int, ...]]:
 
 
 def _in_other_parts(filling: Filling, pairs: Sequence[Pair]) -> None:
-    """Pairs of two names without a word in common, each of which has all its neighbours elsewhere on the other side."""
+    """Ask about pairs of two names without a common word, if on both sides all neighbours are paired elsewhere."""
     of_t: dict[tuple[str, ...], list[Unit]] = defaultdict(list)
     of_s: dict[tuple[str, ...], list[Unit]] = defaultdict(list)
     for t, s in pairs:
@@ -192,13 +227,15 @@ def _in_other_parts(filling: Filling, pairs: Sequence[Pair]) -> None:
 
 
 class _Beside:
-    """Units, of which the paths of all but any one begin with something."""
+    """The units in one module, with the paths of their partners."""
 
     def __init__(self, units: Sequence[Unit]) -> None:
         self._paths = sorted(unit.path for unit in units)
 
     def shared(self, left_out: Unit) -> tuple[str, ...]:
-        """What the paths of all but LEFT_OUT begin with; nothing where fewer than two are left."""
+        """Return the common beginning of all partners' paths except that of LEFT_OUT; empty if fewer than two
+        remain.
+        """
         if len(self._paths) < 3:
             return ()
         first = self._paths[self._paths[0] == left_out.path]
@@ -219,14 +256,14 @@ _NUMBER, _AT_THE_END = re.compile(r"\d+"), re.compile(r"\d+$")
 
 
 def _places(t: Unit, s: Unit) -> Iterator[tuple[_Lists, tuple[int, int]]]:
-    """The lists that a pair is in, of both sides, with its numbers there."""
+    """Yield the lists around a pair, one of each side, with the pair's numbers in them."""
     for own, i in _numbered(t.path):
         for theirs, j in _numbered(s.path):
             yield (own, theirs), (i, j)
 
 
 def _numbered(path: Sequence[str]) -> list[tuple[str, int]]:
-    """The blocks around a unit: the path of each with `{}` in place of its number."""
+    """Return the numbered blocks around a unit: the path of each, with `{}` in place of its number, and the number."""
     out = []
     for place, part in enumerate(path[:-1]):
         found = _NUMBER.search(part)
@@ -245,7 +282,7 @@ def _is_number(unit: Unit) -> bool:
 
 
 def _in_any_block(unit: Unit) -> str:
-    """Its path without the numbers of the blocks around it."""
+    """Return the path of a unit with `{}` in place of the numbers of the blocks around it."""
     return ".".join((*(_AT_THE_END.sub("{}", part) for part in unit.path[:-1]), *unit.path[-1:]))
 
 

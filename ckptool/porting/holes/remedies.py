@@ -1,4 +1,4 @@
-"""Ways from one size to another that change content: none of them is taken without being called a guess."""
+"""Fill a tensor from a source of other sizes. All of this changes values, so each result is a guess."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _PADDING = 2
 
 
 def remedy(wanted: Shape, have: Shape, expr: Expr, kind: str | None, *, is_input: bool = False) -> Remedy | None:
-    """A known way from the sizes that a source has to those that a target wants, or None, as where one has no elements.
+    """Return an expression of sizes WANTED, with its question, or None if no rule fits or a tensor has no elements.
 
     Args:
-        wanted, have: the sizes.
-        expr: what has the sizes HAVE.
-        kind: "token" for a table of words, "position" for one of positions.
-        is_input: whether the layer takes the inputs of the model, whose channels may be of any number.
+        wanted, have: the sizes in the model and in the source.
+        expr: the tensor of the source, of sizes HAVE.
+        kind: "token" for a word table, "position" for a position table.
+        is_input: whether the layer takes the inputs of the model, so that any number of channels is possible.
     """
     if 0 in (*wanted, *have):
         return None
@@ -37,7 +37,7 @@ def remedy(wanted: Shape, have: Shape, expr: Expr, kind: str | None, *, is_input
 
 
 def _of_kernel(wanted: Shape, have: Shape, expr: Expr, is_input: bool) -> Remedy | None:
-    """Kernels of other input channels or dimensions."""
+    """Return a kernel with other input channels or another number of dimensions."""
     if prod(wanted) == prod(have) and wanted[:1] == have[:1] and {len(wanted), len(have)} <= {2, 4, 5}:
         return ex.reshape(expr, wanted), Question(Reason.PATCHES, (), _by_pixels(wanted, have, expr))
     narrow, other = (tuple(n for n in shape if n != 1) for shape in (wanted, have))
@@ -60,8 +60,10 @@ def _of_kernel(wanted: Shape, have: Shape, expr: Expr, is_input: bool) -> Remedy
 
 
 def _by_pixels(wanted: Shape, have: Shape, expr: Expr) -> tuple[Expr, ...]:
-    """A linear layer and a convolution over patches, where the linear layer takes all channels of one pixel, then those
-    of the next."""
+    """Return the kernel for patches if the linear layer takes all channels of one pixel, then of the next, and so on.
+
+    One of the two is a linear layer, and the other is a convolution.
+    """
     if len(have) == 2 < len(wanted):
         pixels = ex.reshape(expr, (wanted[0], *wanted[2:], wanted[1]))
         return (ex.permute(pixels, 0, len(wanted) - 1, *range(1, len(wanted) - 1)),)
@@ -71,10 +73,10 @@ def _by_pixels(wanted: Shape, have: Shape, expr: Expr) -> tuple[Expr, ...]:
 
 
 def _of_groups(wanted: Shape, narrow: Shape, have: Shape, expr: Expr) -> tuple[Expr, ...]:
-    """The ways in which a stack of matrices may be one layer by groups: as rows, the outputs of one after the other.
+    """Return the ways in which a stack of matrices can be one grouped layer, with the outputs of each matrix as rows.
 
     Args:
-        wanted, narrow: the sizes of that layer, and those that are not 1.
+        wanted, narrow: the sizes of that layer, and its sizes other than 1.
         have: the sizes of the stack.
         expr: the stack.
     """
@@ -88,7 +90,7 @@ def _of_groups(wanted: Shape, narrow: Shape, have: Shape, expr: Expr) -> tuple[E
 
 
 def of_rows(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
-    """A table or an output layer of another vocabulary."""
+    """Return a word table or an output layer for another vocabulary: cut off, or filled up with the mean."""
     if 0 in (*wanted, *have) or not wanted or len(wanted) != len(have):
         return None
     if wanted[1:] != have[1:] or wanted == have:
@@ -99,7 +101,7 @@ def of_rows(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
 
 
 def _of_positions(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
-    """A table of other positions: of a grid with 0 to 2 rows before it, or of a sequence."""
+    """Return a position table for other positions: a grid with 0 to 2 rows before it, or a sequence."""
     if len(wanted) < 2 or len(have) < 2 or wanted[-1] != have[-1] or prod(wanted[:-2]) != 1 or prod(have[:-2]) != 1:
         return None
     for prefix in (1, 0, 2):

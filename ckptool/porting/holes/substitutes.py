@@ -1,8 +1,9 @@
-"""What goes where nothing was matched: layers of other sizes, folded, left over, or tied to another."""
+"""Fill holes without a matched unit: from layers of other sizes, folded norms, leftovers, or tied tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import prod
 
 from .. import expression as ex
@@ -10,7 +11,7 @@ from ..expression import Expr, Shape
 from ..forms.pieces import holds_channels_last, substituted
 from ..matching.match import is_average
 from ..matching.units import SOME, Pair, Unit, label_of, related, similarity
-from ..questions import Question, Reason, ask
+from ..questions import Question, Reason, ask, ask_code
 from ..rules import Rule, Strength, in_order
 from ..words import table
 from . import left_over as leftovers
@@ -19,13 +20,15 @@ from .remedies import of_rows, remedy
 
 
 def substitute(filling: Filling) -> None:
-    """Fill what has no partner of equal shape, by the rules of the table below. Most of it ends as a guess."""
+    """Fill units that have no partner of equal shape, by the rules of the table below. Most of the results are
+    guesses.
+    """
     for rule in SUBSTITUTES:
         rule.run(filling)
 
 
 def _averages(filling: Filling) -> None:
-    """Averages that training keeps of a tensor, where the source keeps one beside what fills that tensor."""
+    """Fill averages of a tensor (such as EMA weights) from the source's average of the tensor that fills it."""
     entries, made = filling.source.signature.entries, filling.target.assembly
     kept = [key for key in entries if is_average((key.rpartition(".")[2],))]
     pieces = list(filling.target.pieces.values()) if kept else []
@@ -47,15 +50,15 @@ def _averages(filling: Filling) -> None:
 
 
 def _holds(module: str, key: str) -> bool:
-    """Whether a tensor is in a module, or is the weight of a layer in it."""
+    """Return whether KEY is in MODULE, or is the weight of a layer directly in it."""
     return module in (key.rpartition(".")[0], key.rpartition(".")[0].rpartition(".")[0])
 
 
 def _fold_norms(filling: Filling) -> None:
-    """Batch norms of the source that the target does not have, folded into what stands before them.
+    """Fold batch norms that the target does not have into the layer before them. That layer gets a doubt.
 
-    Whatever comes after a norm that is left out gets other values than it was trained with, so that a layer before one
-    is never certain: where it has no bias to fold into, that is said.
+    Layers after a norm that is left out get other values than in training. If the layer before it has no bias to fold
+    into, the doubt says so.
     """
     free = [u for u in filling.matching.free_sources if u.pieces.keys() >= {"running_mean", "running_var", "weight"}]
     if not free:
@@ -81,14 +84,21 @@ def _fold_norms(filling: Filling) -> None:
         gamma, var = norm.pieces["weight"].expr, norm.pieces["running_var"].expr
         mean = norm.pieces["running_mean"].expr
         beta = norm.pieces["bias"].expr if "bias" in norm.pieces else ex.zeros(*norm.pieces["weight"].shape)
-        folded: Question[Expr] = ask(Reason.FOLDED_NORM)
+        behind = norm.pieces["running_mean"].entry.facts.behind
+        shown = behind is not None and behind.weight == w.entry.key
+        eps = behind.eps if behind is not None and shown else 1e-05
+        folded: Question[Expr] = (
+            ask_code(Reason.FOLDED_NORM, f"{eps:g}", shows=f"has eps {eps:g}, and the norm right behind the layer")
+            if shown
+            else ask(Reason.FOLDED_NORM, "1e-05")
+        )
         hole = t.pieces["weight"].name
         plain = filling.holes[hole].expr
-        filling.holes[hole] = Filled(ex.fold_weight(plain, gamma, var, 1e-05), "folded", [folded.about(plain)])
+        filling.holes[hole] = Filled(ex.fold_weight(plain, gamma, var, eps), "folded", [folded.about(plain)])
         own = filling.holes.get(t.pieces["bias"].name) if "bias" in before.pieces else None
         bias = ex.zeros(*norm.pieces["weight"].shape) if own is None else own.expr
         filling.holes[t.pieces["bias"].name] = Filled(
-            ex.fold_bias(bias, gamma, beta, mean, var, 1e-05),
+            ex.fold_bias(bias, gamma, beta, mean, var, eps),
             "folded",
             [folded.about(beta if own is None else bias)],
         )
@@ -96,7 +106,7 @@ def _fold_norms(filling: Filling) -> None:
 
 
 def _leftovers(filling: Filling) -> None:
-    """What several layers of one side are in one of the other, or one in several: always guesses."""
+    """Fill several layers of one side from one layer of the other, or one from several. All results are guesses."""
     for propose in (leftovers.parts, leftovers.segments, leftovers.shared):
         used = {key for filled in filling.holes.values() for key in filled.expr.keys()}  # noqa: SIM118
         cells = filling.matcher.cells
@@ -112,14 +122,16 @@ def _leftovers(filling: Filling) -> None:
 
 
 def _near_misses(filling: Filling) -> None:
-    """Tensors with the same name or place whose sizes differ in a way that has a known remedy. Always guesses."""
+    """Fill tensors from sources of the same name or place with other sizes, if a rule is known. All results are
+    guesses.
+    """
     joined: list[Unit] = []
     while _near_misses_once(filling, joined):  # what was joined is a neighbour of what comes before it
         pass
 
 
 def _near_misses_once(filling: Filling, joined: list[Unit]) -> bool:
-    """One pass through what has no source. JOINED are layers of other sizes that were filled. Whether more was."""
+    """Do this once for all tensors without a source. Return whether any was filled, and add its unit to JOINED."""
     new = set(map(id, filling.matching.new))  # another head is not filled for its shape
     free_t = [u for u in filling.matching.free_targets if u.main.name not in filling.holes and id(u) not in new]
     used = {id(s) for _, s in filling.unit_of.values()}
@@ -142,7 +154,7 @@ def _near_misses_once(filling: Filling, joined: list[Unit]) -> bool:
         found = remedy(t.main.shape, s.main.shape, s.main.expr, kind, is_input=_takes_inputs(filling, t))
         if found is None:
             continue
-        expr, question = found
+        expr, question = _as_code_lists_pixels(t, s, *found)
         channels_first = not holds_channels_last(s.main, filling.source.signature.framework) and _follows_its_channels(
             filling, t
         )
@@ -164,15 +176,17 @@ def _near_misses_once(filling: Filling, joined: list[Unit]) -> bool:
 
 
 def _is_looked_up(filling: Filling, t: Unit) -> bool:
-    """Whether rows of a table are looked up whose name does not say what they are: of the only one, or of one that an
-    output layer of the same size is over, it is words."""
+    """Return whether a table whose name says nothing is a word table.
+
+    It is if the model looks up its rows, and it is the only table or an output layer has as many rows.
+    """
     tables = [u for u in filling.matcher.cells.targets if u.main.entry.how == "embedding"]
     others = (u for u in filling.matching.free_targets if u is not t)
     return t in tables and (len(tables) == 1 or any(u.main.shape[:1] == t.main.shape[:1] for u in others))
 
 
 def _other_vocabulary(filling: Filling, wanted: Shape, have: Shape) -> None:
-    """Output layers over a vocabulary whose table of words has another size on the two sides."""
+    """Fill output layers over a vocabulary, if the word table has another size on the two sides."""
     for t in filling.matching.free_targets:
         near = [s for s in filling.matching.free_sources if s.main.shape[:1] == have[:1] and filling.alike(t, s)]
         if t.main.name in filling.holes or t.main.shape[:1] != wanted[:1] or len(near) != 1:
@@ -186,7 +200,7 @@ def _other_vocabulary(filling: Filling, wanted: Shape, have: Shape) -> None:
 
 
 def _takes_inputs(filling: Filling, t: Unit) -> bool:
-    """Whether no layer of its kind runs before it, or is registered before it where that is not known."""
+    """Return whether T is the first of its kind to run (or to be registered, if the order of execution is unknown)."""
     others = (u for u in filling.matcher.cells.targets if u is not t and len(u.main.shape) == len(t.main.shape))
     if t.used is None:
         return all(u.order > t.order for u in others)
@@ -194,7 +208,7 @@ def _takes_inputs(filling: Filling, t: Unit) -> bool:
 
 
 def _follows_its_channels(filling: Filling, t: Unit) -> bool:
-    """Whether a convolution takes the feature maps of another, which linear layers take flattened in that order."""
+    """Return whether the layer before T is a convolution with as many outputs as T, a convolution, has inputs."""
     before = [
         u for u in filling.matcher.cells.targets if u.used is not None and t.used is not None and u.used < t.used
         if len(u.main.shape) == len(t.main.shape)
@@ -204,14 +218,16 @@ def _follows_its_channels(filling: Filling, t: Unit) -> bool:
 
 
 def _is_its_transpose(t: Unit, s: Unit) -> bool:
-    """Whether the model applies a transposed convolution of one dimension, of one channel that comes out, where the
-    source has a matrix: the frames that it makes of each input are laid over each other, and sizes show its sides."""
+    """Return whether T is a transposed 1d convolution with one output channel, and S is the matrix of a linear layer.
+
+    The model overlaps the frames that the convolution makes of each input; the sizes show how the matrix is transposed.
+    """
     wanted = t.main.shape
     return t.main.entry.how == "conv_transpose1d" and wanted[1] == 1 and s.main.shape == (wanted[2], wanted[0])
 
 
 def _of_other_sizes(filling: Filling) -> None:
-    """What stands in the place of a tensor that has no source, with other sizes, to be named in the refusal."""
+    """Note, for the refusal, the tensor of other sizes in the place of each tensor without a source."""
     for t in filling.matching.free_targets:
         near = [s for s in filling.matching.free_sources if filling.alike(t, s)]
         if t.main.name not in filling.holes and len(near) == 1:
@@ -221,8 +237,21 @@ def _of_other_sizes(filling: Filling) -> None:
                     filling.misses[piece.name] = ask(Reason.OTHER_SIZES, other.key, str(list(other.shape)))
 
 
+def _as_code_lists_pixels(t: Unit, s: Unit, expr: Expr, question: Question[Expr]) -> tuple[Expr, Question[Expr]]:
+    """A layer over patches, answered where the code that has a linear layer there was seen to cut pictures."""
+    flat = s if len(s.main.shape) == 2 else t
+    order = flat.main.entry.facts.pixels
+    if question.reason is not Reason.PATCHES or order not in ("chw", "hwc") or not question.options:
+        return expr, question
+    if order == "hwc":
+        expr, question = question.options[0], question.about(expr)
+    whose = "source" if flat is s else "model"
+    first = "all channels of one pixel" if order == "hwc" else "all pixels of one channel"
+    return expr, replace(question, answer=f"the {whose}'s code lists {first} first")
+
+
 def _tied_sources(filling: Filling) -> None:
-    """Keys of the source that are the same tensor as another, for what the model holds apart."""
+    """Fill tensors without a source from keys that the source ties to a tensor used elsewhere."""
     tied = [e for e in filling.source.signature.entries.values() if e.tied is not None]
     for t in filling.matching.free_targets if tied else ():
         hole = t.main.name
@@ -237,7 +266,7 @@ def _tied_sources(filling: Filling) -> None:
 
 
 def _tables_of_words(filling: Filling) -> list[Pair]:
-    """The tables of words that were matched, (of the model, of the source)."""
+    """Return the pairs of word tables, (target, source)."""
     pairs = {id(t): (t, s) for t, s in filling.unit_of.values()}
     return [
         (t, s)
@@ -248,7 +277,7 @@ def _tables_of_words(filling: Filling) -> list[Pair]:
 
 
 def _tied_tables(filling: Filling) -> None:
-    """A second table of words of the model, where the source has one for all: an encoder's and a decoder's."""
+    """Fill a second word table (encoder and decoder) from the source's word table, with a question."""
     tables = [t for t in filling.matching.free_targets if label_of(t, "embedding") == "token"]
     words = [(t, s) for t, s in _tables_of_words(filling) if t.main.entry.how == "embedding"] if tables else []
     for t in tables:
@@ -259,9 +288,9 @@ def _tied_tables(filling: Filling) -> None:
 
 
 def _tied_heads(filling: Filling) -> None:
-    """An output layer that the source does not have, of the sizes of its word embedding: tied, most likely.
+    """Fill an output layer that the source lacks from its word embedding of the same sizes: most likely tied.
 
-    One with a bias that the source has not either is a new one, unless it is called after the words.
+    If the layer also has a bias that the source lacks, it is a new layer, unless its name says it is over words.
     """
     tokens = _tables_of_words(filling)
     used = [t.used for t in filling.matcher.cells.targets if t.used is not None and len(t.main.shape) > 1]
@@ -288,10 +317,10 @@ def _tied_heads(filling: Filling) -> None:
 
 
 def _was_beside(filling: Filling, t: Unit, own: Unit, s: Unit) -> bool:
-    """Whether the file is of a model that held something beside the body with its table of words, and has no key of it.
+    """Return whether the file comes from a model with more than the body, and the model adds only the output layer.
 
-    The model has the same body under the same name, and beside it nothing but the output layer. What the body alone was
-    saved as has no such name in front; a model with another head has keys of that.
+    Both have the body under the same name. A file of the body alone would not have this prefix, and a file with another
+    head would have keys for it.
     """
     first, *more = own.main.entry.key.split(".")
     if not more or s.main.entry.key.split(".")[0] != first:

@@ -1,1 +1,1 @@
-"""Which module of one side is which of the other."""
+"""Pair the units of two sides."""

@@ -1,4 +1,4 @@
-"""Cells of units that could be one another, and how a piece of evidence splits them."""
+"""Cells of units that may be each other's partners, and how evidence splits them."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Mode = Literal["some", "all", "fair", "one"]
 
 
 class Cells:
-    """All units of two sides, each in a cell with those of both sides that could be it.
+    """All units of two sides, each in a cell with the units of both sides that may be its partner.
 
     Attributes:
         targets, sources: the units.
         pair_of: the cells that hold one pair, in no order (see `pairs`).
-        rule: the rule that is asked now, which units remember that it splits off.
+        rule: the running rule, which units note when it splits them off.
     """
 
     def __init__(self, targets: list[Unit], sources: list[Unit]) -> None:
@@ -53,15 +53,15 @@ class Cells:
         self._settle(groups)
 
     def groups(self) -> dict[int, _Cell]:
-        """The units of each cell: (targets, sources), the cells in the order of their first units."""
+        """Return the units of each cell: (targets, sources), the cells in the order of their first units."""
         return {cell: self._held[cell] for cell in self._in_order(self._held)}
 
     def open(self) -> list[_Cell]:
-        """Cells that could still be split: with units of both sides, and more than one of a side."""
+        """Return the cells that can still be split: with units of both sides, and more than one of a side."""
         return [self._held[cell] for cell in self._in_order(self._open)]
 
     def pairs(self) -> list[Pair]:
-        """What is decided: the pairs that have a cell for themselves, in the order of the target."""
+        """Return the decided pairs, which have a cell for themselves, in the order of the target."""
         if self._pairs is None:
             self._pairs = [self.pair_of[cell] for cell in self._in_order(self.pair_of)]
         return self._pairs
@@ -79,12 +79,13 @@ class Cells:
         doubt: Question[Unit] | None = None,
         doubt_of: Callable[[Unit, Unit, list[Unit], list[Unit]], Question[Unit] | None] | None = None,
     ) -> bool:
-        """Split cells by a label: units of a label that both sides have as often leave the cell. MODE says when.
+        """Split cells by a label: units with a label that both sides have equally often leave the cell. Return whether
+        any did.
 
-        What is split off keeps EVIDENCE, and a doubt, if there is one. Returns whether a cell was split.
-
-        "some": always; "all": where every label balances; "fair": where the labels that do not are on one side only, so
-        that what has no label on the other may be they; "one": where the label is that of a single pair.
+        Units that leave keep EVIDENCE, and a doubt, if there is one.
+        MODE says when a cell is split: "some": always; "all": if every label is equally frequent on both sides; "fair":
+        if the other labels are on one side only, so that units without a label on the other side may be theirs; "one":
+        if a label belongs to a single pair.
         """
         moved: dict[int, _Cell] = {}
         for targets, sources in self.open() if cells is None else cells:
@@ -133,7 +134,7 @@ class Cells:
         return bool(moved)
 
     def join(self, target: Unit, source: Unit) -> None:
-        """Note as a pair what no shape shows to be one, so that what stands beside it can be known by its place."""
+        """Pair two units without evidence from shapes, so that the places of their neighbours become known."""
         moved: dict[int, _Cell] = {}
         self._count += 1
         for cell in (target.cell, source.cell):
@@ -143,7 +144,7 @@ class Cells:
         self._settle(moved | {self._count: ([target], [source])})
 
     def _settle(self, moved: Mapping[int, _Cell]) -> None:
-        """Note what is in the cells that are new or have lost units; of all others nothing has changed."""
+        """Update the cells that are new or have lost units. MOVED holds their units."""
         for cell, (targets, sources) in moved.items():
             self._held.pop(cell, None)
             self.pair_of.pop(cell, None)
@@ -163,7 +164,9 @@ def _still_in(cell: int, units: Iterable[Unit]) -> list[Unit]:
 
 
 def fair(by_label: Mapping[Hashable, tuple[Sequence[object], Sequence[object]]]) -> bool:
-    """Whether labels of one side that the other does not have can be what has no label there, and both hold as many."""
+    """Return whether labels that one side lacks may belong to its units without a label, and both sides have equally
+    many.
+    """
     sizes = {value: (len(t), len(s)) for value, (t, s) in by_label.items()}
     uneven = [pair for value, pair in sizes.items() if value is not None and pair[0] != pair[1]]
     if sum(t for t, _ in sizes.values()) != sum(s for _, s in sizes.values()):
@@ -172,10 +175,10 @@ def fair(by_label: Mapping[Hashable, tuple[Sequence[object], Sequence[object]]])
 
 
 def of(labels: Mapping[int, Hashable], unit: object, _: bool) -> Hashable:
-    """The label of a unit, from a table by identity."""
+    """Return the label of a unit from a table by `id`."""
     return labels.get(id(unit))
 
 
 def said(group: Group, item: _Worded, _: bool) -> str | None:
-    """What a group of words calls a unit or a scope."""
+    """Return the label of a unit or scope in a group of words, or None."""
     return label(group, item.words)

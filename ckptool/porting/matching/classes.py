@@ -1,7 +1,7 @@
-"""Modules of one class, found by what is in them: what shapes settle in one of them, holds in all.
+"""Modules of one class, found by their contents: what shapes settle in one of them holds in all.
 
-Code builds blocks from a class, and all of them have the same names inside. Two branches of equal shapes in one block
-have unequal ones in another as a rule; there it shows which is which.
+Code builds blocks from a class, and all of them have the same names inside. Two branches with equal shapes in one block
+usually have different shapes in another block, which shows which is which.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SURE = frozenset({Kind.NAME, Kind.SCOPE, Kind.WORDS, Kind.TENSORS, Kind.CLASS})
 
 
 class Classes:
-    """Classes of modules of both sides, and what is known of the places in them."""
+    """The classes of modules of both sides, and the known relations of the places inside them."""
 
     def __init__(self, cells: Cells, scopes: Scopes) -> None:
         self._cells = cells
@@ -31,7 +31,9 @@ class Classes:
         self._places = {**_places(cells.targets), **_places(cells.sources)}
 
     def split(self) -> bool:
-        """Split cells by what was decided, by shapes and names, in other modules of the same classes."""
+        """Split cells by pairs that shapes and names decided in other modules of the same classes. Return whether any
+        was.
+        """
         relations: dict[tuple[int, int], Relation[_Path]] = defaultdict(Relation)
         for t, s in self._cells.pairs():
             if t.doubts or not _SURE.issuperset(e.kind for e in t.evidence):
@@ -55,16 +57,16 @@ class Classes:
         return False
 
     def _in(self, kind: int, units: list[Unit]) -> dict[int, _Path]:
-        """The paths of units inside of the modules of a class, the outermost if one stands in another."""
+        """Return the paths of units inside of the modules of a class, or of the outermost one if they are nested."""
         every = ((unit, place) for unit in units for place in reversed(self._places[id(unit)].values()))
         return {id(unit): path for unit, (own, path) in every if own == kind}
 
 
 def _places(units: list[Unit]) -> dict[int, dict[int, _Place]]:
-    """Of every unit: depth -> the class of the module at that depth of its path, and its path in there.
+    """Return, for every unit: depth -> (class of the module at this depth of its path, path inside of it).
 
-    Modules are of one class that hold the same names, if there are several of them and more than two units in each;
-    a list of layers of one kind has no names.
+    Modules are of one class if they have the same names inside, there are several of them, and each has more than two
+    units. A list of layers of one kind has no names.
     """
     inside: dict[_Path, set[_Path]] = defaultdict(set)
     named: set[_Path] = set()

@@ -1,8 +1,8 @@
-"""Lists of two sides, and from which end each counts what is in it.
+"""Lists of both sides, and from which end each is counted.
 
-Code numbers the layers of a list as they come, as levels, or from the other end: a decoder that goes back through the
-levels of an encoder has its coarsest block first or last. What is known of some members says how all are counted: two
-that lie in one order on both sides, or one that is not as far from the start in the one list as in the other.
+Code numbers the layers of a list in order of execution, as levels, or from the other end: the coarsest block of a
+decoder, which goes back through the levels of an encoder, is first or last. Known pairs of members show how all are
+counted: two that are in one order on both sides, or one that is not equally far from the start of both lists.
 """
 
 from __future__ import annotations
@@ -29,23 +29,22 @@ _UNLIKE = 3
 
 
 def direction(couples: Iterable[tuple[Member, Member]]) -> int:
-    """Whether the numbers of one side go up as those of the other do (1), go down (-1), or nothing is known (0).
+    """Return 1 if the numbers of both sides rise together, -1 if one falls, 0 if that is not known.
 
     Args:
-        couples: two members each; those of one number say nothing.
+        couples: two members each; those with equal numbers say nothing.
     """
     up = {(a[0] < b[0]) == (a[1] < b[1]) for a, b in couples if a[0] != b[0]}  # type: ignore[operator]
     return 0 if len(up) != 1 else 1 if up == {True} else -1
 
 
 def counted(own: Collection[Number], theirs: Collection[Number], known: Collection[Member] = ()) -> int:
-    """How members of two lists are counted: from one end (1), from opposite ends (-1), or neither fits (0).
+    """Return 1 if two lists are counted from one end, -1 if from opposite ends, 0 if neither fits.
 
-    Both lists are counted from one end unless members that are known to be each other exclude that.
-
+    The answer is 1 unless known pairs exclude it.
     Args:
-        own, theirs: the numbers of members of which it is asked which is which.
-        known: others of the two lists that are known to be each other.
+        own, theirs: the numbers of the members to be paired.
+        known: the numbers of other members of the two lists that are paired.
     """
     if not known:
         return 1
@@ -60,16 +59,16 @@ def counted(own: Collection[Number], theirs: Collection[Number], known: Collecti
 
 
 def turned(own: Mapping[int, Hashable], theirs: Mapping[int, Hashable]) -> bool:
-    """Whether the contents of the members of two lists, by number, are the same from opposite ends and not from one."""
+    """Return whether the contents of the members of two lists agree only if one list is read from its end."""
     ours, other = ([side[n] for n in sorted(side)] for side in (own, theirs))
     return ours != other and ours == other[::-1]
 
 
 def backwards(pairs: Collection[tuple[Unit, Unit]]) -> set[tuple[Row, Row]]:
-    """The lists (of the target, of the source) that members of unlike content show to be counted from opposite ends.
+    """Return the lists (of the target, of the source) whose members of different contents are in opposite order.
 
     Args:
-        pairs: what was matched.
+        pairs: the pairs so far.
     """
     lists: dict[tuple[Row, Row], dict[tuple[int, int], Counter[Hashable]]] = defaultdict(lambda: defaultdict(Counter))
     for t, s in pairs:
@@ -92,18 +91,17 @@ def backwards(pairs: Collection[tuple[Unit, Unit]]) -> set[tuple[Row, Row]]:
 
 
 def _around(both: tuple[Row, Row]) -> tuple[Row, Row]:
-    """Where two lists stand."""
+    """Return the paths around two lists."""
     own, theirs = (row.rstrip(".").rpartition(".")[0] for row in both)
     return own, theirs
 
 
 def of_unlike_sizes(pairs: Collection[tuple[Unit, Unit]]) -> set[int]:
-    """The targets (ids) in lists of which all members have other sizes, and go to those of one list, number by number.
+    """Return the `id` of targets in lists whose members all have different sizes and go, by number, to one list.
 
-    That three sizes or more come in one order in two lists by chance is not to be expected.
-
+    Three or more sizes are not in one order in two lists by chance.
     Args:
-        pairs: (target, source) that could be each other, whatever speaks for it.
+        pairs: (target, source) that may be partners.
     """
     lists: dict[tuple[str, str], list[tuple[int, int, Unit]]] = defaultdict(list)
     for t, s in pairs:
@@ -121,12 +119,14 @@ def of_unlike_sizes(pairs: Collection[tuple[Unit, Unit]]) -> set[int]:
 
 
 def rows(path: Sequence[str]) -> list[tuple[Row, int]]:
-    """The lists that a path is in, each with its number there."""
+    """Return the lists around a path, each with the path's number in it."""
     text = ".".join(path)
     return [(text[: found.start()], int(found[0])) for found in NUMBER.finditer(text)]
 
 
 def row_of(one: Unit, other: Unit) -> Row:
-    """The list in which two units that are the same but for numbers have different ones, the outermost."""
+    """Return the outermost list in which two units with equal paths apart from numbers have different numbers,
+    or "".
+    """
     both = zip(rows(one.path), rows(other.path), strict=False)
     return next((row for (row, number), (_, place) in both if number != place), "")

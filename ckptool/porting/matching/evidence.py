@@ -1,4 +1,4 @@
-"""What told a unit from its look-alikes. Rules ask for the kind of evidence; the report prints its text."""
+"""What told a unit from its look-alikes. Rules read the kind of evidence; the report prints its text."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One piece of evidence, which is the same for all units of a cell that it splits off.
+    """One piece of evidence, shared by all units of a cell that it splits off.
 
     Attributes:
-        kind: what kind it is.
-        order: the order that it comes from ("execution order"), if it is of a kind that has one.
+        kind: its kind.
+        order: the order that it comes from ("execution order"), if it comes from one.
     """
 
     kind: Kind
@@ -48,17 +48,17 @@ class Evidence:
 
     @property
     def is_order(self) -> bool:
-        """Whether it comes from an order in which units are stored or used."""
+        """Return whether it comes from the order of registration or execution."""
         return self.kind in (Kind.RANK, Kind.BETWEEN, Kind.AFTER, Kind.BEFORE, Kind.FOLLOWS)
 
     @property
     def is_rank(self) -> bool:
-        """Whether it is a place among those that look alike, of which both sides have as many."""
+        """Return whether it is a place among look-alikes, of which both sides have equally many."""
         return self.kind in (Kind.RANK, Kind.NUMBERS)
 
     @property
     def supports(self) -> bool:
-        """Whether it alone is enough for a pair: it comes from a name, or from what is on both sides of it."""
+        """Return whether it alone is enough for a pair: it comes from a name, or from the neighbours on both sides."""
         return self.kind in _STRONG
 
 
@@ -72,10 +72,10 @@ class Told(NamedTuple):
 
     Attributes:
         rule: the row of the table.
-        evidence: as the report prints it.
-        among: how many units of the source it could have been before.
-        left: how many after.
-        against: some of those that it no longer can be.
+        evidence: its text in the report.
+        among: how many units of the source were possible before.
+        left: how many were possible after it.
+        against: some of the units that it excluded.
     """
 
     rule: str

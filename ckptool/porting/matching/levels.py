@@ -1,8 +1,8 @@
-"""Lists that go through the levels of another list, and may be numbered by level or as they are used.
+"""Lists that take the levels of another list, and may be numbered by level or in order of execution.
 
 A decoder goes from the coarsest level to the finest. Some code numbers its blocks by the level that they take, other
-code by when they are used; where all of them have one size, nothing else shows which. Which of the two the model does,
-its forward pass shows: the other side may have done the same or not.
+code in order of execution; if all have one size, nothing else shows which. The forward pass shows it for the model; the
+source may have done either.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOST = 12
 
 @dataclass(slots=True)
 class _Part:
-    """One member of a list: its tensors, the weights that their inputs come from, and its first use."""
+    """One member of a list: its tensors, the weights that its inputs come from, and its first use."""
 
     own: int = 0
     before: int = 0
@@ -44,15 +44,14 @@ class Levels:
         self._known: dict[tuple[Row, Row], int] = {}
 
     def against(self, own: Series, theirs: Series) -> int:
-        """Whether the model takes other levels against the numbers of a list, of which all members look alike.
+        """Return whether the model takes the levels of another list against the numbers of a list of look-alikes.
 
         Args:
-            own, theirs: the list on both sides, where nothing but numbers tells its members apart.
-
+            own, theirs: the list on both sides, whose members only numbers tell apart.
         Returns:
-            0: It does not; the numbers say which is which as far as this is concerned.
-            1: It does, or the source numbers sizes and it does not, and how the source does it is not known.
-            -1: It does, and the source has names that count those levels as these, so that the first is the last.
+            0: No; nothing speaks against the numbers.
+            1: Yes, or the source numbers sizes and the model does not; what the source does is not known.
+            -1: Yes, and the source's names count the levels in the same way, so that the first is the last.
         """
         both = own.partition("{}")[0], theirs.partition("{}")[0]
         if both not in self._known:
@@ -80,7 +79,7 @@ class Levels:
 
     @cached_property
     def _apart(self) -> dict[Row, dict[int, _Part]]:
-        """The lists of the model whose members do not use each other's outputs."""
+        """Return the lists of the model whose members do not take each other's outputs."""
         return {
             row: members
             for row, members in self._lists[True].items()
@@ -90,7 +89,7 @@ class Levels:
 
 
 def _of_sizes(row: Row) -> bool:
-    """Whether the name of a list says that its numbers are sizes."""
+    """Return whether the name of a list says that its numbers are sizes."""
     return not table().sizes.isdisjoint(w.removesuffix("s") for w in words_of(row.rstrip(".").split("."))[-1:])
 
 
@@ -117,7 +116,9 @@ def _looks(members: Mapping[int, _Part]) -> Counter[Hashable]:
 
 
 def _takes(members: dict[int, _Part], levels: dict[int, _Part]) -> int:
-    """Whether members of a list use those of another one by one: in the same order (1), or the opposite (-1)."""
+    """Return whether members of a list take those of another one by one: in the same order (1), the opposite (-1), or
+    no (0).
+    """
     if any(part.own & level.own for part in members.values() for level in levels.values()):
         return 0
     taken = {}
@@ -130,5 +131,5 @@ def _takes(members: dict[int, _Part], levels: dict[int, _Part]) -> int:
 
 
 def _in_name(row: Row) -> bool:
-    """Whether the numbers of a list are parts of names (`stage3`), and no places of a list of modules."""
+    """Return whether the numbers of a list are parts of names (`stage3`), and not indices of a list of modules."""
     return row.rpartition(".")[2] != ""

@@ -1,11 +1,10 @@
-"""Which tensor goes where: two lists of modules, split into ever smaller cells until each holds one pair.
+"""Pair the units of two sides, by splitting cells until each holds one pair.
 
-All modules that look the same (equal shapes) begin in one cell. A piece of evidence gives every module a label that
-means the same on both sides: its name, the pair of scopes that it stands in, the word `query` in its name, the pair
-that comes just before it. Where both sides have as many of a label, the cell is split. Strong evidence goes first, and
-whenever something was learned, it begins again: decided pairs make scopes known, and scopes decide what is in them.
-What is never split by anything is not decided and is reported as a guess; what only weak or contradicting evidence
-split, too.
+All units of equal shapes begin in one cell. A piece of evidence gives every unit a label that means the same on both
+sides: its name, the pair of scopes around it, the word `query` in its name, the pair that runs before it. If both sides
+have equally many units of a label, the cell is split. Strong evidence is used first, and all rules run again whenever a
+cell was split: pairs make scopes known, and scopes decide about the units inside. Units that nothing splits, and units
+that only weak or contradictory evidence splits, are reported as guesses.
 """
 
 from __future__ import annotations
@@ -14,9 +13,10 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ...keys.known_buffers import STATISTICS
 from ...model_code.signature import Entry
 from ..forms.branches import flows_into, in_channel_order
-from ..forms.pieces import STATISTICS, Canon, squeezed
+from ..forms.pieces import Canon, squeezed
 from ..forms.unrolled import later_blocks
 from ..questions import Reason, ask
 from ..rules import Rule, Strength
@@ -38,14 +38,14 @@ _MOST_ROUNDS = 400
 
 @dataclass(slots=True)
 class Matching:
-    """What was found.
+    """The result of matching.
 
     Attributes:
         pairs: (target, source) units, in the order of the target.
         free_targets, free_sources: units without a partner.
         undecided: cells that nothing could split: (targets, sources).
-        new: units of the target, free ones, that stand in the place of another head.
-        later: units of the target in blocks that the source holds once, but for the first of these; in no other list.
+        new: free units of the target that are heads in place of another head.
+        later: units of the target in blocks that the source has once, except the first block; in no other list.
     """
 
     pairs: list[tuple[Unit, Unit]]
@@ -57,15 +57,15 @@ class Matching:
 
 
 class Matcher:
-    """Two sides in their common form, being matched.
+    """Matches two sides in their common form.
 
     Attributes:
-        cells: what could still be what.
+        cells: the units that may still be partners.
         sequences: the orders of both sides.
-        scopes: parts of them that hold the same.
-        orders: what those orders say.
-        naming: what names say.
-        classes: what other modules of a class say.
+        scopes: modules of both sides with equal contents.
+        orders: rules about these orders.
+        naming: rules about names.
+        classes: rules about other modules of a class.
     """
 
     def __init__(self, source: Canon, target: Canon) -> None:
@@ -102,7 +102,7 @@ class Matcher:
         self._alike = {colour: (own[colour], theirs[colour]) for colour in (*own, *theirs)}
 
     def run(self) -> Matching:
-        """Split cells until nothing is learned any more."""
+        """Split cells until no rule splits any, and return the result."""
         certain = [rule for rule in TELLING if rule.strength is Strength.CERTAIN]
         for _ in range(_MOST_ROUNDS):
             self.scopes.pair(in_order=False)
@@ -114,12 +114,12 @@ class Matcher:
         return self._result()
 
     def _splits(self, rule: Rule[Split]) -> bool:
-        """Take a row of the table; what it splits remembers its name."""
+        """Run a rule of the table and return whether it split a cell. Units that it splits off note its name."""
         self.cells.rule = rule.name
         return rule.run(self)
 
     def alike(self, unit: Unit) -> tuple[int, int]:
-        """How many units look like one: of the target, of the source."""
+        """Return how many units look like one: of the target, of the source."""
         return self._alike[unit.colour]
 
     def _result(self) -> Matching:
@@ -164,7 +164,7 @@ class Matcher:
         return Matching(pairs, [*free_t, *self._constants], free_s, undecided, new, self._later)
 
     def _supported(self, t: Unit, s: Unit) -> bool:
-        """The last gate: a pair that only its shape made needs a name, a scope or neighbours that agree."""
+        """Return whether a pair that only its shape made is supported by a name, a scope or neighbours."""
         for rule in SUPPORT:
             verdict = rule.run(self, t, s)
             if verdict is not None:
@@ -173,8 +173,7 @@ class Matcher:
         return False
 
     def in_unused_parts(self, t: Unit, s: Unit, *, both: bool = False) -> bool:
-        """Whether one of two, or BOTH, is in a part of its side of which nothing else has a partner: a new neck, or
-        a tower that the model does not have."""
+        """Return whether one unit, or BOTH, are in a module without any paired unit: a new neck, or an unused tower."""
         unused = (self._in_unused_part(t, self.cells.targets), self._in_unused_part(s, self.cells.sources))
         return all(unused) if both else any(unused)
 
@@ -186,9 +185,10 @@ class Matcher:
         return False
 
     def _only_so(self, t: Unit, s: Unit) -> bool:
-        """Whether these are no plain vectors or squares, and all else on both sides that looks like them is paired.
+        """Return whether a shape other than a vector or square fits only this pair, because all its look-alikes are
+        paired.
 
-        Or all else in the same part of both, where it is one of several parts.
+        Or all look-alikes in the same module of both sides are, if there are several such modules.
         """
         sizes = {n for n in t.main.shape if n > 1}
         if len(sizes) < 2 or hard_conflict(t.words, s.words):
@@ -197,11 +197,11 @@ class Matcher:
         return own == theirs == 1 or (own == theirs and (t.told_by(Kind.SCOPE) or t.pieces.keys() == s.pieces.keys()))
 
     def _in_its_place(self, t: Unit, s: Unit, pairs: list[tuple[Unit, Unit]], *, nothing_left: bool) -> bool:
-        """Whether a pair is on the way to others on both sides, or the end of both: what is trained anew, or was left
-        out, is at the end of one of them, and something else is at that of the other.
+        """Return whether a pair is before other pairs on both sides, or is the end of both sides.
 
-        The end of the source is that of the part of it in which all the others are; or, with NOTHING_LEFT, it itself
-        wherever it stands: all else of the source has a partner.
+        New or missing layers are at the end of one side, and another layer is at the end of the other side.
+        The end of the source is the end of the module that holds all other pairs; with NOTHING_LEFT, any place counts,
+        because all other units of the source have partners.
         """
         others = [(a, b) for a, b in pairs if a is not t]
         own, theirs = self._alike[t.colour]
@@ -219,8 +219,9 @@ class Matcher:
         return last and (nothing_left or (inside and not behind))
 
     def _comes_before(self, one: Unit, other: Unit) -> bool:
-        """Whether what one unit of the model gives flows into another; or, where that was not followed, whether it is
-        registered before it."""
+        """Return whether the output of ONE flows into OTHER; if that is not known, whether ONE is registered before
+        OTHER.
+        """
         return flows_into(one, other) if self.sequences.traced else one.order < other.order
 
     def _contradictions(self, pairs: list[tuple[Unit, Unit]], *, whole: bool) -> None:
@@ -241,10 +242,11 @@ class Matcher:
                 t.ask(question)
 
     def _strangers_among_namesakes(self, pairs: list[tuple[Unit, Unit]]) -> list[tuple[Unit, Unit]]:
-        """Where all else has the same name on both sides, a pair of two names may be something new that merely fits.
+        """Return pairs with two names where almost all other pairs have equal names.
 
-        Equal numbers below two prefixes (`box_head.0`, `mask_head.0`) are no equal names where most have no prefix. And
-        where several modules have other names, so has the next layer of the row that one of them is.
+        Such a unit may be new, and only its shape fits. Equal numbers below two prefixes (`box_head.0`, `mask_head.0`)
+        do not count as equal names if most units have no prefix. If several modules have other names, so may the next
+        layer of a row in one of them.
         """
         names = self.naming.exact
         named = [(t, s) for t, s in pairs if id(t) in names and names[id(t)] == names.get(id(s))]
@@ -286,8 +288,11 @@ class Matcher:
     def _heads_of_others(
         self, pairs: list[tuple[Unit, Unit]], undecided: list[tuple[list[Unit], list[Unit]]]
     ) -> list[tuple[list[Unit], list[Unit]]]:
-        """Cells of what the model uses after all that has its name in the source, and of which there are more or fewer
-        there, with other words: what stands in the source in its place is another head."""
+        """Return the cells that are heads of another model.
+
+        The model runs them after all units with equal names, their names share no word with the source's, and the two
+        sides have different numbers of them.
+        """
         if not pairs or any(self.naming.renamed(t) for t, _ in pairs):
             return []
         last = max(_turn(t) for t, _ in pairs)
@@ -300,9 +305,10 @@ class Matcher:
         ]
 
     def _new_heads(self, pairs: list[tuple[Unit, Unit]]) -> list[tuple[Unit, Unit]]:
-        """Strangers that the model uses after all that has its name in the source: what one trains anew.
+        """Return the pairs that are new heads: their names differ, and the model uses them after all units with equal
+        names.
 
-        And those of which the names exclude each other, anywhere: a token for the class is not that for what is masked.
+        Pairs whose names contradict each other (a class token and a mask token) count anywhere.
         """
         strangers = self._strangers_among_namesakes(pairs)
         inside = {id(t) for t, _ in strangers}
@@ -321,8 +327,9 @@ class Matcher:
         ]
 
     def _behind_new(self, t: Unit, s: Unit, paired: set[int]) -> bool:
-        """Whether a vector is that of a layer without a partner on both sides: the norm of a head that is trained anew
-        has the sizes of the old one's."""
+        """Return whether a pair of vectors follows layers without partners on both sides, such as the norm of a new
+        head.
+        """
         if len(squeezed(t.main.shape)) != 1:
             return False
         before = max((u for u in self.cells.targets if _turn(u) < _turn(t)), key=_turn, default=None)
@@ -330,7 +337,9 @@ class Matcher:
         return before is not None and earlier is not None and paired.isdisjoint((id(before), id(earlier)))
 
     def _parts_without_names(self, pairs: list[tuple[Unit, Unit]]) -> None:
-        """Queries, keys and values that are one tensor on one side, where no name of the other says which is which."""
+        """Ask about queries, keys and values that are one tensor on one side, if no name of the other side tells them
+        apart.
+        """
         group = table().group("attention")
         for side in (0, 1):
             held = Counter(pair[side].main.entry.key for pair in pairs)
@@ -341,7 +350,9 @@ class Matcher:
                     pair[0].ask(ask(Reason.PARTS_UNNAMED))
 
     def _unusual_attention(self, pairs: list[tuple[Unit, Unit]]) -> None:
-        """Queries, keys, values and output by the names of one side that the other does not use in that order."""
+        """Ask about queries, keys, values and output named on one side only, if the other side uses them in another
+        order.
+        """
         group = table().group("attention")
         blocks: dict[tuple[str, ...], list[tuple[str, Unit, Unit]]] = defaultdict(list)
         for t, s in pairs:
@@ -357,38 +368,38 @@ class Matcher:
 
 
 def _is_beside(unit: Unit) -> bool:
-    """Whether a name says that something is there beside the main thing, in training only."""
+    """Return whether a name marks a layer that is used only in training, such as an auxiliary head."""
     return not table().beside.isdisjoint(unit.words)
 
 
 def _are_positions(units: Sequence[Unit]) -> bool:
-    """Whether all are tables of positions, which the model may compute itself; no layer is one."""
+    """Return whether all units are position tables, which the model may compute itself."""
     return all(label_of(unit, "embedding") == "position" for unit in units)
 
 
 def _is_plain(unit: Unit) -> bool:
-    """Whether a name says what kind of layer it is, and no more: no number and no purpose."""
+    """Return whether a name says only which kind of layer a unit is, without a number or a purpose."""
     return not telling_words(unit.path) and not unit.numbers
 
 
 def _turn(unit: Unit) -> float:
-    """The place of a unit in the order of use, or of registration where that is not known."""
+    """Return the place of a unit in the order of execution, or of registration if that is not known."""
     return unit.order if unit.turn is None else unit.turn
 
 
 def _explained(t: Unit, s: Unit, known: list[Pair]) -> bool:
-    """Whether it is known why two units have two names, though all else has the same on both sides."""
+    """Return whether there is a reason why two units have two names although almost all others have equal names."""
     return _of_one_role(t, s) or _in_a_renamed_module(t, s, known)
 
 
 def _of_one_role(t: Unit, s: Unit) -> bool:
-    """Whether two parameters in modules of one name are called by two words for the same, as `offset` and `b` are."""
+    """Return whether two parameters in modules of one name have two names for one role, such as `offset` and `b`."""
     own, theirs = (table().leaves.get(cut(u.last)) for u in (t, s))
     return own is not None and own == theirs and t.path[:-1] == s.path[:-1]
 
 
 def _in_a_renamed_module(t: Unit, s: Unit, known: list[Pair]) -> bool:
-    """Whether two units have one name in modules of two names, of which more is known to be in each other."""
+    """Return whether two units have one name in modules with two names, and other pairs link these modules."""
     same = common_start([t.path[::-1], s.path[::-1]])
     own, theirs = t.path[: len(t.path) - same], s.path[: len(s.path) - same]
     if not same or not own or not theirs:
@@ -397,16 +408,16 @@ def _in_a_renamed_module(t: Unit, s: Unit, known: list[Pair]) -> bool:
 
 
 def _of_no_head(unit: Unit) -> set[str]:
-    """The words that tell what a unit is, without those for any head."""
+    """Return the words that tell what a unit is, without words for heads in general."""
     heads = {word for phrase, said in table().group("purpose").phrases.items() if said == "head" for word in phrase}
     return {w for w in telling_words(unit.path) if w not in heads and w.removesuffix("s") not in heads}
 
 
 def _constants(targets: list[Unit], sources: list[Unit], source: Canon) -> list[Unit]:
-    """Units of the target that hold only buffers which are computed when it is built (masks, indices).
+    """Return the units of the target that hold only buffers computed when it is built (masks, indices).
 
-    A buffer may as well be learned (a codebook, a moving mean under another name): one that a tensor of the source
-    could fill, of which there are more than parameters ask for, is matched as all else.
+    A buffer may also be learned (a codebook, a moving mean under another name). It is matched like other tensors if a
+    tensor of the source could fill it and the source has more of these than the parameters need.
     """
     keys = source.signature.entries
     tails = {".".join(key.split(".")[-2:]) for key in keys}
@@ -424,8 +435,10 @@ def _constants(targets: list[Unit], sources: list[Unit], source: Canon) -> list[
 
 
 def _as_plain(units: list[Unit], others: list[Unit]) -> None:
-    """See biases that stand alone, and tables of one row, as any parameter, where the other side has none so called and
-    more parameters."""
+    """Treat lone biases and tables of one row as plain parameters.
+
+    Only if the other side has no such units, and more plain parameters of this shape.
+    """
     theirs, own = (Counter(u.colour for u in side) for side in (others, units))
     for unit in units:
         shape, family = unit.colour
@@ -434,18 +447,20 @@ def _as_plain(units: list[Unit], others: list[Unit]) -> None:
 
 
 def _in_block(unit: Unit) -> tuple[str, ...]:
-    """The words of a unit's names in its numbered part: `v_layer.0.` says of no matrix that it gives values."""
+    """Return the words of a unit's names inside of its block: `v_layer.0.` does not mean that a matrix makes values."""
     inner = next((at + 1 for at in range(len(unit.path) - 2, -1, -1) if unit.path[at].isdecimal()), 0)
     return unit.words[len(words_of(unit.path[:inner])) :]
 
 
 def _computed(unit: Unit) -> bool:
-    """Whether a unit of a source is what a model computes when it is built, by its names."""
+    """Return whether the names of a unit of the source say that code computes it when the model is built."""
     return all(piece.leaf in table().derived for piece in unit.pieces.values())
 
 
 def _without_averages(sources: list[Unit], targets: list[Unit]) -> list[Unit]:
-    """The units of a source without averages of tensors that stand beside these, unless the target may have them."""
+    """Return the source's units without averages (EMA) of other units in the module, unless the target may have
+    them.
+    """
     wanted, there = (Counter(u.colour for u in units) for units in (targets, sources))
     averages = [u for u in sources if is_average(u.path)]
     plain = {(u.path[:-1], u.colour) for u in sources if not is_average(u.path)}
@@ -454,17 +469,19 @@ def _without_averages(sources: list[Unit], targets: list[Unit]) -> list[Unit]:
 
 
 def is_average(path: Sequence[str]) -> bool:
-    """Whether the last of some names says that a tensor is an average that training keeps of another."""
+    """Return whether the last name in PATH marks a tensor as a running average of another tensor."""
     return any(not table().averages.isdisjoint(cut(name)) for name in path[-1:])
 
 
 def kind_of(entry: Entry) -> str:
-    """What a tensor counts in: "float", "int", "bool" or "complex"; one of these does not become another."""
+    """Return the kind of an entry's type: "float", "int", "bool" or "complex". Tensors of two kinds are never
+    paired.
+    """
     return next((kind for kind in ("float", "complex", "bool") if kind in entry.dtype), "int")
 
 
 def _sorted_by_name(canon: Canon) -> bool:
-    """Whether the keys of a file are in the order of the alphabet, as no model registers them."""
+    """Return whether the keys of a file are in alphabetical order, in which no model registers them."""
     found = list(canon.signature.entries)
     modules = list(dict.fromkeys(key.rpartition("/" if "/" in key else ".")[0] for key in found))
     return any(

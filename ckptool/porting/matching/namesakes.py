@@ -1,4 +1,4 @@
-"""What both sides have under one name, below some prefix of each: `backbone.conv1` here, `encoder.conv1` there."""
+"""Find what both sides have under one name, below any prefix of each: `backbone.conv1` and `encoder.conv1`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _FEW = 4
 
 
 def namesakes(one: Canon, other: Canon) -> set[Name]:
-    """The names of pieces of one side that the other has with these sizes, too, below the same or another prefix.
+    """Return the names of pieces of ONE that OTHER has with these sizes, below the same or another prefix.
 
-    Such a one is what it is called, and no part of something else.
+    Such a piece is not a part of a larger tensor.
     """
     found = {name for name, piece in one.pieces.items() if _fits(piece, other.pieces.get(name))}
     below, there = _below(one), _below(other)
@@ -44,12 +44,12 @@ def _matrices(canon: Canon) -> Iterator[Piece]:
 
 
 def _below(canon: Canon) -> Counter[_Path]:
-    """Prefix -> how many matrices are below it."""
+    """Count the matrices below each prefix of a path."""
     return Counter(piece.path[:at] for piece in _matrices(canon) for at in range(len(piece.path)))
 
 
 def _votes(one: Canon, other: Canon) -> Counter[tuple[_Path, _Path]]:
-    """Pairs of prefixes -> how many matrices of equal sizes have the same name below them, and no longer one."""
+    """Count, for pairs of prefixes, the matrices with equal sizes and names below them, and no longer common name."""
     endings: dict[tuple[_Path, Shape], list[_Path]] = defaultdict(list)
     for piece in _matrices(other):
         for at in range(len(piece.path)):

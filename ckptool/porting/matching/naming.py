@@ -1,4 +1,4 @@
-"""Evidence from names: equal ones, words that exclude each other or are alike, and what other blocks settled."""
+"""Rules about names: equal names, words that exclude each other or are similar, and pairs in other blocks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, S
 from functools import partial
 from itertools import pairwise
 
-from ..forms.pieces import STATISTICS
+from ...keys.known_buffers import STATISTICS
 from ..questions import Question
 from ..words import Group, cut, table, words_of
 from .cells import Cells, of, said
@@ -25,10 +25,10 @@ Exact = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
 
 
 class Naming:
-    """What the names of two sides say about which unit is which.
+    """Rules that split cells by names. Each returns whether it split any.
 
     Attributes:
-        exact: units with equal paths below a prefix of each side, labelled alike.
+        exact: `id` of a unit -> label, equal for units with equal paths below a prefix of each side.
     """
 
     def __init__(self, cells: Cells, levels: Levels) -> None:
@@ -38,12 +38,12 @@ class Naming:
         self.exact: dict[int, Exact] = self._prefix_labels()
 
     def renamed(self, t: Unit) -> bool:
-        """Whether a unit of the target has another name than its source, and not only another prefix or none."""
+        """Return whether a unit of the target has another name than its source, apart from a prefix."""
         found = self.exact.get(id(t))
         return found is None or (found[0] != () != found[1] and found[0] != found[1])
 
     def by_exact_names(self) -> bool:
-        """Equal paths below a prefix of each side, where most of what is below the prefixes agrees."""
+        """Split by equal paths below a prefix of each side, if most paths below the two prefixes agree."""
         return self.cells.split(Evidence(Kind.NAME), partial(of, self.exact))
 
     def _prefix_labels(self) -> dict[int, Exact]:
@@ -110,11 +110,11 @@ class Naming:
         return None
 
     def by_hard_words(self) -> bool:
-        """Words that exclude one another: query and key, encoder and decoder."""
+        """Split by words that exclude one another: query and key, encoder and decoder."""
         return self._by_groups(hard=True)
 
     def by_soft_words(self) -> bool:
-        """Words that only tell apart, where both sides use them alike."""
+        """Split by words that do not exclude one another, if both sides use them alike."""
         return self._by_groups(hard=False)
 
     def _by_groups(self, *, hard: bool) -> bool:
@@ -127,9 +127,10 @@ class Naming:
         return changed
 
     def by_other_blocks(self) -> bool:
-        """What was decided about other blocks: if `h.{}.a` went to `layers.{}.b` there, it does here.
+        """Split by pairs in other blocks: if `h.{}.a` went to `layers.{}.b` there, it does here.
 
-        Or if `conv1` was `first` there, among the same names of one side: of other company on both nothing is learned.
+        Or if `conv1` went to `first` there, with the same other names in the module. With other neighbours nothing
+        follows.
         """
         for (own, theirs), pairs in self._places_in_blocks():
             labels = Relation((own[id(t)], theirs[id(s)]) for t, s in pairs).labels(own, theirs)
@@ -140,7 +141,9 @@ class Naming:
         return False
 
     def _places_in_blocks(self) -> Iterator[tuple[list[_Places], list[Pair]]]:
-        """What may be the place of a unit in a block, by its id, for both sides; and the pairs that show it."""
+        """Yield possible places of units in a block, by `id`, for both sides, and the pairs that show how these are
+        related.
+        """
         sides = self.cells.targets, self.cells.sources
         decided = self.cells.pairs()
         yield [_open_paths(side) for side in sides], decided
@@ -155,7 +158,7 @@ class Naming:
         yield [own, _last_names_in_company(sides[1])], sure
 
     def by_series(self) -> bool:
-        """What is known of other members of a numbered series, and of the series beside it."""
+        """Split by the known partners of other members of a numbered series, and of the series beside it."""
         known = Ways((t.path, s.path) for t, s in self.cells.pairs() if not t.doubts)
         if self.cells.split(Evidence(Kind.SERIES), lambda u, is_target: known.label(u.path, is_target), mode="one"):
             return True
@@ -174,7 +177,7 @@ class Naming:
         return False
 
     def by_words_beside(self) -> bool:
-        """Which word of one side means which of the other, as pairs beside it show."""
+        """Split by words that tell look-alikes apart, if known pairs show which word means which."""
         known = [(t.path, s.path) for t, s in self.cells.pairs() if not t.doubts]
         changed = False
         for targets, sources in self.cells.open():
@@ -188,7 +191,9 @@ class Naming:
         return changed
 
     def by_owners(self) -> bool:
-        """Norms that are named after a layer (`conv2_bn`): what follows the partner of that layer is their partner."""
+        """Pair norms that the source names after a layer (`conv2_bn`) with the norm that runs after that layer's
+        partner.
+        """
         layers = {self._layer(u): u for u in self.cells.sources if len(u.main.shape) > 1}
         labels: dict[int, Hashable] = {}
         order = sorted(self.cells.targets, key=lambda u: u.used if u.used is not None else u.order)
@@ -202,7 +207,7 @@ class Naming:
         return self.cells.split(Evidence(Kind.NAME_OF_ONE_BEFORE), partial(of, labels), mode="one")
 
     def by_parts(self) -> bool:
-        """Norms that are named after a part beside them: they stand with the partner of that part."""
+        """Pair norms that are named after a part in their module with the norms at the partner of that part."""
         labels: dict[int, Hashable] = {}
         for t, s in self._owners.pairs():
             if labels.setdefault(id(t), (id(t), id(s))) != (id(t), id(s)) or labels.setdefault(
@@ -226,11 +231,11 @@ class Naming:
         return path[:-1], cut(path[-1]) if path else ()
 
     def by_roles(self) -> bool:
-        """Which tensors they hold: a weight alone, or with a bias."""
+        """Split by the tensors of a unit: a weight alone, or with a bias."""
         return self.cells.split(Evidence(Kind.TENSORS), lambda u, _: frozenset(u.pieces), mode="all")
 
     def by_similar_names(self) -> bool:
-        """Names that have most words in common, each the best of the other by a margin."""
+        """Split by the similarity of names: pairs whose names are the most similar for both units, by a margin."""
         changed = False
         for targets, sources in self.cells.open():
             if len(targets) > 24 or len(sources) > 24:
@@ -253,7 +258,9 @@ class Naming:
 
 
 def _said(group: Group, unit: Unit, is_target: bool) -> str | None:
-    """What a group calls a unit; that a norm with statistics is one, its tensors say, and `bn2` no more than those."""
+    """Return the label of a unit in a group of words. "norm" is skipped for norms with statistics: `bn2` says
+    no more.
+    """
     found = said(group, unit, is_target)
     return None if found == "norm" and group.name == "purpose" and unit.pieces.keys() & STATISTICS else found
 
@@ -271,7 +278,7 @@ def _last_names(units: Iterable[Unit]) -> _Places:
 
 
 def _last_names_in_company(units: Iterable[Unit]) -> _Places:
-    """The last name of each, with all those of its kind that stand beside it."""
+    """Return the last name of each unit, with all names of its kind in the same module."""
     beside: dict[tuple[_Path, int], set[str]] = defaultdict(set)
     for unit in units:
         beside[unit.path[:-1], len(unit.main.shape)].add(unit.last)
@@ -289,10 +296,10 @@ def _doubt_about(
 def _counted_alike(
     agreed: list[tuple[Unit, Unit]], below_t: Mapping[_Path, Unit], below_s: Mapping[_Path, Unit], *, unlike: bool
 ) -> list[tuple[Unit, Unit]]:
-    """AGREED without those of lists that one side counts from another number on, or from the other end.
+    """Return AGREED without pairs in lists that one side counts from another number, or from the other end.
 
-    `blocks.1` of a list from 1 to 4 is not the `blocks.1` of one from 0 to 3, and not that of one of which the last
-    has the sizes of this one's first. Nor is the `layers.0` of `first, layers.0, last` that of `layers.0, 1, 2`.
+    `blocks.1` of a list from 1 to 4 is not `blocks.1` of a list from 0 to 3, nor of one whose last member has the sizes
+    of this one's first. And `layers.0` of `first, layers.0, last` is not `layers.0` of `layers.0, 1, 2`.
     """
     both = {template(path) for path in below_t} & {template(path) for path in below_s}
     own, theirs = _lists(below_t, both), _lists(below_s, both)
@@ -319,12 +326,12 @@ def _list(path: _Path) -> Series:
 
 
 def _rows(path: _Path) -> Iterator[_Path]:
-    """What stands before each number of a path: the lists that it is in."""
+    """Yield the lists around a path: what is before each of its numbers."""
     return (path[:at] for at, component in enumerate(path) if component.isdecimal())
 
 
 def _lists(below: Mapping[_Path, Unit], named: Collection[_Path]) -> dict[_Path, dict[int, Hashable]]:
-    """Of every list, its numbers and what is in each member under names that both sides have."""
+    """Return, for every list, number -> contents of the member under names that both sides have."""
     found: dict[_Path, dict[int, set[tuple[_Path, Hashable]]]] = defaultdict(lambda: defaultdict(set))
     for path, unit in below.items():
         for row in _rows(path):
@@ -335,7 +342,7 @@ def _lists(below: Mapping[_Path, Unit], named: Collection[_Path]) -> dict[_Path,
 
 
 def _continued(row: _Path, below_t: Mapping[_Path, Unit], below_s: Mapping[_Path, Unit]) -> bool:
-    """Whether what stands beside a list in its module is what a longer list of that name holds in the source."""
+    """Return whether the layers beside a list in its module are members of a longer list of that name in the source."""
     held_t, held_s = (
         {path: unit.colour for path, unit in side.items() if path[: len(row) - 1] == row[:-1]}
         for side in (below_t, below_s)
@@ -355,7 +362,7 @@ def _moved(own: Sequence[int], theirs: Sequence[int]) -> bool:
 
 
 def _without_norm(name: str) -> tuple[str, ...]:
-    """The words of the name of a norm without those that say that it is one, or none if nothing else is left."""
+    """Return the words of a norm's name without those for a norm; () if nothing else is left."""
     purpose = table().group("purpose")
     words = cut(name)
     for size in range(len(words) - 1, 0, -1):

@@ -1,4 +1,4 @@
-"""Evidence from orders: neighbours, ranks and numbers, and how far an order can be believed."""
+"""Rules about orders: neighbours, ranks and numbers, and how reliable an order is."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PLACES = ("first", "second", "third")
 
 
 class Orders:
-    """What the orders of two sides say about which unit is which."""
+    """Rules that split cells by orders. Each returns whether it split any."""
 
     def __init__(self, cells: Cells, sequences: Sequences, scopes: Scopes) -> None:
         self.cells = cells
@@ -36,7 +36,7 @@ class Orders:
         self._places: dict[str, tuple[dict[int, int], ...]] = {}
 
     def by_numbers(self) -> bool:
-        """The places of their numbers: the first numbers of one side are the first numbers of the other."""
+        """Split by the ranks of numbers: the lowest numbers of one side are the lowest numbers of the other."""
         changed = False
         for targets, sources in self.cells.open():
             if len(targets) != len(sources):
@@ -55,7 +55,9 @@ class Orders:
         return changed
 
     def _number_ranks(self, targets: list[Unit], sources: list[Unit]) -> dict[int, int] | None:
-        """The ranks of their numbers; from the other end on where a decided pair of the two series says so."""
+        """Return the ranks of the units' numbers, from the other end if a known pair of the two series shows it; or
+        None.
+        """
         ranks = number_ranks(targets, sources)
         if ranks is None or len({series(u) for u in targets}) > 1 or len({series(u) for u in sources}) > 1:
             return ranks
@@ -72,20 +74,20 @@ class Orders:
         return other_end if sign < 0 and len(set(other_end.values())) == len(targets) else None
 
     def _known(self, target: Unit, source: Unit) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """The numbers of what is decided of the two series that these are of."""
+        """Return the numbers of the known pairs of two series."""
         both = series(target), series(source)
         return [(t.numbers, s.numbers) for t, s in self.cells.pairs() if (series(t), series(s)) == both]
 
     def _against_levels(self, targets: list[Unit], sources: list[Unit]) -> int:
-        """What the levels that a list of single layers takes say of its numbers, see `Levels.against`."""
+        """Return whether levels speak against the numbers of a list of single layers; see `Levels.against`."""
         own, theirs = common(t.path for t in targets), common(s.path for s in sources)
         return 0 if own is None or theirs is None else self.scopes.levels.against(own[0], theirs[0])
 
     def _order_conflict(self, targets: list[Unit], sources: list[Unit], ranks: dict[int, int]) -> bool:
-        """Whether the order of numbers is not that in which the units are used and stored.
+        """Return whether the order of numbers differs from the order of execution or of registration.
 
-        Of a model that was not followed, numbers of one list are believed; those of several are checked against the
-        order in which it registers them.
+        Without a forward pass, numbers of one list are believed; those of several lists are compared with the order of
+        registration.
         """
         if not self.sequences.ordered:
             return False
@@ -99,7 +101,7 @@ class Orders:
         return [ranks[id(u)] for u in used] != [ranks[id(u)] for u in stored]
 
     def by_said_places(self) -> bool:
-        """What names of the source say is the first, second or third norm of a block, and the model uses so."""
+        """Pair the first, second or third norm of a block by the source's names, in the model's order of execution."""
         changed, place = False, table().group("position")
         for targets, sources in self.cells.open():
             # numbers may count what is registered: `norm1` of some code is used second
@@ -118,7 +120,7 @@ class Orders:
         return changed
 
     def by_neighbours(self) -> bool:
-        """What comes directly before and after it, where those are decided."""
+        """Split by the units directly before and after, if these are paired."""
         for name, targets, sources in self.sequences.all():
             around = (self.sequences.neighbours(targets), self.sequences.neighbours(sources))
             between = Evidence(Kind.BETWEEN, name)
@@ -133,7 +135,9 @@ class Orders:
         return False
 
     def _one_side(self, around: tuple[Around, Around], unit: Unit, is_target: bool, *, side: int) -> Hashable:
-        """The pair that stands directly before (0) or after (1) a unit, "edge" where nothing does."""
+        """Return the cell of the pair directly before (0) or after (1) a unit, "edge" at the end of the order,
+        or None.
+        """
         place = around[0 if is_target else 1][side].get(id(unit))
         if place is None or isinstance(place, str):
             return place
@@ -145,7 +149,9 @@ class Orders:
         return None if before is None or after is None else (before, after)
 
     def by_rank(self) -> bool:
-        """The same place among those that look alike; last, and only for full cells."""
+        """Split by rank among look-alikes, as the last rule, and only for cells with equally many units on both
+        sides.
+        """
         cells = sorted(((t, s) for t, s in self.cells.open() if len(t) == len(s)), key=lambda c: len(c[0]))
         for targets, sources in cells:
             inside_t, inside_s = set(map(id, targets)), set(map(id, sources))
@@ -191,12 +197,12 @@ class Orders:
         return False
 
     def _counted_as_used(self, targets: list[Unit], sources: list[Unit], numbered: dict[int, int]) -> bool:
-        """Whether the numbers of both sides count one series each, and the model uses its own in their order."""
+        """Return whether both sides number one series each, and the model uses its own in that order."""
         used = [u.used if u.used is not None else u.order for u in sorted(targets, key=lambda u: numbered[id(u)])]
         return used == sorted(used) and len({series(u) for u in sources}) == len({series(u) for u in targets}) == 1
 
     def by_chain(self) -> bool:
-        """In cells with more on one side: what follows a decided pair on both sides, from the front on."""
+        """Pair, in cells with more units on one side, the units that follow a pair on both sides, from the front."""
         for name, targets, sources in self.sequences.all():
             before_t, _ = self.sequences.neighbours(targets)
             before_s, _ = self.sequences.neighbours(sources)
@@ -232,9 +238,9 @@ class Orders:
         return False
 
     def _left_in_the_middle(self, t: Unit, s: Unit, cell: tuple[list[Unit], list[Unit]], targets: list[Unit]) -> bool:
-        """Whether one side has more of what looks like these, and both go on with a pair of other looks.
+        """Return whether one side has more look-alikes, and both sides go on with a pair of another shape.
 
-        Then any of the longer row may be the one without a partner, and not only the last.
+        Then any unit of the longer row may be without a partner, not only the last.
         """
         if len(cell[0]) == len(cell[1]):
             return False
@@ -244,7 +250,7 @@ class Orders:
         return any(pair is not None and pair[1].order > last for pair in pairs)
 
     def _is_last(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> bool:
-        """Whether they follow a pair, and nothing after them has a partner on either side: only the end differs."""
+        """Return whether two units follow a pair, and no unit after them has a partner on either side."""
         place = [next((i for i, u in enumerate(units) if u is one), -1) for units, one in ((targets, t), (sources, s))]
         if min(place) < 1:
             return False
@@ -254,17 +260,21 @@ class Orders:
         return paired and not any(u.cell in self.cells.pair_of for u in rest)
 
     def between(self, t: Unit, s: Unit) -> bool:
-        """Whether in some order both stand between the same pairs, or between the same blocks, which code may begin
-        and end with other layers."""
+        """Return whether, in some order, two units are between the same pairs, or between the same blocks.
+
+        Code may begin and end blocks with other layers.
+        """
         return any(self._fits_between(t, s, ts, ss) for _, ts, ss in self.sequences.all())
 
     def at_the_end(self, t: Unit, s: Unit) -> bool:
-        """Whether in some order both follow a pair, and only the end differs."""
+        """Return whether, in some order, two units follow a pair, and only the ends of the sides differ."""
         return any(self._is_last(t, s, ts, ss) for _, ts, ss in self.sequences.all())
 
     def goes_on(self, t: Unit, s: Unit) -> bool:
-        """Whether both are registered, and T is used, directly behind a pair, and S is the next in the row of layers
-        that the source of that pair is in (`stem.1`, `stem.2`)."""
+        """Return whether two units directly follow a pair, and S is the next layer in the row of that pair's source.
+
+        For example, `stem.2` after `stem.1`. T has to follow in the order of execution as well.
+        """
         if not self.sequences.ordered or not s.last.isdecimal():
             return False
         for _, targets, sources in self.sequences.all():
@@ -304,13 +314,13 @@ class Orders:
         return same(before_t.get(id(t)), before_s.get(id(s))) and same(after_t.get(id(t)), after_s.get(id(s)))
 
     def _doubt_of(self, name: str, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> Question[Unit] | None:
-        """What speaks against a pair that the order NAME made."""
+        """Return the doubt about a pair that the order NAME made, or None."""
         if not self._corroborated(t, s, targets, sources) and self._agreement(name, targets, sources) < _ORDERED:
             return ask(Reason.ORDERS_DIFFER_ELSEWHERE)
         return self._against(t, s, targets, sources)
 
     def _against(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> Question[Unit] | None:
-        """A doubt if a credible order gives t and s different places among those that look alike."""
+        """Return a doubt if a reliable order gives two units different places among look-alikes, else None."""
         if len(targets) != len(sources) or all("running_var" in u.pieces for u in targets):
             return None
         inside_t, inside_s = set(map(id, targets)), set(map(id, sources))
@@ -326,7 +336,7 @@ class Orders:
         return None
 
     def _corroborated(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> bool:
-        """Whether names or numbers speak for this pair and no other of the cell, too."""
+        """Return whether names or numbers also support this pair, and no other pair of the cell."""
         own = similarity(t, s)
         if own > max((similarity(t, other) for other in sources if other is not s), default=0.0) and own > max(
             (similarity(other, s) for other in targets if other is not t), default=0.0
@@ -339,10 +349,10 @@ class Orders:
         return bool(t.numbers) and len(same) == 2 and s.numbers == t.numbers
 
     def _agreement(self, name: str, targets: list[Unit], sources: list[Unit]) -> float:
-        """How far what is decided by other evidence lies in one order on both sides, around these units: 0 to 1.
+        """Return how far pairs from other evidence, near these units, are in one order on both sides: 0 to 1.
 
-        Around them is the innermost pair of scopes that holds all of them. Where all of them are of one series on each
-        side, series alone are compared: lists that stand one after the other are no other order than lists in turns.
+        Near them means in the innermost pair of scopes around all of them. If all units of each side are of one series,
+        only series are compared: one list after the other is the same order as interleaved lists.
         """
         places = self._places.get(name)
         if places is None:
@@ -373,12 +383,12 @@ class Orders:
 
 
 def _of_several_rows(units: list[Unit]) -> bool:
-    """Whether these are layers of several rows of layers, by their places there: `down.4` and `up.2`."""
+    """Return whether units are layers of several rows, by their indices: `down.4` and `up.2`."""
     return all(u.last.isdecimal() for u in units) and len({u.path[:-1] for u in units}) > 1
 
 
 def _counted_as_stored(sources: list[Unit]) -> bool:
-    """Whether these are of one series and stored in the order of their numbers."""
+    """Return whether units are of one series and stored in the order of their numbers."""
     stored = [u.numbers for u in sorted(sources, key=lambda u: u.order)]
     return len({series(u) for u in sources}) == 1 and all(a < b for a, b in pairwise(stored))
 

@@ -1,5 +1,8 @@
-"""Norms that are named after a part beside them (`norm_attn`, `pre_mlp_norm`), where the other side has them in the
-module of that part, and norms within a layer (`lateral.weight`, `lateral.norm`), which stand beside it there."""
+"""Pair norms that one side names after a part of their module, and the other side stores elsewhere.
+
+One side has `norm_attn` or `pre_mlp_norm` beside the part, the other a norm inside of the part's module. Or one side
+has a norm inside of a layer (`lateral.weight`, `lateral.norm`), the other beside it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ _Path = tuple[str, ...]
 
 
 class Owners:
-    """Finds norms that are named after a part on one side and stand beside or inside that part on the other."""
+    """Finds norms named after a part on one side that are beside or inside that part on the other side."""
 
     def __init__(self, cells: Cells) -> None:
         self._cells = cells
@@ -29,7 +32,9 @@ class Owners:
                     inside[unit.path[:at]][unit.path[at]].append(unit)
 
     def pairs(self) -> list[tuple[Unit, Unit]]:
-        """Pairs of one cell: one unit is named after a part, the other stands in or beside that part."""
+        """Return pairs of one cell: one unit is named after a part, the other is in or beside the partner of
+        that part.
+        """
         found: list[tuple[Unit | None, Unit | None]] = []
         for targets, sources in self._cells.open():
             if len(targets[0].main.shape) == 1 and len(targets) == len(sources):
@@ -38,7 +43,9 @@ class Owners:
         return [(t, s) for t, s in found if t is not None and s is not None]
 
     def _nearest(self, unit: Unit, others: Sequence[Unit], *, of_target: bool) -> Unit | None:
-        """Of some units of the other side, the one that stands nearest to the part that a unit is named after."""
+        """Return the unit of the other side that is nearest to the partner of the part that UNIT is named after, or
+        None.
+        """
         layer = self._layers[of_target].get(unit.path[:-1])
         within = layer is not None and not set(cut(unit.last)).isdisjoint(_norms())
         part = [layer] if within and layer else self._part(unit, self._parts[of_target].get(unit.path[:-1], {}))
@@ -56,8 +63,10 @@ class Owners:
         return None if of_target else self._beside_in_use(tied, [t for t, s in known if not t.doubts])
 
     def _beside_in_use(self, norms: Sequence[Unit], part: Sequence[Unit]) -> Unit | None:
-        """The norm of the target that has the same input as a part of its block; in a block that begins with a part,
-        the norm of that part's output."""
+        """Return the norm of the target with the same input as a part of its block, or None.
+
+        If the block begins with the part, it is the norm of the part's output.
+        """
         block = norms[0].path[:-1]
         inside = [(u.used, u) for u in self._cells.targets if u.path[: len(block)] == block and u.used is not None]
         turns = [u.used for u in part if u.used is not None]
@@ -78,7 +87,9 @@ class Owners:
         return min((u for u in norms if (u.used or 0) > last), key=lambda u: u.used or 0, default=None)
 
     def _part(self, unit: Unit, beside: dict[str, list[Unit]]) -> list[Unit] | None:
-        """The units of the sibling module that a norm is named after (`norm_attn` -> `attn`), or None."""
+        """Return the units of the module beside a norm that the norm is named after (`norm_attn` -> `attn`), or
+        None.
+        """
         name = unit.last
         if not set(cut(name)) & _norms() or not table().after.isdisjoint(cut(name)):
             return None
@@ -106,6 +117,6 @@ def _norms() -> frozenset[str]:
 
 
 def _all_in(words: frozenset[str], part: str) -> bool:
-    """Whether all words are in the name of a part, or are its initials."""
+    """Return whether all words are in the name of a part, or are its initials."""
     own = cut(part)
     return all(shared((word,), own) or word in initials(own) for word in words)

@@ -1,4 +1,4 @@
-"""Where modules stand in a model: the numbered parts around them, and how near two of them are."""
+"""The numbered modules (blocks) around a module, and how near two modules are."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ Path = tuple[str, ...]
 
 
 def block_of(path: Sequence[str]) -> Path:
-    """The numbered part of the model around a module: everything up to the last number that is not its own name."""
+    """Return the path of the innermost block around a module: up to the last number that is not its own name."""
     return next(iter(reversed(parts_around(path))), ())
 
 
 def parts_around(path: Sequence[str]) -> list[Path]:
-    """The numbered parts of the model around a module, from the outermost on."""
+    """Return the paths of the blocks around a module, from the outermost on."""
     return [tuple(path[: at + 1]) for at in range(len(path) - 1) if path[at].isdecimal()]
 
 
 def around(paths: Sequence[Path]) -> Path:
-    """The innermost module around all of some units."""
+    """Return the path of the innermost module around all units."""
     return paths[0][: min(common_start(paths), len(paths[0]) - 1)]
 
 
 def nearness(one: Unit, other: Unit) -> int:
-    """How many components two paths have in common, from the front on."""
+    """Return how many components two paths share from the front."""
     if one.path[:1] != other.path[:1]:
         return 0  # most modules of a large model
     return common_start((one.path, other.path))
 
 
 def without_digits(path: Sequence[str]) -> Path:
-    """The names of a path; those of blocks of one list are equal."""
+    """Return a path without digits, which is equal for the blocks of one list."""
     return tuple("".join(c for c in component if not c.isdecimal()) for component in path)

@@ -1,7 +1,7 @@
-"""What goes where, as pairs show it: places that always go to one place, to which nothing else goes.
+"""Relations that pairs show: places of the target that always go to one place of the source, and nothing else there.
 
-Code builds blocks from a class, and what is settled in one of them holds in the others. What a place is depends on who
-asks: a path with its numbers left open, a name among those beside it, a path inside of a module of a class.
+Code builds blocks from a class, so a relation from one block holds in the others. Callers decide what a place is: a
+path without its numbers, a name with its neighbours, a path inside of a module of a class.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ P = TypeVar("P", bound=Hashable)
 
 
 class Relation(Generic[P]):
-    """Which places of the target go to which of the source.
+    """Notes which places of the target go to which places of the source.
 
     Args:
         couples: places of pairs, (of the target, of the source).
@@ -27,23 +27,23 @@ class Relation(Generic[P]):
             self.add(own, theirs)
 
     def add(self, own: P, theirs: P) -> None:
-        """Note that one pair has these places."""
+        """Note the places of one pair."""
         self._there[own].add(theirs)
         self._back[theirs].add(own)
 
     def sure(self) -> dict[P, P]:
-        """The places that go to one, to which nothing else goes."""
+        """Return the places that go to one place to which nothing else goes."""
         return {own: there for own, (there, *more) in self._there.items() if not more and len(self._back[there]) == 1}
 
     def holds(self) -> bool:
-        """Whether that is true of all places. Else what has these places is not of one class on the two sides."""
+        """Return whether this is true of all places. If not, the two sides do not have one class here."""
         return len(self.sure()) == len(self._there)
 
     def labels(self, targets: Mapping[int, P], sources: Mapping[int, P]) -> dict[int, P]:
-        """Labels that are equal for what goes to each other: of each target's place, and of each source's.
+        """Return labels that are equal for places that go to each other, for targets and sources.
 
         Args:
-            targets, sources: id -> place.
+            targets, sources: `id` of a unit -> its place.
         """
         sure = self.sure()
         images = set(sure.values())

@@ -1,4 +1,4 @@
-"""Pair the modules of two models that hold the same units, and look for partners inside of these."""
+"""Pair modules of both sides that hold the same units (scopes), and pair units inside of these."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ class Scope:
 
     @property
     def order(self) -> float:
-        """Place of its first unit."""
+        """Return the place of its first unit."""
         return min(unit.order for unit in self.units)
 
     @property
     def used(self) -> float | None:
-        """When it is first used."""
+        """Return when it is first used, or None."""
         return min((unit.used for unit in self.units if unit.used is not None), default=None)
 
 
 class Scopes:
-    """The modules of both sides that hold more than one unit, and which of them are pairs."""
+    """The modules of both sides that hold more than one unit, and their partners."""
 
     def __init__(self, cells: Cells, sequences: Sequences) -> None:
         self.cells = cells
@@ -78,10 +78,10 @@ class Scopes:
                     self._inner[id(unit)].append(scope)
 
     def pair(self, *, in_order: bool) -> None:
-        """Pair scopes that hold as many units of each cell.
+        """Pair scopes that hold equally many units of each cell.
 
         Args:
-            in_order: pair those that nothing else tells apart by their numbers and orders.
+            in_order: also pair scopes by their numbers and orders, if nothing else tells them apart.
         """
         balanced = {cell for cell, (t, s) in self.cells.groups().items() if len(t) == len(s)}
         for only_balanced in (False, True):
@@ -141,9 +141,9 @@ class Scopes:
             self._pair_in_order(targets, sources)
 
     def _join_by_words(self, targets: list[Scope], sources: list[Scope]) -> bool:
-        """Pair equal scopes by the words that tell them apart.
+        """Pair equal scopes by the words that tell them apart, and return whether this was possible.
 
-        By what a word means in the pairs beside them, or by words that each has in common with one scope alone.
+        Words count by their meaning in neighbouring pairs, or if a scope shares them with only one other.
         """
         known = ((t.path, s.path) for t, s in self.cells.pairs() if not t.doubts)
         own, theirs = [t.path for t in targets], [s.path for s in sources]
@@ -156,7 +156,7 @@ class Scopes:
         return True
 
     def _pair_in_order(self, targets: list[Scope], sources: list[Scope]) -> None:
-        """Pair equal scopes by their numbers and by the order in which they are stored and used."""
+        """Pair equal scopes by their numbers and by the orders of registration and execution."""
         votes = []
         numbered = number_ranks(targets, sources)
         if numbered is not None and len(set(numbered.values())) == len(targets):
@@ -202,9 +202,9 @@ class Scopes:
                     unit.ask(doubt)
 
     def _other_end(self, targets: list[Scope], sources: list[Scope]) -> tuple[bool, Question[Unit] | None]:
-        """Whether the two sides count a list from opposite ends, and the question that follows from that.
+        """Return whether the two sides count a list from opposite ends, and the question about it, if any.
 
-        What other parts of the list show, that are paired, comes before what the forward pass makes likely.
+        Other pairs of the list count before the forward pass does.
         """
         own, theirs = common(t.path for t in targets), common(s.path for s in sources)
         if own is None or theirs is None:
@@ -241,7 +241,9 @@ class Scopes:
         return scope.path
 
     def _scope_way(self, scope: Scope, is_target: bool) -> Hashable:
-        """Its number in the source, as others of its list that are paired show it: so many more, or from the end."""
+        """Return a scope's place in the source's list, as paired members of the list show it: shifted, or from the end;
+        or None.
+        """
         if self._ways is None:
             paired = [(s.path, s.partner.path) for s in self.scopes[True] if s.partner is not None and not s.doubts]
             self._ways = Ways(paired, self._members)
@@ -251,7 +253,7 @@ class Scopes:
         return numbers(scope.path) or None
 
     def split(self) -> bool:
-        """Split cells by the innermost pair of scopes that a unit is in."""
+        """Split cells by the innermost pair of scopes around a unit. Return whether any was split."""
         changed = False
         for depth in range(3):
             changed |= self.cells.split(Evidence(Kind.SCOPE), partial(self._scope_label, depth=depth))
@@ -267,7 +269,7 @@ class Scopes:
         return id(scope if is_target else scope.partner)
 
     def around(self, targets: list[Unit], sources: list[Unit]) -> list[Unit]:
-        """The units of the innermost pair of scopes that holds all of these; of the whole model, if none does."""
+        """Return the units of the innermost pair of scopes around all these units, or of the whole model."""
         own, theirs = set(map(id, targets)), set(map(id, sources))
         for scope in self._inner.get(id(targets[0]), ()):
             partner = scope.partner
@@ -276,18 +278,18 @@ class Scopes:
         return self.cells.targets
 
     def in_order(self, unit: Unit) -> int:
-        """Depth of the innermost scope around a unit of the target that was paired by an order alone; 0 if none."""
+        """Return the depth of the innermost scope around a unit of the target that only an order paired; 0 if none."""
         return max((len(scope.path) for scope in self._inner.get(id(unit), ()) if scope.in_order), default=0)
 
     def same(self, t: Unit, s: Unit) -> bool:
-        """Whether both units are in one pair of scopes that match as a whole."""
+        """Return whether both units are in one pair of scopes that match as a whole."""
         partners = {
             id(scope.partner) for scope in self._inner.get(id(t), ()) if scope.partner is not None and scope.whole
         }
         return any(id(scope) in partners for scope in self._inner.get(id(s), ()))
 
     def doubts_of(self, t: Unit, s: Unit) -> list[Question[Unit]]:
-        """The questions about the pairs of scopes that both units are in."""
+        """Return the questions about the pairs of scopes around both units."""
         found = []
         for scope in self._inner.get(id(t), ()):
             if scope.doubts and any(p is scope.partner for p in self._inner.get(id(s), ())):
@@ -296,7 +298,7 @@ class Scopes:
 
 
 def _names_speak_for(t: Scope, s: Scope, targets: Sequence[Scope], sources: Sequence[Scope]) -> bool:
-    """Whether two scopes have more words in common than either has with another."""
+    """Return whether two scopes share more words than either shares with another."""
     own = _shared_words(t, s)
     return own > max((_shared_words(t, o) for o in sources if o is not s), default=0) and own > max(
         (_shared_words(o, s) for o in targets if o is not t), default=0
@@ -304,15 +306,15 @@ def _names_speak_for(t: Scope, s: Scope, targets: Sequence[Scope], sources: Sequ
 
 
 def _outermost(path: _Path) -> tuple[_Path, int] | None:
-    """The outermost list that a path is in, and the number of the member."""
+    """Return the outermost list around a path, and the path's number in it, or None."""
     return next(((path[:at], int(component)) for at, component in enumerate(path) if component.isdecimal()), None)
 
 
 def _crosswise(targets: Sequence[Scope], sources: Sequence[Scope]) -> bool:
-    """Whether one side has some parts in every member of a list, and the other a list for each of those parts.
+    """Return whether one side has parts in every member of a list, and the other side a list for each part.
 
-    `steps.0.scale`, `steps.0.shift` … and `scale.0`, `scale.1` …: no member of the list is one of the parts, also where
-    there are as many of both.
+    `steps.0.scale`, `steps.0.shift` … and `scale.0`, `scale.1` …: then a member is not the partner of a part, even if
+    there are equally many of both.
     """
     forms = []
     for scopes in (targets, sources):
@@ -325,10 +327,10 @@ def _crosswise(targets: Sequence[Scope], sources: Sequence[Scope]) -> bool:
 
 
 def _places_in_lists(targets: Sequence[Scope], sources: Sequence[Scope]) -> dict[int, tuple[int, int]]:
-    """Scope -> how many members its outermost list has, and its place there, where both sides have as many of each.
+    """Return scope -> (length of its outermost list, place in it), if both sides have equally many of each; else {}.
 
-    Also where each member of a list holds some of them on one side, and each of them is a list on the other:
-    `steps.0.first` and `first.3` are both of the first step.
+    Also if one side has members with several of these scopes, and the other a list for each: `steps.0.first` and
+    `first.3` both belong to the first step.
     """
     places: dict[int, tuple[int, int]] = {}
     sizes = []
@@ -345,9 +347,8 @@ def _places_in_lists(targets: Sequence[Scope], sources: Sequence[Scope]) -> dict
 
 
 def _namesakes(own: Sequence[_Path], theirs: Sequence[_Path]) -> dict[_Path, _Path]:
-    """What each of some paths is on the other side, where words that tell them apart say so; else nothing.
-
-    They have to say so of all, or of one of two.
+    """Return path -> path of the other side, if words that tell the paths apart show it for all, or for one of two;
+    else {}.
     """
     sides: list[dict[_Path, frozenset[str]]] = []
     for paths in (own, theirs):
@@ -364,7 +365,7 @@ def _namesakes(own: Sequence[_Path], theirs: Sequence[_Path]) -> dict[_Path, _Pa
 
 
 def _phrased_alike(own: Sequence[_Path], theirs: Sequence[_Path]) -> dict[_Path, _Path]:
-    """What each of some paths is on the other side by the order of its words, where that says so of all; else nothing.
+    """Return path -> path of the other side, if the order of words shows it for all paths; else {}.
 
     `text_to_image` and `image_to_text` have the same words.
     """
@@ -385,7 +386,7 @@ _HALF, _MARGIN = 0.5, 0.2
 
 
 def _phrases(paths: Sequence[_Path]) -> dict[_Path, tuple[str, ...]]:
-    """The words of each path, from the first component on that is not that of all."""
+    """Return the words of each path, without the beginning that all paths share."""
     start = common_start(paths)
     return {
         path: tuple(w for w in words_of(path[start:]) if w not in table().empty and not w.isdecimal()) for path in paths
@@ -393,7 +394,7 @@ def _phrases(paths: Sequence[_Path]) -> dict[_Path, tuple[str, ...]]:
 
 
 def _in_a_row(a: Sequence[str], b: Sequence[str]) -> float:
-    """The share of the words of two phrases that come in the same order in both."""
+    """Return the share of the words of two phrases that are in one order in both."""
     longest = [0] * (len(b) + 1)
     for word in a:
         row = [0]
@@ -404,7 +405,7 @@ def _in_a_row(a: Sequence[str], b: Sequence[str]) -> float:
 
 
 def _said(path: _Path) -> frozenset[str]:
-    """Words of a path that say what it is, and what they mean."""
+    """Return the telling words of a path, and the labels of their meaning."""
     meant = [labels(words_of((component,)), hard=False) for component in path]
     return telling_words(path) | {f"{group}:{label}" for found in meant for group, label in found.items()}
 

@@ -1,4 +1,4 @@
-"""The orders in which the modules of two sides can be laid beside each other."""
+"""The orders in which the units of both sides can be compared."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Sequence = tuple[str, list[Unit], list[Unit]]
 
 
 class Sequences:
-    """Orders that both sides have: by execution, where it was traced, and by registration, where the file kept it.
+    """The orders that both sides have: of execution, if it was traced, and of registration, if the file kept it.
 
     Attributes:
-        ordered: whether the order of the source's keys says anything.
-        traced, source_traced: whether it is known in which order the target, and the source, use their tensors.
+        ordered: whether the order of the source's keys is meaningful.
+        traced, source_traced: whether the order of execution is known for the target, and for the source.
     """
 
     def __init__(self, cells: Cells, *, ordered: bool, traced: bool, source_traced: bool) -> None:
@@ -29,11 +29,11 @@ class Sequences:
         self._all = self._ordered()
 
     def all(self) -> list[Sequence]:
-        """The orders in which the two sides can be laid beside each other, the most telling first."""
+        """Return the orders that both sides have, the most reliable first."""
         return self._all
 
     def neighbours(self, units: list[Unit]) -> Around:
-        """What stands directly before and after each, in one of those orders of a side."""
+        """Return the units directly before and after each unit, in one order of a side."""
         if id(units) not in self._around:
             self._around[id(units)] = _neighbours(units)
         return self._around[id(units)]
@@ -50,18 +50,18 @@ class Sequences:
         return sorted(found, key=lambda one: -self._credit(*one))
 
     def _credit(self, name: str, targets: list[Unit], sources: list[Unit]) -> float:
-        """How well two orders agree as far as shapes tell: the share of neighbours that look alike on both sides."""
+        """Return how well two orders agree by shapes: the share of neighbours with equal shapes on both sides."""
         if name not in self._credits:
             a, b = (Counter(pairwise(c)) for c in ([u.colour for u in targets], [u.colour for u in sources]))
             self._credits[name] = sum((a & b).values()) / max(min(sum(a.values()), sum(b.values())), 1)
         return self._credits[name]
 
     def credit_of(self, name: str) -> float:
-        """The credit of the order called NAME, once it was asked for."""
+        """Return the agreement of the order NAME, which has been computed before."""
         return self._credits[name]
 
     def best_credit(self) -> float:
-        """The credit of the most telling order."""
+        """Return the agreement of the best order."""
         return max((self._credits[name] for name, _, _ in self.all()), default=1.0)
 
 

@@ -1,8 +1,8 @@
-"""Numbered names: what is learned of some members of a series holds for the others.
+"""Numbered names: what is known about some members of a series holds for the others.
 
-A path with a number in it belongs to a series for each of its numbers: `blocks.3.norm1` to `blocks.{}.norm1` with 3 and
-to `blocks.3.norm{}` with 1. Where two members of a series went to two of another, the way from number to number is
-known: the same, so many more, or counted from the other end.
+A path belongs to a series for each of its numbers: `blocks.3.norm1` to `blocks.{}.norm1` with 3, and to
+`blocks.3.norm{}` with 1. If two members of a series went to two of another series, the rule between the numbers is
+known: equal, shifted, or counted from the other end.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Series = str
 
 
 def series_of(path: Sequence[str]) -> Iterator[tuple[Series, int]]:
-    """The series that a path belongs to, each with its number there."""
+    """Yield the series of a path, each with the path's number in it."""
     text = ".".join(path)
     for found in NUMBER.finditer(text):
         yield f"{text[: found.start()]}{{}}{text[found.end() :]}", int(found[0])
 
 
 def members_of(paths: Iterable[Sequence[str]]) -> dict[Series, set[int]]:
-    """The numbers that each series of some paths has."""
+    """Return the numbers that each series of these paths has."""
     found: dict[Series, set[int]] = defaultdict(set)
     for path in paths:
         for series, number in series_of(path):
@@ -39,28 +39,27 @@ def members_of(paths: Iterable[Sequence[str]]) -> dict[Series, set[int]]:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How numbers of a target's series become those of a source's: `sign * n + offset`."""
+    """How numbers of a target's series become numbers of a source's: `sign * n + offset`."""
 
     source: Series
     sign: int
     offset: int
 
     def __call__(self, number: int) -> int:
-        """The number in the source's series."""
+        """Return the number in the source's series."""
         return self.sign * number + self.offset
 
 
 class Ways:
-    """What is known of series from pairs of (target, source) paths.
+    """The rules between series that pairs of (target, source) paths show.
 
-    A series is known where at least two members went to one series of the source, all by one rule, and nothing else
-    went there.
-
+    A rule is known if at least two members went to one series of the source by one rule, and nothing else went there.
     Args:
-        pairs: paths of what was matched.
-        members: the numbers that each series has on the two sides, where a rule has to hold for all of them: the source
-            has every number that the rule leads to. Two blocks that each begin a stage (`res.2` is `layer2.0`, `res.3`
-            is `layer3.0`) show nothing of the others otherwise.
+        pairs: paths of pairs.
+        members: the numbers of each series on the two sides, for rules that have to hold for all members: the source
+            has
+            every number that the rule gives. Without it, two blocks that each begin a stage (`res.2` is `layer2.0`,
+            `res.3` is `layer3.0`) would show a rule for the others.
     """
 
     def __init__(
@@ -88,8 +87,10 @@ class Ways:
         self._sources = {way.source for way in self._known.values()}
 
     def label(self, path: Sequence[str], is_target: bool) -> tuple[Series, int] | None:
-        """The series of the source that a path belongs to, or would, and its number there: equal for what is known to
-        go to each other. None where nothing is known."""
+        """Return the series of the source that a path belongs to or goes to, and its number there; None if not known.
+
+        The label is equal for paths that go to each other.
+        """
         for row, number in series_of(path):
             if is_target and (way := self._known.get(row)) is not None:
                 return way.source, way(number)
@@ -98,7 +99,7 @@ class Ways:
         return None
 
     def beside(self, own: Series, theirs: Series) -> set[tuple[int, int]]:
-        """The rules (sign, offset) by which series go to each other that stand where these two do."""
+        """Return the rules (sign, offset) of other series in the same modules as these two."""
         both = parent(own), parent(theirs)
         return {(w.sign, w.offset) for row, w in self._known.items() if (parent(row), parent(w.source)) == both}
 
@@ -114,7 +115,10 @@ def _rule(series: Series, numbers: dict[int, int]) -> Way | None:
 
 
 def common(paths: Iterable[Sequence[str]]) -> tuple[Series, tuple[int, ...]] | None:
-    """The one series that all PATHS belong to, and the number of each in it, if there is exactly one."""
+    """Return the one series that all PATHS belong to, and the number of each path in it.
+
+    Return None if there is no such series, if there are several, or if two paths have the same number.
+    """
     known: dict[Series, list[int]] | None = None
     for path in paths:
         own = dict(series_of(path))
@@ -130,7 +134,7 @@ def common(paths: Iterable[Sequence[str]]) -> tuple[Series, tuple[int, ...]] | N
 
 
 def parent(series: Series) -> str:
-    """Where the members of a series stand: what is before the component with the hole."""
+    """Return the path around a series: before the component with the hole."""
     components = series.split(".")
     place = next(i for i, component in enumerate(components) if "{}" in component)
     head = ".".join(components[:place])

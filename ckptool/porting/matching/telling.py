@@ -1,7 +1,7 @@
-"""Words and numbers that tell like parts apart, and which of one side means which of the other.
+"""Translate the words and numbers that tell look-alikes apart on one side into those of the other side.
 
-`smooth_fine` and `smooth_mid` differ in one word, `merge1` and `merge2` in a number. Where `lateral_fine` is known to
-be `output1` and `lateral_mid` to be `output2`, the words and numbers mean each other beside it, too.
+`smooth_fine` and `smooth_mid` differ in one word, `merge1` and `merge2` in a number. If `lateral_fine` is known to be
+`output1` and `lateral_mid` to be `output2`, these words and numbers mean the same for `smooth` and `merge`.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ Path = tuple[str, ...]
 def translation(
     own: Sequence[Path], theirs: Sequence[Path], known: Iterable[tuple[Path, Path]]
 ) -> dict[Path, Path] | None:
-    """Which of some like parts is which, as pairs that are known elsewhere have the words that tell them apart.
+    """Return which of several like parts is which, if known pairs elsewhere have the words that tell them apart.
 
     Args:
-        own, theirs: paths of as many parts of each side.
+        own, theirs: paths of equally many parts of each side.
         known: paths of pairs.
-
     Returns:
-        Path of the target -> path of the source, or None: the parts are not told apart by one word each, both sides
-        count them, or what is known says nothing or contradicts itself.
+        Path of the target -> path of the source, or None: the parts do not differ by one word each, both sides count
+        them, or the known pairs say nothing or contradict each other.
     """
     ours, others = _apart(own), _apart(theirs)
     if ours is None or others is None or (_numbers(ours) and _numbers(others)):
@@ -51,7 +50,7 @@ def translation(
 
 
 def _apart(paths: Sequence[Path]) -> dict[str, Path] | None:
-    """The one word in which each path differs from the others -> the path."""
+    """Return the one word in which each path differs from the others -> the path; None if they differ in more."""
     cut_up = [words_of(path) for path in paths]
     if len(paths) < 2 or len({len(words) for words in cut_up}) != 1:
         return None

@@ -1,7 +1,7 @@
-"""The tables of what tells modules apart, and of what supports a pair that only its shape made.
+"""The tables of rules that tell units apart, and of rules that support a pair made only by its shape.
 
-Rows of the first table split cells: certain ones until they say no more, then all of them, and from the start again
-whenever something was learned. A row of the second says that a pair is supported, that it is not, or nothing.
+Rows of the first table split cells: certain rows until they split no more, then all rows, and again from the start
+whenever a cell was split. A row of the second table says that a pair is supported, that it is not, or nothing.
 """
 
 from __future__ import annotations

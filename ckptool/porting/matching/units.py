@@ -1,4 +1,4 @@
-"""A module of one side, the unit that is matched, and how much two of them have in common by their names."""
+"""Units: the modules of one side that are matched, and how similar two of them are by their names."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Protocol
 
+from ...keys.known_buffers import STATISTICS
 from ..expression import Shape
 from ..forms.layouts import PRODUCTS
-from ..forms.pieces import STATISTICS, Canon, Piece, squeezed
+from ..forms.pieces import Canon, Piece, squeezed
 from ..forms.projections import part_label
 from ..questions import Question, joined, still_open
 from ..words import label, labels, numbers, table
@@ -25,18 +26,18 @@ class Unit:
     Attributes:
         path: its components.
         pieces: its tensors by role.
-        colour: what has to be equal for two units to be one.
+        colour: its shape and kind, which have to be equal for two units to be partners.
         order: its place in the state dict.
-        used: its place in the execution order, or None.
+        used: its place in the order of execution, or None.
         turn: the same, counted among the units of its side.
         words: the words of its names.
         cell: the cell that it is in.
         evidence: what told it from its look-alikes, in the order in which it was found.
-        questions: what speaks against being sure, each with the other units that it may be.
-        settled: pair of classes of modules -> its place in those of the target's, where others of them settled it.
+        questions: its questions, each with the other units that it may be.
+        settled: pair of classes of modules -> its place in the target's class, if other modules of them settled it.
         backwards: the lists around it that the other side counts from the other end.
         told: which rules told it from which look-alikes, for `--explain`.
-        support: the rule that supports or refuses its pair, where only its shape had made that.
+        support: the rule that supports or refuses its pair, if only its shape had made the pair.
     """
 
     path: tuple[str, ...]
@@ -56,30 +57,30 @@ class Unit:
 
     @property
     def last(self) -> str:
-        """The last component of its path; nothing for the outermost module."""
+        """Return the last component of its path, or "" for the outermost module."""
         return self.path[-1] if self.path else ""
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The numbers in its path."""
+        """Return the numbers in its path."""
         return numbers(self.path)
 
     @property
     def doubts(self) -> list[Question[Unit]]:
-        """The questions about it that are open."""
+        """Return its open questions."""
         return still_open(self.questions)
 
     def ask(self, question: Question[Unit]) -> None:
-        """Ask one more question about it; one that is open already gets its options."""
+        """Ask one more question about it. If the same question is open, it gets the new options."""
         self.questions = joined(self.questions, question)
 
     def told_by(self, kind: Kind) -> bool:
-        """Whether evidence of a kind decided about it."""
+        """Return whether evidence of a kind told it apart."""
         return any(one.kind is kind for one in self.evidence)
 
     @property
     def main(self) -> Piece:
-        """Its most telling tensor."""
+        """Return its main tensor, usually the weight."""
         return next((self.pieces[role] for role in _MAIN if role in self.pieces), next(iter(self.pieces.values())))
 
 
@@ -88,7 +89,7 @@ Pair = tuple[Unit, Unit]
 
 
 class Placed(Protocol):
-    """What stands somewhere in a model."""
+    """Anything with a `path`: the names of the modules around it."""
 
     path: tuple[str, ...]
 
@@ -99,7 +100,7 @@ _MAIN = ("weight", "weight_ih", "weight_v", "weight_orig", "weight_mean", "runni
 
 
 def units_of(canon: Canon) -> list[Unit]:
-    """The units of one side, in the order of its state dict."""
+    """Return the units of one side, in the order of its state dict."""
     grouped: dict[tuple[str, ...], dict[str, Piece]] = {}
     for piece in sorted(canon.pieces.values(), key=lambda p: p.order):
         grouped.setdefault(piece.path, {})[piece.role] = piece
@@ -115,7 +116,7 @@ def units_of(canon: Canon) -> list[Unit]:
 
 
 def take_turns(units: Iterable[Unit]) -> None:
-    """Count units in the order in which they are used."""
+    """Number units in the order of execution."""
     for turn, unit in enumerate(sorted((u for u in units if u.used is not None), key=lambda u: u.used or 0.0)):
         unit.turn = turn
 
@@ -136,7 +137,7 @@ def _colour(unit: Unit) -> tuple[Shape, str]:
 
 
 def _is_row(unit: Unit) -> bool:
-    """Whether a unit is a table that has one row, which is no vector like the weight of a norm."""
+    """Return whether a unit is a table with one row, which is not treated as a vector such as the weight of a norm."""
     if unit.pieces.keys() != {"weight"} or len(unit.main.shape) != 2 or unit.main.shape[0] != 1:
         return False
     if unit.main.entry.how in PRODUCTS:
@@ -145,7 +146,7 @@ def _is_row(unit: Unit) -> bool:
 
 
 def natural(path: Sequence[str]) -> list[tuple[int, int, str]]:
-    """A key that sorts paths as people count: 2 before 10."""
+    """Return a key that sorts paths with numbers by value: 2 before 10."""
     out: list[tuple[int, int, str]] = []
     for component in path:
         pieces = re.findall(r"\d+|\D+", component)
@@ -155,12 +156,12 @@ def natural(path: Sequence[str]) -> list[tuple[int, int, str]]:
 
 
 def template(path: Sequence[str]) -> tuple[str, ...]:
-    """A path with its numbers left open."""
+    """Return a path with `{}` for its numbers."""
     return tuple("{}" if component.isdecimal() else component for component in path)
 
 
 def series(unit: Unit) -> tuple[str, ...]:
-    """What a path has in common with those of the same list: everything but its numbers."""
+    """Return a path without its numbers, which is equal for the members of a list."""
     return _without_numbers(unit.path)
 
 
@@ -171,7 +172,9 @@ def _without_numbers(path: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def number_ranks(targets: Sequence[Placed], sources: Sequence[Placed]) -> dict[int, int] | None:
-    """The rank of each by the numbers in its path, or None where the two sides do not have as many of each."""
+    """Return the rank of each unit by the numbers in its path; None if the two sides do not have equally many
+    of each.
+    """
     ranks: dict[int, int] = {}
     counts = []
     every = [[numbers(u.path) for u in side] for side in (targets, sources)]
@@ -191,9 +194,9 @@ def number_ranks(targets: Sequence[Placed], sources: Sequence[Placed]) -> dict[i
 
 
 def _columns(own: Sequence[tuple[int, ...]], theirs: Sequence[tuple[int, ...]]) -> list[int] | None:
-    """Where numbers stand in the paths of the other side, if they count the same in another order.
+    """Return the places of these numbers in the paths of the other side, if they are in another order there; else None.
 
-    `blocks.2.conv1` and `convs1.2`: what takes the same values on both sides is the same number.
+    `blocks.2.conv1` and `convs1.2`: numbers that take the same values on both sides correspond.
     """
     if len({len(k) for k in (*own, *theirs)}) != 1:
         return None
@@ -204,12 +207,12 @@ def _columns(own: Sequence[tuple[int, ...]], theirs: Sequence[tuple[int, ...]]) 
 
 
 def same_numbers(targets: Sequence[Placed], sources: Sequence[Placed]) -> bool:
-    """Whether the paths of both sides hold the same numbers."""
+    """Return whether the paths of both sides have the same numbers."""
     return Counter(numbers(u.path) for u in targets) == Counter(numbers(u.path) for u in sources)
 
 
 def hard_conflict(a: tuple[str, ...], b: tuple[str, ...]) -> tuple[str, str] | None:
-    """What two names call it with words that exclude each other, or None."""
+    """Return the labels of two names that exclude each other, or None."""
     theirs = labels(b, hard=True)
     for group, one in labels(a, hard=True).items():
         if (other := theirs.get(group, one)) != one:
@@ -218,7 +221,7 @@ def hard_conflict(a: tuple[str, ...], b: tuple[str, ...]) -> tuple[str, str] | N
 
 
 def _meaningful(unit: Unit) -> set[str]:
-    """Words of a unit that say something, with those that mean the same made equal."""
+    """Return the words of a unit that mean something, with one label for words of equal meaning."""
     words = [w for w in unit.words if w not in table().empty and w not in ("weight", "bias", "proj", "layer")]
     found = {w for w in words if not w.isdecimal()}
     both = labels(unit.words, hard=True) | labels(unit.words, hard=False)
@@ -226,7 +229,7 @@ def _meaningful(unit: Unit) -> set[str]:
 
 
 def similarity(t: Unit, s: Unit) -> float:
-    """The share of words that two names have in common, 0 to 1, and a little more for equal numbers."""
+    """Return the share of words that two names have in common, 0 to 1, and a little more for equal numbers."""
     a, b = _meaningful(t), _meaningful(s)
     if not a or not b:
         return 0.0
@@ -235,7 +238,7 @@ def similarity(t: Unit, s: Unit) -> float:
 
 
 def of_one_name(t: Unit, s: Unit) -> bool:
-    """Whether two names say the same in more than what kind of layer it is: a norm, or a convolution."""
+    """Return whether two names agree in more than the kind of layer (norm, convolution)."""
     kinds = {phrase for phrase, said in table().group("purpose").phrases.items() if said in _KINDS}
     generic = {word for phrase in kinds for word in phrase} | {f"purpose:{said}" for said in _KINDS}
     own, theirs = labels(t.words, hard=False), labels(s.words, hard=False)
@@ -252,18 +255,18 @@ _KINDS = ("norm", "conv")
 
 
 def related(t: Unit, s: Unit) -> bool:
-    """Whether a group of words calls both the same."""
+    """Return whether a group of words gives both units the same label."""
     if any(labels(t.words, hard=hard).items() & labels(s.words, hard=hard).items() for hard in (True, False)):
         return True
     return part_label(t.path) is not None and part_label(t.path) == part_label(s.path)
 
 
 def label_of(unit: Unit, group: str) -> str | None:
-    """What a unit's name says in the group of that name."""
+    """Return the label of a unit's name in the group of this name, or None."""
     return label(table().group(group), unit.words)
 
 
 def tables_of_words(t: Unit, s: Unit) -> bool:
-    """Whether the model looks rows up in a table that the source calls one of words, and it nothing else."""
+    """Return whether the model looks up rows of this table, and only the source's name says that it is a word table."""
     looked_up = t.main.entry.how == "embedding" and label_of(t, "embedding") in (None, "token")
     return looked_up and label_of(s, "embedding") == "token"

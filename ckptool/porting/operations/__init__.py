@@ -1,4 +1,6 @@
-"""What can be done with tensors on the way from a source to a model. A new operation is a class and a line here."""
+"""The operations of expressions, by name: how a tensor of the model is made from tensors of the source. A new operation
+is one class and one line here.
+"""
 
 from __future__ import annotations
 

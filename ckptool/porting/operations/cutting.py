@@ -1,8 +1,8 @@
-"""Operations that cut a tensor into parts, and those that join parts: each is the other's inverse.
+"""Operations that cut a tensor into parts, and operations that join parts. Each is the inverse of the other:
 
 slice    <-> cat        parts one after the other along a dimension
-select   <-> stack      parts of one element of the first dimension
-of_heads <-> by_heads   parts that alternate by head
+select   <-> stack      each part is one element of the first dimension
+of_heads <-> by_heads   each head holds some rows of every part
 """
 
 from __future__ import annotations
@@ -20,39 +20,44 @@ from .storages import join, reshaped, selected, sliced
 
 
 class Cut(View):
-    """An operation that gives a part of a tensor."""
+    """An operation that returns a part of a tensor."""
 
     @abstractmethod
     def whole(self, values: Sequence[Expr], parts: Sequence[tuple[Any, ...]], shape: Shape) -> Expr | None:
-        """The tensor of sizes SHAPE from VALUES, its parts in order, with the parameters that cut each; None where
-        these are not all of it.
+        """Return the tensor of sizes SHAPE that is made of VALUES, its parts in order, or None if they do not cover it.
+
+        PARTS holds, for each value, the parameters that cut it out.
         """
 
     @abstractmethod
     def begins(self, params: tuple[Any, ...]) -> int:
-        """Where the part begins, to put parts in order by."""
+        """Return the place where the part begins, by which parts are sorted."""
 
 
 class Slice(Cut):
-    """Some elements of a dimension."""
+    """Cut out elements of one dimension."""
 
     name, usage = "slice", "slice(x, dim, start, stop)"
     summary = "elements start to stop - 1 of dimension dim"
     params = "iii"
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """Size DIM is stop - start."""
+        """Return the sizes with stop - start in dimension DIM."""
         (shape,), (dim, start, stop) = shapes, params
         fits = 0 <= dim < len(shape) and 0 <= start < stop <= shape[dim]
         need(fits, f"no elements {start} to {stop} in {list(shape)}")
         return (*shape[:dim], stop - start, *shape[dim + 1 :])
 
     def view(self, x: LazyTensor, params: tuple[Any, ...]) -> LazyTensor:
-        """A later beginning and a smaller size."""
+        """Return a view with a later offset and a smaller size."""
         return sliced(x, *params)
 
     def simplified(self, x: Expr, shapes: Mapping[str, Shape]) -> Expr:
-        """All elements are no slice; a slice of a slice is one; that of joined parts is one of the parts it is in."""
+        """Simplify the slice.
+
+        A slice of all elements is the tensor itself, a slice of a slice is one slice, and a slice of a concatenation is
+        a slice of the parts that it covers.
+        """
         (inner,), (dim, start, stop) = x.args, map(int, x.params)
         if start == 0 and stop == shape_of(inner, shapes)[dim]:
             return inner
@@ -76,17 +81,17 @@ class Slice(Cut):
         return x
 
     def whole(self, values: Sequence[Expr], parts: Sequence[tuple[Any, ...]], shape: Shape) -> Expr | None:
-        """Joined along the dimension that all were cut along, from its first element to its last."""
+        """Return the parts joined along their dimension if they cover it from start to end, else None."""
         dim = parts[0][0]
         along = all(d == dim for d, _, _ in parts) and parts[0][1] == 0 and parts[-1][2] == shape[dim]
         return cat(dim, *values) if along and all(a[2] == b[1] for a, b in pairwise(parts)) else None
 
     def begins(self, params: tuple[Any, ...]) -> int:
-        """Its first element."""
+        """Return the index of the first element."""
         return int(params[1])
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """An index."""
+        """Return the torch code: an index with a colon."""
         start, stop = ("" if place in (0, "0") else str(place) for place in params[1:])
         between = ":"
         if " " in start + stop:  # as formatters have it
@@ -94,54 +99,57 @@ class Slice(Cut):
         return f"{args[0]}[{':, ' * params[0]}{start}{between}{stop}]"
 
     def taken(self, shape: Shape, params: tuple[Any, ...], count: int) -> list[Shape]:
-        """It reaches to the last element at least."""
+        """Return sizes that reach at least to the last element of the slice."""
         dim, _, stop = params
         return [(*shape[:dim], stop, *shape[dim + 1 :])]
 
 
 class Select(Cut):
-    """One element of a dimension, which goes away."""
+    """Take one element of a dimension, and remove that dimension."""
 
     name, usage = "select", "select(x, dim, index)"
     summary = "one element of dimension dim, which goes away"
     params = "ii"
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """The sizes without that of DIM."""
+        """Return the sizes without dimension DIM."""
         (shape,), (dim, index) = shapes, params
         fits = 0 <= dim < len(shape) and 0 <= index < shape[dim]
         need(fits, f"no element {index} in dimension {dim} of {list(shape)}")
         return (*shape[:dim], *shape[dim + 1 :])
 
     def view(self, x: LazyTensor, params: tuple[Any, ...]) -> LazyTensor:
-        """A later beginning, and a dimension less."""
+        """Return a view with a later offset and one dimension less."""
         return selected(x, *params)
 
     def simplified(self, x: Expr, shapes: Mapping[str, Shape]) -> Expr:
-        """One of the tensors that were stacked is that tensor."""
+        """Return the stacked tensor itself if this takes one of stacked tensors."""
         (inner,), (dim, index) = x.args, map(int, x.params)
         return inner.args[index] if inner.op == "stack" and dim == 0 else x
 
     def whole(self, values: Sequence[Expr], parts: Sequence[tuple[Any, ...]], shape: Shape) -> Expr | None:
-        """Stacked, if these are all elements of the first dimension."""
+        """Return the parts stacked, if they are all elements of the first dimension in order, else None."""
         return stack(*values) if list(parts) == [(0, i) for i in range(shape[0])] else None
 
     def begins(self, params: tuple[Any, ...]) -> int:
-        """Its index."""
+        """Return the index of the element."""
         return int(params[1])
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """An index."""
+        """Return the torch code: an index."""
         return f"{args[0]}[{':, ' * params[0]}{params[1]}]"
 
     def taken(self, shape: Shape, params: tuple[Any, ...], count: int) -> list[Shape]:
-        """It reaches to the element at least."""
+        """Return sizes that reach at least to the element."""
         dim, index = params
         return [(*shape[:dim], index + 1, *shape[dim:])]
 
 
 class OfHeads(Cut):
-    """Some of N equal parts of the rows that alternate by head, as those of fused projections often do."""
+    """Take parts i to j - 1 of the N equal parts that each head has.
+
+    The rows of a fused projection are often stored head by head: queries, keys and values of head 0, then of head 1.
+    """
 
     name, usage = "of_heads", "of_heads(x, heads, n, i[, j])"
     summary = "rows of part i, or of parts i to j - 1, of n parts that alternate by head"
@@ -154,7 +162,7 @@ def of_heads(x: Tensor, heads: int, parts: int, start: int, stop: int) -> Tensor
     params = "iiii?"
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """Of the rows, (j - i) / n."""
+        """Return the sizes with (j - i) / n of the rows."""
         (shape,), (heads, n, start, stop) = shapes, _with_end(params)
         fits = bool(shape) and heads * n > 0 and shape[0] % (heads * n) == 0
         need(fits, f"{list(shape)} has no {heads} heads of {n} parts")
@@ -162,29 +170,29 @@ def of_heads(x: Tensor, heads: int, parts: int, start: int, stop: int) -> Tensor
         return (shape[0] // n * (stop - start), *shape[1:])
 
     def view(self, x: LazyTensor, params: tuple[Any, ...]) -> LazyTensor:
-        """See the rows as [heads, n, rows of a part], and slice the second dimension."""
+        """Reshape the rows to [heads, n, rows of a part], and slice the second dimension."""
         heads, n, start, stop = _with_end(params)
         d = x.shape[0] // (heads * n)
         inner = sliced(reshaped(x, heads, n, d, *x.shape[1:]), 1, start, stop)
         return reshaped(inner, heads * (stop - start) * d, *x.shape[1:])
 
     def whole(self, values: Sequence[Expr], parts: Sequence[tuple[Any, ...]], shape: Shape) -> Expr | None:
-        """Alternating by head, if these are all parts of as many heads."""
+        """Return the parts joined head by head, if they are all N parts of the same heads, else None."""
         ends = [_with_end(params) for params in parts]
         heads, n, first, _ = ends[0]
         along = first == 0 and ends[-1][3] == n and all(params[:2] == (heads, n) for params in ends)
         return by_heads(heads, *values) if along and all(a[3] == b[2] for a, b in pairwise(ends)) else None
 
     def begins(self, params: tuple[Any, ...]) -> int:
-        """Its first part."""
+        """Return the number of the first part."""
         return int(params[2])
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """A helper."""
+        """Return the torch code: a call of the helper `of_heads`."""
         return f"of_heads({args[0]}, {listed(_with_end(params))})"
 
     def taken(self, shape: Shape, params: tuple[Any, ...], count: int) -> list[Shape]:
-        """All parts have as many rows."""
+        """Return the sizes of the whole tensor, all N parts of which have equally many rows."""
         _, n, start, stop = _with_end(params)
         return [(shape[0] * n // (stop - start), *shape[1:])]
 
@@ -195,12 +203,12 @@ def _with_end(params: tuple[Any, ...]) -> tuple[int, int, int, int]:
 
 
 class Join(Operation):
-    """An operation that puts tensors together to one."""
+    """An operation that joins tensors into one."""
 
     takes = 0
 
     def simplified(self, x: Expr, shapes: Mapping[str, Shape]) -> Expr:
-        """All parts of a tensor, joined as they were cut, are that tensor."""
+        """Return the tensor itself if X joins all parts of one tensor as they were cut."""
         first = x.args[0]
         cut = OPERATIONS.get(first.op)
         if isinstance(cut, Cut) and all((arg.op, arg.args) == (first.op, first.args) for arg in x.args):
@@ -219,7 +227,7 @@ class Cat(Join):
     first, params = 1, "i"
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """Size DIM is the sum; the others are equal."""
+        """Return the sizes: in dimension DIM the sum, in the others the sizes that all tensors share."""
         (dim,) = params
         need(all(dim < len(s) for s in shapes), f"there is no dimension {dim} to join along")
         rest = {(*s[:dim], *s[dim + 1 :]) for s in shapes}
@@ -230,16 +238,18 @@ class Cat(Join):
     def result(
         self, parts: Sequence[LazyTensor], params: tuple[Any, ...], shape: Shape, like: LazyTensor
     ) -> LazyTensor:
-        """The bytes of the parts, one after the other or in turns."""
+        """Return a tensor of the bytes of the parts: one after the other, or in turns for a later dimension than the
+        first.
+        """
         return join(params[0], parts, widest(parts), shape)
 
     def simplified(self, x: Expr, shapes: Mapping[str, Shape]) -> Expr:
-        """Parts that are joined themselves are parts of this; neighbouring slices of one tensor are one."""
+        """Merge concatenations inside of this one, and neighbouring slices of one tensor."""
         merged = _merged(x.args, int(x.params[0]))
         return cat(int(x.params[0]), *(simplified(arg, shapes) if arg.op == "slice" else arg for arg in merged))
 
     def undone(self, x: Expr, value: Expr, shapes: Mapping[str, Shape]) -> Sequence[Expr]:
-        """A slice for each."""
+        """Return one slice of VALUE for each part."""
         dim, at, found = int(x.params[0]), 0, []
         for arg in x.args:
             size = shape_of(arg, shapes)[dim]
@@ -248,11 +258,11 @@ class Cat(Join):
         return found
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """The function of torch."""
+        """Return the torch code: `torch.cat`."""
         return f"torch.cat([{listed(args)}], dim={params[0]})"
 
     def taken(self, shape: Shape, params: tuple[Any, ...], count: int) -> list[Shape]:
-        """Equal parts, as far as the result tells."""
+        """Return equal sizes for all parts, because the result does not show others."""
         (dim,) = params
         return [(*shape[:dim], shape[dim] // count, *shape[dim + 1 :])] * count
 
@@ -283,31 +293,31 @@ class Stack(Join):
     calls = True
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """[number of tensors, their sizes]."""
+        """Return [number of tensors, their sizes]."""
         need(len(set(shapes)) == 1, f"cannot stack {', '.join(str(list(s)) for s in shapes[:4])}")
         return (len(shapes), *shapes[0])
 
     def result(
         self, parts: Sequence[LazyTensor], params: tuple[Any, ...], shape: Shape, like: LazyTensor
     ) -> LazyTensor:
-        """The bytes of the parts, one after the other."""
+        """Return a tensor of the bytes of the parts, one after the other."""
         return join(0, [reshaped(p, 1, *p.shape) for p in parts], widest(parts), shape)
 
     def undone(self, x: Expr, value: Expr, shapes: Mapping[str, Shape]) -> Sequence[Expr]:
-        """One element for each."""
+        """Return one element of VALUE for each part."""
         return [select(value, 0, i) for i in range(len(x.args))]
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """The function of torch."""
+        """Return the torch code: `torch.stack`."""
         return f"torch.stack([{listed(args)}])"
 
     def taken(self, shape: Shape, params: tuple[Any, ...], count: int) -> list[Shape]:
-        """Without the first dimension."""
+        """Return the sizes without the first dimension, for each part."""
         return [shape[1:]] * count
 
 
 class ByHeads(Join):
-    """Join the rows of tensors so that they alternate by head."""
+    """Join the rows of tensors head by head: the rows of head 0 of each tensor, then of head 1, and so on."""
 
     name, usage = "by_heads", "by_heads(heads, x, y, …)"
     summary = "rows of several tensors, which alternate by head"
@@ -320,7 +330,7 @@ def by_heads(heads: int, *parts: Tensor) -> Tensor:
     first, params = 1, "i"
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """The rows are the sum; the other sizes are equal."""
+        """Return the sizes: the sum of the rows, and the other sizes, which all tensors share."""
         (heads,) = params
         fits = heads > 0 and len({s[1:] for s in shapes}) == 1 and all(s and s[0] % heads == 0 for s in shapes)
         need(fits, f"cannot interleave {len(shapes)} parts by {heads} heads")
@@ -329,43 +339,45 @@ def by_heads(heads: int, *parts: Tensor) -> Tensor:
     def result(
         self, parts: Sequence[LazyTensor], params: tuple[Any, ...], shape: Shape, like: LazyTensor
     ) -> LazyTensor:
-        """See the rows of each as [heads, rows of a head], and join along the second dimension."""
+        """Reshape the rows of each tensor to [heads, rows of a head], and join along the second dimension."""
         (heads,) = params
         cut = [reshaped(p, heads, p.shape[0] // heads, *p.shape[1:]) for p in parts]
         rows = sum(p.shape[1] for p in cut)
         return reshaped(join(1, cut, widest(parts), (heads, rows, *shape[1:])), *shape)
 
     def undone(self, x: Expr, value: Expr, shapes: Mapping[str, Shape]) -> Sequence[Expr]:
-        """The parts of each head that belong to each."""
+        """Return, for each tensor that was joined, its rows of every head."""
         heads = int(x.params[0])
         return cut_by_heads(value, heads, [shape_of(arg, shapes)[0] // heads for arg in x.args])
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """A helper."""
+        """Return the torch code: a call of the helper `by_heads`."""
         return f"by_heads({params[0]}, {listed(args)})"
 
     def taken(self, shape: Shape, params: tuple[Any, ...], count: int) -> list[Shape]:
-        """Equal parts, as far as the result tells."""
+        """Return equal sizes for all parts, because the result does not show others."""
         return [(shape[0] // count, *shape[1:])] * count
 
 
 def part(x: Expr, dim: int, start: int, stop: int) -> Expr:
-    """The elements START to STOP (excluded) of dimension DIM."""
+    """Return elements START to STOP - 1 of dimension DIM of X."""
     return Expr("slice", (x,), (dim, start, stop))
 
 
 def select(x: Expr, dim: int, index: int) -> Expr:
-    """Element INDEX of dimension DIM, which goes away."""
+    """Return element INDEX of dimension DIM of X, without that dimension."""
     return Expr("select", (x,), (dim, index))
 
 
 def of_heads(x: Expr, heads: int, n: int, index: int) -> Expr:
-    """Part INDEX of the N parts of X that alternate by head."""
+    """Return part INDEX of the N equal parts that each head of X has."""
     return Expr("of_heads", (x,), (heads, n, index))
 
 
 def cut_by_heads(x: Expr, heads: int, rows: Sequence[int]) -> list[Expr]:
-    """The parts of X that alternate by head, where each head holds so many ROWS of each."""
+    """Return the parts of X, where each head holds ROWS[0] rows of the first part, then ROWS[1] of the second, and so
+    on.
+    """
     unit = gcd(*rows)
     n, at, found = sum(rows) // unit, 0, []
     for row in rows:
@@ -376,30 +388,30 @@ def cut_by_heads(x: Expr, heads: int, rows: Sequence[int]) -> list[Expr]:
 
 
 def cat(dim: int, *parts: Expr) -> Expr:
-    """PARTS joined along DIM; one part alone is itself."""
+    """Return PARTS joined along DIM, or the part itself if there is one."""
     return parts[0] if len(parts) == 1 else Expr("cat", parts, (dim,))
 
 
 def stack(*parts: Expr) -> Expr:
-    """PARTS along a new first dimension."""
+    """Return PARTS stacked along a new first dimension."""
     return Expr("stack", parts)
 
 
 def by_heads(heads: int, *parts: Expr) -> Expr:
-    """The rows of PARTS, alternating by head."""
+    """Return the rows of PARTS, joined head by head."""
     return Expr("by_heads", parts, (heads,))
 
 
 def is_selected(x: Expr) -> bool:
-    """Whether X is one element of a dimension of a tensor."""
+    """Return whether X takes one element of a dimension (`select`)."""
     return x.op == "select"
 
 
 def rows_cut(x: Expr) -> tuple[Expr, int, int] | None:
-    """The tensor that X is a slice of the rows of, its first row and the one after its last; None if X is none."""
+    """Return (tensor, first row, row after the last) if X cuts rows from a tensor, else None."""
     return (x.args[0], int(x.params[1]), int(x.params[2])) if x.op == "slice" and x.params[0] == 0 else None
 
 
 def rows_joined(x: Expr) -> tuple[Expr, ...] | None:
-    """The parts that X joins along the rows, or None if X joins none."""
+    """Return the parts that X joins along the rows, or None if X does not join rows."""
     return x.args if x.op == "cat" and x.params == (0,) else None

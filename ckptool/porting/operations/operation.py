@@ -1,7 +1,7 @@
-"""An operation, and an expression of operations over tensors of the source.
+"""Operations, and expressions: nested operations over tensors of the source.
 
-An `Expr` is a value: it names an operation, and holds what that works on. Everything that is known of the operation
-itself is in one subclass of `Operation`.
+An `Expr` is an immutable value that names its operation and holds its arguments. All that is known of an operation is
+in one subclass of `Operation`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Number = int | float | str
 
 @dataclass(frozen=True, slots=True)
 class Expr:
-    """An operation on expressions, or a key (`op` is "key", and its name the one parameter).
+    """An operation with its arguments, or a key of the source (`op` is "key", and the key is the only parameter).
 
     Attributes:
         op: its name in `OPERATIONS`.
@@ -43,38 +43,38 @@ class Expr:
 
     @property
     def key(self) -> str:
-        """The key of a plain copy."""
+        """Return the key, if this is a plain copy."""
         assert self.op == "key"
         return str(self.params[0])
 
     @property
     def is_copy(self) -> bool:
-        """Whether it is a tensor of the source as it is."""
+        """Return whether this is a tensor of the source without any operation."""
         return self.op == "key"
 
     def keys(self) -> list[str]:
-        """The keys that it reads, once each, in order."""
+        """Return the keys that the expression reads, each once, in order."""
         if self.is_copy:
             return [self.key]
         return list(dict.fromkeys(key for arg in self.args for key in arg.keys()))  # noqa: SIM118 - a method of ours
 
     def operations(self) -> list[str]:
-        """The names of the operations in it, from the inside out, once each."""
+        """Return the names of the operations in the expression, each once, from the inside out."""
         inner = [name for arg in self.args for name in arg.operations()]
         return list(dict.fromkeys(inner + ([] if self.is_copy else [self.op])))
 
     def rename(self, new: Callable[[str], str]) -> Expr:
-        """The same on other keys."""
+        """Return the expression with NEW(key) as each key."""
         return self.replaced(lambda key: of(new(key)))
 
     def replaced(self, new: Callable[[str], Expr]) -> Expr:
-        """The same with NEW(key) in place of each key."""
+        """Return the expression with the expression NEW(key) in place of each key."""
         if self.is_copy:
             return new(self.key)
         return replace(self, args=tuple(arg.replaced(new) for arg in self.args))
 
     def written(self, name: Callable[[str], str]) -> str:
-        """The text in a mapping file, where NAME writes a key."""
+        """Return the text for a mapping file. NAME writes a key."""
         if self.is_copy:
             return name(self.key)
         words = OPERATIONS[self.op].first
@@ -89,23 +89,23 @@ _PLAIN = re.compile(r"[\w.\-{}/]+")
 
 
 def of(key: str) -> Expr:
-    """The tensor KEY as it is."""
+    """Return the expression of a plain copy of the tensor KEY."""
     return Expr("key", (), (key,))
 
 
 class Operation(ABC):
-    """What can be done with tensors: its text, the sizes it gives, how it is computed, simplified and undone.
+    """A kind of operation: how it is written, which sizes it gives, how it is computed, simplified and inverted.
 
     Attributes:
         name: how mapping files write it.
         usage: an example of how it is written, with the names of its arguments.
-        summary: what it gives.
+        summary: its result, in words.
         first: number of parameters that are written before the tensors.
-        takes: number of tensors it works on (0: any number, at least one; -1: none).
-        params: the parameters, as `fits` spells them.
-        helper: a function that the text in torch calls, as code; "" where torch has what it takes.
-        calls: whether that text holds the tensors in the brackets of a call, and no dot or operator beside them.
-        infix: whether that text is a sum or a product, which goes in brackets before a dot.
+        takes: number of tensors that it takes (0: one or more; -1: none).
+        params: a pattern for the kinds of its parameters, see `fits`.
+        helper: code of a function that the torch code calls; "" if torch alone is enough.
+        calls: whether the torch code has the tensors only as arguments of a call, without a dot or operator after them.
+        infix: whether the torch code is a sum or a product, which needs brackets before a dot.
     """
 
     name: str
@@ -119,12 +119,12 @@ class Operation(ABC):
     infix: bool = False
 
     def fits(self, params: Sequence[Number]) -> bool:
-        """Whether these are its parameters, by kind: i is an integer from 0 on, f another number, w a word."""
+        """Return whether PARAMS are of the right kinds: i is an integer from 0 on, f another number, w a word."""
         return re.fullmatch(self.params, "".join(map(_kind, params))) is not None
 
     @abstractmethod
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """The sizes of the result, for the sizes of the tensors it works on.
+        """Return the sizes of the result for the sizes of its tensors.
 
         Raises:
             RuleError: they do not fit.
@@ -134,53 +134,58 @@ class Operation(ABC):
     def result(
         self, parts: Sequence[LazyTensor], params: tuple[Any, ...], shape: Shape, like: LazyTensor
     ) -> LazyTensor:
-        """The result, of sizes SHAPE. What works on no tensor has the type and the place of LIKE."""
+        """Return a lazy tensor of sizes SHAPE. LIKE gives type and device if the operation reads no tensor."""
 
     def taken(self, shape: Shape, params: tuple[Any, ...], count: int) -> list[Shape]:
-        """The sizes of the COUNT tensors that it works on where it gives SHAPE, as far as that tells; else nothing."""
+        """Return the sizes of the COUNT tensors that are read if the result has SHAPE, or nothing if SHAPE does not
+        show them.
+        """
         return []
 
     @abstractmethod
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """The result as an expression of Python over the texts ARGS of tensors of torch.
+        """Return Python code for the result. ARGS are the codes of its torch tensors.
 
-        What works on no tensor has the type and the place of LIKE.
+        LIKE, the code of a tensor, gives type and device if the operation reads no tensor.
         """
 
     def simplified(self, x: Expr, shapes: Mapping[str, Shape]) -> Expr:
-        """X, a call of this operation on simplified arguments, in fewer steps where that is possible."""
+        """Return an expression that equals X, with fewer operations if possible. Its arguments are simplified."""
         return x
 
     def undone(self, x: Expr, value: Expr, shapes: Mapping[str, Shape]) -> Sequence[Expr] | None:
-        """Each argument of X, made from VALUE, which is what X gives; None where values are lost."""
+        """Return an expression for each argument of X, made from VALUE, the result of X; None if X loses values."""
         return None
 
 
 class View(Operation):
-    """An operation that only rearranges or leaves out values: its result is a view that moves no byte."""
+    """An operation that only rearranges or drops values: its result is a view that copies no bytes."""
 
     @abstractmethod
     def view(self, x: LazyTensor, params: tuple[Any, ...]) -> LazyTensor:
-        """The result as a view of X."""
+        """Return the result as a view of X."""
 
     def result(
         self, parts: Sequence[LazyTensor], params: tuple[Any, ...], shape: Shape, like: LazyTensor
     ) -> LazyTensor:
-        """A view of the one tensor."""
+        """Return a view of the only tensor."""
         return self.view(parts[0], params)
 
 
 class Calculation(Operation):
-    """An operation that computes: in float32 (float64 stays), when it is written; rounded once, to the widest type."""
+    """An operation that computes values when they are written.
+
+    It computes in float32, or float64 if a tensor has that type, and rounds once, to the widest type of its tensors.
+    """
 
     @abstractmethod
     def compute(self, arrays: Sequence[np.ndarray[Any, Any]], params: tuple[Any, ...]) -> np.ndarray[Any, Any]:
-        """The values of the result."""
+        """Return the values of the result."""
 
     def result(
         self, parts: Sequence[LazyTensor], params: tuple[Any, ...], shape: Shape, like: LazyTensor
     ) -> LazyTensor:
-        """A tensor over bytes that are computed when they are read."""
+        """Return a lazy tensor whose bytes are computed when they are read."""
         like = widest(parts)
         length = prod(shape) * like.dtype.itemsize
         return over(Computed(partial(self.compute, params=params), parts, like, length), like, shape)
@@ -191,7 +196,7 @@ OPERATIONS: dict[str, Operation] = {}
 
 
 def torch_text(x: Expr, name: Callable[[str], str], like: str) -> str:
-    """X as an expression of Python over tensors of torch, where NAME writes a key. Its helpers are `torch_helpers`."""
+    """Return X as Python code over torch tensors. NAME writes a key. See `torch_helpers` for its functions."""
     if x.is_copy:
         return name(x.key)
     operation, args = OPERATIONS[x.op], []
@@ -203,7 +208,7 @@ def torch_text(x: Expr, name: Callable[[str], str], like: str) -> str:
 
 
 def torch_helpers(x: Expr) -> dict[str, str]:
-    """The functions that `torch_text` calls, by the operation, as code."""
+    """Return the code of the functions that `torch_text` of X calls, by operation."""
     found = {name: helper for arg in x.args for name, helper in torch_helpers(arg).items()}
     if not x.is_copy and (helper := OPERATIONS[x.op].helper):
         found[x.op] = helper
@@ -211,15 +216,15 @@ def torch_helpers(x: Expr) -> dict[str, str]:
 
 
 def listed(items: Iterable[Any]) -> str:
-    """ITEMS with commas between."""
+    """Return ITEMS as text with commas between them."""
     return ", ".join(map(str, items))
 
 
 def shape_of(x: Expr, shapes: Mapping[str, Shape]) -> Shape:
-    """The sizes of what X gives, for the sizes of the source.
+    """Return the sizes of the result of X for the sizes of the source.
 
     Raises:
-        RuleError: an operation does not fit, or a key is not there.
+        RuleError: an operation does not fit, or the source lacks a key.
     """
     if x.is_copy:
         if x.key not in shapes:
@@ -229,9 +234,9 @@ def shape_of(x: Expr, shapes: Mapping[str, Shape]) -> Shape:
 
 
 def shapes_read(x: Expr, shape: Shape, found: MutableMapping[str, Shape]) -> None:
-    """Add to FOUND the sizes of what X reads where it gives SHAPE, as far as that tells.
+    """Add to FOUND the sizes of the source tensors that X reads if X gives SHAPE, if SHAPE shows them.
 
-    Of a tensor that is read in parts it is what all of them together reach to.
+    For a tensor that is read in several parts, add sizes that cover all these parts.
     """
     if x.is_copy:
         before = found.get(x.key, ())
@@ -242,7 +247,7 @@ def shapes_read(x: Expr, shape: Shape, found: MutableMapping[str, Shape]) -> Non
 
 
 def simplified(x: Expr, shapes: Mapping[str, Shape]) -> Expr:
-    """The same in fewer steps: what was taken apart and put together again is a copy."""
+    """Return an expression that equals X with fewer operations: parts that were cut and joined again are a copy."""
     if x.is_copy:
         return x
     x = replace(x, args=tuple(simplified(arg, shapes) for arg in x.args))
@@ -250,16 +255,12 @@ def simplified(x: Expr, shapes: Mapping[str, Shape]) -> Expr:
 
 
 def widest(parts: Sequence[LazyTensor]) -> LazyTensor:
-    """The first of the tensors whose elements have the most bytes: its type is that of what is made of them all."""
+    """Return the first of the tensors with the largest elements. What is made from all of them gets its type."""
     return max(parts, key=lambda part: part.dtype.itemsize)
 
 
 def need(condition: bool, what: str) -> None:
-    """Refuse what does not fit, in one sentence.
-
-    Raises:
-        RuleError: the condition does not hold.
-    """
+    """Raise RuleError with the sentence WHAT unless CONDITION holds."""
     if not condition:
         raise RuleError(printable(what, 300))
 

@@ -1,4 +1,4 @@
-"""Operations that keep every value and change its place: views with an inverse each."""
+"""Operations that keep every value and change only its place: views, each with an inverse."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from .storages import permuted, reshaped
 
 
 class Transpose(View):
-    """Swap the last two dimensions; it is its own inverse."""
+    """Swap the last two dimensions. This is its own inverse."""
 
     name, usage = "transpose", "transpose(x)"
     summary = "x with its last two dimensions swapped"
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """[..., n, m] -> [..., m, n]."""
+        """Return the sizes with the last two swapped."""
         (shape,) = shapes
         need(len(shape) >= 2, "transpose needs two dimensions")
         return (*shape[:-2], shape[-1], shape[-2])
 
     def view(self, x: LazyTensor, params: tuple[Any, ...]) -> LazyTensor:
-        """Swap sizes and strides."""
+        """Return a view with the last two sizes and strides swapped."""
         n = len(x.shape)
         return permuted(x, *range(n - 2), n - 1, n - 2)
 
     def simplified(self, x: Expr, shapes: Mapping[str, Shape]) -> Expr:
-        """Two of them are none."""
+        """Drop two transpositions in a row."""
         return transpose(x.args[0])
 
     def undone(self, x: Expr, value: Expr, shapes: Mapping[str, Shape]) -> Sequence[Expr]:
-        """Swap them again."""
+        """Transpose again."""
         return [transpose(value)]
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """Its property."""
+        """Return the torch code `x.mT`."""
         return f"{args[0]}.mT"
 
     def taken(self, shape: Shape, params: tuple[Any, ...], count: int) -> list[Shape]:
-        """The last two swapped."""
+        """Return the sizes with the last two swapped."""
         return [(*shape[:-2], shape[-1], shape[-2])]
 
 
@@ -54,69 +54,69 @@ class Permute(View):
     params = "i*"
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """Size I of the result is that of dimension params[I]."""
+        """Return the sizes in their new order: dimension I of the result is dimension params[I] of the tensor."""
         (shape,) = shapes
         need(sorted(params) == list(range(len(shape))), f"permute names {list(params)} of {len(shape)} dimensions")
         return tuple(shape[d] for d in params)
 
     def view(self, x: LazyTensor, params: tuple[Any, ...]) -> LazyTensor:
-        """Reorder sizes and strides."""
+        """Return a view with sizes and strides in the new order."""
         return permuted(x, *params)
 
     def simplified(self, x: Expr, shapes: Mapping[str, Shape]) -> Expr:
-        """Two of them are one, and one that changes nothing is none."""
+        """Merge two permutations in a row, and drop one that changes nothing."""
         return permute(x.args[0], *map(int, x.params))
 
     def undone(self, x: Expr, value: Expr, shapes: Mapping[str, Shape]) -> Sequence[Expr]:
-        """Put each dimension back where it was."""
+        """Permute each dimension back to its old place."""
         return [permute(value, *sorted(range(len(x.params)), key=lambda new: x.params[new]))]
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """The method of tensors."""
+        """Return the torch code `x.permute(dims)`."""
         return f"{args[0]}.permute({listed(params) or '()'})"
 
     def taken(self, shape: Shape, params: tuple[Any, ...], count: int) -> list[Shape]:
-        """Each dimension where it was."""
+        """Return the sizes in their old order."""
         return [tuple(shape[params.index(d)] for d in range(len(shape)))]
 
 
 class Reshape(View):
-    """Give other sizes to the same values in C order."""
+    """Reshape, as torch.reshape: the values keep their order (C order)."""
 
     name, usage = "reshape", "reshape(x, sizes…)"
     summary = "the values of x in C order, with these sizes"
     params = "i*"
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """The sizes are the parameters; the number of elements stays."""
+        """Return the parameters, which are the new sizes. The number of elements must stay."""
         (shape,) = shapes
         need(prod(shape) == prod(params), f"{list(shape)} cannot be seen as {list(params)}")
         return tuple(params)
 
     def view(self, x: LazyTensor, params: tuple[Any, ...]) -> LazyTensor:
-        """The bytes in C order with other sizes."""
+        """Return the values in C order with the new sizes."""
         return reshaped(x, *params)
 
     def simplified(self, x: Expr, shapes: Mapping[str, Shape]) -> Expr:
-        """Only the last of several counts, and one to the sizes that are there already is none."""
+        """Keep only the last of several reshapes, and drop one that changes nothing."""
         inner = x.args[0]
         while inner.op == self.name:
             inner = inner.args[0]
         return inner if shape_of(inner, shapes) == x.params else replace(x, args=(inner,))
 
     def undone(self, x: Expr, value: Expr, shapes: Mapping[str, Shape]) -> Sequence[Expr]:
-        """Give back the sizes before."""
+        """Reshape to the old sizes."""
         return [reshape(value, shape_of(x.args[0], shapes))]
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """The method of tensors."""
+        """Return the torch code `x.reshape(sizes)`."""
         return f"{args[0]}.reshape({listed(params) or '()'})"
 
 
 class Rotary(View):
     """Reorder the rows of each head of queries or keys for another kind of rotary embedding.
 
-    In "half" order, row i of a head turns together with row i + d/2; in "interleaved" order, with its neighbour.
+    In "half" order, row i of a head is rotated with row i + d/2; in "interleaved" order, with the next row.
     """
 
     name, usage = "rotary", "rotary(x, heads, half|interleaved)"
@@ -134,49 +134,49 @@ def rotary(x: Tensor, heads: int, order: str) -> Tensor:
     params = "iw"
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """The sizes stay; the rows are those of heads with an even number of rows each."""
+        """Return the same sizes. Each head must have an even number of rows."""
         (shape,), (heads, to) = shapes, params
         need(bool(shape) and heads > 0 and shape[0] % (2 * heads) == 0, f"{list(shape)} has no {heads} heads of pairs")
         need(to in ("half", "interleaved"), f"{to!r} is neither half nor interleaved")
         return shape
 
     def view(self, x: LazyTensor, params: tuple[Any, ...]) -> LazyTensor:
-        """See the rows of a head as pairs, and swap the two dimensions of these."""
+        """Reshape the rows of each head to pairs, and swap the two dimensions of the pairs."""
         heads, to = params
         d, rest = x.shape[0] // heads, x.shape[1:]
         inner = (heads, d // 2, 2, *rest) if to == "half" else (heads, 2, d // 2, *rest)
         return reshaped(permuted(reshaped(x, *inner), 0, 2, 1, *range(3, 3 + len(rest))), *x.shape)
 
     def undone(self, x: Expr, value: Expr, shapes: Mapping[str, Shape]) -> Sequence[Expr]:
-        """Into the other order."""
+        """Reorder into the other order."""
         heads, to = x.params
         return [rotary(value, int(heads), "half" if to == "interleaved" else "interleaved")]
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """A helper."""
+        """Return the torch code: a call of the helper `rotary`."""
         return f'rotary({args[0]}, {params[0]}, "{params[1]}")'
 
     def taken(self, shape: Shape, params: tuple[Any, ...], count: int) -> list[Shape]:
-        """The sizes stay."""
+        """Return the same sizes: the operation keeps them."""
         return [shape]
 
 
 class Flatten(View):
-    """Reorder the columns of a layer on flattened images for another order of flattening."""
+    """Reorder the columns of a linear layer that takes flattened images, for another order of flattening."""
 
     name, usage = "flatten", "flatten(x, c, h, w, nchw|nhwc)"
     summary = "columns in the order in which images [c, h, w] are flattened so"
     params = "iiiw"
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """The sizes stay; the last is c x h x w."""
+        """Return the same sizes. The last one must be c * h * w."""
         (shape,), (c, h, w, to) = shapes, params
         need(len(shape) >= 1 and shape[-1] == c * h * w, f"{list(shape)} does not take {c} x {h} x {w} features")
         need(to in ("nchw", "nhwc"), f"{to!r} is neither nchw nor nhwc")
         return shape
 
     def view(self, x: LazyTensor, params: tuple[Any, ...]) -> LazyTensor:
-        """See the columns as an image, and move the channels."""
+        """Reshape the columns to [c, h, w] or [h, w, c], and move the channels."""
         c, h, w, to = params
         lead = x.shape[:-1]
         n = len(lead)
@@ -187,12 +187,12 @@ class Flatten(View):
         return reshaped(inner, *x.shape)
 
     def undone(self, x: Expr, value: Expr, shapes: Mapping[str, Shape]) -> Sequence[Expr]:
-        """Into the other order."""
+        """Reorder into the other order."""
         c, h, w, to = x.params
         return [flatten(value, int(c), int(h), int(w), "nchw" if to == "nhwc" else "nhwc")]
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """The columns as an image, its channels moved, and columns again."""
+        """Return the torch code: unflatten the columns to an image, move its channels, flatten again."""
         return (
             f"{args[0]}.unflatten(-1, ({listed(params[:3])})).movedim(-3, -1).flatten(-3)"
             if params[3] == "nhwc"
@@ -200,17 +200,17 @@ class Flatten(View):
         )
 
     def taken(self, shape: Shape, params: tuple[Any, ...], count: int) -> list[Shape]:
-        """The sizes stay."""
+        """Return the same sizes: the operation keeps them."""
         return [shape]
 
 
 def transpose(x: Expr) -> Expr:
-    """X with its last two dimensions swapped."""
+    """Return X with its last two dimensions swapped."""
     return x.args[0] if x.op == "transpose" else Expr("transpose", (x,))
 
 
 def permute(x: Expr, *dims: int) -> Expr:
-    """X with its dimensions in another order, as torch.permute."""
+    """Return X with its dimensions in another order, as torch.permute."""
     if dims == tuple(range(len(dims))):
         return x
     if x.op == "permute":
@@ -219,7 +219,7 @@ def permute(x: Expr, *dims: int) -> Expr:
 
 
 def reshape(x: Expr, shape: Sequence[int], old: Sequence[int] | None = None) -> Expr:
-    """X with other sizes; X itself if OLD, its sizes, are these."""
+    """Return X reshaped to SHAPE, or X itself if OLD, the sizes of X, equals SHAPE."""
     if old is not None and tuple(shape) == tuple(old):
         return x
     if x.op == "reshape":
@@ -228,22 +228,22 @@ def reshape(x: Expr, shape: Sequence[int], old: Sequence[int] | None = None) -> 
 
 
 def is_transposed(x: Expr) -> bool:
-    """Whether the last step that makes X swaps its last two dimensions."""
+    """Return whether the outermost operation of X is a transposition."""
     return x.op == "transpose"
 
 
 def unreshaped(x: Expr) -> Expr:
-    """X before it got other sizes, if that is the last step that makes it."""
+    """Return X without its outermost reshape, if it has one."""
     while x.op == "reshape":
         x = x.args[0]
     return x
 
 
 def rotary(x: Expr, heads: int, to: str) -> Expr:
-    """The rows of X in the order ("half", "interleaved") of a kind of rotary embedding."""
+    """Return X with its rows in the order TO ("half" or "interleaved") of a kind of rotary embedding."""
     return Expr("rotary", (x,), (heads, to))
 
 
 def flatten(x: Expr, c: int, h: int, w: int, to: str) -> Expr:
-    """The columns of X in the order ("nchw", "nhwc") of flattened images of C channels and H x W pixels."""
+    """Return X with its columns in the order TO ("nchw" or "nhwc") of flattened images [C, H, W]."""
     return Expr("flatten", (x,), (c, h, w, to))

@@ -1,4 +1,4 @@
-"""Operations that compute a weight from what it is parametrized by: norms, adapters of low rank, batch norms."""
+"""Operations that compute a weight from its parametrization: weight norm, spectral norm, LoRA, batch norm."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from .operation import REAL, Calculation, Expr, Shape, listed, need
 
 
 class WeightNorm(Calculation):
-    """The weight of `torch.nn.utils.weight_norm`: v scaled to the norms g, along the dimension that g has sizes in."""
+    """Compute the weight of `torch.nn.utils.weight_norm`: v scaled to the norms g, along the dimension where g has its
+    size.
+    """
 
     name, usage = "weight_norm", "weight_norm(g, v)"
     summary = "rows of v scaled to the norms g"
@@ -30,7 +32,7 @@ def weight_norm(g: Tensor, v: Tensor) -> Tensor:
     takes = 2
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """That of v."""
+        """Return the sizes of v."""
         g, v = shapes
         own = next((d for d, n in enumerate(g) if n != 1), 0) if len(g) == len(v) else 0
         fits = prod(g) == 1 or v[own : own + 1] == (prod(g),)
@@ -38,7 +40,7 @@ def weight_norm(g: Tensor, v: Tensor) -> Tensor:
         return v
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
-        """v * g / |v|; a single g is the norm of all of v."""
+        """Compute v * g / |v|. If g has one element, it is the norm of all of v."""
         import numpy as np
 
         g, v = arrays
@@ -50,12 +52,12 @@ def weight_norm(g: Tensor, v: Tensor) -> Tensor:
         return v * (g.reshape(shape) / np.sqrt((v * v).sum(axis=axes, keepdims=True)))
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """A helper."""
+        """Return the torch code: a call of the helper `weight_norm`."""
         return f"weight_norm({listed(args)})"
 
 
 class Norm(Calculation):
-    """The norms that `weight_norm` would have of a weight."""
+    """Compute the norms g that `torch.nn.utils.weight_norm` would store for a weight."""
 
     name, usage = "norm", "norm(v)"
     summary = "the norms of the rows of v"
@@ -68,25 +70,25 @@ def norm(v: Tensor) -> Tensor:
 '''
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """[rows, 1, …]."""
+        """Return [rows, 1, …]."""
         (v,) = shapes
         need(bool(v), "a single number has no rows")
         return (v[0], *[1] * (len(v) - 1))
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
-        """Of each row, the root of the sum of squares."""
+        """Compute the norm of each row: the root of the sum of squares."""
         import numpy as np
 
         (v,) = arrays
         return np.sqrt((v * v).sum(axis=tuple(range(1, v.ndim)), keepdims=True))
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """A helper."""
+        """Return the torch code: a call of the helper `norm`."""
         return f"norm({args[0]})"
 
 
 class SpectralNorm(Calculation):
-    """The weight of `torch.nn.utils.spectral_norm` in eval mode, from its singular vectors u and v as stored."""
+    """Compute the weight of `torch.nn.utils.spectral_norm` in eval mode, from its stored singular vectors u and v."""
 
     name, usage = "spectral_norm", "spectral_norm(w, u, v)"
     summary = "w divided by u w v, its largest singular value"
@@ -100,24 +102,24 @@ def spectral_norm(w: Tensor, u: Tensor, v: Tensor) -> Tensor:
     takes = 3
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """That of w; u has its rows, v its columns."""
+        """Return the sizes of w. u must have one element per row of w, and v one per column."""
         w, u, v = shapes
         fits = bool(w) and (u, v) == (w[:1], (prod(w[1:]),))
         need(fits, f"{list(u)} and {list(v)} are not the vectors of {list(w)}")
         return w
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
-        """w / (u w v)."""
+        """Compute w / (u w v)."""
         w, u, v = arrays
         return w / (u @ (w.reshape(w.shape[0], -1) @ v))
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """A helper."""
+        """Return the torch code: a call of the helper `spectral_norm`."""
         return f"spectral_norm({listed(args)})"
 
 
 class Lora(Calculation):
-    """A weight with an adapter of low rank merged in (Hu et al., "LoRA", 2021)."""
+    """Merge a low-rank adapter into a weight (Hu et al., "LoRA", 2021)."""
 
     name, usage = "lora", "lora(w, a, b, scale)"
     summary = "w + scale * b a"
@@ -131,7 +133,7 @@ def lora(w: Tensor, a: Tensor, b: Tensor, scale: float | Tensor) -> Tensor:
     takes, params = 3, REAL
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """That of w; a [rank, inputs…] and b [outputs, rank…] give as many values."""
+        """Return the sizes of w. The product of b [outputs, rank…] and a [rank, inputs…] must have as many elements."""
         w, a, b = shapes[:3]
         fits = len(a) > 1 and len(b) > 1 and a[0] == prod(b[1:]) and prod(w) == b[0] * prod(a[1:])
         fits = fits and (len(w) > 2 or w == (b[0], prod(a[1:])))
@@ -139,17 +141,17 @@ def lora(w: Tensor, a: Tensor, b: Tensor, scale: float | Tensor) -> Tensor:
         return w
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
-        """The product has the sizes of w."""
+        """Compute w + scale * b a. The product gets the sizes of w."""
         w, a, b = arrays
         return w + float(params[0]) * (b.reshape(b.shape[0], -1) @ a.reshape(a.shape[0], -1)).reshape(w.shape)
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """A helper."""
+        """Return the torch code: a call of the helper `lora`."""
         return f"lora({listed(args)}, {float(params[0])})"
 
 
 class LoraAlpha(Lora):
-    """The same, where the file holds alpha, and the scale is alpha / rank."""
+    """Merge a low-rank adapter whose file holds alpha; the scale is alpha / rank."""
 
     name, usage = "lora_alpha", "lora_alpha(w, a, b, alpha)"
     summary = "w + alpha / rank * b a"
@@ -163,18 +165,18 @@ def lora_alpha(w: Tensor, a: Tensor, b: Tensor, alpha: Tensor) -> Tensor:
     takes, params = 4, ""
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """That of w; alpha is one number."""
+        """Return the sizes of w. alpha must be one number."""
         alpha = shapes[3]
         need(prod(alpha) == 1, f"{list(alpha)} is not one number")
         return super().shape(shapes, params)
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
-        """The rank is the number of rows of a."""
+        """Compute w + alpha / rank * b a. The rank is the number of rows of a."""
         *wab, alpha = arrays
         return super().compute(wab, (alpha.reshape(()) / wab[1].shape[0],))
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """A helper."""
+        """Return the torch code: a call of the helper `lora_alpha`."""
         return f"lora_alpha({listed(args)})"
 
 
@@ -182,7 +184,7 @@ class _Folded(Calculation):
     params = REAL
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """That of the first; the others have its rows."""
+        """Return the sizes of the first tensor. The others must have one element per row of it."""
         w, *rows = shapes
         fits = bool(w) and all(s == w[:1] for s in rows)
         need(fits, f"{list(w)} does not have the rows of a batch norm")
@@ -190,7 +192,7 @@ class _Folded(Calculation):
 
 
 class FoldWeight(_Folded):
-    """The weight of a convolution that does the work of the batch norm after it as well."""
+    """Fold the batch norm after a convolution into the weight of the convolution."""
 
     name, usage = "fold_weight", "fold_weight(w, gamma, var, eps)"
     summary = "w of a layer that does the work of the batch norm after it, too"
@@ -204,19 +206,19 @@ def fold_weight(w: Tensor, gamma: Tensor, var: Tensor, eps: float) -> Tensor:
     takes = 3
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
-        """w * gamma / sqrt(var + eps), row by row."""
+        """Compute w * gamma / sqrt(var + eps), row by row."""
         import numpy as np
 
         w, gamma, var = arrays
         return w * (gamma / np.sqrt(var + float(params[0]))).reshape(-1, *[1] * (w.ndim - 1))
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """A helper."""
+        """Return the torch code: a call of the helper `fold_weight`."""
         return f"fold_weight({listed(args)}, {float(params[0])})"
 
 
 class FoldBias(_Folded):
-    """The bias of a convolution that does the work of the batch norm after it as well."""
+    """Fold the batch norm after a convolution into the bias of the convolution."""
 
     name, usage = "fold_bias", "fold_bias(b, gamma, beta, mean, var, eps)"
     summary = "the bias of such a layer"
@@ -232,54 +234,54 @@ def fold_bias(
     takes = 5
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
-        """(b - mean) * gamma / sqrt(var + eps) + beta."""
+        """Compute (b - mean) * gamma / sqrt(var + eps) + beta."""
         import numpy as np
 
         b, gamma, beta, mean, var = arrays
         return (b - mean) * gamma / np.sqrt(var + float(params[0])) + beta
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """A helper."""
+        """Return the torch code: a call of the helper `fold_bias`."""
         return f"fold_bias({listed(args)}, {float(params[0])})"
 
 
 def weight_norm(g: Expr, v: Expr) -> Expr:
-    """V scaled to the norms G."""
+    """Return an expression that scales V so that its norms are G."""
     return Expr("weight_norm", (g, v))
 
 
 def norm(v: Expr) -> Expr:
-    """The norms of the rows of V."""
+    """Return the norms of the rows of V."""
     return Expr("norm", (v,))
 
 
 def spectral_norm(w: Expr, u: Expr, v: Expr) -> Expr:
-    """W divided by its largest singular value, of the vectors U and V."""
+    """Return W divided by its largest singular value, computed from the singular vectors U and V."""
     return Expr("spectral_norm", (w, u, v))
 
 
 def lora(w: Expr, a: Expr, b: Expr, scale: float) -> Expr:
-    """W + SCALE * B A."""
+    """Return W + SCALE * B A."""
     return Expr("lora", (w, a, b), (scale,))
 
 
 def rescaled(x: Expr, scale: float) -> Expr:
-    """X with SCALE in place of that of every adapter merged in it."""
+    """Return X with SCALE as the scale of every adapter (`lora`) merged in it."""
     if x.op == "lora":
         return replace(x, params=(scale,))
     return replace(x, args=tuple(rescaled(arg, scale) for arg in x.args))
 
 
 def lora_alpha(w: Expr, a: Expr, b: Expr, alpha: Expr) -> Expr:
-    """W + ALPHA / rank * B A."""
+    """Return W + ALPHA / rank * B A."""
     return Expr("lora_alpha", (w, a, b, alpha))
 
 
 def fold_weight(w: Expr, gamma: Expr, var: Expr, eps: float) -> Expr:
-    """The weight W with a batch norm folded into it."""
+    """Return the weight W with a batch norm folded into it."""
     return Expr("fold_weight", (w, gamma, var), (eps,))
 
 
 def fold_bias(b: Expr, gamma: Expr, beta: Expr, mean: Expr, var: Expr, eps: float) -> Expr:
-    """The bias B with a batch norm folded into it."""
+    """Return the bias B with a batch norm folded into it."""
     return Expr("fold_bias", (b, gamma, beta, mean, var), (eps,))

@@ -1,4 +1,4 @@
-"""Operations that give a tensor another number of elements: guesses at what a larger or smaller model would hold."""
+"""Operations that change the number of elements of a tensor: guesses at the weights of a larger or smaller model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from .operation import Calculation, Expr, Shape, listed, need
 
 
 class Repeat(Calculation):
-    """Set copies side by side, divided by their number: as much comes out for an input that is repeated as well."""
+    """Repeat a tensor along a dimension, and divide it by the number of copies.
+
+    A layer with this weight gives the same output if its input is repeated in the same way.
+    """
 
     name, usage = "repeat", "repeat(x, dim, n)"
     summary = "x n times side by side along dimension dim, divided by n"
@@ -17,26 +20,26 @@ class Repeat(Calculation):
     params = "ii"
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """Size DIM is n times as large."""
+        """Return the sizes with N times as many elements in dimension DIM."""
         (shape,), (dim, times) = shapes, params
         fits = 0 <= dim < len(shape) and times > 0
         need(fits, f"{list(shape)} cannot be repeated {times} times in dimension {dim}")
         return (*shape[:dim], shape[dim] * times, *shape[dim + 1 :])
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
-        """Copies, divided."""
+        """Concatenate copies, and divide by their number."""
         import numpy as np
 
         dim, times = params
         return np.concatenate([arrays[0]] * times, axis=dim) / times
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """Copies, divided."""
+        """Return the torch code: copies concatenated and divided by their number."""
         return f"torch.cat([{args[0]}] * {params[1]}, dim={params[0]}) / {params[1]}"
 
 
 class Grow(Calculation):
-    """Append elements to a dimension, each the mean of those that are there."""
+    """Append elements to a dimension. Each is the mean of the elements that are there."""
 
     name, usage = "grow", "grow(x, dim, n)"
     summary = "x with n elements in dimension dim, the new ones the mean of the others"
@@ -51,26 +54,26 @@ def grow(x: Tensor, dim: int, size: int) -> Tensor:
     params = "ii"
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """Size DIM is n."""
+        """Return the sizes with N in dimension DIM."""
         (shape,), (dim, size) = shapes, params
         fits = 0 <= dim < len(shape) and size >= shape[dim] > 0
         need(fits, f"{list(shape)} cannot grow to {size} in dimension {dim}")
         return (*shape[:dim], size, *shape[dim + 1 :])
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
-        """The elements, then their mean as often as it takes."""
+        """Append the mean until the dimension has N elements."""
         import numpy as np
 
         (x,), (dim, size) = arrays, params
         return np.concatenate([x, *[x.mean(axis=dim, keepdims=True)] * (size - x.shape[dim])], axis=dim)
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """A helper."""
+        """Return the torch code: a call of the helper `grow`."""
         return f"grow({args[0]}, {listed(params)})"
 
 
 class Resize(Calculation):
-    """Resample a table of positions [..., prefix + h * w, features] to another grid."""
+    """Resample a position table [..., prefix + h * w, features] to another grid."""
 
     name, usage = "resize", "resize(x, prefix, h, w, new_h, new_w)"
     summary = "a position table of h x w places behind a prefix, for another grid, bicubic"
@@ -91,14 +94,14 @@ def resize(x: Tensor, prefix: int, h: int, w: int, new_h: int, new_w: int) -> Te
     params = "iiiii"
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """[..., prefix + new_h * new_w, features]."""
+        """Return [..., prefix + new_h * new_w, features]."""
         (shape,), (prefix, old_h, old_w, new_h, new_w) = shapes, params
         fits = len(shape) >= 2 and shape[-2] == prefix + old_h * old_w and old_h * old_w * new_h * new_w > 0
         need(fits, f"{list(shape)} is not a grid of {old_h} x {old_w}")
         return (*shape[:-2], prefix + new_h * new_w, shape[-1])
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
-        """Bicubic with antialiasing, as torch.nn.functional.interpolate(mode="bicubic", antialias=True)."""
+        """Resample bicubic with antialiasing, as torch.nn.functional.interpolate(mode="bicubic", antialias=True)."""
         import numpy as np
 
         (x,), (prefix, old_h, old_w, new_h, new_w) = arrays, params
@@ -110,12 +113,14 @@ def resize(x: Tensor, prefix: int, h: int, w: int, new_h: int, new_w: int) -> Te
         return np.concatenate([head, grid.reshape(*x.shape[:-2], new_h * new_w, x.shape[-1])], axis=-2)
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """A helper."""
+        """Return the torch code: a call of the helper `resize`."""
         return f"resize({args[0]}, {listed(params)})"
 
 
 def _resampling(old: int, new: int) -> Any:
-    """The matrix that resamples OLD values to NEW ones: cubic convolution with a = -0.5, widened when it shrinks."""
+    """Return the matrix that resamples OLD values to NEW ones: cubic convolution with a = -0.5, widened when it
+    shrinks.
+    """
     import numpy as np
 
     scale = old / new
@@ -133,15 +138,15 @@ def _resampling(old: int, new: int) -> Any:
 
 
 def repeat(x: Expr, dim: int, times: int) -> Expr:
-    """X so many TIMES side by side along DIM, divided by that number."""
+    """Return TIMES copies of X along DIM, divided by TIMES."""
     return Expr("repeat", (x,), (dim, times))
 
 
 def grow(x: Expr, dim: int, size: int) -> Expr:
-    """X with SIZE elements in dimension DIM, the new ones the mean of the others."""
+    """Return X with SIZE elements in dimension DIM; the new ones are the mean of the others."""
     return Expr("grow", (x,), (dim, size))
 
 
 def resize(x: Expr, prefix: int, old: tuple[int, int], new: tuple[int, int]) -> Expr:
-    """A table of positions, PREFIX and those of a grid of OLD height and width, for a grid of NEW ones."""
+    """Return the position table X for a grid of NEW (height, width) in place of OLD. The first PREFIX rows stay."""
     return Expr("resize", (x,), (prefix, *old, *new))

@@ -1,4 +1,4 @@
-"""Where the bytes of a result come from: views of a tensor, parts one after the other, values that are computed."""
+"""Make lazy tensors: views of a tensor, concatenations of tensors, and tensors that are computed when they are read."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from ...tensor import LazyTensor, Storage, contiguous_stride
 
 
 def permuted(x: LazyTensor, *dims: int) -> LazyTensor:
-    """X with its dimensions in another order."""
+    """Return a view of X with its dimensions in the order DIMS."""
     return replace(x, shape=tuple(x.shape[d] for d in dims), stride=tuple(x.stride[d] for d in dims))
 
 
 def reshaped(x: LazyTensor, *sizes: int) -> LazyTensor:
-    """The values of X in C order with other sizes."""
+    """Return the values of X in C order with other sizes."""
     return replace(contiguous(x), shape=sizes, stride=contiguous_stride(sizes))
 
 
 def sliced(x: LazyTensor, dim: int, start: int, stop: int) -> LazyTensor:
-    """The elements START to STOP (excluded) of dimension DIM."""
+    """Return a view of elements START to STOP - 1 of dimension DIM."""
     shape = (*x.shape[:dim], stop - start, *x.shape[dim + 1 :])
     return replace(x, shape=shape, offset=x.offset + start * x.stride[dim])
 
 
 def selected(x: LazyTensor, dim: int, index: int) -> LazyTensor:
-    """Element INDEX of dimension DIM, which goes away."""
+    """Return a view of element INDEX of dimension DIM, without that dimension."""
     shape, stride = ((*t[:dim], *t[dim + 1 :]) for t in (x.shape, x.stride))
     return replace(x, shape=shape, stride=stride, offset=x.offset + index * x.stride[dim])
 
 
 def contiguous(x: LazyTensor) -> LazyTensor:
-    """The same values in C order over a storage of their own (bytes of the source where that is possible)."""
+    """Return the same values in C order over a storage of their own, with the bytes of the source if possible."""
     if x.fills_storage:
         return x
     storage = Storage(x.source(), x.location, x.storage.dtype, x.storage.key)
@@ -48,16 +48,16 @@ def contiguous(x: LazyTensor) -> LazyTensor:
 
 
 def over(source: Source, like: LazyTensor, shape: tuple[int, ...]) -> LazyTensor:
-    """A tensor of sizes SHAPE over the bytes of SOURCE, typed and placed like LIKE."""
+    """Return a tensor of sizes SHAPE over the bytes of SOURCE, with the type and location of LIKE."""
     typed = like.dtype if like.dtype.storage else None
     return LazyTensor(Storage(source, like.location, typed), like.dtype, shape, contiguous_stride(shape))
 
 
 def join(dim: int, parts: Sequence[LazyTensor], like: LazyTensor, shape: tuple[int, ...]) -> LazyTensor:
-    """The parts one after the other along DIM, of sizes SHAPE, placed like LIKE.
+    """Return a lazy tensor of sizes SHAPE that concatenates PARTS along DIM, with the type and location of LIKE.
 
     Raises:
-        RuleError: they have different types.
+        RuleError: a part does not have the type of LIKE.
     """
     if any(p.dtype != like.dtype for p in parts):
         raise RuleError("tensors of different types are joined: " + ", ".join(p.dtype.name for p in parts))
@@ -79,7 +79,7 @@ _MOST_TURNS = 4096
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Joined:
-    """Sources one after the other."""
+    """The bytes of several sources, one after the other."""
 
     parts: tuple[Source, ...]
 
@@ -105,7 +105,7 @@ class _Joined:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Turns:
-    """Sources of ROWS rows each, that take turns: the first rows of all, the second rows of all, …"""
+    """The bytes of several sources of ROWS rows each, in turns: the first row of each, the second row of each, …"""
 
     parts: list[Source]
     rows: int
@@ -144,19 +144,19 @@ class _Zeros:
 
 
 def zeros(like: LazyTensor, shape: tuple[int, ...]) -> LazyTensor:
-    """Zeros of sizes SHAPE, typed and placed like LIKE."""
+    """Return zeros of sizes SHAPE, with the type and location of LIKE."""
     return over(_Zeros(prod(shape) * like.dtype.itemsize), like, shape)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Computed:
-    """The values of one computed tensor. They are computed when they are written, one tensor at a time.
+    """The bytes of one computed tensor, which are computed each time they are read.
 
     Attributes:
-        compute: the values from those of PARTS, which it is given in float32, or in float64 if LIKE is of that.
+        compute: returns the values of the tensor for the values of PARTS, which are float32, or float64 if LIKE is.
         parts: the tensors that it is computed from.
-        like: a tensor of the type that is written.
-        length: its bytes.
+        like: a tensor with the type to write.
+        length: number of bytes.
     """
 
     #: Whatever is wanted of it, all of it is computed.
@@ -176,9 +176,9 @@ class Computed:
         return memoryview(np.ascontiguousarray(values.astype(kind)).reshape(-1).view(np.uint8).data)
 
     def chunks(self) -> Iterator[bytes | memoryview]:
-        """All bytes at once."""
+        """Yield all bytes at once."""
         yield self._bytes()
 
     def read(self, offset: int, length: int) -> bytes | memoryview:
-        """LENGTH bytes from OFFSET."""
+        """Return LENGTH bytes from OFFSET on."""
         return self._bytes()[offset : offset + length]

@@ -1,9 +1,9 @@
-"""Proof: both models on the same inputs, and what comes out compared.
+"""Proof: run both models on the same inputs and compare their outputs.
 
-Equal outputs prove all that they depend on. Where they differ, every use of weights in the model is looked up among
-those in the source's code, by what comes out of it: the first that is not found, with everything before it found, is
-where they part. Other mappings for the weights there (`hypotheses`) are tried, each of which must make more uses
-agree; what has worked in one block is tried first in the next. Nothing is ever tried in all combinations.
+Equal outputs prove all weights that they depend on. If outputs differ, each use of weights in the model is searched
+among the uses in the source's code, by its output. The first use that is not found there, after uses that are all
+found, is where the models diverge. Other expressions for the weights there (`hypotheses`) are tried; a change is kept
+if more uses agree. A change that worked in one block is tried first in the next. Combinations are never searched.
 """
 
 from __future__ import annotations
@@ -42,26 +42,26 @@ def prove(
     patience: float = PATIENCE,
     progress: Tell | None = None,
 ) -> Mapping:
-    """Run the source's own code and the model on the same random inputs, and settle doubts by what comes out.
+    """Run the source's own code and the model on the same random inputs, and settle doubts by the comparison.
 
     Args:
-        mapping: what is to be proved.
+        mapping: the mapping to prove.
         source: the checkpoint.
         source_model: the source's code: a module, a `ModelSource` or `MODEL.py:Name`.
         target_model: the model, likewise.
-        inputs: for the model; worked out if None.
-        source_inputs: for the source's code, if it takes them in another form.
-        patience: seconds that the search for what makes outputs equal may take.
-        progress: is given a line that says what is being done, each time that changes.
+        inputs: inputs of the model; searched for if None.
+        source_inputs: inputs of the source's code, if it takes another form.
+        patience: time limit of the search for a mapping with equal outputs, in seconds.
+        progress: called with a line of text whenever another step begins.
 
     Returns:
         The mapping with its `proof`: {"equal": bool, "text": str, "first_divergence": str | None, …}; "stopped" is
-        "time" or "trials" where the search ended before it had tried all that it could think of.
+        "time" or "trials" if a limit ended the search early.
 
     Raises:
         NotFound: the source's code does not have the keys of the file.
-        CannotCarry: the models cannot both be run on the inputs that are given. If none are given and none are found,
-            the proof says so.
+        CannotCarry: the models cannot both be run on the given inputs. If none are given and none are found, the
+            proof says so.
     """
     told = Progress(progress, patience)
     told.say("loading the file into the code that it came from")
@@ -110,14 +110,13 @@ def prove_against(
     patience: float = PATIENCE,
     progress: Tell | None = None,
 ) -> Mapping:
-    """Compare with inputs and outputs that were saved where the source's code runs.
+    """Compare the model with inputs and outputs that were saved where the source's code runs.
 
     REFERENCE holds tensors named `input`, `input.0`, `input.NAME` … and `output`, `output.0` …, in any format. PATIENCE
     and PROGRESS are as in `prove`.
-
     Raises:
-        NotFound: it does not.
-        CannotCarry: the model does not take these inputs, or gives nothing that could be compared with these outputs.
+        NotFound: it has no such tensors.
+        CannotCarry: the model does not take these inputs, or has no output that can be compared with these outputs.
     """
     model = built(target_model)
     saved = read_reference(reference, model)

@@ -1,6 +1,7 @@
-"""Rows of what comes before a use in another arrangement, which the channels that it takes do not show.
+"""Changes that rearrange the rows of the weights before a use.
 
-Parts exchanged, heads that alternate, gates of recurrent layers, pairs of rotary embeddings.
+The set of channels that the use takes does not show such an arrangement: exchanged parts, rows head by head, gates of
+recurrent layers, pairs of rotary embeddings.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ _HEAD_COUNTS = (2, 4, 8, 12, 16, 3, 6, 24, 32, 1, 5, 10)
 
 
 def twice(ground: Ground, f: Use) -> Iterator[Change]:
-    """Rows before F in another order, and paired otherwise as well, where neither alone shows anything."""
+    """Yield changes that both reorder the rows before F and pair them differently, if neither alone shows a
+    difference.
+    """
     for group in _groups_before(ground, f):
         rows = [ground.current(u) for u in group]
         if any(r.weight is None for r in rows):
@@ -30,7 +33,7 @@ def twice(ground: Ground, f: Use) -> Iterator[Change]:
 
 
 def arrangements(ground: Ground, f: Use) -> Iterator[Change]:
-    """Rows of what comes before F in another order, which the set of channels does not show."""
+    """Yield changes that reorder the rows of the weights before F, which the set of channels does not show."""
     groups = [g for g in _groups_before(ground, f) if all(ground.now(u.held["weight"]) is not None for u in g)]
     yield from _gates(ground, f, groups)
     for group in groups:
@@ -42,7 +45,7 @@ def arrangements(ground: Ground, f: Use) -> Iterator[Change]:
 
 
 def _gates(ground: Ground, f: Use, groups: Sequence[Sequence[Use]]) -> Iterator[Change]:
-    """Gates of a recurrent layer in another order, in what they make of the input and of the state alike."""
+    """Yield changes that reorder the gates of a recurrent layer, for the input and the hidden state alike."""
     direct = [u for group in groups for u in group if u.index in f.before or f.before & ground.own.after(u)]
     for n in (4, 3):
         members = [u for u in direct if u.rows % n == 0 and u.rows == direct[0].rows]
@@ -59,7 +62,7 @@ def _gates(ground: Ground, f: Use, groups: Sequence[Sequence[Use]]) -> Iterator[
 
 
 def _groups_before(ground: Ground, f: Use) -> list[list[Use]]:
-    """The matrices whose results F takes, over norms and the like, those that take the same together."""
+    """Return the matrices whose outputs F takes, also through norms, grouped by their input."""
     found: list[Use] = []
     open_ = set(f.before)
     for _ in range(4):
@@ -85,7 +88,7 @@ def _rearranged(ground: Ground, label: str, group: Sequence[Use], rows: Sequence
 
 
 def _orders(ground: Ground, rows: Sequence[Rows]) -> Iterator[tuple[str, list[Rows]]]:
-    """Parts in another order; parts that alternate by head, or do not."""
+    """Yield rows with their parts in another order, or joined head by head, or split from that."""
     sizes = [r.rows for r in rows]
     if 2 <= len(rows) <= 4 and len(set(sizes)) == 1:
         for order in islice(permutations(range(len(rows))), 1, None):
@@ -133,7 +136,7 @@ def _orders(ground: Ground, rows: Sequence[Rows]) -> Iterator[tuple[str, list[Ro
 
 
 def _turned(ground: Ground, group: Sequence[Use]) -> Iterator[tuple[str, Turn]]:
-    """Rows of queries and keys paired otherwise, as rotary embeddings take them."""
+    """Yield ways to pair the rows of queries and keys for another kind of rotary embedding."""
     said = [part_label(tuple(u.keys[0].split(".")[:-1])) if u.keys else None for u in group]
     named = [i for i, part in enumerate(said) if part in ("q", "k")]
     sizes = [u.rows for u in group]

@@ -1,4 +1,4 @@
-"""What trials found in one block, written down for the others that are filled like it: deep models repeat theirs."""
+"""Repeat a change that worked in one block in the other blocks that are filled in the same way."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from ..mapping import Entry
 
 
 def in_other_blocks(entries: MappingOf[str, Entry], new: MappingOf[str, Expr]) -> dict[str, Expr]:
-    """The change NEW of ENTRIES in every other block, where that is filled as the block of NEW was before it.
+    """Return the change NEW of ENTRIES for every other block that is filled as the block of NEW was before the change.
 
-    Blocks are told by the numbers in what the names of all changed keys begin with: `layers.3.` in `layers.3.q.weight`
-    and `layers.3.q.bias`.
+    A block is told by the numbers in the common beginning of all changed keys: `layers.3.` in `layers.3.q.weight` and
+    `layers.3.q.bias`.
     """
     paths = [key.split(".") for key in new]
     shared = next((i for i in range(min(map(len, paths))) if len({path[i] for path in paths}) > 1), len(paths[0]) - 1)
@@ -33,7 +33,7 @@ def _at(path: list[str], numbers: MappingOf[int, str]) -> list[str]:
 def _in_block(
     entries: MappingOf[str, Entry], new: MappingOf[str, Expr], numbers: MappingOf[int, str]
 ) -> dict[str, Expr] | None:
-    """NEW in the block with these NUMBERS; None if that is filled in another way."""
+    """Return the change NEW for the block with these NUMBERS, or None if that block is filled in another way."""
     names: dict[str, str] = {}
     others = {key: ".".join(_at(key.split("."), numbers)) for key in new}
     for key, other in others.items():
@@ -53,7 +53,7 @@ def _in_block(
 
 
 def _moved(key: str, names: MappingOf[str, str]) -> str | None:
-    """A key of the source in the block where what stands beside it is, or None."""
+    """Return KEY of the source moved to the block where NAMES, the pairs of keys so far, go; or None."""
     for here, there in names.items():
         a, b, path = here.split("."), there.split("."), key.split(".")
         apart = [i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y]

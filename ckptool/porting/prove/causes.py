@@ -1,7 +1,7 @@
-"""Why two models differ although their weights are right: settings of the code, each tried on the model.
+"""Find settings of the code that make two models differ although their weights are right, by trying each on the model.
 
-What the two set otherwise (`other_settings`) is tried one after the other: the model does as the source's code does, in
-double precision, and what makes more agree is a cause. Weights are not touched by that.
+Each setting that differs (`other_settings`) is tried: the model computes as the source's code does, in float64. If more
+uses agree then, the setting is a cause. No weights are changed.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Codes:
     """Both codes, as far as a proof has them.
 
     Attributes:
-        expected: what flows through the source's code.
-        wider: the same in double precision, or None where that cannot be run.
-        modules: for keys of the model the module that holds it in the source's code and in the model.
-        coarse: how far inputs may be from those that the source's code was given, relative to each number.
+        expected: the flow of the source's code.
+        wider: returns the same in float64, or None if that cannot be run.
+        modules: key of the model -> (module of the source's code, module of the model).
+        coarse: how far inputs may be from those of the source's code, relative to each number (saved in low precision).
     """
 
     expected: Flow
@@ -48,7 +48,7 @@ class Codes:
 
     @property
     def wide(self) -> Flow | None:
-        """What flows through the source's code in double precision."""
+        """Return the flow of the source's code in float64."""
         if self._wide is None:
             self._wide = self.wider()
         return self._wide
@@ -56,7 +56,7 @@ class Codes:
 
 @dataclass(frozen=True, slots=True)
 class Sharp:
-    """What a mapping gives in double precision, judged by what rounding explains."""
+    """The result of a mapping in float64, compared within the bound of rounding."""
 
     verdict: Verdict
     measured: Measured | None
@@ -64,16 +64,16 @@ class Sharp:
 
     @property
     def has_outputs(self) -> bool:
-        """Whether outputs could be compared."""
+        """Return whether outputs could be compared."""
         return self.measured is not None and self.measured.of_outputs
 
     @property
     def outputs_are_equal(self) -> bool:
-        """Whether they could, and rounding explains what they are apart."""
+        """Return whether outputs could be compared, and rounding explains their difference."""
         return self.measured is not None and self.measured.of_outputs and self.measured.is_equal
 
     def is_ahead_of(self, other: Sharp) -> bool:
-        """Whether more agrees, or as much and outputs are much nearer."""
+        """Return whether more uses agree, or as many agree and the outputs are much nearer."""
         ours, theirs = (one.verdict.agreeing + one.verdict.entered for one in (self, other))
         if self.measured is not None and other.measured is not None:
             if self.measured.difference < _LESS * other.measured.difference and ours >= theirs:
@@ -86,7 +86,7 @@ class Sharp:
 def sharp(
     codes: Codes, trial: Trial, entries: dict[str, Entry], seen: Flow, *, all_outputs: bool = True
 ) -> Sharp | None:
-    """Judge ENTRIES in double precision; None where that cannot be run."""
+    """Judge ENTRIES in float64; return None if that cannot be run."""
     if codes.wide is None:
         return None
     wide = trial.run(entries.values(), wider=True)
@@ -104,7 +104,9 @@ def sharp(
 
 
 def _blurred(codes: Codes, trial: Trial, entries: dict[str, Entry]) -> Flow | None:
-    """What the model gives for inputs that are off by as much as those that were saved may be."""
+    """Return the flow of the model on inputs that are as far off as the saved inputs may be, or None for exact
+    inputs.
+    """
     if not codes.coarse:
         return None
     generator = torch.Generator().manual_seed(_SEED)
@@ -124,9 +126,10 @@ def _blurred(codes: Codes, trial: Trial, entries: dict[str, Entry]) -> Flow | No
 def causes(
     codes: Codes, trial: Trial, entries: dict[str, Entry], seen: Flow
 ) -> tuple[list[Setting], Sharp | None, Sharp | None]:
-    """The settings that keep the models apart, tried with success, and how it is with the model's own and without.
+    """Return the settings whose trial made more agree, and the results with the model's own settings and with the
+    changed ones.
 
-    TRIAL does from now on as the source's code does.
+    TRIAL computes with the changed settings from then on.
     """
     found: list[Setting] = []
     if not _candidates(codes, entries, seen, found):
@@ -144,7 +147,7 @@ def causes(
 
 
 def suspects(codes: Codes, entries: dict[str, Entry], seen: Flow, front: set[str]) -> list[Setting]:
-    """What the codes set otherwise at the layers in FRONT, though no trial shows that it matters."""
+    """Return the settings that differ at the layers in FRONT, though no trial showed that they matter."""
     every = settings(codes.expected, seen, entries, codes.modules)
     return [one for one in every if any(own in front for _, own in one.places)]
 
@@ -158,7 +161,7 @@ def _candidates(codes: Codes, entries: dict[str, Entry], seen: Flow, found: list
 def _better(
     codes: Codes, trial: Trial, entries: dict[str, Entry], seen: Flow, found: list[Setting], now: Sharp
 ) -> Sharp | None:
-    """The first setting that makes more agree, in all its places, put among those that were FOUND."""
+    """Try settings in all of their places; add the first that makes more agree to FOUND, and return the new result."""
     for one in _candidates(codes, entries, seen, found):
         trial.progress.say(f"trying whether {one}")
         before, trial.swaps = trial.swaps, {**trial.swaps, **one.swaps}
@@ -178,7 +181,7 @@ def _better(
 
 @contextmanager
 def as_it_was(trial: Trial) -> Iterator[None]:
-    """Whatever is tried with the model of TRIAL, it has its own settings afterwards."""
+    """Restore the model's own settings after the trials in this context."""
     try:
         yield
     finally:

@@ -1,6 +1,6 @@
-"""What code does between its weights, with the settings of it: activations, scales, pads, the eps of norms.
+"""The operations of code between its weights, with their settings: activations, scales, padding, the eps of norms.
 
-Nothing of that is in a file. A step is one operation as torch runs it, with the numbers that it is given.
+No file holds these. A step is one operation as torch runs it, with its numbers.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class Step:
 
     Attributes:
         number: its place among the steps of the pass.
-        name: of the operation, without the mark of one in place.
-        settings: what it is given beside tensors, by name.
-        func: what torch runs.
-        args, kwargs: its arguments, with `HERE` in place of tensors.
-        width: of the last dimension of its first tensor: of a head, in attention.
+        name: name of the operation, without the underscore of an in-place one.
+        settings: its arguments that are not tensors, by name.
+        func: the function that torch runs.
+        args, kwargs: its arguments, with `HERE` for each tensor.
+        width: size of the last dimension of its first tensor; in attention, of a head.
     """
 
     number: int
@@ -61,7 +61,7 @@ class Step:
 
     @property
     def is_attention(self) -> bool:
-        """Whether it is attention in one operation."""
+        """Return whether this step is one attention operation."""
         return self.name.startswith(_ATTENTION)
 
 
@@ -70,13 +70,13 @@ Swap = Callable[[Any, Sequence[Any], dict[str, Any]], Any]
 
 
 def is_step(name: str) -> bool:
-    """Whether an operation may be a step."""
+    """Return whether an operation of this name may be a step."""
     plain = name.rstrip("_")
     return plain in _BETWEEN or plain in _WITH_WEIGHTS or plain.startswith(_ATTENTION)
 
 
 def step_of(number: int, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Step | None:
-    """The step that an operation is; None for arithmetic of two tensors."""
+    """Return the step for an operation, or None for arithmetic between two tensors."""
     name = func._overloadpacket.__name__.rstrip("_")
     if name in _NUMBERS:
         args = [_number(a) if at else a for at, a in enumerate(args)]
@@ -106,7 +106,7 @@ def _has_tensor(value: Any) -> bool:
 
 
 def _number(value: Any) -> Any:
-    """A tensor of one element without dimensions as a number."""
+    """Return a tensor without dimensions as a number; other values as they are."""
     return float(value) if isinstance(value, torch.Tensor) and not value.ndim else value
 
 
@@ -131,7 +131,7 @@ def _template(value: Any) -> Any:
 
 
 def instead(step: Step) -> Swap:
-    """Do STEP, of other code, with the tensors of the own one."""
+    """Return a function that runs STEP, from the other code, on the tensors of the own step."""
 
     def swap(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         own = [a for a in args if isinstance(a, torch.Tensor)]
@@ -144,12 +144,14 @@ def instead(step: Step) -> Swap:
 
 
 def before(step: Step) -> Swap:
-    """Do STEP, of other code, with what the own one takes."""
+    """Return a function that runs STEP, from the other code, on the input of the own step before it."""
     return _on_what_comes(lambda x: instead(step)(step.func, [x.clone()], {}))
 
 
 def times(factor: float, *, before: bool = False) -> Swap:
-    """The own step, and what comes out of it, or what goes in, times FACTOR; in attention the scale times that."""
+    """Return a function that multiplies the output of a step by FACTOR, or its input if BEFORE; in attention, the
+    scale.
+    """
     if before:
         return _on_what_comes(lambda x: x * factor)
 
@@ -174,7 +176,7 @@ def _on_what_comes(change: Callable[[torch.Tensor], torch.Tensor]) -> Swap:
 
 
 def left_out(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """What the own step takes, as it is; a mask of dropout drops nothing."""
+    """Return the input of the step unchanged; for a dropout mask, one that keeps everything."""
     if func._overloadpacket.__name__.startswith("bernoulli"):
         return args[0].fill_(args[1]) if _in_place(func) else torch.full_like(args[0], args[1])
     return args[0] if _in_place(func) else args[0].clone()

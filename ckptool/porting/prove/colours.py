@@ -1,4 +1,4 @@
-"""The order of colours, which no run shows: both models are given the same numbers, whatever these stand for."""
+"""Ask about the order of colours, which no run shows, because both models get the same numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ORDERS = re.compile(r"(?<![a-z])(rgb|bgr)(?![a-z])", re.IGNORECASE)
 
 
 def doubt_colours(mapping: Mapping, theirs: torch.nn.Module, own: torch.nn.Module, flow: Flow) -> Mapping:
-    """Doubt the layers that pictures go into, where one code speaks of RGB only and the other of BGR only."""
+    """Add a doubt to the layers that take pictures if one code mentions only RGB and the other only BGR."""
     said, other = _order(theirs), _order(own)
     if said is None or other is None or said == other:
         return mapping
@@ -34,7 +34,7 @@ def _doubted(entry: Entry, first: set[str], asked: Question[Expr]) -> Entry:
 
 
 def _order(model: torch.nn.Module) -> str | None:
-    """RGB or BGR, if the code of a model, its comments included, speaks of that one alone."""
+    """Return "RGB" or "BGR" if the code of a model, with its comments, mentions only that one; else None."""
     found: set[str] = set()
     for kind in {type(module) for module in model.modules()}:
         if kind.__module__.partition(".")[0] != "torch":

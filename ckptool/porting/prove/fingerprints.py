@@ -1,4 +1,4 @@
-"""Channels of values, told by numbers that neither their layout nor the order of their elements changes."""
+"""Identify channels of values by numbers that do not depend on layout or on the order of elements."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import torch
 
 
 def fingerprints(values: torch.Tensor, dim: int) -> torch.Tensor:
-    """One row of numbers for each channel of VALUES along DIM, which the order of its elements does not change."""
+    """Return one row of numbers for each channel of VALUES along DIM. The order of the elements does not change
+    them.
+    """
     x = values.detach()
     if not x.ndim:
         x = x.reshape(1)
@@ -46,7 +48,7 @@ APART, NOISE = 1e-3, 1e-5
 
 
 def pairing(wanted: torch.Tensor, have: torch.Tensor) -> list[int] | None:
-    """For each channel of WANTED its place in HAVE, where both are the same channels in any order; else None."""
+    """Return, for each channel of WANTED, its place in HAVE, if both hold the same channels in any order; else None."""
     if wanted.shape != have.shape:
         return None
     allowed = _allowed(wanted, have)
@@ -59,7 +61,7 @@ def pairing(wanted: torch.Tensor, have: torch.Tensor) -> list[int] | None:
 
 
 def _assigned(wanted: torch.Tensor, have: torch.Tensor, allowed: torch.Tensor) -> list[int] | None:
-    """The places one by one. Channels that look alike (all zero, say) go where their neighbours go."""
+    """Return the places for each channel. Channels that look alike (such as all zeros) go where their neighbours go."""
     top, by_top = have[:, 4].sort()
     low = torch.searchsorted(top.contiguous(), (wanted[:, 4] - allowed[:, 0]).contiguous()).tolist()
     high = torch.searchsorted(top.contiguous(), (wanted[:, 4] + allowed[:, 0]).contiguous(), right=True).tolist()
@@ -97,7 +99,7 @@ def _allowed(wanted: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 class Known:
-    """A pool of channels to look others up in."""
+    """A set of channels in which others are searched."""
 
     def __init__(self, groups: Iterable[torch.Tensor], apart: tuple[float, float] = (APART, NOISE)) -> None:
         rows = torch.cat([torch.zeros(1, 6, dtype=torch.float64), *groups])
@@ -105,7 +107,7 @@ class Known:
         self.apart = apart
 
     def holds(self, wanted: torch.Tensor) -> bool:
-        """Whether every channel of WANTED is in the pool."""
+        """Return whether every channel of WANTED is in the set."""
         low = self.apart[0] * wanted[:, 0] + self.apart[1] * float(wanted[:, 0].max()) + 1e-12
         tops = self.rows[:, 4].contiguous()
         first = torch.searchsorted(tops, (wanted[:, 4] - low).contiguous())

@@ -1,9 +1,9 @@
-"""What flows through a model: each use of its weights in a forward pass, with what goes in and what comes out.
+"""The flow of a model: each use of its weights in a forward pass, with the use's input and output.
 
-Every operation is seen where torch runs it (a `TorchDispatchMode`), so that code may use its weights as it likes: in
-layers, as bare parameters, in slices, transposed, joined. What goes in and out is kept as one fingerprint for each
-channel, which neither the layout nor the order of channels and positions changes: the same channels in two models are
-found whatever each of them makes of them.
+Every operation is observed where torch runs it (a `TorchDispatchMode`), so code may use its weights in any way: in
+layers, as bare parameters, sliced, transposed, joined. Inputs and outputs are kept as one fingerprint for each channel,
+which does not depend on layout or on the order of channels and positions. So the same channels are found in two models,
+whatever their codes do with them.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Held:
     """A weight as an operation takes it.
 
     Attributes:
-        keys: of the state dict, that it is made of.
-        expr: how, as an expression over those keys; None where no expression says it.
+        keys: the keys of the state dict that it is made of.
+        expr: the expression over these keys, or None if no expression makes it.
         shape: its sizes there, outputs first.
     """
 
@@ -48,14 +48,14 @@ class Use:
 
     Attributes:
         index: its place in the order of execution.
-        kind: "linear", "conv", "table", "norm", "scale", "shift" or another operation's name.
+        kind: "linear", "conv", "table", "norm", "scale", "shift" or the name of another operation.
         held: the weights by their roles: "weight", "bias", …
-        taken: fingerprints of what goes in, one row a channel, in order; None where channels are not known.
-        given: fingerprints of what comes out.
-        before: the uses whose results it takes.
-        bare: fingerprints of what comes out before a bias is added, where that was asked for and it has one.
-        steps: what is done without weights between those uses and this one.
-        step: the operation itself, where it has settings.
+        taken: fingerprints of the input, one row per channel, in order; None if channels are not known.
+        given: fingerprints of the output.
+        before: the uses whose outputs it takes.
+        bare: fingerprints of the output before the bias is added, if that was asked for and it has one.
+        steps: operations without weights between those uses and this one.
+        step: the operation itself, if it has settings.
     """
 
     index: int
@@ -70,32 +70,34 @@ class Use:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Every key that it reads."""
+        """Return every key that the use reads."""
         return tuple(dict.fromkeys(key for held in self.held.values() for key in held.keys))
 
     @property
     def told(self) -> tuple[Any, ...]:
-        """What tells its weights from others."""
+        """Return a value that is equal for two uses of the same weights."""
         return self.kind, *((role, held.keys, held.expr) for role, held in self.held.items())
 
     @property
     def rows(self) -> int:
-        """Channels that come out."""
+        """Return the number of channels of the output."""
         return len(self.given)
 
     @property
     def family(self) -> str:
-        """Kinds whose weights could stand for each other's are one family."""
+        """Return the name of all kinds whose weights could replace each other: "matrix", "vector", or the kind
+        itself.
+        """
         return "matrix" if self.kind in MATRICES else "vector" if self.kind in VECTORS else self.kind
 
     def is_like(self, other: Use) -> bool:
-        """Whether it does the same as another, as far as the weights of one may be those of the other as they are."""
+        """Return whether two uses are of kinds that can exchange their weights without a change."""
         return self.kind == other.kind or (self.kind in MATRICES and other.kind in MATRICES)
 
 
 @dataclass(slots=True)
 class Flow:
-    """A forward pass: the uses of weights in their order, and what came out."""
+    """A forward pass: the uses of weights in their order, and the outputs."""
 
     uses: list[Use]
     outputs: list[torch.Tensor]
@@ -112,14 +114,14 @@ class Flow:
 
     @property
     def repeated(self) -> dict[tuple[Any, ...], list[Use]]:
-        """Uses of weights that are used again and again, as in a loop over time, taken together."""
+        """Return the uses of weights that run several times, as in a loop over time, taken together."""
         if self._repeated is None:
             self._repeated = _repeated(self.uses)
         return self._repeated
 
     @property
     def known(self) -> Known:
-        """All channels that came out of a use of weights."""
+        """Return all channels that a use of weights gives."""
         if self._known is None:
             every = chain(self.uses, *self.repeated.values())
             bare = [use.bare for use in self.uses if use.bare is not None]
@@ -127,16 +129,18 @@ class Flow:
         return self._known
 
     def with_outputs(self, places: Sequence[int]) -> Flow:
-        """The same with these outputs only."""
+        """Return the same flow with only the outputs at these places."""
         outputs, behind = [self.outputs[i] for i in places], [self.behind[i] for i in places]
         return replace(self, outputs=outputs, behind=behind, tails=[self.tails[i] for i in places if self.tails])
 
     def tell_apart_by(self, channel: float, noise: float) -> None:
-        """Let channels be the same that differ by so much, relative to the channel and to the largest of all."""
+        """Treat channels as equal if they differ by at most this, relative to the channel and to the largest value."""
         self.apart, self._known, self._entries = (channel, noise), None, None
 
     def gives(self, given: torch.Tensor) -> bool:
-        """Whether some use of weights gives these channels. All 0 are no evidence, unless one here is as silent."""
+        """Return whether some use gives these channels. Channels of zeros count only if a use of as many gives only
+        zeros.
+        """
         if not bool(given[:, 0].any()):
             if self._silent is None:
                 self._silent = frozenset(u.rows for u in self.uses if not bool(u.given[:, 0].any()))
@@ -145,14 +149,14 @@ class Flow:
 
     @property
     def entries(self) -> Known:
-        """All channels that went into a use of weights."""
+        """Return all channels that a use of weights takes."""
         if self._entries is None:
             every = chain(self.uses, *self.repeated.values())
             self._entries = Known((use.taken for use in every if use.taken is not None), self.apart)
         return self._entries
 
     def bias(self, use: Use) -> Held | None:
-        """The bias of a use, also where it is added afterwards."""
+        """Return the bias of a use, also if it is added afterwards, or None."""
         if "bias" in use.held or use.kind not in MATRICES:
             return use.held.get("bias")
         for other in self.uses[use.index + 1 : use.index + 16]:
@@ -162,12 +166,12 @@ class Flow:
         return None
 
     def after(self, use: Use) -> frozenset[int]:
-        """What only adds something to the result of a use."""
+        """Return the uses that only add something to the output of USE."""
         near = self.uses[use.index + 1 : use.index + 4]
         return frozenset(u.index for u in near if u.kind == "shift" and u.before == frozenset({use.index}))
 
     def renamed(self, made_of: MappingOf[str, Expr]) -> Flow:
-        """The same over other keys: those that the keys of the code are made of."""
+        """Return the same flow over other keys: MADE_OF holds the expression of each key of the code."""
         uses = [_renamed(use, made_of) for use in self.uses]
         return Flow(uses, self.outputs, self.behind, self.tails)
 
@@ -198,7 +202,7 @@ def _repeated(uses: Sequence[Use]) -> dict[tuple[Any, ...], list[Use]]:
 
 
 def _together(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Fingerprints of values that come in equal parts."""
+    """Return the fingerprints of values that come in several equal parts."""
     x = torch.stack(list(parts))
     cubes = (x[..., 3] ** 3).mean(0)
     return torch.stack(

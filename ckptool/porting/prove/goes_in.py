@@ -1,7 +1,7 @@
-"""Weights of uses in the source that take what a use in the model takes.
+"""Changes from the inputs of layers: weights of the source's uses that take the same input as a use in the model.
 
-Where a use of weights takes what some use in the source's code takes, its weights are those, with channels in the order
-in which they come: a forward pass shows that, whatever the names are.
+If a use in the model takes the same input as a use in the source's code, it has that use's weights, with channels in
+the order of the input, whatever the names are.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .rows import Rows, columns
 
 
 def takes_the_same(ground: Ground, f: Use) -> list[tuple[Use, list[int]]]:
-    """The uses in the source that take the channels that F takes, and the order in which they come there."""
+    """Return the source's uses that take the same channels as F, and the order of these channels there."""
     if f.taken is None:
         return []
     found: dict[object, tuple[Use, list[int]]] = {}
@@ -34,7 +34,9 @@ def takes_the_same(ground: Ground, f: Use) -> list[tuple[Use, list[int]]]:
 
 
 def at_once(ground: Ground, fronts: Sequence[Use]) -> Iterator[Change]:
-    """What goes in shows for all of FRONTS, where one alone shows nothing, as the members of a stack."""
+    """Yield one change for all of FRONTS from their inputs, if one alone shows nothing, such as the members of
+    a stack.
+    """
     by_keys: dict[tuple[str, ...], list[tuple[Held | None, Expr | None]]] = {}
     for f in fronts:
         fitting = [(u, order) for u, order in takes_the_same(ground, f) if "weight" in u.held and u.rows == f.rows]
@@ -53,7 +55,9 @@ def at_once(ground: Ground, fronts: Sequence[Use]) -> Iterator[Change]:
 
 
 def from_what_goes_in(ground: Ground, f: Use, matched: list[tuple[Use, list[int]]]) -> Iterator[Change]:
-    """The weights of the uses MATCHED, which take what F takes, for those of F and of others that take the same."""
+    """Yield changes that give F, and other uses of its input, the weights of the uses MATCHED, which take the same
+    input.
+    """
     if f.kind == "table":
         yield from tables(ground, f, [s for s, _ in matched])
         return
@@ -94,7 +98,7 @@ def from_what_goes_in(ground: Ground, f: Use, matched: list[tuple[Use, list[int]
 
 
 def _key_by_key(ground: Ground, f: Use, s: Use) -> Iterator[Change]:
-    """The keys of S for those of F, where both compute what they use from several."""
+    """Yield the change that gives F the keys of S one by one, if both compute their weights from several keys."""
     if not any(held.expr is None for held in f.held.values()):
         return
     new: dict[str, Expr] = {}
@@ -114,7 +118,7 @@ def _key_by_key(ground: Ground, f: Use, s: Use) -> Iterator[Change]:
 
 
 def tables(ground: Ground, f: Use, matched: Sequence[Use]) -> Iterator[Change]:
-    """Tables of words or places, of which the model may have fewer rows."""
+    """Yield changes for word or position tables, of which the model may have fewer rows."""
     own = f.held["weight"]
     for s in matched:
         x = ground.theirs_of(s.held.get("weight"))
@@ -133,7 +137,7 @@ def tables(ground: Ground, f: Use, matched: Sequence[Use]) -> Iterator[Change]:
 
 
 def made_together(ground: Ground, f: Use) -> Iterator[Change]:
-    """What both codes compute of weights alone, of which some are known: the others are each other's."""
+    """Yield changes for tensors that both codes compute from weights: if some of these are known, pair the others."""
     if all(held.expr is not None for held in f.held.values()):
         return
     made = {own: set(ground.entries[own].sources) for own in f.keys if own in ground.entries}
@@ -150,7 +154,9 @@ def made_together(ground: Ground, f: Use) -> Iterator[Change]:
 
 
 def _each_for_each(ground: Ground, own: Sequence[str], theirs: Sequence[str], turned: bool) -> dict[str, Expr] | None:
-    """Keys of the source for keys of the model; square matrices as they are, or TURNED."""
+    """Return keys of the source for keys of the model, with square matrices as they are or TURNED; None if sizes
+    differ.
+    """
     new: dict[str, Expr] = {}
     for key, other in zip(own, theirs, strict=True):
         wanted, have = ground.entries[key].shape, ground.shapes[other]

@@ -1,4 +1,4 @@
-"""What hypotheses stand on: the mapping so far, and what flows through both models with it."""
+"""The mapping so far and the flows of both models with it, from which changes are proposed."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ Change = tuple[str, dict[str, Expr]]
 
 @dataclass(slots=True)
 class Ground:
-    """What hypotheses are made from.
+    """The evidence that changes are made from.
 
     Attributes:
         entries: the mapping so far, by key of the model.
-        own: what flows through the model with it.
-        theirs: what flows through the source's code.
-        shapes: of the source.
-        factors: what low-rank adapters may be multiplied with.
+        own: the flow of the model with it.
+        theirs: the flow of the source's code.
+        shapes: the sizes of the source.
+        factors: possible scales of low-rank adapters.
     """
 
     entries: dict[str, Entry]
@@ -41,7 +41,7 @@ class Ground:
     factors: Sequence[float] = ()
 
     def now(self, held: Held | None) -> Expr | None:
-        """What a weight of the model is made of now, as it is used."""
+        """Return the expression over the source that a weight of the model has now, as the model uses it; or None."""
         if held is None or held.expr is None:
             return None
         values = {}
@@ -56,7 +56,7 @@ class Ground:
             return None
 
     def put(self, pairs: Sequence[tuple[Held | None, Expr | None]]) -> dict[str, Expr] | None:
-        """The entries that make these weights of the model these expressions, or None where that cannot be said."""
+        """Return the entries that give these weights of the model these expressions, or None if no expression does."""
         own_shapes = {key: entry.shape for key, entry in self.entries.items()}
         pieces: dict[str, list[tuple[Expr, Expr]]] = {}
         for held, value in pairs:
@@ -82,7 +82,7 @@ class Ground:
         return out
 
     def _whole(self, key: str, pieces: list[tuple[Expr, Expr]]) -> Expr | None:
-        """A key from its pieces; what they leave out stays what it is."""
+        """Return a key's expression made of its pieces. Parts without a piece keep their present expression."""
         entry = self.entries[key]
         made = ex.reassembled(pieces, entry.shape)
         rows = [(*cut[1:], value) for value, piece in pieces if (cut := ex.rows_cut(piece)) is not None]
@@ -111,7 +111,7 @@ class Ground:
         return made
 
     def _going_on(self, rows: Expr, more: int) -> Expr | None:
-        """Rows of a table that are looked up with as many MORE of it as it has: those of longer texts."""
+        """Return rows cut from a table, extended by MORE rows: a longer text would use these."""
         cut = ex.rows_cut(ex.simplified(rows, self.shapes))
         if cut is None or not cut[0].is_copy:
             return None
@@ -120,7 +120,9 @@ class Ground:
         return ex.part(table, 0, start, end) if end > stop else None
 
     def theirs_of(self, held: Held | None) -> Expr | None:
-        """A weight as the source's code uses it; where that is computed, as the mapping computes it already."""
+        """Return a weight as the source's code uses it; if the code computes it, the expression that the mapping has
+        for it.
+        """
         if held is None:
             return None
         if held.expr is not None:
@@ -137,18 +139,20 @@ class Ground:
         )  # fmt: skip
 
     def is_used(self, x: Expr | None) -> bool:
-        """Whether some key of the model is made of this already."""
+        """Return whether a key of the model already has this expression."""
         plain = None if x is None else ex.simplified(x, self.shapes)
         return any(e.expr == plain for e in self.entries.values())
 
     def change(self, label: str, pairs: Sequence[tuple[Held | None, Expr | None]]) -> Iterator[Change]:
-        """A change that makes these weights of the model these expressions, if it can be said and changes anything."""
+        """Yield the change that gives these weights of the model these expressions, if it exists and changes
+        anything.
+        """
         new = self.put(pairs)
         if new and any(self.entries[key].expr != expr for key, expr in new.items()):
             yield label, new
 
     def twins(self, f: Use) -> list[Use]:
-        """F and the other matrices that take what it takes."""
+        """Return F and the other matrices that take the same input."""
         if f.taken is None:
             return [f]
         return [
@@ -162,11 +166,11 @@ class Ground:
         ]
 
     def current(self, u: Use) -> Rows:
-        """What the rows of a use are made of now."""
+        """Return the rows of a use as they are now."""
         return Rows(self.now(u.held["weight"]), self.now(self.own.bias(u)), u.rows)
 
     def rows(self, label: str, uses: Sequence[Use], sources: Sequence[Rows]) -> Iterator[Change]:
-        """The rows of SOURCES, one after the other, as those of USES."""
+        """Yield the change that gives the rows of SOURCES, concatenated, to USES."""
         weights = [s.weight for s in sources if s.weight is not None]
         some = any(s.bias is not None for s in sources)
         biases = [s.bias if s.bias is not None else ex.zeros(s.rows) for s in sources]

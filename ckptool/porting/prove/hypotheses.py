@@ -1,7 +1,7 @@
-"""What else might go where: mappings to try where two models first give something else, the likeliest first.
+"""Propose other mappings where two models diverge, the likeliest first.
 
-What matching left open comes first: the options of its questions. Where what a use takes is in the source nowhere, the
-weights before it are arranged otherwise; where it is, they are those of the use there.
+Options of the questions from matching come first. If the source has no use with the input of a use, the weights before
+it are rearranged; if it has one, its weights are proposed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .other_values import adapters, any_of_these_sizes, around_zero_or_one, opti
 
 
 def for_use(ground: Ground, f: Use) -> Iterator[Change]:
-    """What the weights of F, or those before it, might be instead; the likeliest first."""
+    """Yield other expressions for the weights of F, or for the weights before it, the likeliest first."""
     yield from options(ground, f)
     yield from adapters(ground, f)
     if any("lora" in e.expr.operations() for k in f.keys if (e := ground.entries.get(k)) and e.expr is not None):

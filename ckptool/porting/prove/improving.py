@@ -1,4 +1,4 @@
-"""The search for a mapping with which more agrees, where two models part."""
+"""Search for a mapping with which more uses agree, starting where two models diverge."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ _State = tuple[dict[str, Entry], Flow, Verdict]
 def search(
     entries: dict[str, Entry], seen: Flow, verdict: Verdict, trial: Trial, expected: Flow
 ) -> tuple[dict[str, Entry], Flow, Verdict, dict[str, None]]:
-    """Try changes where the models part, keep what makes more agree, until outputs are equal or nothing is left."""
+    """Try changes where the models diverge, and keep those with which more agree, until outputs are equal or none is
+    left.
+    """
     changed: dict[str, None] = {}
     trial.patience = max(_FEWEST, min(_TRIALS, _WORK // max(len(seen.uses), 1)))
     trial.progress.begin()
@@ -70,7 +72,7 @@ def _better(
 
 
 def _once(changes: list[tuple[str, dict[str, Expr]]]) -> list[tuple[str, dict[str, Expr]]]:
-    """Each once."""
+    """Return the changes without repetitions."""
     seen = set()
     out = []
     for label, new in changes:
@@ -84,7 +86,9 @@ def _once(changes: list[tuple[str, dict[str, Expr]]]) -> list[tuple[str, dict[st
 def _in_all_blocks(
     label: str, entries: dict[str, Entry], new: MappingOf[str, Expr], found: _State, trial: Trial, expected: Flow
 ) -> _State:
-    """What was found in one block in all others, too, with what was found before and shows nothing there alone."""
+    """Try a change that worked in one block in all other blocks, with earlier changes that showed nothing there
+    alone.
+    """
     there = in_other_blocks(entries, new)
     if not there:
         return found
@@ -108,7 +112,7 @@ def _tried(
     trial: Trial,
     expected: Flow,
 ) -> _State | None:
-    """What comes of changing entries, if more agrees than before."""
+    """Return the state after changing ENTRIES, or None if no more agrees than before."""
     if trial.is_over:
         return None
     candidate = dict(entries)

@@ -1,4 +1,4 @@
-"""What outputs depend on, and so prove."""
+"""Find which weights the compared outputs depend on, and settle their doubts."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _SEED = 20
 
 
 def unfelt_keys(trial: Trial, seen: Flow, expected: Flow, entries: MappingOf[str, Entry]) -> list[str]:
-    """Keys with a source that what was compared does not depend on: never used, or without any influence to speak of.
+    """Return keys with a source that the compared outputs do not depend on: unused, or without a measurable influence.
 
-    What comes out of a use and is found in the source's code shows its weights as well as outputs do.
+    If the output of a use is found in the source's code, this confirms its weights as well.
     """
     reached: set[int] = set()
     _, _, same = compared_outputs(expected.outputs, seen.outputs)
@@ -45,11 +45,11 @@ def unfelt_keys(trial: Trial, seen: Flow, expected: Flow, entries: MappingOf[str
 def by_itself_alone(
     seen: Flow, expected: Flow, entries: MappingOf[str, Entry], mapping: Mapping, verdict: Verdict
 ) -> set[str]:
-    """Keys of which nothing that follows them shows that they belong where they are.
+    """Return keys whose place nothing after them confirms.
 
-    A layer that takes what some layer of the source takes gives the same with that layer's weights, whatever it is: a
-    new head agrees with any. What shows more is an output that is equal, or a layer behind it that was certain before,
-    and agrees.
+    A layer with the same input as a layer of the source gives the same output with that layer's weights, whatever it
+    is: a new head agrees with any. Only an equal output confirms it, or a later layer that was certain before and
+    agrees.
     """
     if not expected.uses:
         return set()
@@ -69,9 +69,9 @@ def by_itself_alone(
 
 
 def taken_back(entries: dict[str, Entry], mapping: Mapping, keys: set[str]) -> dict[str, Entry]:
-    """What had no source before trials found one, and of which nothing that follows shows that it is that, has none.
+    """Remove the source of keys that trials filled and nothing after them confirms.
 
-    Unless it is called as the layer is that was found: then it stays a guess.
+    A key whose name is like that of the layer found stays a guess.
     """
     open_before = {e.target: e for e in mapping.entries if e.expr is None and not e.default}
     back = {key for key in keys & open_before.keys() if not _called_alike(entries[key])}
@@ -88,12 +88,16 @@ def _shows(use: Use, expected: Flow) -> bool:
 
 
 def _biases_of_keys(weak: set[str], seen: Flow) -> set[str]:
-    """Weak keys of uses whose other weights are strong: no wrong value of theirs would be seen any further."""
+    """Return the weak keys of uses that have other, strong weights: a wrong value of these would not be visible
+    anywhere.
+    """
     return {key for use in seen.uses for key in use.keys if key in weak and not weak >= set(use.keys)}
 
 
 def _without_slope(trial: Trial, which: Sequence[int] | None) -> set[str]:
-    """Parameters by which these outputs, or all, hardly change, as the biases of keys in attention."""
+    """Return parameters that hardly change these outputs, or all if WHICH is None, such as the biases of keys in
+    attention.
+    """
     names = {id(p): key for key, p in reversed(list(trial.model.named_parameters(remove_duplicate=False)))}
     parameters = [p for p in trial.model.parameters() if p.is_floating_point()]
     before = [p.requires_grad for p in parameters]
@@ -135,9 +139,10 @@ _WEAK = 1e-4
 
 
 def unseen(entries: dict[str, Entry], mapping: Mapping) -> dict[str, Entry]:
-    """What was left open and found in the flow stays a guess where no output shows it.
+    """Return ENTRIES with a question about each key that matching left open and no output confirms.
 
-    A new head takes what some layer of the source takes, and gives the same with that layer's weight: whatever it is.
+    A new head takes the same input as some layer of the source, and gives the same output with that layer's weight,
+    whatever it is.
     """
     open_before = {e.target for e in mapping.entries if e.expr is None and not e.default}
     return {
@@ -149,10 +154,11 @@ def unseen(entries: dict[str, Entry], mapping: Mapping) -> dict[str, Entry]:
 def carried_along(
     entries: dict[str, Entry], mapping: Mapping, unfelt: set[str], shapes: MappingOf[str, Shape]
 ) -> dict[str, Entry]:
-    """What no output depends on goes where the rest of its block went, or is a guess where that cannot be said.
+    """Move keys that no output depends on to where the rest of their block went, or ask about them if that is not
+    clear.
 
-    Where trials found that block 0 is the last of the source, and not its first, a layer of block 0 that is never run
-    is in the last one, too. What another key is now made of for certain is no evidence for a second one any more.
+    If trials found that block 0 of the model is the last of the source, a layer of block 0 that never runs comes from
+    the last block, too. A tensor that is now certain for another key does not count as evidence for a second one.
     """
     before = {e.target: e for e in mapping.entries}
     moved = [
@@ -177,7 +183,9 @@ def carried_along(
 
 
 def _step(old: Expr | None, new: Expr | None) -> tuple[str, str] | None:
-    """The part of the source that was left for another, where that is one component of the path."""
+    """Return the beginnings (old, new) of the source's path if two copies differ in one component of the path, else
+    None.
+    """
     if old is None or new is None or old == new or not (old.is_copy and new.is_copy):
         return None
     (a,), (b,) = ((key.split(".") for key in x.keys()) for x in (old, new))  # noqa: SIM118
@@ -212,7 +220,7 @@ def _stepped(expr: Expr, old: str, new: str, shapes: MappingOf[str, Shape], shap
 def doubt_unseen_rows(
     entries: dict[str, Entry], mapping: Mapping, seen: Flow, shapes: MappingOf[str, Shape]
 ) -> dict[str, Entry]:
-    """A table that is put together of several pieces is a guess where rows of one were not looked up in any run."""
+    """Return ENTRIES with a question about tables of several pieces if no run looked up the rows of a piece."""
     used: dict[str, list[tuple[int, int]] | None] = {}
     for held in (held for use in seen.uses for held in use.held.values()):
         for key in held.keys:
@@ -239,13 +247,13 @@ def doubt_unseen_rows(
 
 
 def _rows_of(expr: Expr | None, key: str) -> tuple[int, int] | None:
-    """The rows of a key that are used, where these are known to be a part of it."""
+    """Return the rows (first, after last) of KEY that an expression reads, if it reads a known part; else None."""
     cut = None if expr is None else ex.rows_cut(ex.unreshaped(expr))
     return None if cut is None or cut[0] != ex.of(key) else cut[1:]
 
 
 def felt(entries: dict[str, Entry], mapping: Mapping, trial: Trial, unfelt: set[str]) -> dict[str, Entry]:
-    """What equal outputs settle: doubts about what they depend on, and about what stands beside that in its module."""
+    """Settle doubts about keys that equal outputs depend on, and about the other keys of their modules."""
     out = dict(entries)
     before = {e.target: e for e in mapping.entries}
     sure = {module_of(e) for key, e in entries.items() if key not in unfelt and e.expr is not None}

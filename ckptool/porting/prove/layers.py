@@ -1,4 +1,4 @@
-"""Where two models part, layer by layer: what comes out of each use of weights, checked against the source's code."""
+"""Compare two models layer by layer: the output of each use of weights with that of the source's code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST = 2000
 
 
 def layers(expected: Flow, seen: Flow, entries: MappingOf[str, Entry], verdict: Verdict) -> list[dict[str, Any]]:
-    """Each use of weights in the order of execution, and how far what comes out is from what the source's code gives.
+    """Return each use of weights in order of execution, with the difference of its output from the source's code.
 
     Returns:
         {"layer", "source", "difference", "first"} for each: modules of the model and of the source's code (None where
@@ -49,7 +49,7 @@ def layers(expected: Flow, seen: Flow, entries: MappingOf[str, Entry], verdict: 
 
 
 def apart_at_most(expected: Flow, seen: Flow, entries: MappingOf[str, Entry]) -> float | None:
-    """The largest difference of what layers give that are before all keys without a source; None if none is known."""
+    """Return the largest difference at layers that come before all keys without a source, or None."""
     open_ = behind_new_keys(seen, entries)
     known = replace(seen, uses=[use for use in seen.uses if not open_[use.index]])
     found = (row["difference"] for row in layers(expected, known, entries, NOTHING))
@@ -57,7 +57,7 @@ def apart_at_most(expected: Flow, seen: Flow, entries: MappingOf[str, Entry]) ->
 
 
 def _difference(own: torch.Tensor, other: Use | None, expected: Flow) -> float | None:
-    """The smaller one to what the source's code gives with its bias, and without, where that is added later here."""
+    """Return the difference from the source's output with its bias, or without, whichever is smaller."""
     given = [] if other is None else [t for t in (other.given, other.bare) if t is not None and t.shape == own.shape]
     if not given:
         return 0.0 if expected.gives(own) else None

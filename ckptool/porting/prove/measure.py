@@ -1,8 +1,8 @@
-"""How far two models are apart, and how far rounding alone could take them: both run in double precision as well.
+"""Measure how far two models are apart, and how far rounding alone can take them, by running both in float64, too.
 
-What a network makes of the rounding of float32 is measured on that very network: its outputs in float32 beside those in
-double precision. Two codes that compute the same may be apart by a few times that. In double precision itself they are
-apart by far less, so that a difference in a setting (the eps of a norm) shows, however small it is.
+The effect of rounding is measured on the network itself: its outputs in float32 against its outputs in float64. Two
+codes that compute the same may differ by a few times that. In float64 they differ by far less, so that a different
+setting (the eps of a norm) shows, however small it is.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _FINER = 2.0**-20
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was measured of the outputs, in their own units, where they are the farthest apart for their bound.
+    """The measured difference, in the units of the outputs, at the output that is farthest apart for its bound.
 
     Attributes:
-        difference: the largest difference between the two models, in double precision.
-        bound: the most that rounding in float32 explains: four times what it does to either model.
-        largest: the largest value there.
-        of_outputs: whether outputs were compared, and not what comes out of each layer, relative to its largest.
+        difference: the largest difference between the two models, in float64.
+        bound: the largest difference that rounding in float32 explains: four times its effect on either model.
+        largest: the largest value of this output.
+        of_outputs: whether outputs were compared; else the outputs of each layer, relative to their largest value.
     """
 
     difference: float
@@ -41,17 +41,17 @@ class Measured:
 
     @property
     def is_equal(self) -> bool:
-        """Whether rounding explains the difference."""
+        """Return whether rounding explains the difference."""
         return self.difference <= self.bound
 
     @property
     def is_exact(self) -> bool:
-        """Whether even the rounding of double precision explains it: both compute the same, from equal constants."""
+        """Return whether rounding in float64 explains it, so that both compute the same with equal constants."""
         return self.difference <= self.bound * _FINER
 
     @property
     def times(self) -> float:
-        """The difference in bounds."""
+        """Return the difference as a multiple of the bound."""
         return self.difference / self.bound
 
     def __str__(self) -> str:
@@ -62,12 +62,12 @@ class Measured:
 def measured(
     expected: Flow, seen: Flow, wide_expected: Flow, wide_seen: Flow, blurred: Flow | None = None
 ) -> Measured | None:
-    """What two models are apart in the outputs that can be compared; None if none can.
+    """Return the difference of the outputs that can be compared, or None if there are none.
 
     Args:
-        expected, seen: what flows through the source's code and through the model, in float32.
-        wide_expected, wide_seen: the same in double precision.
-        blurred: what flows through the model where its inputs are as far off as they may be, if they may be.
+        expected, seen: the flows of the source's code and of the model, in float32.
+        wide_expected, wide_seen: the same in float64.
+        blurred: the flow of the model on inputs that are as far off as the saved ones may be; None for exact inputs.
     """
     sides = (expected.outputs, wide_expected.outputs), (seen.outputs, wide_seen.outputs)
     if any(len(narrow) != len(wide) for narrow, wide in sides):
@@ -103,7 +103,7 @@ def _short(value: float) -> str:
 
 
 def noise_of_uses(narrow: Flow, wide: Flow) -> float:
-    """How far fingerprints of channels are moved by rounding, relative to the largest that the use gives."""
+    """Return how far rounding moves fingerprints of channels, relative to the largest fingerprint of the use."""
     if len(narrow.uses) != len(wide.uses):
         return _MOST / _TIMES
     apart = [
@@ -115,14 +115,14 @@ def noise_of_uses(narrow: Flow, wide: Flow) -> float:
 
 
 def sharpened(expected: Flow, seen: Flow, wide_expected: Flow, wide_seen: Flow) -> float:
-    """Let WIDE_EXPECTED tell channels apart by what rounding explains; that share is returned."""
+    """Set the tolerance of WIDE_EXPECTED for channels to the effect of rounding, and return this tolerance."""
     share = _TIMES * max(noise_of_uses(expected, wide_expected), noise_of_uses(seen, wide_seen))
     wide_expected.tell_apart_by(share, share)
     return share
 
 
 def orders(a: torch.Tensor, b: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Two tensors of as many elements side by side, in every order of dimensions in which their sizes are the same."""
+    """Yield two tensors of equal numbers of elements in every order of dimensions in which their sizes agree."""
     a, b = a.detach().double().squeeze(), b.detach().double().squeeze()
     if sorted(a.shape) == sorted(b.shape) and a.ndim <= 4:
         for order in permutations(range(a.ndim)):
@@ -143,7 +143,9 @@ def _apart(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def of_one_size(a: torch.Tensor, b: torch.Tensor, alone: bool) -> bool:
-    """Whether two outputs can be compared; single numbers, which may be anything, only where each is ALONE."""
+    """Return whether two outputs can be compared. Single numbers can be, only if each is the ALONE output of
+    its model.
+    """
     return a.numel() == b.numel() and (alone or a.numel() > 1)
 
 

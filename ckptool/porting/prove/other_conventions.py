@@ -1,4 +1,4 @@
-"""Changes of the whole mapping: doubts settled otherwise, and conventions applied everywhere."""
+"""Changes of the whole mapping: another option for a group of doubts, or another convention for all tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from ..questions import still_open
 
 
 def changes(entries: dict[str, Entry]) -> Iterator[tuple[str, dict[str, Expr]]]:
-    """Changes of the whole mapping: a group of doubts settled otherwise, or a convention applied everywhere."""
+    """Yield changes of the whole mapping: another option for a group of doubts, or another convention for all
+    tensors.
+    """
     groups: dict[tuple[object, ...], list[Entry]] = {}
     for entry in entries.values():
         if entry.status == "guessed" and entry.rivals:
@@ -35,12 +37,12 @@ def changes(entries: dict[str, Entry]) -> Iterator[tuple[str, dict[str, Expr]]]:
 
 
 def module_of(entry: Entry) -> str:
-    """The path of the module that an entry belongs to."""
+    """Return the path of the module of an entry."""
     return entry.target.rpartition(".")[0]
 
 
 def _exchanged(entries: dict[str, Entry], members: Sequence[Entry], number: int) -> dict[str, Expr]:
-    """A rival in place of what a module has; whoever had it gets that instead."""
+    """Return the change that gives a module its option NUMBER, and its old source to the module that had this one."""
     new = {e.target: e.rivals[number] for e in members if len(e.rivals) > number}
     for own, expr in list(new.items()):
         old = entries[own].expr
@@ -51,7 +53,7 @@ def _exchanged(entries: dict[str, Entry], members: Sequence[Entry], number: int)
 
 
 def _exchanges(entries: dict[str, Entry]) -> Iterator[tuple[str, dict[str, Expr]]]:
-    """Guessed modules of equal shapes exchanged."""
+    """Yield exchanges of guessed modules of equal shapes."""
     modules: dict[str, list[Entry]] = {}
     for entry in entries.values():
         if entry.status == "guessed" and entry.expr is not None:
@@ -67,7 +69,7 @@ def _exchanges(entries: dict[str, Entry]) -> Iterator[tuple[str, dict[str, Expr]
 
 
 def _conventions(entries: list[Entry]) -> Iterator[tuple[str, dict[str, Expr]]]:
-    """Conventions that shapes do not show, each applied to all tensors that it concerns."""
+    """Yield conventions that shapes do not show, each applied to all tensors that it concerns."""
     copied = [(p, e, e.expr) for p, e in enumerate(entries) if e.expr is not None]
     attention = [(p, e, x) for p, e, x in copied if _part(e) in ("q", "k")]
     widths = sorted({e.shape[0] for _, e, _ in attention})
@@ -160,6 +162,8 @@ def _is_fused(entry: Entry) -> bool:
 
 
 def _channels_before(entries: list[Entry], place: int, width: int) -> list[int]:
-    """Channels that feature maps may have before a layer of WIDTH inputs: outputs of the convolutions before it."""
+    """Return numbers of channels that feature maps may have before a layer of WIDTH inputs, by the convolutions before
+    it.
+    """
     found = [e.shape[0] for e in entries[:place] if len(e.shape) == 4 and width % e.shape[0] == 0]
     return list(dict.fromkeys(reversed(found)))[:2]

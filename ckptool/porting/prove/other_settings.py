@@ -1,4 +1,4 @@
-"""Where two codes set something otherwise that no weight shows, found by comparing their steps around equal weights."""
+"""Find settings without weights that differ between two codes, by comparing their steps around equal weights."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .flow import Flow, Use
 
 @dataclass(slots=True)
 class Setting:
-    """Something that the source's code and the model set otherwise, in all places where they do.
+    """A setting that differs between the source's code and the model, with all of its places.
 
     Attributes:
-        name: what is set: "eps", "gelu approximate", "scale".
-        theirs, own: what each does, in words.
-        places: layers (of the source's code, of the model) at which it is.
-        swaps: what makes the model do as the source's code does, by the numbers of its steps.
-        modules: modules of the model with an attribute and the value that it has in the source's code.
+        name: the setting: "eps", "gelu approximate", "scale".
+        theirs, own: its value on each side, in words.
+        places: the layers (of the source's code, of the model) that have it.
+        swaps: functions that make the model compute like the source's code, by the numbers of its steps.
+        modules: modules of the model, with an attribute and its value in the source's code.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Setting:
 
     @property
     def can_be_tried(self) -> bool:
-        """Whether the model can be made to do the same."""
+        """Return whether the model can be made to compute in the same way."""
         return bool(self.swaps or self.modules)
 
     def __str__(self) -> str:
@@ -46,7 +46,7 @@ class Setting:
         return f"the source {self.theirs} at {there}, the model {self.own} at {here}{more}"
 
     def as_json(self) -> dict[str, Any]:
-        """As `proof["causes"]` has it."""
+        """Return the setting as it is in `proof["causes"]`."""
         layers = [{"source": theirs, "model": own} for theirs, own in self.places]
         return {"setting": self.name, "source": self.theirs, "model": self.own, "layers": layers, "text": str(self)}
 
@@ -57,13 +57,13 @@ def settings(
     entries: MappingOf[str, Entry],
     modules: MappingOf[str, tuple[torch.nn.Module, torch.nn.Module]],
 ) -> list[Setting]:
-    """What the two set otherwise, the earliest first.
+    """Return the settings that differ, the earliest first.
 
     Args:
-        expected: what flows through the source's code, over keys of the file.
-        seen: what flows through the model.
-        entries: what the model is filled with.
-        modules: for keys of the model the module that holds it in the source's code and in the model.
+        expected: the flow of the source's code, over keys of the file.
+        seen: the flow of the model.
+        entries: the mapping that fills the model.
+        modules: key of the model -> (module of the source's code, module of the model).
     """
     found: dict[tuple[str, str, str], Setting] = {}
 
@@ -90,14 +90,14 @@ def settings(
 
 
 def layer_of(use: Use) -> str:
-    """The module that a use of weights belongs to."""
+    """Return the module that a use of weights belongs to."""
     if not use.keys:
         return "?"
     return use.keys[0].rpartition(".")[0] or use.keys[0]
 
 
 def counterpart(sources: set[str], expected: Flow, turn: int) -> Use | None:
-    """The use of the same weights in the source's code; of several the one whose turn it is."""
+    """Return the use of the same weights in the source's code, and if there are several, number TURN; or None."""
     shared = [(len(sources & set(use.keys)), use) for use in expected.uses]
     most = max((n for n, _ in shared), default=0)
     fitting = [use for n, use in shared if n == most] if most else []
@@ -136,7 +136,7 @@ def _attributes(theirs: torch.nn.Module, own: torch.nn.Module, *, place: tuple[s
 
 
 def _of_step(theirs: Step, own: Step, place: tuple[str, str], note: Any) -> None:
-    """Settings of one operation that differ."""
+    """Note the settings of an operation that differ between the two codes."""
     a, b = dict(theirs.settings), dict(own.settings)
     differ = [name for name in a if name in b and a[name] != b[name]]
     if not differ:
@@ -174,7 +174,7 @@ def _value(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Token:
-    """A step in the form in which two codes are compared: all that scales is a factor."""
+    """A step in a form that two codes can be compared in: everything that scales is a factor."""
 
     name: str
     settings: tuple[tuple[str, Any], ...]
@@ -232,7 +232,7 @@ _PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
 
 
 def _between(theirs: Sequence[Step], own: Sequence[Step], use: Step | None, place: tuple[str, str], note: Any) -> None:
-    """What is done before a layer; USE is the step of the layer itself, if it has one."""
+    """Note the differing steps before a layer. USE holds the steps of the layer itself, if it has any."""
     a, b = _tokens(theirs), _tokens(own)
     if [t.look for t in a] == [t.look for t in b]:
         return

@@ -1,4 +1,4 @@
-"""Other tensors of the source for a use of weights: options of questions, offsets, factors, any of these sizes."""
+"""Changes to other tensors of the source: options of questions, offsets, factors, any tensor of equal size."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ _FACTORS = (1.0, 2.0, 0.5, 4.0, 0.25, 8.0, 0.125, 16.0, 0.0625, 32.0)
 
 
 def options(ground: Ground, f: Use) -> Iterator[Change]:
-    """The options of open questions about F, and about what comes before it: of one question, each in all keys."""
+    """Yield the options of open questions about F and the uses before it: option N of one question for all keys at
+    once.
+    """
     near = [f, *(ground.own.uses[i] for i in sorted(f.before)[-8:])]
     keys = list(dict.fromkeys(key for u in near for key in u.keys if key in ground.entries))
     doubtful = [ground.entries[key] for key in keys if ground.entries[key].rivals]
@@ -42,7 +44,7 @@ def options(ground: Ground, f: Use) -> Iterator[Change]:
 
 
 def around_zero_or_one(ground: Ground, f: Use) -> Iterator[Change]:
-    """Weights that one code keeps around 0 and the other around 1."""
+    """Yield changes that add or subtract 1, for weights that one code keeps around 0 and the other around 1."""
     own = [ground.entries[key] for key in f.keys if key in ground.entries and ground.entries[key].expr is not None]
     for e in own:
         assert e.expr is not None
@@ -53,7 +55,7 @@ def around_zero_or_one(ground: Ground, f: Use) -> Iterator[Change]:
 
 
 def adapters(ground: Ground, f: Use) -> Iterator[Change]:
-    """Low-rank adapters with another factor, all of them: what comes of one alone is not seen."""
+    """Yield changes of the scale of all low-rank adapters: the effect of one alone would not be visible."""
     near = {key for u in (f, *(ground.own.uses[i] for i in f.before)) for key in u.keys}
     adapted = {k: e.expr for k, e in ground.entries.items() if e.expr is not None and "lora" in e.expr.operations()}
     if near & adapted.keys():
@@ -62,7 +64,7 @@ def adapters(ground: Ground, f: Use) -> Iterator[Change]:
 
 
 def any_of_these_sizes(ground: Ground, f: Use) -> Iterator[Change]:
-    """Any weight of these sizes in the source, the nearest in the order of execution first."""
+    """Yield any weight of equal size in the source, the nearest in the order of execution first."""
     own = f.held.get("weight") or f.held.get("bias")
     if own is None:
         return

@@ -1,4 +1,4 @@
-"""A forward pass in double precision, whatever the code computes in: what its rounding does is seen beside it."""
+"""Run a forward pass in float64, also where the code asks for float32, to show how much of a difference is rounding."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _RANDOM = frozenset({"rand", "randn", "rand_like", "randn_like", "normal_", "uni
 
 
 class Wider(TorchDispatchMode):  # type: ignore[misc]
-    """Every operation in double precision, also where the code asks for float32 or holds constants in it."""
+    """Run every operation in float64, also if the code asks for float32 or holds constants of it."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -54,7 +54,7 @@ def _cast(value: Any, types: dict[torch.dtype, torch.dtype]) -> Any:
 
 
 def _drawn(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
-    """The numbers that float32 draws, in double precision."""
+    """Draw the random numbers of float32, and return them in float64."""
     if not name.endswith("_"):
         if kwargs.get("dtype") in (None, torch.float64) and any(a.name == "dtype" for a in func._schema.arguments):
             kwargs["dtype"] = torch.float32
@@ -66,7 +66,9 @@ def _drawn(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @contextmanager
 def in_double(model: torch.nn.Module) -> Iterator[None]:
-    """The weights and buffers of MODEL in double precision, and what it makes anew; all as it was afterwards."""
+    """Convert the weights and buffers of MODEL, and new tensors, to float64 in this context; restore them
+    afterwards.
+    """
     held = [t for t in (*model.parameters(), *model.buffers()) if t.dtype in _WIDER]
     before = [t.data for t in held]
     default = torch.get_default_dtype()

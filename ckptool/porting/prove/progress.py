@@ -1,4 +1,4 @@
-"""What a proof is at, for whoever watches it, and how long its search may go on."""
+"""Report the progress of a proof, and limit the time of its search."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ PATIENCE = 300.0
 
 
 class Progress:
-    """Tells in a line what is being done, and knows when the search has had its time."""
+    """Reports what a proof does, one line at a time, and knows when its time is over."""
 
     def __init__(self, tell: Tell | None = None, patience: float = PATIENCE) -> None:
         self._tell, self.patience = tell, patience
         self._until: float | None = None
 
     def say(self, text: str) -> None:
-        """Tell what is being done now."""
+        """Report TEXT."""
         if self._tell is not None:
             self._tell(text)
 
     def begin(self) -> None:
-        """The search begins; its time runs from the first one on."""
+        """Start the time of the search, if it has not started."""
         if self._until is None:
             self._until = time.monotonic() + self.patience
 
     @property
     def late(self) -> bool:
-        """Whether the search has had its time."""
+        """Return whether the time of the search is over."""
         return self._until is not None and time.monotonic() > self._until
 
 

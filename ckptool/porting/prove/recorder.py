@@ -1,4 +1,4 @@
-"""Following a forward pass: every operation that takes a weight, seen where torch runs it."""
+"""Follow a forward pass: record every operation that takes a weight, where torch runs it."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def follow(
     wider: bool = False,
     swaps: MappingOf[int, Swap] = MappingProxyType({}),
 ) -> Flow | None:
-    """Run MODEL in eval mode on INPUTS (positional, or by name) and note how it uses its weights; None if it raises.
+    """Run MODEL in eval mode on INPUTS and return its flow, or None if it raises.
 
     Args:
-        model: is as it was afterwards.
+        model: restored afterwards.
         inputs: by position, or by name.
-        bare: also note what comes out of layers before their biases, for a model that adds these later.
-        wider: compute in double precision.
-        swaps: what is done in place of some steps, by their numbers.
+        bare: also record the outputs of layers before their biases, for a model that adds these later.
+        wider: compute in float64.
+        swaps: functions to run in place of some steps, by their numbers.
     """
     with in_double(model) if wider else nullcontext():
         recorder = _Recorder(model, bare, swaps)
@@ -59,7 +59,7 @@ def follow(
 def attempt(
     model: torch.nn.Module, inputs: Any, recorder: _Recorder | None = None, *, wider: bool = False
 ) -> tuple[Any, None] | tuple[None, Exception]:
-    """What MODEL gives in eval mode for INPUTS, or what it raises."""
+    """Return (output, None) of MODEL in eval mode for INPUTS, or (None, the exception)."""
     training, fast = model.training, torch.backends.mha.get_fastpath_enabled()
     given = {id(t): t.clone() for t in tensors(inputs)}  # code may change what it is given
     if wider:
@@ -86,13 +86,13 @@ def attempt(
 
 
 def first_line(error: Exception) -> str:
-    """What was raised, in one line."""
+    """Return an exception in one line."""
     lines = (line.strip() for line in str(error).splitlines())
     return f"{type(error).__name__}: {printable(next((line for line in lines if line), 'no message'), 200).rstrip('.')}"
 
 
 def arguments(model: torch.nn.Module) -> tuple[list[str], list[str]]:
-    """The arguments of the forward pass, and those that it needs."""
+    """Return the arguments of the forward pass, and those without a default."""
     try:
         parameters = list(inspect.signature(model.forward).parameters.values())
     except (TypeError, ValueError):
@@ -102,12 +102,12 @@ def arguments(model: torch.nn.Module) -> tuple[list[str], list[str]]:
 
 
 def called(model: torch.nn.Module, inputs: Any) -> Any:
-    """What MODEL gives for inputs by position or by name."""
+    """Return the output of MODEL for inputs by position or by name."""
     return model(**inputs) if isinstance(inputs, MappingOf) else model(*inputs)
 
 
 def tensors(value: Any) -> Iterator[torch.Tensor]:
-    """All tensors in lists, tuples, dicts and objects that hold fields (dataclasses), in their order."""
+    """Yield all tensors in lists, tuples, dicts and dataclasses, in their order."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, MappingOf):
@@ -123,7 +123,7 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
 
 @dataclass(slots=True)
 class _Base:
-    """A storage that holds weights only: what it is made of, and how it lies."""
+    """A storage that holds only weights: the expression of its tensor, and its layout."""
 
     keys: tuple[str, ...]
     expr: Expr | None
@@ -169,16 +169,16 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
                 self._hold(tensor, (key,), ex.of(key))
 
     def flows(self, given: Iterable[torch.Tensor]) -> None:
-        """Name what the inputs are."""
+        """Mark the inputs of the model as tensors that are not weights."""
         for tensor in given:
             self._flowing[self._place(tensor)] = frozenset()
 
     def feeding(self, tensor: torch.Tensor) -> frozenset[int]:
-        """The uses whose results TENSOR is made of, no use between."""
+        """Return the uses whose outputs TENSOR is computed from, without a use in between."""
         return self._flowing.get(self._place(tensor), frozenset())
 
     def steps_to(self, tensor: torch.Tensor) -> tuple[Step, ...]:
-        """The steps from the last uses to TENSOR."""
+        """Return the steps from the last uses to TENSOR."""
         return self._chains.get(self._place(tensor), ())
 
     def _hold(self, tensor: torch.Tensor, keys: tuple[str, ...], expr: Expr | None) -> None:
@@ -220,7 +220,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         return result
 
     def _done(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """What an operation gives, or what is done in its place."""
+        """Return the output of an operation, or of the function that replaces it."""
         self._step = None
         if not is_step(name) or not any(self._place(t) in self._flowing for t in tensors((args, kwargs))):
             return func(*args, **kwargs)
@@ -237,7 +237,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         return tuple(found[number] for number in sorted(found))
 
     def _place(self, tensor: torch.Tensor) -> int:
-        """What tells a storage from all others of this pass, also when it is gone: of its values nothing is kept."""
+        """Return a number that identifies a storage in this pass, also after it is freed. Its values are not kept."""
         storage = tensor.untyped_storage()
         place: int = storage._cdata
         if place not in self._places:  # which keeps the address from being given to another
@@ -247,7 +247,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
     # -- weights
 
     def held(self, value: Any) -> Held | None:
-        """A tensor that is made of weights only, or None."""
+        """Return a tensor that is made only of weights as a `Held`, or None."""
         if not isinstance(value, torch.Tensor) or self._place(value) in self._flowing:
             return None
         bases = self._bases.get(self._place(value), ())
@@ -258,7 +258,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         return Held(base.keys, None if base.expr is None else _viewed(base, value), tuple(value.shape))
 
     def _derive(self, name: str, args: Any, held: list[torch.Tensor], out: torch.Tensor) -> None:
-        """What is made of weights alone: a copy, or weights joined, keeps its expression."""
+        """Note a tensor that is made only of weights. A copy, or a concatenation of weights, keeps its expression."""
         parts = [p for p in map(self.held, held) if p is not None]
         keys = tuple(dict.fromkeys(key for part in parts for key in part.keys))
         expr = None
@@ -347,7 +347,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         self._add("linear", roles, fingerprints(a, -1), fingerprints(out, -1), before, self._without(out, bias, -1))
 
     def _without(self, out: torch.Tensor, bias: Any, dim: int) -> torch.Tensor | None:
-        """What came out before a bias was added along a dimension."""
+        """Return the fingerprints of an output before the bias was added along a dimension, if they are asked for."""
         if not self._bare or not isinstance(bias, torch.Tensor) or bias.numel() != out.shape[dim]:
             return None
         sizes = [-1 if d == dim % out.ndim else 1 for d in range(out.ndim)]
@@ -369,7 +369,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
 
 
 def _viewed(base: _Base, view: torch.Tensor) -> Expr | None:
-    """A view of a storage as an expression over what the storage holds, or None where none of ours says it."""
+    """Return a view of a storage as an expression over the tensor in the storage, or None if no operation gives it."""
     assert base.expr is not None
     shape, stride = tuple(view.shape), view.stride()
     if shape == base.shape and (stride == base.stride or view.numel() == 1):
@@ -413,7 +413,7 @@ def _cut(base: _Base, starts: Sequence[int], counts: MappingOf[int, int]) -> Exp
 
 
 def _reshaped(base: _Base, view: torch.Tensor, starts: Sequence[int], dims: Sequence[int]) -> Expr | None:
-    """A contiguous view of whole rows, or a transposed one, in other sizes."""
+    """Return a contiguous view of whole rows, also transposed, with other sizes as an expression; or None."""
     if not dims or any(starts[d] for d in dims[1:]) or list(dims) != sorted(dims):
         return None
     turned = not view.is_contiguous()

@@ -1,4 +1,4 @@
-"""Inputs and outputs that were saved where the source's code runs."""
+"""Read inputs and outputs that were saved where the source's code runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _COARSE = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Inputs as the model takes them, by position or by name, and the outputs that belong to them."""
+    """Inputs as the model takes them, by position or by name, and the saved outputs for them."""
 
     inputs: Any
     outputs: list[torch.Tensor]
@@ -37,7 +37,7 @@ def read_reference(path: StrPath, model: torch.nn.Module) -> Reference:
 
     Raises:
         NotFound: there are no inputs, or no outputs.
-        CannotCarry: the model cannot be run on these inputs, or these outputs say nothing about what it gives.
+        CannotCarry: the model cannot be run on these inputs, or has no output like the saved ones.
     """
     try:
         raw = load(path, map_location="cpu")
@@ -58,7 +58,7 @@ def read_reference(path: StrPath, model: torch.nn.Module) -> Reference:
 
 
 def _under(raw: Any, names: Sequence[str]) -> dict[str, Any]:
-    """What stands under one of NAMES, by the rest of its name."""
+    """Return the values below one of NAMES, by the rest of their name."""
     if not isinstance(raw, MappingOf):
         return {}
     cut = ((*key.partition("."), value) for key, value in raw.items() if isinstance(key, str))
@@ -66,7 +66,7 @@ def _under(raw: Any, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _inputs(found: dict[str, Any], path: StrPath, model: torch.nn.Module) -> Any:
-    """By position or by name, in the model's type of floating point numbers."""
+    """Return the inputs by position or by name, in the model's floating point type."""
     if "" in found and len(found) > 1:
         raise RuleError("some inputs have a name and some have none", where=path, hint="name all of them, or none")
     given: Any = found.get("") if "" in found else nested(found, path)
@@ -140,7 +140,7 @@ def _nans(value: torch.Tensor) -> str:
 
 
 def _try(model: torch.nn.Module, inputs: Any, outputs: Sequence[torch.Tensor], path: StrPath) -> None:
-    """Refuse inputs that the model does not take, and outputs of which it gives none of the size."""
+    """Raise CannotCarry if the model does not take the inputs, or has no output of the size of a saved one."""
     out, error = attempt(model, inputs)
     if error is not None:
         raise CannotCarry(
@@ -163,7 +163,7 @@ def _try(model: torch.nn.Module, inputs: Any, outputs: Sequence[torch.Tensor], p
 
 
 def _named_otherwise(inputs: Any, path: StrPath, model: torch.nn.Module) -> str | None:
-    """The command that names an input as the model does, where it has one name that the model lacks."""
+    """Return the command that renames one input to the only name that the model needs and lacks, or None."""
     names, needed = arguments(model)
     if not isinstance(inputs, MappingOf) or not names:
         return None
@@ -174,7 +174,7 @@ def _named_otherwise(inputs: Any, path: StrPath, model: torch.nn.Module) -> str 
 
 
 def _rename(raw: Any, path: StrPath, model: torch.nn.Module) -> str:
-    """The command that names two tensors as an input and an output, where there are two; else how to save them."""
+    """Return the command that names two tensors as input and output, if there are two; else how to save them."""
     found = [str(key) for key, value in raw.items() if isinstance(value, torch.Tensor)] if _is_dict(raw) else []
     if len(found) == 2 == len(raw):
         a, b = found
@@ -191,7 +191,7 @@ def _renamed(path: StrPath, new: MappingOf[str, str]) -> str:
 
 
 def _save(model: torch.nn.Module) -> str:
-    """How inputs and outputs are saved, in Python."""
+    """Return the Python code that saves inputs and outputs."""
     _, needed = arguments(model)
     words = needed or ["x"]
     keys = ['"input": x'] if len(words) == 1 else [f'"input.{word}": {word}' for word in words]
@@ -205,7 +205,7 @@ def _parameters(model: torch.nn.Module) -> str:
 
 
 def _held(raw: Any) -> list[str]:
-    """What a file holds in place of inputs and outputs."""
+    """Return lines about the contents of a file without inputs and outputs."""
     if not _is_dict(raw):
         return [f"it holds {_kind(raw)}, and no names"]
     told = [f"{printable(str(key), 60)} {_kind(value)}" for key, value in list(raw.items())[:4]]

@@ -1,4 +1,4 @@
-"""Rows of weights, arranged together with their biases."""
+"""Rows of weights that are rearranged together with their biases."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _RUNS = 64
 
 
 def columns(x: Expr | None, order: Sequence[int], dim: int) -> Expr | None:
-    """X with the elements of a dimension in another order, or None where that takes too many words."""
+    """Return X with the elements of a dimension in another order, or None if the expression would be too long."""
     if x is None or list(order) == list(range(len(order))):
         return x
     runs: list[tuple[int, int]] = []
@@ -37,22 +37,22 @@ def columns(x: Expr | None, order: Sequence[int], dim: int) -> Expr | None:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A weight and its bias, whose rows are arranged together."""
+    """A weight and its bias, whose rows are rearranged together."""
 
     weight: Expr | None
     bias: Expr | None
     rows: int
 
     def part(self, start: int, stop: int) -> Rows:
-        """Those from START to STOP."""
+        """Return rows START to STOP - 1."""
         return self._each(stop - start, lambda x: ex.part(x, 0, start, stop))
 
     def of_heads(self, heads: int, n: int, index: int) -> Rows:
-        """Part INDEX of N that alternate by head."""
+        """Return part INDEX of the N equal parts that each head has."""
         return self._each(self.rows // n, lambda x: ex.of_heads(x, heads, n, index))
 
     def rotary(self, heads: int, kind: str) -> Rows:
-        """In the order that another kind of rotary embedding wants."""
+        """Return the rows in the order of another kind of rotary embedding."""
         return self._each(self.rows, lambda x: ex.rotary(x, heads, kind))
 
     def _each(self, rows: int, what: object) -> Rows:
@@ -62,14 +62,14 @@ class Rows:
 
 
 def place_of(rows: Rows) -> tuple[str, int]:
-    """Where rows stand in the source, so that those cut from one weight can be put together again."""
+    """Return the place of rows in the source, by which rows cut from one weight are sorted."""
     x = rows.weight
     cut = None if x is None else ex.rows_cut(x)
     return ("", 0) if cut is None else (str(cut[0]), cut[1])
 
 
 def joined(rows: Sequence[Rows]) -> Rows:
-    """One after the other."""
+    """Return the rows concatenated."""
     weights = [r.weight for r in rows if r.weight is not None]
     biases = [r.bias for r in rows if r.bias is not None]
     bias = ex.cat(0, *biases) if len(biases) == len(rows) else None
@@ -77,7 +77,7 @@ def joined(rows: Sequence[Rows]) -> Rows:
 
 
 def by_heads(heads: int, rows: Sequence[Rows]) -> Rows:
-    """Alternating by head."""
+    """Return the rows joined head by head."""
     weights = tuple(r.weight for r in rows if r.weight is not None)
     biases = tuple(r.bias for r in rows if r.bias is not None)
     bias = ex.by_heads(heads, *biases) if len(biases) == len(rows) else None
@@ -85,20 +85,20 @@ def by_heads(heads: int, rows: Sequence[Rows]) -> Rows:
 
 
 def like(rows: Sequence[Rows], parts: Sequence[Rows]) -> list[Rows]:
-    """PARTS as they are, or joined, where ROWS are one."""
+    """Return PARTS, joined into one if ROWS is one."""
     return [joined(parts)] if len(rows) == 1 else list(parts)
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Queries and keys among some rows, paired for another kind of rotary embedding."""
+    """Pairs the rows of queries and keys for another kind of rotary embedding."""
 
     chosen: tuple[int, ...]
     head: int
     kind: str
 
     def __call__(self, rows: Sequence[Rows]) -> list[Rows]:
-        """ROWS with the chosen ones turned."""
+        """Return ROWS with the chosen ones paired in another way."""
         out = list(rows)
         if not self.chosen:
             third = rows[0].rows // 3

@@ -1,4 +1,4 @@
-"""The same inputs for two models that may take them in different forms."""
+"""Find the same inputs for two models that may take them in different forms."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ Judged = tuple[Flow | None, Verdict]
 
 @dataclass(frozen=True, slots=True)
 class _Link:
-    """Where an input of the model comes from.
+    """The origin of an input of the model.
 
     Attributes:
-        source: the place of an input of the source's code; None for what only the model takes.
+        source: the place of an input of the source's code; None if only the model takes it.
         order: its dimensions, in the order in which the model takes them.
-        how: "" for the same values; "grey" where it has them in colours; "frames" where the model sees them again and
-            again; "part" for what a module inside of the source's code takes.
+        how: "" for the same values; "grey" if the source's code takes colours; "frames" if the model takes the same
+            values several times; "part" for the input of a module inside of the source's code.
         module: the path of that module.
     """
 
@@ -57,9 +57,9 @@ class SameInputs:
     """Inputs for two models with the same values.
 
     Attributes:
-        theirs, own: how the source's code and the model take them.
-        links: for each input of the model where it comes from.
-        flow: what flows through the source's code.
+        theirs, own: the inputs as the source's code and the model take them.
+        links: the origin of each input of the model.
+        flow: the flow of the source's code.
         values: the inputs of the model.
         code: the source's code.
     """
@@ -73,13 +73,15 @@ class SameInputs:
 
     @property
     def shown(self) -> str:
-        """What they are, as a person would type them; and where the model begins, if inside of the source's code."""
+        """Return the inputs as a user would type them, and the module of the source's code where the model begins, if
+        any.
+        """
         inside = [printable(link.module) for link in self.links if link.how == "part"]
         begins = f", as {' and '.join(inside)} of the source's code takes it" if inside else ""
         return inputs_text(self.theirs) + begins
 
     def made(self, seed: int) -> tuple[Any, Any] | None:
-        """Values for the source's code, and the same for the model; None where its parts cannot be run."""
+        """Return inputs for the source's code and the model with the same values; None if its parts cannot be run."""
         values = made(self.theirs, generator=torch.Generator().manual_seed(seed))
         given = [t for _, t in leaves(values)]
         own = [t for _, t in leaves(made(self.own, generator=torch.Generator().manual_seed(seed + 1)))]
@@ -110,15 +112,16 @@ def same_inputs(
     judged: Callable[[Flow, Any], Judged],
     known: frozenset[str] = frozenset(),
 ) -> SameInputs:
-    """Inputs that both models take, with the same values: of several those on which they agree most.
+    """Return inputs that both models take, with the same values; of several, those for which they agree most.
 
     Args:
         theirs: the source's code.
         own: the model.
-        inputs: for the model; worked out if None.
-        source_inputs: for the source's code, if it takes them in another form.
-        judged: runs the model on inputs and checks it against the source's code.
-        known: modules of the source's code whose weights the model has; where it is a part of that, it begins there.
+        inputs: inputs of the model; searched for if None.
+        source_inputs: inputs of the source's code, if it takes another form.
+        judged: runs the model on inputs and compares it with the source's code.
+        known: modules of the source's code whose weights the model has; a model that is a part of the source's code
+            may begin at one of these.
 
     Raises:
         CannotCarry: none are found that both take.
@@ -147,7 +150,7 @@ def same_inputs(
 
 
 def _refuse_given(theirs: torch.nn.Module, own: torch.nn.Module, inputs: Any, source_inputs: Any) -> None:
-    """Say which of the two models does not take the inputs that were given.
+    """Say which model does not take the given inputs.
 
     Raises:
         CannotCarry: always.
@@ -174,7 +177,7 @@ def _refuse_given(theirs: torch.nn.Module, own: torch.nn.Module, inputs: Any, so
 
 
 def _why_none(theirs: torch.nn.Module, own: torch.nn.Module) -> str:
-    """What keeps the two models from being run on the same inputs."""
+    """Return why the two models cannot be run on the same inputs."""
     first, second = (next(working_inputs(model), None) for model in (theirs, own))
     if first is None:
         return "found no inputs on which the source's code runs"
@@ -206,7 +209,7 @@ def _tried(candidate: SameInputs, judged: Callable[[Flow, Any], Judged]) -> tupl
 def _candidates(
     theirs: torch.nn.Module, own: torch.nn.Module, inputs: Any, source_inputs: Any, known: frozenset[str]
 ) -> Iterator[SameInputs]:
-    """Pairs of inputs, the likeliest first."""
+    """Yield pairs of inputs, the likeliest first."""
     done: set[str] = set()
 
     def linked(first: Any, second: Any) -> Iterator[SameInputs]:
@@ -238,7 +241,7 @@ def _candidates(
 
 
 def _specs_of(theirs: torch.nn.Module, inputs: Any, source_inputs: Any) -> Iterator[Any]:
-    """Inputs of the source's code."""
+    """Yield inputs of the source's code."""
     if source_inputs is not None:
         yield source_inputs
     elif inputs is not None:
@@ -249,7 +252,7 @@ def _specs_of(theirs: torch.nn.Module, inputs: Any, source_inputs: Any) -> Itera
 
 
 def _mixtures(theirs: Any, own: Any) -> Iterator[list[Any]]:
-    """Each input in the size of one model or the other: one may be free where the other is not."""
+    """Yield inputs with the size of one model or the other for each: one model may accept any size."""
     left = [one for _, one in leaves(own)]
     choices: list[list[Any]] = []
     for _, one in leaves(theirs):
@@ -262,7 +265,7 @@ def _mixtures(theirs: Any, own: Any) -> Iterator[list[Any]]:
 
 
 def _by_name(model: torch.nn.Module, spec: Any) -> Any:
-    """Inputs under the names that MODEL has for them, so that one call is told in one way."""
+    """Return inputs by the names of the arguments of MODEL, so that equal calls compare as equal."""
     if isinstance(spec, MappingOf):
         return dict(spec)
     try:
@@ -273,7 +276,7 @@ def _by_name(model: torch.nn.Module, spec: Any) -> Any:
 
 
 def _respelled(example: Any, other: Any) -> Any:
-    """Inputs in the form of EXAMPLE, with those of OTHER where they are of the same kind."""
+    """Return inputs in the form of EXAMPLE, with the values of OTHER that are of the same kind."""
     left = [one for _, one in leaves(other)]
     out = []
     for _, one in leaves(example):
@@ -286,7 +289,7 @@ def _respelled(example: Any, other: Any) -> Any:
 
 
 def _spellings(model: torch.nn.Module, spec: Any) -> Iterator[Any]:
-    """Inputs as they are, by position, and under the names that MODEL has for as many."""
+    """Yield the inputs as they are, by position, and under the names that MODEL has for them."""
     flat = list(spec.values()) if isinstance(spec, MappingOf) else list(spec)
     try:
         parameters = inspect.signature(model.forward).parameters.values()
@@ -320,7 +323,7 @@ def _spellings(model: torch.nn.Module, spec: Any) -> Iterator[Any]:
 
 
 def _links(theirs: Any, own: Any) -> Iterator[tuple[_Link, ...]]:
-    """Ways in which the inputs of the model may be those of the source's code, the likeliest first."""
+    """Yield ways to make the inputs of the model from those of the source's code, the likeliest first."""
     first, second = leaves(theirs), leaves(own)
     options = [_options(first, path, one) for path, one in second]
     plain = _chosen(options, first)
@@ -350,7 +353,7 @@ def _products(options: Sequence[Sequence[_Link]]) -> Iterator[tuple[_Link, ...]]
 
 
 def _chosen(options: Sequence[Sequence[_Link]], first: Sequence[Any]) -> tuple[_Link, ...]:
-    """For each input the first that fits and is not used by another; else one that is."""
+    """Return, for each input, the first option whose source is not yet used, else its first option."""
     out: list[_Link] = []
     used: set[int] = set()
     for option in options:
@@ -362,7 +365,7 @@ def _chosen(options: Sequence[Sequence[_Link]], first: Sequence[Any]) -> tuple[_
 
 
 def _options(first: Sequence[Any], path: tuple[Any, ...], one: Any) -> list[_Link]:
-    """What may be given to an input of the model."""
+    """Return the options for an input of the model."""
     out: list[tuple[int, _Link]] = []
     for place, (their_path, other) in enumerate(first):
         a, b = _told(other), _told(one)
@@ -386,14 +389,14 @@ def _options(first: Sequence[Any], path: tuple[Any, ...], one: Any) -> list[_Lin
 
 
 def _orders(ndim: int) -> Iterator[tuple[int, ...]]:
-    """Dimensions in other orders, the batch first."""
+    """Yield other orders of the dimensions, with the batch first."""
     if 3 <= ndim <= 5:
         for order in islice(permutations(range(1, ndim)), 1, None):
             yield (0, *order)
 
 
 def _told(value: Any) -> tuple[str, tuple[int, ...], bool]:
-    """Type, shape, and whether it is a floating point type."""
+    """Return type, shape, and whether it is a floating point type."""
     dtype = value.dtype if isinstance(value, InputSpec) else str(value.dtype).removeprefix("torch.")
     return dtype, tuple(value.shape), getattr(torch, dtype).is_floating_point
 
@@ -402,7 +405,9 @@ def _told(value: Any) -> tuple[str, tuple[int, ...], bool]:
 
 
 def parts(code: torch.nn.Module, values: Any, wanted: frozenset[str] = frozenset()) -> dict[str, torch.Tensor]:
-    """The first input of modules inside of the source's code that hold others, and of those WANTED, as they run."""
+    """Return the first input of modules inside of the source's code, for WANTED and for modules with children,
+    by path.
+    """
     found: dict[str, torch.Tensor] = {}
     hooks = []
 
@@ -433,10 +438,10 @@ def parts(code: torch.nn.Module, values: Any, wanted: frozenset[str] = frozenset
 def _inside(
     theirs: torch.nn.Module, own: torch.nn.Module, spec: Any, inputs: Any, known: frozenset[str]
 ) -> Iterator[SameInputs]:
-    """What modules inside of the source's code take, for a model that is such a part.
+    """Yield the inputs of modules inside of the source's code, for a model that equals such a part.
 
-    Not where that is what the code itself takes with its channels in another order, say BGR for RGB: the model takes
-    the same pictures as that code, and where its weights do not stand in that order, they are to be turned.
+    Not if that input is the code's own input with channels in another order (BGR for RGB): the model takes the same
+    pictures as the code, and its weights have to be reordered.
     """
     values = made(spec, generator=torch.Generator().manual_seed(SEED))
     seen: set[tuple[int, ...]] = set()
@@ -463,7 +468,7 @@ def _inside(
 
 
 def _same_values(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors of one shape hold the same values, in whatever order."""
+    """Return whether two tensors of one shape hold the same values in any order."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     if not one.is_floating_point():  # there are others that cannot be sorted

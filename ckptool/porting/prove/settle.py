@@ -1,4 +1,4 @@
-"""What a proof makes of a mapping: doubts settled, and what was seen said in a sentence."""
+"""Turn the result of a proof into a mapping: settle doubts, and describe the result in a sentence."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from ...errors import counted, printable
 from ...keys import collapse
+from ...keys.known_buffers import is_counter
 from ..mapping import Entry, Mapping
 from ..questions import Question, Reason
 from .causes import Codes, Sharp, as_it_was, causes, sharp, suspects
@@ -31,9 +32,9 @@ def settle(
     others: Iterable[tuple[Flow | None, Any]] = (),
     copies: MappingOf[str, Sequence[str]] = MappingProxyType({}),
 ) -> Mapping:
-    """The mapping with its proof, as the source's code judges it, on OTHERS too; doubts that this settles are settled.
+    """Return the mapping with its proof against the source's code, also on OTHERS, and with the settled doubts.
 
-    COPIES are keys of the file that the source's code would take as well: which of them is meant stays a doubt.
+    COPIES are keys of the file that would fit the source's code as well: which copy is right stays a doubt.
     """
     with as_it_was(trial):
         return _settled(mapping, trial, codes, shown, others, copies)
@@ -41,16 +42,16 @@ def settle(
 
 @dataclass(slots=True)
 class _Reached:
-    """How far a proof got.
+    """The result of a proof.
 
     Attributes:
-        entries: the mapping, with what trials changed.
-        seen: what flows through the model with it.
+        entries: the mapping, with the changes from trials.
+        seen: the flow of the model with it.
         verdict: how much of that agrees.
-        shown: on which inputs.
+        shown: the inputs, as text.
         changed: the kinds of changes that trials made.
-        first: what flowed through the model before anything was changed.
-        causes: settings of the code that keep the models apart.
+        first: the flow of the model before any change.
+        causes: settings of the code that make the models differ.
         sharply: how far the models are apart, measured.
         before, after: the same with the model's own settings, and with those of the source's code.
     """
@@ -68,23 +69,23 @@ class _Reached:
 
     @property
     def is_proved(self) -> bool:
-        """Whether all that could be compared is equal, with the model's own settings."""
+        """Return whether everything that could be compared is equal, with the model's own settings."""
         return self.verdict.equal and not self.causes
 
     @property
     def measured(self) -> Measured | None:
-        """How far the model as it is, with this mapping, is from the source's code."""
+        """Return how far the model with this mapping and its own settings is from the source's code."""
         told = self.before if self.causes else self.sharply
         return None if told is None else told.measured
 
     @property
     def parts(self) -> Verdict:
-        """How much agrees with the model's own settings."""
+        """Return how much agrees with the model's own settings."""
         return self.before.verdict if self.causes and self.before is not None else self.verdict
 
     @property
     def divergence(self) -> str:
-        """The module at which the models part."""
+        """Return the module where the models diverge."""
         if self.causes and not self.parts.front:
             return self.causes[0].places[0][1]
         return first_divergence(self.parts)
@@ -122,7 +123,7 @@ def _settled(
 
 
 def _reach(reached: _Reached, trial: Trial, codes: Codes, others: Iterable[tuple[Flow | None, Any]]) -> None:
-    """Look for settings and for other weights with which more agrees, and measure what is left."""
+    """Search for settings and other weights with which more agrees, and measure the remaining difference."""
     expected = codes.expected
     if not reached.verdict.equal:  # what is set otherwise comes first: no weight is to be changed for it
         _look_for_causes(reached, trial, codes)
@@ -159,7 +160,7 @@ def _look_for_causes(reached: _Reached, trial: Trial, codes: Codes) -> None:
 def _settled_entries(
     reached: _Reached, mapping: Mapping, trial: Trial, codes: Codes, unfelt: Sequence[str]
 ) -> dict[str, Entry]:
-    """What is certain after a proof, and what it leaves open."""
+    """Return the entries after a proof, with settled doubts and new questions."""
     entries, seen, verdict, expected = reached.entries, reached.seen, reached.verdict, codes.expected
     if reached.is_proved:
         open_still = set(unfelt) | by_itself_alone(seen, expected, entries, mapping, verdict)
@@ -177,7 +178,7 @@ def _settled_entries(
 
 
 def _account(reached: _Reached, mapping: Mapping, trial: Trial, codes: Codes, unfelt: Sequence[str]) -> dict[str, Any]:
-    """What `Mapping.proof` holds."""
+    """Return the dict `Mapping.proof`."""
     may_be: list[Setting] = []
     if not reached.is_proved and not reached.causes:
         front = {layer_of(use) for use in reached.verdict.front}
@@ -204,12 +205,12 @@ def _account(reached: _Reached, mapping: Mapping, trial: Trial, codes: Codes, un
 
 
 def _is_exact(sharply: Sharp, verdict: Verdict) -> bool:
-    """Whether both compute the same even in double precision."""
+    """Return whether both models compute the same even in float64."""
     return verdict.compared > 0 and sharply.measured is not None and sharply.has_outputs and sharply.measured.is_exact
 
 
 def _is_within(sharply: Sharp, verdict: Verdict) -> bool:
-    """Whether rounding explains all difference: of outputs, or of what every use gives where none can be compared."""
+    """Return whether rounding explains every difference: of outputs, or of each use if no outputs can be compared."""
     if verdict.compared and not verdict.beyond and sharply.has_outputs:
         return sharply.outputs_are_equal
     return sharply.verdict.equal or sharply.verdict.agreeing >= verdict.agreeing
@@ -224,7 +225,9 @@ def _as_measured(found: Measured | None) -> dict[str, float | None]:
 def _without_vain_changes(
     entries: dict[str, Entry], mapping: Mapping, expected: Flow, seen: Flow | None
 ) -> dict[str, Entry]:
-    """What trials changed stays changed only where what the weights give is right with it: outputs do not say so."""
+    """Return ENTRIES without changes from trials after which a use of the key does not agree: outputs do not
+    show them.
+    """
     before = {e.target: e for e in mapping.entries}
     right: dict[str, bool] = {}
     if seen is not None:
@@ -239,12 +242,12 @@ def _without_vain_changes(
 
 
 def _stopped(trial: Trial) -> str | None:
-    """What ended the search before it had tried all that it could think of."""
+    """Return "time" or "trials" if the search ended early, else None."""
     return "time" if trial.progress.late else "trials" if trial.is_over else None
 
 
 def _but_for_new_keys(expected: Flow, seen: Flow | None, entries: MappingOf[str, Entry]) -> Verdict | None:
-    """The verdict without outputs that are made with keys without a source, if most of the model agrees."""
+    """Return the verdict without outputs that use keys without a source, if most of the model agrees; else None."""
     found = judge(expected, seen, entries, all_outputs=False)
     return found if found.equal and found.agreeing >= _MOST * found.uses else None
 
@@ -254,7 +257,7 @@ _MOST = 0.6
 
 
 def _of_copies(entry: Entry, copies: MappingOf[str, Sequence[str]]) -> Entry:
-    """The code of the source fits several copies of it in the file, and no output says which is wanted."""
+    """Ask which of several copies in the file is right: the source's code fits each, and no output shows it."""
     if entry.expr is None or not any(key in copies for key in entry.sources):
         return entry
     count = max(len(copies.get(key, ())) for key in entry.sources)
@@ -266,7 +269,7 @@ def _of_copies(entry: Entry, copies: MappingOf[str, Sequence[str]]) -> Entry:
 
 
 def _holds(trial: Trial, entries: dict[str, Entry], first: Verdict, expected: Flow | None, inputs: Any) -> bool:
-    """Whether the models agree on other inputs, too, where the source's code can be run on them."""
+    """Return whether the models agree on other inputs, too, if the source's code can be run on them."""
     if expected is None:
         return True
     before, trial.inputs = trial.inputs, inputs
@@ -314,19 +317,19 @@ _MOST_CAUSES = 4
 
 
 def _that(may_be: Sequence[Setting]) -> str:
-    """What may be the cause, and was not shown to be."""
+    """Return text about possible causes that no trial confirmed."""
     return f"; it may be that {'; '.join(map(str, may_be[:2]))}" if may_be else ""
 
 
 def first_divergence(verdict: Verdict) -> str:
-    """The module at which the models part."""
+    """Return the module where the models diverge."""
     keys = [key for use in verdict.front for key in use.keys]
     return keys[0].rpartition(".")[0] or keys[0] if keys else "the output"
 
 
 def _unfelt_text(keys: Sequence[str]) -> str:
-    counters = [key for key in keys if key.endswith("num_batches_tracked")]
-    others = [key for key in keys if not key.endswith("num_batches_tracked")]
+    counters = [key for key in keys if is_counter(key)]
+    others = [key for key in keys if not is_counter(key)]
     said = [f"{counted(len(counters), 'counter')} of batch norms"] if counters else []
     said += [f"{counted(len(others), 'key')} ({_few(others)})"] if others else []
     return " and ".join(said)
@@ -338,7 +341,7 @@ def _few(keys: Sequence[str]) -> str:
 
 
 def nothing_compared(why: str, runs: int) -> dict[str, Any]:
-    """The proof where no outputs could be compared, so that it says nothing against the mapping."""
+    """Return the proof for a case in which no outputs could be compared, so that it says nothing about the mapping."""
     return {**_proof(False, f"nothing could be compared: {why}", None, runs), "compared": False}
 
 

@@ -1,4 +1,4 @@
-"""The code that a file was saved from, filled with that file."""
+"""The code that a file was saved from, with the file loaded into it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .flow import Flow
 
 
 def built(model: Any) -> torch.nn.Module:
-    """A model as it is, or built from code."""
+    """Return a model, built first if it is code."""
     if isinstance(model, torch.nn.Module):
         return unwrapped(model)
     found = model if isinstance(model, ModelSource) else find_model(str(model))
@@ -31,12 +31,11 @@ def built(model: Any) -> torch.nn.Module:
 
 @dataclass(frozen=True, slots=True)
 class OwnCode:
-    """The source's code, filled with the file.
+    """The source's code with the file loaded.
 
     Attributes:
-        made_of: what each of its keys is made of, over keys of the file.
-        copies: other keys of the file that would do as well, for those that were taken, where the file holds the model
-            several times.
+        made_of: the expression of each of its keys over keys of the file.
+        copies: key -> other keys of the file that fit as well, if the file holds several copies of the model.
         missing: keys that the file does not have in these sizes.
     """
 
@@ -45,14 +44,14 @@ class OwnCode:
     missing: frozenset[str] = frozenset()
 
     def modules_of(self, mapping: Mapping) -> frozenset[str]:
-        """The modules of the code that hold what the model is filled with."""
+        """Return the modules of the code whose weights the mapping uses."""
         used = {key for entry in mapping.entries for key in entry.sources}
         return frozenset(key.rpartition(".")[0] for key, expr in self.made_of.items() if used & set(expr.keys()))
 
     def pairs_of_modules(
         self, mapping: Mapping, theirs: torch.nn.Module, own: torch.nn.Module
     ) -> dict[str, tuple[torch.nn.Module, torch.nn.Module]]:
-        """For keys of the model the module of the code whose weight it takes, and its own."""
+        """Return key of the model -> (module of the code whose weight it takes, module of the model)."""
         of_code = {expr.key: key for key, expr in self.made_of.items() if expr.is_copy}
         first, second = (dict(model.named_modules(remove_duplicate=False)) for model in (theirs, own))
         out = {}
@@ -65,7 +64,7 @@ class OwnCode:
         return out
 
     def seen(self, flow: Flow) -> Flow:
-        """What flows through it, over keys of the file; without outputs made with keys that the file does not have."""
+        """Return the flow over keys of the file, without outputs that depend on keys that the file does not have."""
         made = flow.renamed(self.made_of)
         if not self.missing:
             return made
@@ -78,7 +77,7 @@ class OwnCode:
 
 
 def load_own(model: torch.nn.Module, ckpt: Checkpoint, mapping: Mapping) -> OwnCode:
-    """Load the source file into the source's own code, and say what each of its keys is made of."""
+    """Load the source file into the source's own code, and return the expression of each of its keys."""
     wanted_here = signature_of(model, trace=False)
     found, copies = _by_names(wanted_here, ckpt, mapping) or (match_signature(ckpt, wanted_here, at=mapping.at), {})
     missing = _missing(found)
@@ -104,7 +103,7 @@ _FEW = 0.1
 def _with_other_parts(
     copies: dict[str, list[str]], made_of: dict[str, Expr], wanted: Signature, ckpt: Checkpoint, mapping: Mapping
 ) -> dict[str, list[str]]:
-    """COPIES and what other state dicts of the file, which the mapping names as rivals, have in their place."""
+    """Return COPIES with the keys of other state dicts of the file, if options of the mapping use these."""
     code, optional = _wanted_by_name(wanted)
     rivals = {key for entry in mapping.entries for rival in entry.rivals for key in rival.keys()}  # noqa: SIM118
     out = {key: list(others) for key, others in copies.items()}
@@ -126,7 +125,7 @@ def _missing(found: Mapping) -> list[str]:
 
 
 def adapter_factors(model: torch.nn.Module) -> list[float]:
-    """What low-rank adapters may be multiplied with: numbers that the modules with adapters hold, and their ratios."""
+    """Return possible scales of low-rank adapters: numbers in the modules with adapters, and their ratios."""
     found: dict[float, None] = {}
     for module in model.modules():
         names = [*module._parameters, *module._modules]
@@ -141,7 +140,7 @@ def adapter_factors(model: torch.nn.Module) -> list[float]:
 def _by_names(
     wanted: Signature, ckpt: Checkpoint, mapping: Mapping, *, share: float = 1.0
 ) -> tuple[Mapping, dict[str, list[str]]] | None:
-    """The mapping by equal names, where all of them are there in the same sizes, and what else has these names."""
+    """Return the mapping by equal names and sizes, and other keys with these names; None if keys are missing."""
     shapes: dict[str, Shape] = {}
     for weights in ckpt.state_dicts():
         for key, tensor in weights.tensors.items():
@@ -168,6 +167,6 @@ def _by_names(
 
 
 def _wanted_by_name(wanted: Signature) -> tuple[dict[str, Shape], frozenset[str]]:
-    """The keys of the code with their shapes, and those that a file may lack."""
+    """Return the keys of the code with their shapes, and the keys that a file may lack."""
     code = {key: entry.shape for key, entry in wanted.entries.items()}
     return code, frozenset(k for k, e in wanted.entries.items() if not e.parameter and "running_" not in k)

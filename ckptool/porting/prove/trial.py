@@ -1,4 +1,4 @@
-"""The model with one mapping or another: what flows through it."""
+"""Load one mapping or another into the model, and run it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TRIALS = 600
 
 
 class Trial:
-    """The target model, and what flows through it with one mapping or another."""
+    """The target model, to be run with one mapping or another."""
 
     def __init__(
         self,
@@ -54,11 +54,11 @@ class Trial:
 
     @property
     def is_over(self) -> bool:
-        """Whether the search has had all trials without success, or all the time, that it may take."""
+        """Return whether the search has used up its time, or its trials without success."""
         return self.misses >= self.patience or self.progress.late
 
     def load(self, entries: Iterable[Entry]) -> None:
-        """Put the values that ENTRIES say into the model."""
+        """Load the values of ENTRIES into the model."""
         with torch.no_grad():
             for entry in entries:
                 if entry.target in self.loaded and self.loaded[entry.target] == entry.expr:
@@ -73,10 +73,7 @@ class Trial:
                     own.copy_(to_torch(ex.lazy(entry.expr, self.tensors)))
 
     def run(self, entries: Iterable[Entry], *, wider: bool = False) -> Flow | None:
-        """What flows through the model with these entries; None where one of them cannot be made.
-
-        WIDER: in double precision.
-        """
+        """Return the flow of the model with these entries, in float64 if WIDER; None if an entry cannot be made."""
         entries = list(entries)
         for entry in entries:
             if entry.expr is not None and self.loaded.get(entry.target) != entry.expr:

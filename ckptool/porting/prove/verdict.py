@@ -1,4 +1,4 @@
-"""How far a mapping gets: outputs and uses of weights checked against those of the source's code."""
+"""Compare the outputs and uses of weights of a model with those of the source's code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TOLERANCE = 1e-3
 
 
 def _equal(a: torch.Tensor, b: torch.Tensor, tolerance: float = _TOLERANCE) -> bool:
-    """Whether two outputs are the same, also where one has its dimensions in another order."""
+    """Return whether two outputs are equal, also with dimensions in another order."""
     if a.numel() != b.numel() or a.numel() == 0:
         return False
     return any(_close(x, y, tolerance) for x, y in orders(a, b))
@@ -36,17 +36,17 @@ def _close(a: torch.Tensor, b: torch.Tensor, tolerance: float = _TOLERANCE) -> b
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How far one mapping gets.
+    """How much agrees with one mapping.
 
     Attributes:
-        equal: whether the outputs, or all that could be compared in place of them, are the same.
-        compared: outputs of the model that could be compared.
-        agreeing: uses of weights that give what one in the source's code gives.
-        uses: how many there are.
-        entered: those that take what one there takes.
-        front: those that do not, while all before them do.
-        left: keys without a source that keep others from being compared.
-        beyond: whether outputs differ only in what is done after the last use of a weight.
+        equal: whether the outputs, or everything compared in place of them, are equal.
+        compared: number of outputs that could be compared.
+        agreeing: number of uses of weights whose output a use in the source's code gives.
+        uses: number of uses.
+        entered: number of uses whose input a use in the source's code takes.
+        front: the uses that do not agree while all uses before them do.
+        left: keys without a source that prevent a comparison.
+        beyond: whether outputs differ only because of steps after the last use of a weight.
     """
 
     equal: bool
@@ -59,7 +59,7 @@ class Verdict:
     beyond: bool = False
 
     def is_ahead_of(self, other: Verdict) -> bool:
-        """Whether more agrees: what is taken counts as well, since the next weights may be wrong, too."""
+        """Return whether more agrees. Inputs count as well, because the weights after them may be wrong, too."""
         return self.equal or (self.agreeing + self.entered) > (other.agreeing + other.entered)
 
 
@@ -74,10 +74,10 @@ def judge(
     all_outputs: bool = True,
     tolerance: float = _TOLERANCE,
 ) -> Verdict:
-    """How far a mapping gets that gives SEEN, where the source's code gives EXPECTED.
+    """Compare the flow SEEN of a model with EXPECTED, that of the source's code.
 
-    Outputs that are made with keys without a source cannot agree; unless ALL_OUTPUTS they are passed over. Those are
-    equal that differ by no more than TOLERANCE times the largest value.
+    Outputs that depend on keys without a source cannot agree; they are skipped unless ALL_OUTPUTS. Two outputs are
+    equal if they differ by at most TOLERANCE times the largest value.
     """
     if seen is None:
         return NOTHING
@@ -107,7 +107,7 @@ def judge(
 
 
 def shown_by(known: Sequence[bool], seen: Flow) -> list[bool]:
-    """Which uses give what one in the source's code gives, or lead to one that does."""
+    """Return, for each use, whether it is KNOWN, or leads to one that is."""
     fine = list(known)
     for use in reversed(seen.uses):
         if fine[use.index]:
@@ -117,9 +117,9 @@ def shown_by(known: Sequence[bool], seen: Flow) -> list[bool]:
 
 
 def _rearranged(expected: Sequence[torch.Tensor], seen: Sequence[torch.Tensor]) -> bool:
-    """Whether an output holds the values of another in another order, also where a factor is between them.
+    """Return whether an output holds the values of another one in another order, or multiplied by a factor.
 
-    Code that lays out channels otherwise (depth to space, or a pixel shuffle) wants its last weights in another order.
+    Code with another layout of channels (depth to space or pixel shuffle) needs another order in its last weights.
     """
     for a, b in ((a, b) for a in expected for b in seen if 1 < a.numel() == b.numel()):
         one, other = (x / (float(x.abs().max()) or 1.0) for x in (y.detach().double().reshape(-1) for y in (a, b)))
@@ -129,9 +129,9 @@ def _rearranged(expected: Sequence[torch.Tensor], seen: Sequence[torch.Tensor]) 
 
 
 def _same_last(expected: Flow, seen: Flow) -> bool:
-    """Whether both models end in one use of weights that gives the same in the same order, over all others.
+    """Return whether both models end in one use of weights with the same output in the same order, after all others.
 
-    What they make of it after that (a difference to the input, a scale) is no matter of weights.
+    Steps after it, such as adding the input or a scale, do not concern weights.
     """
     ends, theirs = ({i for behind in flow.behind for i in behind} for flow in (seen, expected))
     if len(ends) != 1 or len(theirs) != 1:
@@ -145,18 +145,18 @@ def _same_last(expected: Flow, seen: Flow) -> bool:
 
 
 def made_of_known(seen: Flow, entries: MappingOf[str, Entry]) -> Flow:
-    """The same without outputs that are made with keys without a source."""
+    """Return SEEN without outputs that depend on keys without a source."""
     return seen.with_outputs([i for i, open_ in enumerate(_made_with(seen, entries)) if not open_])
 
 
 def _made_with(seen: Flow, entries: MappingOf[str, Entry]) -> list[bool]:
-    """For each output whether a key without a source is anywhere behind it."""
+    """Return, for each output, whether it depends on a key without a source."""
     open_ = behind_new_keys(seen, entries)
     return [any(open_[i] for i in behind) for behind in seen.behind]
 
 
 def behind_new_keys(seen: Flow, entries: MappingOf[str, Entry]) -> list[bool]:
-    """For each use of weights whether it is one of a key without a source, or behind one."""
+    """Return, for each use, whether it has, or depends on, a key without a source."""
     open_: list[bool] = []
     for use in seen.uses:
         open_.append(_is_left(use, entries) or any(open_[i] for i in use.before))
@@ -170,9 +170,10 @@ def _is_left(use: Use, entries: MappingOf[str, Entry]) -> bool:
 def compared_outputs(
     expected: Sequence[torch.Tensor], seen: Sequence[torch.Tensor], tolerance: float = _TOLERANCE
 ) -> tuple[int, bool, list[int]]:
-    """How many outputs can be compared; whether all of one side that can be are on the other; which of the model's are.
+    """Return how many outputs can be compared, whether all comparable ones of one side are equal, and which of the
+    model are.
 
-    Either side may give more: hidden states, or what is computed of several outputs.
+    Either side may have more outputs: hidden states, or values computed from several outputs.
     """
     alone = len(expected) == len(seen) == 1
     theirs = [i for i, a in enumerate(expected) if any(of_one_size(a, b, alone) for b in seen)]
@@ -183,7 +184,7 @@ def compared_outputs(
 
 
 def apart(expected: Sequence[torch.Tensor], seen: Sequence[torch.Tensor]) -> tuple[float, float] | None:
-    """The largest difference of outputs that can be compared, and the largest value there; None if none can."""
+    """Return the largest difference of comparable outputs and the largest value there; None if none can be compared."""
     worst: tuple[float, float] | None = None
     for a in expected:
         near: tuple[float, float] | None = None

@@ -1,9 +1,8 @@
-"""The last question before a pair counts as certain: would the swap with another pair fit as well?
+"""Ask about every pair whose swap with another pair would fit as well.
 
-Two pairs that look alike (equal shapes) and stand in one block can be exchanged without any shape telling. What tells
-is weighed here once more, for all of them together and by other means than those that made the pairs: names, soft
-words, and the orders of both sides, each as far as it can be believed in this block. Where nothing speaks for a pair
-against its swap, or something speaks for the swap, it is a guess with a rival, whatever evidence made it.
+Two pairs of look-alikes in one block can be swapped, and no shape shows it. Names, words and the orders of both sides
+are weighed here once more, each order only as far as it is reliable in this block. If nothing supports a pair against
+its swap, or something supports the swap, the pair gets a question with the other unit as its option.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from ..matching.units import Pair, Unit
 from ..questions import Question, Reason, ask
 from ..rules import Rule, Strength, in_order
 from . import elsewhere
-from .alike import MOST, across_blocks, by_block, in_doubt, look_alikes, out_of_place, strays
+from .alike import MOST, across_blocks, by_block, in_doubt, look_alikes, out_of_place
 from .belief import Belief
 from .company import crossed, in_company
 from .doubting import doubt_both, in_both_directions, left_over, settle, spread
@@ -28,11 +27,11 @@ from .swaps import Swaps
 
 
 class Weighing:
-    """Pairs that are being weighed against their swaps.
+    """The pairs to weigh against their swaps.
 
     Attributes:
-        matching: finished; its units get questions.
-        sequences: says which orders of the two sides are known.
+        matching: the finished matching, whose units get questions.
+        sequences: the orders that both sides have.
     """
 
     def __init__(self, matching: Matching, sequences: Sequences) -> None:
@@ -41,32 +40,27 @@ class Weighing:
 
     @property
     def pairs(self) -> list[Pair]:
-        """What is paired now."""
+        """Return the pairs as they are now."""
         return self.matching.pairs
 
     @property
     def swaps(self) -> Swaps:
-        """What is known of swaps, from the first rule on that asks."""
+        """Return the evidence about swaps, which is computed at the first call."""
         if self._swaps is None:
             self._swaps = Swaps(self.matching, self.sequences)
         return self._swaps
 
 
 def weigh(matching: Matching, sequences: Sequences) -> None:
-    """Ask about every pair that a swap with another fits as well, by the rules of the table below.
+    """Ask about every pair whose swap with another pair fits as well, by the rules of the table below.
 
     Args:
-        matching: finished; its units get questions.
-        sequences: says which orders of the two sides are known.
+        matching: the finished matching, whose units get questions.
+        sequences: the orders that both sides have.
     """
     weighing = Weighing(matching, sequences)
     for rule in WEIGHING:
         rule.run(weighing)
-
-
-def _ask_about_strays(weighing: Weighing) -> None:
-    for one, other in strays(weighing.pairs):
-        doubt_both(one, other, ask(Reason.IN_ANOTHER_BLOCK))
 
 
 def _ask_about_places(weighing: Weighing) -> None:
@@ -80,7 +74,7 @@ def _keep_together(weighing: Weighing) -> None:
 
 
 def _count_backwards(pairs: list[Pair]) -> None:
-    """Note of which lists around them the two sides count from opposite ends."""
+    """Note on each unit the lists around it that the two sides count from opposite ends."""
     turned = backwards(pairs)
     for pair in pairs:
         for side, unit in enumerate(pair):
@@ -129,7 +123,7 @@ def _in_question(found: Iterable[tuple[Pair, Pair, Question[Unit] | bool | None]
 
 
 def _certain(pairs: list[Pair], open_to: set[int]) -> list[Pair]:
-    """What nothing speaks against: who is in question vouches for nobody."""
+    """Return the pairs without a doubt whose target is not in OPEN_TO."""
     return [pair for pair in pairs if id(pair[0]) not in open_to and not pair[0].doubts]
 
 
@@ -195,14 +189,6 @@ WEIGHING: tuple[Rule[Callable[[Weighing], None]], ...] = in_order(
         "A question about orders was answered: no swap with another of its look would fit.",
         "Names, contents or neighbours exclude every swap, whatever the orders say.",
         lambda weighing: settle(weighing.matching, weighing.swaps),
-    ),
-    Rule(
-        "strays",
-        90,
-        "Its source is in another block than those of what is around it.",
-        "A block comes from one place.",
-        _ask_about_strays,
-        Strength.OPEN,
     ),
     Rule(
         "out of its module",

@@ -1,14 +1,14 @@
-"""Which pairs could be exchanged: all look-alikes of a block, and what speaks for a swap across blocks."""
+"""Find the pairs that could be swapped: look-alikes in one block, and in different blocks with evidence for it."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations
 
 from ..forms.branches import beside
 from ..matching.evidence import Kind
-from ..matching.places import Path, block_of, parts_around
+from ..matching.places import Path, block_of
 from ..matching.units import Pair, Unit, series
 from ..questions import Question, Reason, ask
 from .company import crossed, in_company
@@ -26,7 +26,7 @@ Swap = tuple[Pair, Pair, Question[Unit]]
 
 
 def by_block(pairs: Iterable[Pair]) -> dict[Path, list[Pair]]:
-    """The pairs of each block of the target."""
+    """Return the pairs of each block of the target."""
     blocks: dict[Path, list[Pair]] = defaultdict(list)
     for pair in pairs:
         blocks[block_of(pair[0].path)].append(pair)
@@ -34,7 +34,7 @@ def by_block(pairs: Iterable[Pair]) -> dict[Path, list[Pair]]:
 
 
 def by_look(pairs: Iterable[Pair]) -> dict[object, list[Pair]]:
-    """The pairs that look alike."""
+    """Return the pairs, grouped by their shapes."""
     alike: dict[object, list[Pair]] = defaultdict(list)
     for pair in pairs:
         alike[pair[0].colour].append(pair)
@@ -42,7 +42,7 @@ def by_look(pairs: Iterable[Pair]) -> dict[object, list[Pair]]:
 
 
 def look_alikes(pairs: Iterable[Pair]) -> Iterator[tuple[Pair, Pair]]:
-    """Couples of look-alikes."""
+    """Yield couples of look-alikes: all couples of a small group, neighbours in the orders of a large one."""
     for group in by_look(pairs).values():
         if len(group) <= _ALL_WITH_ALL:
             yield from combinations(group, 2)
@@ -55,7 +55,7 @@ def look_alikes(pairs: Iterable[Pair]) -> Iterator[tuple[Pair, Pair]]:
 
 
 def in_doubt(swaps: Swaps) -> set[int]:
-    """The `id` of the targets of pairs that are doubted, or that a swap in their block fits as well."""
+    """Return the `id` of the target of each pair that has a doubt, or whose swap inside its block fits as well."""
     found = {id(t) for t, _ in swaps.pairs if t.doubts}
     for pairs in by_block(swaps.pairs).values():
         for one, other in look_alikes(pairs):
@@ -65,12 +65,12 @@ def in_doubt(swaps: Swaps) -> set[int]:
 
 
 def across_blocks(swaps: Swaps) -> list[Swap]:
-    """Look-alikes of different blocks that names, company or their running beside each other put in question."""
+    """Return couples of look-alikes in different blocks whose names, neighbours or parallel branches support a swap."""
     return [*_by_names(swaps.pairs), *_by_company(swaps.pairs), *_by_branches(swaps)]
 
 
 def _by_names(pairs: list[Pair]) -> Iterator[Swap]:
-    """Look-alikes of which more than the numbers differs: a few of every kind."""
+    """Yield couples whose names, apart from numbers, fit better if swapped: a few couples for each kind of name."""
     for alike in _kinds(pairs).values():
         for ones, others in combinations(list(alike.values())[:_ALL_WITH_ALL], 2):
             one, other = ones[0], others[0]
@@ -80,7 +80,7 @@ def _by_names(pairs: list[Pair]) -> Iterator[Swap]:
 
 
 def _by_company(pairs: list[Pair]) -> Iterator[Swap]:
-    """Look-alike pairs in two blocks that would each fit their own block better if swapped."""
+    """Yield couples of look-alikes in two blocks that would each fit their own block better if swapped."""
     blocks = by_block(pairs)
     for alike in _kinds(pairs).values():
         for ones, others in combinations(list(alike.values())[:_ALL_WITH_ALL], 2):
@@ -103,7 +103,7 @@ def _by_company(pairs: list[Pair]) -> Iterator[Swap]:
 
 
 def _by_branches(swaps: Swaps) -> Iterator[Swap]:
-    """Look-alikes that run beside each other."""
+    """Yield couples of look-alikes in parallel branches."""
     for group in by_look(swaps.pairs).values():
         for one, other in combinations(group[:MOST], 2):
             apart = not _in_one_block(one, other) and beside(one[0], other[0])
@@ -116,40 +116,19 @@ def _in_one_block(one: Pair, other: Pair) -> bool:
 
 
 def _kinds(pairs: list[Pair]) -> dict[object, dict[object, list[Pair]]]:
-    """Look-alikes, by the lists that they are in on the two sides."""
+    """Return the look-alikes of each shape, grouped by the lists that hold them on the two sides."""
     kinds: dict[object, dict[object, list[Pair]]] = defaultdict(lambda: defaultdict(list))
     for pair in pairs:
         kinds[pair[0].colour][(series(pair[0]), series(pair[1]))].append(pair)
     return kinds
 
 
-def strays(pairs: list[Pair]) -> Iterator[tuple[Pair, Pair]]:
-    """Pairs whose source is in another block than those of most of the target's block, and who has it from there."""
-    members: tuple[dict[Path, list[Pair]], ...] = defaultdict(list), defaultdict(list)
-    for pair in pairs:
-        for side, unit in enumerate(pair):
-            for part in parts_around(unit.path):
-                members[side][part].append(pair)
-    owner = {s.path: (t, s) for t, s in pairs}
-    for part, held in members[1].items():
-        counts = Counter(own for t, _ in held for own in parts_around(t.path))
-        own = max((o for o, n in counts.items() if n > len(held) / 2), key=len, default=None)
-        if own is None or counts[own] <= len(members[0][own]) / 2:
-            continue
-        at = len(part)
-        for t, s in members[0][own]:
-            if s.path[: at - 1] == part[:-1] and s.path[at - 1] != part[-1] and s.path[at - 1].isdecimal():
-                around = [s2.path[:at] == s.path[:at] for t2, s2 in members[0][own] if t2.path[:-1] == t.path[:-1]]
-                if len(around) > 1 and sum(around) > len(around) / 2:
-                    continue  # the part of the block that it is in comes from there
-                rival = owner.get((*part, *s.path[at:]))
-                if rival is not None and rival[0].colour == t.colour:
-                    yield (t, s), rival
-
-
 def out_of_place(pairs: Sequence[Pair]) -> Iterator[tuple[Pair, Path]]:
-    """Pairs that cross between two modules, although both modules exist on both sides and everything else in them stays
-    in its own; each with its module of the target."""
+    """Yield the pairs that cross between two modules that exist on both sides, each with the module where it is
+    expected.
+
+    All other layers of both modules stay in their own module.
+    """
     held: tuple[dict[Path, list[int]], ...] = defaultdict(list), defaultdict(list)
     for at, pair in enumerate(pairs):
         for side, unit in enumerate(pair):

@@ -1,4 +1,4 @@
-"""The orders that both sides have, and how far each can be believed: all over a model, and in one of its blocks."""
+"""The orders that both sides have, and how reliable each is: in the whole model, and in one of its blocks."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _Place = Callable[[Unit], float | None]
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """An order that both sides have: for two pairs, whether it keeps them (1), turns them round (-1) or is silent."""
+    """An order that both sides have. `vote` tells whether two pairs keep it (1), reverse it (-1), or neither (0)."""
 
     name: str
     vote: Callable[[Pair, Pair], int]
 
 
 def orders_of(sequences: Sequences) -> list[Order]:
-    """The orders of two sides that can be checked against each other."""
+    """Return the orders that both sides have and that can be compared."""
     found: list[Order] = []
     both = sequences.traced and sequences.source_traced
     if both:
@@ -64,7 +64,7 @@ def _vote(of_target: _Place, of_source: _Place, one: Pair, other: Pair) -> int:
 
 
 def _counted(one: Pair, other: Pair) -> int:
-    """Whether the target uses two of a list in the order in which the source numbers them."""
+    """Vote whether the target runs two layers of a list in the order of the source's numbers: 1, -1 or 0 (unknown)."""
     t, t2, s, s2 = one[0], other[0], one[1], other[1]
     if t.used is None or t2.used is None or t.used == t2.used or s.numbers == s2.numbers or series(s) != series(s2):
         return 0
@@ -72,7 +72,7 @@ def _counted(one: Pair, other: Pair) -> int:
 
 
 def concordance(order: Order, pairs: Sequence[Pair], least: int = 0, otherwise: float = 1.0) -> float:
-    """The share of all couples of unlike pairs that lie in one order on both sides; OTHERWISE if less than LEAST."""
+    """Return the share of couples of unlike pairs with one order on both sides; OTHERWISE for fewer than LEAST."""
     step = max(len(pairs) // 60, 1)
     return _share(order, (both for both in combinations(pairs[::step], 2) if _telling(*both)), max(least, 1), otherwise)
 
@@ -87,12 +87,12 @@ def _share(order: Order, couples: Iterable[tuple[Pair, Pair]], least: int, other
 
 
 class Belief:
-    """How far each order can be believed in a block.
+    """Measures how reliable each order is in a block.
 
     Args:
-        pairs: what was matched.
-        orders: the orders.
-        overall: how far each can be believed all over the model.
+        pairs: the pairs so far.
+        orders: the orders to measure.
+        overall: how reliable each is in the whole model.
     """
 
     def __init__(self, pairs: Iterable[Pair], orders: Sequence[Order], overall: Mapping[str, float]) -> None:
@@ -104,9 +104,10 @@ class Belief:
         self._known: dict[tuple[Path, ...], dict[str, float]] = {}
 
     def about(self, one: Pair, other: Pair) -> dict[str, float]:
-        """The share of what is in the block of two pairs, but not in the two parts in question, that an order keeps.
+        """Return how reliable each order is in the block around two pairs: the share of the couples there that keep it.
 
-        That the layers of two parts lie as one part after the other says nothing about which of the parts is which.
+        Layers inside the two parts in question do not count: that a part lies as a whole before another says nothing
+        about which of the two it is.
         """
         at = nearness(one[0], other[0]) + 1
         parts = tuple(sorted((one[0].path[:at], other[0].path[:at])))
@@ -124,10 +125,11 @@ class Belief:
         return self._known[about]
 
     def _across(self, part: Path, other: Path) -> list[tuple[Pair, Pair]]:
-        """Some couples of two parts of these names (`blocks.{}.a` and `blocks.{}.b`) in different blocks.
+        """Return some couples of pairs in different blocks, one below PART and one below OTHER of its block
+        (`blocks.{}.a`).
 
-        They lie in one order where blocks follow each other on both sides, and in none where one side has a list of
-        blocks and the other a list for each part.
+        They are in one order if blocks follow one another on both sides, and in none if one side has a list of blocks
+        and the other a list for each part.
         """
         at = len(part)
         if at not in self._members:

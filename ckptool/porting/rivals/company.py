@@ -1,7 +1,7 @@
-"""Which of two pairs the certain pairs around them belong to: they stand nearer to the right one on both sides.
+"""Use the certain pairs near two pairs to decide between the pairs and their swap: neighbours agree on both sides.
 
-A batch norm stands in one module with a convolution whose shape no other has, is called after it, is counted with it,
-or is used directly after it. Where that holds on both sides, it tells the batch norm from another that looks alike.
+A batch norm is in one module with a convolution, has a similar name, has the same number, or runs directly after it. If
+that holds on both sides, it tells the batch norm from another of equal shape.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ ANCHORS = 12
 
 
 def crossed(one: Pair, other: Pair) -> tuple[Pair, Pair]:
-    """Two pairs with their sources exchanged."""
+    """Return two pairs with their sources exchanged."""
     return (one[0], other[1]), (other[0], one[1])
 
 
 def in_company(one: Pair, other: Pair, anchors: Iterable[Pair], least: int = 1) -> bool:
-    """Whether certain pairs stand nearer to the same one of two pairs on both sides, with few exceptions.
+    """Return whether certain pairs are nearer to the same one of two pairs on both sides, with few exceptions.
 
     Args:
-        anchors: what is certain.
-        least: so many have to say so: that one layer is used next to it and counted with it may be chance. A module
-            that both stand in counts twice.
+        anchors: certain pairs.
+        least: this many have to agree, because one neighbour with the same number may be chance. A module that holds
+            both counts twice.
     """
     with_us = against = vouching = 0
     near = min(nearness(one[0], other[0]), max(len(block_of(one[0].path)), 1))
@@ -67,7 +67,7 @@ def in_company(one: Pair, other: Pair, anchors: Iterable[Pair], least: int = 1) 
 
 
 def _kinship(one: Unit, other: Unit) -> int:
-    """How many telling words the names of two units have in common."""
+    """Return how many telling words the names of two units share."""
     return shared(_said(one.path), _said(other.path))
 
 
@@ -77,7 +77,7 @@ def _said(path: Path) -> frozenset[str]:
 
 
 def _in_line(one: Unit, other: Unit) -> bool:
-    """Whether two paths differ in one number only."""
+    """Return whether two paths differ in one number only."""
     return not _lines(one.path).isdisjoint(_lines(other.path))
 
 
@@ -87,10 +87,10 @@ def _lines(path: Path) -> frozenset[str]:
 
 
 def counted_alike(one: Unit, other: Unit) -> bool:
-    """Whether two stand at the same place of lists, as the layers of one block do where each kind has its list.
+    """Return whether two units have the same numbers in lists, as layers of one block have if each kind has its own
+    list.
 
-    Or have the same numbers, where one is a batch norm and the other a layer: `bn1` and `conv1`. That neither has a
-    number says nothing: a layer without one does not vouch for a norm without one.
+    A batch norm and a layer only need the same numbers: `bn1` and `conv1`. Without any number, the answer is no.
     """
     if bool(one.backwards) != bool(other.backwards):
         return False
@@ -100,12 +100,12 @@ def counted_alike(one: Unit, other: Unit) -> bool:
 
 
 def _next_to(one: Unit, other: Unit) -> bool:
-    """Whether one unit is used directly before or after another."""
+    """Return whether one unit runs directly before or after another."""
     return one.turn is not None and other.turn is not None and abs(one.turn - other.turn) == 1
 
 
 class Certain:
-    """Pairs without an open question, by the numbered blocks that they are in."""
+    """The pairs without an open question, grouped by the numbered blocks around them."""
 
     def __init__(self, pairs: Iterable[Pair]) -> None:
         self._held: dict[Path, list[Pair]] = defaultdict(list)
@@ -114,7 +114,9 @@ class Certain:
                 self._held[part].append(pair)
 
     def around(self, one: Pair, other: Pair) -> list[Pair]:
-        """Some certain pairs around each of two pairs, in the innermost numbered block that holds more than one."""
+        """Return some certain pairs around each of two pairs, from the innermost numbered block that holds more than
+        one.
+        """
         found: dict[int, Pair] = {}
         for t, _ in (one, other):
             parts = ((), *parts_around(t.path))

@@ -1,4 +1,4 @@
-"""Doubts that are added for a swap, taken back where all swaps are excluded, and shared by what belongs together."""
+"""Ask about pairs that may be swapped, answer questions if every swap is excluded, and spread doubts within a block."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from .swaps import Swaps
 
 
 def doubt_both(one: Pair, other: Pair, question: Question[Unit]) -> None:
-    """Doubt two pairs that may be swapped, each with the source of the other as its rival."""
+    """Ask QUESTION about both of two pairs that may be swapped, each with the source of the other as its option."""
     _doubt(one, other, question)
     _doubt(other, one, question)
 
 
 def _doubt(pair: Pair, other: Pair, question: Question[Unit]) -> None:
-    """Ask whether the source of a pair is that of another, which the sentence names unless it names one already."""
+    """Ask QUESTION about a pair. The option is the source of OTHER, and its path is added to the sentence."""
     target, rival = pair[0], other[1]
     named = (*question.named, ".".join(rival.path))
     for asked in target.doubts:
@@ -34,7 +34,7 @@ def _doubt(pair: Pair, other: Pair, question: Question[Unit]) -> None:
 
 
 def settle(matching: Matching, swaps: Swaps) -> None:
-    """Answer questions about orders where something better excludes every swap, or where there is nothing to swap."""
+    """Answer questions about orders if other evidence excludes every swap, or if there is no look-alike."""
     certain = Certain(pair for pair in matching.pairs if not pair[0].doubts)
 
     def in_better_company(one: Pair, other: Pair) -> bool:
@@ -56,7 +56,7 @@ def settle(matching: Matching, swaps: Swaps) -> None:
 
 
 def _answer(matching: Matching, topic: Topic, excluded: Callable[[Pair, Pair], bool]) -> None:
-    """Answer the questions of a topic about pairs of which every swap with a look-alike is excluded."""
+    """Answer the questions of TOPIC about each pair for which EXCLUDED excludes the swap with every look-alike."""
     others = Counter(unit.colour for unit in (*matching.free_targets, *matching.free_sources))
     others.update(unit.colour for cell in matching.undecided for side in cell for unit in side)
     alike = by_look(matching.pairs)
@@ -73,7 +73,7 @@ def _answer(matching: Matching, topic: Topic, excluded: Callable[[Pair, Pair], b
 
 
 def spread(pairs: list[Pair]) -> None:
-    """A doubt about most of a numbered part is one about all of it that has no equal name."""
+    """Spread a doubt of most units of a numbered block to the others, unless their names are equal on both sides."""
     parts: dict[Path, list[Unit]] = defaultdict(list)
     for t, _ in pairs:
         for part in parts_around(t.path):
@@ -88,7 +88,7 @@ def spread(pairs: list[Pair]) -> None:
 
 
 def in_both_directions(pairs: list[Pair]) -> None:
-    """What is in doubt about one direction of a recurrent layer is about the other."""
+    """Give both directions of a bidirectional layer the doubts of either."""
     found = {t.path: t for t, _ in pairs if "weight_ih" in t.pieces}
     for path, t in found.items():
         other = found.get(path[:-1]) if path[-1:] == ("reverse",) else None
@@ -104,13 +104,13 @@ _NO_SWAP = "no swap with another of its look would fit"
 
 
 def left_over(matching: Matching, swaps: Swaps) -> None:
-    """Doubt pairs in place of which something would fit as well that is left without a partner."""
+    """Ask about pairs if a unit without a partner would fit as well as one of the two."""
     _wanted_elsewhere(matching)
     _out_of_order(matching, swaps)
 
 
 def _wanted_elsewhere(matching: Matching) -> None:
-    """Doubt pairs whose source would go as well to a target that is left without one, in the same block."""
+    """Ask about pairs whose source would also fit a target without a partner in the same block."""
     free: dict[object, list[Unit]] = defaultdict(list)
     undecided = (unit for targets, _ in matching.undecided for unit in targets)
     for unit in (*matching.free_targets, *undecided):
@@ -134,7 +134,7 @@ _ANCHORS, _OUT, _IN = 100, 0.3, 0.05
 
 
 def _out_of_order(matching: Matching, swaps: Swaps) -> None:
-    """Doubt pairs that cross what is certain in an order of both sides, where one that is left over would not."""
+    """Ask about pairs that are out of order with the certain pairs, if a unit without a partner would be in order."""
     orders = [order for order in swaps.orders if swaps.overall[order.name] >= BELIEVED]
     left: tuple[dict[object, list[Unit]], ...] = (defaultdict(list), defaultdict(list))
     for side, units in enumerate((matching.free_targets, matching.free_sources)):

@@ -1,8 +1,8 @@
-"""What is certain in one block, and open in another: the same places of both go to the same places.
+"""Use a block without doubts for a block with doubts: equal places of two blocks go to equal places of their sources.
 
-A block without a shortcut has nothing that its two layers of one shape could be confused with; in the block beside it
-the shortcut has that shape, too. What `classes` does where two blocks hold the same, before any order counts, is done
-here for blocks of one name, when all that can be told of each is told.
+In a block without a shortcut, a layer may be the only one of its shape; in the next block the shortcut has that shape,
+too. `classes` compares blocks of equal shapes before any order counts. Here blocks with one name are compared, when all
+other evidence has been used.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ _Kinds = tuple[Path, Path]
 
 
 def settle(pairs: list[Pair], doubtful: Collection[int]) -> None:
-    """Exchange the sources of doubtful pairs that go elsewhere in other blocks, and mark those that others confirm.
+    """Exchange the sources of doubtful pairs that go elsewhere in other blocks, and mark those that other blocks
+    confirm.
 
     Args:
         pairs: (target, source), changed in place.
-        doubtful: the `id` of the targets of those of which it is open whether a swap fits as well.
+        doubtful: the `id` of each target whose pair may be swapped.
     """
     blocks: dict[Path, list[int]] = defaultdict(list)
     for at, (t, _) in enumerate(pairs):
@@ -72,7 +73,7 @@ def _settle_block(
 
 
 def _block_around(paths: Sequence[Path]) -> Path:
-    """The innermost numbered module around all of some units, or nothing."""
+    """Return the path of the innermost numbered module around all units, or an empty path."""
     shared = around(paths)
     counted = (at for at in range(len(shared), 0, -1) if _is_counted(shared[at - 1]))
     return shared[: next(counted, 0)]

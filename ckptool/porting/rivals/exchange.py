@@ -1,4 +1,4 @@
-"""Pairs that are made, and made anew, by all that is known together."""
+"""Pair the units that nothing told apart, and swap pairs as long as all evidence together supports it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .swaps import Swaps
 
 
 def take_up(matching: Matching) -> None:
-    """Pair what nothing could separate, for the time being and in doubt, so that it is weighed with all else."""
+    """Pair the units that nothing told apart. These pairs get a doubt, so that later rules can swap them."""
     left = []
     for targets, sources in matching.undecided:
         if len(targets) != len(sources) or len(targets) > MOST:
@@ -39,13 +39,13 @@ def take_up(matching: Matching) -> None:
 
 
 def _fitness(t: Unit, s: Unit, around: list[Pair]) -> float:
-    """How well a source fits by its name, and by standing where the sources of those around its target stand."""
+    """Return how well a source fits a target: by its name, and by how near it is to the sources of the pairs AROUND."""
     beside = sum(nearness(s, other) for _, other in around)
     return similarity(t, s) + beside / max(len(around), 1)
 
 
 def rearrange(swaps: Swaps) -> None:
-    """Exchange the sources of two pairs as long as all that is known together speaks for it."""
+    """Swap the sources of two pairs as long as all evidence together supports it."""
     pairs = swaps.pairs
     certain = Certain(pair for pair in pairs if all(doubt.of_parts for doubt in pair[0].doubts))
     places = {id(t): at for at, (t, _) in enumerate(pairs)}
@@ -78,8 +78,10 @@ def rearrange(swaps: Swaps) -> None:
 
 
 def keep_together(pairs: list[Pair]) -> None:
-    """Fill the members of one tensor of the target from one layer of the source: `members.0.fc.2` of all of them, where
-    most come from that one."""
+    """Take all members of one fused tensor of the target from one layer of the source, if most come from it.
+
+    Members are `members.0.fc.2`, `members.1.fc.2` and so on. PAIRS is changed in place.
+    """
     held: dict[str, list[int]] = defaultdict(list)
     for at, (t, _) in enumerate(pairs):
         held[t.main.entry.key].append(at)
@@ -106,7 +108,10 @@ _SEVERAL = 3
 
 
 def _in_question(one: Pair, other: Pair, swaps: Swaps) -> bool:
-    """Whether two pairs of blocks of one name may be exchanged at all: one is in doubt, or nothing excludes it."""
+    """Return whether two pairs in blocks of one name may be swapped: one has a doubt, or the swap fits as well.
+
+    Not if the file states that the two sources belong to different kinds of layers.
+    """
     if without_digits(block_of(one[0].path)) != without_digits(block_of(other[0].path)):
         return False
     if _stated_apart(one[1], other[1]):
@@ -115,14 +120,14 @@ def _in_question(one: Pair, other: Pair, swaps: Swaps) -> bool:
 
 
 def _stated_apart(one: Unit, other: Unit) -> bool:
-    """Whether the file says that two sources are of different layers, as an attention and a dense one are."""
+    """Return whether the file states two kinds of layers for two sources, such as attention and dense."""
     stated = [unit.main.entry.stated for unit in (one, other)]
     layers = {role.layer for role in stated if role is not None and role.layer}
     return len(layers) > 1
 
 
 def _balance(one: Pair, other: Pair, swaps: Swaps, around: list[Pair]) -> float:
-    """How much more speaks for two pairs than for their swap; below zero, the swap is better."""
+    """Return a score for two pairs against their swap. Below zero, the swap is better."""
     swap = crossed(one, other)
     if swaps.contents.fit_only_so(one, other):
         return 10.0

@@ -1,4 +1,4 @@
-"""Compare what modules hold: where only one of two pairings has equal contents, no order is needed."""
+"""Compare the contents of modules: if only one of two pairings has equal contents, no order is needed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Contents:
     """Counts the units of each shape in every module of both sides.
 
     Args:
-        matching: what was matched, and what was not.
+        matching: the pairs, and the units without a partner.
     """
 
     def __init__(self, matching: Matching) -> None:
@@ -24,13 +24,14 @@ class Contents:
         self._held = _held(targets), _held(sources)
 
     def of_target(self, path: Path) -> Hashable:
-        """What a module of the target holds."""
+        """Return the contents of the module PATH of the target: the number of units of each shape."""
         return frozenset(self._held[0][path].items())
 
     def fit_only_so(self, one: Pair, other: Pair) -> bool:
-        """Whether the modules around two pairs have the content of their own sources, and not that of the swapped ones.
+        """Return whether modules around two pairs have the contents of their sources, and not of the swapped sources.
 
-        The modules that hold one and not the other; or else the units themselves; or else the lists that they are in.
+        This compares the outermost modules that hold only one of the two; else the tensors of the units; else their
+        lists.
         """
         apart = [nearness(one[side], other[side]) + 1 for side in (0, 1)]
         held = [[unit.path[:at] for at, unit in zip(apart, pair, strict=True)] for pair in (one, other)]
@@ -56,7 +57,7 @@ def _held(units: Iterable[Unit]) -> dict[Path, Counter[Hashable]]:
 
 
 def _list(path: Path) -> Path:
-    """A path without the number in its last component."""
+    """Return PATH with `{}` for the number at the end of its last component."""
     last = path[-1] if path else ""
     return (*path[:-1], "{}" + "".join(c for c in last if not c.isdecimal())) if last[-1:].isdecimal() else path
 

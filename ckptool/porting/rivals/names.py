@@ -1,4 +1,4 @@
-"""What names and numbers say about two pairs, and about their swap."""
+"""What names and numbers say about two pairs and their swap."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Said = Literal["sure", "for", "against", "nothing"]
 
 
 def by_names(one: Pair, other: Pair, *, soft: bool = True) -> Said:
-    """What the names say about two pairs and their swap.
+    """Return what the names say about two pairs: "sure", "for", "nothing", or "against" if they support the swap.
 
     Args:
-        soft: words that do not exclude each other count, too.
+        soft: whether words that do not exclude each other count, too.
     """
     if one[0].told_by(Kind.NAME) and other[0].told_by(Kind.NAME):
         return "sure"
@@ -52,7 +52,7 @@ def by_names(one: Pair, other: Pair, *, soft: bool = True) -> Said:
 
 
 def _parts_of_one(one: Pair, other: Pair) -> bool:
-    """Whether two pairs are parts of what one tensor holds, by names that say so: orders inside of it are our own."""
+    """Return whether two pairs are parts of one fused tensor, and their names say which part on both sides."""
     (t, s), (t2, s2) = one, other
     if t.main.entry.key != t2.main.entry.key and s.main.entry.key != s2.main.entry.key:
         return False
@@ -61,10 +61,10 @@ def _parts_of_one(one: Pair, other: Pair) -> bool:
 
 
 def held_so(one: Pair, other: Pair) -> bool:
-    """Whether both sides hold the same tensors in each of two pairs, and others in the one than in the other: a layer
-    with a bias does not become one without.
+    """Return whether both sides hold the same tensors in each pair, and different tensors in the two pairs.
 
-    Of two that are added, any may hold the bias: what one gives has to flow into the other.
+    A layer with a bias does not become one without. This counts only if the output of one layer flows into the other:
+    of two layers whose outputs are added, either may hold the bias.
     """
     (t, s), (t2, s2) = one, other
     if not (flows_into(t, t2) or flows_into(t2, t)):
@@ -73,30 +73,32 @@ def held_so(one: Pair, other: Pair) -> bool:
 
 
 def _agreed(t: Unit, s: Unit) -> int:
-    """In how many groups of words that exclude each other both names say the same."""
+    """Return in how many groups of exclusive words (encoder or decoder) both names have the same word."""
     return len(labels(t.words, hard=True).items() & labels(s.words, hard=True).items())
 
 
 def soft_words(t: Unit, s: Unit) -> int:
-    """In how many groups of words that do not exclude each other both names say the same, less those of other words."""
+    """Return in how many groups of other words both names agree, minus the groups in which they disagree."""
     own, theirs = labels(t.words, hard=False), labels(s.words, hard=False)
     return sum(1 if own[group] == theirs[group] else -1 for group in own.keys() & theirs.keys())
 
 
 def own_words(a: Unit, b: Unit, not_a: Unit, not_b: Unit) -> int:
-    """How many words A and B have in common that tell them from the others."""
+    """Return how many words A and B share that NOT_A and NOT_B do not have."""
     own = telling_words(a.path) - telling_words(not_a.path)
     return shared(own, telling_words(b.path) - telling_words(not_b.path))
 
 
 def _counted_out(t: Unit, s: Unit) -> bool:
-    """Whether one name says in a word which of its kind it is, and the other has that number: `second_bn` and `bn2`."""
+    """Return whether one name has a word for its number, and the other has that number: `second_bn` and `bn2`."""
     (own, spelt), (theirs, spelt_there) = _which(t), _which(s)
     return own is not None and own == theirs and (spelt or spelt_there)
 
 
 def _which(unit: Unit) -> tuple[int | None, bool]:
-    """Which of its kind a unit is by the last of its names, counted from one, and whether a word says so."""
+    """Return the number of a unit among its kind by the end of its name, from one on, and whether it is written as a
+    word.
+    """
     name = unit.words[-len(words_of(unit.path[-1:])) :]
     said = next((word for word in reversed(name) if word.isdecimal() or word in table().ordinals), None)
     if said is None:
@@ -105,14 +107,14 @@ def _which(unit: Unit) -> tuple[int | None, bool]:
 
 
 def by_convention(one: Pair, other: Pair) -> bool:
-    """Whether one side calls them gate and up, which stand side by side, and the other does not say which is which."""
+    """Return whether one side names the two layers gate and up, and the other does not say which is which."""
     own, theirs = ({label_of(one[side], "neck"), label_of(other[side], "neck")} for side in (0, 1))
     both = {"gate", "up"}
     return (own == both) != (theirs == both)
 
 
 def by_numbers(one: Pair, other: Pair) -> int:
-    """Whether both sides number the two, each in one series: in the same direction (1), in others (-1), or not (0)."""
+    """Return 1 if both sides number two pairs, each in one list, in the same direction; -1 if not; else 0."""
     t, t2, s, s2 = one[0], other[0], one[1], other[1]
     if series(t) != series(t2) or series(s) != series(s2):
         return 0
@@ -128,19 +130,19 @@ def by_numbers(one: Pair, other: Pair) -> int:
 
 
 def step(one: Unit, other: Unit) -> int:
-    """How far apart two numbers in the paths of a list are."""
+    """Return the difference of the first numbers in which two paths of one list differ."""
     return next((b - a for a, b in zip(one.numbers, other.numbers, strict=False) if a != b), 0)
 
 
 def in_equal_places(one: Pair, other: Pair) -> bool:
-    """Whether both pairs have the same place in lists on their two sides, and would not if they were swapped."""
+    """Return whether each pair has equal numbers in lists on both sides, and would not have them if swapped."""
     places = [[list_places(unit) for unit in pair] for pair in (one, other)]
     same = all(t == s for t, s in places) and not any(unit.backwards for unit in (one[0], other[0]))
     return same and places[0] != places[1]
 
 
 def list_places(unit: Unit) -> tuple[str, ...]:
-    """The places of a unit in the lists that it is in."""
+    """Return the numbers of a unit in the lists around it."""
     return _decimals(unit.path)
 
 

@@ -1,4 +1,4 @@
-"""Whether the swap of two pairs would fit as well: names, numbers and orders, weighed for one couple at a time."""
+"""Decide whether the swap of two pairs would fit as well, by names, numbers and orders."""
 
 from __future__ import annotations
 
@@ -23,17 +23,16 @@ _Row = tuple[str, ...]
 
 
 class Swaps:
-    """What is known of a model, asked about two of its pairs and their swap.
+    """Answers whether two pairs of a model may be swapped.
 
     Args:
-        matching: what was matched.
-        sequences: says which orders of the two sides are known.
-
+        matching: the pairs, and the units without a partner.
+        sequences: the orders that both sides have.
     Attributes:
-        pairs: what was matched, as it is now.
-        orders: the orders of both sides.
-        overall: how far each can be believed all over the model.
-        contents: what the parts of both sides hold.
+        pairs: the pairs as they are now.
+        orders: the orders that both sides have.
+        overall: how reliable each order is in the whole model.
+        contents: the contents of the modules of both sides.
     """
 
     def __init__(self, matching: Matching, sequences: Sequences) -> None:
@@ -48,15 +47,16 @@ class Swaps:
         self.see_branches()
 
     def see_branches(self) -> None:
-        """Look anew at what branches show about orders, now that other pairs were made."""
+        """Update the evidence of parallel branches about the orders, after pairs have changed."""
         votes = {order.name: order.vote for order in self.orders}
         self._branches = Branches(self.pairs, self.contents.of_target, votes)
 
     def reason(self, one: Pair, other: Pair, belief: Mapping[str, float] | None = None) -> Said:
-        """Why the swap of two pairs cannot be excluded; False where only an order excludes it, else None.
+        """Return the doubt if two pairs may be swapped, False if only an order excludes the swap, None if names or
+        places do.
 
         Args:
-            belief: how far each order can be believed about them; as all over the model if None.
+            belief: how reliable each order is for these two pairs; as in the whole model if None.
         """
         belief = self.overall if belief is None else belief
         found = self.reason_in_row(one, other, belief)
@@ -67,7 +67,7 @@ class Swaps:
         return found
 
     def reason_in_row(self, one: Pair, other: Pair, belief: Mapping[str, float] | None = None) -> Said:
-        """The same for what does not run beside each other, or as if it did not."""
+        """Return the same as `reason`, without a doubt because of parallel branches."""
         named = by_names(one, other)
         if named == "sure":
             return None
@@ -100,8 +100,11 @@ class Swaps:
         return False
 
     def _counts_through(self, one: Pair, other: Pair) -> bool:
-        """Whether the source counts in one list what the model has in several, one after the other: `l1` to `l6` of two
-        towers of three layers. The layers of a tower have to differ, so that no other way of counting fits."""
+        """Return whether the source has one list for several lists of the model, one after the other.
+
+        For example, `l1` to `l6` for two towers of three layers. The layers of a tower have to differ, so that no other
+        way of counting fits.
+        """
         both = series(one[0]), series(one[1])
         if both != (series(other[0]), series(other[1])):
             return False
@@ -125,6 +128,6 @@ class Swaps:
         return {o.name: vote for o in self.orders if belief[o.name] >= BELIEVED and (vote := o.vote(one, other))}
 
     def excluded(self, one: Pair, other: Pair) -> bool:
-        """Whether names, numbers or an order that is kept all over the model exclude the swap of two pairs."""
+        """Return whether names, numbers or an order that the whole model keeps exclude the swap of two pairs."""
         reason = self.reason(one, other)
         return reason is None or (reason is False and 1 in self._believed(one, other, self.overall).values())

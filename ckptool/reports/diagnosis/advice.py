@@ -12,8 +12,8 @@ from ...disk.files import StrPath
 from ...disk.paths import beside, shell_path, shell_quote
 from ...errors import CheckpointError
 from ...formats import open as open_checkpoint
+from ...keys.known_buffers import COMPUTED
 from ...passes import recipes
-from ...passes.buffers import NAMES
 from .cures import key_options, steps_of
 from .doctor import doctor
 from .finding import Diagnosis, Finding
@@ -162,7 +162,7 @@ def _named_as(weights: StateDict, asked: list[str]) -> list[str] | None:
     chosen = by_names(list(weights), list(dict.fromkeys([*asked, *counters]))) or by_names(list(weights), asked)
     if chosen is not None:
         return chosen
-    kept = [key for key in asked if key in weights or key.rpartition(".")[2] not in NAMES]
+    kept = [key for key in asked if key in weights or key.rpartition(".")[2] not in COMPUTED]
     chosen = by_names(list(weights), kept) if len(kept) < len(asked) else None
     if chosen is None:
         return None

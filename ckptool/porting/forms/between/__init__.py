@@ -1,1 +1,1 @@
-"""From another framework to torch: what the readers of its files state of their tensors decides before names do."""
+"""Bring tensors of other frameworks into torch's form, as their files state it, before names count."""

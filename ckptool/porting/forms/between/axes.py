@@ -1,4 +1,4 @@
-"""The layouts of torch for tensors of other frameworks, by the letters that their files state (`Role.axes`)."""
+"""Bring tensors of other frameworks into torch's layout, by the letters of their axes (`Role.axes`)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _MIRRORED = frozenset({"flax", "orbax", "numpy"})
 
 
 class Way(NamedTuple):
-    """How a tensor is brought into torch's layout.
+    """How to bring a tensor into torch's layout.
 
     Attributes:
-        axes: the letters of the tensor as it is.
-        order: the letters in torch's order, once each.
-        mirrored: whether its height, width and depth go the other way round.
+        axes: the letters of the tensor's axes.
+        order: the letters in torch's order, each once.
+        mirrored: whether height, width and depth are reversed.
     """
 
     axes: str
@@ -28,12 +28,12 @@ class Way(NamedTuple):
     mirrored: bool = False
 
     def shape(self, shape: Shape) -> Shape:
-        """The sizes that come out."""
+        """Return the sizes in torch's layout."""
         sizes = [prod(n for n, axis in zip(shape, self.axes, strict=True) if axis == letter) for letter in self.order]
         return (sizes[0] * sizes[1], 1, *sizes[2:]) if "M" in self.order else tuple(sizes)
 
     def apply(self, e: Expr, shape: Shape) -> Expr:
-        """The expression that makes it: first what is divided becomes one, where it stands together."""
+        """Return the expression that makes the tensor: it merges axes of one letter, then permutes."""
         axes, sizes = "", list[int]()
         for letter, n in zip(self.axes, shape, strict=True):
             if axes.endswith(letter):
@@ -50,16 +50,15 @@ class Way(NamedTuple):
 
 
 def is_transposed_layer(role: Role) -> bool:
-    """Whether the layer is a transposed convolution, by its class or by the order of its axes, which no other has."""
+    """Return whether the layer is a transposed convolution, by its class or by the order of its axes."""
     name = role.layer.lower()
     return "transpose" in name or "backprop" in name or (role.axes.endswith("OI") and role.axes[0] in _SPACE)
 
 
 def ways(role: Role, framework: str, rank: int) -> list[Way]:
-    """The ways in which a tensor of RANK dimensions may be brought into torch's layout, the likeliest first.
+    """Return the ways to bring a tensor of RANK dimensions into torch's layout, the likeliest first.
 
-    There are two for a kernel of which the file does not say whether it is that of a transposed convolution, and none
-    where it says nothing of axes.
+    There are two for a kernel that may be a transposed convolution, and none if the file does not state the axes.
     """
     axes = role.axes
     if len(axes) != rank or rank < 2 or not set(axes) <= set("IOMVN" + _SPACE):
@@ -80,7 +79,7 @@ def ways(role: Role, framework: str, rank: int) -> list[Way]:
 
 
 def is_foreign(role: Role) -> bool:
-    """Whether a file says of a tensor that it is not in torch's layout, whatever its sizes are."""
+    """Return whether a file states that a tensor is not in torch's layout, whatever its sizes are."""
     if not role.axes:
         return False
     space = "".join(letter for letter in _SPACE if letter in role.axes)

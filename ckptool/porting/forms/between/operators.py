@@ -1,4 +1,4 @@
-"""Layers of graphs: weights that one operator takes, whatever they are called (ONNX, TFLite)."""
+"""Name the weights of graph operators (ONNX, TFLite) as layers, whatever their names are."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def _role(piece: Piece) -> Role:
 
 
 def join_operators(source: Canon) -> None:
-    """Put what operators take under one name each: the bias of a Conv beside its kernel, the four of a batch norm.
+    """Give the weights of one operator one path: the bias of a Conv with its kernel, the four tensors of a batch norm.
 
-    Names that say so already stay. Where several fit, they are taken in the order of the file, which is a question.
+    Names that already say so stay. If several operators fit, the order of the file counts, with a question.
     """
     of_graph: dict[str, list[Piece]] = defaultdict(list)
     if source.signature.framework in _GRAPHS:  # whole numbers that no operator takes as weights are sizes and axes
@@ -73,7 +73,7 @@ def _outputs(piece: Piece) -> int:
 
 
 def _join_cells(source: Canon, pieces: Sequence[Piece], have: tuple[str, ...], want: tuple[str, ...]) -> None:
-    """Weights [directions, gates * width, …] of recurrent operators as those that torch has for each direction."""
+    """Split weights [directions, gates * width, …] of recurrent operators into torch's weights for each direction."""
     parts = {name: [p for p in pieces if _role(p).part == name] for name in ("kernel", "recurrent_kernel", "bias")}
     inputs, states, biases = parts.values()
     if len(inputs) != len(states) or len(biases) not in (0, len(inputs)):
@@ -122,7 +122,7 @@ def _gates(
 
 
 def _lost(*parts: Expr) -> Expr:
-    """The way back, which only a target would need."""
+    """Return the first part. Only a target would need this inverse."""
     return parts[0]
 
 

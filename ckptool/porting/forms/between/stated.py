@@ -1,4 +1,4 @@
-"""Tensors of other frameworks in torch's layout and under torch's names for parts, as their files state them."""
+"""Bring tensors of other frameworks into torch's layout and under torch's roles, as their files state it."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _PARTS = {
 
 
 def take_what_is_stated(source: Canon, target: Canon) -> None:
-    """Name and turn every tensor of which the file says what it is in the framework that wrote it.
+    """Name and transpose every tensor whose role the file states, in the terms of its framework.
 
-    What an operator or a class says is taken as it is. What only a name says has to fit the sizes of the model, and is
-    a question where they fit as well without it.
+    A statement by an operator or a class is certain. A statement by a name has to fit the sizes of the model, and is a
+    question if the tensor also fits without it.
     """
     # what has a number in place of a name has a step of its own
     pieces = [p for p in source.pieces.values() if p.entry.stated is not None and not is_numbered(p)]
@@ -51,7 +51,7 @@ def take_what_is_stated(source: Canon, target: Canon) -> None:
 
 
 def _word_outputs(source: Canon) -> None:
-    """Add the words for the output of an attention to what is stated to be it, whatever the code calls it."""
+    """Add the words for the output of an attention to pieces that the file states to be it."""
     found = {
         piece.path
         for piece in source.pieces.values()
@@ -71,7 +71,7 @@ def _part(piece: Piece) -> str:
 
 
 class _Wanted:
-    """The sizes of what the model holds: of transposed convolutions, of convolutions, and of everything."""
+    """The sizes of the model's transposed convolutions, of its convolutions, and of all its tensors."""
 
     def __init__(self, target: Canon) -> None:
         self.all = {piece.shape for piece in target.pieces.values()} | {
@@ -87,7 +87,9 @@ class _Wanted:
         }
 
     def fits(self, way: Way, shape: Shape) -> bool:
-        """Whether a layer of the model wants what comes out; a transposed convolution does not want a plain one's."""
+        """Return whether a layer of the model has the resulting sizes; transposed and plain convolutions are told
+        apart.
+        """
         made = way.shape(shape)
         if len(made) < 3:
             return made in self.all
@@ -95,9 +97,9 @@ class _Wanted:
 
 
 def _names_hold(source: Canon, pieces: Sequence[Piece], wanted: _Wanted) -> bool | None:
-    """Whether kernels of which only a name says how they are laid out are so by their sizes; None if these say nothing.
+    """Return whether kernels whose layout only a name states have it by their sizes; None if the sizes do not show it.
 
-    A file of MLX may hold kernels that were taken over from torch as they were.
+    A file of MLX may hold kernels in torch's layout.
     """
     votes: Counter[bool] = Counter()
     for piece in pieces:
@@ -113,7 +115,7 @@ def _ways(source: Canon, piece: Piece) -> list[Way]:
 
 
 def _named(source: Canon, piece: Piece) -> Piece:
-    """The piece under torch's name for its part; what a layer holds alone is known for what it is, too."""
+    """Return the piece with torch's role for its part. A tensor that is alone in a layer gets the path of the layer."""
     role = _PARTS.get(_part(piece), piece.role)
     alone = len(piece.path) > 1 and piece.last == piece.leaf and cut(piece.leaf) in table().leaves
     path = piece.path[:-1] if alone and _part(piece) in _PARTS else piece.path

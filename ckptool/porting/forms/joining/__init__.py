@@ -1,8 +1,8 @@
-"""Several tensors of one list or one family of names on one side, which are one tensor on the other.
+"""Join several tensors of one side that are one tensor on the other side.
 
-One mechanism for heads, paths and experts with a module each, tables of several fields in one, and stacked weights:
-what stands apart is joined along a dimension, where the other side has as many tensors more of the joined
-sizes as it has fewer of the parts. The order of a numbered list is kept; that of names is a question.
+This covers heads, paths and experts with a module each, tables of several fields in one, and stacked weights. Tensors
+are joined along a dimension if the other side has as many more tensors of the joined sizes as it has fewer of the
+parts. A numbered list keeps its order; the order of names is a question.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .spelled_out import count_spelled, line_up, turn_spelled
 
 
 def join_parts(one: Canon, other: Canon) -> None:
-    """Join what stands apart on one side, where the other side has it in one tensor."""
+    """Join tensors of one side that are one tensor on the other side."""
     turn_spelled(one, other)
     line_up(one, other)
     count_spelled(one, other)

@@ -1,6 +1,6 @@
-"""Families of names: what stands beside each other in one module and is one tensor on the other side.
+"""Families: tensors of one module whose names belong together and that are one tensor on the other side.
 
-The order of the parts is a question, unless their names count or the name of the whole spells it.
+The order of the parts is a question, unless their names count or the name of the joined tensor spells it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LETTERS = "abcdefgh"
 
 
 def siblings(one: Canon, other: Canon) -> dict[_Path, list[Piece]]:
-    """Weights of one side whose names the other side does not have, by the module that they stand in."""
+    """Return, for each module of one side, its weights whose names the other side does not have."""
     siblings: dict[_Path, list[Piece]] = defaultdict(list)
     labelled = {(label, p.shape) for p in other.pieces.values() if (label := part_label(p.path)) and len(p.shape) > 1}
     there = namesakes(one, other)
@@ -42,7 +42,7 @@ def siblings(one: Canon, other: Canon) -> dict[_Path, list[Piece]]:
 
 
 def _of_fewer_heads(piece: Piece, labelled: set[tuple[str, Shape]]) -> bool:
-    """Whether a piece may be keys or values of fewer heads than the other side has; then it is not joined."""
+    """Return whether a piece may be keys or values with fewer heads than on the other side; it is then not joined."""
     which = part_label(piece.path)
     return which in ("k", "v") and any(
         label == which
@@ -54,7 +54,7 @@ def _of_fewer_heads(piece: Piece, labelled: set[tuple[str, Shape]]) -> bool:
 
 
 def join_families(one: Canon, other: Canon) -> bool:
-    """Join siblings. Returns whether any were."""
+    """Join families. Return whether any were joined."""
     sizes = Sizes(one, other)
     plans: list[tuple[_Path, Family, Join]] = []
     taken: set[Name] = set()
@@ -92,19 +92,21 @@ def join_families(one: Canon, other: Canon) -> bool:
 
 
 def _join_in_order(join: Join, family: Family, parts: Sequence[Piece]) -> Join:
-    """The join of a family, with its sizes in the order of PARTS."""
+    """Return JOIN with its sizes in the order of PARTS."""
     sizes = {part.name: size for part, size in zip(family.parts, join.sizes, strict=True)}
     return replace(join, sizes=tuple(sizes[part.name] for part in parts))
 
 
 def spelled_parts(parts: Sequence[Piece], wholes: set[str]) -> tuple[Piece, ...] | None:
-    """The parts in the order in which the name of the whole spells them."""
+    """Return the parts in the order in which the name of the joined tensor spells them, or None."""
     order = spelled([part.last for part in parts], wholes)
     return None if order is None else tuple(parts[at] for at in order)
 
 
 def _by_gate(parts: Sequence[Piece], wholes: Sequence[Piece]) -> tuple[Piece, ...] | None:
-    """Gate and value, in the order in which the forward pass cuts them from the whole; None if that was not seen."""
+    """Return gate and value in the order in which the forward pass splits the joined tensor; None if that is
+    not known.
+    """
     halves = {None if piece.entry.facts.gate is None else piece.entry.facts.gate.half for piece in wholes}
     gates = [part for part in parts if part_label(part.path) == "gate" or {"gate", "gates"} & set(cut(part.last))]
     if len(parts) != 2 or len(gates) != 1 or len(halves) != 1 or halves == {None}:
@@ -113,7 +115,9 @@ def _by_gate(parts: Sequence[Piece], wholes: Sequence[Piece]) -> tuple[Piece, ..
 
 
 def _by_cuts(family: Family, join: Join, other: Canon) -> tuple[Piece, ...] | None:
-    """Parts of different sizes, in the only order in which the model's code cuts a tensor into them."""
+    """Return parts of different sizes in the only order in which the model's code splits a tensor into such parts, or
+    None.
+    """
     if join.dim != 0 or len(set(join.sizes)) < len(join.sizes) or not other.is_target:
         return None
     told = {sizes for sizes in other.signature.cuts if sorted(sizes) == sorted(join.sizes)}
@@ -124,14 +128,14 @@ def _by_cuts(family: Family, join: Join, other: Canon) -> tuple[Piece, ...] | No
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Parts of one thing by their names.
+    """Tensors whose names say that they are parts of one tensor.
 
     Attributes:
-        parts: them, in order.
-        stem: what their names have in common.
-        numbered: whether names say the order.
-        turns: whether they may take turns.
-        doubt: about how they stand, or None.
+        parts: the parts, in order.
+        stem: the common part of their names.
+        numbered: whether the names give the order.
+        turns: whether the parts may be interleaved.
+        by_heads: whether the parts may be stored head by head.
     """
 
     parts: tuple[Piece, ...]
@@ -142,7 +146,9 @@ class Family:
 
 
 def families(pieces: list[Piece], sizes: Sizes) -> list[Family]:
-    """Groups of siblings that may be parts of one tensor; numbered names first, then those of a table, then all."""
+    """Return groups of tensors that may be parts of one tensor: numbered names first, then names of a table,
+    then all.
+    """
     pieces = sorted((p for p in pieces if sizes.wanted(p.shape) < 0), key=lambda p: p.order)
     listed = sorted((p for p in pieces if p.last.isdecimal()), key=lambda p: int(p.last))
     pieces = [p for p in pieces if not p.last.isdecimal()]
@@ -185,7 +191,7 @@ def families(pieces: list[Piece], sizes: Sizes) -> list[Family]:
 
 
 def _of_one_word(group: Sequence[Piece]) -> list[Family]:
-    """Some of a group whose names have a word in common that those of the others do not have."""
+    """Return parts of a group whose names share a word that the names of the others do not have."""
     having: dict[str, list[Piece]] = defaultdict(list)
     for piece in group:
         for word in {*cut(piece.last)}:
@@ -194,7 +200,9 @@ def _of_one_word(group: Sequence[Piece]) -> list[Family]:
 
 
 def _of_one_stem(pieces: list[Piece]) -> list[Family]:
-    """Three parts or more of equal sizes whose names differ in their last word: `mix_r`, `mix_k`, `mix_v`."""
+    """Return groups of three or more parts of equal sizes whose names differ in the last word: `mix_r`, `mix_k`,
+    `mix_v`.
+    """
     groups: dict[tuple[_Path, Shape], list[Piece]] = defaultdict(list)
     for piece in pieces:
         words = cut(piece.last)
@@ -204,14 +212,14 @@ def _of_one_stem(pieces: list[Piece]) -> list[Family]:
 
 
 def _of_gates(pieces: list[Piece]) -> list[Family]:
-    """The update and the reset gate of a GRU (`convz`, `convr`), which share an input; the candidate does not."""
+    """Return the update and reset gates of a GRU (`convz`, `convr`), which share an input; the candidate does not."""
     named = {piece.last: piece for piece in pieces}
     both = [(one, named.get(f"{name[:-1]}r")) for name, one in named.items() if name[-1:] == "z"]
     return [Family((one, other), (), numbered=False) for one, other in both if other and one.shape == other.shape]
 
 
 def _in_a_row(numbers: Sequence[int]) -> bool:
-    """Whether numbers count something: `w1` and `w3`, where another `w2` is, do not say which comes first in one."""
+    """Return whether numbers have no gap. `w1` and `w3` without `w2` do not say which comes first."""
     return max(numbers) - min(numbers) == len(numbers) - 1
 
 
@@ -222,20 +230,22 @@ def _number(words: _Path) -> tuple[str, _Path] | None:
 
 
 def _letter(words: _Path) -> tuple[str, _Path] | None:
-    """The place in the alphabet of a letter behind a number: `conv1a` and `conv1b`."""
+    """Return the place in the alphabet of a letter behind a number (`conv1a`, `conv1b`), and the other words;
+    or None.
+    """
     if len(words) < 3 or len(words[-1]) > 1 or words[-1] not in _LETTERS or not words[-2].isdecimal():
         return None
     return str(_LETTERS.index(words[-1])), words[:-1]
 
 
 def _counts(members: dict[str, Piece], ordered: Sequence[Piece]) -> bool:
-    """Whether letters count: they are a, b and so on without a gap, registered in that order."""
+    """Return whether letters count: they are a, b and so on without a gap, registered in that order."""
     places = {int(k) for k in members}
     return places == set(range(len(members))) and all(a.order < b.order for a, b in pairwise(ordered))
 
 
 def _label(words: _Path) -> tuple[str, _Path] | None:
-    """Queries and keys (in that order), in names that are equal otherwise."""
+    """Return the place of a name in the order queries, keys, values, and its other words; or None."""
     for at, word in enumerate(words):
         said = table().parts.get((word,))
         if said in ("q", "k", "v") and len(words) > 1:
@@ -244,7 +254,7 @@ def _label(words: _Path) -> tuple[str, _Path] | None:
 
 
 def join_of_family(family: Family, sizes: Sizes) -> Join | None:
-    """How the parts of a family are one tensor of sizes that the other side has more of; None where they are not."""
+    """Return how to join the parts of a family to a tensor of which the other side has more; None if it has none."""
     shapes = [p.shape for p in family.parts]
     ways = []
     if len({shape[1:] for shape in shapes}) == 1 and len(shapes[0]) > 1:
@@ -279,14 +289,14 @@ def _join_family(one: Canon, parent: _Path, family: Family, join: Join) -> None:
 
 
 def _fits_bias(join: Join, shapes: Sequence[Shape]) -> bool:
-    """Whether biases are joined as the weights beside them are: by rows, or as a stack."""
+    """Return whether biases can be joined like the weights beside them: by rows, or as a stack."""
     if join.dim is None:
         return len(set(shapes)) == 1
     return join.dim == 0 and tuple(shape[0] for shape in shapes) == join.sizes
 
 
 def _asked(one: Canon, parts: Sequence[Piece], new: Piece, join: Join) -> Piece:
-    """NEW with the question in which order its PARTS stand, which is a convention of code, and what else it may be."""
+    """Return NEW with the question about the order of its PARTS, which is a convention of code, and another order."""
     rest = parts[0].shape[1:]
     places = range(len(parts))
     if join.turns > 1:

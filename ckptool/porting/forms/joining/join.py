@@ -1,4 +1,4 @@
-"""A way to make one tensor of several, and several of one; and how many tensors of which sizes each side has."""
+"""Join several tensors to one and split it again, and count the tensors of each size on both sides."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _Path = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """A way to make one tensor of several, and several of one.
+    """A way to join several tensors to one, and to split it again.
 
     Attributes:
-        sizes: of the parts along the dimension in which they are joined.
-        dim: that dimension; None for a new one in front.
-        turns: how many times the parts take turns along it; 1 if they stand one after the other.
+        sizes: sizes of the parts along the joined dimension.
+        dim: that dimension; None for a new first dimension.
+        turns: in how many slices the parts are interleaved; 1 if they follow one another.
     """
 
     sizes: tuple[int, ...]
@@ -31,13 +31,13 @@ class Join:
     turns: int = 1
 
     def shape(self, part: Shape) -> Shape:
-        """The sizes of the whole, for those of one part."""
+        """Return the sizes of the joined tensor for the sizes of one part."""
         if self.dim is None:
             return (len(self.sizes), *part)
         return (*part[: self.dim], sum(self.sizes), *part[self.dim + 1 :])
 
     def whole(self, *parts: Expr, rest: Shape) -> Expr:
-        """The whole, from the parts; REST are the sizes of one part behind the first dimension."""
+        """Return the joined tensor. REST are the sizes of a part after its first dimension."""
         if self.dim is None:
             return ex.stack(*parts)
         if self.turns == 1:
@@ -49,7 +49,7 @@ class Join:
         return ex.reshape(ex.cat(1, *cut_up), (sum(self.sizes), *rest))
 
     def part(self, whole: Expr, *, index: int, rest: Shape) -> Expr:
-        """Part INDEX of the whole."""
+        """Return part INDEX of the joined tensor."""
         if self.dim is None:
             return ex.select(whole, 0, index)
         edges = list(pairwise(accumulate((0, *self.sizes))))
@@ -62,7 +62,7 @@ class Join:
 
 
 class Sizes:
-    """How many tensors of some sizes two sides have more than each other."""
+    """Counts the tensors of each size on two sides."""
 
     def __init__(self, one: Canon, other: Canon) -> None:
         self._own = _counted(one)
@@ -73,11 +73,13 @@ class Sizes:
                 self._theirs[squeezed((piece.shape[0] // len(kind.parts), *piece.shape[1:]))] += len(kind.parts)
 
     def wanted(self, shape: Shape) -> int:
-        """How many the other side has more."""
+        """Return how many more tensors of a size the other side has."""
         return self._theirs[squeezed(shape)] - self._own[squeezed(shape)]
 
     def only_whole(self, part: Shape, whole: Shape, count: int) -> bool:
-        """Whether this side has so many parts of these sizes and no whole, and the other one whole and no part."""
+        """Return whether this side has COUNT parts and no whole of these sizes, and the other side one whole and no
+        part.
+        """
         part, whole = squeezed(part), squeezed(whole)
         own, theirs = (self._own[part], self._own[whole]), (self._theirs[part], self._theirs[whole])
         return own == (count, 0) and theirs == (0, 1)
@@ -88,7 +90,7 @@ def _counted(canon: Canon) -> Counter[Shape]:
 
 
 def merge(one: Canon, parts: Sequence[Piece], new: Piece, join: Join) -> Piece:
-    """Replace PARTS by NEW, the whole that JOIN makes of them, with all questions about them."""
+    """Replace PARTS by NEW, which JOIN makes of them, with all of their questions."""
     rest = parts[0].shape[1:]
     new = replace(
         new,
@@ -103,7 +105,7 @@ def merge(one: Canon, parts: Sequence[Piece], new: Piece, join: Join) -> Piece:
 
 
 def merge_sum(one: Canon, parts: Sequence[Piece], new: Piece) -> None:
-    """The biases of layers whose results are added: their sum, and of a sum the first one with zeros for the others."""
+    """Join the biases of layers whose outputs are added, to their sum; split it into the first bias and zeros."""
     if len({p.shape for p in parts}) == 1:
         zeros = ex.zeros(*parts[0].shape)
         up: list[Callable[[Expr], Expr]] = [unchanged, *[lambda _: zeros] * (len(parts) - 1)]
@@ -111,6 +113,6 @@ def merge_sum(one: Canon, parts: Sequence[Piece], new: Piece) -> None:
 
 
 def move(one: Canon, old: _Path, new: _Path) -> None:
-    """Put what stands at one path at another."""
+    """Move the pieces of the module OLD to the path NEW."""
     for piece in [p for p in one.pieces.values() if p.path == old]:
         one.become(piece, [(replace(piece, path=new), unchanged)], unchanged)

@@ -1,4 +1,4 @@
-"""Numbered lists whose members are one tensor on the other side: heads, paths and experts with a module each."""
+"""Join numbered lists whose members are one tensor on the other side: heads, paths and experts with a module each."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _Plan = dict[tuple[_Path, str], Join]
 def join_lists(one: Canon, other: Canon) -> None:
     """Join the members of numbered lists.
 
-    Two joins fit a list of blocks that hold two like layers each and nothing else: inside of each block, or across the
-    blocks. Such a list may be joined across its blocks.
+    If blocks hold two equal layers each and nothing else, two joins fit: inside each block, or across the blocks. Such
+    a list may be joined across its blocks.
     """
     for at in sorted({at for p in one.pieces.values() for at, c in enumerate(p.path) if c.isdecimal()}, reverse=True):
         sizes = Sizes(one, other)
@@ -51,7 +51,9 @@ def join_lists(one: Canon, other: Canon) -> None:
 
 
 def plan_of_list(inner: _Inner, sizes: Sizes) -> _Plan | None:
-    """How to join what each member of a list holds, or None where that is not what the other side has."""
+    """Return how to join the tensors of the members of a list, or None if the other side does not have the
+    joined ones.
+    """
     numbers = {tuple(sorted(members)) for members in inner.values()}
     if len(numbers) != 1 or len(next(iter(numbers))) < 2:
         return None
@@ -83,9 +85,9 @@ def plan_of_list(inner: _Inner, sizes: Sizes) -> _Plan | None:
 
 
 def _plan_of_layer(inner: _Inner, sizes: Sizes) -> _Plan | None:
-    """How to join one layer of each member of a list, of which the other side has no part, and one over all of them.
+    """Return how to join one layer of each member of a list, if the other side has one layer over all members.
 
-    As where one layer computes the filters of all blocks, and all else is in each of them on both sides.
+    For example, one layer computes the filters of all blocks, and all other layers are in the blocks on both sides.
     """
     plan: _Plan = {}
     for (path, role), members in inner.items():
@@ -103,7 +105,7 @@ def _plan_of_layer(inner: _Inner, sizes: Sizes) -> _Plan | None:
 
 
 def _parents(one: Canon, other: Canon, sizes: Sizes) -> dict[_Path, set[_Path]]:
-    """Names of tensors that can be joined with each other -> where they stand beside each other."""
+    """Return names of tensors that can be joined -> modules that hold tensors with these names."""
     found: dict[_Path, set[_Path]] = defaultdict(set)
     for parent, pieces in siblings(one, other).items():
         for family in families(pieces, sizes):
@@ -113,7 +115,7 @@ def _parents(one: Canon, other: Canon, sizes: Sizes) -> dict[_Path, set[_Path]]:
 
 
 def _families_elsewhere(head: _Path, inner: _Inner, parents: dict[_Path, set[_Path]]) -> bool:
-    """Whether what each member of a list holds can be joined with each other, and is so outside of such lists, too."""
+    """Return whether the tensors inside each member can be joined with each other, as outside of such lists."""
     members = {
         p.path[:-1] for pieces in inner.values() for p in pieces.values() if p.role == "weight" and len(p.path) > 1
     }
@@ -140,7 +142,7 @@ def _join_list(one: Canon, head: _Path, inner: _Inner, plan: _Plan) -> None:
 
 
 def _by_channel(inner: _Inner, path: _Path) -> bool:
-    """Whether what stands at PATH in each member works on its channels one by one: a layer does, and a batch norm."""
+    """Return whether the layer at PATH in each member is a matrix, a kernel or a batch norm (not a layer norm)."""
     weights = inner[path, "weight"]
     return (path, "running_mean") in inner or len(next(iter(weights.values())).shape) > 1
 

@@ -1,4 +1,4 @@
-"""Modules beside each other that the other side has in one, under a name that spells theirs, or as lists in turns."""
+"""Modules that are one module on the other side, under a name that spells theirs, or as interleaved lists."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ _MOST_BESIDE = 8
 
 
 def turn_spelled(one: Canon, other: Canon) -> None:
-    """Turn parameters of the other side whose name spells those of layers beside each other, and whose sizes show that
-    they hold these with their inputs first."""
+    """Transpose parameters of the other side whose name spells layers in one module, if their sizes have inputs
+    first.
+    """
     wholes = [p for p in other.pieces.values() if is_bare(p) and len(p.shape) == 2 and p.shape[0] != p.shape[1]]
     turned: set[Name] = set()
     for pieces in siblings(one, other).values() if wholes else ():
@@ -44,8 +45,9 @@ def turn_spelled(one: Canon, other: Canon) -> None:
 
 
 def line_up(one: Canon, other: Canon) -> None:
-    """See lists beside each other as one list of parts, where the other side has layers of the sizes of these together:
-    `filters.0` and `gates.0`, `filters.1` and `gates.1` of a code with a list for each kind of layer.
+    """Interleave lists in one module, if the other side has layers of the sizes of their members together.
+
+    For example `filters.0`, `gates.0`, `filters.1`, `gates.1`, in code with a list for each kind of layer.
     """
     lists: dict[_Path, dict[str, dict[int, Piece]]] = defaultdict(lambda: defaultdict(dict))
     for piece in one.pieces.values():
@@ -66,7 +68,7 @@ def line_up(one: Canon, other: Canon) -> None:
 
 
 def _are_wanted(blocks: Sequence[Sequence[Piece]], sizes: Sizes) -> bool:
-    """Whether the other side has no such parts as some blocks hold, and all of what each of them is together."""
+    """Return whether the other side lacks the parts in some blocks, and has the joined tensor of each block."""
     joins = [join_of_family(Family(tuple(parts), (), numbered=False), sizes) for parts in blocks]
     parts = Counter(squeezed(part.shape) for block in blocks for part in block)
     if None in joins or any(-sizes.wanted(shape) < count for shape, count in parts.items()):
@@ -76,9 +78,10 @@ def _are_wanted(blocks: Sequence[Sequence[Piece]], sizes: Sizes) -> bool:
 
 
 def count_spelled(one: Canon, other: Canon) -> None:
-    """See modules beside each other as a list, where one of the other side has the names of all of them in its own, and
-    the same tensors, of the sizes that theirs have together: `main_conv` and `short_conv`, each a layer with its norm,
-    which are `main_short_conv` there.
+    """Number modules beside each other as a list, if a module of the other side has their names in its own.
+
+    It also has their tensors, in the sizes that theirs have together: `main_conv` and `short_conv`, each a layer with
+    its norm, are `main_short_conv` there.
     """
     wholes: dict[_Look, set[str]] = defaultdict(set)
     for named in _modules(other).values():
@@ -101,7 +104,9 @@ def count_spelled(one: Canon, other: Canon) -> None:
 
 
 def _spelled_by_one(names: Sequence[str], content: _Content, wholes: Mapping[_Look, set[str]]) -> list[str]:
-    """Some of these modules, each with such CONTENT, in the order in which the name of a whole spells them; or none."""
+    """Return some of these modules with CONTENT, in the order in which the name of a joined module spells them,
+    or [].
+    """
     for n in range(2, min(len(names), MOST_SPELLED) + 1) if len(names) <= _MOST_BESIDE else ():
         spoken = wholes.get(_look(content, n), set())
         for some in combinations(names, n) if spoken else ():
@@ -111,7 +116,7 @@ def _spelled_by_one(names: Sequence[str], content: _Content, wholes: Mapping[_Lo
 
 
 def _modules(canon: Canon) -> dict[_Path, dict[str, _Content]]:
-    """What is in each named module, by what is around it."""
+    """Return the tensors inside each named module, by the path around it."""
     held: dict[_Path, dict[str, _Content]] = defaultdict(lambda: defaultdict(dict))
     for piece in canon.pieces.values():
         for at, name in enumerate(piece.path[:-1]):
@@ -121,5 +126,5 @@ def _modules(canon: Canon) -> dict[_Path, dict[str, _Content]]:
 
 
 def _look(content: _Content, times: int = 1) -> _Look:
-    """The tensors of a module, or of so many of them in one."""
+    """Return the sizes of the tensors of a module, or of TIMES such modules joined."""
     return tuple(sorted((key, (times * p.shape[0], *p.shape[1:]) if p.shape else ()) for key, p in content.items()))

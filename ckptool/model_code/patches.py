@@ -1,0 +1,84 @@
+"""In which order code lists the numbers of a patch, where it cuts pictures into patches for a linear layer.
+
+A picture [n, c, h, w] becomes [n, c, rows, p, columns, q] by a reshape, is turned, and is flattened again; or `unfold`
+does this. Which of the dimensions ends up inside the last one, in which order, is all that is followed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .input_search import flat
+
+#: What the dimensions of a picture are called, and what each of them becomes when it is cut into patches: the place of
+#: a patch (a capital letter) and the place in it.
+_PICTURE = ("N", "c", "h", "w")
+_CUT = {"h": ("H", "h"), "w": ("W", "w")}
+
+
+class Patches:
+    """Follows pictures until they are rows of patches."""
+
+    def __init__(self) -> None:
+        self._dims: dict[int, tuple[str, ...]] = {}  # id of a tensor -> the letters in each of its dimensions
+
+    def order_of(self, value: Any) -> str:
+        """The order of the numbers in each row ("chw"), "" where that is not known."""
+        last = self._dims.get(id(value), ("",))[-1]
+        return last if sorted(last) == ["c", "h", "w"] else ""
+
+    def see(self, name: str, args: Any, kwargs: Any, result: Any, learned: Callable[[Any], bool]) -> None:
+        """Learn from one call of a function; LEARNED tells whether a tensor was computed from weights."""
+        first = args[0] if args else kwargs.get("input")
+        if not hasattr(result, "shape") or not hasattr(first, "shape"):
+            return
+        dims = self._dims.get(id(first))
+        if dims is None and len(first.shape) == 4 and not learned(first):
+            dims = _PICTURE
+        made = None if dims is None else _after(name, dims, first.shape, args, kwargs, tuple(result.shape))
+        if made is not None:
+            self._dims[id(result)] = made
+
+
+def _after(
+    name: str, dims: tuple[str, ...], before: Sequence[int], args: Any, kwargs: Any, after: tuple[int, ...]
+) -> tuple[str, ...] | None:
+    if name in ("reshape", "view", "flatten", "unflatten"):
+        return _cut_or_joined(dims, before, after)
+    if name in ("contiguous", "clone", "to", "float"):
+        return dims
+    if name == "unfold" and len(dims) == 4 and dims == _PICTURE and len(after) == 3:
+        return ("N", "chw", "HW")
+    numbers = [n % len(dims) for n in flat([args[1:]]) if isinstance(n, int)]
+    if name == "permute" and sorted(numbers) == list(range(len(dims))):
+        return tuple(dims[n] for n in numbers)
+    if name in ("transpose", "swapaxes", "swapdims") and len(numbers) == 2:
+        swapped = list(dims)
+        swapped[numbers[0]], swapped[numbers[1]] = dims[numbers[1]], dims[numbers[0]]
+        return tuple(swapped)
+    return None
+
+
+def _cut_or_joined(dims: tuple[str, ...], before: Sequence[int], after: Sequence[int]) -> tuple[str, ...] | None:
+    """The letters in each dimension after a reshape that cuts single dimensions in two, or joins neighbours."""
+    made: list[str] = []
+    left, at = list(zip(dims, before, strict=True)), 0
+    while at < len(after):
+        if not left:
+            return None
+        letters, size = left.pop(0)
+        if size == after[at]:
+            made.append(letters)
+        elif letters in _CUT and at + 1 < len(after) and after[at] * after[at + 1] == size:
+            made += _CUT[letters]
+            at += 1
+        else:
+            while size < after[at] and left:
+                more, count = left.pop(0)
+                letters, size = letters + more, size * count
+            if size != after[at]:
+                return None
+            made.append(letters)
+        at += 1
+    return tuple(made) if not left else None

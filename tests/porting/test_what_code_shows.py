@@ -1,0 +1,247 @@
+"""The source's code at hand, and nothing proved: what it shows answers questions, and nothing else does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from sides import found
+from torch import nn
+from torch.nn import functional as F
+
+import ckptool
+from ckptool.porting.reasons import Reason
+
+
+def ported(theirs: nn.Module, own: nn.Module, spec: str, *, prefix: str = "", code: bool = True) -> Any:
+    state = {prefix + key: value for key, value in theirs.state_dict().items()}
+    return ckptool.transfer(state, own, inputs=[spec], source_model=theirs if code else None)
+
+
+def same_outputs(mapping: Any, theirs: nn.Module, own: nn.Module, x: Any, prefix: str = "") -> bool:
+    made = mapping.apply({prefix + key: value for key, value in theirs.state_dict().items()}).state_dicts()[0]
+    own.load_state_dict({key: torch.from_numpy(tensor.numpy().copy()) for key, tensor in made.tensors.items()})
+    with torch.no_grad():
+        return torch.allclose(theirs.eval()(x), own.eval()(x), atol=1e-5)
+
+
+def answers(mapping: Any, key: str) -> list[tuple[Reason, str]]:
+    return [(question.reason, question.answer) for question in found(mapping, key).questions]
+
+
+# ------------------------------------------------------------------------------------------------------- pictures
+
+
+class Flat(nn.Module):
+    def __init__(self, names: tuple[str, str], last: bool) -> None:
+        super().__init__()
+        self.names, self.last = names, last
+        self.add_module(names[0], nn.Conv2d(3, 5, 3, padding=1))
+        self.add_module(names[1], nn.Linear(5 * 4 * 4, 7))
+
+    def forward(self, x: Any) -> Any:
+        x = F.relu(getattr(self, self.names[0])(x))
+        x = x.permute(0, 2, 3, 1).reshape(len(x), -1) if self.last else x.flatten(1)
+        return getattr(self, self.names[1])(x)
+
+
+@pytest.mark.parametrize("last", [(False, True), (True, False), (True, True)])
+@pytest.mark.parametrize("names", [("conv", "fc"), ("stem", "dense")])
+def test_the_order_in_which_code_flattens_pictures_is_no_question(names: Any, last: tuple[bool, bool]) -> None:
+    theirs, own = Flat(("conv", "fc"), last[0]), Flat(names, last[1])
+    mapping = ported(theirs, own, "float32[2,3,4,4]")
+    assert mapping.having("guessed") == []
+    assert same_outputs(mapping, theirs, own, torch.randn(2, 3, 4, 4))
+
+
+class Patched(nn.Module):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        if how == "conv":
+            self.proj = nn.Conv2d(3, 16, 4, 4)
+        else:
+            self.embed = nn.Linear(48, 16)
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x: Any) -> Any:
+        if self.how == "conv":
+            return self.head(self.proj(x).flatten(2).mean(-1))
+        if self.how == "unfold":
+            rows = F.unfold(x, 4, stride=4).transpose(1, 2)
+        else:
+            n, c, h, w = x.shape
+            cut = x.reshape(n, c, h // 4, 4, w // 4, 4)
+            order = (0, 2, 4, 1, 3, 5) if self.how == "chw" else (0, 2, 4, 3, 5, 1)
+            rows = cut.permute(*order).reshape(n, -1, 48)
+        return self.head(self.embed(rows).mean(1))
+
+
+@pytest.mark.parametrize("how", ["chw", "hwc", "unfold"])
+def test_code_that_cuts_patches_shows_in_which_order_it_lists_their_pixels(how: str) -> None:
+    theirs, own = Patched(how), Patched("conv")
+    mapping = ported(theirs, own, "float32[2,3,8,12]")
+    assert mapping.having("guessed") == []
+    assert same_outputs(mapping, theirs, own, torch.randn(2, 3, 8, 12))
+
+
+def test_the_model_itself_shows_in_which_order_it_lists_the_pixels_of_patches() -> None:
+    theirs, own = Patched("conv"), Patched("hwc")
+    mapping = ported(theirs, own, "float32[2,3,8,12]", code=False)
+    assert mapping.having("guessed") == []
+    assert same_outputs(mapping, theirs, own, torch.randn(2, 3, 8, 12))
+
+
+# ---------------------------------------------------------------------------------------------------------- norms
+
+
+class Gain(nn.Module):
+    def __init__(self, plus: float) -> None:
+        super().__init__()
+        self.plus, self.weight = plus, nn.Parameter(torch.randn(8) * 0.3 + (1 - plus))
+
+    def forward(self, x: Any) -> Any:
+        x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return x * (self.plus + self.weight.float()) if self.plus else x * self.weight
+
+
+class Normed(nn.Module):
+    def __init__(self, names: tuple[str, str], plus: float) -> None:
+        super().__init__()
+        self.names = names
+        self.add_module(names[0], Gain(plus))
+        self.add_module(names[1], nn.Linear(8, 4))
+
+    def forward(self, x: Any) -> Any:
+        return getattr(self, self.names[1])(getattr(self, self.names[0])(x))
+
+
+@pytest.mark.parametrize("plus", [(1.0, 0.0), (0.0, 1.0), (1.0, 1.0)])
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_what_code_adds_to_the_weights_of_a_norm_is_no_question(plus: tuple[float, float], prefix: str) -> None:
+    theirs, own = Normed(("norm", "fc"), plus[0]), Normed(("ln", "out"), plus[1])
+    mapping = ported(theirs, own, "float32[2,8]", prefix=prefix)
+    assert mapping.having("guessed") == []
+    assert same_outputs(mapping, theirs, own, torch.randn(2, 8), prefix)
+
+
+class Conved(nn.Module):
+    def __init__(self, *, norm: bool, between: bool = False) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 5, 3, bias=not norm)
+        self.bn = nn.BatchNorm2d(5, eps=1e-3) if norm else nn.Identity()
+        self.between, self.fc = between, nn.Linear(5, 4)
+        if norm:
+            self.bn.running_var.uniform_(0.5, 2)
+            self.bn.running_mean.normal_()
+
+    def forward(self, x: Any) -> Any:
+        x = self.conv(x)
+        return self.fc(F.relu(self.bn(F.relu(x) if self.between else x)).mean((2, 3)))
+
+
+def test_a_batch_norm_is_folded_with_the_eps_of_the_code() -> None:
+    theirs, own = Conved(norm=True), Conved(norm=False)
+    mapping = ported(theirs, own, "float32[2,3,6,6]")
+    assert mapping.having("guessed") == []
+    assert "eps 0.001" in str(answers(mapping, "conv.weight"))
+    assert same_outputs(mapping, theirs, own, torch.randn(2, 3, 6, 6))
+
+
+def test_a_batch_norm_that_does_not_follow_its_layer_at_once_stays_a_question() -> None:
+    mapping = ported(Conved(norm=True, between=True), Conved(norm=False), "float32[2,3,6,6]")
+    assert {entry.target for entry in mapping.having("guessed")} >= {"conv.weight", "conv.bias"}
+
+
+# ------------------------------------------------------------------------------------------------------ attention
+
+
+def turned(x: Any, how: str) -> Any:
+    """Rotary embedding of x [batch, heads, places, width]."""
+    width = x.shape[-1]
+    if how.startswith("part"):
+        some = width // 2
+        return torch.cat((turned(x[..., :some], how.removeprefix("part ")), x[..., some:]), -1)
+    angles = torch.outer(torch.arange(x.shape[2]).float(), 0.5 ** torch.arange(width // 2).float())
+    if how == "sorted":
+        x = x.view(*x.shape[:-1], width // 2, 2).transpose(-1, -2).reshape(x.shape)
+    if how in ("half", "sorted"):
+        cos, sin = angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
+        a, b = x.chunk(2, -1)
+        return x * cos + torch.cat((-b, a), -1) * sin
+    cos, sin = angles.cos().repeat_interleave(2, -1), angles.sin().repeat_interleave(2, -1)
+    return x * cos + torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2) * sin
+
+
+class Rotated(nn.Module):
+    def __init__(self, names: tuple[str, ...], how: str) -> None:
+        super().__init__()
+        self.names, self.how = names, how
+        for name in names:
+            self.add_module(name, nn.Linear(16, 16))
+
+    def forward(self, x: Any) -> Any:
+        q, k, v, out = (getattr(self, name) for name in self.names)
+        q, k, v = (layer(x).view(*x.shape[:2], 2, 8).transpose(1, 2) for layer in (q, k, v))
+        y = F.scaled_dot_product_attention(turned(q, self.how), turned(k, self.how), v)
+        return out(y.transpose(1, 2).reshape(x.shape))
+
+
+OF_FILE, OF_MODEL = ("query", "key", "value", "dense"), ("q_lin", "k_lin", "v_lin", "o_lin")
+
+
+@pytest.mark.parametrize("how", [("half", "half"), ("pairs", "half"), ("half", "pairs"), ("part half", "part half")])
+@pytest.mark.parametrize("names", [OF_FILE, OF_MODEL])
+def test_how_code_pairs_the_rows_of_rotary_embeddings_is_no_question(how: tuple[str, str], names: Any) -> None:
+    theirs, own = Rotated(OF_FILE, how[0]), Rotated(names, how[1])
+    mapping = ported(theirs, own, "float32[2,5,16]")
+    assert mapping.having("guessed") == []
+    assert same_outputs(mapping, theirs, own, torch.randn(2, 5, 16))
+    assert (Reason.ROTARY, f"the source's code pairs {'neighbours' if how[0] == 'pairs' else 'halves'}") in answers(
+        mapping, f"{names[0]}.weight"
+    )
+
+
+@pytest.mark.parametrize("how", [("sorted", "half"), ("part pairs", "part half")])
+def test_pairs_that_code_does_not_show_stay_a_question(how: tuple[str, str]) -> None:
+    """Rows that are sorted before they are turned, and heads of which only a part is turned."""
+    mapping = ported(Rotated(OF_FILE, how[0]), Rotated(OF_MODEL, how[1]), "float32[2,5,16]")
+    assert {entry.target for entry in mapping.having("guessed")} >= {"q_lin.weight", "k_lin.weight"}
+
+
+class Fused(nn.Module):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        if how == "apart":
+            self.q_proj, self.k_proj, self.v_proj = (nn.Linear(12, 12) for _ in range(3))
+        else:
+            self.query_key_value = nn.Linear(12, 36)
+        self.out = nn.Linear(12, 12)
+
+    def forward(self, x: Any) -> Any:
+        n, length, width = x.shape
+        if self.how == "apart":
+            q, k, v = (f(x).view(n, length, 3, 4) for f in (self.q_proj, self.k_proj, self.v_proj))
+        elif self.how == "heads":
+            q, k, v = self.query_key_value(x).view(n, length, 3, 12).chunk(3, -1)
+        else:
+            q, k, v = (part.reshape(n, length, 3, 4) for part in self.query_key_value(x).chunk(3, -1))
+        y = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
+        return self.out(y.transpose(1, 2).reshape(n, length, width))
+
+
+@pytest.mark.parametrize("how", ["heads", "blocks"])
+def test_how_code_cuts_a_fused_projection_is_no_question(how: str) -> None:
+    theirs, own = Fused(how), Fused("apart")
+    mapping = ported(theirs, own, "float32[2,5,12]")
+    assert mapping.having("guessed") == []
+    assert same_outputs(mapping, theirs, own, torch.randn(2, 5, 12))
+
+
+def test_explaining_a_key_tells_what_the_code_of_the_source_answered() -> None:
+    theirs, own = Rotated(OF_FILE, "pairs"), Rotated(OF_MODEL, "half")
+    told = " ".join(ported(theirs, own, "float32[2,5,16]").explain("q_lin.weight").split())
+    assert "(answered: the source's code pairs neighbours)" in told
