@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from ..checkpoint import Checkpoint, StateDict
 from ..disk.paths import shell_path, shell_quote
@@ -280,7 +281,7 @@ def _partly_real(source: ModelSource, keys: set[str]) -> torch.nn.Module | None:
     if source.instance:
         return None
     order: list[torch.nn.Parameter] = []
-    with torch.device("meta"), _on_registration(lambda _, parameter: order.append(parameter)):
+    with torch.device("meta"), _NothingDrawn(), _on_registration(lambda _, parameter: order.append(parameter)):
         shape_only = unwrapped(source.make())
     wanted = {id(p) for name, p in shape_only.named_parameters(remove_duplicate=False) if name in keys}
     real = {n for n, parameter in enumerate(order) if id(parameter) in wanted}
@@ -332,13 +333,31 @@ def build(source: ModelSource, *, real: bool = False) -> torch.nn.Module:
         return source.make()
     state = torch.get_rng_state()
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), _NothingDrawn():
             return source.make()
     except RuleError:
         raise
     except CannotCarry:
         torch.set_rng_state(state)
         return source.make()
+
+
+class _NothingDrawn(TorchFunctionMode):  # type: ignore[misc]
+    """Draws no normal numbers for tensors without memory: to do nothing there, torch imports its compiler for 2 s."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        named = kwargs or {}
+        if function in _DRAWING:
+            tensor = args[0] if args else named.get("tensor")
+            if isinstance(tensor, torch.Tensor) and tensor.is_meta:
+                return tensor
+        return function(*args, **named)
+
+
+#: Functions that fill a tensor with normal numbers.
+_DRAWING = frozenset({torch.Tensor.normal_, torch.nn.init.normal_})
 
 
 def unwrapped(model: torch.nn.Module) -> torch.nn.Module:

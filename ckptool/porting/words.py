@@ -24,15 +24,18 @@ class Group:
         hard: whether a name with one label never means the same as a name with another.
         phrases: words -> label; the longest phrase counts.
         longest: number of words in the longest phrase.
+        known: the words of all phrases.
     """
 
     name: str
     hard: bool
     phrases: dict[tuple[str, ...], str]
     longest: int = field(init=False)
+    known: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "longest", max(map(len, self.phrases)))
+        object.__setattr__(self, "known", frozenset(word for phrase in self.phrases for word in phrase))
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +321,7 @@ def _known() -> frozenset[str]:
 
 def label(group: Group, words: Sequence[str]) -> str | None:
     """Return the label in GROUP that the words of a path mean: of the phrase that ends last, the longest; or None."""
-    return _label(group, tuple(words))
+    return None if group.known.isdisjoint(words) else _label(group, tuple(words))
 
 
 @lru_cache(maxsize=1 << 16)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from types import SimpleNamespace
+
 import pytest
+from effort import calls
 from sides import signature, wanted
 
-from ckptool.porting.holes.out_of_place import _inverted
+from ckptool.porting.holes.out_of_place import _crossed, _inverted
 from ckptool.porting.port import port
 
 Shapes = dict[str, tuple[int, ...]]
@@ -84,3 +88,13 @@ def test_only_blocks_that_change_places_are_asked_about(order: list[int]) -> Non
     best = list(enumerate(order))
     found = {i for (i, _), _ in _inverted(best, best)}
     assert found == {i for i, j in best for k, m in best if (i < k and j > m) or (i > k and j < m)}
+
+
+def test_comparing_blocks_that_all_differ_costs_in_proportion_to_their_number():
+    def cost(count):
+        pieces = [{"weight": SimpleNamespace(shape=(number, number))} for number in range(count)]
+        inside = {number: {"conv": (SimpleNamespace(pieces=held), None)} for number, held in enumerate(pieces)}
+        votes = Counter({(number, count - number): 2 for number in range(count)})
+        return calls(lambda: _crossed(None, inside, (None, "{}"), votes))
+
+    assert cost(400) < 12 * cost(40)

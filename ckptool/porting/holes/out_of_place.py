@@ -148,39 +148,35 @@ def _crossed(
 ) -> None:
     """Ask about blocks in the opposite order on the two sides, if each would also fit in the place of the other.
 
-    Blocks of one kind are compared in one pass: with the highest number before and the lowest after.
+    Blocks of one kind are compared in one pass: with the highest number before and the lowest after. Only blocks that
+    change their order with some other block are compared, and only kinds that hold something equal.
     """
     rows: dict[int, Counter[int]] = defaultdict(Counter)
     for (i, j), n in votes.items():
         rows[i][j] += n
     best = sorted((i, found.most_common(1)[0][0]) for i, found in rows.items() if found.total() > 1)
-    if all(j <= m for (_, j), (_, m) in pairwise(best)):
-        return  # the usual case
+    turned = {place for place, _ in _inverted(best, best)}
     kinds: dict[_Kind, list[tuple[int, int]]] = defaultdict(list)
     for i, j in best:
-        kinds[frozenset((name, tuple(_shapes(t).items())) for name, (t, _) in inside[i].items())].append((i, j))
-    for one, of_one in kinds.items():
-        for other, of_other in kinds.items():
-            if _fit(one, other):
+        if (i, j) in turned:
+            kinds[frozenset((name, tuple(_shapes(t).items())) for name, (t, _) in inside[i].items())].append((i, j))
+    holding: dict[object, list[int]] = defaultdict(list)
+    for number, kind in enumerate(kinds):
+        for held in kind:
+            holding[held].append(number)
+    numbered = [(dict(kind), places) for kind, places in kinds.items()]
+    for one, of_one in numbered:
+        for number in sorted({number for held in one.items() for number in holding[held]}):
+            other, of_other = numbered[number]
+            if all(one[name] == other[name] for name in one.keys() & other.keys()):
                 for (i, j), m in _inverted(of_one, of_other):
+                    high, low = (lists[1].format(n) for n in (max(j, m), min(j, m)))
                     for t, _ in inside[i].values():
-                        _ask(
-                            filling,
-                            t,
-                            Reason.BLOCKS_CHANGE_PLACES,
-                            lists[1].format(max(j, m)),
-                            lists[1].format(min(j, m)),
-                        )
+                        _ask(filling, t, Reason.BLOCKS_CHANGE_PLACES, high, low)
 
 
 #: What a block holds: the names in it with the shapes of their tensors.
 _Kind = frozenset[tuple[str, tuple[tuple[str, tuple[int, ...]], ...]]]
-
-
-def _fit(one: _Kind, other: _Kind) -> bool:
-    """Return whether two kinds of blocks have names in common, with the same shapes under these names."""
-    common = dict(one).keys() & dict(other).keys()
-    return bool(common) and all(dict(one)[name] == dict(other)[name] for name in common)
 
 
 def _inverted(

@@ -9,13 +9,15 @@ from typing import Literal, Protocol
 from ..questions import Question
 from ..words import Group, label
 from .evidence import Evidence, Told
-from .units import Unit
+from .units import Pair, Unit
 
 
 class _Worded(Protocol):
     words: tuple[str, ...]
 
 
+#: Units that could be one another: those of the target, those of the source.
+_Cell = tuple[list[Unit], list[Unit]]
 #: So many look-alikes that a rule excludes are named.
 _NAMED = 3
 #: When `Cells.split` splits a cell.
@@ -27,7 +29,7 @@ class Cells:
 
     Attributes:
         targets, sources: the units.
-        pair_of: the cells that hold one pair.
+        pair_of: the cells that hold one pair, in no order (see `pairs`).
         rule: the running rule, which units note when it splits them off.
     """
 
@@ -39,21 +41,33 @@ class Cells:
             unit.cell = colours.setdefault(unit.colour, len(colours))
         self._count = len(colours)
         self.rule = ""
-        self.pair_of: dict[int, tuple[Unit, Unit]] = {}
-        self._settle()
+        self.pair_of: dict[int, Pair] = {}
+        self._place = {id(unit): place for place, unit in enumerate((*targets, *sources))}
+        self._held: dict[int, _Cell] = {}
+        self._open: set[int] = set()
+        self._pairs: list[Pair] | None = None
+        groups: dict[int, _Cell] = defaultdict(lambda: ([], []))
+        for side, units in enumerate((targets, sources)):
+            for unit in units:
+                groups[unit.cell][side].append(unit)
+        self._settle(groups)
 
-    def groups(self) -> dict[int, tuple[list[Unit], list[Unit]]]:
-        """Return the units of each cell: (targets, sources)."""
-        groups: dict[int, tuple[list[Unit], list[Unit]]] = defaultdict(lambda: ([], []))
-        for unit in self.targets:
-            groups[unit.cell][0].append(unit)
-        for unit in self.sources:
-            groups[unit.cell][1].append(unit)
-        return groups
+    def groups(self) -> dict[int, _Cell]:
+        """Return the units of each cell: (targets, sources), the cells in the order of their first units."""
+        return {cell: self._held[cell] for cell in self._in_order(self._held)}
 
-    def open(self) -> list[tuple[list[Unit], list[Unit]]]:
+    def open(self) -> list[_Cell]:
         """Return the cells that can still be split: with units of both sides, and more than one of a side."""
-        return [(t, s) for t, s in self.groups().values() if t and s and len(t) + len(s) > 2]
+        return [self._held[cell] for cell in self._in_order(self._open)]
+
+    def pairs(self) -> list[Pair]:
+        """Return the decided pairs, which have a cell for themselves, in the order of the target."""
+        if self._pairs is None:
+            self._pairs = [self.pair_of[cell] for cell in self._in_order(self.pair_of)]
+        return self._pairs
+
+    def _in_order(self, cells: Iterable[int]) -> list[int]:
+        return sorted(cells, key=lambda cell: self._place[id((self._held[cell][0] or self._held[cell][1])[0])])
 
     def split(
         self,
@@ -61,7 +75,7 @@ class Cells:
         label_of: Callable[[Unit, bool], Hashable],
         *,
         mode: Mode = "some",
-        cells: Iterable[tuple[list[Unit], list[Unit]]] | None = None,
+        cells: Iterable[_Cell] | None = None,
         doubt: Question[Unit] | None = None,
         doubt_of: Callable[[Unit, Unit, list[Unit], list[Unit]], Question[Unit] | None] | None = None,
     ) -> bool:
@@ -73,8 +87,9 @@ class Cells:
         if the other labels are on one side only, so that units without a label on the other side may be theirs; "one":
         if a label belongs to a single pair.
         """
-        changed = False
+        moved: dict[int, _Cell] = {}
         for targets, sources in self.open() if cells is None else cells:
+            before, first_new = targets[0].cell, self._count + 1
             by_label: dict[Hashable, tuple[list[Unit], list[Unit]]] = defaultdict(lambda: ([], []))
             for unit in targets:
                 by_label[label_of(unit, True)][0].append(unit)
@@ -112,21 +127,40 @@ class Cells:
                     for unit in (*targets, *sources):  # the units left behind are left only because of that guess
                         if unit.cell != self._count:
                             unit.ask(said.about(*s))
-                changed = True
-        if changed:
-            self._settle()
-        return changed
+                moved[self._count] = t, s
+            if self._count >= first_new:
+                moved[before] = _still_in(before, targets), _still_in(before, sources)
+        self._settle(moved)
+        return bool(moved)
 
     def join(self, target: Unit, source: Unit) -> None:
         """Pair two units without evidence from shapes, so that the places of their neighbours become known."""
+        moved: dict[int, _Cell] = {}
         self._count += 1
+        for cell in (target.cell, source.cell):
+            targets, sources = self._held[cell]
+            moved[cell] = [u for u in targets if u is not target], [u for u in sources if u is not source]
         target.cell = source.cell = self._count
-        self._settle()
+        self._settle(moved | {self._count: ([target], [source])})
 
-    def _settle(self) -> None:
-        """Note the cells that hold one pair."""
-        groups = self.groups()
-        self.pair_of = {cell: (ts[0], ss[0]) for cell, (ts, ss) in groups.items() if len(ts) == len(ss) == 1}
+    def _settle(self, moved: Mapping[int, _Cell]) -> None:
+        """Update the cells that are new or have lost units. MOVED holds their units."""
+        for cell, (targets, sources) in moved.items():
+            self._held.pop(cell, None)
+            self.pair_of.pop(cell, None)
+            self._open.discard(cell)
+            if targets or sources:
+                self._held[cell] = targets, sources
+            if len(targets) == len(sources) == 1:
+                self.pair_of[cell] = targets[0], sources[0]
+            elif targets and sources:
+                self._open.add(cell)
+        if moved:
+            self._pairs = None
+
+
+def _still_in(cell: int, units: Iterable[Unit]) -> list[Unit]:
+    return [unit for unit in units if unit.cell == cell]
 
 
 def fair(by_label: Mapping[Hashable, tuple[Sequence[object], Sequence[object]]]) -> bool:

@@ -35,7 +35,7 @@ class Classes:
         was.
         """
         relations: dict[tuple[int, int], Relation[_Path]] = defaultdict(Relation)
-        for t, s in self._cells.pair_of.values():
+        for t, s in self._cells.pairs():
             if t.doubts or not _SURE.issuperset(e.kind for e in t.evidence):
                 continue
             least = self._scopes.in_order(t)

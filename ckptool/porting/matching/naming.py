@@ -145,7 +145,7 @@ class Naming:
         related.
         """
         sides = self.cells.targets, self.cells.sources
-        decided = list(self.cells.pair_of.values())
+        decided = self.cells.pairs()
         yield [_open_paths(side) for side in sides], decided
         sure = [
             (t, s)
@@ -159,7 +159,7 @@ class Naming:
 
     def by_series(self) -> bool:
         """Split by the known partners of other members of a numbered series, and of the series beside it."""
-        known = Ways((t.path, s.path) for t, s in self.cells.pair_of.values() if not t.doubts)
+        known = Ways((t.path, s.path) for t, s in self.cells.pairs() if not t.doubts)
         if self.cells.split(Evidence(Kind.SERIES), lambda u, is_target: known.label(u.path, is_target), mode="one"):
             return True
         for targets, sources in self.cells.open():
@@ -178,7 +178,7 @@ class Naming:
 
     def by_words_beside(self) -> bool:
         """Split by words that tell look-alikes apart, if known pairs show which word means which."""
-        known = [(t.path, s.path) for t, s in self.cells.pair_of.values() if not t.doubts]
+        known = [(t.path, s.path) for t, s in self.cells.pairs() if not t.doubts]
         changed = False
         for targets, sources in self.cells.open():
             if len(targets) != len(sources):
@@ -216,9 +216,7 @@ class Naming:
                 labels[id(t)] = labels[id(s)] = None
         if not self.cells.split(Evidence(Kind.NAME_OF_COMPANION), partial(of, labels), mode="one"):
             return False
-        named = [
-            t for cell, (t, s) in self.cells.pair_of.items() if t.cell == cell and labels.get(id(t)) == (id(t), id(s))
-        ]
+        named = [t for t, s in self.cells.pairs() if labels.get(id(t)) == (id(t), id(s))]
         for t in named:
             kinds = ("named after a part", t.path[:-1], t.colour)
             t.settled[kinds] = t.path

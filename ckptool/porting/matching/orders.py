@@ -76,7 +76,7 @@ class Orders:
     def _known(self, target: Unit, source: Unit) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
         """Return the numbers of the known pairs of two series."""
         both = series(target), series(source)
-        return [(t.numbers, s.numbers) for t, s in self.cells.pair_of.values() if (series(t), series(s)) == both]
+        return [(t.numbers, s.numbers) for t, s in self.cells.pairs() if (series(t), series(s)) == both]
 
     def _against_levels(self, targets: list[Unit], sources: list[Unit]) -> int:
         """Return whether levels speak against the numbers of a list of single layers; see `Levels.against`."""

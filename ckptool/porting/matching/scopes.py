@@ -145,7 +145,7 @@ class Scopes:
 
         Words count by their meaning in neighbouring pairs, or if a scope shares them with only one other.
         """
-        known = ((t.path, s.path) for t, s in self.cells.pair_of.values() if not t.doubts)
+        known = ((t.path, s.path) for t, s in self.cells.pairs() if not t.doubts)
         own, theirs = [t.path for t in targets], [s.path for s in sources]
         found = translation(own, theirs, known) or _namesakes(own, theirs)
         if not found:
