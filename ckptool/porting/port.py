@@ -110,6 +110,13 @@ class _Entries:
             if one.status == "unmapped" and one.parameter is not False:
                 gaps[one.target.rpartition(".")[0]].add(squeezed(one.shape))
         entries: list[Entry] = []
+        tensors = self._source.signature.entries
+        unused = [e for key in made.unused if (e := tensors.get(key)) is not None and len(e.shape) > 1 and e.facts.flow]
+        aside = {
+            one.target.rpartition(".")[0]: name
+            for one in made.entries
+            if one.expr is not None and (name := self._left_out(one, unused)) is not None
+        }
         for one in made.entries:
             layers = [key.rpartition(".") for key in one.sources]
             found = next((rest for path, _, leaf in layers if (rest := _left_in(left, path, leaf))), None)
@@ -118,8 +125,25 @@ class _Entries:
                 found = next(filter(None, fits), None)
             if found is not None:
                 one = one.asking(ask(Reason.LEFT_BESIDE, found))
+            elif one.expr is not None and (name := aside.get(one.target.rpartition(".")[0])) is not None:
+                one = one.asking(ask(Reason.LEFT_OUT_BESIDE, name))
             entries.append(one)
         return replace(made, entries=tuple(entries))
+
+    def _left_out(self, one: Entry, unused: Sequence[Tensor]) -> str | None:
+        """Return the layer that the source's code runs beside the layer of an entry, with the same input and as many
+        outputs, and that the model does not take; or None. The model may need the sum of the two.
+        """
+        for key in one.sources if unused else ():
+            used = self._source.signature.entries.get(key)
+            flow = None if used is None else used.facts.flow
+            if used is None or flow is None or len(used.shape) < 2:
+                continue
+            for other in unused:
+                there = other.facts.flow
+                if there is not None and there.before == flow.before and other.shape[:2] == used.shape[:2]:
+                    return other.key.rpartition(".")[0] or other.key
+        return None
 
     def _entry(self, key: str) -> Entry:
         wanted = self._target.signature.entries[key]
