@@ -141,7 +141,8 @@ class _Entries:
                 continue
             for other in unused:
                 there = other.facts.flow
-                if there is not None and there.before == flow.before and other.shape[:2] == used.shape[:2]:
+                alike = other.how == used.how != "embedding" and other.shape[:2] == used.shape[:2]
+                if alike and there is not None and there.before == flow.before:
                     return other.key.rpartition(".")[0] or other.key
         return None
 
