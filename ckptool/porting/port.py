@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Mapping as MappingOf
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
+from operator import or_
 
 from ..keys.known_buffers import STATISTICS
 from ..model_code.signature import Entry as Tensor
@@ -111,7 +113,10 @@ class _Entries:
                 gaps[one.target.rpartition(".")[0]].add(squeezed(one.shape))
         entries: list[Entry] = []
         tensors = self._source.signature.entries
-        unused = [e for key in made.unused if (e := tensors.get(key)) is not None and len(e.shape) > 1 and e.facts.flow]
+        flows = {key: e.facts.flow for key, e in tensors.items() if e.facts.flow is not None}
+        taken = reduce(or_, (flows[key].before for one in made.entries for key in one.sources if key in flows), 0)
+        left_out = (key for key in made.unused if key in flows and flows[key].bit & taken)
+        unused = [tensors[key] for key in left_out if len(tensors[key].shape) > 1]
         aside = {
             one.target.rpartition(".")[0]: name
             for one in made.entries

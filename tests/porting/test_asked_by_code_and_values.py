@@ -74,14 +74,17 @@ def test_very_wide_weights_of_few_inputs_have_a_multiplier_that_the_biases_have_
     assert [str(rival) for rival in entry.rivals] == ([f"scale({entry.expr}, 0.01)"] if asks else [])
 
 
-@pytest.mark.parametrize(("before", "asks"), [(0, True), (1, False)])
-def test_a_branch_that_the_code_runs_and_the_model_lacks_is_asked_about(before: int, asks: bool) -> None:
-    source = signature({"block.dense.conv.weight": (8, 3, 3, 3), "block.side.conv.weight": (8, 3, 1, 1)})
-    flows = {"block.dense.conv.weight": Flow(0, 0), "block.side.conv.weight": Flow(1, before)}
+@pytest.mark.parametrize(("before", "after", "asks"), [(0, 3, True), (1, 3, False), (0, 1, False)])
+def test_a_branch_that_flows_into_what_the_model_takes_and_that_it_lacks_is_asked_about(
+    before: int, after: int, asks: bool
+) -> None:
+    shapes = {"block.dense.conv.weight": (8, 3, 3, 3), "block.side.conv.weight": (8, 3, 1, 1), "head.weight": (5, 8)}
+    flows = dict(zip(shapes, (Flow(0, 0), Flow(1, before), Flow(2, after)), strict=True))
+    source = signature(shapes)
     entries = {
-        key: replace(entry, used=flows[key].number, module="Conv2d", how="conv2d", facts=Facts(flow=flows[key]))
+        key: replace(entry, used=flows[key].number, how="conv2d", facts=Facts(flow=flows[key]))
         for key, entry in source.entries.items()
     }
-    target = wanted({"block.dense.weight": (8, 3, 3, 3)})
+    target = wanted({"block.dense.weight": (8, 3, 3, 3), "head.weight": (5, 8)})
     mapping = port(replace(source, entries=entries, traced=True), target)
     assert ("LEFT_OUT_BESIDE" in asked(found(mapping, "block.dense.weight"))) == asks
