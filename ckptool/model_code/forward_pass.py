@@ -182,7 +182,8 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
                 facts.flattened = what
             if name in ("linear", "matmul", "__matmul__") and place == 1:
                 facts.pixels = self._patches.order_of(first)
-            facts.plus = _added(name, args)
+            facts.plus = _number(name, args, _ADDS, 0.0)
+            facts.times = _number(name, args, _MULTIPLIES, 1.0)
         if name in _MULTIPLY and self.uses[key].how in _MEMBERS:
             self.uses[key].how = name  # what is done with a member counts
         if name in _PRODUCTS and place >= 1:
@@ -416,10 +417,13 @@ def _along_last(args: Any, kwargs: Any, whole: Any) -> bool:
 _OF_BATCH_NORM = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
 
 
-def _added(name: str, args: Any) -> float | None:
-    """Return the number that a function adds to a parameter: 0 if it does not add, None if it adds no number."""
-    if name not in _ADDS:
-        return 0.0
+def _number(name: str, args: Any, names: frozenset[str], nothing: float) -> float | None:
+    """Return the number that a function of NAMES adds to a parameter or multiplies it by.
+
+    It is NOTHING if this is another function, and None if it is one of them with something else than a number.
+    """
+    if name not in names:
+        return nothing
     numbers = [value for value in args[:2] if isinstance(value, int | float)]
     return float(numbers[0]) if len(numbers) == 1 else None
 

@@ -116,6 +116,7 @@ class Facts:
         inputs_first: whether its layout is [in, out]; None if that is not known.
         dims: for each of its dimensions "input", "output" or "both", if an einsum shows it.
         plus: the number that the code adds to it before it is used, 0 for none; None if that is not known.
+        times: the number that the code multiplies it by before it is used, 1 for none; None if that is not known.
         behind: for the statistics of a batch norm, the layer directly before it, if nothing is between them.
         pixels: the order in which each of its rows lists the numbers of a patch ("chw", "hwc"), if the code shows it.
     """
@@ -133,6 +134,7 @@ class Facts:
     inputs_first: bool | None = None
     dims: tuple[str, ...] = ()
     plus: float | None = None
+    times: float | None = None
     behind: BehindLayer | None = None
     pixels: str = ""
 

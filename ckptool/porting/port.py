@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Mapping as MappingOf
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
+from operator import or_
 
 from ..keys.known_buffers import STATISTICS
 from ..model_code.signature import Entry as Tensor
@@ -110,6 +112,16 @@ class _Entries:
             if one.status == "unmapped" and one.parameter is not False:
                 gaps[one.target.rpartition(".")[0]].add(squeezed(one.shape))
         entries: list[Entry] = []
+        tensors = self._source.signature.entries
+        flows = {key: e.facts.flow for key, e in tensors.items() if e.facts.flow is not None}
+        taken = reduce(or_, (flows[key].before for one in made.entries for key in one.sources if key in flows), 0)
+        left_out = (key for key in made.unused if key in flows and flows[key].bit & taken)
+        unused = [tensors[key] for key in left_out if len(tensors[key].shape) > 1]
+        aside = {
+            one.target.rpartition(".")[0]: name
+            for one in made.entries
+            if one.expr is not None and (name := self._left_out(one, unused)) is not None
+        }
         for one in made.entries:
             layers = [key.rpartition(".") for key in one.sources]
             found = next((rest for path, _, leaf in layers if (rest := _left_in(left, path, leaf))), None)
@@ -118,8 +130,26 @@ class _Entries:
                 found = next(filter(None, fits), None)
             if found is not None:
                 one = one.asking(ask(Reason.LEFT_BESIDE, found))
+            elif one.expr is not None and (name := aside.get(one.target.rpartition(".")[0])) is not None:
+                one = one.asking(ask(Reason.LEFT_OUT_BESIDE, name))
             entries.append(one)
         return replace(made, entries=tuple(entries))
+
+    def _left_out(self, one: Entry, unused: Sequence[Tensor]) -> str | None:
+        """Return the layer that the source's code runs beside the layer of an entry, with the same input and as many
+        outputs, and that the model does not take; or None. The model may need the sum of the two.
+        """
+        for key in one.sources if unused else ():
+            used = self._source.signature.entries.get(key)
+            flow = None if used is None else used.facts.flow
+            if used is None or flow is None or len(used.shape) < 2:
+                continue
+            for other in unused:
+                there = other.facts.flow
+                alike = other.how == used.how != "embedding" and other.shape[:2] == used.shape[:2]
+                if alike and there is not None and there.before == flow.before:
+                    return other.key.rpartition(".")[0] or other.key
+        return None
 
     def _entry(self, key: str) -> Entry:
         wanted = self._target.signature.entries[key]

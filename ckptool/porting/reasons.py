@@ -221,6 +221,21 @@ class Reason(Enum):
         "these matrices are square, and the file does not show whether their rows are outputs (as in torch.nn.Linear) "
         "or inputs; check whether the source's code transposes them",
     )
+    SQUARE_SCORES = (
+        Topic.TURNED,
+        "this matrix is square and used element by element, and the file does not show whether its rows or its columns "
+        "come first; check in both codes whether an entry [i, j] is for i to j or for j to i",
+    )
+    TURNED_KERNEL = (
+        Topic.TURNED,
+        "the source has a transposed convolution here, as {} shows, and the model has a convolution, so inputs and "
+        "outputs were swapped and the kernel was flipped; check in both codes that the two layers have stride 1",
+    )
+    KERNEL_BY_NAME = (
+        Topic.TURNED,
+        "the source's name suggests a transposed convolution, and the model has a convolution; check the kind of the "
+        "layer in the source's code, and swap inputs and outputs and flip the kernel if it is transposed",
+    )
     HIDDEN_FIRST = (
         Topic.OTHER,
         "this matrix multiplies the input and the hidden state, concatenated, and the file does not show which of them "
@@ -359,6 +374,11 @@ class Reason(Enum):
         "layer with eps {}; if the source's code has another eps, change the last number of fold_weight and "
         "fold_bias in the file of --save-mapping",
     )
+    LEFT_OUT_BESIDE = (
+        Topic.OTHER,
+        "the source's code also passes the input of this layer through {}, and nothing in the model takes that; check "
+        "in the source's code whether the two outputs are added, and use the sum of their weights if so",
+    )
     UNREAD_NORM = (
         Topic.OTHER,
         "the source has the batch norm {} after this layer, and nothing in the model takes it; check what the model "
@@ -412,6 +432,21 @@ class Reason(Enum):
         "the source's weights have the same spread in every layer, as if the source's code multiplies each by 1 / "
         "sqrt(its number of inputs); check the forward of the layers in the source's code for such a factor (equalised "
         "learning rate)",
+    )
+    EQUALISED_BIAS = (
+        Topic.OTHER,
+        "the source's weights are so wide in every layer that its code most likely multiplies weights and biases by a "
+        "learning rate multiplier; check the forward of the layers in the source's code for a factor on the bias",
+    )
+    FACTOR_IN_CODE = (
+        Topic.OTHER,
+        "the source's code multiplies this tensor by {} before it uses it, and the model's code by {}; check that the "
+        "other code does not have this factor at another place in this layer",
+    )
+    MAY_ADD_1 = (
+        Topic.OTHER,
+        "the source calls this norm weight {} and has no bias beside it, as code that adds 1 to its norm weights often "
+        "does, and the model does not add 1; check the forward of the norm in the source's code",
     )
     MODULATION_ELSEWHERE = (
         Topic.OTHER,

@@ -12,7 +12,7 @@ from .. import expression as ex
 from ..expression import Expr, Shape
 from ..questions import Reason
 from ..words import table
-from .pieces import Canon, Piece, squeezed
+from .pieces import Canon, Piece, squeezed, unchanged
 
 
 def channels_first(source: Canon, target: Canon) -> None:
@@ -92,6 +92,74 @@ def turn_transposed(one: Canon, other: Canon) -> None:
         if votes[True] and not votes[False]:
             for piece in kernels:
                 _turned(one, piece)
+
+
+def turn_kernels(source: Canon, target: Canon) -> None:
+    """Turn and flip kernels of transposed convolutions of the source ([in, out, k, k]) for a model with convolutions.
+
+    With stride 1 both compute the same. The source's code, the lengths of biases or the sizes show that a list of
+    kernels is transposed; a name alone is a question.
+    """
+    own = [p for p in target.pieces.values() if p.role == "weight" and len(p.shape) > 2]
+    plain = Counter(p.shape for p in own if _is_transposed(p) is False)
+    if not plain or any(_is_transposed(p) for p in own):
+        return
+    lists: dict[tuple[str, ...], list[Piece]] = defaultdict(list)
+    for piece in source.pieces.values():
+        if piece.role == "weight" and len(piece.shape) > 2 and squeezed(piece.shape[2:]) and not piece.placed:
+            lists[_unnumbered(piece.path)].append(piece)
+    for kernels in lists.values():
+        seen = {_is_transposed(piece) for piece in kernels} - {None}
+        if seen:
+            why = "its code" if seen == {True} else ""
+        else:
+            why = "the sizes of its list" if _all_turned(source, kernels, plain) else ""
+        named = not seen and not why and all(_called_transposed(p) and p.shape[0] == p.shape[1] for p in kernels)
+        for piece in kernels:
+            there = (piece.shape[1], piece.shape[0], *piece.shape[2:])
+            flipped = partial(_flipped, rank=len(there))
+            if not plain[there]:
+                continue
+            if why:
+                made = replace(piece, shape=there).asking(Reason.TURNED_KERNEL, why)
+                source.become(piece, [(made, flipped)], flipped)
+            elif named:
+                made = piece.asking(Reason.KERNEL_BY_NAME, option=flipped(piece.expr))
+                source.become(piece, [(made, unchanged)], unchanged)
+
+
+def _is_transposed(piece: Piece) -> bool | None:
+    """Return whether code uses a kernel in a transposed convolution, or None if no code is known."""
+    how, module = piece.entry.how, piece.entry.module
+    if "conv" in how or "Conv" in module:
+        return "transpose" in how or "Transpose" in module
+    return None
+
+
+def _all_turned(source: Canon, kernels: list[Piece], plain: Counter[Shape]) -> bool:
+    """Return whether the lengths of biases, or sizes that the model has the other way round, show that a list of
+    kernels has inputs first.
+    """
+    votes: Counter[bool] = Counter()
+    for piece in kernels:
+        out, inputs = piece.shape[:2]
+        if out == inputs:
+            continue
+        bias = source.pieces.get(piece.name.beside("bias"))
+        if bias is not None:
+            votes[bias.shape == (inputs,)] += 1
+        else:
+            there = (inputs, out, *piece.shape[2:])
+            votes[plain[there] > 0 and not plain[piece.shape]] += 1
+    return votes[True] > 0 and not votes[False]
+
+
+def _called_transposed(piece: Piece) -> bool:
+    return any(re.search(r"deconv|trans(posed?_?)?conv|conv_?trans", component.lower()) for component in piece.path)
+
+
+def _flipped(e: Expr, *, rank: int) -> Expr:
+    return ex.flip(ex.permute(e, 1, 0, *range(2, rank)), *range(2, rank))
 
 
 def _turned(one: Canon, piece: Piece) -> None:

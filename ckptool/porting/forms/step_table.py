@@ -19,7 +19,7 @@ from .gates import join_gates, of_recurrent_kernels
 from .heads import flat_heads, flat_vectors
 from .implied import IMPLIED, count_letters, forget_plain_words
 from .joining import join_parts
-from .kernels import channels_first, lay_down, turn_transposed
+from .kernels import channels_first, lay_down, turn_kernels, turn_transposed
 from .layouts import follow_names, general_dense, turn_all, turn_bare_matrices, turn_by_vote
 from .permuted import permute
 from .pieces import Canon
@@ -292,6 +292,15 @@ STEPS: tuple[Rule[Step], ...] = in_order(
         "A transposed convolution over one pixel became a linear layer.",
         "Over one pixel both multiply with one matrix, which stands the other way round.",
         each(turn_transposed),
+    ),
+    Rule(
+        "transposed kernels",
+        375,
+        "A kernel of a transposed convolution was swapped and flipped for a convolution.",
+        "With stride 1 both compute the same; code, biases and sizes show the kind of the source's layer.",
+        turn_kernels,
+        Strength.OPEN,
+        when="the model has no transposed convolutions",
     ),
     Rule(
         "biases apart",

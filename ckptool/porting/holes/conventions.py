@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from math import prod
 from typing import Any
 
 from .. import expression as ex
@@ -18,6 +17,7 @@ from ..matching.units import Unit, label_of
 from ..questions import Reason, Topic
 from ..rules import Rule, Strength, in_order
 from ..words import Rotary, cut, label, table, words_of
+from .factors import equalised, multiplied_in_code
 from .filling import Filling, Values
 from .modulation import doubt_gates, doubt_modulation
 
@@ -41,7 +41,7 @@ def _bare_squares(filling: Filling) -> None:
     for hole, filled in filling.holes.items():
         t, s = filling.unit_of[hole]
         piece = t.pieces.get(hole.role)
-        shape = None if piece is None else _as_matrix(piece)
+        shape = None if piece is None else _as_matrix(piece) or _as_scores(piece)
         if piece is None or shape is None:
             continue
         same = filled.expr, ex.unreshaped(filled.expr)
@@ -55,15 +55,17 @@ def _bare_squares(filling: Filling) -> None:
         elif own.entry.key.split(".")[-1] != piece.entry.key.split(".")[-1] and _AS_IT_IS.issuperset(
             filled.expr.operations()
         ):
-            square.append((filled, own))
-    for filled, own in square:
+            square.append((hole, filled, own))
+    for hole, filled, own in square:
         if votes[True] and not votes[False]:
             filled.expr = ex.transpose(filled.expr)
         elif not votes[False] and not any(doubt.reason.topic is Topic.TURNED for doubt in filled.doubts):
             # as a rule, code multiplies with its own parameters from the right; `F.linear` takes a `weight`, and those
             # of experts are as often taken by it, one after the other
-            from_the_right = len(own.shape) != 3 and not own.leaf.endswith("_weight")
-            filled.ask(Reason.INPUTS_FIRST, options=[ex.transpose(filled.expr)], exchange=from_the_right)
+            scores = _as_scores(filling.unit_of[hole][0].pieces[hole.role]) is not None
+            from_the_right = len(own.shape) != 3 and not own.leaf.endswith("_weight") and not scores
+            reason = Reason.SQUARE_SCORES if scores else Reason.INPUTS_FIRST
+            filled.ask(reason, options=[ex.transpose(filled.expr)], exchange=from_the_right)
 
 
 def _turned_squares(filling: Filling) -> None:
@@ -288,6 +290,15 @@ def _centred_norms(filling: Filling) -> None:
             # code that adds 1 has as a rule no bias; weights that are above 0 may be so after 1 was taken from them
             likely = not adds_one and "bias" not in t.pieces
             filled.ask(reason, options=[ex.shift(filled.expr, amount)], exchange=likely)
+    for t, s, piece in norms:
+        leaf, filled = s.pieces["weight"].leaf if "weight" in s.pieces else "", filling.holes[piece.name]
+        unlike = leaf in _MAY_ADD and leaf != piece.leaf and not ({"bias"} & {*t.pieces, *s.pieces})
+        if unlike and not _adds(piece) and not filled.doubts:
+            filled.ask(Reason.MAY_ADD_1, leaf, options=[ex.shift(filled.expr, 1.0)])
+
+
+#: What code that adds 1 calls a norm weight without a bias, and torch does not.
+_MAY_ADD = frozenset({"gamma"})
 
 
 def _added_in_code(filling: Filling) -> set[Name]:
@@ -335,41 +346,6 @@ def _adds(piece: Piece) -> bool:
     return piece.entry.how in ("add", "__add__", "__radd__")
 
 
-#: Weights this many times as wide as code initialises them (1 / sqrt(inputs)) are multiplied by it, if all of them are.
-_WIDE = 4.0
-#: Layers of so many inputs tell, and so many of them are looked at.
-_MANY_INPUTS, _FEWEST, _MOST_SEEN = 64, 4, 24
-
-
-def _equalised(filling: Filling) -> None:
-    """Ask about weights that have the same spread in every layer: code with equalised learning rates multiplies them on
-    every call.
-
-    Such weights are normally distributed, and the code multiplies them by 1 / sqrt(inputs) or sqrt(2 / inputs) (Karras
-    et al., "Progressive Growing of GANs", 2018, section 4.1). This model has no such factor. If the file's weights are
-    scaled like initial weights, nothing is asked.
-    """
-    if filling.values is None or filling.same_names:
-        return
-    layers = []
-    for hole, filled in filling.holes.items():
-        piece = filling.target.pieces.get(hole)
-        if piece is None or piece.role != "weight" or len(piece.shape) < 2 or not filled.expr.is_copy:
-            continue
-        used = piece.entry.how or piece.entry.module.lower()
-        if used.startswith(("linear", "conv")) and not filling.unit_of[hole][0].told_by(Kind.NAME):
-            layers.append((filled, prod(piece.shape[1:])))
-    seen: list[bool] = []
-    for filled, inputs in layers:
-        found = filling.values(filled.expr.key) if inputs >= _MANY_INPUTS and len(seen) < _MOST_SEEN else None
-        if found is not None:
-            seen.append(float((found.astype("float64") ** 2).mean()) * inputs > _WIDE**2)
-    if len(seen) < _FEWEST or sum(seen) < 0.9 * len(seen):
-        return
-    for filled, inputs in layers:
-        filled.ask(Reason.EQUALISED, options=[ex.scale(filled.expr, (n / inputs) ** 0.5) for n in (2, 1)])
-
-
 def _joined_by(piece: Piece | None) -> dict[str, int] | None:
     """Return the place of each branch in the concatenation that a layer of the source takes, or None if it is not
     known.
@@ -384,6 +360,17 @@ def _as_matrix(piece: Piece) -> Shape | None:
     if len(piece.shape) > 2 and (how.startswith("conv") or module.startswith("Conv")):
         return piece.shape[:2] if not squeezed(piece.shape[2:]) else None
     return piece.shape if (how in PRODUCTS or module == "Linear") and len(piece.shape) > 1 else None
+
+
+def _as_scores(piece: Piece) -> Shape | None:
+    """Return the shape of a square parameter that code takes numbers out of, such as scores from class to class."""
+    of_own_code = is_bare(piece) and piece.entry.parameter and piece.entry.module != "Embedding"
+    is_square = len(piece.shape) == 2 and piece.shape[0] == piece.shape[1] > 1
+    return piece.shape if of_own_code and is_square and piece.entry.how in _TAKES else None
+
+
+#: How code takes numbers out of a matrix, or adds all of them.
+_TAKES = frozenset("__getitem__ gather index_select add __add__ __radd__ unsqueeze".split())
 
 
 def _share_of_negatives(values: Values, keys: Sequence[str]) -> float | None:
@@ -490,7 +477,16 @@ CONVENTIONS: tuple[Rule[Callable[[Filling], None]], ...] = in_order(
         100,
         "The file's weights are as wide as where code multiplies them on every call.",
         "Code initialises with 1 / sqrt(inputs); weights that are all much wider had that factor outside.",
-        _equalised,
+        equalised,
         Strength.OPEN,
+    ),
+    Rule(
+        "factors in the code",
+        110,
+        "One of the two codes multiplies a tensor by a number on every call.",
+        "The forward passes show the numbers; the same factor may be elsewhere in the other code.",
+        multiplied_in_code,
+        Strength.OPEN,
+        when="both codes were traced",
     ),
 )

@@ -41,14 +41,36 @@ def by_names(one: Pair, other: Pair, *, soft: bool = True) -> Said:
     words = own_words(t, s, t2, s2) + own_words(t2, s2, t, s)
     crossed = own_words(t, s2, t2, s) + own_words(t2, s, t, s2)
     if words != crossed and said * (words - crossed) >= 0:
-        return "sure" if words > crossed else "against"
+        if not _only_directions(one, other) and not _only_directions((t, s2), (t2, s)):
+            return "sure" if words > crossed else "against"
+        said += words - crossed
     if not soft:
         return "nothing"
     if said == 0:
         said = int(held_so(one, other))
     if said == 0:
         said = _counted_out(t, s) + _counted_out(t2, s2) - _counted_out(t, s2) - _counted_out(t2, s)
+    if said == 0:
+        said = _initials(t, s) + _initials(t2, s2) - _initials(t, s2) - _initials(t2, s)
     return "for" if said > 0 else "against" if said < 0 else "nothing"
+
+
+#: Words that say where a layer stands in its block; an attention and a feed-forward network both have them.
+_DIRECTIONS = frozenset({"in", "out"})
+
+
+def _only_directions(one: Pair, other: Pair) -> bool:
+    """Return whether all words by which names tell two pairs from their swap only say where a layer stands."""
+    (t, s), (t2, s2) = one, other
+    own = (telling_words(t.path) - telling_words(t2.path)) & (telling_words(s.path) - telling_words(s2.path))
+    own |= (telling_words(t2.path) - telling_words(t.path)) & (telling_words(s2.path) - telling_words(s.path))
+    return bool(own) and own <= _DIRECTIONS
+
+
+def _initials(t: Unit, s: Unit) -> bool:
+    """Return whether one name is made of the first letters of the words of the other: `TC` and `time_C`."""
+    short, long = sorted((words_of(unit.path[-1:]) for unit in (t, s)), key=len)
+    return len(short) == 1 < len(long) and short[0] == "".join(word[0] for word in long)
 
 
 def _parts_of_one(one: Pair, other: Pair) -> bool:

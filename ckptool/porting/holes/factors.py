@@ -1,0 +1,83 @@
+"""Ask about weights that one of the two codes multiplies by a number on every call."""
+
+from __future__ import annotations
+
+from math import log10, prod
+
+from .. import expression as ex
+from ..forms.pieces import Name
+from ..matching.evidence import Kind
+from ..questions import Reason
+from .filling import Filled, Filling
+
+#: Weights this many times as wide as code initialises them (1 / sqrt(inputs)) are multiplied by it, if all of them are.
+_WIDE = 4.0
+#: The same for layers with few inputs, whose spread says less.
+_VERY_WIDE = 16.0
+#: Layers of so many inputs tell, and so many of them are looked at.
+_MANY_INPUTS, _FEWEST, _MOST_SEEN = 64, 4, 24
+
+
+def equalised(filling: Filling) -> None:
+    """Ask about weights that have the same spread in every layer: code with equalised learning rates multiplies them on
+    every call.
+
+    Such weights are normally distributed, and the code multiplies them by 1 / sqrt(inputs) or sqrt(2 / inputs) (Karras
+    et al., "Progressive Growing of GANs", 2018, section 4.1). This model has no such factor. If the file's weights are
+    scaled like initial weights, nothing is asked. A learning rate multiplier divides the initial weights and multiplies
+    weights and biases on every call ("A Style-Based Generator", 2019, appendix C), so that such weights are even wider.
+    """
+    if filling.values is None or filling.same_names:
+        return
+    layers: list[tuple[Name, Filled, int]] = []
+    for hole, filled in filling.holes.items():
+        piece = filling.target.pieces.get(hole)
+        if piece is None or piece.role != "weight" or len(piece.shape) < 2 or not filled.expr.is_copy:
+            continue
+        used = piece.entry.how or piece.entry.module.lower()
+        if used.startswith(("linear", "conv")) and not filling.unit_of[hole][0].told_by(Kind.NAME):
+            layers.append((hole, filled, prod(piece.shape[1:])))
+    squares: list[tuple[float, int]] = []
+    for _, filled, inputs in sorted(layers, key=lambda layer: layer[2] < _MANY_INPUTS):
+        found = filling.values(filled.expr.key) if len(squares) < _MOST_SEEN else None
+        if found is not None:
+            squares.append((float((found.astype("float64") ** 2).mean()), inputs))
+    wide = [square * inputs > _WIDE**2 for square, inputs in squares if inputs >= _MANY_INPUTS]
+    if not _most(wide) and not _most([square * inputs > _VERY_WIDE**2 for square, inputs in squares]):
+        return
+    rate = _rate([square for square, _ in squares])
+    for hole, filled, inputs in layers:
+        filled.ask(Reason.EQUALISED, options=[ex.scale(filled.expr, rate * (n / inputs) ** 0.5) for n in (2, 1)])
+        bias = filling.holes.get(hole.beside("bias"))
+        if bias is not None and rate < 1:
+            bias.ask(Reason.EQUALISED_BIAS, options=[ex.scale(bias.expr, rate)])
+
+
+def _most(wide: list[bool]) -> bool:
+    """Return whether enough layers were looked at, and nearly all of them have wide weights."""
+    return len(wide) >= _FEWEST and sum(wide) >= 0.9 * len(wide)
+
+
+def _rate(squares: list[float]) -> float:
+    """Return the learning rate multiplier that such weights had, a power of ten, from the mean SQUARES of layers."""
+    middle = sorted(squares)[len(squares) // 2]
+    return float(10.0 ** -max(round(log10(middle) / 2), 0)) if middle else 1.0
+
+
+def multiplied_in_code(filling: Filling) -> None:
+    """Ask about tensors that the two codes multiply by different numbers before they use them.
+
+    The first option is right if the other code has no such factor at another place, such as on the layer's input.
+    """
+    for hole, filled in filling.holes.items():
+        t, s = filling.unit_of[hole]
+        piece, own = t.pieces.get(hole.role), s.pieces.get(hole.role)
+        if piece is None or own is None or not filled.expr.is_copy or own.expr != filled.expr:
+            continue
+        here, there = piece.entry.facts.times, own.entry.facts.times
+        if here and there and here != there:
+            made = ex.scale(filled.expr, there / here)
+            filled.ask(Reason.FACTOR_IN_CODE, f"{there:g}", f"{here:g}", options=[made], exchange=True)
+
+
+__all__ = ["equalised", "multiplied_in_code"]

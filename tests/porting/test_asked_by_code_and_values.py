@@ -1,0 +1,90 @@
+"""What equal sizes hide: kernels and scores the other way round, norms that add 1, factors, and branches left out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from sides import found, signature, wanted
+
+from ckptool.model_code.signature import Facts, Flow, Signature
+from ckptool.porting.port import port
+from ckptool.porting.questions import still_open
+
+
+def known(side: Signature, **of: Any) -> Signature:
+    """Return SIDE with these facts of all its entries."""
+    return replace(side, entries={key: replace(entry, **of) for key, entry in side.entries.items()})
+
+
+def asked(entry: Any) -> list[str]:
+    return [question.reason.name for question in still_open(entry.questions)]
+
+
+KERNELS = {"0.weight": (8, 8, 3, 3), "0.bias": (8,), "1.weight": (8, 8, 3, 3), "1.bias": (8,)}
+
+
+@pytest.mark.parametrize(("name", "asks"), [("deconv_layers", ["KERNEL_BY_NAME"]), ("conv_layers", [])])
+def test_a_name_alone_makes_a_square_transposed_kernel_a_question(name: str, asks: list[str]) -> None:
+    source = signature({f"{name}.{key}": shape for key, shape in KERNELS.items()})
+    target = known(wanted({f"up.{key}": shape for key, shape in KERNELS.items()}), module="Conv2d", how="conv2d")
+    assert asked(found(port(source, target), "up.1.weight")) == asks
+
+
+def test_square_kernels_follow_the_sizes_of_their_list() -> None:
+    shapes = KERNELS | {"2.weight": (8, 1, 3, 3), "2.bias": (1,)}
+    source = signature({f"decoder.{key}": shape for key, shape in shapes.items()})
+    shapes = shapes | {"2.weight": (1, 8, 3, 3)}
+    target = known(wanted({f"up.{key}": shape for key, shape in shapes.items()}), module="Conv2d", how="conv2d")
+    entry = found(port(source, target), "up.0.weight")
+    assert str(entry.expr) == "flip(permute(decoder.0.weight, 1, 0, 2, 3), 2, 3)"
+    assert asked(entry) == ["TURNED_KERNEL"]
+
+
+@pytest.mark.parametrize(("shape", "asks"), [((6, 6), ["SQUARE_SCORES"]), ((6, 5), [])])
+def test_square_scores_of_another_name_may_be_the_other_way_round(shape: tuple[int, int], asks: list[str]) -> None:
+    source = signature({"crf.transitions": shape, "head.weight": (6, 9)})
+    target = known(wanted({"trans": shape}), module="Tagger", how="__getitem__")
+    assert asked(found(port(source, target), "trans")) == asks
+
+
+@pytest.mark.parametrize(("keys", "asks"), [(("gamma",), ["MAY_ADD_1"]), (("gamma", "beta"), []), (("weight",), [])])
+def test_gamma_without_a_bias_may_want_1_added(keys: tuple[str, ...], asks: list[str]) -> None:
+    source = signature({f"layer.norm.{key}": (24,) for key in keys})
+    target = known(wanted({"block.norm.weight": (24,), "block.norm.bias": (24,)}), module="LayerNorm", how="layer_norm")
+    if len(keys) == 1:
+        target = replace(target, entries={k: e for k, e in target.entries.items() if k.endswith("weight")})
+    values = {f"layer.norm.{key}": np.linspace(0.5, 1.5, 24) for key in keys}
+    assert asked(found(port(source, target, values=values.get), "block.norm.weight")) == asks
+
+
+@pytest.mark.parametrize(("spread", "asks"), [(100.0, ["EQUALISED_BIAS"]), (0.25, [])])
+def test_very_wide_weights_of_few_inputs_have_a_multiplier_that_the_biases_have_too(
+    spread: float, asks: list[str]
+) -> None:
+    rng = np.random.default_rng(0)
+    shapes = {f"{n}.{role}": shape for n in range(4) for role, shape in (("weight", (16, 16)), ("bias", (16,)))}
+    source = {key.replace(".", "fc.", 1).join(("m", "")): rng.standard_normal(s) * spread for key, s in shapes.items()}
+    target = known(wanted({f"mlp.{key}": shape for key, shape in shapes.items()}), module="Linear", how="linear")
+    made = port(signature({key: value.shape for key, value in source.items()}), target, values=source.get)
+    entry = found(made, "mlp.1.bias")
+    assert asked(entry) == asks
+    assert [str(rival) for rival in entry.rivals] == ([f"scale({entry.expr}, 0.01)"] if asks else [])
+
+
+@pytest.mark.parametrize(("before", "after", "asks"), [(0, 3, True), (1, 3, False), (0, 1, False)])
+def test_a_branch_that_flows_into_what_the_model_takes_and_that_it_lacks_is_asked_about(
+    before: int, after: int, asks: bool
+) -> None:
+    shapes = {"block.dense.conv.weight": (8, 3, 3, 3), "block.side.conv.weight": (8, 3, 1, 1), "head.weight": (5, 8)}
+    flows = dict(zip(shapes, (Flow(0, 0), Flow(1, before), Flow(2, after)), strict=True))
+    source = signature(shapes)
+    entries = {
+        key: replace(entry, used=flows[key].number, how="conv2d", facts=Facts(flow=flows[key]))
+        for key, entry in source.entries.items()
+    }
+    target = wanted({"block.dense.weight": (8, 3, 3, 3), "head.weight": (5, 8)})
+    mapping = port(replace(source, entries=entries, traced=True), target)
+    assert ("LEFT_OUT_BESIDE" in asked(found(mapping, "block.dense.weight"))) == asks
