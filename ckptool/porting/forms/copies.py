@@ -40,6 +40,8 @@ def copies(source: Signature, target: Signature) -> tuple[dict[str, str], set[st
     have: dict[Shape, int] = defaultdict(int)
     for entry in source.entries.values():
         have[entry.shape] += 1
+    components = {component for key in target.entries for component in key.split(".")[:-1]}
+    components -= {*table().copies, *table().empty}
     found: dict[str, str] = {}
     parts_of_others: set[tuple[str, ...]] = set()
     for (_, _, inner), prefixes in sorted(groups.items(), key=lambda g: -len(g[0][2])):
@@ -54,6 +56,8 @@ def copies(source: Signature, target: Signature) -> tuple[dict[str, str], set[st
             continue  # the target holds in another form as much as all of them
         if len({_role_word(p[-1]) for p in prefixes}) > 1 and _target_names_one(prefixes, target):
             continue
+        if len(components.intersection(p[-1] for p in prefixes)) == 1:
+            continue  # the model itself says which of them it is
         sides = {_side(p[-1]) for p in prefixes}
         if len(sides) > 1:  # parts of one model: what says no side goes to a model that says none
             if None in sides and not any(_side(part) for key in target.entries for part in key.split(".")):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from ..rules import Rule
@@ -13,14 +13,24 @@ from .projections import fused_kind, part_label
 from .roles import counted_by_letters
 
 _GATED = {"w1": "gate", "w2": "down", "w3": "up"}
+#: What GPT-2 calls the two layers of a feed-forward part, and what Bahdanau et al. call those of their attention.
+_EXPANDED = {"fc": "up", "proj": "down"}
+_ADDITIVE = {"wa": "query", "ua": "key", "va": "score"}
 
 
-def _gated(canon: Canon) -> None:
-    """Name w1, w2 and w3 in one module gate, down and up of a gated block."""
-    heads = Counter(p.path[:-1] for p in canon.pieces.values() if p.last in _GATED and p.role == "weight")
-    for piece in list(canon.pieces.values()):
-        if piece.last in _GATED and heads[piece.path[:-1]] == 3:
-            _add(canon, piece, _GATED[piece.last])
+def _together(meaning: Mapping[str, str]) -> Callable[[Canon], None]:
+    """Return a function that adds words to layers with some names, where one module has all of these names."""
+
+    def imply(canon: Canon) -> None:
+        named = [p for p in canon.pieces.values() if p.path and p.last.lower() in meaning]
+        beside: dict[tuple[str, ...], set[str]] = defaultdict(set)
+        for piece in named:
+            beside[piece.path[:-1]].add(piece.last.lower())
+        for piece in named:
+            if beside[piece.path[:-1]] == meaning.keys():
+                _add(canon, piece, meaning[piece.last.lower()])
+
+    return imply
 
 
 #: What papers on non-local blocks call queries, keys and values.
@@ -176,7 +186,21 @@ IMPLIED: tuple[Rule[Callable[[Canon, Canon], None]], ...] = (
         90,
         "`w1`, `w2` and `w3` were read as gate, down and up.",
         "Where the three stand together they are the feed-forward part of Llama's code and of what follows it.",
-        _both(_gated),
+        _both(_together(_GATED)),
+    ),
+    Rule(
+        "fc and proj",
+        92,
+        "`fc` and `proj` were read as up and down.",
+        "Where the two stand together they are the feed-forward part of GPT-2's code and of what follows it.",
+        _both(_together(_EXPANDED)),
+    ),
+    Rule(
+        "Wa, Ua and Va",
+        94,
+        "`Wa` and `Ua` were read as queries and keys of an additive attention.",
+        "So Bahdanau et al. (2015) call the matrices of the decoder's state and of the encoder's outputs.",
+        _both(_together(_ADDITIVE)),
     ),
     Rule(
         "theta, phi and g",

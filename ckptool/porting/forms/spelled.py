@@ -35,7 +35,21 @@ def spelled(names: Sequence[str], wholes: Set[str]) -> tuple[int, ...] | None:
                 found.append(order)
                 break
         else:
+            if any(_cut_short(own, whole) for whole in wholes):
+                found.append(order)
+                continue
             words = [cut(name) for name in own]
             if spoken & {"".join(word[at] for word in words if word) for at in (0, -1)}:
                 found.append(order)
     return found[0] if len(found) == 1 else None
+
+
+def _cut_short(names: Sequence[str], whole: str) -> bool:
+    """Return whether a fused tensor's name ends with those of its parts, cut short: `b1_b2r` for `b1`
+    and `b2_reduce`.
+    """
+    said = whole.split("_")[-len(names) :]
+    short = [(first, first + "".join(word[:1] for word in rest)) for first, *rest in (n.split("_") for n in names)]
+    return len({*said}) == len(names) and all(
+        len(word) > 1 and word == full for word, (_, full) in zip(said, short, strict=False)
+    )

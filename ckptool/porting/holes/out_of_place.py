@@ -100,8 +100,8 @@ def _in_other_blocks(filling: Filling, pairs: Sequence[Pair]) -> None:
                 habit = _without_numbers(pair[0]), _without_numbers(pair[1]), j - i
                 stray.append((pair, lists, (i, j), habit))
                 habits[habit] += 1
-    for (t, _), lists, (i, j), habit in stray:
-        if habits[habit] < _A_HABIT:
+    for (t, s), lists, (i, j), habit in stray:
+        if habits[habit] < _A_HABIT and not _between_two_blocks(t, s, pairs, i - j):
             own, theirs = (name.format(n) for name, n in zip(lists, (i, j), strict=True))
             _ask(filling, t, Reason.FROM_ANOTHER_BLOCK, own, theirs)
     inside: dict[_Lists, dict[int, dict[str, Pair]]] = defaultdict(lambda: defaultdict(dict))
@@ -110,6 +110,17 @@ def _in_other_blocks(filling: Filling, pairs: Sequence[Pair]) -> None:
             inside[lists][i][_below(t, lists[0].format(i))] = t, s
     for lists, counted in votes.items():
         _crossed(filling, inside[lists], lists, counted)
+
+
+def _between_two_blocks(t: Unit, s: Unit, pairs: Sequence[Pair], blocks: int) -> bool:
+    """Return whether a layer stands between two blocks on both sides, and code counts it among either.
+
+    It has the same name and the same place among all layers: for example, `downsample` at the end of a stage, or at the
+    beginning of the next.
+    """
+    same = abs(blocks) == 1 and s.path[-1:] == t.path[-1:] and similarity(t, s) > 0
+    others = [(a, b) for a, b in pairs if a.path[:-1] != t.path[:-1]]
+    return same and all((a.order < t.order) == (b.order < s.order) for a, b in others)
 
 
 def _go_together(votes: Counter[tuple[int, int]]) -> bool:

@@ -105,6 +105,22 @@ def soft_words(t: Unit, s: Unit) -> int:
     return sum(1 if own[group] == theirs[group] else -1 for group in own.keys() & theirs.keys())
 
 
+#: Groups of words that say where a layer stands, and which an order may contradict.
+_PLACES = frozenset({"position", "half"})
+
+
+def say_the_same(one: Pair, other: Pair) -> bool:
+    """Return whether one group of words names all four layers, alike in each pair, and the two pairs differently.
+
+    For example, gate and up on both sides. No other group may contradict it. Words for places do not count: a norm
+    after one layer is the norm before the next.
+    """
+    (t, s), (t2, s2) = ([labels(unit.words, hard=False) for unit in pair] for pair in (one, other))
+    both = (t.keys() & s.keys() & t2.keys() & s2.keys()) - _PLACES
+    told = [group for group in both if t[group] != t2[group] or s[group] != s2[group]]
+    return bool(told) and all(t[group] == s[group] and t2[group] == s2[group] for group in told)
+
+
 def own_words(a: Unit, b: Unit, not_a: Unit, not_b: Unit) -> int:
     """Return how many words A and B share that NOT_A and NOT_B do not have."""
     own = telling_words(a.path) - telling_words(not_a.path)

@@ -13,7 +13,7 @@ from ..matching.units import Pair, Unit, series
 from ..questions import Question, Reason, ask
 from .belief import BELIEVED, concordance, orders_of
 from .insides import Contents
-from .names import by_convention, by_names, by_numbers, in_equal_places, step
+from .names import by_convention, by_names, by_numbers, in_equal_places, say_the_same, step
 
 #: Why a swap is not excluded; False where an order alone excludes it, None where more does. The source of the other
 #: pair is named by who asks.
@@ -40,10 +40,10 @@ class Swaps:
         self.orders = orders_of(sequences)
         self.overall = {order.name: concordance(order, self.pairs) for order in self.orders}
         self.contents = Contents(matching)
-        self._in_turn: dict[tuple[_Row, _Row], bool] = {}
-        self._lists: dict[tuple[_Row, _Row], list[Pair]] = defaultdict(list)
+        self._in_turn: dict[_Row, bool] = {}
+        self._rows: dict[_Row, list[Pair]] = defaultdict(list)
         for pair in self.pairs:
-            self._lists[series(pair[0]), series(pair[1])].append(pair)
+            self._rows[series(pair[1])].append(pair)
         self.see_branches()
 
     def see_branches(self) -> None:
@@ -78,8 +78,8 @@ class Swaps:
         against = [name for name, vote in believed.items() if vote < 0]
         behind = [name for name, vote in believed.items() if vote > 0]
         if named == "for":
-            if in_equal_places(one, other):
-                return None  # names that agree and equal places in lists count more than any order
+            if in_equal_places(one, other) or say_the_same(one, other):
+                return None  # names that agree in full, and equal places in lists, count more than any order
             against = [o.name for o in self.orders if belief[o.name] > 0.5 and o.vote(one, other) < 0]
             return ask(Reason.ORDER_FOR_SWAP, against[0]) if against and not behind else None
         if by_convention(one, other):
@@ -100,29 +100,29 @@ class Swaps:
         return False
 
     def _counts_through(self, one: Pair, other: Pair) -> bool:
-        """Return whether the source has one list for several lists of the model, one after the other.
+        """Return whether the source has one list for several towers of the model, one after the other.
 
-        For example, `l1` to `l6` for two towers of three layers. The layers of a tower have to differ, so that no other
-        way of counting fits.
+        For example, `l1` to `l6` for `q1` and `q2`, two towers of three layers. The layers of a tower have to differ,
+        so that no other way of counting fits.
         """
-        both = series(one[0]), series(one[1])
-        if both != (series(other[0]), series(other[1])):
-            return False
-        if both not in self._in_turn:
-            held = self._lists[both]
-            own, theirs = (sorted({pair[side] for pair in held}, key=lambda u: u.numbers) for side in (0, 1))
-            towers = sorted({unit.numbers[:1] for unit in own})
-            across = sorted(own, key=lambda u: u.numbers[::-1])
+        row = series(one[1])
+        if row not in self._in_turn:
+            held = self._rows[row]
+            own = sorted((t for t, _ in held), key=lambda u: (u.numbers[:1], u.order if u.used is None else u.used))
+            theirs = sorted((s for _, s in held), key=lambda u: u.numbers)
+            towers: dict[tuple[int, ...], list[Unit]] = defaultdict(list)
+            for unit in own:
+                towers[unit.numbers[:1]].append(unit)
+            across = [unit for layer in zip(*towers.values(), strict=False) for unit in layer]
             looks = [unit.colour for unit in theirs]
-            self._in_turn[both] = (
-                {len(unit.numbers) for unit in own} == {2}
-                and {len(unit.numbers) for unit in theirs} == {1}
-                and [n for (n,) in towers] == list(range(towers[0][0], towers[0][0] + len(towers)))
-                and own == sorted(own, key=lambda u: u.order)
+            self._in_turn[row] = (
+                {len(unit.numbers) for unit in theirs} == {1}
+                and () not in towers
+                and [n for (n,) in towers] == list(range(min(towers)[0], min(towers)[0] + len(towers)))
                 and looks == [unit.colour for unit in own] != [unit.colour for unit in across]
                 and {(id(t), id(s)) for t, s in held} >= {(id(t), id(s)) for t, s in zip(own, theirs, strict=True)}
             )
-        return self._in_turn[both]
+        return self._in_turn[row]
 
     def _believed(self, one: Pair, other: Pair, belief: Mapping[str, float]) -> dict[str, int]:
         return {o.name: vote for o in self.orders if belief[o.name] >= BELIEVED and (vote := o.vote(one, other))}
