@@ -62,7 +62,7 @@ def test_square_matrices_of_another_name_are_guesses_where_no_size_tells() -> No
     model = Multiplied(((6, 6),))
     mapping = transfer({"matrix": torch.randn(6, 6)}, model)
     assert {entry.status for entry in mapping.entries} == {"guessed"}
-    assert "does not show whether rows are inputs or outputs" in mapping.entries[0].doubts[-1]
+    assert "does not show whether its rows are outputs" in mapping.entries[0].doubts[-1]
     assert len(mapping.entries[0].rivals) == 1
 
 
