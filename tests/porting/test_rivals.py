@@ -298,14 +298,3 @@ def test_initials_tell_two_tensors_apart_or_leave_a_question() -> None:
     for own, theirs in (("time_C", "TC"), ("time_A", "TA")):
         entry = found(mapping, own)
         assert str(entry.expr) == theirs or entry.status == "guessed"
-
-
-def test_an_exchange_for_one_shared_word_against_the_orders_is_a_guess() -> None:
-    names = ("attention.W_q", "attention.W_k", "attention.W_v", "attention.W_out", "linear1")
-    own = ("q", "k", "v", "mix", "reglu_out")
-    source = {f"layers.{n}.{name}.weight": (16, 16) for n in range(3) for name in names}
-    target = {f"block{n}.{name}.weight": (16, 16) for n in range(3) for name in own}
-    mapping = port(signature(source), wanted(target))
-    for key, theirs in (("block1.mix", "layers.1.attention.W_out"), ("block1.reglu_out", "layers.1.linear1")):
-        entry = found(mapping, f"{key}.weight")
-        assert str(entry.expr) == f"{theirs}.weight" or entry.status == "guessed"
