@@ -94,10 +94,10 @@ def test_starting_imports_neither_torch_nor_numpy_nor_rich(files: dict[str, Path
     ("args", "most", "without"),
     [
         ("--help", 12, "checkpoint disk.files formats"),
-        ("inspect dp.pth", 110, "passes.recipes disk.writing formats.saving ranks.group"),
+        ("inspect dp.pth", 112, "passes.recipes disk.writing formats.saving ranks.group"),
         (
             "strip-prefix dp.pth out.pth -q",
-            110,
+            112,
             "reports ranks.group disk.together disk.folders formats.dcp formats.frameworks.hdf5 "
             "formats.frameworks.onnx formats.one_a_rank passes.dequantizing passes.values passes.cleaning",
         ),

@@ -146,6 +146,26 @@ def test_a_setting_that_differs_is_named_and_no_weight_is_changed_for_it(case: s
     assert [e.expr for e in mapping.entries] == [e.expr for e in plain.entries]
 
 
+class Small(nn.Module):
+    def __init__(self, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.conv, self.norm, self.dense = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, eps=eps), nn.Linear(4, 6)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.dense(self.norm(self.conv(x)).mean((2, 3)))
+
+
+@pytest.mark.parametrize("eps", [1e-4, 5e-3, 6e-3, 7e-3, 1e-2])
+def test_a_setting_is_named_however_little_it_changes(eps: float) -> None:
+    """Between 5e-3 and 7e-3 the first inputs of this model hide the difference, and others show it."""
+    torch.manual_seed(0)
+    source, own = Small().eval(), Small(eps).eval()
+    proof = ckptool.transfer(source.state_dict(), own, source_model=source, prove=True, inputs=[PICTURE]).proof
+    assert proof is not None
+    assert not proof["equal"]
+    assert [one["setting"] for one in proof["causes"]] == ["eps"], proof["text"]
+
+
 @pytest.mark.parametrize(
     ("kind", "theirs"),
     [

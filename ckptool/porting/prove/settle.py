@@ -125,11 +125,8 @@ def _settled(
 def _reach(reached: _Reached, trial: Trial, codes: Codes, others: Iterable[tuple[Flow | None, Any]]) -> None:
     """Search for settings and other weights with which more agrees, and measure the remaining difference."""
     expected = codes.expected
-    if not reached.verdict.equal:  # what is set otherwise comes first: no weight is to be changed for it
-        _look_for_causes(reached, trial, codes)
-        if reached.causes:
-            reached.seen = trial.run(reached.entries.values()) or reached.seen
-            reached.verdict = judge(expected, reached.seen, reached.entries)
+    if not reached.verdict.equal:  # settings come first: no weight is changed for a setting
+        _change_settings(reached, trial, codes)
     if not reached.verdict.equal:
         found = search(reached.entries, reached.seen, reached.verdict, trial, expected)
         reached.entries, reached.seen, reached.verdict, reached.changed = found
@@ -137,8 +134,11 @@ def _reach(reached: _Reached, trial: Trial, codes: Codes, others: Iterable[tuple
     if not whole:
         reached.verdict = _but_for_new_keys(expected, reached.seen, reached.entries) or reached.verdict
     if reached.verdict.equal:
-        trial.progress.say("comparing outputs on other inputs")
-        if not all(_holds(trial, reached.entries, reached.verdict, *other) for other in others):
+        others = list(others)
+        if not _holds_on(others, reached, trial) and not reached.causes:
+            # the first inputs differed by just less than the comparison allows: a setting may be the cause all the same
+            _change_settings(reached, trial, codes)
+        if not reached.verdict.equal or not _holds_on(others, reached, trial):
             reached.verdict = replace(reached.verdict, equal=False)
             reached.shown += ", though not on other values"
     trial.progress.say("measuring what rounding explains")
@@ -151,6 +151,19 @@ def _reach(reached: _Reached, trial: Trial, codes: Codes, others: Iterable[tuple
         if reached.causes or not _is_within(reached.sharply, reached.verdict):
             told = reached.sharply.verdict
             reached.verdict = replace(reached.verdict, equal=False, front=told.front, agreeing=told.agreeing)
+
+
+def _change_settings(reached: _Reached, trial: Trial, codes: Codes) -> None:
+    """Give the model the settings of the source's code that make more agree, and judge it again."""
+    _look_for_causes(reached, trial, codes)
+    if reached.causes:
+        reached.seen = trial.run(reached.entries.values()) or reached.seen
+        reached.verdict = judge(codes.expected, reached.seen, reached.entries)
+
+
+def _holds_on(others: Sequence[tuple[Flow | None, Any]], reached: _Reached, trial: Trial) -> bool:
+    trial.progress.say("comparing outputs on other inputs")
+    return all(_holds(trial, reached.entries, reached.verdict, *other) for other in others)
 
 
 def _look_for_causes(reached: _Reached, trial: Trial, codes: Codes) -> None:
