@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
-from ..errors import CheckpointError, RuleError, counted, printable
+from ..errors import CheckpointError, RuleError, counted, printable, require
 
 _T = TypeVar("_T")
 
@@ -103,13 +103,10 @@ class Group:
         if not is_launched(known):
             return None
         hint = f"to work in one process: env -u TORCHELASTIC_RUN_ID {' '.join(['ckptool', *words[:1]])} …"
-        try:
-            import torch.distributed as dist
-        except ImportError:
-            raise CheckpointError(
-                "torchrun started this process, and torch cannot be imported in it", hint="pip install 'ckptool[torch]'"
-            ) from None
+        require("a process that torchrun started", "torch", extra="torch")
         from datetime import timedelta
+
+        import torch.distributed as dist
 
         try:
             store, rank, size = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=MEETING))))
