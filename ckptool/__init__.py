@@ -16,7 +16,7 @@ from .lazy import lazily  # noqa: E402 (the program begins before anything else 
 
 TYPE_CHECKING = False  # what this module imports, the program waits for before it can answer a signal
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 #: Public name -> the module that holds it.
 _HOMES = {
