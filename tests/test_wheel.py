@@ -144,6 +144,16 @@ def test_the_hint_installs_what_it_names(tmp_path: Path) -> None:
     assert "h5py" in said
 
 
+def test_the_types_fit_a_project_of_a_user(tmp_path: Path) -> None:
+    """Both checkers, as strict as they are, beside the wheel and not beside its source."""
+    programs = environment(tmp_path / "empty", sys.executable, the("*.whl"))
+    shutil.copy(ROOT / "tests" / "usage.py", tmp_path)
+    (tmp_path / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict", "include": ["usage.py"]}')
+    said = ran(TOOLS / "pyright", "--pythonpath", programs / "python", where=tmp_path)
+    assert "0 errors, 0 warnings" in said
+    ran(TOOLS / "mypy", "--strict", "--python-executable", programs / "python", "usage.py", where=tmp_path)
+
+
 def test_uvx_runs_the_wheel() -> None:
     said = ran(TOOLS / "uvx", "--quiet", "--from", the("*.whl"), "ckptool", "--version")
     assert said == f"ckptool {ckptool.__version__}\n"
