@@ -120,6 +120,15 @@ def test_the_page_describes_every_input_and_hook() -> None:
     assert all(f"`{hook['id']}`" in page for hook in HOOKS)
 
 
+def test_the_page_shows_files_that_name_what_there_is() -> None:
+    page = (ROOT / "docs" / "in-your-repository.md").read_text(encoding="utf-8")
+    own, ours, workflow = map(yaml.safe_load, re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL))
+    assert own["repos"][0]["hooks"][0]["entry"] == HOOKS[0]["entry"]
+    assert ours["repos"][0]["hooks"] == [{"id": hook["id"]} for hook in HOOKS]
+    assert workflow["steps"][1]["with"].keys() <= ACTION["inputs"].keys()
+    assert ours["repos"][0]["rev"] == f"v{ckptool.__version__}" == workflow["steps"][1]["uses"].rpartition("@")[2]
+
+
 @pytest.mark.parametrize("hook", HOOKS, ids=lambda hook: hook["id"])
 def test_a_hook_takes_checkpoints_and_nothing_else(hook: dict[str, str]) -> None:
     for name in ("a.pth", "x/last.ckpt", "b.safetensors", "pytorch_model.bin", "d/adapter_model.bin", "m.pt", "o.pkl"):
