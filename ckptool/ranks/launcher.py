@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-from ..errors import CheckpointError, printable
+from ..errors import CheckpointError, printable, require
 
 
 def is_launched(environment: Mapping[str, str] | None = None) -> bool:
@@ -28,15 +28,13 @@ def store_of_launcher(environment: Mapping[str, str] | None, seconds: float, hin
         hint: what an error proposes.
 
     Raises:
-        CheckpointError: torch is missing, or the store does not answer.
+        NotInstalled: torch is missing.
+        CheckpointError: the store does not answer.
     """
     known = os.environ if environment is None else environment
-    try:
-        import torch.distributed as dist
-    except ImportError:
-        raise CheckpointError(
-            "torchrun started this process, and torch cannot be imported in it", hint="pip install 'ckptool[torch]'"
-        ) from None
+    require("a process that torchrun started", "torch", extra="torch")
+    import torch.distributed as dist
+
     try:
         store, rank, size = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=seconds))))
     except (RuntimeError, ValueError) as error:

@@ -15,7 +15,7 @@ from ..disk.files import File, FileRange, Source, StrPath, reason
 from ..disk.inside import listed
 from ..disk.urls import look
 from ..dtypes import DType, NotFinite
-from ..errors import CheckpointError, NotFound, counted, printable
+from ..errors import CheckpointError, NotInstalled, counted, printable
 from ..formats import format_of
 from ..formats.tiles import Tiled
 from ..formats.zip.archive import Archive, Inflated, open_archive
@@ -368,7 +368,7 @@ def _looked_at(region: _Region) -> _Found:
             if start is not None and region.dtype is not None:
                 _count_pages(found, piece, start + at)
             at += len(piece)
-    except NotFound:  # a package that computes the values is not installed
+    except NotInstalled:  # a package that computes the values
         raise
     except CheckpointError as error:
         found.failure = error.what
