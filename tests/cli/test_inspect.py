@@ -73,7 +73,7 @@ def test_the_text_folds_layers_and_names_the_command_that_helps(run: Run, files:
     ckptool.save(Checkpoint(Dict(layers, True)), tmp_path / "deep.pth")
     out = run("inspect", "deep.pth").out
     assert "module.layers.{0..31}  x32" in out
-    assert "to remove 'module.' (DataParallel or DDP) and load it without cuda:1:" in out
+    assert "to remove 'module.' and load it without cuda:1:" in out
     assert [line for line in out.splitlines() if "ckptool " in line] == [
         "    ckptool convert deep.pth deep-fixed.pth --unwrap --map-location cpu"
     ]
@@ -101,8 +101,8 @@ def test_files_that_were_inspected_do_not_stay_open(run: Run, files: Files, monk
 @pytest.mark.parametrize(
     ("name", "heading"),
     [
-        ("dp.pth", "to remove 'module.' (DataParallel or DDP) and load it without cuda:1"),
-        ("last.ckpt", "to keep only the weights, remove 'module.' (DataParallel or DDP) and load it without cuda:1"),
+        ("dp.pth", "to remove 'module.' and load it without cuda:1"),
+        ("last.ckpt", "to keep only the weights, remove 'module.' and load it without cuda:1"),
         ("evil.pth", "to keep only the weights"),
         ("mixed.pth", "to remove 'module.' (DataParallel or DDP)"),
     ],
@@ -122,7 +122,7 @@ def test_of_several_state_dicts_a_command_takes_each(run: Run, files: Files) -> 
     assert lines[-3] == "  to take one of its state dicts:"
     for name, line in zip("GD", lines[-2:], strict=True):
         assert run(*line.split()[1:]).code == 0
-        assert list(ckptool.load(f"gan-{name}.pth")) == list(ckptool.open("plain.pth").state_dict())
+        assert list(ckptool.open(f"gan-{name}.pth").state_dict()) == list(ckptool.open("plain.pth").state_dict())
 
 
 def test_the_weights_in_a_folder_with_a_loader_of_its_own_are_taken_out(run: Run) -> None:

@@ -54,8 +54,10 @@ def _purpose(commands: Sequence[str], weights: StateDict | None, places: Sequenc
     elif "clean" in words:
         done.append("turn its objects into plain data")
     if ("--unwrap" in words or "strip-prefix" in words) and weights is not None:
-        done.append(f"remove {' and '.join(f'{name!r} ({_WRAPPED_BY[name]})' for name in weights.wrappers)}")
+        done.append(f"remove {' and '.join(map(repr, weights.wrappers))}")
     if "--map-location" in words:
         done.append(f"load it without {' and '.join(printable(place, 20) for place in places)}")
+    if len(done) == 1 and done[0].startswith("remove ") and weights is not None:
+        done = [f"{done[0]} ({' and '.join(_WRAPPED_BY[name] for name in weights.wrappers)})"]
     first, last = ", ".join(done[:-1]), done[-1] if done else "make it load"
     return f"to {first} and {last}" if first else f"to {last}"
