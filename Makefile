@@ -60,9 +60,9 @@ test-libraries: test-page test-site test-wheel test-stores test-models test-mapp
 # The wheel is made out of the sdist, once; what tries them uses a Python of each version that the machine has.
 WHEEL := build/wheel
 
-test-wheel: $(STAMP) ## Build the wheel and the sdist, and try them in empty environments: each Python, pipx, uvx, pre-commit
+test-wheel: $(STAMP) ## Build the wheel and the sdist, and try them in empty environments: each Python, pipx, uvx, pre-commit, pyright
 	rm -rf $(WHEEL) && $(PYTHON) -m venv $(WHEEL)/tools
-	$(WHEEL)/tools/bin/python $(PIP) --upgrade 'pip>=25.1' build twine pipx uv pre-commit
+	$(WHEEL)/tools/bin/python $(PIP) --upgrade 'pip>=25.1' build twine pipx uv pre-commit pyright mypy
 	$(WHEEL)/tools/bin/python -m build --outdir $(WHEEL)/built . >$(WHEEL)/log || { cat $(WHEEL)/log; exit 1; }
 	CKPTOOL_BUILT=$(WHEEL)/built CKPTOOL_TOOLS=$(WHEEL)/tools/bin $(BIN)/pytest -q -rs tests/test_wheel.py
 

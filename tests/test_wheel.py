@@ -16,8 +16,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 import ckptool
+from ckptool.checkpoint import Checkpoint
+from ckptool.tree import Dict, Global, Object
 
 ROOT = Path(__file__).parents[1]
 SAMPLE = ROOT / "fixtures" / "real" / "metapredict-lstm.pt"
@@ -141,6 +144,16 @@ def test_the_hint_installs_what_it_names(tmp_path: Path) -> None:
     assert "h5py" in said
 
 
+def test_the_types_fit_a_project_of_a_user(tmp_path: Path) -> None:
+    """Both checkers, as strict as they are, beside the wheel and not beside its source."""
+    programs = environment(tmp_path / "empty", sys.executable, the("*.whl"))
+    shutil.copy(ROOT / "tests" / "usage.py", tmp_path)
+    (tmp_path / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict", "include": ["usage.py"]}')
+    said = ran(TOOLS / "pyright", "--pythonpath", programs / "python", where=tmp_path)
+    assert "0 errors, 0 warnings" in said
+    ran(TOOLS / "mypy", "--strict", "--python-executable", programs / "python", "usage.py", where=tmp_path)
+
+
 def test_uvx_runs_the_wheel() -> None:
     said = ran(TOOLS / "uvx", "--quiet", "--from", the("*.whl"), "ckptool", "--version")
     assert said == f"ckptool {ckptool.__version__}\n"
@@ -191,6 +204,57 @@ def test_the_description_has_no_link_that_leads_nowhere() -> None:
     links = re.findall(r"\]\(([^)]*)\)", text) + re.findall(r"^(?:Project-URL|Home-page): (.*)", text, re.MULTILINE)
     assert [link for link in links if "://" not in link] == []
     assert links == [] or "[project.urls]\n" in PROJECT
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_pre_commit_installs_the_hooks_and_runs_them(tmp_path: Path) -> None:
+    """Out of a repository with the files of this one, which pre-commit clones."""
+    with tarfile.open(the("*.tar.gz")) as archive:
+        archive.extractall(tmp_path)
+    (source,) = tmp_path.iterdir()
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    shutil.copy(SAMPLE, mine / "good.pt")
+    author = [word for field in ("name", "email") for word in ("-c", f"user.{field}=a@b.c")]
+    for folder in (source, mine):
+        ran("git", "init", "-q", where=folder)
+        ran("git", "add", ".", where=folder)
+        ran("git", *author, "commit", "-q", "-m", "a", where=folder)
+    hooks = [{"id": "ckptool-scan"}, {"id": "ckptool-verify"}]
+    rev = ran("git", "rev-parse", "HEAD", where=source).strip()
+    config = {"repos": [{"repo": str(source), "rev": rev, "hooks": hooks}]}
+    (mine / ".pre-commit-config.yaml").write_text(yaml.safe_dump(config))
+    places = {"PRE_COMMIT_HOME": str(tmp_path / "home"), "PATH": f"{TOOLS}{os.pathsep}{os.environ['PATH']}"}
+    ran("git", "add", ".", where=mine)
+    assert (
+        ran(TOOLS / "pre-commit", "run", where=mine, **places).count("Skipped") == 2
+    )  # no checkpoint is in the commit
+    assert ran(TOOLS / "pre-commit", "run", "--all-files", where=mine, **places).count("Passed") == 2
+    evil = Checkpoint(Dict([("x", Object("reduce", Global("os", "system"), ("id",)))]))
+    ckptool.save(evil, mine / "evil.pth", keep_objects=True)
+    whole = bytearray(SAMPLE.read_bytes())
+    whole[len(whole) // 2] ^= 1
+    (mine / "damaged.pt").write_bytes(whole)
+    ran("git", "add", ".", where=mine)
+    said = ran(TOOLS / "pre-commit", "run", where=mine, code=1, **places)
+    assert re.findall(r"^(\S+): (?:NOT SAFE|DAMAGED)", said, re.MULTILINE) == ["evil.pth", "damaged.pt"]
+
+
+def test_the_action_installs_what_it_runs(tmp_path: Path) -> None:
+    """The steps of action.yml, one after the other, as a runner would."""
+    steps = {one["name"]: one["run"] for one in yaml.safe_load((ROOT / "action.yml").read_text())["runs"]["steps"]}
+    known = {
+        "RUNNER_TEMP": str(tmp_path),
+        "GITHUB_ACTION_PATH": str(ROOT),
+        "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md"),
+        "PYTHON": sys.executable,
+        "PATHS": str(SAMPLE.parent),
+        "FILES": f"{SAMPLE.parent}/*.pt",
+    }
+    bash = ("bash", "--noprofile", "--norc", "-eo", "pipefail", "-c")
+    said = [ran(*bash, run, where=tmp_path, **known) for run in steps.values()]
+    assert "metapredict-lstm.pt: safe" in said[1]
+    assert "metapredict-lstm.pt: sound" in said[2]
 
 
 def test_twine_takes_both(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_the_options_of_the_command_line_change_only_on_purpose() -> None:
     assert sorted(spelled) == sorted(
         """--add-prefix --against --allow-loss --at --atol --backup --cast --cast-keep --compact --component --depth
         --dequantize --detect-renames --digest --drop --drop-buffers --dry-run --error --extract --fill-buffers
-        --filter --first --fits --for --html --if-present --in-place --json --json-lines --keep-objects --kwargs
+        --filter --first --fits --for --html --if-present --in-place --json --json-lines --keep-objects --kwargs --list
         --manifest --map-location --max-shard-size --model --open --out-dir --output --overwrite --partial-file
         --parts --patch --prefix --quiet --ratios --recipe --recover --recursive --remove-leftovers --rename --rtol
         --rules --save-recipe --scalars-to-metadata --select --settings --sort --stats --strict --strip-first
