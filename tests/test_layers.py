@@ -40,7 +40,7 @@ FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
 
 #: Third-party package -> the modules that may import it.
 HOMES = {
-    "torch": {"torch_bridge", "tensor", "sharding", "model_code", "porting/prove", "ranks/group", "train"},
+    "torch": {"torch_bridge", "tensor", "sharding", "model_code", "porting/prove", "ranks", "train"},
     "safetensors": {"torch_bridge", "train"},
     "PIL": {"train"},
     "matplotlib": {"train"},
@@ -186,7 +186,7 @@ def test_no_other_package_is_needed(module):
 def test_json_is_read_in_one_place():
     """In the room of the disk. Elsewhere only what is no document: a quoted name in an expression, words of ranks."""
     readers = {m for m in MODULES if re.search(r"json\.loads?\(", source_of(m))}
-    assert {m for m in readers if not m.startswith("disk/")} == {"porting/expression", "ranks/group"}
+    assert {m for m in readers if not m.startswith("disk/")} == {"porting/expression", "ranks/group", "ranks/texts"}
 
 
 @pytest.mark.parametrize("name", ["utils", "util", "helpers", "manager", "core", "common", "misc", "base_utils"])

@@ -96,7 +96,7 @@ def inspect(
         collect(many)
         try:
             with fetching(path):
-                one = report.inspect(path)
+                one = report.inspect(path, suggest=bool(html) or shown.wants_all_of(asked))
             one = report.narrowed(one, pattern) if pattern else one
             found = None
             if stats:
@@ -188,9 +188,13 @@ class _Shown:
         self._rows: list[tuple[str, ...]] = []
         self._begun = False
 
+    def wants_all_of(self, asked: bool) -> bool:
+        """Whether a file is shown as a whole: not if it is out of a folder, unless that was asked for."""
+        return not self._silent and (asked or self._whole)
+
     def add(self, one: report.Inspection, found: Any, *, asked: bool) -> None:
         """Show a report, or keep its line."""
-        if not asked and not self._whole:
+        if not self.wants_all_of(asked):
             self._rows.append(overview(one))
             return
         width = terminal_width()

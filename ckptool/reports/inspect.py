@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -11,15 +11,12 @@ from typing import TYPE_CHECKING, Any
 from .. import keys
 from ..adapters.adapter_summary import AdapterSummary, summary_of
 from ..checkpoint import Checkpoint, StateDict
-from ..disk.files import StrPath, beside, shell_path, shell_quote
+from ..disk.files import StrPath, shell_quote
 from ..errors import NoMatch, counted, printable
 from ..formats import format_of
 from ..formats import open as open_checkpoint
-from ..formats.base import FolderFormat
-from ..formats.opening import parts_option
-from ..formats.trainers.alone import part_of_run
 from ..inert.allowed import beyond_plain_data, count_objects
-from ..inert.other_tensors import OtherTensor, as_dense, other_tensor
+from ..inert.other_tensors import OtherTensor, other_tensor
 from ..inert.plain_values import plain_value
 from ..passes.locations import mentions
 from ..passes.packed import Packed, grain, packed_in
@@ -104,7 +101,7 @@ class Inspection:
         others: (name, summary) of what stands around the state dicts.
         devices: (path, text) of places other than storages that name a device.
         unsafe: classes that may run code when the file is unpickled.
-        suggestions: (command, what for) for what was seen.
+        suggestions: the commands that make it load, in order: (command, what for).
         training: what training left beside the weights.
         stored: bytes of all storages.
         used: bytes of storages that a tensor uses.
@@ -143,13 +140,18 @@ class Inspection:
         return {name: whole[name] for name in (*names, *further)}
 
 
-def inspect(path: StrPath) -> Inspection:
-    """Open a checkpoint and say what is in it."""
-    return describe(open_checkpoint(path))
+def inspect(path: StrPath, *, suggest: bool = True) -> Inspection:
+    """Open a checkpoint and say what is in it.
+
+    Args:
+        path: the file or folder.
+        suggest: work out `suggestions`, too; without them a file of 20,000 tensors takes half as long.
+    """
+    return describe(open_checkpoint(path), suggest=suggest)
 
 
-def describe(ckpt: Checkpoint) -> Inspection:
-    """Say what is in an open checkpoint."""
+def describe(ckpt: Checkpoint, *, suggest: bool = True) -> Inspection:
+    """Say what is in an open checkpoint. With SUGGEST, say which commands make it load, too."""
     weights = ckpt.state_dicts()
     rows, tensors, rest = _tensors(ckpt.root, weights)
     if ckpt.roles:
@@ -172,7 +174,7 @@ def describe(ckpt: Checkpoint) -> Inspection:
         _others(ckpt, weights),
         mentions(ckpt.root, rest),
         unsafe,
-        _suggestions(ckpt, weights, unsafe, {storage.location: None for storage in storages}),
+        _suggestions(ckpt) if suggest and kind is not None else [],
         training_of(ckpt),
         stored,
         _used(tensors),
@@ -394,49 +396,7 @@ def _summary(node: Any) -> str:
     return f"{kind} of {size:,}{tensors}"
 
 
-def _suggestions(
-    ckpt: Checkpoint,
-    weights: list[StateDict],
-    unsafe: dict[str, int],
-    locations: Iterable[str],
-) -> list[tuple[str, str]]:
-    """Commands that fix the most frequent problems: (command, what for).
+def _suggestions(ckpt: Checkpoint) -> list[tuple[str, str]]:
+    from .diagnosis.suggested import suggestions  # many modules, which --json has no use for
 
-    Objects that must not be written are left behind with the envelope, or kept where there is none.
-    """
-    file = shell_path(ckpt.where)
-    part = part_of_run(ckpt) if isinstance(ckpt.root, Dict) else None
-    if part is not None and part.is_less:
-        return [(part.command, "to put the parts of all ranks together")]
-    inner = len(weights) == 1 and (bool(weights[0].path) or weights[0].model is not None)
-    models = any(one.model is not None for one in weights)
-    kept = (" --extract" if inner or models else " --keep-objects") if unsafe else ""
-    found: list[tuple[str, str]] = []
-    for one in weights:
-        wrappers = one.wrappers
-        at = f" --at {shell_quote(one.path, 200)}" if len(weights) > 1 else ""
-        out = beside(ckpt.where, "plain")
-        if list(wrappers) == ["module."] and all(key.startswith("module.") for key in one):
-            command = f"strip-prefix {file} {out}" if not kept else f"convert {file} {out} --strip-prefix module.{kept}"
-            found.append((f"ckptool {command}{at}", "to remove 'module.' (DataParallel or DDP)"))
-        elif wrappers:
-            found.append((f"ckptool convert {file} {out} --unwrap{kept}{at}", f"to remove {' and '.join(wrappers)}"))
-    devices = [place for place in locations if place != "cpu"]
-    if devices:
-        command = "convert" if "--extract" in kept else "remap"
-        places = ", ".join(printable(place, 20) for place in devices)
-        out = beside(ckpt.where, "cpu")
-        found.append((f"ckptool {command} {file} {out} --map-location cpu{kept}", f"to load it without {places}"))
-    for one in weights if models else ():
-        at = f" --at {shell_quote(one.path, 200)}" if len(weights) > 1 else ""
-        out = beside(ckpt.where, one.path.rpartition("/")[2] if at else "weights", ".safetensors")
-        found.append((f"ckptool extract-weights {file} {out}{at}", "to get the weights without the class"))
-    if inner and not models:
-        flat = all((dense := as_dense(value)) is not None and dense.dtype.safetensors for value in weights[0].values())
-        out = beside(ckpt.where, "weights", ".safetensors" if flat else None)
-        rest = f"{'the classes and ' if unsafe else ''}the rest of the file"
-        found.append((f"ckptool convert {file} {out} --extract", f"to keep only the weights, without {rest}"))
-    if isinstance(kind := format_of(ckpt), FolderFormat) and kind.of_ranks and not found:
-        out = beside(ckpt.where, "whole", ".safetensors")
-        found.append((f"ckptool convert {file} {out}{parts_option()}", "to put the parts of all ranks together"))
-    return found
+    return suggestions(ckpt)

@@ -94,7 +94,8 @@ def test_starting_imports_neither_torch_nor_numpy_nor_rich(files: dict[str, Path
     ("args", "most", "without"),
     [
         ("--help", 12, "checkpoint disk.files formats"),
-        ("inspect dp.pth", 112, "passes.recipes disk.writing formats.saving ranks.group"),
+        ("inspect dp.pth --json", 112, "passes.recipes disk.writing formats.saving ranks.group reports.diagnosis"),
+        ("inspect dp.pth", 128, "disk.writing formats.saving ranks.group reports.scanning reports.verify"),
         (
             "strip-prefix dp.pth out.pth -q",
             112,
@@ -180,7 +181,7 @@ def test_an_unexpected_failure_is_one_line_and_a_traceback_on_request(
 ) -> None:
     import ckptool.cli.inspect as command
 
-    def broken(path: str) -> None:
+    def broken(path: str, **options: bool) -> None:
         raise ZeroDivisionError("on purpose")
 
     monkeypatch.setattr(command.report, "inspect", broken)

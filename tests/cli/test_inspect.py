@@ -73,8 +73,10 @@ def test_the_text_folds_layers_and_names_the_command_that_helps(run: Run, files:
     ckptool.save(Checkpoint(Dict(layers, True)), tmp_path / "deep.pth")
     out = run("inspect", "deep.pth").out
     assert "module.layers.{0..31}  x32" in out
-    assert "ckptool strip-prefix deep.pth deep-plain.pth" in out
-    assert "ckptool remap deep.pth deep-cpu.pth --map-location cpu" in out
+    assert "to remove 'module.' and load it without cuda:1:" in out
+    assert [line for line in out.splitlines() if "ckptool " in line] == [
+        "    ckptool convert deep.pth deep-fixed.pth --unwrap --map-location cpu"
+    ]
 
 
 def test_files_that_were_inspected_do_not_stay_open(run: Run, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,9 +87,9 @@ def test_files_that_were_inspected_do_not_stay_open(run: Run, files: Files, monk
 
     counts = []
 
-    def counted(path: str) -> report.Inspection:
+    def counted(path: str, **options: bool) -> report.Inspection:
         counts.append(len(list(place.iterdir())))
-        return inspect(path)
+        return inspect(path, **options)
 
     inspect = report.inspect
     monkeypatch.setattr(report, "inspect", counted)
@@ -96,13 +98,40 @@ def test_files_that_were_inspected_do_not_stay_open(run: Run, files: Files, monk
     assert gc.isenabled()
 
 
-def test_the_commands_that_it_names_work(run: Run, files: Files) -> None:
-    for name in ("dp.pth", "last.ckpt", "evil.pth", "mixed.pth"):
-        commands = [line.split() for line in run("inspect", name).out.splitlines() if line.startswith("    ckptool ")]
-        for words in commands:
-            ran = run(*words[1:])
-            assert ran.code == 0 or "--keep-objects" in ran.err, ran.err
-    assert Path("dp-plain.pth").exists()
+@pytest.mark.parametrize(
+    ("name", "heading"),
+    [
+        ("dp.pth", "to remove 'module.' and load it without cuda:1"),
+        ("last.ckpt", "to keep only the weights, remove 'module.' and load it without cuda:1"),
+        ("evil.pth", "to keep only the weights"),
+        ("mixed.pth", "to remove 'module.' (DataParallel or DDP)"),
+    ],
+)
+def test_one_command_makes_a_file_load(run: Run, files: Files, name: str, heading: str) -> None:
+    lines = run("inspect", name).out.splitlines()
+    (command,) = (line.split() for line in lines if line.startswith("    ckptool "))
+    assert lines[-2] == f"  {heading}:"
+    ran = run(*command[1:])
+    assert ran.code == 0, ran.err
+    assert run("doctor", command[3]).code == 0
+    assert "ckptool " not in run("inspect", command[3]).out
+
+
+def test_of_several_state_dicts_a_command_takes_each(run: Run, files: Files) -> None:
+    lines = run("inspect", "gan.pth").out.splitlines()
+    assert lines[-3] == "  to take one of its state dicts:"
+    for name, line in zip("GD", lines[-2:], strict=True):
+        assert run(*line.split()[1:]).code == 0
+        assert list(ckptool.open(f"gan-{name}.pth").state_dict()) == list(ckptool.open("plain.pth").state_dict())
+
+
+def test_the_weights_in_a_folder_with_a_loader_of_its_own_are_taken_out(run: Run) -> None:
+    fixture = Path(__file__).parents[2] / "fixtures" / "trained" / "housing-single-dcp"
+    *_, heading, command = run("inspect", fixture).out.splitlines()
+    assert heading == "  to keep only the weights:"
+    assert command.startswith("    ckptool convert ")
+    assert run("convert", fixture, "weights", "--extract").code == 0
+    assert "ckptool " not in run("inspect", "weights").out
 
 
 def test_what_else_is_in_the_file_is_told(run: Run, files: Files) -> None:

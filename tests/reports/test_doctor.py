@@ -82,6 +82,8 @@ def test_what_is_advised_mends_it(name, capsys):
     path = Path(trouble.name)
     trouble.make(path)
     found = ckptool.doctor(path)
+    if found.cure and found.findings[0].name not in ("unreadable", "repairable", "damaged"):
+        assert [command for command, _ in ckptool.inspect(path).suggestions] == found.cure
     notes = [one for one in found.findings if one.name == trouble.finding]
     commands = found.cure or [command for one in notes for command, _ in one.commands]
     if not commands:  # the file is fine, and the message says what it was not meant for

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from ...checkpoint import Checkpoint, StateDict, around
 from ...disk.paths import beside, shell_path, shell_quote
 from ...errors import CheckpointError
-from ...formats import format_of
-from ...formats.base import AnyFormat
 from ...inert.allowed import PLAIN, named_globals
 from ...keys import AVERAGED_COUNTER
 from ...passes import recipes
@@ -23,6 +21,7 @@ from ...tensor import LazyTensor
 from ...tree import walk
 from .finding import Finding
 from .fits import Fit
+from .in_headers import kind_of
 from .obstacles import BY_NAME, HOPELESS, in_the_way, partly_wrapped, strangers
 
 #: State dicts of one file that a command is shown for.
@@ -73,7 +72,7 @@ def _of_one(ckpt: Checkpoint, weights: StateDict, names: set[str], on_cpu: list[
     file, out = shell_path(ckpt.where), beside(ckpt.where, "fixed")
     at = ["--at", weights.path] if len(ckpt.state_dicts()) > 1 else []
     keys = key_options(weights) if names & BY_NAME else []
-    if "misnamed" in names and _kind(ckpt).loader == "safetensors":
+    if "misnamed" in names and kind_of(ckpt).loader == "safetensors":
         return _shown(ckpt, weights, [*keys], [], out, ["-t", "torch-zip"])
     if "misnamed" in names:
         return _shown(ckpt, weights, ["--extract", *keys, *on_cpu], at, out)
@@ -201,10 +200,4 @@ def _quoted(word: str) -> str:
 
 def _container(ckpt: Checkpoint) -> list[str]:
     """The format has to be named where that of the file cannot be written."""
-    return ["-t", "torch-zip"] if _kind(ckpt).draft is None else []
-
-
-def _kind(ckpt: Checkpoint) -> AnyFormat:
-    kind = format_of(ckpt)
-    assert kind is not None  # it was opened
-    return kind
+    return ["-t", "torch-zip"] if kind_of(ckpt).draft is None else []

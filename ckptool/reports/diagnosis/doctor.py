@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ...adapters.adapter_layers import is_adapter
@@ -16,15 +13,13 @@ from ...disk.files import StrPath, beside, is_file, is_folder, shell_path, shell
 from ...disk.journals import Journaled, has_journal
 from ...disk.urls import open_file
 from ...errors import CheckpointError, UnknownFormat, Unreadable, counted, printable
-from ...formats import NothingLeft, format_of, salvage
+from ...formats import NothingLeft, salvage
 from ...formats import open as open_checkpoint
-from ...formats.base import AnyFormat, FolderFormat, Format
-from ...formats.torch_zip import FORMAT as TORCH_ZIP
-from ...formats.torch_zip import NO_VERSION
-from ...inert.allowed import PLAIN, named_globals
+from ...formats.base import FolderFormat, Format
+from ...inert.allowed import PLAIN
 from ...keys import common_prefix
-from ...tensor import LazyTensor, Storage, distinct, totals
-from ...tree import ByteString, Global, Object, Trail, address, children, component_text, walk
+from ...tensor import LazyTensor, distinct, totals
+from ...tree import children, component_text, walk
 from ...weights import is_training_state
 from ..scanning.scan import scan
 from ..verify import verify
@@ -32,8 +27,9 @@ from .cures import cure, keeping_all
 from .finding import Diagnosis, Finding
 from .fits import best_fit
 from .in_folders import in_folder
+from .in_headers import Tree, in_headers, kind_of, look_through, weights_in
 from .leftovers import left_behind
-from .obstacles import BY_NAME, in_the_way, strangers
+from .obstacles import BY_NAME, strangers
 
 
 def doctor(
@@ -67,13 +63,11 @@ def doctor(
         unopened = _unopened_folder(path, error) if is_folder(path) else _unopened(path, error)
         unopened.findings.extend(_left_behind(path))
         return unopened
-    weights, tree = _weights(ckpt, at), _look_through(ckpt)
+    weights, tree = weights_in(ckpt, at), look_through(ckpt)
     findings = [
         *_dangers(path),
         *_damage(ckpt, path, progress),
-        *in_the_way(ckpt, weights),
-        *_devices(tree),
-        *_beyond_weights_only(ckpt, tree),
+        *in_headers(ckpt, weights, tree),
         *_worth_knowing(ckpt, weights, tree),
         *_left_behind(path),
     ]
@@ -83,7 +77,7 @@ def doctor(
         findings.append(Finding("optimizer", line, False, [(command, "for a new optimizer")]))
     if found is not None and found.fits:  # the code of the model knows better
         findings = [one for one in findings if one.name not in BY_NAME | {"prefix"}]
-        weights = _weights(ckpt, found.at)
+        weights = weights_in(ckpt, found.at)
     names = {one.name for one in findings if one.trouble}
     if (other := keeping_all(ckpt, weights, names)) is not None:
         listed = around(ckpt, weights) if weights is not None else []
@@ -101,13 +95,6 @@ def doctor(
 _BESIDE = 6
 
 
-def _weights(ckpt: Checkpoint, at: str | None) -> StateDict | None:
-    try:
-        return ckpt.state_dict(at)
-    except CheckpointError:
-        return None
-
-
 def _left_behind(path: StrPath) -> Iterator[Finding]:
     """What runs of ckptool that were cut off left beside the file, or in the folder."""
     if not is_url(path) and is_file(path) and has_journal(path):
@@ -123,56 +110,10 @@ def _left_behind(path: StrPath) -> Iterator[Finding]:
         where = shell_path(os.path.relpath(one.path.parent))
         command = (
             f"ckptool doctor {where} --remove-leftovers",
-            "which removes what runs that were cut off left behind",
+            "to remove what interrupted runs left behind",
         )
-        what = f"a run of ckptool that was cut off left {name} ({counted(one.nbytes, 'byte')})"
+        what = f"an interrupted run of ckptool left {name} ({counted(one.nbytes, 'byte')})"
         yield Finding("leftover", what, trouble=False, commands=[command])
-
-
-@dataclass(frozen=True, slots=True)
-class _Tree:
-    """What one walk through a checkpoint shows.
-
-    Attributes:
-        storages: all of them.
-        tensors: how many bytes the tensors in it take, those that are one counted once.
-        classes: how many objects there are of each class.
-        named: the classes and functions that it names.
-        python_2: strings of Python 2 are in it.
-        on_gpu: the place of the first tensor that belongs on the CPU and is tagged with a GPU, or "".
-    """
-
-    storages: list[Storage]
-    tensors: int
-    classes: Counter[str]
-    named: list[str]
-    python_2: bool
-    on_gpu: str
-
-
-def _look_through(ckpt: Checkpoint) -> _Tree:
-    storages: list[Storage] = []
-    tensors: list[LazyTensor] = []
-    others: list[tuple[Trail, Any]] = []
-    on_gpu = ""
-    for trail, node in walk(ckpt.root):
-        if isinstance(node, LazyTensor):
-            tensors.append(node)
-            storages.append(node.storage)
-            if not on_gpu and node.location != "cpu" and _belongs_on_cpu(trail, node):
-                on_gpu = address(trail)
-        elif isinstance(node, Object | Global | ByteString):
-            others.append((trail, node))
-        elif isinstance(node, Storage):
-            storages.append(node)
-    return _Tree(
-        list(dict.fromkeys(storages)),
-        totals(distinct(tensors))[1],
-        Counter(node.class_name for _, node in others if isinstance(node, Object)),
-        list(named_globals(ckpt.root, others)),
-        any(isinstance(node, ByteString) for _, node in others),
-        on_gpu,
-    )
 
 
 # -- files that do not open
@@ -205,7 +146,7 @@ def _unopened(path: StrPath, error: CheckpointError) -> Diagnosis:
         if not (found.wrong or found.lost):
             finding = Finding("unreadable", what, actions=actions)
         elif not found.lost:
-            finding = Finding("repairable", what, commands=[(command, "which loses nothing")])
+            finding = Finding("repairable", what, commands=[(command, "to repair it without loss")])
         elif found.hopeless:
             none = f"none of its {counted(found.tensors, 'tensor')} is whole, so none can be saved"
             finding = Finding("damaged", f"{what}; {none}", actions=[again])
@@ -272,40 +213,6 @@ def _rest(path: StrPath) -> tuple[str, list[tuple[str, str]]]:
     return f"; {found.kept:,} of {counted(found.tensors, 'tensor')} are whole", [(command, "to keep what is whole")]
 
 
-def _devices(tree: _Tree) -> Iterator[Finding]:
-    places = Counter(storage.location for storage in tree.storages)
-    needed = [(place, count) for place, count in places.most_common(7) if place not in ("cpu", "meta")][:6]
-    if needed:
-        said = " and ".join(f"{counted(count, 'storage')} on {printable(place, 20)}" for place, count in needed)
-        verb = "was" if len(needed) == 1 and needed[0][1] == 1 else "were"
-        without = "it" if len(needed) == 1 else "them"
-        yield Finding("device", f"{said.replace(' on ', f' {verb} saved on ', 1)}; torch.load fails without {without}")
-
-
-def _beyond_weights_only(ckpt: Checkpoint, tree: _Tree) -> Iterator[Finding]:
-    if NO_VERSION in ckpt.warnings:
-        yield Finding("no-version", NO_VERSION)
-    if ckpt.sealed:
-        yield Finding("sealed", printable(ckpt.sealed, 200))
-        return
-    suffix = Path(ckpt.where).suffix.lower()
-    loader = _kind(ckpt).loader
-    if loader == "safetensors":
-        if suffix in TORCH_ZIP.suffixes:
-            what = f"it is a safetensors file with the name of a {suffix} file; torch.load cannot read it"
-            yield Finding("misnamed", what, actions=["or load it with safetensors.torch.load_file"])
-        return
-    if suffix == ".safetensors":
-        yield Finding("misnamed", f"it is a {ckpt.format} file in spite of its name; safetensors cannot read it")
-    if loader == "pickle":
-        yield Finding("old-container", f"a {ckpt.format} file; torch.load reads it with weights_only=False, if at all")
-    beyond = [name for name in tree.named if name not in PLAIN]
-    if beyond:
-        said = ", ".join(printable(name, 60) for name in sorted(beyond, key=lambda name: -tree.classes[name])[:4])
-        more = f" and {len(beyond) - 4:,} more" if len(beyond) > 4 else ""
-        yield Finding("weights-only", f"torch.load(weights_only=True) refuses it because it names {said}{more}")
-
-
 def _common_prefix(weights: StateDict) -> str:
     """What all names begin with, if there are several modules below it and it is no wrapper's."""
     prefix = common_prefix(weights)
@@ -317,9 +224,9 @@ def _common_prefix(weights: StateDict) -> str:
     return prefix if len(inner) > 1 else ""
 
 
-def _worth_knowing(ckpt: Checkpoint, weights: StateDict | None, tree: _Tree) -> Iterator[Finding]:
+def _worth_knowing(ckpt: Checkpoint, weights: StateDict | None, tree: Tree) -> Iterator[Finding]:
     file = shell_path(ckpt.where)
-    kind = _kind(ckpt)
+    kind = kind_of(ckpt)
     mapped = kind.mapped and kind.loader == "weights_only"
     if mapped and isinstance(kind, Format) and any(hasattr(storage.source, "packed") for storage in tree.storages):
         command = f"ckptool repair {file} {beside(ckpt.where, 'repaired')}"
@@ -344,12 +251,13 @@ def _worth_knowing(ckpt: Checkpoint, weights: StateDict | None, tree: _Tree) -> 
         options = ["--extract"] if weights.path else []
         words = ["ckptool convert", file, out, *options, "--strip-prefix", shell_quote(f"{prefix}.", 200), *at]
         what = f"all names begin with {printable(prefix, 60)!r}, which is not a wrapper's"
-        yield Finding("prefix", what, False, [(" ".join(words), "if the model's names do not")])
+        unless = f"if the model's names do not begin with {printable(prefix, 60)!r}"
+        yield Finding("prefix", what, False, [(" ".join(words), unless)])
     used, stored = tree.tensors, sum(storage.nbytes for storage in tree.storages)
     if stored > 2 * used and stored - used > 1 << 20:
         what = f"its tensors use {used:,} of {stored:,} stored bytes: views of larger ones were saved"
         command = f"ckptool convert {file} {beside(ckpt.where, 'small')} --compact"
-        yield Finding("views", what, False, [(command, "which stores what is used")])
+        yield Finding("views", what, False, [(command, "to store only what its tensors use")])
     training = _training_bytes(ckpt)
     if training * 3 > ckpt.nbytes > 1 << 20:
         yield Finding("training-state", f"{training:,} of {ckpt.nbytes:,} bytes are training state", False)
@@ -362,24 +270,3 @@ def _training_bytes(ckpt: Checkpoint) -> int:
     tops = {id(child): child for part, child in children(ckpt.root) if is_training_state(component_text(part))}
     nodes = (node for child in tops.values() for _, node in walk(child))
     return totals(distinct(node for node in nodes if isinstance(node, LazyTensor)))[1]
-
-
-#: Components of a path, the last of them, that are looked at.
-_NEAR = 32
-
-
-def _belongs_on_cpu(trail: Trail, tensor: LazyTensor) -> bool:
-    if tensor.dtype.name != "uint8" and tensor.shape:
-        return False
-    parts: list[str] = []
-    while trail is not None and len(parts) < _NEAR:
-        trail, component = trail
-        parts.append(str(component))
-    rng = tensor.dtype.name == "uint8" and any("rng" in part.lower() for part in parts)
-    return rng or (parts[:1] == ["step"] and not tensor.shape and "state" in parts)
-
-
-def _kind(ckpt: Checkpoint) -> AnyFormat:
-    kind = format_of(ckpt)
-    assert kind is not None  # it was opened
-    return kind

@@ -10,7 +10,6 @@ from ...disk.files import beside, shell_path
 from ...errors import CheckpointError, counted, printable
 from ...formats import format_of
 from ...formats.base import FolderFormat
-from ...passes.dequantizing import dequantize
 from ...passes.packed import grain, packed_in
 from ...passes.side_files import quantization_of
 from .finding import Finding
@@ -54,7 +53,7 @@ def of_a_framework(ckpt: Checkpoint, weights: StateDict | None) -> Iterator[Find
     commands = []
     if weights is not None and len(ckpt.state_dicts()) == 1:
         out = beside(ckpt.where, "weights", ".safetensors")
-        commands = [(f"ckptool extract-weights {place} {out}", "which keeps their names and axes")]
+        commands = [(f"ckptool extract-weights {place} {out}", "to extract them with their names and axes")]
     actions = [f"ckptool transfer {place} MODEL.py   puts them into a model of PyTorch"]
     yield Finding("framework", what, commands=commands, actions=actions)
 
@@ -88,6 +87,8 @@ def quantised(ckpt: Checkpoint, weights: StateDict, where: str) -> Iterator[Find
     many = counted(len(packed) + len(objects), "weight")
     what = f"quantised: {many}{where} ({'; '.join(listed)}{'; …' if kinds.keys() - list(kinds)[:4] else ''}): {first}"
     actions = ["it loads into a model that was built with the same quantisation"]
+    from ...passes.dequantizing import dequantize  # with all that it knows of formats
+
     try:
         dequantize(ckpt, at=weights.path)
     except CheckpointError as error:
@@ -96,4 +97,4 @@ def quantised(ckpt: Checkpoint, weights: StateDict, where: str) -> Iterator[Find
         return
     command = f"ckptool convert {shell_path(ckpt.where)} {beside(ckpt.where, 'plain')} --dequantize"
     command += " --extract" if weights.path or objects else ""
-    yield Finding("packed", what, commands=[(command, "which makes plain tensors of them")], actions=actions)
+    yield Finding("packed", what, commands=[(command, "to make plain tensors of them")], actions=actions)

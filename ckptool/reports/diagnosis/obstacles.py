@@ -36,6 +36,8 @@ BY_NAME = frozenset(
     {"wrapped", "partly-wrapped", "adapter", "packed", "zero-3", "no-parameters", "strangers", "no-counters"}
 )
 
+#: What commands do with the files of the ranks of a run.
+_TOGETHER = "to put the parts of all ranks together"
 _ADAPTER = re.compile(r"(?:^|[._])lora_(?:A|B|embedding_A|embedding_B|down|up|magnitude_vector)(?:[._]|\Z)")
 
 
@@ -86,7 +88,7 @@ def _of_a_run(ckpt: Checkpoint, part: PartOfRun | None) -> Iterator[Finding]:
     if isinstance(kind := format_of(ckpt), FolderFormat) and kind.of_ranks:
         command = f"ckptool convert {shell_path(ckpt.where)} {beside(ckpt.where, 'whole', '.safetensors')}"
         what = "each rank of a run wrote its own files; torch.load does not put them together"
-        gives = "which puts the weights together"
+        gives = _TOGETHER
         if said := next((line for line in ckpt.lost_content if "--parts" in line), ""):
             what, command = f"{what}; {said.partition(';')[0]}", f"{command} --parts sizes.yaml"
             gives += (
@@ -96,7 +98,8 @@ def _of_a_run(ckpt: Checkpoint, part: PartOfRun | None) -> Iterator[Finding]:
             command += parts_option()
         yield Finding("one-file-a-rank", what, True, [(command, gives)])
     if part is not None:
-        yield Finding("part-of-a-run", part.sentence, part.is_less, [(part.command, f"which {part.gives}")])
+        gives = _TOGETHER if part.is_less else f"which {part.gives}"
+        yield Finding("part-of-a-run", part.sentence, part.is_less, [(part.command, gives)])
 
 
 def python_for(ckpt: Checkpoint, path: str) -> str:
@@ -182,7 +185,7 @@ def _adapter(ckpt: Checkpoint, summary: AdapterSummary) -> Finding:
     if base and is_there(base):
         out = beside(ckpt.where, "merged")
         command = f"ckptool merge-lora {shell_path(base)} {place} {out}"
-        return Finding("adapter", what, commands=[(command, "which merges it into its base")])
+        return Finding("adapter", what, commands=[(command, "to merge it into its base")])
     return Finding("adapter", what, actions=[f"ckptool merge-lora BASE {place} MERGED merges it into the base at BASE"])
 
 
@@ -193,4 +196,4 @@ def _one_part(ckpt: Checkpoint) -> Finding:
         return Finding("part", f"it is {ckpt.part_of}; not beside it: {names}", actions=["fetch the others"])
     folder = Path(ckpt.where).parent
     command = f"ckptool convert {shell_path(folder)} {beside(ckpt.where, 'whole')}"
-    return Finding("part", f"it is {ckpt.part_of}", True, [(command, "which takes all of them")])
+    return Finding("part", f"it is {ckpt.part_of}", True, [(command, "to put all parts together")])
