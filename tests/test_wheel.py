@@ -209,8 +209,7 @@ def test_the_description_has_no_link_that_leads_nowhere() -> None:
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 def test_pre_commit_installs_the_hooks_and_runs_them(tmp_path: Path) -> None:
     """Out of a repository with the files of this one, which pre-commit clones."""
-    with tarfile.open(the("*.tar.gz")) as archive:
-        archive.extractall(tmp_path)
+    ran("tar", "-xzf", the("*.tar.gz"), "-C", tmp_path)
     (source,) = tmp_path.iterdir()
     mine = tmp_path / "mine"
     mine.mkdir()
