@@ -35,7 +35,7 @@ from ..porting.mapping import Mapping
 from ..porting.mapping_text import mapping_page, mapping_text
 from ..porting.refusal import require_accepted, require_proof
 from .documents import print_json
-from .options import FileName, FormatName, SideOutput, matching_options, output_option, parts_option
+from .options import FileName, SideOutput, matching_options, output_option, parts_option
 from .output import check_side_outputs, damage, progress_bar, say_error, status_line, terminal_width, write_page
 from .typed import ALL, WithPatterns, command_as_typed, keyword_arguments
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 @click.argument("source", type=FileName(), metavar="SRC")
 @click.argument("model", type=FileName(), metavar="[MODEL.py[:NAME]]", required=False)
 @output_option("-o", "--output", type=FileName(), metavar="OUT", help="The file to write (SRC.NAME.pth if left out).")
-@output_option("-t", "--to", "format_", type=FormatName(), help="Format to write (see `ckptool formats`).")
+@output_option("-t", "--to", "format_", metavar="FORMAT", help="Format to write (see `ckptool formats`).")
 @output_option("--overwrite", is_flag=True, help="Replace OUT and REPORT if they exist.")
 @output_option("--partial-file", is_flag=True, help="Use one shard of several on its own.")
 @output_option("-n", "--dry-run", is_flag=True, help="Match and report, but write nothing.")
