@@ -189,12 +189,11 @@ def offer(values: _Offer, ctx: click.Context, word: str) -> list[CompletionItem[
 def _files(ctx: click.Context) -> Iterator[Checkpoint]:
     """The checkpoints that were typed, the first few."""
     from .. import formats
-    from .options import FileName
 
     typed: list[str] = []
     for param in ctx.command.params:
         value = ctx.params.get(param.name or "")
-        if isinstance(param, click.Argument) and isinstance(param.type, FileName) and value:
+        if isinstance(param, click.Argument) and param.type.name == "file" and value:
             typed += value if isinstance(value, tuple) else [value]
     typed += ctx.args  # where they stand as long as an option waits for its value
     for path in typed[:2]:
