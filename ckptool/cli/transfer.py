@@ -6,7 +6,7 @@ import contextlib
 import gc
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -124,14 +124,18 @@ def transfer(source: str, model: str | None, **options: Any) -> int:
         )
         name = Path(options["mapping_file"]).stem
     else:
-        with contextlib.redirect_stdout(sys.stderr):  # what the user's code prints is no part of the report
+        proves = bool(options["prove"] or options["reference"])
+        with (
+            contextlib.redirect_stdout(sys.stderr),  # what the user's code prints is no part of the report
+            status_line("proof" if proves else "matching", wanted=not options["quiet"]) as say,
+        ):
             from ..model_code.building import find_model
 
             sets = ckpt.state_dicts()
             held = max(sets, key=lambda one: one.parameters).tensors if sets else {}
             weights = {key: tensor.shape for key, tensor in held.items()}
             found = find_model(model, keyword_arguments(options["kwargs"], "--kwargs"), weights=weights)
-            mapping = _mapping(ckpt, found, read, options)
+            mapping = _mapping(ckpt, found, read, options, say)
         name = re.sub(r"[^A-Za-z0-9_]", "_", mapping.target)
     out = out or f"{Path(source).stem}.{name}.pth"
     _check_target(out, source, options)
@@ -244,7 +248,13 @@ def _require_torch() -> None:
         raise NotFound("running a model's code needs torch", hint="pip install 'ckptool[torch]'")
 
 
-def _mapping(ckpt: Checkpoint, found: ModelSource, read: Mapping | Family | None, options: dict[str, Any]) -> Mapping:
+def _mapping(
+    ckpt: Checkpoint,
+    found: ModelSource,
+    read: Mapping | Family | None,
+    options: dict[str, Any],
+    say: Callable[[str], None] | None,
+) -> Mapping:
     """What `ckptool.transfer` finds, with these options, or makes of the mapping that was READ."""
     from ..model_code.building import find_model
 
@@ -252,22 +262,20 @@ def _mapping(ckpt: Checkpoint, found: ModelSource, read: Mapping | Family | None
     if options["source_model"]:
         arguments = keyword_arguments(options["source_kwargs"], "--source-kwargs")
         code = find_model(options["source_model"], arguments, option="--source-model")
-    proves = bool(options["prove"] or options["reference"])
-    if proves:
+    if options["prove"] or options["reference"]:
         gc.enable()  # models that run leave much behind
     same = ("at", "hints", "input_channels", "invert", "by", "first", "start", "prove", "reference", "patience")
-    with status_line("proof", wanted=proves and not options["quiet"]) as say:
-        return porting.transfer(
-            ckpt,
-            found,
-            mapping=read,
-            source_model=code,
-            inputs=options["inputs"] or None,
-            source_inputs=options["source_inputs"] or None,
-            progress=say,
-            numbers=_numbers(options),
-            **{name: options[name] for name in same},
-        )
+    return porting.transfer(
+        ckpt,
+        found,
+        mapping=read,
+        source_model=code,
+        inputs=options["inputs"] or None,
+        source_inputs=options["source_inputs"] or None,
+        progress=say,
+        numbers=_numbers(options),
+        **{name: options[name] for name in same},
+    )
 
 
 def _show(mapping: Mapping, options: dict[str, Any], weights_at: str) -> None:
