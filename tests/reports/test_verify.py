@@ -255,4 +255,4 @@ def test_small_tensors_take_few_reads(tmp_path, monkeypatch):
         read = getattr(File, name)
         monkeypatch.setattr(File, name, lambda *args, read=read: (reads.append(args), read(*args))[1])
     assert ckptool.verify(opened).checksums[0] > 2000
-    assert len(reads) < 40
+    assert len(reads) < 100  # those of the directory included
