@@ -484,13 +484,9 @@ def test_a_table_at_the_start_is_no_output_layer_where_positions_are_left_over(n
 # -- words for what stands around a layer, and for its parts
 
 
-@pytest.mark.parametrize("path", [("pos_ffn", "w_1"), ("positionwise_feed_forward", "w_1")])
-def test_the_first_layer_of_a_feed_forward_network_over_positions_is_no_table_of_positions(
-    path: tuple[str, str],
-) -> None:
-    words = words_of(path)
-    assert "embedding" not in labels(words, hard=True)
-    assert labels(words, hard=False)["neck"] == "up"
+def test_a_feed_forward_network_over_positions_is_no_table_of_positions() -> None:
+    assert all("embedding" not in labels(words_of((name,)), hard=True) for name in ("pos_ffn", "positionwise_ff"))
+    assert [labels(words_of(("pos_ffn", name)), hard=False)["neck"] for name in ("w_1", "w_2")] == ["up", "down"]
 
 
 @pytest.mark.parametrize(
