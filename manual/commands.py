@@ -45,7 +45,9 @@ def told() -> Iterator[Told]:
 
 def _told(name: str, group: str, summary: str, command: click.Command) -> Told:
     # A width at which nothing is wrapped; the name of an environment variable or a folder of this machine is not shown.
-    context = click.Context(command, info_name=name, parent=click.Context(cli, info_name="ckptool"))
+    # click keeps the option for help that it makes first: with -h, it is made as the command line has it.
+    top = click.Context(cli, info_name="ckptool", **cli.context_settings)
+    context = click.Context(command, info_name=name, parent=top)
     paragraphs: list[str] = []
     examples: list[str] = []
     for block in inspect.cleandoc(command.help or "").split("\n\n"):

@@ -187,7 +187,10 @@ def test_every_operation_of_a_mapping_file_is_in_the_reference():
 @pytest.mark.skipif(BASH is None, reason="bash is not installed")
 def test_bash_completes_commands_as_the_readme_sets_it_up(reader):
     line = next(x for x in re.findall(r"`([^`\n]+)`", (ROOT / "README.md").read_text()) if "completion bash" in x)
-    script = f'{line}\nCOMP_WORDS=(ckptool str); COMP_CWORD=1; _ckptool_completion ckptool; echo "${{COMPREPLY[@]}}"'
+    typed = "ckptool str"
+    script = (
+        f'{line}\nCOMP_LINE="{typed}"; COMP_POINT={len(typed)}; _ckptool_completion ckptool; echo "${{COMPREPLY[@]}}"'
+    )
     done = subprocess.run([BASH, "-c", script], capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout.split() == ["strip-prefix"]
 

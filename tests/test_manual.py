@@ -99,6 +99,17 @@ def test_a_picture_shows_what_the_commands_print(name):
     assert any("$ ckptool" in line for line in pictures.text_of(svg))
 
 
+@pytest.mark.parametrize("name", sorted(pictures.MOVING))
+def test_a_picture_that_moves_types_each_command_and_is_still_for_those_who_want_that(name):
+    svg = (pictures.FOLDER / f"{name}.svg").read_text(encoding="utf-8")
+    still, moves = svg.partition("</style>")[0].split("@media (prefers-reduced-motion: no-preference) {")
+    assert "animation" not in still
+    assert ".cover { opacity: 0; }" in still
+    lengths = [len(command) for command in pictures.PICTURES[name]]
+    assert [int(steps) for steps in re.findall(r"steps\((\d+)\)", moves)] == lengths
+    assert svg.count('class="cover ') == len(lengths)
+
+
 @pytest.mark.parametrize("name", pictures.PICTURES)
 def test_a_picture_is_small_and_fetches_nothing(name):
     svg = (pictures.FOLDER / f"{name}.svg").read_text(encoding="utf-8")

@@ -205,6 +205,8 @@ def main(argv: list[str] | None = None) -> None:
 def _run(argv: list[str] | None) -> int:
     """Run the command line. Returns its exit code; signals come through."""
     try:
+        if "_CKPTOOL_COMPLETE" in os.environ:
+            import_module(".offered", __name__).register()
         if _is_launched() and not import_module(".launched", __name__).begin(sys.argv[1:] if argv is None else argv):
             return 0
         code = cli.main(argv, prog_name="ckptool", standalone_mode=False)

@@ -17,7 +17,7 @@ from ..reports.diagnosis.doctor_text import doctor_text, explanation_text
 from .documents import as_entry, print_json
 from .help import Command
 from .options import FileName, parts_option
-from .output import fetching, progress_bar, terminal_width
+from .output import fetching, progress_bar, status_line, terminal_width
 from .typed import keyword_arguments
 
 _LONGEST = 1 << 20
@@ -74,7 +74,8 @@ def doctor(
         size = 0 if is_folder(file) else size_of(file)
         with (
             progress_bar("reading", size, wanted=True, far=is_url(file)) as progress,
-            fetching(file, wanted=progress is None),
+            fetching(file, wanted=progress is None and is_url(file)),
+            status_line(f"reading {printable(file, 60)}", wanted=is_folder(file) and not is_url(file)),
         ):
             if message is None:
                 found = report.doctor(file, model, at=at, kwargs=arguments, progress=progress)

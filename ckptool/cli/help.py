@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import click
@@ -82,10 +83,52 @@ COLOR = Option(
 )
 
 
+#: Options and arguments whose values the shell completes -> the function in `offered` that gives them.
+_OFFERED = {
+    "--at": "state_dicts",
+    "--cast": "dtypes",
+    "--cast-keep": "keys",
+    "--drop": "keys",
+    "--filter": "keys",
+    "--fits": "models",
+    "--for": "versions",
+    "--hint": "keys",
+    "--map-location": "devices",
+    "--mapping": "mappings",
+    "--model": "models",
+    "--optimizer": "optimizers",
+    "--prefix": "prefixes",
+    "--rename": "keys",
+    "--save": "saves",
+    "--select": "keys",
+    "--source-model": "models",
+    "--strategy": "strategies",
+    "--strip-prefix": "prefixes",
+    "--task": "tasks",
+    "--to": "formats",
+    "--wrap": "places",
+    "model": "models",
+    "name": "mappings",
+}
+
+
+def _completed(values: str, otherwise: Callable[..., list[Any]], ctx: click.Context, incomplete: str) -> list[Any]:
+    """What the shell is offered for a value: these values, or else what the type of the parameter offers."""
+    from . import offered
+
+    return offered.offer(getattr(offered, values), ctx, incomplete) or otherwise(ctx, incomplete)
+
+
 class Command(click.Command):
-    """A command that takes --color, and whose help is in sections."""
+    """A command that takes --color, whose help is in sections, and whose values the shell completes."""
 
     context_class = Context
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        for param in self.params:
+            for name in _OFFERED.keys() & {*param.opts}:
+                vars(param)["shell_complete"] = partial(_completed, _OFFERED[name], param.shell_complete)
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """The parameters, with --color before --help."""

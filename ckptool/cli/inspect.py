@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from ..checkpoint import Checkpoint
+from ..disk.addresses import is_url
 from ..disk.files import is_there, shell_path
 from ..disk.inside import not_followed
 from ..disk.runs import SUFFIX
@@ -24,7 +25,7 @@ from ..reports.inspect_text import inspect_text, overview
 from .documents import Documents
 from .help import Command
 from .options import FileName, SideOutput, json_options, output_option, parts_option
-from .output import check_side_outputs, collect, fetching, progress_bar, say_error, terminal_width, write_page
+from .output import check_side_outputs, collect, counting, fetching, progress_bar, say_error, terminal_width, write_page
 from .searching import Search
 
 
@@ -88,7 +89,8 @@ def inspect(
     status = many = 0
     search = Search(_unfolded(files), whole=_is_checkpoint)
     unfinished: dict[str, None] = {}
-    for path, asked in search:
+    lines = len(files) == 1 and not is_url(files[0]) and (documents.wanted or not shown.wants_all_of(False))
+    for path, asked in counting("inspecting", search, wanted=lines and not stats and not as_lines):
         half = [part for part in Path(path).parts if part.endswith(SUFFIX) and not asked]
         if half:
             unfinished[half[0]] = None

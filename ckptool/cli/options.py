@@ -36,21 +36,6 @@ class SideOutput(FileName):
         self.same_is_fine = same_is_fine
 
 
-class FormatName(click.ParamType[str]):
-    """The name of a format, completed by the shell."""
-
-    name = "format"
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
-        """The formats that can be written."""
-        from click.shell_completion import CompletionItem
-
-        from ..formats import FOLDERS, FORMATS
-
-        names = [*(f.name for f in FORMATS if f.draft), *(f.name for f in FOLDERS if f.draft)]
-        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
-
-
 #: Under which heading help shows an option.
 output_option = partial(click.option, cls=Option, heading="Output")
 _matching = partial(click.option, cls=Option, heading="Matching")
@@ -58,7 +43,7 @@ _proof = partial(click.option, cls=Option, heading="Proof")
 
 _OUTPUT: tuple[Callable[[Any], Any], ...] = (
     output_option("-o", "--output", type=FileName(), metavar="OUT", help="The file to write: another way to name OUT."),
-    output_option("-t", "--to", "format_", type=FormatName(), help="Format to write (see `ckptool formats`)."),
+    output_option("-t", "--to", "format_", metavar="FORMAT", help="Format to write (see `ckptool formats`)."),
     output_option(
         "--for", "for_torch", metavar="TORCH", help="Refuse output that this version cannot load (torch==1.6)."
     ),

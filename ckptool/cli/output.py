@@ -6,7 +6,7 @@ import contextlib
 import gc
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from .documents import Documents, print_json
 if TYPE_CHECKING:
     from ..formats import Plan
 
-_WORTH_A_BAR = 64 << 20
+WORTH_A_BAR = 64 << 20
 _WORTH_A_BAR_FAR = 2 << 20
 _MOST_DAMAGED = 12
 
@@ -32,7 +32,7 @@ def progress_bar(title: str, total: int, *, wanted: bool, far: bool = False) -> 
 
     What is FAR takes a while sooner.
     """
-    if not wanted or total < (_WORTH_A_BAR_FAR if far else _WORTH_A_BAR) or not sys.stderr.isatty():
+    if not wanted or total < (_WORTH_A_BAR_FAR if far else WORTH_A_BAR) or not sys.stderr.isatty():
         yield None
         return
     if os.environ.get("NO_COLOR"):
@@ -139,6 +139,21 @@ def status_line(title: str, *, wanted: bool) -> Iterator[Callable[[str], None] |
     with Progress(SpinnerColumn(), TimeElapsedColumn(), said, console=Console(stderr=True), transient=True) as line:
         task = line.add_task(title, total=None)
         yield lambda text: line.update(task, description=printable(f"{title}: {text}", 200))
+
+
+def counting(title: str, files: Iterable[tuple[str, bool]], *, wanted: bool) -> Iterator[tuple[str, bool]]:
+    """FILES, with such a line that counts them once a second is over. Nothing may be printed on stdout meanwhile."""
+    import time
+
+    began = time.monotonic()
+    say: Callable[[str], None] | None = None
+    with contextlib.ExitStack() as line:
+        for number, (path, asked) in enumerate(files):
+            if say is None and wanted and time.monotonic() - began > 1:
+                say = line.enter_context(status_line(title, wanted=True))
+            if say is not None:
+                say(f"{counted(number, 'file')}, {path}")
+            yield path, asked
 
 
 def print_receipt(

@@ -8,10 +8,13 @@ import click
 
 from .. import formats
 from ..checkpoint import Checkpoint
+from ..disk.addresses import is_url
 from ..disk.files import shell_path
+from ..disk.urls import size_of
 from ..errors import CannotCarry, Malformed, NoMatch, counted, printable
 from .help import Command
 from .options import writing_options
+from .output import WORTH_A_BAR, status_line
 from .rewrite import rewrite
 
 _SHOWN = 12
@@ -32,7 +35,9 @@ def repair(**options: Any) -> int:
     """
 
     def salvaged(source: str) -> Checkpoint:
-        found = formats.salvage(source)
+        large = not is_url(source) and size_of(source) >= WORTH_A_BAR
+        with status_line(f"reading {printable(source, 60)}", wanted=large and not options["quiet"]):
+            found = formats.salvage(source)
         if not found.wrong and not found.lost:
             hint = f"ckptool verify {shell_path(source)}"
             raise NoMatch("nothing is wrong with it that can be repaired", where=source, hint=hint)

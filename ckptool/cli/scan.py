@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from ..disk.addresses import is_url
 from ..disk.inside import not_followed
 from ..errors import CheckpointError, counted
 from ..reports.scanning import scan as report
@@ -11,7 +12,7 @@ from ..reports.scanning.scan_text import scan_text
 from .documents import Documents
 from .help import Command
 from .options import FileName, json_options
-from .output import collect, fetching, say_error, terminal_width
+from .output import collect, counting, fetching, say_error, terminal_width
 from .searching import Search
 
 _STATUS = {"safe": 0, "unsafe": 1, "unknown": 2}
@@ -38,7 +39,8 @@ def scan(files: tuple[str, ...], as_json: bool, as_lines: bool, quiet: bool, ver
     status = 0
     skipped = 0
     search = Search(files)
-    for number, (path, asked) in enumerate(search):
+    alone = as_json and len(files) == 1 and not is_url(files[0])
+    for number, (path, asked) in enumerate(counting("scanning", search, wanted=alone)):
         collect(number)
         try:
             with fetching(path, wanted=not quiet):

@@ -151,7 +151,9 @@ def _option(name: str, help: str, **more: Any) -> Callable[[_Command], _Command]
 @click.command(cls=Command, help=_HELP)
 @_option("--task", "What is learned.", metavar="TASK")
 @_option("--strategy", "How it is spread over devices.", metavar="STRATEGY")
-@click.option("--out", "-o", type=FileName(), metavar="DIR", required=True, help="Folder for what is saved.")
+@click.option(
+    "--output", "--out", "-o", "out", type=FileName(), metavar="DIR", required=True, help="Folder for what is saved."
+)
 @click.option(
     "--devices",
     multiple=True,

@@ -6,7 +6,7 @@ import contextlib
 import gc
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,7 @@ from ..porting.mapping import Mapping
 from ..porting.mapping_text import mapping_page, mapping_text
 from ..porting.refusal import require_accepted, require_proof
 from .documents import print_json
-from .options import FileName, FormatName, SideOutput, matching_options, output_option, parts_option
+from .options import FileName, SideOutput, matching_options, output_option, parts_option
 from .output import check_side_outputs, damage, progress_bar, say_error, status_line, terminal_width, write_page
 from .typed import ALL, WithPatterns, command_as_typed, keyword_arguments
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 @click.argument("source", type=FileName(), metavar="SRC")
 @click.argument("model", type=FileName(), metavar="[MODEL.py[:NAME]]", required=False)
 @output_option("-o", "--output", type=FileName(), metavar="OUT", help="The file to write (SRC.NAME.pth if left out).")
-@output_option("-t", "--to", "format_", type=FormatName(), help="Format to write (see `ckptool formats`).")
+@output_option("-t", "--to", "format_", metavar="FORMAT", help="Format to write (see `ckptool formats`).")
 @output_option("--overwrite", is_flag=True, help="Replace OUT and REPORT if they exist.")
 @output_option("--partial-file", is_flag=True, help="Use one shard of several on its own.")
 @output_option("-n", "--dry-run", is_flag=True, help="Match and report, but write nothing.")
@@ -124,14 +124,18 @@ def transfer(source: str, model: str | None, **options: Any) -> int:
         )
         name = Path(options["mapping_file"]).stem
     else:
-        with contextlib.redirect_stdout(sys.stderr):  # what the user's code prints is no part of the report
+        proves = bool(options["prove"] or options["reference"])
+        with (
+            contextlib.redirect_stdout(sys.stderr),  # what the user's code prints is no part of the report
+            status_line("proof" if proves else "matching", wanted=not options["quiet"]) as say,
+        ):
             from ..model_code.building import find_model
 
             sets = ckpt.state_dicts()
             held = max(sets, key=lambda one: one.parameters).tensors if sets else {}
             weights = {key: tensor.shape for key, tensor in held.items()}
             found = find_model(model, keyword_arguments(options["kwargs"], "--kwargs"), weights=weights)
-            mapping = _mapping(ckpt, found, read, options)
+            mapping = _mapping(ckpt, found, read, options, say)
         name = re.sub(r"[^A-Za-z0-9_]", "_", mapping.target)
     out = out or f"{Path(source).stem}.{name}.pth"
     _check_target(out, source, options)
@@ -237,7 +241,13 @@ def _initial_values(found: ModelSource, keys: Sequence[str]) -> Any:
     return initial_values(found, keys)
 
 
-def _mapping(ckpt: Checkpoint, found: ModelSource, read: Mapping | Family | None, options: dict[str, Any]) -> Mapping:
+def _mapping(
+    ckpt: Checkpoint,
+    found: ModelSource,
+    read: Mapping | Family | None,
+    options: dict[str, Any],
+    say: Callable[[str], None] | None,
+) -> Mapping:
     """What `ckptool.transfer` finds, with these options, or makes of the mapping that was READ."""
     from ..model_code.building import find_model
 
@@ -245,22 +255,20 @@ def _mapping(ckpt: Checkpoint, found: ModelSource, read: Mapping | Family | None
     if options["source_model"]:
         arguments = keyword_arguments(options["source_kwargs"], "--source-kwargs")
         code = find_model(options["source_model"], arguments, option="--source-model")
-    proves = bool(options["prove"] or options["reference"])
-    if proves:
+    if options["prove"] or options["reference"]:
         gc.enable()  # models that run leave much behind
     same = ("at", "hints", "input_channels", "invert", "by", "first", "start", "prove", "reference", "patience")
-    with status_line("proof", wanted=proves and not options["quiet"]) as say:
-        return porting.transfer(
-            ckpt,
-            found,
-            mapping=read,
-            source_model=code,
-            inputs=options["inputs"] or None,
-            source_inputs=options["source_inputs"] or None,
-            progress=say,
-            numbers=_numbers(options),
-            **{name: options[name] for name in same},
-        )
+    return porting.transfer(
+        ckpt,
+        found,
+        mapping=read,
+        source_model=code,
+        inputs=options["inputs"] or None,
+        source_inputs=options["source_inputs"] or None,
+        progress=say,
+        numbers=_numbers(options),
+        **{name: options[name] for name in same},
+    )
 
 
 def _show(mapping: Mapping, options: dict[str, Any], weights_at: str) -> None:

@@ -1,7 +1,9 @@
 """What commands write, where something is there already."""
 
+import contextlib
 import os
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -255,3 +257,21 @@ def test_a_folder_where_a_disk_is_mounted_is_refused_before_the_work(
     assert "disk: a disk is mounted there" in ran.err
     assert "Hint: name a folder in it: disk/NAME" in ran.err
     assert os.listdir("disk") == []
+
+
+def test_many_files_are_counted_once_a_second_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ckptool.cli import output
+
+    said: list[str] = []
+
+    @contextlib.contextmanager
+    def line(title: str, *, wanted: bool) -> Iterator[Callable[[str], None]]:
+        said.append(title)
+        yield said.append
+
+    monkeypatch.setattr(output, "status_line", line)
+    times = iter([0.0, 0.5, 1.5])
+    monkeypatch.setattr("time.monotonic", lambda: next(times))
+    files = [("a.pth", False), ("b.pth", False), ("c.pth", False)]
+    assert list(output.counting("inspecting", files, wanted=True)) == files
+    assert said == ["inspecting", "1 file, b.pth", "2 files, c.pth"]
