@@ -113,7 +113,7 @@ def _compiled(pattern: str, where: str, *, whole: bool = False) -> re.Pattern[st
             raise re.error("not plain")
         return re.compile(rf"({pattern})\Z" if whole else rf"(.*\.)?({pattern})$")
     except re.error:
-        raise CannotCarry(f"has the pattern {in_words(pattern)}, which is not looked for", where=where) from None
+        raise CannotCarry(f"has the pattern {in_words(pattern)}, which ckptool does not support", where=where) from None
 
 
 def settings_of(ckpt: Checkpoint) -> Settings:

@@ -8,6 +8,7 @@ from ..formats import FOLDERS, FORMATS
 from ..formats.base import AnyFormat, FolderFormat
 from .documents import print_json
 from .help import Command
+from .output import terminal_width
 
 
 @click.command(cls=Command)
@@ -38,6 +39,8 @@ def formats(as_json: bool) -> None:
     for f in every:
         also = f" (also: {', '.join(f.aliases)})" if f.aliases else ""
         does = "read and written" if f.draft else "read only"
-        click.echo(f"{f.name}{also}: {does}\n  {f.summary}\n  carries {f.carries}")
-        if f.suffixes:
-            click.echo(f"  written for {' '.join(f.suffixes)}")
+        lines = [f.summary, f"carries {f.carries}"]
+        lines += [f"written for {' '.join(f.suffixes)}"] if f.suffixes else []
+        click.echo(f"{f.name}{also}: {does}")
+        for line in lines:
+            click.echo(click.wrap_text(line, terminal_width(), initial_indent="  ", subsequent_indent="    "))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
@@ -129,6 +130,15 @@ class Command(click.Command):
         for param in self.params:
             for name in _OFFERED.keys() & {*param.opts}:
                 vars(param)["shell_complete"] = partial(_completed, _OFFERED[name], param.shell_complete)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse ARGS; for an unknown option, propose those that are like it without the dashes, which all have."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            names = {name.lstrip("-"): name for param in self.get_params(ctx) for name in param.opts}
+            near = get_close_matches(error.option_name.lstrip("-"), names, 3, 0.66)
+            raise click.NoSuchOption(error.option_name, None, [names[name] for name in near], error.ctx) from None
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """The parameters, with --color before --help."""

@@ -115,7 +115,7 @@ def _keep_inputs(jobs: Sequence[Job]) -> None:
         other = None if job.target is None else sources.get(_identity(job.target))
         if other is not None and other != job.source:
             raise RuleError(
-                f"what {printable(job.source)} becomes would replace {printable(other)}, another file of this command",
+                f"the output for {printable(job.source)} would replace {printable(other)}, which this command names",
                 where="--out-dir",
                 hint="--out-dir ANOTHER_FOLDER",
             )

@@ -113,7 +113,10 @@ def transfer(source: str, model: str | None, **options: Any) -> int:
     else:
         require_whole(ckpt, lambda folder: command_as_typed(swapped={source: folder}))
     if model is not None and not options["quiet"]:
-        codes = [_named_code(code) for code in (model, options["source_model"]) if code]
+        named = [code for code in (model, options["source_model"]) if code]
+        for code in named:
+            user_code.require_file(user_code.split(code)[0])
+        codes = [_named_code(code) for code in named]
         click.echo(f"running the code of {' and '.join(codes)}", err=True)
     found = None
     if model is None:

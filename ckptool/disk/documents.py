@@ -42,7 +42,7 @@ def read_text(path: StrPath, refused: type[CheckpointError] = RuleError, *, larg
         with open(path, encoding="utf-8") as file:
             text = file.read(largest + 1)
     except (OSError, ValueError) as error:
-        what = "not a text in UTF-8" if isinstance(error, UnicodeDecodeError) else reason(error)
+        what = "is not a text file (UTF-8)" if isinstance(error, UnicodeDecodeError) else reason(error)
         raise Unreadable(what, where=path) from None
     check_size(text, path, refused, largest=largest)
     return text

@@ -57,7 +57,7 @@ def _place(path: Url) -> _Place:
         raise Unreadable("names no model on the hub", where=path, hint="hf://ORG/MODEL, hf://ORG/MODEL@REVISION/FILE")
     inner = (found["inner"] or "").strip("/")
     if any(part in ("", ".", "..") for part in inner.split("/")) and inner:
-        raise Unreadable("names no file of a repository", where=path, hint="look at the name")
+        raise Unreadable("names no file of a repository", where=path, hint="check the name")
     return _Place(path, found["repo"], unquote(found["revision"] or "main"), inner)
 
 
@@ -219,7 +219,7 @@ class HubFetcher:
 
 
 def _not_there(place: _Place) -> Unreadable:
-    hint = f"look at the name: https://huggingface.co/{place.repo}/tree/{place.revision}"
+    hint = f"check the name: https://huggingface.co/{place.repo}/tree/{place.revision}"
     return Unreadable("is not in the repository", where=place.path, hint=hint)
 
 
@@ -248,7 +248,7 @@ def _refusal(error: Exception, place: _Place) -> CheckpointError:
         return Unreadable("names no model on the hub", where=where, hint="hf://ORG/MODEL, hf://ORG/MODEL@REVISION/FILE")
     if status in (401, 403):
         what = f"the hub refuses it (HTTP {status})"
-        return Unreadable(what, where=where, hint="hf auth login, or look at what the token may do")
+        return Unreadable(what, where=where, hint="hf auth login, or check the permissions of the token")
     if status in _BUSY:
         return Lost(f"the hub is busy (HTTP {status})", where=where, hint="try again later")
     if status is not None:

@@ -78,7 +78,7 @@ def look(path: Url) -> File | Folder:
         except NotThere as error:
             nothing = error
     else:
-        nothing = NotThere("holds nothing", where=path, hint="look at the name")
+        nothing = NotThere("holds nothing", where=path, hint="check the name")
     try:
         return _folder(fs, key.rstrip("/"), path)
     except NotThere:
@@ -89,7 +89,7 @@ def _folder(fs: Any, key: str, path: Url) -> Folder:
     TRAFFIC.setdefault(str(path), Traffic()).asked()
     inside = [one for one in call(fs, path, "ls", key, detail=True) if one["name"].rstrip("/") != key]
     if not inside:
-        raise NotThere("holds nothing", where=path, hint="look at the name")
+        raise NotThere("holds nothing", where=path, hint="check the name")
     named = {one["name"].rstrip("/").rpartition("/")[2]: one for one in inside}
     files = {name: one for name, one in named.items() if one["type"] == "file" and name}
     return RemoteFolder(
@@ -316,7 +316,7 @@ def refusal(error: BaseException, path: Url) -> CheckpointError:
         return Unreadable(f"its store does not know the login ({shown})", where=path, hint=_login_hint(scheme))
     if code in ("NoSuchBucket", "ContainerNotFound"):
         bucket = printable(path.address.partition("://")[2].partition("/")[0], 100)
-        return Unreadable(f"there is no bucket {bucket}", where=path, hint="look at the name, and at the login")
+        return Unreadable(f"there is no bucket {bucket}", where=path, hint="check the name and the login")
     if code in ("PreconditionFailed", "412", "ConditionNotMet"):
         return changed(path)
     if code in ("InvalidRange", "416"):
@@ -325,7 +325,7 @@ def refusal(error: BaseException, path: Url) -> CheckpointError:
         what = f"its store denies access to it ({shown})"
         return Unreadable(what, where=path, hint=f"look at who is logged in, and what they may: {_who(scheme)}")
     if isinstance(error, FileNotFoundError) or code in ("404", "NoSuchKey", "BlobNotFound"):
-        return NotThere("is not there", where=path, hint="look at the name")
+        return NotThere("is not there", where=path, hint="check the name")
     unreached = isinstance(error, TimeoutError | asyncio.TimeoutError | ConnectionError)
     if code in _BUSY or unreached or _UNREACHED.search(kind.lower()):
         return Lost(f"its store cannot be reached, or is busy ({shown})", where=path, hint="try again later")

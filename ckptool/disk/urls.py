@@ -77,7 +77,7 @@ def folder_of(path: StrPath) -> Folder:
     if isinstance(found, File):
         raise Unreadable("is a file", where=place.parent)
     if place.name not in found.names:
-        raise NotThere("is not there", where=path, hint="look at the name")
+        raise NotThere("is not there", where=path, hint="check the name")
     return found
 
 

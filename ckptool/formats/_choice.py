@@ -240,7 +240,7 @@ def refuse_folder(path: StrPath, source: Path | None, format: Format | None = No
     name = Path((source and source.name) or "model")
     name = name if name.suffix.lower() in suffixes else name.with_suffix(suffixes[0])
     raise Unwritable(
-        "is a folder, and what is written is a file",
+        "is a folder, and this format is one file",
         where=path,
         hint=f"name the file: {shell_path(as_path(path) / name)}   (-t shards writes a folder of shards)",
     )

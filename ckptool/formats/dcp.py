@@ -288,7 +288,7 @@ def _noted(folder: Folder, file: File, root: Dict) -> tuple[Dict, dict[str, str]
         return root, {key: value for key, value in note["metadata"].items() if isinstance(value, str)}
     except (ValueError, KeyError, TypeError, AttributeError):
         raise Malformed(
-            "is damaged: ckptool notes there what .metadata cannot say",
+            "is damaged: it holds what ckptool cannot store in .metadata",
             where=note_file.path,
             hint="without this file the folder is read as torch reads it",
         ) from None

@@ -37,6 +37,10 @@ FIRST_ZIP: Version = (1, 6)
 _NUMPY_2: Version = (2, 3)
 
 
+#: Major versions that are complete -> their last minor one.
+_LAST_MINOR = {0: 4, 1: 13}
+
+
 def parse_target(text: str) -> Version:
     """The version in `torch==1.6`, `torch==1.6.0` or `1.6`.
 
@@ -46,7 +50,11 @@ def parse_target(text: str) -> Version:
     match = re.match(r"(?:torch\s*==\s*)?(\d{1,3})\.(\d{1,3})(?:\.[\w.+]*)?\Z", text.strip())
     if match is None:
         raise RuleError(f"{printable(text, 40)!r} is not a version of torch", where="--for", hint="--for torch==1.6")
-    return int(match[1]), int(match[2])
+    version = int(match[1]), int(match[2])
+    if version[1] > _LAST_MINOR.get(version[0], version[1]):
+        what = f"there was no torch {version[0]}.{version[1]}; torch {version[0]} ended with {version[0]}."
+        raise RuleError(f"{what}{_LAST_MINOR[version[0]]}", where="--for", hint="--for torch==1.6")
+    return version
 
 
 def impossible(root: Any, target: Version, *, zipped: bool) -> list[str]:

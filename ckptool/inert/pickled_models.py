@@ -210,7 +210,7 @@ def state_dict_of(module: PickledModule, where: object = "") -> Recovered:
         if id(node) in above:
             raise Malformed("holds a module that contains itself", where=where)
         if len(above) > _MOST_DEPTH:
-            raise CannotCarry(f"has more than {_MOST_DEPTH} modules that are one within the other", where=where)
+            raise CannotCarry(f"has modules nested more than {_MOST_DEPTH} deep", where=where)
         view = _view(node, trail)
         lost += [f"the weights of {printable(prefix + name, 100)}, {printable(why, 100)}" for name, why in view.lost]
         for name, value in view.aside:

@@ -240,6 +240,6 @@ def _kind(value: Any) -> str:
 
 
 def hint(place: str, shown: Mapping[str, Any], wanted: str = "") -> str | None:
-    """Return a candidate as a user would type it: the one whose name is most like WANTED."""
+    """Return a candidate as a user would type it: the one whose name is most like WANTED, or that no other uses."""
     near = closest(wanted, list(shown), 1) if wanted else []
-    return f"{shell_path(place)}:{(near or list(shown))[0]}" if shown else None
+    return f"{shell_path(place)}:{(near or list(_outermost(shown)))[0]}" if shown else None

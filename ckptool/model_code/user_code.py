@@ -59,10 +59,19 @@ def import_code(place: str) -> Any:
     if not names_file(place):
         with _current_folder_last():
             return importlib.import_module(place)
-    if not is_file(place):
+    require_file(place)
+    return _import_file(path)
+
+
+def require_file(place: str) -> None:
+    """See that the file that PLACE names is there, if it names one.
+
+    Raises:
+        Unreadable: it is not.
+    """
+    if names_file(place) and not is_file(place):
         what = "is a folder" if is_folder(place) else "no such file or directory"
         raise Unreadable(what, where=place or "MODEL.py", hint=_WAYS)
-    return _import_file(path)
 
 
 def names_file(place: str) -> bool:

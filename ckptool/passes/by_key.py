@@ -242,7 +242,7 @@ def _filter(
 
 
 #: Rules run before patterns are looked at.
-_PATTERN_HINT = "patterns see the names that will be written; --if-present lets them match nothing"
+_PATTERN_HINT = "patterns see the names that will be written"
 
 
 def _anywhere(pattern: Pattern, weights: StateDict) -> str:
@@ -268,7 +268,7 @@ def patterns_for(
                 f"no key matches '{printable(pattern.text)}'",
                 where=ckpt.where,
                 evidence=key_evidence(weights, pattern.text),
-                hint=_PATTERN_HINT + (f"; {found}" if (found := _anywhere(pattern, weights)) else ""),
+                hint=f"{_PATTERN_HINT}; {_anywhere(pattern, weights) or '--if-present skips those that match nothing'}",
             )
     return parsed
 

@@ -79,9 +79,7 @@ def cast(
         if not castable_too or storage.identity in held_back or (old == new and not tensor.neg):
             continue
         if len(seen[id(storage)]) > 1:
-            raise CannotCarry(
-                "has a storage that tensors of several types look at, which cannot be cast", where=ckpt.where
-            )
+            raise CannotCarry("tensors of several types share a storage, which cannot be cast", where=ckpt.where)
         changed += 1
         negated += tensor.neg
         if (id(storage), tensor.neg) not in made:

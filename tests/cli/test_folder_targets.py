@@ -47,7 +47,7 @@ def test_a_file_is_not_made_a_folder_of_shards_because_a_folder_is_there(
     before = sorted(map(str, Path().rglob("*")))
     ran = run(*command.split(), "-o", out)
     assert (ran.code, ran.out) == (2, "")
-    assert ran.err.splitlines()[0] == f"Error: {out}: is a folder, and what is written is a file."
+    assert ran.err.splitlines()[0] == f"Error: {out}: is a folder, and this format is one file."
     assert sorted(map(str, Path().rglob("*"))) == before
     hint = ran.err.partition("Hint: name the file: ")[2]
     (word, *rest) = shlex.split(hint.split("   ")[0])
@@ -120,7 +120,7 @@ def test_so_does_transfer(run: Run, folder: Path, torch: object, out: str) -> No
     ran = run("transfer", "dp.pth", "net.py", "-o", out)
     assert ran.code == 2
     assert "running" not in ran.err
-    what = f"Error: {out}: is a folder, and what is written is a file.\nHint: name the file: {Path(out)}/dp.pth"
+    what = f"Error: {out}: is a folder, and this format is one file.\nHint: name the file: {Path(out)}/dp.pth"
     assert what in ran.err
     assert run("transfer", "dp.pth", "net.py", "-o", "empty/", "-t", "shards").code == 0
     assert run("transfer", "dp.pth", "net.py", "-o", "there", "-t", "shards", "--overwrite").code == 2

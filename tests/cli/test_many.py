@@ -118,7 +118,7 @@ def test_no_output_is_written_over_another_input(run: Run, net, files):
     for order in (["a.pth", "ckpts/a.pth"], ["ckpts/a.pth", "a.pth"]):
         ran = run("strip-prefix", *order, "--out-dir", "ckpts", "--overwrite")
         assert ran.code == 2
-        assert "what a.pth becomes would replace ckpts/a.pth, another file of this command" in ran.err
+        assert "the output for a.pth would replace ckpts/a.pth, which this command names" in ran.err
         assert (Path("a.pth").read_bytes(), Path("ckpts/a.pth").read_bytes()) == before
     assert run("strip-prefix", "ckpts/a.pth", "ckpts/b.pth", "--out-dir", "ckpts", "--overwrite").code == 0
     loads(net, "ckpts/a.pth")

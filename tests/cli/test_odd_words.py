@@ -250,3 +250,14 @@ for path in ("dp.pth", "shut", "shut/a.pth"):
                 code = left.code
         print(code)
 """
+
+
+@pytest.mark.parametrize(
+    ("typed", "proposed"),
+    [("convert --sort", ""), ("inspect --jsn", "'--json'"), ("convert --unwarp", "'--unwrap'"), ("diff -x", "")],
+)
+def test_an_unknown_option_is_answered_with_those_that_are_like_it(run: Run, typed: str, proposed: str) -> None:
+    said = run(*typed.split()).err
+    assert "No such option" in said
+    assert ("Did you mean" in said) == bool(proposed)
+    assert proposed in said

@@ -206,12 +206,12 @@ def test_a_login_is_that_of_the_client_and_is_never_shown(model, run, tmp_path, 
     [
         ("hf://org/nothing", "there is no model org/nothing on the hub, or it is private", "hf auth login"),
         ("hf://org/m@never", "org/m has no revision never", "branches and tags"),
-        ("hf://org/m/nothing.bin", "is not in the repository", "look at the name"),
+        ("hf://org/m/nothing.bin", "is not in the repository", "check the name"),
         ("hf://org/gated", "org/gated is gated", "hf auth login"),
         ("hf://org/gated/model-00001-of-00006.safetensors", "org/gated is gated", "hf auth login"),
         ("hf://org", "names no model", "hf://ORG/MODEL"),
         ("hf://datasets/org/m", "names no model", "hf download"),
-        ("hf://org/m/../x", "names no file", "look at the name"),
+        ("hf://org/m/../x", "names no file", "check the name"),
     ],
 )
 def test_what_is_not_there_is_said_in_a_line(model, name, what, hint):

@@ -335,7 +335,7 @@ def refusing(status, code):
         (400, "ExpiredToken", "the login for its store has expired (ExpiredToken)", "log in again"),
         (403, "InvalidAccessKeyId", "its store does not know the login", "aws configure"),
         (403, "SignatureDoesNotMatch", "its store does not know the login", "aws configure"),
-        (404, "NoSuchKey", "is not there", "look at the name"),
+        (404, "NoSuchKey", "is not there", "check the name"),
     ],
 )
 def test_a_refusal_is_said_in_a_line_without_what_the_store_wrote(odd, run, tmp_path, status, code, said, hint):

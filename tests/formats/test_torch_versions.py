@@ -155,3 +155,14 @@ def test_what_is_called_by_its_python_2_name_is_known(tmp_path):
     root = Reader(pickled(Call("__builtin__.set", [1])), "x", lambda pid: None).load()
     assert root.items == [1]
     assert Reader(pickled(Name("copy_reg._reconstructor")), "x", lambda pid: None).load().module == "copyreg"
+
+
+@pytest.mark.parametrize("version", ["torch==0.9", "1.14"])
+def test_a_version_that_never_was_is_refused(version):
+    with pytest.raises(ckptool.RuleError, match="there was no torch"):
+        parse_target(version)
+
+
+@pytest.mark.parametrize("version", ["0.4.1", "1.13.1", "torch==2.99"])
+def test_versions_that_were_and_those_to_come_are_taken(version):
+    assert parse_target(version)

@@ -64,7 +64,7 @@ def _undone(chunk: Unfiltered) -> bytes:
             data = inflated(data, name, chunk.length + 5, chunk.where)
     if len(data) != chunk.length:
         raise Malformed(
-            f"a chunk has {len(data):,} bytes of values, and {chunk.length:,} are stated", where=chunk.where
+            f"a chunk has {len(data):,} bytes of values, but {chunk.length:,} are announced", where=chunk.where
         )
     return data
 

@@ -78,7 +78,7 @@ def _block(file: File, offset: int, size: int) -> Iterator[tuple[bytes, int, int
         raise CannotCarry("has a table with compressed blocks, which are not read", where=file.path)
     restarts = int.from_bytes(file.read(offset + size - 4, 4), "little") if size >= 4 else 0
     if size < 4 or 4 * restarts + 4 > size:
-        raise Malformed("has a table with a block that is none", where=file.path, evidence=[f"at byte {offset:,}"])
+        raise Malformed("has a table with a damaged block", where=file.path, evidence=[f"at byte {offset:,}"])
     cursor = Cursor(file, offset, offset + size - 4 - 4 * restarts, what="a block of its table")
     key = b""
     while cursor.left:

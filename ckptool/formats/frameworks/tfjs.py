@@ -55,7 +55,7 @@ def open_tfjs(file: File) -> Checkpoint:
     document = read_json(file.read(0, min(file.size, _LARGEST)), file.path)
     groups = document.get("weightsManifest") if isinstance(document, dict) else None
     if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
-        raise Malformed("its weightsManifest is none", where=file.path)
+        raise Malformed("its weightsManifest is not valid", where=file.path)
     folder = folder_of(file.path)
     entries: list[tuple[str, LazyTensor]] = []
     size, lost = file.size, []

@@ -105,7 +105,7 @@ def _note(key: str | None, node: Object) -> Noted:
         ):
             module = None if key is None else plain_name(key)
             return Noted(module, dict(zip(names, known, strict=True)), dict(zip(names, runs, strict=True)))
-    raise Malformed("holds a FlatParamShardMetadata that has not six lists of one entry a parameter")
+    raise Malformed("holds a FlatParamShardMetadata whose six lists do not have one entry for each parameter")
 
 
 def plain_name(key: str) -> str:

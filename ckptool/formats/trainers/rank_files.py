@@ -244,7 +244,7 @@ class Joining:
     def _made_of(self, nodes: list[Any], trail: tuple[str, ...], depth: int) -> Any:
         first = nodes[0]
         if depth > _DEEPEST:
-            raise CannotCarry(f"holds dicts within dicts, more than {_DEEPEST} deep", where=self.folder.path)
+            raise CannotCarry(f"holds dicts nested more than {_DEEPEST} deep", where=self.folder.path)
         if is_placed(first):
             return self._tensor(nodes, _shown(trail))
         if as_dense(first) is not None:

@@ -73,7 +73,7 @@ def _coverage(found: Diff) -> Iterator[str]:
     """How much of each side has a partner of the same shape on the other."""
     (met, all_, some, whole), (its, theirs, part, sum_) = found.coverage("left"), found.coverage("right")
     if met == all_ and its == theirs:
-        yield f"{counted(met, 'tensor')} with {parameters_text(whole)} on both sides, each with its partner"
+        yield f"each tensor has a partner: {counted(met, 'tensor')}, {parameters_text(whole)} on each side"
         return
     for side, numbers in (("left", (met, all_, some, whole)), ("right", (its, theirs, part, sum_))):
         partners = f"{numbers[0]:,} of {counted(numbers[1], 'tensor')} have a partner"
