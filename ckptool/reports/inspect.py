@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any
 
 from .. import keys
@@ -24,7 +24,7 @@ from ..inert.plain_values import plain_value
 from ..passes.locations import mentions
 from ..passes.packed import Packed, grain, packed_in
 from ..passes.side_files import quantization_of
-from ..tensor import LazyTensor, Storage, distinct, share_nothing
+from ..tensor import LazyTensor, Storage, used_bytes
 from ..tree import (
     Aside,
     Dict,
@@ -155,8 +155,8 @@ def describe(ckpt: Checkpoint) -> Inspection:
     if ckpt.roles:
         rows.tell(ckpt.roles)
     bare = [node for _, node in rest if isinstance(node, Storage)]
-    storages = dict.fromkeys([*(t.storage for t in tensors), *bare])
-    stored = sum(storage.nbytes for storage in storages)
+    storages = dict.fromkeys([*map(attrgetter("storage"), tensors), *bare])
+    stored = sum(map(attrgetter("source.length"), storages))
     kind = format_of(ckpt)
     live = (kind is None or kind.pickles) and not ckpt.sealed
     unsafe = dict(beyond_plain_data(ckpt.root, rest)) if live else {}
@@ -172,10 +172,10 @@ def describe(ckpt: Checkpoint) -> Inspection:
         _others(ckpt, weights),
         mentions(ckpt.root, rest),
         unsafe,
-        _suggestions(ckpt, weights, unsafe, {storage.location: None for storage in storages}),
+        _suggestions(ckpt, weights, unsafe, dict.fromkeys(map(attrgetter("location"), storages))),
         training_of(ckpt),
         stored,
-        _used(tensors),
+        used_bytes(tensors),
         _saved(ckpt, weights, stored),
         summary_of(ckpt),
         _packed(ckpt, weights),
@@ -244,17 +244,6 @@ def statistics_of(
         if progress is not None and tensor is not None:
             progress(tensor.nbytes)
     return done
-
-
-def _used(tensors: list[LazyTensor]) -> int:
-    """Bytes of the storages that some tensor uses. Views that overlap count as the whole that they are in, at most."""
-    if share_nothing(tensors):
-        return sum([min(t.nbytes, t.storage.nbytes) for t in tensors])
-    used: dict[int, int] = {}
-    for t in distinct(tensors):
-        one = t.storage.identity
-        used[one] = min(used.get(one, 0) + t.nbytes, t.storage.nbytes)
-    return sum(used.values())
 
 
 def _saved(ckpt: Checkpoint, weights: list[StateDict], stored: int) -> int:
