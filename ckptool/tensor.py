@@ -336,6 +336,12 @@ class Swapped:
             yield self.read(at, min(self.step, self.length - at))
 
 
+#: What is asked of each of a hundred thousand tensors is asked in C.
+_STORAGE, _TIE = operator.attrgetter("storage"), operator.attrgetter("tie")
+_SIZES = operator.attrgetter("shape", "dtype.itemsize")
+_SIZES_AND_STORED = operator.attrgetter("shape", "dtype.itemsize", "storage.source.length")
+
+
 def distinct(tensors: Iterable[LazyTensor]) -> list[LazyTensor]:
     """TENSORS, those that are one once."""
     found = list(tensors)
@@ -344,17 +350,30 @@ def distinct(tensors: Iterable[LazyTensor]) -> list[LazyTensor]:
 
 def share_nothing(tensors: Sequence[LazyTensor]) -> bool:
     """Whether each of TENSORS has a storage of its own, as nearly always. A quick look, which may say no for yes."""
-    return len({id(t.storage) for t in tensors if t.storage.tie is None}) == len(tensors)
+    storages = list(map(_STORAGE, tensors))
+    return len(set(map(id, storages))) == len(storages) and set(map(id, map(_TIE, storages))) <= {id(None)}
 
 
 def totals(tensors: Iterable[LazyTensor]) -> tuple[int, int]:
     """How many elements TENSORS have, and how many bytes."""
-    alike = Counter([(t.shape, t.dtype.itemsize) for t in tensors])  # shapes are few where tensors are many
+    alike = Counter(map(_SIZES, tensors))  # shapes are few where tensors are many
     elements = bytes_ = 0
     for (shape, itemsize), count in alike.items():
         elements += prod(shape) * count
         bytes_ += prod(shape) * count * itemsize
     return elements, bytes_
+
+
+def used_bytes(tensors: Sequence[LazyTensor]) -> int:
+    """Bytes of the storages that TENSORS use. Views that overlap count as the whole that they are in, at most."""
+    if share_nothing(tensors):
+        alike = Counter(map(_SIZES_AND_STORED, tensors))
+        return sum(min(prod(shape) * itemsize, stored) * count for (shape, itemsize, stored), count in alike.items())
+    used: dict[int, int] = {}
+    for t in distinct(tensors):
+        one = t.storage.identity
+        used[one] = min(used.get(one, 0) + t.nbytes, t.storage.nbytes)
+    return sum(used.values())
 
 
 def little_endian(storage: Storage, dtype: DType | None = None) -> Storage:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, TypeGuard
 
 from .tensor import LazyTensor, Storage
@@ -257,9 +258,8 @@ def holds_tensors_alone(node: Any) -> bool:
     """Whether it is a dict of texts and dense tensors alone, as large ones mostly are."""
     if type(node) is not Dict or not node.entries:
         return False
-    return {type(key) for key, _ in node.entries} == {str} and {type(value) for _, value in node.entries} == {
-        LazyTensor
-    }
+    kinds = (set(map(type, map(itemgetter(part), node.entries))) for part in (0, 1))
+    return next(kinds) == {str} and next(kinds) == {LazyTensor}
 
 
 def walk(root: Any, without: Container[int] = ()) -> Iterator[tuple[Trail, Any]]:

@@ -80,9 +80,13 @@ class Layer:
 
 def is_adapter(keys: Iterable[str]) -> bool:
     """Whether keys are those of an adapter, which is no model: those of its parts are among them."""
-    return any(_PART.search(key) for key in keys)
+    listed = list(keys)
+    names = "\n".join(listed)
+    return any(word in names for word in _IN_PARTS) and any(map(_PART.search, listed))
 
 
+#: What is in the name of each part.
+_IN_PARTS = ("lora", "hada_", "lokr_", "ia3_l", "trainable_tokens_delta", "dora_scale")
 #: What no model's own tensor is called.
 _PART = re.compile(
     r"\.(?:lora_(?:A|B|down|up|mid|embedding_[AB]|magnitude_vector)|(?:lora|lora_linear_layer|\w+_lora)\.(?:down|up)"

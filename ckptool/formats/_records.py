@@ -43,14 +43,17 @@ def storages_of(archive: Archive, pattern: str, *, big_endian: bool = False) -> 
 
     columns = archive.members if isinstance(archive.members, Members) and not behind else None
     file = archive.file
+    if columns is not None:
+        numbered, crcs, sizes, starts = columns.number, columns.crcs, columns.sizes, columns.starts
 
     def storage(found: StorageId) -> Storage:
-        name = f"{before}{found.key}{behind}"
-        number = -1 if columns is None else columns.number(name)
-        if columns is not None and number >= 0 and not found.rest and (size := columns.sizes[number]) == found.nbytes:
-            crc = columns.crcs[number] or None
-            source = file.range(columns.starts[number], size, crc)
-            return Storage(source, found.location, found.dtype, found.key, crc if size else 0, big_endian)
+        key = found.key
+        name = f"{before}{key}{behind}"
+        number = -1 if columns is None else numbered(name)
+        if number >= 0 and not found.rest and (size := sizes[number]) == found.nbytes:
+            crc = crcs[number] or None
+            source = file.range(starts[number], size, crc)
+            return Storage(source, found.location, found.dtype, key, crc if size else 0, big_endian)
         member = archive.members.get(name)
         if member is None:
             raise Malformed(f"the storage {printable(name)} is missing", where=where)

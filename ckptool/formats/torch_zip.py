@@ -20,6 +20,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
+from operator import attrgetter
 from typing import Any
 
 from ..checkpoint import Checkpoint, little_endian_throughout
@@ -75,10 +76,10 @@ def open_zip(file: File) -> Checkpoint:
         lost.append(f"its version, which is not a number, so that torch cannot read it: {shown}")
     if reader.position < len(reader.data):
         lost.append(f"{len(reader.data) - reader.position:,} bytes that follow the end of its pickle")
-    unused = [name for name in archive.members if name.startswith("data/") and name[5:] not in reader.storages]
-    if unused:
+    if archive.count("data/") > len(reader.storages):  # each of these is the record of its name
+        unused = [name for name in archive.members if name.startswith("data/") and name[5:] not in reader.storages]
         lost.append(f"{counted(len(unused), 'storage')} that no tensor uses: {printable(', '.join(unused[:5]))}")
-    unrecorded = sum(s.crc is None for s in reader.storages.values())
+    unrecorded = list(map(attrgetter("crc"), reader.storages.values())).count(None)
     if "version" not in archive.members:
         warnings.append(NO_VERSION)
     if unrecorded:

@@ -64,6 +64,8 @@ _DTYPES = frozenset(
 )
 
 
+#: Last names of weights that are packed, but for those of bitsandbytes.
+_WEIGHTS = frozenset("qweight weight_packed zero_point weight".split())
 #: Characters of all keys that are looked at as one text.
 _LONGEST_NAMES = 1 << 24
 
@@ -76,15 +78,27 @@ def packed_in(tensors: Mapping[str, Any]) -> list[Packed]:
     types = {tensor.dtype.name for tensor in tensors.values() if isinstance(tensor, LazyTensor)}
     if short and _DTYPES.isdisjoint(types) and not any(mark in names for mark in _MARKS):
         return found  # as for most: a look at each key takes long
-    for key, tensor in tensors.items():
-        if isinstance(tensor, LazyTensor) and (one := _packed(key, tensor.dtype.name, tensors)) is not None:
+    lasts = [key.rpartition(".")[2] for key in tensors]
+    ends = set(lasts)
+    scales = [name for name in _SCALES if name in ends]
+    if "absmax" not in ends:  # else any name may be that of a weight
+        ends = {last for last in ends if last in _WEIGHTS or last.endswith(("_blocks", "_qdata"))}
+    for last, (key, tensor) in zip(lasts, tensors.items(), strict=True):
+        if (
+            last in ends
+            and isinstance(tensor, LazyTensor)
+            and (one := _packed(key, tensor.dtype.name, tensors, scales)) is not None
+        ):
             family, others = one
             found.append(Packed(family, key, (key, *[other for other in others if other in tensors])))
     return found
 
 
-def _packed(key: str, dtype: str, tensors: Mapping[str, Any]) -> tuple[str, list[str]] | None:
-    """The family and the further keys of the packed weight KEY, or None if it is none that is known."""
+def _packed(key: str, dtype: str, tensors: Mapping[str, Any], scales: list[str]) -> tuple[str, list[str]] | None:
+    """The family and the further keys of the packed weight KEY, or None if it is none that is known.
+
+    SCALES are those of `_SCALES` that some tensor is called.
+    """
     head, _, last = key.rpartition(".")
     beside = f"{head}." if head else ""
     if last == "qweight" and dtype == "int32" and f"{beside}scales" in tensors:
@@ -94,12 +108,12 @@ def _packed(key: str, dtype: str, tensors: Mapping[str, Any]) -> tuple[str, list
         states = [f"{key}.quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4")]
         return "bitsandbytes, 4 bits", [*(f"{key}.{name}" for name in _BITSANDBYTES), *states]
     if last == "weight_packed":
-        return "compressed-tensors", [f"{beside}{name}" for name in _SCALES]
+        return "compressed-tensors", [f"{beside}{name}" for name in scales]
     if last == "zero_point" and f"{beside}scale" in tensors:
         return "torch", [f"{beside}scale"]
     if last.endswith("_blocks") and dtype == "uint8":
-        scales = key.removesuffix("_blocks") + "_scales"
-        return ("MXFP4", [scales]) if scales in tensors else None
+        its_scales = key.removesuffix("_blocks") + "_scales"
+        return ("MXFP4", [its_scales]) if its_scales in tensors else None
     if last.startswith("_") and last.endswith("_qdata") and key.removesuffix("qdata") + "scale" in tensors:
         stem = key.removesuffix("qdata")
         return "torchao", [other for other in tensors if other.startswith(stem) and other != key]
@@ -110,8 +124,8 @@ def _packed(key: str, dtype: str, tensors: Mapping[str, Any]) -> tuple[str, list
     if dtype == "uint32" and f"{beside}scales" in tensors:
         return "MLX", [f"{beside}scales", f"{beside}biases"]
     narrow = dtype.startswith("float8") or dtype in ("int8", "uint8", "float4_e2m1fn_x2")
-    if narrow and any(f"{beside}{name}" in tensors for name in _SCALES):
-        return f"{dtype} with scales", [f"{beside}{name}" for name in _SCALES]
+    if narrow and any(f"{beside}{name}" in tensors for name in scales):
+        return f"{dtype} with scales", [f"{beside}{name}" for name in scales]
     return None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any
 
 from .. import keys
@@ -21,7 +21,7 @@ from ..inert.plain_values import plain_value
 from ..passes.locations import mentions
 from ..passes.packed import Packed, grain, packed_in
 from ..passes.side_files import quantization_of
-from ..tensor import LazyTensor, Storage, distinct, share_nothing
+from ..tensor import LazyTensor, Storage, used_bytes
 from ..tree import (
     Aside,
     Dict,
@@ -157,8 +157,8 @@ def describe(ckpt: Checkpoint, *, suggest: bool = True) -> Inspection:
     if ckpt.roles:
         rows.tell(ckpt.roles)
     bare = [node for _, node in rest if isinstance(node, Storage)]
-    storages = dict.fromkeys([*(t.storage for t in tensors), *bare])
-    stored = sum(storage.nbytes for storage in storages)
+    storages = dict.fromkeys([*map(attrgetter("storage"), tensors), *bare])
+    stored = sum(map(attrgetter("source.length"), storages))
     kind = format_of(ckpt)
     live = (kind is None or kind.pickles) and not ckpt.sealed
     unsafe = dict(beyond_plain_data(ckpt.root, rest)) if live else {}
@@ -177,7 +177,7 @@ def describe(ckpt: Checkpoint, *, suggest: bool = True) -> Inspection:
         _suggestions(ckpt) if suggest and kind is not None else [],
         training_of(ckpt),
         stored,
-        _used(tensors),
+        used_bytes(tensors),
         _saved(ckpt, weights, stored),
         summary_of(ckpt),
         _packed(ckpt, weights),
@@ -246,17 +246,6 @@ def statistics_of(
         if progress is not None and tensor is not None:
             progress(tensor.nbytes)
     return done
-
-
-def _used(tensors: list[LazyTensor]) -> int:
-    """Bytes of the storages that some tensor uses. Views that overlap count as the whole that they are in, at most."""
-    if share_nothing(tensors):
-        return sum([min(t.nbytes, t.storage.nbytes) for t in tensors])
-    used: dict[int, int] = {}
-    for t in distinct(tensors):
-        one = t.storage.identity
-        used[one] = min(used.get(one, 0) + t.nbytes, t.storage.nbytes)
-    return sum(used.values())
 
 
 def _saved(ckpt: Checkpoint, weights: list[StateDict], stored: int) -> int:

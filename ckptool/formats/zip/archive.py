@@ -72,6 +72,12 @@ class Archive:
                 else:
                     yield name, self.source(name)
 
+    def count(self, folder: str) -> int:
+        """How many records have names that begin with FOLDER."""
+        members = self.members
+        numbered = len(members.sizes) if isinstance(members, Members) and members.head.startswith(folder) else 0
+        return numbered + sum(one.name.startswith(folder) for one in odd_members(members))
+
     def extents(self) -> list[tuple[int, int]]:
         """Where each record begins with its header and where its payload ends, in the order of the file."""
         members = self.members

@@ -37,11 +37,14 @@ class Members(Mapping[str, Member]):
     Args:
         top: the whole beginning of the names of numbered records, `TOP/data/`, as bytes.
         skipped: how many characters of it are left out of their names.
+
+    Attributes:
+        head: what the names of numbered records begin with.
     """
 
     def __init__(self, top: bytes, skipped: int) -> None:
         self._top = top
-        self._head = top.decode()[skipped:]
+        self.head = top.decode()[skipped:]
         self.skipped = skipped
         self._odd: dict[str, Member] = {}
         self._before: list[int] = []  # for each odd one, how many numbered ones stand before it
@@ -50,7 +53,7 @@ class Members(Mapping[str, Member]):
 
     def number(self, name: str) -> int:
         """The number in the name of a numbered record, or -1."""
-        head = self._head
+        head = self.head
         digits = name[len(head) :]
         if not name.startswith(head) or not (digits.isascii() and digits.isdigit()) or len(digits) > _LONGEST:
             return -1
@@ -79,7 +82,7 @@ class Members(Mapping[str, Member]):
         """The record `data/NUMBER`."""
         size, start = self.sizes[number], self.starts[number]
         return Member(
-            f"{self._head}{number}",
+            f"{self.head}{number}",
             b"%b%d" % (self._top, number),
             STORED,
             _FLAGS if size else UTF8,
@@ -101,10 +104,10 @@ class Members(Mapping[str, Member]):
     def __iter__(self) -> Iterator[str]:
         done = 0
         for name, before in zip(self._odd, self._before, strict=True):
-            yield from (f"{self._head}{number}" for number in range(done, before))
+            yield from (f"{self.head}{number}" for number in range(done, before))
             done = before
             yield name
-        yield from (f"{self._head}{number}" for number in range(done, len(self.sizes)))
+        yield from (f"{self.head}{number}" for number in range(done, len(self.sizes)))
 
 
 def odd_members(members: Mapping[str, Member]) -> Iterable[Member]:
