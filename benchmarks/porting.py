@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import ckptool
-from ckptool.errors import CheckpointError
+from ckptool.errors import CheckpointError, counted
 
 _CLASSES = {
     1: "wrappers and parts",
@@ -36,6 +36,9 @@ _CLASSES = {
     4: "structural",
     5: "real cross-implementation",
 }
+
+#: In an answer that the source's code gave; and in the remark about a pair with such answers.
+_CODE, _BY_CODE = "the source's code ", "the source's code answered questions about"
 
 
 def main() -> None:
@@ -119,6 +122,8 @@ def port(
         mapping = ckptool.transfer(source, str(folder / "model.py"))
     if mapping.proof is not None:
         remark = str(mapping.proof.get("text"))
+    elif by_code := [e for e in mapping.entries if any(q.answer and _CODE in q.answer for q in e.questions)]:
+        remark = f"{_BY_CODE} {counted(len(by_code), 'key')}"
     flagged = [e.target for e in mapping.having("guessed")]
     if mapping.proof is not None and not mapping.proof.get("equal"):
         flagged = [e.target for e in mapping.entries if e.expr is not None]  # refused: nothing is claimed
@@ -245,6 +250,11 @@ def table(results: dict[str, list[dict[str, Any]]]) -> str:
     return "\n".join(lines)
 
 
+def _shown(row: dict[str, Any]) -> bool:
+    """Return whether outputs are equal, or the source's code answered a question that names leave open."""
+    return "outputs are equal" in row["remark"] or _BY_CODE in row["remark"]
+
+
 def summary(rows: list[dict[str, Any]]) -> str:
     """What the issue asks for, in sentences."""
     decidable = [r for r in rows if not r["hint"]]
@@ -253,7 +263,7 @@ def summary(rows: list[dict[str, Any]]) -> str:
     wrong = [r for r in rows if r["outcome"] == "wrong"]
     needless = [r for r in right if r["flagged_right"]]
     open_hints = [r["name"] for r in hints if r["outcome"] == "wrong" or (r["outcome"] != "right" and not r["flags"])]
-    unflagged = [r["name"] for r in hints if r["outcome"] == "right" and not r["flags"] and "equal" not in r["remark"]]
+    unflagged = [r["name"] for r in hints if r["outcome"] == "right" and not r["flags"] and not _shown(r)]
     slowest = max(rows, key=lambda r: r["seconds"])
     return "\n".join(
         [
@@ -267,8 +277,8 @@ def summary(rows: list[dict[str, Any]]) -> str:
             f"silently wrong: {len(wrong)}" + (f": {', '.join(r['name'] for r in wrong)}" if wrong else ""),
             f"right, but flagged without need: {len(needless)} of {len(right)}"
             + (f": {', '.join(r['name'] for r in needless)}" if needless else ""),
-            f"pairs that need a hint, neither flagged nor proved: {len(open_hints) + len(unflagged)} of {len(hints)}"
-            + (f": {', '.join(open_hints + unflagged)}" if open_hints or unflagged else ""),
+            f"pairs that need a hint, neither flagged, proved nor answered by code: {len(open_hints) + len(unflagged)} "
+            f"of {len(hints)}" + (f": {', '.join(open_hints + unflagged)}" if open_hints or unflagged else ""),
             f"slowest: {slowest['name']}, {slowest['seconds']} s",
         ]
     )

@@ -153,7 +153,7 @@ def transfer(
         prove: run both models on the same inputs, and settle doubts by comparing outputs. Needs SOURCE_MODEL.
         reference: a file of inputs and outputs saved where the source's code runs (`input`, `input.NAME` …,
             `output` …), to compare with instead of running that code.
-        patience: time limit of a proof's search, in seconds.
+        patience: time limit of a proof, in seconds.
         progress: called with a line of text whenever a proof begins another step.
     Returns:
         The mapping: an entry for each key of the model's state dict, each mapped, guessed or unmapped. Printed, it is

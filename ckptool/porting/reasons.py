@@ -246,6 +246,12 @@ class Reason(Enum):
         "the file does not show the order of the gates in this matrix of an LSTM or GRU; check the order in the "
         "source's code",
     )
+    RESET_BEFORE = (
+        Topic.OTHER,
+        "the source's GRU has one bias for each gate and the model's GRU has two, so the source's code may apply the "
+        "reset gate before the recurrent matrix (Keras: reset_after=False), where torch.nn.GRU applies it after; check "
+        "where the source's code uses the reset gate",
+    )
     BY_HEADS = (
         Topic.LAYOUT,
         "the file does not show whether this projection stores all queries, then all keys, then all values, or the "

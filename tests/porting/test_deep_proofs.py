@@ -83,6 +83,23 @@ def test_a_search_that_has_had_its_time_says_so() -> None:
     assert mapping.proof["text"].endswith("the search had its 0 s (--patience gives it more)")
 
 
+def test_a_proof_without_time_left_tries_no_settings_either() -> None:
+    source, own = (torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4, eps=eps)) for eps in (1e-5, 1e-2))
+    told: list[str] = []
+    mapping = ckptool.transfer(
+        source.state_dict(),
+        own,
+        inputs=["float32[2,4]"],
+        source_model=source,
+        prove=True,
+        patience=0,
+        progress=told.append,
+    )
+    assert mapping.proof is not None
+    assert (mapping.proof["equal"], mapping.proof["stopped"]) == (False, "time")
+    assert not any(line.startswith("trying") for line in told)
+
+
 def test_a_proof_tells_what_it_is_at() -> None:
     source, own = pair(3, lambda n: True)
     told: list[str] = []

@@ -148,6 +148,22 @@ def test_a_recurrent_kernel_holds_its_gates_in_its_own_order(kind: str, order: s
         assert made[f"rnn.{key}"].status == "mapped"
 
 
+@pytest.mark.parametrize("spelled", ["kernel", "apart"])
+def test_a_gru_with_one_bias_may_use_its_reset_gate_where_torch_does_not(spelled: str) -> None:
+    """With two biases there is nothing to ask: the one of the hidden state is multiplied by the gate."""
+    held = recurrent("gru")
+    if spelled == "kernel":
+        source = {"rnn.kernel": held["weight_ih_l0"].T, "rnn.recurrent_kernel": held["weight_hh_l0"].T}
+        source |= {"rnn.bias": held["bias_ih_l0"]}
+    else:
+        source = apart(held, "gru", SPELLINGS["gate, then side"], "zrn")
+        source = {key: v for key, v in source.items() if v.ndim == 2 or key.rpartition(".")[0].endswith(("x", "i"))}
+    made = worked_out(source | OUT, {f"rnn.{k}": v.shape for k, v in held.items()} | {"out.weight": (3, WIDTH)})
+    assert {made[f"rnn.{key}"].status for key in held} == {"guessed"}
+    assert any("reset_after=False" in str(question) for question in made["rnn.weight_hh_l0"].entry.questions)
+    assert made["out.weight"].status == "mapped"
+
+
 def test_an_incomplete_set_of_gates_is_joined_with_nothing() -> None:
     source = apart(recurrent("lstm"), "lstm", SPELLINGS["two letters"], "ifg")
     made = worked_out(source, {f"rnn.{k}": v.shape for k, v in recurrent("lstm").items()} | {"a.weight": (3, 3)})

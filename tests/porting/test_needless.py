@@ -553,3 +553,15 @@ def test_projections_without_the_step_of_a_state_space_are_a_guess() -> None:
     target = {"block.to_C.weight": (6, 16), "block.to_B.weight": (6, 16), "block.to_out.weight": (8, 16)}
     mapping = port(signature(source), wanted(target, used=[]))
     assert status(mapping, "block.to_B.weight") == "guessed"
+
+
+@pytest.mark.parametrize("head", ["discriminator", "lm_head", "discriminator_predictions"])
+def test_a_pooler_never_fills_the_dense_layer_of_a_new_head(head: str) -> None:
+    body: Shapes = {"emb.weight": (20, 8), "enc.weight": (8, 8), "enc.bias": (8,)}
+    dense: Shapes = {"dense.weight": (8, 8), "dense.bias": (8,)}
+    target = body | {f"{head}.{key}": size for key, size in dense.items()} | {f"{head}.out.weight": (1, 8)}
+    mapping = port(
+        signature(body | {f"pooler.{key}": size for key, size in dense.items()}), wanted(target, used=target)
+    )
+    assert status(mapping, f"{head}.dense.weight") == "unmapped"
+    assert status(mapping, "enc.weight") == "mapped"

@@ -13,7 +13,7 @@ from ..expression import Expr, Shape
 from ..forms.pieces import Canon, Name, Piece, squeezed, substituted
 from ..matching.match import Matcher, Matching
 from ..matching.units import Unit, hard_conflict, label_of, related, similarity
-from ..questions import Question, Reason, ask_code, joined, still_open
+from ..questions import Question, Reason, ask, ask_code, joined, still_open
 
 #: Sorted behind whatever a key may go on with.
 _LAST = "\U0010ffff"
@@ -84,6 +84,8 @@ class Filling:
     def fill(self, t: Unit, s: Unit) -> None:
         """Fill the holes of the unit T with the pieces of S, and copy the questions about T and about these pieces."""
         evidence = _evidence_text(t, s)
+        if _may_reset_before(t, s):
+            t.ask(ask(Reason.RESET_BEFORE))
         left = dict(s.pieces)
         for role, piece in t.pieces.items():
             found = self._source_for(role, piece, t, s)
@@ -215,6 +217,17 @@ class Filling:
         if label_of(t, "embedding") and label_of(t, "embedding") == label_of(s, "embedding"):
             return True
         return self.matcher.orders.between(t, s)
+
+
+def _may_reset_before(t: Unit, s: Unit) -> bool:
+    """Return whether both are GRUs, and only the model has a bias of its own for the hidden state.
+
+    In torch the reset gate is multiplied with this bias. Code that applies the gate to the hidden state needs none.
+    """
+    hh = t.pieces.get("weight_hh")
+    is_gru = hh is not None and len(hh.shape) > 1 and hh.shape[0] == 3 * hh.shape[1]
+    biases = [sum(role in unit.pieces for role in ("bias_ih", "bias_hh", "bias")) for unit in (t, s)]
+    return is_gru and biases == [2, 1]
 
 
 def _evidence_text(t: Unit, s: Unit) -> str:

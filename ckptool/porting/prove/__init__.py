@@ -51,7 +51,8 @@ def prove(
         target_model: the model, likewise.
         inputs: inputs of the model; searched for if None.
         source_inputs: inputs of the source's code, if it takes another form.
-        patience: time limit of the search for a mapping with equal outputs, in seconds.
+        patience: time limit of a proof, in seconds, from when both models are built. The first comparison of outputs
+            takes place in any case, and a run that has begun ends.
         progress: called with a line of text whenever another step begins.
 
     Returns:
@@ -79,8 +80,10 @@ def prove(
         return seen, judge(code.seen(flow), seen, entries)
 
     told.say("looking for inputs that both models take")
+    told.begin()
     try:
-        both = same_inputs(theirs, own, inputs, source_inputs, judged, code.modules_of(mapping))
+        known = code.modules_of(mapping)
+        both = same_inputs(theirs, own, inputs, source_inputs, judged, known, lambda: told.late)
     except CannotCarry as error:
         if inputs is not None or source_inputs is not None:
             raise
@@ -120,7 +123,9 @@ def prove_against(
     """
     model = built(target_model)
     saved = read_reference(reference, model)
-    trial = Trial(model, open_source(source), mapping, saved.inputs, progress=Progress(progress, patience))
+    told = Progress(progress, patience)
+    trial = Trial(model, open_source(source), mapping, saved.inputs, progress=told)
+    told.begin()
     outputs = Flow([], saved.outputs)
     return settle(mapping, trial, Codes(outputs, lambda: outputs, coarse=saved.coarse), "the saved inputs")
 

@@ -163,6 +163,8 @@ def _better(
 ) -> Sharp | None:
     """Try settings in all of their places; add the first that makes more agree to FOUND, and return the new result."""
     for one in _candidates(codes, entries, seen, found):
+        if trial.progress.late:
+            break
         trial.progress.say(f"trying whether {one}")
         before, trial.swaps = trial.swaps, {**trial.swaps, **one.swaps}
         values = [(module, name, getattr(module, name)) for module, name, _ in one.modules]

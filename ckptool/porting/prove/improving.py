@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from collections.abc import Mapping as MappingOf
-from itertools import islice
+from itertools import islice, takewhile
 
 from ...errors import counted
 from ..expression import Expr
@@ -12,7 +13,7 @@ from .arrangements import twice
 from .blocks import in_other_blocks
 from .flow import Flow
 from .goes_in import at_once
-from .ground import Ground
+from .ground import Change, Ground
 from .hypotheses import for_use
 from .other_conventions import changes
 from .trial import Trial
@@ -35,7 +36,6 @@ def search(
     """
     changed: dict[str, None] = {}
     trial.patience = max(_FEWEST, min(_TRIALS, _WORK // max(len(seen.uses), 1)))
-    trial.progress.begin()
     while not verdict.equal and not trial.is_over:
         trial.progress.say(f"{_agreeing(verdict)}, looking for what makes more agree")
         state = _better(entries, seen, verdict, trial, expected, changed)
@@ -51,15 +51,15 @@ def _better(
     ground = Ground(entries, seen, expected, trial.shapes, trial.factors)
     fronts = verdict.front if expected.uses else ()
     guesses = [*at_once(ground, fronts)] if len(fronts) > 1 else []
-    guesses += [change for use in fronts for change in islice(for_use(ground, use), _GUESSES)]
-    guesses += [change for use in fronts[:2] for change in islice(twice(ground, use), 2 * _GUESSES)]
+    guesses += [change for use in fronts for change in _in_time(islice(for_use(ground, use), _GUESSES), trial)]
+    guesses += [change for use in fronts[:2] for change in _in_time(islice(twice(ground, use), 2 * _GUESSES), trial)]
     for label, new in sorted(_once(guesses), key=lambda change: change[0] not in changed):
         found = _tried(label, entries, new, verdict, trial, expected)
         if found is not None:
             changed[label] = None
             return _in_all_blocks(label, entries, new, found, trial, expected)
     best: tuple[str, _State] | None = None
-    for label, new in changes(entries):
+    for label, new in _in_time(changes(entries), trial):
         found = _tried(label, entries, new, verdict, trial, expected)
         if found is not None and (best is None or found[2].is_ahead_of(best[1][2])):
             best = label, found
@@ -69,6 +69,11 @@ def _better(
         return None
     changed[best[0]] = None
     return best[1]
+
+
+def _in_time(changes: Iterable[Change], trial: Trial) -> Iterator[Change]:
+    """Yield changes as long as there is time to try them: of a wide layer, making them takes longer than a run."""
+    return takewhile(lambda _: not trial.is_over, changes)
 
 
 def _once(changes: list[tuple[str, dict[str, Expr]]]) -> list[tuple[str, dict[str, Expr]]]:

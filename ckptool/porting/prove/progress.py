@@ -8,7 +8,7 @@ from collections.abc import Callable
 #: Is given a line that says what is being done.
 Tell = Callable[[str], None]
 
-#: Seconds that the search for what makes outputs equal may take, unless it is told otherwise.
+#: Seconds that a proof may take, unless it is told otherwise.
 PATIENCE = 300.0
 
 
@@ -25,13 +25,12 @@ class Progress:
             self._tell(text)
 
     def begin(self) -> None:
-        """Start the time of the search, if it has not started."""
-        if self._until is None:
-            self._until = time.monotonic() + self.patience
+        """Start the time of the proof."""
+        self._until = time.monotonic() + self.patience
 
     @property
     def late(self) -> bool:
-        """Return whether the time of the search is over."""
+        """Return whether the time of the proof is over."""
         return self._until is not None and time.monotonic() > self._until
 
 

@@ -111,6 +111,7 @@ def same_inputs(
     source_inputs: Any,
     judged: Callable[[Flow, Any], Judged],
     known: frozenset[str] = frozenset(),
+    late: Callable[[], bool] = lambda: False,
 ) -> SameInputs:
     """Return inputs that both models take, with the same values; of several, those for which they agree most.
 
@@ -122,6 +123,7 @@ def same_inputs(
         judged: runs the model on inputs and compares it with the source's code.
         known: modules of the source's code whose weights the model has; a model that is a part of the source's code
             may begin at one of these.
+        late: whether to stop as soon as some inputs are found.
 
     Raises:
         CannotCarry: none are found that both take.
@@ -130,7 +132,7 @@ def same_inputs(
     until = time.thread_time() + _PATIENCE
     ran = False
     for candidate in _candidates(theirs, own, inputs, source_inputs, known):
-        if best is not None and time.thread_time() > until:
+        if best is not None and (late() or time.thread_time() > until):
             break
         found = _tried(candidate, judged)
         if found is None:
