@@ -30,6 +30,7 @@ import torch
 import ckptool
 from ckptool.model_code.trace import signature_of
 from ckptool.porting.sources import match_signature
+from ckptool.porting.words import words_of
 
 #: Key of the target -> key of the source, and the shape of both.
 Truth = dict[str, tuple[str, tuple[int, ...]]]
@@ -113,7 +114,8 @@ def distinct(layers: int) -> tuple[str, Truth]:
 
 def _row(sizes: list[int]) -> tuple[str, Truth]:
     draw = random.Random(0)
-    names = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=7)) for _ in range(2 * len(sizes))]
+    drawn = ("".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=7)) for _ in range(3 * len(sizes)))
+    names = [name for name in drawn if words_of([name]) == (name,)]  # `bwlxjbn` would be taken for a norm
     truth: Truth = {}
     init, forward = [], []
     for own, theirs, before, after in zip(names[::2], names[1::2], sizes, sizes[1:], strict=False):
