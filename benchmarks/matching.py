@@ -169,7 +169,7 @@ def measured(case: str, size: int, way: str, *, profile: bool = False) -> tuple[
     source = {key: torch.zeros(shape) for key, shape in truth.values()}
     with tempfile.TemporaryDirectory() as folder:
         run = WAYS[way](code, source, Path(folder))
-        watch = cProfile.Profile()
+        watch = cProfile.Profile(time.process_time)
         began = time.process_time()
         mapping = watch.runcall(run) if profile else run()
         took = time.process_time() - began
