@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sides import pairing, signature, wanted
 
+from ckptool.porting.forms import joining
 from ckptool.porting.forms.canonical import canonical
 from ckptool.porting.matching import match
 from ckptool.porting.matching.match import Matcher
@@ -51,6 +52,17 @@ def test_a_long_row_of_unrelated_names_needs_no_more_rounds_than_there_may_be() 
         mapping = port(signature(source), wanted(target, used=target))
     assert pairing(mapping) == dict(zip(target, source, strict=True))
     assert not mapping.having("guessed")
+
+
+def test_nothing_is_looked_for_in_parts_if_both_sides_have_the_same_sizes() -> None:
+    def joins(left_out: str) -> int:
+        target = {key: shape for key, shape in layers("z", 4).items() if key != left_out}
+        sides = canonical(signature(layers("y", 4)), wanted(target))
+        with mock.patch.object(joining, "join_families", return_value=False) as looked:
+            joining.join_parts(*sides)
+        return looked.call_count
+
+    assert (joins(""), joins(f"{name('z', 1)}.weight")) == (0, 1)
 
 
 WORDS = ("stem", "block", "conv", "convolution", "norm", "bn1", "fc2", "0", "1", "left", "lft", "head7")
