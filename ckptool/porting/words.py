@@ -334,6 +334,16 @@ def label(group: Group, words: Sequence[str]) -> str | None:
 @lru_cache(maxsize=1 << 16)
 def _label(group: Group, words: tuple[str, ...]) -> str | None:
     """Do the work of `label`, cached, because every rule asks about the same names."""
+    return _label_of_kind(group, tuple(w if w in group.known else _NUMBER if w.isdecimal() else "" for w in words))
+
+
+#: Stands for every number that is in no phrase of a group.
+_NUMBER = "000"
+
+
+@cache
+def _label_of_kind(group: Group, words: tuple[str, ...]) -> str | None:
+    """Return the label of the words of a path, where words in no phrase are left empty: blocks differ by numbers."""
     end = len(words)
     while end:
         for size in range(min(group.longest, end), 0, -1):

@@ -19,6 +19,7 @@ from ckptool.porting.matching.units import Unit
 from ckptool.porting.port import port
 from ckptool.porting.rivals import company
 from ckptool.porting.rivals.company import Anchors, in_company
+from ckptool.porting.words import Group, _label_of_kind, label, table
 
 LETTERS = "zxwvtsrqpmkjhgfdc"  # backwards: an alphabetical order of keys is no order of layers
 
@@ -63,6 +64,16 @@ def test_nothing_is_looked_for_in_parts_if_both_sides_have_the_same_sizes() -> N
         return looked.call_count
 
     assert (joins(""), joins(f"{name('z', 1)}.weight")) == (0, 1)
+
+
+SPOKEN = sorted({word for group in table().groups for phrase in group.phrases for word in phrase})
+spoken = st.lists(st.one_of(st.sampled_from(SPOKEN), st.sampled_from(["0", "3", "17", "v", "zq"])), max_size=5)
+
+
+@given(st.sampled_from(table().groups), spoken)
+def test_a_label_is_the_same_for_every_block(group: Group, words: list[str]) -> None:
+    """Words and numbers in no phrase are left empty before the label is looked up."""
+    assert label(group, words) == _label_of_kind(group, tuple(words))
 
 
 WORDS = ("stem", "block", "conv", "convolution", "norm", "bn1", "fc2", "0", "1", "left", "lft", "head7")
