@@ -6,7 +6,9 @@ import contextlib
 import gc
 import re
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +24,7 @@ from ..disk.folders import check_folder
 from ..disk.paths import beside
 from ..disk.targets import check_target, is_same_file
 from ..drawing.sizes import size_text
-from ..errors import Doubtful, RuleError, printable, require
+from ..errors import Doubtful, RuleError, counted, printable, require
 from ..formats.opening import require_whole
 from ..formats.trainers.alone import alone
 from ..model_code import user_code
@@ -137,7 +139,9 @@ def transfer(source: str, model: str | None, **options: Any) -> int:
             sets = ckpt.state_dicts()
             held = max(sets, key=lambda one: one.parameters).tensors if sets else {}
             weights = {key: tensor.shape for key, tensor in held.items()}
-            found = find_model(model, keyword_arguments(options["kwargs"], "--kwargs"), weights=weights)
+            arguments = keyword_arguments(options["kwargs"], "--kwargs")
+            with _telling_of_a_long_import(model, wanted=not options["quiet"]):
+                found = find_model(model, arguments, weights=weights)
             mapping = _mapping(ckpt, found, read, options, say)
         name = re.sub(r"[^A-Za-z0-9_]", "_", mapping.target)
     out = out or f"{Path(source).stem}.{name}.pth"
@@ -189,6 +193,22 @@ def _named_code(text: str) -> str:
     """Code as it was named, with its file where the name does not tell."""
     file = user_code.file_of(text)
     return printable(text, 100) + (f" ({printable(str(file))})" if file else "")
+
+
+#: Seconds that importing a model's code may take before a line tells so.
+_LONG = 2.0
+
+
+@contextlib.contextmanager
+def _telling_of_a_long_import(code: str, *, wanted: bool) -> Iterator[None]:
+    """Say how long the import of a model's code took if it took long, and of which package it imported most."""
+    began, before = time.monotonic(), {*sys.modules}
+    yield
+    took = time.monotonic() - began
+    if wanted and took > _LONG:
+        most = Counter(name.partition(".")[0] for name in sys.modules.keys() - before).most_common(1)
+        of = f": it imports {counted(most[0][1], 'module')} of {printable(most[0][0], 60)}" if most else ""
+        click.echo(f"importing {printable(code, 100)} took {took:.0f} s{of}", err=True)
 
 
 def _numbers(options: dict[str, Any]) -> dict[str, int]:
@@ -257,7 +277,8 @@ def _mapping(
     code = None
     if options["source_model"]:
         arguments = keyword_arguments(options["source_kwargs"], "--source-kwargs")
-        code = find_model(options["source_model"], arguments, option="--source-model")
+        with _telling_of_a_long_import(options["source_model"], wanted=not options["quiet"]):
+            code = find_model(options["source_model"], arguments, option="--source-model")
     if options["prove"] or options["reference"]:
         gc.enable()  # models that run leave much behind
     same = ("at", "hints", "input_channels", "invert", "by", "first", "start", "prove", "reference", "patience")

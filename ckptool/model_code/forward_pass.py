@@ -117,11 +117,13 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         self._alive.append((args, kwargs))  # so that ids stay their own
-        for place, value in enumerate(flat([args, kwargs])):
+        values = [*flat([args, kwargs])]
+        for place, value in enumerate(values):
             key = self._keys.get(id(value))
             if key is not None and name not in _LOOKS:
                 self._use(key, name, place, args, value)
-        self._taken_elsewhere(name, [value for value in flat([args, kwargs]) if isinstance(value, torch.Tensor)])
+        taken = [value for value in values if isinstance(value, torch.Tensor)]
+        self._taken_elsewhere(name, taken)
         result = shape_only(name, args, kwargs)
         if result is None:
             self._budget.before(name, args)
@@ -140,12 +142,11 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         self._channels.see(name, args, kwargs, result, self._keys)
         self._gating.see(name, args, kwargs, result, self._keys)
         self._patches.see(name, args, kwargs, result, self._channels.learned)
-        self._credit(name, args, kwargs, result)
+        self._credit(name, taken, result)
         return result
 
-    def _credit(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
+    def _credit(self, name: str, taken: Sequence[Any], result: Any) -> None:
         """Note which matrices a result is an output of: those that its data was last multiplied with."""
-        taken = [value for value in flat([args, kwargs]) if isinstance(value, torch.Tensor)]
         if name in _MULTIPLY or name.startswith("conv"):
             made = frozenset(self._keys[id(t)] for t in taken[1:] if id(t) in self._keys and t.ndim > 1)
         else:

@@ -280,7 +280,7 @@ def alike(a: str, b: str) -> bool:
     short, long = sorted((a, b), key=len)
     if len(short) < 3 or short[0] != long[0] or not {short, long}.isdisjoint(table().whole):
         return False
-    return long.startswith(short) or (len(bare := _consonants(short)) > 2 and _consonants(long).startswith(bare))
+    return long.startswith(short) or (len(bare := consonants(short)) > 2 and consonants(long).startswith(bare))
 
 
 def common_start(names: Sequence[Sequence[str]]) -> int:
@@ -288,7 +288,9 @@ def common_start(names: Sequence[Sequence[str]]) -> int:
     return sum(1 for _ in takewhile(lambda some: len(set(some)) == 1, zip(*names, strict=False)))
 
 
-def _consonants(word: str) -> str:
+@cache
+def consonants(word: str) -> str:
+    """Return a word without the vowels after its first letter. Of two alike words, one begins as the other so."""
     return word[0] + "".join(letter for letter in word[1:] if letter not in "aeiou")
 
 
@@ -306,6 +308,11 @@ def initials(words: tuple[str, ...]) -> frozenset[str]:
 
 def words_of(path: Sequence[str]) -> tuple[str, ...]:
     """Return the words of all components of a path; "skipbn" is two words."""
+    return _words_of(tuple(path))
+
+
+@cache
+def _words_of(path: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(part for component in path for word in cut(component) for part in _apart(word))
 
 
@@ -336,6 +343,16 @@ def label(group: Group, words: Sequence[str]) -> str | None:
 @lru_cache(maxsize=1 << 16)
 def _label(group: Group, words: tuple[str, ...]) -> str | None:
     """Do the work of `label`, cached, because every rule asks about the same names."""
+    return _label_of_kind(group, tuple(w if w in group.known else _NUMBER if w.isdecimal() else "" for w in words))
+
+
+#: Stands for every number that is in no phrase of a group.
+_NUMBER = "000"
+
+
+@cache
+def _label_of_kind(group: Group, words: tuple[str, ...]) -> str | None:
+    """Return the label of the words of a path, where words in no phrase are left empty: blocks differ by numbers."""
     end = len(words)
     while end:
         for size in range(min(group.longest, end), 0, -1):

@@ -96,6 +96,20 @@ def test_what_fits_is_written_as_the_state_dict_of_the_model(run: Run, folder: P
     net.load_state_dict(made)
 
 
+def test_an_import_that_takes_long_is_told_with_the_package_that_it_imports(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "a_big_library").mkdir()
+    for name in ("__init__", "first", "second"):
+        (folder / "a_big_library" / f"{name}.py").touch()
+    code = (folder / "net.py").read_text()
+    (folder / "net.py").write_text(f"import a_big_library.first, a_big_library.second\n{code}")
+    monkeypatch.setattr("ckptool.cli.transfer._LONG", -1.0)
+    ran = run("transfer", "old.pth", "net.py", "-n")
+    assert ran.err.splitlines()[1] == "importing net.py took 0 s: it imports 3 modules of a_big_library"
+    assert "importing" not in run("transfer", "old.pth", "net.py", "-n", "--quiet").err
+
+
 @pytest.fixture
 def installed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of packages that are installed. No module that a test imports stays."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import accumulate, pairwise
 
 from .. import expression as ex
@@ -201,6 +201,11 @@ def _whole(held: _Held, cell: Cell) -> Shape | None:
 
 
 def _tokens(components: Sequence[str]) -> tuple[str, ...]:
+    return _words_of_gate(tuple(components))
+
+
+@cache
+def _words_of_gate(components: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(word for component in components for word in cut(component) if word not in _NOISE)
 
 

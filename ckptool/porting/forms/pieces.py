@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import NamedTuple
 
 from ...model_code.signature import Entry, Signature
@@ -186,6 +187,7 @@ def unchanged(e: Expr) -> Expr:
     return e
 
 
+@cache
 def squeezed(shape: Shape) -> Shape:
     """Return SHAPE without dimensions of size 1."""
     return tuple(n for n in shape if n != 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import TypeVar
 
 from ...model_code.signature import Entry, Gate
@@ -22,27 +23,41 @@ def fused_kind(piece: Piece) -> Fused | None:
         return None
     own = table().fused.get(cut(piece.leaf))  # a module may have the name of what torch has as a parameter
     whole = own is not None and own.fixed and piece.last not in own.parts  # and was not taken apart
-    kind = own if whole else _said(piece.path, table().fused)
+    kind = own if whole else _fused(_named(piece.path))
     convolution = len(piece.shape) > 2 and not squeezed(piece.shape[2:])
     return replace(kind, sure=False) if kind is not None and kind.linear and convolution else kind
 
 
 def fused_by_name(key: str) -> bool:
     """Return whether the name of a key says that it is a fused projection."""
-    return _said(role_of(tuple(key.split(".")), set())[0], table().fused) is not None
+    return _fused(_named(role_of(tuple(key.split(".")), set())[0])) is not None
 
 
 def part_label(path: Sequence[str]) -> str | None:
     """Return which part of a fused projection a module is by its name: q, k, v, gate, up, or None."""
-    return _said(path, table().parts)
+    return _part(_named(path))
 
 
-def _said(path: Sequence[str], phrases: Mapping[tuple[str, ...], _Meaning]) -> _Meaning | None:
-    """Return the meaning, in PHRASES, of the last component of a path: with its numbers, without, or by its last words.
+def _named(path: Sequence[str]) -> str:
+    """Return the last component of a path that is no number: a member of a list has the name of the list."""
+    return next((component for component in reversed(path) if not component.isdecimal()), "")
 
-    A member of a list has the name of the list. A word for the kind of convolution is skipped: `qkv_dwconv`.
+
+@cache
+def _fused(name: str) -> Fused | None:
+    return _said(name, table().fused)
+
+
+@cache
+def _part(name: str) -> str | None:
+    return _said(name, table().parts)
+
+
+def _said(name: str, phrases: Mapping[tuple[str, ...], _Meaning]) -> _Meaning | None:
+    """Return the meaning of a name in PHRASES: with its numbers, without, or by its last words.
+
+    A word for the kind of convolution is skipped: `qkv_dwconv`.
     """
-    name = next((component for component in reversed(path) if not component.isdecimal()), "")
     every = cut(name)
     words = tuple(word for word in every if not word.isdecimal())
     if len(words) > 1 and words[-1] in _CONVOLUTIONS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
+from functools import cache
 
 from ..words import cut, table
 
@@ -13,6 +14,7 @@ _SLOT = re.compile(r":\d+\Z")
 _COUNTED = re.compile(r"(.+)_(\d+)\Z")
 
 
+@cache
 def components(key: str) -> tuple[str, ...]:
     """Return the components of a key, with any separator.
 

@@ -230,10 +230,9 @@ def _in_other_parts(filling: Filling, pairs: Sequence[Pair]) -> None:
     for t, s in pairs:
         if len(t.path) < 2 and len(s.path) < 2:
             continue
-        if similarity(t, s) > 0 or related(t, s) or t.path[-1:] == s.path[-1:]:
-            continue
         home, other = beside_t[t.path[:-1]].shared(s), beside_s[s.path[:-1]].shared(t)
-        if home and other and s.path[: len(home)] != home and t.path[: len(other)] != other:
+        apart = home and other and s.path[: len(home)] != home and t.path[: len(other)] != other
+        if apart and t.path[-1:] != s.path[-1:] and not related(t, s) and similarity(t, s) == 0:
             _ask(filling, t, Reason.FROM_ANOTHER_PART, ".".join(home), ".".join(s.path))
 
 

@@ -22,6 +22,8 @@ _Cell = tuple[list[Unit], list[Unit]]
 _NAMED = 3
 #: When `Cells.split` splits a cell.
 Mode = Literal["some", "all", "fair", "one"]
+#: The doubt about a pair (target, source) that leaves a cell of such targets and sources, or None.
+DoubtOf = Callable[[Unit, Unit, "list[Unit]", "list[Unit]"], "Question[Unit] | None"]
 
 
 class Cells:
@@ -60,6 +62,11 @@ class Cells:
         """Return the cells that can still be split: with units of both sides, and more than one of a side."""
         return [self._held[cell] for cell in self._in_order(self._open)]
 
+    def is_even(self, cell: int) -> bool:
+        """Return whether a cell holds equally many units of both sides."""
+        targets, sources = self._held[cell]
+        return len(targets) == len(sources)
+
     def pairs(self) -> list[Pair]:
         """Return the decided pairs, which have a cell for themselves, in the order of the target."""
         if self._pairs is None:
@@ -77,7 +84,7 @@ class Cells:
         mode: Mode = "some",
         cells: Iterable[_Cell] | None = None,
         doubt: Question[Unit] | None = None,
-        doubt_of: Callable[[Unit, Unit, list[Unit], list[Unit]], Question[Unit] | None] | None = None,
+        doubt_of: DoubtOf | None = None,
     ) -> bool:
         """Split cells by a label: units with a label that both sides have equally often leave the cell. Return whether
         any did.
@@ -89,7 +96,6 @@ class Cells:
         """
         moved: dict[int, _Cell] = {}
         for targets, sources in self.open() if cells is None else cells:
-            before, first_new = targets[0].cell, self._count + 1
             by_label: dict[Hashable, tuple[list[Unit], list[Unit]]] = defaultdict(lambda: ([], []))
             for unit in targets:
                 by_label[label_of(unit, True)][0].append(unit)
@@ -101,37 +107,68 @@ class Cells:
                 continue
             if mode == "fair" and not fair(by_label):
                 continue
-            for value, (t, s) in by_label.items():
-                if value is None and mode != "all":
-                    continue
-                if len(t) != len(s) or not t or (mode == "one" and len(t) != 1):
-                    continue
-                if len(t) == len(targets) and len(s) == len(sources):
-                    continue
-                self._count += 1
-                said = doubt
-                if doubt_of is not None and len(t) == 1:
-                    said = said or doubt_of(t[0], s[0], targets, sources)
-                for unit in (*t, *s):
-                    unit.cell = self._count
-                    unit.evidence.append(evidence)
-                    if said and unit not in t:
-                        unit.ask(said)
-                inside = set(map(id, s))
-                others = [".".join(u.path) for u in sources[: len(s) + _NAMED] if id(u) not in inside][:_NAMED]
-                for unit in t:
-                    unit.told.append(Told(self.rule, str(evidence), len(sources), len(s), tuple(others)))
-                if said:
-                    for unit in t:
-                        unit.ask(said.about(*(u for u in sources if u is not s[0])))
-                    for unit in (*targets, *sources):  # the units left behind are left only because of that guess
-                        if unit.cell != self._count:
-                            unit.ask(said.about(*s))
-                moved[self._count] = t, s
-            if self._count >= first_new:
-                moved[before] = _still_in(before, targets), _still_in(before, sources)
+            parts = [
+                (t, s)
+                for value, (t, s) in by_label.items()
+                if (value is not None or mode == "all")
+                and len(t) == len(s) > 0
+                and (mode != "one" or len(t) == 1)
+                and not (len(t) == len(targets) and len(s) == len(sources))
+            ]
+            moved |= self._divided((targets, sources), parts, evidence, doubt, doubt_of)
         self._settle(moved)
         return bool(moved)
+
+    def pair_off(self, evidence: Evidence, pairs: Iterable[Pair], doubt_of: DoubtOf) -> list[Pair]:
+        """Split pairs of units off their open cells, as `split` does, without a look at all other units.
+
+        Return the pairs that this decides: these, and two units that are left alone in a cell.
+        """
+        parts: dict[int, list[_Cell]] = defaultdict(list)
+        for t, s in sorted(pairs, key=lambda pair: self._place[id(pair[0])]):
+            parts[t.cell].append(([t], [s]))
+        moved: dict[int, _Cell] = {}
+        for cell in self._in_order(parts):
+            moved |= self._divided(self._held[cell], parts[cell], evidence, None, doubt_of)
+        self._settle(moved)
+        return [self.pair_of[cell] for cell in moved if cell in self.pair_of]
+
+    def _divided(
+        self,
+        cell: _Cell,
+        parts: Iterable[_Cell],
+        evidence: Evidence,
+        doubt: Question[Unit] | None,
+        doubt_of: DoubtOf | None,
+    ) -> dict[int, _Cell]:
+        """Move PARTS of a cell to cells of their own. Return the units of these cells, and of what is left of CELL."""
+        targets, sources = cell
+        before = targets[0].cell
+        moved: dict[int, _Cell] = {}
+        for t, s in parts:
+            self._count += 1
+            said = doubt
+            if doubt_of is not None and len(t) == 1:
+                said = said or doubt_of(t[0], s[0], targets, sources)
+            for unit in (*t, *s):
+                unit.cell = self._count
+                unit.evidence.append(evidence)
+                if said and unit not in t:
+                    unit.ask(said)
+            inside = set(map(id, s))
+            others = [".".join(u.path) for u in sources[: len(s) + _NAMED] if id(u) not in inside][:_NAMED]
+            for unit in t:
+                unit.told.append(Told(self.rule, str(evidence), len(sources), len(s), tuple(others)))
+            if said:
+                for unit in t:
+                    unit.ask(said.about(*(u for u in sources if u is not s[0])))
+                for unit in (*targets, *sources):  # the units left behind are left only because of that guess
+                    if unit.cell != self._count:
+                        unit.ask(said.about(*s))
+            moved[self._count] = t, s
+        if moved:
+            moved[before] = _still_in(before, targets), _still_in(before, sources)
+        return moved
 
     def join(self, target: Unit, source: Unit) -> None:
         """Pair two units without evidence from shapes, so that the places of their neighbours become known."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 
@@ -11,9 +11,10 @@ from ..words import label, table
 from .cells import Cells, of
 from .counting import counted, rows
 from .evidence import Evidence, Kind
+from .neighbours import Neighbours
 from .places import Path, block_of
 from .scopes import Scopes
-from .sequences import Around, Sequences
+from .sequences import Sequences
 from .series import common
 from .units import SOME, Unit, label_of, number_ranks, related, same_numbers, series, similarity, tables_of_words
 
@@ -33,6 +34,7 @@ class Orders:
         self.cells = cells
         self.sequences = sequences
         self.scopes = scopes
+        self.neighbours = Neighbours(cells, sequences, scopes)
         self._places: dict[str, tuple[dict[int, int], ...]] = {}
 
     def by_numbers(self) -> bool:
@@ -121,32 +123,7 @@ class Orders:
 
     def by_neighbours(self) -> bool:
         """Split by the units directly before and after, if these are paired."""
-        for name, targets, sources in self.sequences.all():
-            around = (self.sequences.neighbours(targets), self.sequences.neighbours(sources))
-            between = Evidence(Kind.BETWEEN, name)
-            doubt = partial(self._doubt_of, name)
-            if self.cells.split(between, partial(self._both_sides, around), mode="one", doubt_of=doubt):
-                return True
-            even = [(t, s) for t, s in self.cells.open() if len(t) == len(s)]
-            for side, kind in ((0, Kind.AFTER), (1, Kind.BEFORE)):
-                near = partial(self._one_side, around, side=side)
-                if self.cells.split(Evidence(kind, name), near, mode="one", cells=even, doubt_of=doubt):
-                    return True
-        return False
-
-    def _one_side(self, around: tuple[Around, Around], unit: Unit, is_target: bool, *, side: int) -> Hashable:
-        """Return the cell of the pair directly before (0) or after (1) a unit, "edge" at the end of the order,
-        or None.
-        """
-        place = around[0 if is_target else 1][side].get(id(unit))
-        if place is None or isinstance(place, str):
-            return place
-        return place.cell if place.cell in self.cells.pair_of else None
-
-    def _both_sides(self, around: tuple[Around, Around], unit: Unit, is_target: bool) -> Hashable:
-        before = self._one_side(around, unit, is_target, side=0)
-        after = self._one_side(around, unit, is_target, side=1)
-        return None if before is None or after is None else (before, after)
+        return self.neighbours.split(lambda name: partial(self._doubt_of, name))
 
     def by_rank(self) -> bool:
         """Split by rank among look-alikes, as the last rule, and only for cells with equally many units on both
@@ -338,15 +315,19 @@ class Orders:
     def _corroborated(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> bool:
         """Return whether names or numbers also support this pair, and no other pair of the cell."""
         own = similarity(t, s)
-        if own > max((similarity(t, other) for other in sources if other is not s), default=0.0) and own > max(
-            (similarity(other, s) for other in targets if other is not t), default=0.0
+        if (
+            own > 0
+            and own > max((similarity(t, other) for other in sources if other is not s), default=0.0)
+            and own > max((similarity(other, s) for other in targets if other is not t), default=0.0)
         ):
             return True
+        if not t.numbers:
+            return False
         ranks = self._number_ranks(targets, sources)
         if ranks is not None and len(set(ranks.values())) == len(targets):
             return ranks[id(t)] == ranks[id(s)]
         same = [u for u in (*targets, *sources) if u.numbers == t.numbers]
-        return bool(t.numbers) and len(same) == 2 and s.numbers == t.numbers
+        return len(same) == 2 and s.numbers == t.numbers
 
     def _agreement(self, name: str, targets: list[Unit], sources: list[Unit]) -> float:
         """Return how far pairs from other evidence, near these units, are in one order on both sides: 0 to 1.
@@ -358,6 +339,8 @@ class Orders:
         if places is None:
             _, ts, ss = next(one for one in self.sequences.all() if one[0] == name)
             places = self._places[name] = tuple({id(u): n for n, u in enumerate(side)} for side in (ts, ss))
+        if name == "execution order" and _counted_as_stored(sources):
+            return 1.0  # what is numbered in the order in which it is stored is used in that order
         around = self.scopes.around(targets, sources)
         step = max(len(around) // _MOST_COMPARED, 1)
         decided = [
@@ -370,9 +353,7 @@ class Orders:
             and not t.doubts
             and not any(e.is_order for e in t.evidence)
         ]
-        alike = len({series(t) for t in targets}) == len({series(s) for s in sources}) == 1
-        if name == "execution order" and _counted_as_stored(sources):
-            return 1.0  # what is numbered in the order in which it is stored is used in that order
+        alike = _of_one_series(targets) and _of_one_series(sources)
         compared = [
             (a[0] < b[0]) == (a[1] < b[1])
             for n, a in enumerate(decided)
@@ -389,8 +370,14 @@ def _of_several_rows(units: list[Unit]) -> bool:
 
 def _counted_as_stored(sources: list[Unit]) -> bool:
     """Return whether units are of one series and stored in the order of their numbers."""
+    if not _of_one_series(sources):
+        return False
     stored = [u.numbers for u in sorted(sources, key=lambda u: u.order)]
-    return len({series(u) for u in sources}) == 1 and all(a < b for a, b in pairwise(stored))
+    return all(a < b for a, b in pairwise(stored))
+
+
+def _of_one_series(units: list[Unit]) -> bool:
+    return all(series(unit) == series(units[0]) for unit in units)
 
 
 def _pairing(targets: Sequence[Unit], sources: Sequence[Unit], ranks: dict[int, int]) -> list[int]:

@@ -47,7 +47,11 @@ class Scope:
 
 
 class Scopes:
-    """The modules of both sides that hold more than one unit, and their partners."""
+    """The modules of both sides that hold more than one unit, and their partners.
+
+    Attributes:
+        settled: whether the last call of `pair` paired none.
+    """
 
     def __init__(self, cells: Cells, sequences: Sequences) -> None:
         self.cells = cells
@@ -68,6 +72,7 @@ class Scopes:
                     every = len(members) == len(units) if not path else True
                     found.append(Scope(path, members, words_of(path), all=every))
             self.scopes[is_target] = found
+        self.settled = False
         self.levels = Levels(cells)
         self._ways: Ways | None = None
         self._members = members_of(s.path for s in self.scopes[True]), members_of(s.path for s in self.scopes[False])
@@ -83,6 +88,7 @@ class Scopes:
         Args:
             in_order: also pair scopes by their numbers and orders, if nothing else tells them apart.
         """
+        open_before = self._count_open()
         balanced = {cell for cell, (t, s) in self.cells.groups().items() if len(t) == len(s)}
         for only_balanced in (False, True):
             classes: dict[Hashable, tuple[list[Scope], list[Scope]]] = defaultdict(lambda: ([], []))
@@ -101,6 +107,10 @@ class Scopes:
                         scope.whole = (
                             scope.partner is not None and not only_balanced and scope.all and scope.partner.all
                         )
+        self.settled = self._count_open() == open_before
+
+    def _count_open(self) -> int:
+        return sum(scope.partner is None for scope in self.scopes[True])
 
     def _pair_class(self, targets: list[Scope], sources: list[Scope], *, in_order: bool) -> None:
         if not targets or not sources:
@@ -276,6 +286,10 @@ class Scopes:
             if partner is not None and own <= set(map(id, scope.units)) and theirs <= set(map(id, partner.units)):
                 return scope.units
         return self.cells.targets
+
+    def are_paired(self, unit: Unit) -> bool:
+        """Return whether all scopes around a unit have partners."""
+        return all(scope.partner is not None for scope in self._inner.get(id(unit), ()))
 
     def in_order(self, unit: Unit) -> int:
         """Return the depth of the innermost scope around a unit of the target that only an order paired; 0 if none."""

@@ -81,7 +81,10 @@ class Unit:
     @property
     def main(self) -> Piece:
         """Return its main tensor, usually the weight."""
-        return next((self.pieces[role] for role in _MAIN if role in self.pieces), next(iter(self.pieces.values())))
+        for role in _MAIN:
+            if (piece := self.pieces.get(role)) is not None:
+                return piece
+        return next(iter(self.pieces.values()))
 
 
 #: A unit of the target and the one of the source that it is.

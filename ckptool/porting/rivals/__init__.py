@@ -19,7 +19,7 @@ from ..rules import Rule, Strength, in_order
 from . import elsewhere
 from .alike import MOST, across_blocks, by_block, in_doubt, look_alikes, out_of_place
 from .belief import Belief
-from .company import crossed, in_company
+from .company import Anchors, crossed, in_company
 from .doubting import doubt_both, in_both_directions, left_over, settle, spread
 from .exchange import keep_together, rearrange, take_up
 from .names import by_names, held_so
@@ -90,7 +90,7 @@ def _weigh_in_blocks(swaps: Swaps) -> None:
     ]
     left = [[(a, b, why) for a, b, why in found if why and not swaps.contents.fit_only_so(a, b)] for found in asked]
     while True:  # what is no longer in question vouches for others
-        anchors = [_certain(pairs, _in_question(found)) for pairs, found in zip(blocks, left, strict=True)]
+        anchors = [Anchors(_certain(pairs, _in_question(found))) for pairs, found in zip(blocks, left, strict=True)]
         before = left
         left = [
             [(a, b, why) for a, b, why in found if not in_company(a, b, certain, least=2)]

@@ -7,14 +7,15 @@ that holds on both sides, it tells the batch norm from another of equal shape.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Iterator
 from functools import cache
+from typing import Any
 
 from ..forms.branches import beside
 from ..matching.places import Path, block_of, nearness, parts_around
 from ..matching.series import series_of
 from ..matching.units import Pair, Unit
-from ..words import numbers, shared, telling_words
+from ..words import alike, consonants, numbers, shared, telling_words
 from .names import list_places
 
 #: So many pairs around a target are asked where its source should stand.
@@ -26,7 +27,7 @@ def crossed(one: Pair, other: Pair) -> tuple[Pair, Pair]:
     return (one[0], other[1]), (other[0], one[1])
 
 
-def in_company(one: Pair, other: Pair, anchors: Iterable[Pair], least: int = 1) -> bool:
+def in_company(one: Pair, other: Pair, anchors: Anchors | Iterable[Pair], least: int = 1) -> bool:
     """Return whether certain pairs are nearer to the same one of two pairs on both sides, with few exceptions.
 
     Args:
@@ -36,7 +37,7 @@ def in_company(one: Pair, other: Pair, anchors: Iterable[Pair], least: int = 1) 
     """
     with_us = against = vouching = 0
     near = min(nearness(one[0], other[0]), max(len(block_of(one[0].path)), 1))
-    for t, s in anchors:
+    for t, s in anchors.near(one[0], other[0]) if isinstance(anchors, Anchors) else anchors:
         path = nearness(one[0], t) - nearness(other[0], t)
         here = (
             path,
@@ -102,6 +103,64 @@ def counted_alike(one: Unit, other: Unit) -> bool:
 def _next_to(one: Unit, other: Unit) -> bool:
     """Return whether one unit runs directly before or after another."""
     return one.turn is not None and other.turn is not None and abs(one.turn - other.turn) == 1
+
+
+class Anchors:
+    """Certain pairs, of which `in_company` looks only at those that may be nearer to one of two units.
+
+    In a block with a thousand layers these are a few of each, and all others cost time and say nothing.
+    """
+
+    def __init__(self, pairs: Iterable[Pair]) -> None:
+        self._pairs = list(pairs)
+        self._having: dict[Hashable, list[int]] = defaultdict(list)
+        self._words: tuple[dict[str, set[str]], dict[str, set[str]]] = defaultdict(set), defaultdict(set)
+
+    def near(self, one: Unit, other: Unit) -> list[Pair]:
+        """Return the pairs whose targets may be nearer to one of two units of the target, in their order."""
+        if len(self._pairs) <= _ALL:
+            return self._pairs
+        if not self._having:
+            for at, (t, _) in enumerate(self._pairs):
+                for word in _said(t.path):
+                    bare = consonants(word)
+                    self._words[0][bare].add(word)
+                    for length in range(1, len(bare)):
+                        self._words[1][bare[:length]].add(word)
+                for feature in _features(t):
+                    self._having[feature].append(at)
+        wanted = _features(one) ^ _features(other)
+        if one.backwards or other.backwards:  # equal places in lists may then count for one of the two only
+            wanted |= _features(one) | _features(other)
+        if ("running_var" in one.pieces) != ("running_var" in other.pieces):
+            wanted.add(("list", list_places(one)))
+        wanted |= {("numbers", unit.numbers) for unit in (one, other) if numbers(unit.path[-1:])}
+        for kind, value in [*wanted]:
+            if kind == "word":
+                wanted |= {(kind, word) for word in self._begun_alike(value) if alike(value, word)}
+            elif kind == "turn":
+                wanted |= {(kind, value - 1), (kind, value + 1)}
+        return [self._pairs[at] for at in sorted({at for one in wanted for at in self._having.get(one, ())})]
+
+    def _begun_alike(self, word: str) -> Iterator[str]:
+        """Yield the words that may be alike to a word: one of the two begins as the other, without vowels."""
+        bare = consonants(word)
+        for length in range(1, len(bare) + 1):
+            yield from self._words[0].get(bare[:length], ())
+        yield from self._words[1].get(bare, ())
+
+
+#: Of so few pairs all are looked at.
+_ALL = 32
+
+
+def _features(unit: Unit) -> set[tuple[str, Any]]:
+    """Return what makes two units near each other, if both have it."""
+    found: set[tuple[str, Any]] = {("path", unit.path[:at]) for at in range(1, len(unit.path) + 1)}
+    found |= {("word", word) for word in _said(unit.path)}
+    found |= {("line", row) for row in _lines(unit.path)}
+    found |= {("list", list_places(unit)), ("numbers", unit.numbers)} - {("list", ()), ("numbers", ())}
+    return found if unit.turn is None else found | {("turn", unit.turn)}
 
 
 class Certain:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from ..pieces import Canon
 from .families import join_families
+from .join import Sizes
 from .lists import join_lists
 from .spelled_out import count_spelled, line_up, turn_spelled
 
@@ -16,6 +17,8 @@ from .spelled_out import count_spelled, line_up, turn_spelled
 def join_parts(one: Canon, other: Canon) -> None:
     """Join tensors of one side that are one tensor on the other side."""
     turn_spelled(one, other)
+    if Sizes(one, other).are_equal:
+        return  # what is in parts on one side has other sizes on the other side
     line_up(one, other)
     count_spelled(one, other)
     join_lists(one, other)

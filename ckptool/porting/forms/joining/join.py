@@ -72,6 +72,11 @@ class Sizes:
             if kind is not None and piece.shape[0] % len(kind.parts) == 0:
                 self._theirs[squeezed((piece.shape[0] // len(kind.parts), *piece.shape[1:]))] += len(kind.parts)
 
+    @property
+    def are_equal(self) -> bool:
+        """Return whether both sides have equally many tensors of each size, and the other side has no fused ones."""
+        return self._own == self._theirs
+
     def wanted(self, shape: Shape) -> int:
         """Return how many more tensors of a size the other side has."""
         return self._theirs[squeezed(shape)] - self._own[squeezed(shape)]

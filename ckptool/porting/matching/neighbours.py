@@ -1,0 +1,125 @@
+"""Pair units by the units directly before and after them, as far as these are paired.
+
+Each new pair makes its own neighbours known. Usually the other rules get their turn first, because a pair may tell them
+something. A pair of two names that are unrelated to any other name cannot: then the next round follows at once, and
+looks only at what is beside the new pairs. A row of layers with random names takes as many rounds as it has layers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import cached_property
+
+from ..words import labels
+from .cells import Cells, DoubtOf
+from .evidence import Evidence, Kind
+from .scopes import Scopes
+from .sequences import Sequences
+from .series import NUMBER
+from .units import Pair, Unit
+
+#: Pairs by the `id` of their units, of which a direct neighbour on the same side is a pair, too.
+_Beside = dict[tuple[int, int], Pair]
+
+
+class Neighbours:
+    """The rule that pairs the neighbours of pairs, in each order that both sides have.
+
+    Attributes:
+        rounds: how often the open cells were looked through.
+    """
+
+    def __init__(self, cells: Cells, sequences: Sequences, scopes: Scopes) -> None:
+        self._cells, self._sequences, self._scopes = cells, sequences, scopes
+        self.rounds = 0
+
+    def split(self, doubt_of: Callable[[str], DoubtOf]) -> bool:
+        """Pair units whose neighbours are paired. Return whether any were.
+
+        Args:
+            doubt_of: returns, for the name of an order, what doubts the pairs that it makes.
+        """
+        self.rounds += 1
+        rows = [_Row(self._cells, *sequence, self._sequences) for sequence in self._sequences.all()]
+        found = self._cells.pairs()
+        while True:
+            for row in rows:
+                row.see(found)
+            found = self._round(rows, doubt_of)
+            if not found:
+                return False
+            if not all(self._tells_nothing(*pair) for pair in found):
+                return True
+
+    def _round(self, rows: Iterable[_Row], doubt_of: Callable[[str], DoubtOf]) -> list[Pair]:
+        """Make the pairs of the first order, and the best kind of neighbours, that has any. Return what is decided."""
+        for row in rows:
+            for kind, pairs in row.found():
+                if pairs:
+                    return self._cells.pair_off(Evidence(kind, row.name), pairs, doubt_of(row.name))
+        return []
+
+    def _tells_nothing(self, t: Unit, s: Unit) -> bool:
+        """Return whether a new pair tells no rule about names, contents or modules anything, and leaves its cell to
+        them as it was.
+
+        Both hold the same tensors, neither name has a word that another name has or that has a meaning, and the modules
+        around them are paired.
+        """
+        known = self._scopes.settled and self._scopes.are_paired(t) and self._scopes.are_paired(s)
+        return known and t.pieces.keys() == s.pieces.keys() and self._is_unrelated(t) and self._is_unrelated(s)
+
+    def _is_unrelated(self, unit: Unit) -> bool:
+        if unit.numbers or NUMBER.search(".".join(unit.path)):
+            return False
+        if labels(unit.words, hard=True) or labels(unit.words, hard=False):
+            return False
+        return all(self._uses[word] == 1 for word in unit.words)
+
+    @cached_property
+    def _uses(self) -> Counter[str]:
+        """Return how many units of both sides have each word in their names."""
+        return Counter(word for unit in (*self._cells.targets, *self._cells.sources) for word in {*unit.words})
+
+
+class _Row:
+    """One order of both sides, and the open units in it of which a direct neighbour is paired.
+
+    Attributes:
+        name: the name of the order.
+    """
+
+    def __init__(self, cells: Cells, name: str, targets: list[Unit], sources: list[Unit], sequences: Sequences) -> None:
+        self.name = name
+        self._cells = cells
+        self._around = sequences.neighbours(targets), sequences.neighbours(sources)
+        self._beside: tuple[_Beside, _Beside] = {}, {}  # behind a pair, before a pair
+        for side, end in ((0, 0), (1, -1)):
+            if targets and sources:
+                self._note(side, targets[end], sources[end])
+
+    def see(self, pairs: Iterable[Pair]) -> None:
+        """Note the open units beside these pairs."""
+        for t, s in pairs:
+            for side in (0, 1):
+                self._note(side, *(around[1 - side].get(id(u)) for around, u in zip(self._around, (t, s), strict=True)))
+
+    def _note(self, side: int, t: Unit | str | None, s: Unit | str | None) -> None:
+        if isinstance(t, Unit) and isinstance(s, Unit) and self._is_open(t, s):
+            self._beside[side][id(t), id(s)] = t, s
+
+    def _is_open(self, t: Unit, s: Unit) -> bool:
+        return t.cell == s.cell and t.cell not in self._cells.pair_of
+
+    def found(self) -> Iterable[tuple[Kind, list[Pair]]]:
+        """Yield the open pairs between two pairs; then those behind a pair, and before one, if as many units look so on
+        both sides.
+        """
+        for beside in self._beside:
+            for key in [key for key, pair in beside.items() if not self._is_open(*pair)]:
+                del beside[key]
+        behind, before = self._beside
+        yield Kind.BETWEEN, [behind[key] for key in behind.keys() & before.keys()]
+        for kind, beside in ((Kind.AFTER, behind), (Kind.BEFORE, before)):
+            yield kind, [(t, s) for t, s in beside.values() if self._cells.is_even(t.cell)]
