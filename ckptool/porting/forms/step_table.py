@@ -91,7 +91,7 @@ STEPS: tuple[Rule[Step], ...] = in_order(
     Rule(
         "scanned layers",
         20,
-        "A tensor that holds all layers of a scanned list was taken apart layer by layer.",
+        "A tensor that stacks all layers of a scanned list was split into one tensor for each layer.",
         "Frameworks that scan over blocks stack the weights of all blocks along one dimension; sizes show which.",
         divide_layers,
     ),
@@ -105,7 +105,7 @@ STEPS: tuple[Rule[Step], ...] = in_order(
     Rule(
         "layout of torch",
         40,
-        "A kernel with its inputs first was turned into the layout of torch.",
+        "A kernel whose first dimension is the inputs was transposed to torch's layout.",
         "The name of the leaf (`kernel`, `w`) or the forward pass says that inputs stand first.",
         each(turn_all),
     ),
@@ -119,7 +119,7 @@ STEPS: tuple[Rule[Step], ...] = in_order(
     Rule(
         "turned as its kin",
         60,
-        "A square matrix was turned as the others of its name.",
+        "A square matrix was transposed, as the other matrices with its name were.",
         "Layers of one name are laid out in one way, and those that are not square show which.",
         alone(turn_by_vote),
     ),
@@ -205,7 +205,7 @@ STEPS: tuple[Rule[Step], ...] = in_order(
     Rule(
         "turned as its namesake",
         250,
-        "A matrix was turned as the model's of the same name.",
+        "A matrix was transposed to the layout of the model's matrix with the same name.",
         "What has one name and one shape is laid out in one way, unless the sizes of others show that it is not.",
         follow_names,
     ),
@@ -226,7 +226,7 @@ STEPS: tuple[Rule[Step], ...] = in_order(
     Rule(
         "fused projections",
         280,
-        "A fused projection was taken apart.",
+        "A fused projection was split into its parts.",
         "Its name says what it holds, and the other side has the parts; what is fused on both sides stays so.",
         split_first,
     ),
@@ -247,35 +247,35 @@ STEPS: tuple[Rule[Step], ...] = in_order(
     Rule(
         "projections by initials",
         310,
-        "A layer whose name has the initials of others was taken apart into these.",
+        "A layer whose name spells the initials of other layers was split into these layers.",
         "`qkvg_proj` spells `q_proj`, `k_proj`, `v_proj` and `gate_proj`, and the sizes add up.",
         each(split_by_initials),
     ),
     Rule(
         "stacked layers",
         320,
-        "A stack of experts or layers was taken apart.",
+        "A stack of experts or layers was split into its members.",
         "The other side has a list of that length, with members of these sizes.",
         each(unstack),
     ),
     Rule(
         "layers in several stacks",
         330,
-        "Several tensors that hold the layers of one list were taken apart together.",
+        "Several tensors that together stack the layers of one list were split into these layers.",
         "Together they have as many layers as the list of the other side.",
         each(unstack_together),
     ),
     Rule(
         "parts in one",
         340,
-        "Tensors of a list, or of names beside each other, were joined into one.",
+        "Tensors of one list or one module were joined into one tensor.",
         "The other side has as many more of the whole as it has fewer of the parts.",
         each(join_parts),
     ),
     Rule(
         "fused projections of experts",
         350,
-        "A fused projection was taken apart, after the stack that held it.",
+        "A fused projection was split into its parts, after the stack around it was split.",
         "Experts that were stacked, and heads that were joined, are projections only now.",
         split_again,
     ),
@@ -319,8 +319,8 @@ STEPS: tuple[Rule[Step], ...] = in_order(
     Rule(
         "bare matrices",
         400,
-        "Matrices that are parameters of their own were turned.",
-        "In the order of the model, both ways are laid beside it, and the one that agrees more is taken.",
+        "Matrices that are parameters without a layer were transposed.",
+        "Both layouts are compared with the model's shapes in order, and the one that fits more of them is taken.",
         turn_bare_matrices,
     ),
     Rule(

@@ -410,7 +410,7 @@ CONVENTIONS: tuple[Rule[Callable[[Filling], None]], ...] = in_order(
     Rule(
         "square matrices",
         20,
-        "A square matrix that the model holds with its inputs first may be turned.",
+        "The model stores this square matrix with inputs as rows, so it may have to be transposed.",
         "Others of its name whose sizes show it answer that; else it is a question.",
         _turned_squares,
         Strength.OPEN,

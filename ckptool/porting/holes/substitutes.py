@@ -336,7 +336,7 @@ SUBSTITUTES: tuple[Rule[Callable[[Filling], None]], ...] = in_order(
         "averages",
         10,
         "An average of a tensor is filled with the average that the file keeps of what fills that tensor.",
-        "Averages stand beside what they are of; one is there.",
+        "A file stores an average next to the tensor that it averages, and one is there.",
         _averages,
     ),
     Rule(

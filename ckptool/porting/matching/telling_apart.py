@@ -62,7 +62,7 @@ TELLING: tuple[Rule[Split], ...] = in_order(
     Rule(
         "named after a part",
         60,
-        "It is named after a part that stands beside it, and that part is matched.",
+        "Its name contains the name of a neighbouring layer, and that layer is matched.",
         "`norm_attn` stands with `attn`, whatever the other side calls the two.",
         lambda matcher: matcher.naming.by_parts(),
         Strength.LIKELY,
@@ -87,7 +87,7 @@ TELLING: tuple[Rule[Split], ...] = in_order(
     Rule(
         "its series",
         90,
-        "Other members of its numbered list, or of the list beside it, show how the numbers go.",
+        "Other members of its numbered list, or of a parallel list, show how the two sides count.",
         "A list is counted in one way: so many more, or from the other end.",
         lambda matcher: matcher.naming.by_series(),
         Strength.LIKELY,
@@ -95,7 +95,7 @@ TELLING: tuple[Rule[Split], ...] = in_order(
     Rule(
         "words told apart beside it",
         100,
-        "A word of one side means a word of the other, as pairs beside it show.",
+        "Neighbouring pairs show which word of one side means which word of the other.",
         "If `left.a` is `x.a`, then `left.b` is `x.b`.",
         lambda matcher: matcher.naming.by_words_beside(),
         Strength.LIKELY,
@@ -119,7 +119,7 @@ TELLING: tuple[Rule[Split], ...] = in_order(
     Rule(
         "neighbours",
         130,
-        "It stands between the same neighbours, or beside the same one.",
+        "Its neighbours are the same on both sides, or one of them is.",
         "What comes directly before and after it is decided, in the order of registration or of execution.",
         lambda matcher: matcher.orders.by_neighbours(),
         Strength.LIKELY,

@@ -132,7 +132,7 @@ WEIGHING: tuple[Rule[Callable[[Weighing], None]], ...] = in_order(
     Rule(
         "undecided",
         10,
-        "Nothing told it from its look-alikes; it was paired by name and place for the time being.",
+        "Nothing told it from tensors of the same shape, so it was first paired by name and place.",
         "So that it is weighed with all else. It stays a question unless something answers that.",
         lambda weighing: take_up(weighing.matching),
         Strength.OPEN,
@@ -154,7 +154,7 @@ WEIGHING: tuple[Rule[Callable[[Weighing], None]], ...] = in_order(
     Rule(
         "exchanged",
         40,
-        "It was exchanged with a look-alike, since all that is known together speaks for that.",
+        "It changed places with a tensor of the same shape, because names, numbers and neighbours fit better.",
         "Names, numbers, neighbours and orders are weighed for both ways; orders alone exchange nothing.",
         lambda weighing: rearrange(weighing.swaps),
         Strength.LIKELY,
@@ -193,7 +193,7 @@ WEIGHING: tuple[Rule[Callable[[Weighing], None]], ...] = in_order(
     Rule(
         "out of its module",
         100,
-        "All else beside it comes from one module of the file, and it does not.",
+        "The other layers of its module come from one module of the file, and this layer does not.",
         "Both modules are on both sides, and nothing else crosses between them.",
         _ask_about_places,
         Strength.OPEN,
