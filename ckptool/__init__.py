@@ -16,13 +16,13 @@ from .lazy import lazily  # noqa: E402 (the program begins before anything else 
 
 TYPE_CHECKING = False  # what this module imports, the program waits for before it can answer a signal
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 #: Public name -> the module that holds it.
 _HOMES = {
     **dict.fromkeys(("open", "save", "plan", "detect", "repair", "salvage", "Plan", "Salvage", "FORMATS"), "formats"),
-    "load": "formats.loading",
-    **dict.fromkeys(("from_torch", "Inert"), "torch_bridge"),
+    **dict.fromkeys(("load", "from_torch"), "formats.loading"),
+    "Inert": "inert.inert_object",
     **dict.fromkeys(("Checkpoint", "StateDict"), "checkpoint"),
     **dict.fromkeys(("LazyTensor", "Storage"), "tensor"),
     **dict.fromkeys(
@@ -41,7 +41,8 @@ _HOMES = {
     **dict.fromkeys(("transfer", "load_into", "read_mapping", "Mapping"), "porting"),
     **dict.fromkeys(
         """CheckpointError UnknownFormat Malformed Unreadable NoSuchFile Unwritable OutputExists NotFound Ambiguous
-        RuleError NoMatch PartialMatch KeyCollision CannotCarry Doubtful TrainingFailed""".split(),
+        RuleError NoMatch PartialMatch KeyCollision CannotCarry Doubtful NotInstalled
+        TrainingFailed""".split(),
         "errors",
     ),
 }
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
         NoMatch,
         NoSuchFile,
         NotFound,
+        NotInstalled,
         OutputExists,
         PartialMatch,
         RuleError,
@@ -68,7 +70,8 @@ if TYPE_CHECKING:
         Unwritable,
     )
     from .formats import FORMATS, Plan, Salvage, detect, open, plan, repair, salvage, save
-    from .formats.loading import load
+    from .formats.loading import from_torch, load
+    from .inert.inert_object import Inert
     from .passes.buffers import drop_buffers, fill_buffers
     from .passes.by_key import (
         add_prefix,
@@ -101,7 +104,6 @@ if TYPE_CHECKING:
         verify,
     )
     from .tensor import LazyTensor, Storage
-    from .torch_bridge import Inert, from_torch
 
 
 __getattr__ = lazily(__name__, _HOMES, globals())
@@ -130,6 +132,7 @@ __all__ = [
     "NoMatch",
     "NoSuchFile",
     "NotFound",
+    "NotInstalled",
     "OutputExists",
     "PartialMatch",
     "Plan",

@@ -15,6 +15,7 @@
         KeyCollision                        ... because two keys would become one
       CannotCarry     (ValueError)          the target format would lose content, or an object must not be written
       Doubtful        (ValueError)          a port holds guesses or gaps that nobody accepted
+      NotInstalled    (ModuleNotFoundError) a package that this work needs is not installed
       TrainingFailed  (RuntimeError)        a training run that broke off: a rank died, or the loss is no number
 
 An error reads `where: what.`, then a few lines of evidence, then `Hint:` with a command that works. Each class
@@ -167,6 +168,27 @@ class CannotCarry(CheckpointError, ValueError):
 
 class Doubtful(CheckpointError, ValueError):
     """A port holds guesses or gaps that were not accepted. Nothing was written or loaded."""
+
+
+class NotInstalled(CheckpointError, ModuleNotFoundError):
+    """A package that this work needs is not installed; the hint is the command that installs it."""
+
+
+def not_installed(work: str, package: str, *, extra: str = "", where: object = "") -> NotInstalled:
+    """The error that WORK needs PACKAGE, which comes with EXTRA of ckptool, or else by its own name."""
+    wanted = f"'ckptool[{extra}]'" if extra else package
+    error = NotInstalled(f"{work} needs {package}, which is not installed", where=where, hint=f"pip install {wanted}")
+    error.name = package
+    return error
+
+
+def require(work: str, package: str, *, extra: str = "", where: object = "") -> None:
+    """Raise `NotInstalled` if PACKAGE, which WORK needs, is not installed. Nothing is imported."""
+    import sys
+    from importlib.util import find_spec
+
+    if sys.modules.get(package) is None and find_spec(package) is None:
+        raise not_installed(work, package, extra=extra, where=where)
 
 
 class TrainingFailed(CheckpointError, RuntimeError):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from .disk.files import Buffer, FileRange, Source
 from .dtypes import UINT8, DType
-from .errors import CannotCarry, Malformed
+from .errors import CannotCarry, Malformed, require
 from .records import record
 from .signs import require_resolvable, resolved
 
@@ -237,7 +237,9 @@ class LazyTensor:
 
         Raises:
             CannotCarry: torch, as it is installed here, has no such element type.
+            NotInstalled: torch is not installed. `numpy` needs none.
         """
+        require("LazyTensor.torch", "torch", extra="torch")
         import torch
 
         kind = getattr(torch, self.dtype.name, None)

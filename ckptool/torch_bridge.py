@@ -19,6 +19,7 @@ from .dtypes import BY_NAME, BY_STORAGE
 from .errors import CannotCarry, printable
 from .inert.decode import check_indices
 from .inert.in_memory import FromMemory
+from .inert.inert_object import Inert
 from .inert.other_tensors import OtherTensor, other_tensor, stands_for_a_tensor
 from .tensor import LazyTensor, Storage
 from .tree import ABSENT, Dict, Global, List, Object, Set
@@ -30,28 +31,6 @@ _FACTORIES: dict[str, Callable[[], Any]] = {
     f"builtins.{kind.__name__}": kind for kind in (list, dict, set, int, float, str, tuple)
 }
 _NUMBERS = {f"builtins.{kind.__name__}": kind for kind in (complex, slice, range)}
-
-
-class Inert:
-    """Stands for an object of a class that a file names. It holds what the file says of it, and does nothing.
-
-    Attributes:
-        class_name: dotted name of the class.
-        args: the arguments that it would have been made with.
-        state: what it would have been given as its state (often the dict of its attributes), or None.
-        items: what would have been appended to it.
-        entries: what would have been set in it.
-    """
-
-    def __init__(self, class_name: str) -> None:
-        self.class_name = class_name
-        self.args: Any = ()
-        self.state: Any = None
-        self.items: list[Any] = []
-        self.entries: list[tuple[Any, Any]] = []
-
-    def __repr__(self) -> str:
-        return f"<inert {printable(self.class_name, 80)}>"
 
 
 def to_torch(tensor: LazyTensor) -> torch.Tensor:
@@ -399,4 +378,4 @@ def move(tensors: Mapping[str, Any], place_of: Callable[[str], str | None]) -> d
     return result
 
 
-__all__ = ["FromTorch", "Inert", "Loader", "devices", "from_torch", "move", "to_torch"]
+__all__ = ["FromTorch", "Loader", "devices", "from_torch", "move", "to_torch"]

@@ -11,7 +11,7 @@ _HEADINGS = {
     "formats": "Open, save and load",
     "checkpoint": "Checkpoints and tensors",
     "tensor": "Checkpoints and tensors",
-    "torch_bridge": "Checkpoints and tensors",
+    "inert": "Checkpoints and tensors",
     "passes": "Passes",
     "adapters": "Passes",
     "porting": "Porting",
@@ -35,10 +35,7 @@ def page() -> str:
 
 def _entry(name: str) -> list[str]:
     """What stands for a public name: where mkdocstrings, which runs nothing, finds its docstring, or its other name."""
-    try:
-        value = getattr(ckptool, name)
-    except ImportError:  # its module needs torch, which the environment of the site lacks
-        value = None
+    value = getattr(ckptool, name)
     if not isinstance(value, FunctionType):
         return [f"::: ckptool.{name}", "", *_told_by_its_base(value)]
     if value.__name__ != name:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ckptool.reports.diagnosis.knowledge import LESSONS, Lesson
+from ckptool.reports.diagnosis.lessons import LESSONS, Lesson
 from tests.reports.messages import MESSAGES
 
 #: What stands for a file, a file to write and a key in a lesson -> what a page shows.

@@ -2,6 +2,8 @@ import gc
 import os
 import signal
 import sys
+import tarfile
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -85,6 +87,18 @@ def few_of_each(items, most=3):
 def torch():
     """torch, where it is installed. Modules that are all about it begin with importorskip instead."""
     return pytest.importorskip("torch")
+
+
+@pytest.fixture(scope="session")
+def trainer_runs(tmp_path_factory):
+    """A folder with the runs of DeepSpeed in `deepspeed/`, and those of Megatron in `megatron/`. Tests read them, and
+    change copies.
+    """
+    folder = tmp_path_factory.mktemp("runs")
+    for trainer in ("deepspeed", "megatron"):
+        with tarfile.open(Path(__file__).parents[1] / "fixtures" / trainer / "runs.tar.xz") as packed:
+            packed.extractall(folder / trainer, filter="data")
+    return folder
 
 
 @pytest.fixture

@@ -87,11 +87,12 @@ RAISED = {
     "KeyCollision": lambda path: ckptool.rename(saved(path, weights()), {"module.a": "x", "module.b": "x"}),
     "CannotCarry": lambda path: ckptool.save(saved(path, {"model": weights(), "hook": live()}), path, overwrite=True),
     "Doubtful": doubtful,
+    "NotInstalled": lambda path: errors.require("this", "no_such_package"),
     "TrainingFailed": training_failed,
 }
 
 FILE_NAMED = [
-    name for name in RAISED if name not in ("RuleError", "Doubtful", "TrainingFailed")
+    name for name in RAISED if name not in ("RuleError", "Doubtful", "NotInstalled", "TrainingFailed")
 ]  # wrong whatever the file
 
 

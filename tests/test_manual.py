@@ -10,7 +10,7 @@ import subprocess
 import pytest
 
 from ckptool.cli import _COMMANDS
-from ckptool.reports.diagnosis.knowledge import LESSONS
+from ckptool.reports.diagnosis.lessons import LESSONS
 from manual import check, commands, layouts, library, man, mappings, pictures, problems
 
 TOLD = {one.name: one for one in commands.told()}

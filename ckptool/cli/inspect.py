@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from ..checkpoint import Checkpoint
 from ..disk.addresses import is_url
 from ..disk.files import is_there, shell_path
 from ..disk.inside import not_followed
@@ -38,6 +39,12 @@ from .searching import Search
 @click.option("--stats", is_flag=True, help="Read all values; show min, max, mean, std, zeros and NaN.")
 @parts_option
 @click.option("--settings", is_flag=True, help="Print the settings alone (hyper_parameters, args, cfg), as JSON.")
+@click.option(
+    "--list",
+    "as_list",
+    is_flag=True,
+    help="Print a line for each tensor, with a digest, and each value; for git diff.",
+)
 @json_options
 @output_option("--html", type=SideOutput("page"), metavar="REPORT", help="Also write the report as a web page.")
 @output_option("--open", "show", is_flag=True, help="Open that page in the browser.")
@@ -50,6 +57,7 @@ def inspect(
     depth: int | None,
     stats: bool,
     settings: bool,
+    as_list: bool,
     as_json: bool,
     as_lines: bool,
     html: str | None,
@@ -59,8 +67,8 @@ def inspect(
 ) -> int:
     """Show the keys, shapes, types and devices in a checkpoint, and everything else in the file.
 
-    Only headers and pickles are read (with --stats also the values), and nothing in them is run. A folder that is not a
-    checkpoint itself is searched for checkpoints; each gets one line, or with -v a full report.
+    Only headers and pickles are read (with --stats and --list also the values), and nothing in them is run. A folder
+    that is not a checkpoint itself is searched for checkpoints; each gets one line, or with -v a full report.
 
     \b
     ckptool inspect model.pth
@@ -68,9 +76,12 @@ def inspect(
     ckptool inspect model.pth --filter 'layers.{}.attn' --stats
     ckptool inspect *.safetensors --json
     ckptool inspect last.ckpt --settings > settings.json
+    ckptool inspect model.pth --list | grep bias
     """
     if settings:
         return _print_settings(files)
+    if as_list:
+        return _print_list(files)
     check_side_outputs()
     documents = Documents("inspect", as_json=as_json, as_lines=as_lines)
     shown = _Shown(documents.wanted, verbose, sort, depth, whole=verbose or stats or bool(pattern) or depth is not None)
@@ -130,20 +141,35 @@ def inspect(
 
 def _print_settings(files: tuple[str, ...]) -> int:
     """Print the settings in one file as a document of JSON."""
-    from .. import formats
     from ..reports.training import settings_of
 
-    if len(files) > 1:
-        raise RuleError(
-            "is for one file", where="--settings", hint=f"ckptool inspect {shell_path(files[0])} --settings"
-        )
-    with fetching(files[0]):
-        found = settings_of(formats.open(files[0]))
+    found = settings_of(_opened(files, "--settings"))
     if not found:
         look = f"ckptool inspect {shell_path(files[0])}   # shows what is in it"
         raise NotFound("holds no settings (hyper_parameters, args, cfg …)", where=files[0], hint=look)
     click.echo(json.dumps(found, indent=1))
     return 0
+
+
+def _print_list(files: tuple[str, ...]) -> int:
+    """Print what is in one file, line by line."""
+    from ..reports.content_lines import content_lines
+
+    ckpt = _opened(files, "--list")
+    with fetching(files[0]), progress_bar("reading values", ckpt.nbytes, wanted=True) as progress:
+        lines = list(content_lines(ckpt, progress))
+    click.echo("\n".join(lines))
+    return 0
+
+
+def _opened(files: tuple[str, ...], option: str) -> Checkpoint:
+    """The one file that OPTION takes."""
+    from .. import formats
+
+    if len(files) > 1:
+        raise RuleError("is for one file", where=option, hint=f"ckptool inspect {shell_path(files[0])} {option}")
+    with fetching(files[0]):
+        return formats.open(files[0])
 
 
 #: Columns of the overview that matter less, in the order in which they are left out: types, formats, sizes.

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
-from ..errors import NotFound, RuleError
+from ..errors import RuleError
 from ..train.config import (
     AMP,
     BACKENDS,
@@ -225,12 +225,8 @@ def train(as_json: bool, quiet: bool, **options: Any) -> None:
     options["devices"] = options["devices"] or _DEFAULT.devices
     config = Config(**options)
     config.check()
-    try:
-        from ..train.launch import run
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise NotFound("training needs torch", hint="pip install 'ckptool[train]'") from None
+    from ..train import run
+
     if os.environ.get("RANK", "0") != "0":  # under torchrun, one process speaks for all
         quiet, as_json = True, False
     try:

@@ -22,7 +22,7 @@ from ..disk.folders import check_folder
 from ..disk.paths import beside
 from ..disk.targets import check_target, is_same_file
 from ..drawing.sizes import size_text
-from ..errors import Doubtful, NotFound, RuleError, printable
+from ..errors import Doubtful, RuleError, printable, require
 from ..formats.opening import require_whole
 from ..formats.trainers.alone import alone
 from ..model_code import user_code
@@ -103,7 +103,7 @@ def transfer(source: str, model: str | None, **options: Any) -> int:
     # what is wrong with it is said before any code is run; it is read once, since it may be a pipe
     read = family_files.named(options["mapping_file"]) if options["mapping_file"] else None
     if model is not None:
-        _require_torch()
+        require("running a model's code", "torch", extra="torch")
     out = options["output"]
     if out is not None:
         _check_target(out, source, options)
@@ -242,13 +242,6 @@ def _initial_values(found: ModelSource, keys: Sequence[str]) -> Any:
     from ..model_code.building import initial_values
 
     return initial_values(found, keys)
-
-
-def _require_torch() -> None:
-    from importlib.util import find_spec
-
-    if find_spec("torch") is None:
-        raise NotFound("running a model's code needs torch", hint="pip install 'ckptool[torch]'")
 
 
 def _mapping(

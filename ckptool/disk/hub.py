@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
-from ..errors import CheckpointError, Malformed, Unreadable, printable
+from ..errors import CheckpointError, Malformed, Unreadable, printable, require
 from . import remote
 from .addresses import Url
 from .ahead import body_of
@@ -66,13 +66,12 @@ def look(path: Url) -> File | Folder:
 
     Raises:
         Unreadable: it is not there, or may not be read, or the hub cannot be reached.
+        NotInstalled: the package huggingface_hub is not installed.
     """
     place = _place(path)
-    try:
-        from huggingface_hub import HfApi, constants
-    except ImportError:
-        what = "hf:// is reached through huggingface_hub, which is not installed"
-        raise Unreadable(what, where=path, hint="pip install huggingface_hub") from None
+    require("hf://", "huggingface_hub", where=path)
+    from huggingface_hub import HfApi, constants
+
     if constants.HF_HUB_OFFLINE or (_HASH.fullmatch(place.revision) and place.inner and _cached(place, place.revision)):
         return _in_cache(place)
     traffic = TRAFFIC.setdefault(str(path), Traffic())

@@ -16,7 +16,7 @@ import re
 from collections.abc import Coroutine, Mapping
 from typing import Any, TypeVar
 
-from ..errors import CheckpointError, Malformed, Unreadable, printable
+from ..errors import CheckpointError, Malformed, Unreadable, not_installed, printable
 from . import remote
 from .addresses import STORES, Url, scheme_of
 from .ahead import body_of
@@ -44,7 +44,8 @@ def filesystem(path: Url) -> tuple[Any, str]:
     """What reaches the store of a URL, and the name of the object there.
 
     Raises:
-        Unreadable: the package for it is not installed, or finds its configuration wanting.
+        NotInstalled: the package for it is not installed.
+        Unreadable: it finds its configuration wanting.
     """
     scheme = scheme_of(path)
     package = STORES[scheme] or "fsspec"
@@ -56,8 +57,7 @@ def filesystem(path: Url) -> tuple[Any, str]:
         address = f"{scheme}{path.address[len(scheme) :]}"
         fs, key = kind(**kind._get_kwargs_from_urls(address)), kind._strip_protocol(address)
     except ImportError:
-        what = f"{scheme}:// is reached through {package}, which is not installed"
-        raise Unreadable(what, where=path, hint=f"pip install {package}") from None
+        raise not_installed(f"{scheme}://", package, where=path) from None
     except Exception as error:
         what = f"{package} cannot be used as it is configured ({type(error).__name__})"
         raise Unreadable(what, where=path, hint=_login_hint(scheme)) from None

@@ -1,17 +1,20 @@
-"""`ckptool.load`: a checkpoint as the objects that `torch.load` would give."""
+"""`ckptool.load` and `ckptool.from_torch`: a checkpoint as objects of torch, and the other way round.
+
+torch is imported when they are called, so that they have their names, and a message, where it is not installed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import Checkpoint, little_endian_throughout, settle_ties
 from ..disk.files import StrPath
-from ..errors import CannotCarry, CheckpointError, RuleError
-from ..sharding.into_memory import naming_the_rank
-from ..sharding.placed_like import load_like
-from ..torch_bridge import Loader, MapLocation
+from ..errors import CannotCarry, CheckpointError, RuleError, require
 from .opening import open as open_checkpoint
+
+if TYPE_CHECKING:
+    from ..torch_bridge import MapLocation
 
 
 def load(
@@ -40,8 +43,14 @@ def load(
             tensors. All ranks raise the same, and nothing was read.
         RuntimeError: torch's own, if a storage is on a device that is not there and MAP_LOCATION does not say where to
             put it.
+        NotInstalled: torch is not installed. `ckptool.open` reads the file without it.
         CheckpointError: the file cannot be read.
     """
+    require("ckptool.load", "torch", extra="torch")
+    from ..sharding.into_memory import naming_the_rank
+    from ..sharding.placed_like import load_like
+    from ..torch_bridge import Loader
+
     if like is not None and (map_location is not None or mmap):
         raise RuleError("the tensors of `like` say where values go; it takes no map_location and no mmap", where="like")
     with naming_the_rank(like):
@@ -60,3 +69,16 @@ def load(
     except CheckpointError as error:
         error.where = error.where or ckpt.where
         raise
+
+
+def from_torch(value: Any) -> Checkpoint:
+    """A dict of torch tensors (nested, with lists and scalars) as a checkpoint, without copying their memory.
+
+    Raises:
+        CannotCarry: a value of another class, which only torch.save can write.
+        NotInstalled: torch is not installed. `ckptool.save` takes arrays of numpy without it.
+    """
+    require("ckptool.from_torch", "torch", extra="torch")
+    from ..torch_bridge import from_torch
+
+    return from_torch(value)

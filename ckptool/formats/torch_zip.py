@@ -169,7 +169,7 @@ def _patched(ckpt: Checkpoint) -> Draft | None:
     if pickle is None or _read_note(archive) != dict(ckpt.metadata):
         return None
     if not _in_order(archive, keys.storages):
-        whole = dict(archive.ranges("data/"))
+        whole = {name: source for name, source in archive.sources("data/") if isinstance(source, FileRange)}
         kept = {f"data/{s.key}": s.source for s in keys.storages}
         in_order = [f"data/{s.key}" for s in keys.storages] == sorted(whole, key=lambda n: whole[n].offset)
         if kept != whole or len(kept) != len(keys.storages) or (".format_version" in archive.members and not in_order):
@@ -189,12 +189,13 @@ def _patched(ckpt: Checkpoint) -> Draft | None:
 def _in_order(archive: Archive, storages: Sequence[Storage]) -> bool:
     """Whether STORAGES are those of the archive, one after the other as they stand in it and in its directory."""
     last = -1
-    for found, storage in zip_longest(archive.ranges("data/"), storages):
+    for found, storage in zip_longest(archive.sources("data/"), storages):
         if found is None or storage is None or found != (f"data/{storage.key}", storage.source):
             return False
-        if found[1].offset < last:
+        source = found[1]
+        if not isinstance(source, FileRange) or source.offset < last:
             return False
-        last = found[1].offset
+        last = source.offset
     return True
 
 

@@ -107,7 +107,7 @@ def _import(place: str) -> Any:
             f"needs the module {printable(repr(error.name or '?'), 80)}, which is not there",
             where=place,
             evidence=_where_in_user_code(error, place),
-            hint=f"pip install {shell_quote(missing, 80)}, or PYTHONPATH=FOLDER with the folder that it is in",
+            hint=f"PYTHONPATH=FOLDER if {printable(missing, 80)} is in a folder of yours; if not, install its package",
         ) from error
     except SystemExit as error:
         raise Unreadable(

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..checkpoint import Checkpoint, map_storages
 from ..disk.files import shell_quote
-from ..errors import NoMatch, counted, printable
+from ..errors import NoMatch, counted, printable, require
 from ..tensor import LazyTensor, Storage
 from ..tree import Paths, walk
 from ._plain import AnyCheckpoint, Missing
@@ -35,6 +35,7 @@ def map_location(ckpt: AnyCheckpoint, rules: Rules, *, missing: Missing = "error
     if isinstance(ckpt, Checkpoint):
         moved = _relocate(ckpt, parsed, missing)
     else:
+        require("moving tensors in memory", "torch", extra="torch")
         from ..torch_bridge import devices, move
 
         _require_match(parsed, Counter(devices(ckpt)), devices(ckpt), missing, "")

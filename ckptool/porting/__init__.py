@@ -38,7 +38,7 @@ from collections.abc import Mapping as MappingOf
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..errors import RuleError
+from ..errors import RuleError, require
 from . import mapping as data
 from .mapping import Entry
 
@@ -161,6 +161,7 @@ def transfer(
     Raises:
         CheckpointError: the source cannot be read, the model cannot be built, or nothing fits.
     """
+    require("ckptool.transfer", "torch", extra="torch")
     from ..model_code.building import signature_for
     from ..model_code.inputs import read_inputs
     from .applying import open_source, require_types
@@ -232,6 +233,7 @@ def load_into(
         Doubtful: there are guesses or gaps that were not accepted; the model is unchanged.
         CheckpointError: as in `ckptool.transfer`.
     """
+    require("ckptool.load_into", "torch", extra="torch")
     from ..model_code.building import fill, require_model, unwrapped
     from ..sharding.into_memory import naming_the_rank
     from .applying import apply, open_source, require_types

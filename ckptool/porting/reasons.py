@@ -98,8 +98,8 @@ class Reason(Enum):
     )
     AGAINST_NUMBERS = (
         Topic.OTHER,
-        "the numbers in the names support this pair, but all else fits better if {} of the source goes here, and the "
-        "two change places; check which of the two the source's code uses here",
+        "by order or number, {} of the source would go here, and the two would change places, but names and "
+        "neighbouring layers support this pair; check which of the two the source's code uses here",
     )
     IN_ANOTHER_MODULE = (
         Topic.OTHER,

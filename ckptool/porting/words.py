@@ -115,12 +115,14 @@ class Together:
         phrases: words -> part.
         turns: whether they alternate (the parts of the first anchor, of the second …).
         sure: whether all code keeps that order.
+        needed: so many parts have to be there.
     """
 
     parts: tuple[str, ...]
     phrases: dict[tuple[str, ...], str]
     turns: bool
     sure: bool
+    needed: int
 
     def label(self, words: Sequence[str]) -> str | None:
         """Return the part that the words of a name mean, by the longest phrase, or None."""
@@ -204,7 +206,14 @@ def table() -> Words:
         fused,
         turned(raw["parts"]),
         tuple(
-            Together(tuple(one["parts"]), turned(one["parts"]), one["turns"], one["sure"]) for one in raw["together"]
+            Together(
+                tuple(parts := one["parts"]),
+                turned(parts),
+                one["turns"],
+                one["sure"],
+                len(parts) if one.get("all") else 2,
+            )
+            for one in raw["together"]
         ),
         tuple(Group(name, one["hard"], turned(one["labels"])) for name, one in raw["groups"].items()),
         frozenset(map(str, raw["empty"])),

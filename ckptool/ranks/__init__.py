@@ -4,6 +4,7 @@ Without a launcher there is one process, `None` stands for the group, and nothin
 """
 
 from .division import balance, cut_evenly, divide
-from .group import Group, RankFailed, is_launched, say_nothing
+from .group import Group, RankFailed
+from .launcher import is_launched, say_nothing
 
 __all__ = ["Group", "RankFailed", "balance", "cut_evenly", "divide", "is_launched", "say_nothing"]

@@ -9,19 +9,17 @@ failed, and a rank that has not been heard of for a minute counts as failed.
 from __future__ import annotations
 
 import contextlib
-import io
 import json
-import os
 import socket
-import sys
 import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from ..errors import CheckpointError, RuleError, counted, printable
+from .launcher import is_launched, store_of_launcher, tell_launcher
+from .texts import Texts
 
 _T = TypeVar("_T")
 
@@ -36,9 +34,6 @@ _MOST_NAMED = 6
 _HEAR_OUT = 20.0
 #: What stands in place of a sign of life when a rank has left.
 _LEFT = "left"
-#: Characters of one value of the store, which takes 8 MiB; a longer one is in pieces, and says how many. JSON never
-#: begins like that.
-_LONGEST_TEXT, _IN_PIECES = 4 << 20, "pieces "
 
 
 class RankFailed(CheckpointError, RuntimeError):
@@ -71,8 +66,7 @@ class Group:
             rank, size: as above.
         """
         self.rank, self.size = rank, size
-        self._store = store
-        self._run = ""  # what stands before all names of this run in the store
+        self._texts = Texts(store, self._gone)
         self._asked = 0
         self._lock = threading.Lock()
         self._done = 0  # bytes that the others do not know of
@@ -99,28 +93,11 @@ class Group:
         Raises:
             CheckpointError: the ranks do not find each other, or do not belong together.
         """
-        known = os.environ if environment is None else environment
-        if not is_launched(known):
+        if not is_launched(environment):
             return None
         hint = f"to work in one process: env -u TORCHELASTIC_RUN_ID {' '.join(['ckptool', *words[:1]])} …"
-        try:
-            import torch.distributed as dist
-        except ImportError:
-            raise CheckpointError(
-                "torchrun started this process, and torch cannot be imported in it", hint="pip install 'ckptool[torch]'"
-            ) from None
-        from datetime import timedelta
-
-        try:
-            store, rank, size = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=MEETING))))
-        except (RuntimeError, ValueError) as error:
-            place = f"{known.get('MASTER_ADDR', '?')}:{known.get('MASTER_PORT', '?')}"
-            raise CheckpointError(
-                f"rank {known['RANK']} of {known['WORLD_SIZE']} does not find the others at {place}",
-                evidence=[printable(str(error).split("\n")[0], 200)],
-                hint=hint,
-            ) from None
-        group = cls(dist.PrefixStore("ckptool", store), rank, size)
+        store, rank, size = store_of_launcher(environment, MEETING, hint)
+        group = cls(store, rank, size)
         group.meet({"size": size, "words": words}, hint)
         return group
 
@@ -151,7 +128,7 @@ class Group:
         """
         until = time.monotonic() + MEETING
         own = {**hello, "host": socket.gethostname(), "own": uuid.uuid4().hex}
-        self._run = self._call(own, until, hint) if self.leads else self._answer(own, until, hint)
+        self._texts.run = self._call(own, until, hint) if self.leads else self._answer(own, until, hint)
         for work in (self._beat, self._watch):
             self._threads.append(threading.Thread(target=work, name=f"ranks{work.__name__}", daemon=True))
             self._threads[-1].start()
@@ -159,19 +136,19 @@ class Group:
     def _call(self, own: dict[str, Any], until: float, hint: str) -> str:
         """Rank 0: the name of this run, once all have answered."""
         run = f"{own['own']}/"
-        self._set("call", run)
+        self._texts.set("call", run)
         answers = {0: own}
         pause = _SHORTEST
         while len(answers) < self.size:
             for rank in range(1, self.size):
-                if rank not in answers and self._is_there(f"{run}hello/{rank}"):
-                    answers[rank] = self._get(f"{run}hello/{rank}")
+                if rank not in answers and f"{run}hello/{rank}" in self._texts:
+                    answers[rank] = self._texts.get(f"{run}hello/{rank}")
                     what = self._stranger(rank, answers[rank], own)
                     if what:
-                        self._set(f"{run}refused", what)
+                        self._texts.set(f"{run}refused", what)
                         raise _on_all(CheckpointError(what, hint="start all nodes with the same command line"))
             pause = self._pause(pause, until, set(range(self.size)) - answers.keys(), hint)
-        self._set(f"{run}met", [answers[rank]["own"] for rank in range(self.size)])
+        self._texts.set(f"{run}met", [answers[rank]["own"] for rank in range(self.size)])
         return run
 
     def _answer(self, own: dict[str, Any], until: float, hint: str) -> str:
@@ -179,15 +156,15 @@ class Group:
         heard: set[str] = set()
         pause = _SHORTEST
         while True:
-            run = self._get("call") if self._is_there("call") else None
+            run = self._texts.get("call") if "call" in self._texts else None
             if run is not None and run not in heard:
                 heard.add(run)
-                self._set(f"{run}hello/{self.rank}", own)
+                self._texts.set(f"{run}hello/{self.rank}", own)
             for one in heard:
-                if self._is_there(f"{one}met") and own["own"] in self._get(f"{one}met"):
+                if f"{one}met" in self._texts and own["own"] in self._texts.get(f"{one}met"):
                     return one
-            if run is not None and self._is_there(f"{run}refused"):
-                raise _on_all(CheckpointError(self._get(f"{run}refused")))
+            if run is not None and f"{run}refused" in self._texts:
+                raise _on_all(CheckpointError(self._texts.get(f"{run}refused")))
             pause = self._pause(pause, until, {0}, hint)
 
     def _pause(self, pause: float, until: float, missing: set[int], hint: str) -> float:
@@ -229,14 +206,14 @@ class Group:
         self._asked += 1
         number = self._asked
         if not self.leads:
-            self._set(f"value/{number}/{self.rank}", value)
+            self._texts.set(f"value/{number}/{self.rank}", value)
             return list(self._wait_for(f"all/{number}", 0))
         values = [value, *(self._wait_for(f"value/{number}/{rank}", rank) for rank in range(1, self.size))]
-        self._set(f"all/{number}", values)
+        self._texts.set(f"all/{number}", values)
         for rank in range(1, self.size):
-            self._delete(f"value/{number}/{rank}")
+            self._texts.delete(f"value/{number}/{rank}")
         if number > 1:  # everybody has asked for this one, so all have had the last
-            self._delete(f"all/{number - 1}")
+            self._texts.delete(f"all/{number - 1}")
         return list(json.loads(json.dumps(values)))  # as the others get it: tuples are lists
 
     def agree(self, work: Callable[[], _T], told: Callable[[_T], Any] = lambda _: None) -> tuple[_T, list[Any]]:
@@ -353,10 +330,10 @@ class Group:
                     take(0, value)  # type: ignore[misc]
             else:
                 for value in posts:
-                    self._set(f"post/{self.rank}/{self._sent}", value)
+                    self._texts.set(f"post/{self.rank}/{self._sent}", value)
                     self._sent += 1
                 if done:
-                    self._store.add(f"{self._run}bytes", done)
+                    self._texts.add("bytes", done)
             if self.leads and progress and done:
                 progress(done)
 
@@ -364,13 +341,13 @@ class Group:
         """Take what the others have sent to rank 0."""
         with self._lock:
             if self._progress is not None:
-                total = self._store.add(f"{self._run}bytes", 0)
+                total = self._texts.add("bytes", 0)
                 self._progress(total - self._reported)
                 self._reported = total
             for rank in range(1, self.size):
-                while self._is_there(name := f"post/{rank}/{self._taken[rank]}"):
-                    value = self._get(name)
-                    self._delete(name)
+                while (name := f"post/{rank}/{self._taken[rank]}") in self._texts:
+                    value = self._texts.get(name)
+                    self._texts.delete(name)
                     self._taken[rank] += 1
                     if self._take is not None:
                         self._take(rank, value)
@@ -396,7 +373,7 @@ class Group:
         if isinstance(error, RankFailed):
             self._talks = not error.is_said and (self.leads or error.rank == 0)
             return self._talks
-        _tell_launcher(error)
+        tell_launcher(error)
         if isinstance(error, CheckpointError) and error.on_all_ranks:
             self._talks = self.leads
             return self.leads
@@ -405,14 +382,14 @@ class Group:
         text = "was ended by a signal" if by_signal else f"failed: {printable(str(error).split(chr(10))[0], 300)}"
         content = {"rank": self.rank, "text": f"rank {self.rank} {text}", "is_said": not by_signal}
         with contextlib.suppress(Exception):
-            first = json.loads(self._store.compare_set(f"{self._run}failed", "", json.dumps(content)))
+            first = self._texts.set_first("failed", content)
             self._talks = by_signal or first["rank"] == self.rank
         return bool(self._talks)
 
     def reason(self) -> str:
         """Why another rank failed, if one did: a launcher that ends all does not say so."""
         with contextlib.suppress(Exception):
-            if self._is_there("failed") and (said := self._get("failed"))["rank"] != self.rank and said["is_said"]:
+            if "failed" in self._texts and (said := self._texts.get("failed"))["rank"] != self.rank and said["is_said"]:
                 return str(said["text"])
         return ""
 
@@ -423,16 +400,16 @@ class Group:
         end would end the one that talks.
         """
         if self._talks:
-            self._quietly(lambda: self._set("said", True))
+            self._quietly(lambda: self._texts.set("said", True))
         elif self._talks is not None:
             until = time.monotonic() + _HEAR_OUT
-            while time.monotonic() < until and not self._quietly(lambda: self._is_there("said")):
+            while time.monotonic() < until and not self._quietly(lambda: "said" in self._texts):
                 time.sleep(_LONGEST)
         self._leaving.set()
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(4 * _LOOK)
-        self._quietly(lambda: self._set(f"beat/{self.rank}", _LEFT))
+        self._quietly(lambda: self._texts.set(f"beat/{self.rank}", _LEFT))
 
     def _quietly(self, ask: Callable[[], Any]) -> Any:
         """Ask the store, which may be gone."""
@@ -441,8 +418,8 @@ class Group:
         return True
 
     def _raise_if_failed(self) -> None:
-        if self._failure is None and self._talks is None and self._is_there("failed"):
-            said = self._get("failed")
+        if self._failure is None and self._talks is None and "failed" in self._texts:
+            said = self._texts.get("failed")
             if said["rank"] != self.rank:
                 self._failure = RankFailed(said["rank"], printable(said["text"], 400), is_said=said["is_said"])
         self.check()
@@ -453,7 +430,7 @@ class Group:
         while not self._leaving.wait(_LOOK):
             turn += 1
             with contextlib.suppress(Exception):  # the other thread says that the store is gone
-                self._set(f"beat/{self.rank}", str(turn))
+                self._texts.set(f"beat/{self.rank}", str(turn))
 
     def _watch(self) -> None:
         """Pass on what this rank has done, and look for ranks that failed or fell silent."""
@@ -473,8 +450,7 @@ class Group:
                     elif (looks + 1) * _LOOK > SILENCE:  # looks, not seconds: a machine may have been asleep
                         text = f"rank {rank} has not been heard of for {SILENCE:g} s"
                         self._failure = RankFailed(rank, text, is_said=False)
-                        content = json.dumps({"rank": rank, "text": text, "is_said": False})
-                        self._store.compare_set(f"{self._run}failed", "", content)
+                        self._texts.set_first("failed", {"rank": rank, "text": text, "is_said": False})
                     else:
                         heard[rank] = before, looks + 1
             except RankFailed as error:
@@ -491,80 +467,29 @@ class Group:
 
     # -- the store
 
-    def _set(self, name: str, value: Any) -> None:
-        name, text = self._run + name, json.dumps(value)
-        pieces = [text[at : at + _LONGEST_TEXT] for at in range(0, len(text), _LONGEST_TEXT)]
-        if len(pieces) > 1:
-            for number, piece in enumerate(pieces):
-                self._reaching(partial(self._store.set, f"{name}/{number}", piece))
-            text = f"{_IN_PIECES}{len(pieces)}"
-        self._reaching(lambda: self._store.set(name, text))
-
-    def _get(self, name: str) -> Any:
-        name = self._run + name
-        text = self._reaching(lambda: self._store.get(name)).decode()
-        if text.startswith(_IN_PIECES):
-            count = int(text.removeprefix(_IN_PIECES))
-            pieces = [self._reaching(partial(self._store.get, f"{name}/{number}")) for number in range(count)]
-            text = b"".join(pieces).decode()
-        return json.loads(text)
-
-    def _delete(self, name: str) -> None:
-        name = self._run + name
-        with contextlib.suppress(RuntimeError, NotImplementedError):  # some stores cannot
-            text = self._store.get(name).decode()
-            count = int(text.removeprefix(_IN_PIECES)) if text.startswith(_IN_PIECES) else 0
-            for one in (name, *(f"{name}/{number}" for number in range(count))):
-                self._store.delete_key(one)
-
-    def _is_there(self, name: str) -> bool:
-        return bool(self._reaching(lambda: self._store.check([self._run + name])))
-
-    def _reaching(self, ask: Callable[[], _T]) -> _T:
-        try:
-            return ask()
-        except RuntimeError as error:  # of the connection
-            self.check()
-            what = "the launcher can no longer be reached: one of its processes has ended"
-            raise RankFailed(self.rank, what, is_said=False) from error
+    def _gone(self, error: RuntimeError) -> NoReturn:
+        self.check()
+        what = "the launcher can no longer be reached: one of its processes has ended"
+        raise RankFailed(self.rank, what, is_said=False) from error
 
     def _wait_for(self, name: str, rank: int) -> Any:
         """What a rank sets under NAME."""
         pause = _SHORTEST
-        while not self._is_there(name):
+        while name not in self._texts:
             self.check()
-            if pause == _LONGEST and self._beat_of(rank) == _LEFT and not self._is_there(name):
+            if pause == _LONGEST and self._beat_of(rank) == _LEFT and name not in self._texts:
                 self._raise_if_failed()
                 raise RankFailed(rank, f"rank {rank} has ended", is_said=False)
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST)
-        return self._get(name)
+        return self._texts.get(name)
 
     def _beat_of(self, rank: int) -> str:
         name = f"beat/{rank}"
-        return str(self._get(name)) if self._is_there(name) else ""
+        return str(self._texts.get(name)) if name in self._texts else ""
 
 
 def _on_all(error: CheckpointError) -> CheckpointError:
     """ERROR, which all ranks raise."""
     error.on_all_ranks = True
     return error
-
-
-def _tell_launcher(error: BaseException) -> None:
-    """Leave the reason where torchrun looks for it, for its own summary of what failed."""
-    with contextlib.suppress(Exception):
-        from torch.distributed.elastic.multiprocessing.errors import get_error_handler
-
-        get_error_handler().record_exception(error)
-
-
-def is_launched(environment: Mapping[str, str] | None = None) -> bool:
-    """Whether torchrun started this process as one of several."""
-    known = os.environ if environment is None else environment
-    return "TORCHELASTIC_RUN_ID" in known and "RANK" in known and known.get("WORLD_SIZE", "1") != "1"
-
-
-def say_nothing() -> None:
-    """Let this process print nothing more: rank 0 talks to the user."""
-    sys.stdout = sys.stderr = io.StringIO()

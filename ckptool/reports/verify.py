@@ -4,39 +4,27 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, astuple, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import Checkpoint
-from ..disk.addresses import is_url
-from ..disk.composing import Joined, nested
-from ..disk.files import File, FileRange, Source, StrPath, reason
+from ..disk.files import FileRange, Source, StrPath, reason
 from ..disk.inside import listed
-from ..disk.urls import look
-from ..dtypes import DType, NotFinite
-from ..errors import CheckpointError, NotFound, counted, printable
+from ..dtypes import NotFinite
+from ..errors import CheckpointError, NotInstalled, counted
 from ..formats import format_of
-from ..formats.tiles import Tiled
-from ..formats.zip.archive import Archive, Inflated, open_archive
-from ..formats.zip.structure import Member, looks_like_zip
 from ..ranks import Group
-from ..records import record
-from ..tensor import LazyTensor, Storage
-from ..tree import Trail, address, walk
+from ..tensor import LazyTensor
 from .comparing import numbers as values
 from .comparing.contents import contents_of
 from .comparing.ranked import in_ranks, open_alike
 from .manifests import against_manifest, read_manifest, total_digest
+from .regions import PAGE, PIECE, Region, regions, regions_of, runs
 from .unread import unread_files, with_all_states
 
 if TYPE_CHECKING:
     from .comparing.diff import Diff
-
-_PAGE = 4096
-#: Bytes that are looked at at once: few enough to be in the cache at the second look, and not so few that threads do
-#: little but hand the interpreter over to each other.
-_PIECE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +113,9 @@ def verify(
     ckpt = open_alike(path, ranks)
     unread = unread_files(ckpt)
     damage, doubts, read, matched, unknown = [*unread.damage], [], 0, 0, 0
-    regions = chain(_regions(with_all_states(ckpt)), _regions_of(unread.parts))
-    looked = in_ranks(lambda one: astuple(_looked_at(one)), regions, _length, ranks, progress)
-    for region, counts in looked:
+    items = runs(chain(regions(with_all_states(ckpt)), regions_of(unread.parts)))
+    looked = in_ranks(_looked_at_all, items, _length, ranks, progress)
+    for region, counts in ((region, counts) for run, told in looked for region, counts in zip(run, told, strict=True)):
         found = _Found(*counts)
         read += region.source.length
         if found.failure:
@@ -172,50 +160,6 @@ def verify(
 # -- what is read
 
 
-@record(frozen=True, slots=True)
-class _Held:
-    """What a storage holds: the first of the tensors that are views of it, how many more there are, and their type."""
-
-    trail: Trail
-    more: int
-    dtype: DType | None
-
-
-@record(frozen=True, slots=True)
-class _Region:
-    """A run of bytes: where it is, its checksum if one is recorded, and what it holds.
-
-    `place` is where its first tensor stands in the tree, or the name of a record or storage; `file` and `chunk` tell
-    regions of one place apart; `skip` bytes at the beginning of `source` are a header.
-    """
-
-    place: Trail | str
-    source: Source
-    crc: int | None
-    held: _Held | None = None
-    big_endian: bool = False
-    chunk: int = 0
-    file: str = ""
-    skip: int = 0
-
-    @property
-    def dtype(self) -> DType | None:
-        """The type of all numbers in it, if they are of one."""
-        return self.held.dtype if self.held else None
-
-    @property
-    def within(self) -> bool:
-        """Whether it is a part of a record whose checksum is compared as a whole."""
-        return self.crc is None and any(_is_recorded(part) for part in nested(self.source))
-
-    @property
-    def name(self) -> str:
-        """What it is called in messages. Few are asked for it, and the path of a place deep in a tree is long."""
-        place = self.place if isinstance(self.place, str) else address(self.place)
-        more = f" and {self.held.more:,} more" if self.held and self.held.more else ""
-        return f"{self.file}{printable(place, 80)}{more}" + (f", chunk {self.chunk:,}" if self.chunk else "")
-
-
 @dataclass(slots=True)
 class _Found:
     crc: int = 0
@@ -235,124 +179,40 @@ class _Found:
             yield counted(self.infinite, "infinite value")
         if self.zero_pages and not self.only_zeros:
             yield (
-                f"{counted(self.zero_pages, 'page')} of {_PAGE:,} bytes hold zeros only, the first at byte "
+                f"{counted(self.zero_pages, 'page')} of {PAGE:,} bytes hold zeros only, the first at byte "
                 f"{self.first_zero:,}"
             )
 
 
-def _regions(ckpt: Checkpoint) -> Iterator[_Region]:
-    """Everything in the files of a checkpoint: the records of archives, the storages of other files."""
-    held: dict[int, _Held] = {}
-    storages: dict[int, Storage] = {}
-    for trail, node in walk(ckpt.root):
-        if isinstance(node, LazyTensor):
-            storage = node.storage
-            known = held.get(id(storage))
-            if known is None:
-                held[id(storage)] = _Held(trail, 0, node.dtype)
-            else:
-                dtype = known.dtype if known.dtype == node.dtype else None
-                held[id(storage)] = _Held(known.trail, known.more + 1, dtype)
-        elif isinstance(node, Storage):
-            storage = node
-        else:
-            continue
-        storages.setdefault(id(storage), storage)
-    files: dict[int, File] = {}
-    inside: dict[int, dict[int, Storage]] = {}  # file -> the storages in it, by where they begin
-    alone: list[Storage] = []
-    headers: dict[int, int] = {}  # storage -> bytes of its record that stand before its values
-    for storage in storages.values():
-        source, header = _record_of(storage.source)
-        if header:
-            headers[id(storage)] = header
-        if not isinstance(source, FileRange | Inflated):
-            alone.append(storage)
-            chunks = isinstance(source, Joined | Tiled)
-            parts = (part for part in nested(source) if isinstance(part, FileRange) and (part.whole or not chunks))
-            files.update((id(part.file), part.file) for part in parts if _is_recorded(part))
-            continue
-        file, at = source.file.located(source.offset) if isinstance(source, FileRange) else _packed(source)
-        files[id(file)] = file
-        inside.setdefault(id(file), {})[at] = storage
-
-    def told(storage: Storage) -> Iterator[_Region]:
-        used = held.get(id(storage))
-        place = used.trail if used else storage.key
-        source = storage.source
-        if isinstance(source, Joined | Tiled):  # chunks with checksums of their own
-            for number, (chunk, crc) in enumerate(source.stored(), 1):
-                yield _Region(place, chunk, crc, used, storage.big_endian, number)
-        else:
-            yield _Region(place, source, storage.crc, used, storage.big_endian)
-
-    if not files and ckpt.path is not None and (is_url(ckpt.path) or ckpt.path.is_file()):  # an archive without tensors
-        alone_in = look(ckpt.path)
-        if isinstance(alone_in, File):
-            files[id(alone_in)] = alone_in
-    for number, file in files.items():
-        mine = inside.get(number, {})
-        archive = _archive(file)
-        if archive is None:
-            for storage in mine.values():
-                yield from told(storage)
-            continue
-        prefix = f"{printable(file.path.name, 60)}: " if len(files) > 1 else ""
-        for name, member in archive.members.items():
-            here = mine.get(member.start) if member.size else None
-            source = archive.source(name)
-            region = next(told(here)) if here else _Region(name, source, None)
-            skip = headers.get(id(here), 0)
-            values_of = region.held if skip % 16 == 0 else None  # else pieces of the record would cut numbers in two
-            yield replace(region, file=prefix, source=source, crc=_recorded(member), skip=skip, held=values_of)
-    for storage in alone:
-        yield from told(storage)
+def _length(run: list[Region]) -> int:
+    return sum([region.source.length for region in run])
 
 
-def _regions_of(others: dict[str, Checkpoint]) -> Iterator[_Region]:
-    """The same of files beside it."""
-    for name, part in others.items():
-        yield from (replace(region, file=f"{name}: ") for region in _regions(part))
+def _looked_at_all(run: list[Region]) -> list[tuple[Any, ...]]:
+    """Read regions once, and give what `_Found` is made of for each."""
+    together = _nothing_odd(run) if len(run) > 1 else None
+    return together or [astuple(_looked_at(region)) for region in run]
 
 
-def _record_of(source: Source) -> tuple[Source, int]:
-    """The record that a storage is the rest of, and how many bytes stand before it there: arrays have a header."""
-    whole: Any = getattr(source, "whole", None)
-    if whole is None:
-        return source, 0
-    skip = source.offset - whole.offset if isinstance(source, FileRange) else whole.length - source.length
-    return (whole, skip) if skip + source.length == whole.length else (source, 0)
-
-
-def _length(region: _Region) -> int:
-    return region.source.length
-
-
-def _is_recorded(source: object) -> bool:
-    """Whether it is a record with a checksum, or a part of one."""
-    return isinstance(source, FileRange) and (source.crc is not None or source.whole is not None)
-
-
-def _packed(source: Inflated) -> tuple[File, int]:
-    return source.packed.file, source.packed.offset
-
-
-def _archive(file: File) -> Archive | None:
-    """A file as a zip archive. One with several archives in a row (of torch.distributed.checkpoint) is none."""
-    if not looks_like_zip(file.read(0, min(4, file.size))):
-        return None
+def _nothing_odd(run: list[Region]) -> list[tuple[Any, ...]] | None:
+    """The checksums of small regions that can all be read and hold nothing odd; None of others."""
+    sources: list[Any] = [region.source for region in run]
+    begin = sources[0].offset
     try:
-        return open_archive(file, any_layout=True)
-    except CheckpointError:
+        data = memoryview(sources[0].file.read(begin, sources[-1].offset + sources[-1].length - begin))
+    except (CheckpointError, OSError):
         return None
+    pieces = [data[source.offset - begin :][: source.length] for source in sources]
+    rule = run[0].dtype.not_finite if run[0].dtype else None
+    if rule is not None:
+        found = _Found()
+        _count_odd(found, b"".join(pieces), rule, run[0].big_endian)
+        if found.nan or found.infinite:
+            return None
+    return [(0 if region.crc is None else zlib.crc32(piece),) for region, piece in zip(run, pieces, strict=True)]
 
 
-def _recorded(member: Member) -> int | None:
-    """The checksum of a record; a 0 over some bytes means that none was recorded."""
-    return member.crc if member.crc or not member.size else None
-
-
-def _looked_at(region: _Region) -> _Found:
+def _looked_at(region: Region) -> _Found:
     """Read a region once."""
     found = _Found()
     start = region.source.offset if isinstance(region.source, FileRange) else None
@@ -368,7 +228,7 @@ def _looked_at(region: _Region) -> _Found:
             if start is not None and region.dtype is not None:
                 _count_pages(found, piece, start + at)
             at += len(piece)
-    except NotFound:  # a package that computes the values is not installed
+    except NotInstalled:  # a package that computes the values
         raise
     except CheckpointError as error:
         found.failure = error.what
@@ -389,8 +249,8 @@ def _pieces(source: Source) -> Iterator[bytes | bytearray | memoryview]:
         if left:
             yield left
         return
-    buffer = bytearray(min(_PIECE, source.length))
-    for at in range(0, source.length, _PIECE):
+    buffer = bytearray(min(PIECE, source.length))
+    for at in range(0, source.length, PIECE):
         if len(buffer) > source.length - at:
             buffer = bytearray(source.length - at)
         source.file.read_into(memoryview(buffer), source.offset + at)
@@ -423,18 +283,18 @@ def _count_pages(found: _Found, piece: Any, at: int) -> None:
     """Pages of the file that hold zeros only. The first word of a page tells most of them apart."""
     import numpy as np
 
-    skip = -at % _PAGE
-    count = (len(piece) - skip) // _PAGE
+    skip = -at % PAGE
+    count = (len(piece) - skip) // PAGE
     if count <= 0:
         found.only_zeros = found.only_zeros and not any(piece)
         return
-    pages = np.frombuffer(piece, np.uint8, count * _PAGE, skip).reshape(count, _PAGE)
+    pages = np.frombuffer(piece, np.uint8, count * PAGE, skip).reshape(count, PAGE)
     empty = np.flatnonzero(~pages[:, :8].any(axis=1))
     empty = empty[~pages[empty].any(axis=1)]
     found.pages += count
     found.zero_pages += len(empty)
     if len(empty) and found.first_zero is None:
-        found.first_zero = at + skip + int(empty[0]) * _PAGE
+        found.first_zero = at + skip + int(empty[0]) * PAGE
     if len(empty) < count:
         found.only_zeros = False
 

@@ -10,7 +10,7 @@ from ..disk.door import scratch_directory
 from ..disk.files import Buffer
 from ..disk.folders import replacing_folder
 from ..disk.targets import replacing
-from ..errors import NotFound
+from ..errors import require
 
 if TYPE_CHECKING:
     from .config import Config
@@ -24,10 +24,10 @@ def check(config: Config) -> list[str]:
     """What cannot be drawn here for want of a library.
 
     Raises:
-        NotFound: logs for TensorBoard were asked for, and it is not installed.
+        NotInstalled: logs for TensorBoard were asked for, and it is not installed.
     """
-    if config.tensorboard and not _installed("tensorboard"):
-        raise NotFound("TensorBoard is not installed", where="--tensorboard", hint="pip install tensorboard")
+    if config.tensorboard:
+        require("--tensorboard", "tensorboard", extra="train")
     if config.curves and not _installed("matplotlib"):
         return [f"matplotlib is not installed, so the curves are not drawn ({_INSTALL})"]
     return []

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, Sampler
 
 from ..disk.documents import LARGEST_LIST, read_json, read_text
 from ..disk.files import is_folder, reason
-from ..errors import CheckpointError, Malformed, NotFound, RuleError, Unreadable, counted, printable
+from ..errors import CheckpointError, Malformed, NotFound, RuleError, Unreadable, counted, printable, require
 from .config import Config
 
 FEATURES = 13
@@ -262,12 +262,7 @@ def image_folder(config: Config) -> Data:
     Raises:
         NotFound: there is no such folder, no image in it, or a class that the label map does not know.
     """
-    try:
-        import PIL  # noqa: F401
-    except ImportError:
-        raise NotFound(
-            "reading images needs Pillow", where="--task imagefolder", hint="pip install 'ckptool[train]'"
-        ) from None
+    require("--task imagefolder", "PIL", extra="train")
     folder = Path(config.data or ".")
     if not is_folder(folder):
         raise NotFound("is not a folder", where=folder)

@@ -48,7 +48,7 @@ def test_the_options_of_the_command_line_change_only_on_purpose() -> None:
     assert sorted(spelled) == sorted(
         """--add-prefix --against --allow-loss --at --atol --backup --cast --cast-keep --compact --component --depth
         --dequantize --detect-renames --digest --drop --drop-buffers --dry-run --error --extract --fill-buffers
-        --filter --first --fits --for --html --if-present --in-place --json --json-lines --keep-objects --kwargs
+        --filter --first --fits --for --html --if-present --in-place --json --json-lines --keep-objects --kwargs --list
         --manifest --map-location --max-shard-size --model --open --out-dir --output --overwrite --partial-file
         --parts --patch --prefix --quiet --ratios --recipe --recover --recursive --remove-leftovers --rename --rtol
         --rules --save-recipe --scalars-to-metadata --select --settings --sort --stats --strict --strip-first
@@ -75,10 +75,11 @@ def test_a_letter_means_the_same_in_every_command_as_the_reference_says() -> Non
     section = page.partition("## Short options\n")[2].partition("\n## ")[0]
     listed = re.findall(r"^\| `(-\w)` \| `(--[\w-]+)` \|", section, re.MULTILINE)
     found = set()
+    top = click.Context(cli, **cli.context_settings)
     for command in COMMANDS:
-        one = cli.get_command(click.Context(cli), command)
+        one = cli.get_command(top, command)
         assert one is not None
-        for param in one.get_params(click.Context(one)):
+        for param in one.get_params(click.Context(one, parent=top)):
             words = [*param.opts, *param.secondary_opts] if isinstance(param, click.Option) else []
             letters = [word for word in words if not word.startswith("--")]
             found.update((letter, next(word for word in words if word.startswith("--"))) for letter in letters)
@@ -110,7 +111,7 @@ def test_starting_imports_neither_torch_nor_numpy_nor_rich(files: dict[str, Path
     [
         ("--help", 12, "checkpoint disk.files formats"),
         ("inspect dp.pth --json", 112, "passes.recipes disk.writing formats.saving ranks.group reports.diagnosis"),
-        ("inspect dp.pth", 128, "disk.writing formats.saving ranks.group reports.scanning reports.verify"),
+        ("inspect dp.pth", 130, "disk.writing formats.saving ranks.group reports.scanning reports.verify"),
         (
             "strip-prefix dp.pth out.pth -q",
             112,

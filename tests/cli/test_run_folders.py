@@ -1,7 +1,6 @@
 """Folders of runs on the command line: what it says, and what it writes."""
 
 import shutil
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -9,17 +8,13 @@ import pytest
 import ckptool
 
 torch = pytest.importorskip("torch")
-PACKED = Path(__file__).parents[2] / "fixtures" / "deepspeed" / "runs.tar.xz"
 SINGLE = Path(__file__).parents[2] / "fixtures" / "trained" / "cnn-ddp-full.pth"
 
 
 @pytest.fixture(scope="module")
-def zero(tmp_path_factory):
+def zero(trainer_runs):
     """A run of ZeRO stage 3, in bfloat16, of three ranks."""
-    root = tmp_path_factory.mktemp("deepspeed")
-    with tarfile.open(PACKED) as packed:
-        packed.extractall(root, filter="data")
-    return root / "zero3-three-ranks"
+    return trainer_runs / "deepspeed" / "zero3-three-ranks"
 
 
 def test_convert_accounts_for_all_that_was_there(run, zero, tmp_path):

@@ -120,4 +120,8 @@ def test_what_only_torch_or_the_model_can_tell_is_refused_too(run: Run, words: s
 
 @pytest.mark.skipif(HAS_TORCH, reason="torch is installed")
 def test_without_torch_it_says_how_to_get_it(run: Run) -> None:
-    assert run(*SMALL)[:3] == (2, "", "Error: training needs torch.\nHint: pip install 'ckptool[train]'\n")
+    assert run(*SMALL)[:3] == (
+        2,
+        "",
+        "Error: training needs torch, which is not installed.\nHint: pip install 'ckptool[train]'\n",
+    )

@@ -187,7 +187,7 @@ def test_a_package_that_is_missing_is_named(scheme, package, run, tmp_path, monk
     word = f"{scheme}://b/a.pth"
     code, _, err = run("inspect", word)
     assert code == 2
-    assert f"is reached through {package}, which is not installed.\nHint: pip install {package}\n" in err
+    assert f"needs {package}, which is not installed.\nHint: pip install {package}\n" in err
     ckptool.save(checkpoint(1, 10), tmp_path / "a.pth")
     assert f"Hint: pip install {package}\n" in run("convert", tmp_path / "a.pth", word)[2]
 

@@ -4,24 +4,18 @@ import contextlib
 import enum
 import shutil
 import sys
-import tarfile
 import types
 from collections import OrderedDict
 from math import prod
-from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
-PACKED = Path(__file__).parents[2] / "fixtures" / "deepspeed" / "runs.tar.xz"
 
 
 @pytest.fixture(scope="session")
-def runs(tmp_path_factory):
-    root = tmp_path_factory.mktemp("deepspeed")
-    with tarfile.open(PACKED) as packed:
-        packed.extractall(root, filter="data")
-    return root
+def runs(trainer_runs):
+    return trainer_runs / "deepspeed"
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import argparse
 import re
 import shutil
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ import ckptool
 from ckptool.errors import CannotCarry, Malformed, RuleError
 
 torch = pytest.importorskip("torch")
-PACKED = Path(__file__).parents[2] / "fixtures" / "megatron" / "runs.tar.xz"
 #: What Megatron's distributed format calls what the state dict calls otherwise.
 OTHER_NAMES = {
     "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
@@ -24,11 +22,8 @@ OTHER_NAMES = {
 
 
 @pytest.fixture(scope="session")
-def runs(tmp_path_factory):
-    root = tmp_path_factory.mktemp("megatron")
-    with tarfile.open(PACKED) as packed:
-        packed.extractall(root, filter="data")
-    return root
+def runs(trainer_runs):
+    return trainer_runs / "megatron"
 
 
 @pytest.fixture

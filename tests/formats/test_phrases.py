@@ -10,7 +10,8 @@ from same import graph
 from ckptool.disk.files import Buffer
 from ckptool.errors import Malformed
 from ckptool.formats._torch import TorchReader
-from ckptool.formats.pickle.reader import Reader
+from ckptool.formats.pickle.reader import NeedsMore, Reader
+from ckptool.reports.scanning.following import Recorder
 from ckptool.tensor import Storage
 
 
@@ -97,6 +98,28 @@ def told(reader_class, data, *, complete=True):
     return tree, reader.position, named, list(reader.storages), reader.discarded, len(reader.made)
 
 
+class FollowedOneByOne(Recorder):
+    def _read_phrase(self, at):
+        return at
+
+
+def followed(recorder, data):
+    """All that a scanner can ask about a pickle."""
+    try:
+        value, failure = recorder.go_on(data, complete=True), None
+    except Malformed as error:
+        value, failure = None, str(error)
+    done = graph((value, tuple(recorder.made)), sharing_of_tuples=False)
+    named = [str(one) for one in recorder.named]
+    return done, failure, recorder.position, named, recorder.storages, recorder.contradiction
+
+
+def assert_read_alike(data, *, complete=True):
+    assert told(TorchReader, data, complete=complete) == told(OneByOne, data, complete=complete)
+    readers = [kind(b"", complete=True, total=len(data)) for kind in (Recorder, FollowedOneByOne)]
+    assert followed(readers[0], data) == followed(readers[1], data)
+
+
 SIZES = st.lists(st.one_of(st.integers(0, 4), st.sampled_from([300, 70_000, -1, 1 << 33])), max_size=5)
 TENSORS = st.tuples(
     st.sampled_from(["0", "1", "990", "4242424242", "x", "é"]),
@@ -121,7 +144,7 @@ FITTING = st.integers(0, 300).map(lambda n: (str(n), "FloatStorage", "cpu", 24, 
 )
 def test_tensors_are_read_as_their_opcodes_say(fitting, odd, first, gap, view, protocol):
     data = Torch(first, view=view, protocol=protocol, gap=gap).pickled([*fitting, *odd])
-    assert told(TorchReader, data) == told(OneByOne, data)
+    assert_read_alike(data)
 
 
 @given(
@@ -137,7 +160,7 @@ def test_damaged_tensors_are_read_or_refused_as_their_opcodes_say(fitting, first
     for place, value in changes:
         data[begin + place % (len(data) - begin)] = value
     data = bytes(data[: begin + cut % (len(data) - begin) * 4])
-    assert told(TorchReader, data, complete=complete) == told(OneByOne, data, complete=complete)
+    assert_read_alike(data, complete=complete)
 
 
 @given(
@@ -148,7 +171,7 @@ def test_damaged_tensors_are_read_or_refused_as_their_opcodes_say(fitting, first
 def test_what_a_tensor_puts_over_what_it_gets_is_what_it_gets(fitting, first, wrong):
     wrong = {place: first + number for place, number in wrong.items()}
     data = Torch(first, wrong=wrong).pickled(fitting)
-    assert told(TorchReader, data) == told(OneByOne, data)
+    assert_read_alike(data)
 
 
 @pytest.mark.parametrize("first", [0, 300])
@@ -157,7 +180,7 @@ def test_what_a_tensor_puts_over_what_it_gets_is_what_it_gets(fitting, first, wr
 def test_a_tensor_that_covers_what_it_or_the_next_one_gets_is_read_by_its_opcodes(place, number, third, first):
     tensors = [(key, "FloatStorage", "cpu", 24, 0, [2, 3], [3, 1], False) for key in "01234"[: 3 + 2 * third]]
     data = Torch(first, wrong={place + 8 * third: first + number}).pickled(tensors)
-    assert told(TorchReader, data) == told(OneByOne, data)
+    assert_read_alike(data)
 
 
 def test_a_storage_that_is_not_there_is_named_also_after_other_tensors():
@@ -171,7 +194,7 @@ def test_all_that_a_tensor_puts_into_the_memo_can_be_taken_from_it(first):
     data = torch.pickled([(str(n), "FloatStorage", "cpu", 24, 0, [2, 3], [3, 1], False) for n in range(3)])
     for index in range(first + torch.used):
         again = data[:-2] + b"X\1\0\0\0aj" + struct.pack("<I", index) + b"u."
-        assert told(TorchReader, again) == told(OneByOne, again)
+        assert_read_alike(again)
 
 
 def test_tensors_as_torch_writes_them_take_a_step_each():
@@ -184,6 +207,7 @@ def test_tensors_as_torch_writes_them_take_a_step_each():
         return lambda reader: (calls.append(code), handler(reader))[1]
 
     Counting.opcodes = {code: counting(code, handler) for code, handler in Reader.opcodes.items()}
+    Followed = type("Followed", (Recorder,), {"opcodes": {c: counting(c, h) for c, h in Recorder.opcodes.items()}})
     tensors = [
         (str(n), "FloatStorage", "cpu", 24, 0, [2, 3, 4][: n % 4], [1, 1, 1][: n % 4], n % 2) for n in range(500)
     ]
@@ -194,6 +218,10 @@ def test_tensors_as_torch_writes_them_take_a_step_each():
     calls.clear()
     assert len(Counting(Torch(256).pickled(tensors), "x", storage).load().entries) == 500
     assert len(calls) < 30
+    calls.clear()
+    data = Torch(256).pickled(tensors)
+    assert len(Followed(data, complete=True, total=len(data)).load().entries) == 500
+    assert len(calls) < 30
 
 
 def test_tensors_with_one_storage_of_two_classes_are_read_as_their_opcodes_say():
@@ -201,10 +229,36 @@ def test_tensors_with_one_storage_of_two_classes_are_read_as_their_opcodes_say()
     sizes = {"FloatStorage": 4, "IntStorage": 4, "DoubleStorage": 2}
     tensors = [("7", kind, "cpu", sizes[kind], 0, [2], [1], False) for kind in kinds]
     data = Torch(256).pickled([("6", *tensors[0][1:]), ("5", *tensors[2][1:]), ("4", *tensors[1][1:]), *tensors])
-    assert told(TorchReader, data) == told(OneByOne, data)
+    assert_read_alike(data)
 
 
 def test_a_key_of_another_length_than_it_says_makes_no_storage():
     data = Torch(256).pickled([(key, "FloatStorage", "cpu", 24, 0, [2], [1], False) for key in ("100", "200", "300")])
     data = data.replace(b"X\3\0\0\x00300", b"X\2\0\0\x00300")
-    assert told(TorchReader, data) == told(OneByOne, data)
+    assert_read_alike(data)
+
+
+@given(
+    st.lists(FITTING, min_size=2, max_size=4),
+    st.sampled_from([0, 256]),
+    st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), max_size=1),
+    st.lists(st.integers(1, 1500), max_size=3),
+)
+def test_a_pickle_that_is_read_in_parts_is_followed_as_at_once(fitting, first, changes, sizes):
+    after = b"X\1\0\0\0n\x95\7\0\0\0\0\0\0\0cm\nf\n)RX\1\0\0\0mI12\nX\1\0\0\0ocos\nsystem\n(S'a'\ntR"
+    data = bytearray(Torch(first).pickled(fitting, after=after))
+    for place, value in changes:
+        data[place % len(data)] = value
+    data = bytes(data)
+    at_once = Recorder(data, complete=True, total=len(data))
+    in_parts = Recorder(b"", complete=False, total=len(data))
+    for size in sorted(sizes):
+        try:
+            in_parts.go_on(data[:size], complete=size >= len(data))
+        except NeedsMore:
+            continue
+        except Malformed:
+            pass
+        break  # at its end, or at what nobody reads beyond
+    else:
+        assert followed(in_parts, data) == followed(at_once, data)

@@ -1,7 +1,6 @@
 """Folders of ranks of every kind, ported into other model code: what arrives is what the run had in memory."""
 
 import re
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -12,15 +11,6 @@ from ckptool.porting.applying import apply
 torch = pytest.importorskip("torch")
 nn = torch.nn
 FIXTURES = Path(__file__).parents[2] / "fixtures"
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    root = tmp_path_factory.mktemp("runs")
-    for kind in ("deepspeed", "megatron"):
-        with tarfile.open(FIXTURES / kind / "runs.tar.xz") as packed:
-            packed.extractall(root / kind, filter="data")
-    return root
 
 
 def renamed(key, names):
@@ -58,8 +48,8 @@ OF_ZERO = {"emb": "tokens", "layers": "blocks", "norm": "ln", "frozen": "fixed",
 @pytest.mark.parametrize(
     "name", ["zero0-bf16", "zero1-bf16", "zero2-three-ranks", "zero3-bf16", "zero3-three-ranks", "zero2-fp16"]
 )
-def test_runs_of_zero(runs, name):
-    folder = runs / "deepspeed" / name
+def test_runs_of_zero(trainer_runs, name):
+    folder = trainer_runs / "deepspeed" / name
     expected = torch.load(folder / "expected.pt", weights_only=True)
     found = ported(folder, OtherNet(), OF_ZERO)
     assert found.keys() == {renamed(key, OF_ZERO) for key in expected}
@@ -128,10 +118,10 @@ OF_MEGATRON = {
 
 
 @pytest.mark.parametrize("name", ["tp1pp1", "tp2pp1", "tp2pp2"])
-def test_runs_of_megatron(runs, name):
+def test_runs_of_megatron(trainer_runs, name):
     """What is read of them is held against Megatron's own distributed format in `test_megatron.py`."""
-    expected = ckptool.load(runs / "megatron" / name)
-    found = ported(runs / "megatron" / name, Gpt(), OF_MEGATRON)
+    expected = ckptool.load(trainer_runs / "megatron" / name)
+    found = ported(trainer_runs / "megatron" / name, Gpt(), OF_MEGATRON)
     for key, value in expected.items():
         other = re.sub(r"\.(\d)\.", r".{}.", key)
         for old, new in OF_MEGATRON.items():

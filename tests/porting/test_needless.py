@@ -12,6 +12,7 @@ from sides import found, pairing, signature, wanted
 
 from ckptool.model_code.signature import Facts, Flow
 from ckptool.porting.port import port
+from ckptool.porting.words import labels, words_of
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -478,3 +479,77 @@ def test_a_table_at_the_start_is_no_output_layer_where_positions_are_left_over(n
     target = BODY | {"whole.weight": (7, 12)}
     mapping = port(signature(source | {"enc.pos_embedding": (1, 9, 16)}), flowing(target, way=list(target)))
     assert status(mapping, "whole.weight") != "mapped"
+
+
+# -- words for what stands around a layer, and for its parts
+
+
+def test_a_feed_forward_network_over_positions_is_no_table_of_positions() -> None:
+    assert all("embedding" not in labels(words_of((name,)), hard=True) for name in ("pos_ffn", "positionwise_ff"))
+    assert [labels(words_of(("pos_ffn", name)), hard=False)["neck"] for name in ("w_1", "w_2")] == ["up", "down"]
+
+
+@pytest.mark.parametrize(
+    ("theirs", "own"),
+    [
+        (("norm1", "norm2"), ("token_norm", "channel_norm")),
+        (("pre_ffn_norm", "post_ffn_norm"), ("in_norm", "out_norm")),
+    ],
+)
+def test_norms_around_a_layer_are_told_by_words_for_their_places(theirs: tuple[str, str], own: tuple[str, str]) -> None:
+    source = {f"layers.{n}.{name}.weight": (12,) for n in range(3) for name in theirs}
+    source |= {f"layers.{n}.{name}.weight": size for n in range(3) for name, size in (("a", (20, 12)), ("b", (12, 20)))}
+    target = {f"blocks.{n}.{name}.weight": (12,) for n in range(3) for name in own[::-1]}
+    target |= {f"blocks.{n}.{name}.weight": size for n in range(3) for name, size in (("a", (20, 12)), ("b", (12, 20)))}
+    ways = [f"blocks.{n}.{name}.weight" for n in range(3) for name in (own[0], "a", "b", own[1])]
+    mapping = port(signature(source), wanted(target, used=ways))
+    assert [pairing(mapping)[f"blocks.1.{name}.weight"] for name in own] == [
+        f"layers.1.{name}.weight" for name in theirs
+    ]
+    assert {entry.status for entry in mapping.entries} == {"mapped"}
+
+
+def test_layers_that_were_exchanged_are_certain_where_names_and_numbers_agree_in_the_end() -> None:
+    kinds: Shapes = {"conv.weight": (8, 8, 3, 3), "bn.weight": (8,), "bn.bias": (8,)}
+    source = {
+        f"stage{n}.{way}_{key}": size for n in (1, 2) for way in ("high", "low", "fuse") for key, size in kinds.items()
+    }
+    target: Shapes = {}
+    for n in (0, 1):
+        names = ("fuse", "lowres", "highres")
+        target |= {f"stages.{n}.bn_{name}.{leaf}": (8,) for name in names for leaf in ("weight", "bias")}
+        target |= {f"stages.{n}.{name}.weight": (8, 8, 3, 3) for name in ("lowres", "fuse", "highres")}
+    ways = [
+        key
+        for n in (0, 1)
+        for name in ("lowres", "highres", "fuse")
+        for key in (f"stages.{n}.{name}.weight", f"stages.{n}.bn_{name}.weight", f"stages.{n}.bn_{name}.bias")
+    ]
+    mapping = port(signature(source), wanted(target, used=ways))
+    made = pairing(mapping)
+    assert all(
+        made[f"stages.{n}.bn_{way}res.weight"] == f"stage{n + 1}.{way}_bn.weight"
+        for n in (0, 1)
+        for way in ("low", "high")
+    )
+    assert {entry.status for entry in mapping.entries} == {"mapped"}
+
+
+@pytest.mark.parametrize("names", [("dt", "b", "c"), ("delta", "B", "C")])
+def test_projections_of_a_state_space_stand_in_the_order_that_all_code_has(names: tuple[str, str, str]) -> None:
+    source = {"mixer.in_proj.weight": (32, 8), "mixer.x_proj.weight": (15, 16), "mixer.out_proj.weight": (8, 16)}
+    parts = dict(zip(names, (3, 6, 6), strict=True))
+    target = {"block.to_z.weight": (16, 8), "block.to_x.weight": (16, 8), "block.to_out.weight": (8, 16)}
+    target |= {f"block.to_{name}.weight": (parts[name], 16) for name in reversed(names)}
+    mapping = port(signature(source), wanted(target, used=[]))
+    made = pairing(mapping)
+    assert made["block.to_x.weight"] == "slice(mixer.in_proj.weight, 0, 0, 16)"
+    assert made[f"block.to_{names[1]}.weight"] == "slice(mixer.x_proj.weight, 0, 3, 9)"
+    assert {entry.status for entry in mapping.entries} == {"mapped"}
+
+
+def test_projections_without_the_step_of_a_state_space_are_a_guess() -> None:
+    source = {"mixer.x_proj.weight": (12, 16), "mixer.out_proj.weight": (8, 16)}
+    target = {"block.to_C.weight": (6, 16), "block.to_B.weight": (6, 16), "block.to_out.weight": (8, 16)}
+    mapping = port(signature(source), wanted(target, used=[]))
+    assert status(mapping, "block.to_B.weight") == "guessed"

@@ -6,7 +6,7 @@ import pytest
 from several import Store, as_ranks, succeeded
 
 from ckptool.errors import CheckpointError, Unreadable
-from ckptool.ranks import Group, RankFailed, group
+from ckptool.ranks import Group, RankFailed, group, texts
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +34,7 @@ def test_values_of_old_exchanges_do_not_stay_in_the_store():
 
 
 def test_a_value_that_is_longer_than_the_store_takes_goes_in_pieces(monkeypatch):
-    monkeypatch.setattr(group, "_LONGEST_TEXT", 10)
+    monkeypatch.setattr(texts, "_LONGEST_TEXT", 10)
     store = Store()
     given = ["pieces 3", "x" * 57, {"ü": list(range(20))}, ""]
     found = as_ranks(3, lambda ranks: [ranks.exchange([ranks.rank, value]) for value in given], store)

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, safe_open, save_file
 from troubles import SITUATIONS, TROUBLES, Net, load_plain, resume, typed, weights, with_gpu_states
 
 import ckptool
-from ckptool.reports.diagnosis.knowledge import LESSONS
+from ckptool.reports.diagnosis.lessons import LESSONS
 
 #: Lesson -> why its message cannot be had here.
 ELSEWHERE = {

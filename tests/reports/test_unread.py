@@ -1,7 +1,6 @@
 """`ckptool.verify` of the folder of a run reads the files that no weight is made of, too."""
 
 import shutil
-import tarfile
 import zipfile
 from pathlib import Path
 
@@ -21,15 +20,6 @@ RUNS = {
 }
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    root = tmp_path_factory.mktemp("runs")
-    for kind in ("deepspeed", "megatron"):
-        with tarfile.open(FIXTURES / kind / "runs.tar.xz") as packed:
-            packed.extractall(root / kind, filter="data")
-    return root
-
-
 def files_of(folder):
     """The files of the save, of all ranks."""
     beside = ("expected", "zero_to_fp32", "masters", "common")
@@ -37,14 +27,14 @@ def files_of(folder):
 
 
 @pytest.mark.parametrize("name", [*RUNS, "deepspeed/experts-four-ranks", "deepspeed/zero0-bf16", "megatron/adam-fp32"])
-def test_every_record_of_every_file_is_read(runs, name):
-    files = files_of(runs / name)
+def test_every_record_of_every_file_is_read(trainer_runs, name):
+    files = files_of(trainer_runs / name)
     stored = records = 0
     for path in files:
         with zipfile.ZipFile(path) as archive:
             stored += sum(info.file_size for info in archive.infolist())
             records += len(archive.infolist())
-    found = ckptool.verify(runs / name)
+    found = ckptool.verify(trainer_runs / name)
     assert found.sound
     assert found.read >= stored  # parts of ranks are read again as what they are together
     assert found.checksums[0] >= records
@@ -53,8 +43,8 @@ def test_every_record_of_every_file_is_read(runs, name):
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_changed_byte_is_noticed_in_any_of_them(runs, tmp_path, name):
-    folder = shutil.copytree(runs / name, tmp_path / "run")
+def test_a_changed_byte_is_noticed_in_any_of_them(trainer_runs, tmp_path, name):
+    folder = shutil.copytree(trainer_runs / name, tmp_path / "run")
     path = folder / RUNS[name]
     with zipfile.ZipFile(path) as archive:
         info = max((i for i in archive.infolist() if "/data/" in i.filename), key=lambda i: i.file_size)
@@ -67,8 +57,8 @@ def test_a_changed_byte_is_noticed_in_any_of_them(runs, tmp_path, name):
     assert "its CRC-32 is" in line
 
 
-def test_a_file_that_was_cut_short_is_named(runs, tmp_path):
-    folder = shutil.copytree(runs / "megatron/adam-distributed", tmp_path / "run")
+def test_a_file_that_was_cut_short_is_named(trainer_runs, tmp_path):
+    folder = shutil.copytree(trainer_runs / "megatron/adam-distributed", tmp_path / "run")
     path = folder / RUNS["megatron/adam-distributed"]
     path.write_bytes(path.read_bytes()[:5000])
     found = ckptool.verify(folder)
@@ -76,8 +66,8 @@ def test_a_file_that_was_cut_short_is_named(runs, tmp_path):
     assert found.damage[0].startswith(f"{RUNS['megatron/adam-distributed']}: ")
 
 
-def test_the_states_in_a_distributed_checkpoint_are_read(runs, tmp_path):
-    folder = shutil.copytree(runs / "megatron/adam/dist", tmp_path / "dist")
+def test_the_states_in_a_distributed_checkpoint_are_read(trainer_runs, tmp_path):
+    folder = shutil.copytree(trainer_runs / "megatron/adam/dist", tmp_path / "dist")
     whole = ckptool.open(folder, with_optimizer=True)
     states = [
         bytes(t.source().read(0, 32)) for path, t in whole.tensors() if path.endswith("exp_avg") and t.nbytes > 31

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 import ckptool
 from ckptool.checkpoint import Checkpoint
-from ckptool.disk.files import Buffer
+from ckptool.disk.files import Buffer, File
 from ckptool.dtypes import ALL, BY_NAME
+from ckptool.reports import regions
 from ckptool.reports.manifests import read_manifest, total_digest, write_manifest
 from ckptool.reports.verify import _count_odd, _Found, digests_of
 from ckptool.tensor import LazyTensor, Storage, contiguous_stride
@@ -213,3 +214,45 @@ def test_a_distributed_checkpoint_is_read_whole(tmp_path, weights):
     assert found.sound
     assert found.read >= 3 * 8000
     assert found.digest == ckptool.verify(saved(tmp_path / "a.pth", weights), digest=True).digest
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["float32", "float16", "int64", "bool"]),
+            st.integers(0, 5),
+            st.sampled_from([0, 1, np.nan, np.inf]),
+        ),
+        min_size=1,
+        max_size=12,
+    ),
+    st.sampled_from([".pth", ".safetensors"]),
+    st.lists(st.tuples(st.integers(0, 1 << 12), st.integers(0, 255)), max_size=2),
+)
+def test_small_tensors_that_are_read_together_are_judged_as_each_alone(tmp_path_factory, drawn, suffix, changes):
+    path = tmp_path_factory.mktemp("runs") / f"a{suffix}"
+    whole = {
+        str(n): tensor(np.full((500,) * (n % 7 == 6) + (size,), value if kind[0] == "f" else 1).astype(kind))
+        for n, (kind, size, value) in enumerate(drawn)
+    }
+    saved(path, whole)
+    opened = ckptool.open(path)
+    data = bytearray(path.read_bytes())
+    places = [s.source.offset + at for s in opened.storages() for at in range(s.source.length)]
+    for place, value in changes if places else ():
+        data[places[place % len(places)]] = value
+    path.write_bytes(data)
+    together = ckptool.verify(ckptool.open(path))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(regions, "_small_and_alike", lambda region: None)
+        assert together == ckptool.verify(ckptool.open(path))
+
+
+def test_small_tensors_take_few_reads(tmp_path, monkeypatch):
+    path = saved(tmp_path / "a.pth", {f"{n}.weight": tensor(np.ones(4, "float32")) for n in range(2000)})
+    opened, reads = ckptool.open(path), []
+    for name in ("read", "read_into"):
+        read = getattr(File, name)
+        monkeypatch.setattr(File, name, lambda *args, read=read: (reads.append(args), read(*args))[1])
+    assert ckptool.verify(opened).checksums[0] > 2000
+    assert len(reads) < 100  # those of the directory included

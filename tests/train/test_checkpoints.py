@@ -1,6 +1,7 @@
 """What is written is whole or not there: full disks, closed folders, files of another run; and the curves."""
 
 import os
+import sys
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -13,8 +14,8 @@ from runs import SAME, Keeper
 import ckptool
 from ckptool.disk.door import Directory
 from ckptool.disk.work import Work
-from ckptool.errors import CannotCarry, CheckpointError, NotFound, OutputExists, TrainingFailed, Unwritable
-from ckptool.train import Save, checkpoints, curves, run
+from ckptool.errors import CannotCarry, CheckpointError, NotInstalled, OutputExists, TrainingFailed, Unwritable
+from ckptool.train import Save, checkpoints, run
 
 SMALL = replace(SAME, samples=30, batch_size=8, epochs=1)
 ALL = ("wrapped", "wrapped:legacy", "wrapped:safetensors", "full", "full:legacy", "model", "dcp")
@@ -180,14 +181,15 @@ def test_the_logs_of_tensorboard_hold_every_epoch(tmp_path):
 
 
 def test_without_their_libraries_curves_are_left_out_and_logs_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(curves, "_installed", lambda package: False)
+    for package in ("matplotlib", "tensorboard"):
+        monkeypatch.setitem(sys.modules, package, None)  # which makes importing it fail
     told = []
     watcher = Keeper(tmp_path)
     watcher.say = told.append
     done = run(replace(SMALL, curves=True, out=tmp_path, save=("wrapped",)), watcher)
     assert "matplotlib is not installed, so the curves are not drawn (pip install 'ckptool[train]')" in told
     assert [path.name for path in done.files] == ["housing-single-wrapped.pth"]
-    with pytest.raises(NotFound, match="TensorBoard is not installed"):
+    with pytest.raises(NotInstalled, match="needs tensorboard, which is not installed"):
         run(replace(SMALL, tensorboard=True, out=tmp_path / "other"))
     assert not (tmp_path / "other").exists()
 

@@ -16,8 +16,7 @@ from typing import Any
 from ...disk.documents import read_json
 from ...disk.door import unnamed_file
 from ...disk.files import File
-from ...errors import CannotCarry, Malformed, printable
-from .found import lacking
+from ...errors import CannotCarry, Malformed, not_installed, printable
 
 #: Seconds that a child may take, its memory in bytes, and the bytes that it may answer.
 SECONDS, MEMORY, ANSWER = 60, 3 << 30, 256 << 20
@@ -41,7 +40,7 @@ def asked(module: str, package: str, what: str, file: File, offset: int = 0, siz
         offset, size: the part.
 
     Raises:
-        NotFound: the package is not installed.
+        NotInstalled: the package is not installed.
         Malformed: the library refuses the file, crashes on it, or takes too long.
     """
     if file.fd < 0:
@@ -88,7 +87,7 @@ def asked(module: str, package: str, what: str, file: File, offset: int = 0, siz
     if not isinstance(answer, dict):
         raise _failed(file, what, "gave no answer")
     if "missing" in answer:
-        raise lacking(package, what, file.path)
+        raise not_installed(f"reading {what}", package, where=file.path)
     if "refused" in answer:
         raise Malformed(f"cannot be read as {what}", where=file.path, evidence=[printable(str(answer["refused"]), 200)])
     return answer

@@ -15,8 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from ...disk.files import Buffer, FileRange
-from ...errors import Malformed
-from .found import lacking
+from ...errors import Malformed, require
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +74,7 @@ def inflated(data: bytes, how: str, most: int, where: object) -> bytes:
 
     Raises:
         Malformed: it cannot be inflated.
-        NotFound: the package zstandard is not installed.
+        NotInstalled: the package zstandard is not installed.
     """
     try:
         if how != "zstd":
@@ -92,10 +91,9 @@ def inflated(data: bytes, how: str, most: int, where: object) -> bytes:
 
 
 def _zstandard(where: object) -> Any:
-    try:
-        import zstandard
-    except ImportError:
-        raise lacking("zstandard", "arrays that are compressed with zstd", where) from None
+    require("reading arrays that are compressed with zstd", "zstandard", where=where)
+    import zstandard
+
     return zstandard
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...disk.files import File, FileRange, Source, Window, shell_path
 from ...dtypes import DType
-from ...errors import Malformed, NotFound, printable
+from ...errors import Malformed, printable
 from ...tensor import MOST_DIMENSIONS, LazyTensor, Storage, contiguous_stride
 from ...tree import Dict
 
@@ -114,11 +114,6 @@ def named(entries: Iterable[tuple[str, Any]], where: object) -> Dict:
         if len(name) > LONGEST_NAME:
             raise Malformed(f"the name of a tensor has {len(name):,} characters: {printable(name, 60)}", where=where)
     return Dict(list(found), ordered=True)
-
-
-def lacking(package: str, what: str, where: object) -> NotFound:
-    """A package that is not installed."""
-    return NotFound(f"reading {what} needs the package {package}", where=where, hint=f"pip install {package}")
 
 
 def not_written(path: Path, what: str) -> str:

@@ -24,12 +24,12 @@ from ...checkpoint import Checkpoint, around
 from ...disk.composing import Piece
 from ...disk.files import Buffer, File, FileRange, Source
 from ...dtypes import BY_NAME
-from ...errors import CannotCarry, Malformed, counted, printable
+from ...errors import CannotCarry, Malformed, counted, printable, require
 from ...inert.other_tensors import as_dense
 from ...tensor import LazyTensor, Storage, contiguous_stride
 from ..base import Draft, Format
 from .cursor import Cursor
-from .found import LONGEST_NAME, checked_shape, lacking, named
+from .found import LONGEST_NAME, checked_shape, named
 
 _MAGIC = b"GGUF"
 #: Bytes of all metadata, and values of one array that are also given as text.
@@ -133,10 +133,9 @@ class Dequantized:
 
 
 def _quants(where: object) -> Any:
-    try:
-        from gguf import quants
-    except ImportError:
-        raise lacking("gguf", "quantized tensors", where) from None
+    require("reading quantized tensors", "gguf", where=where)
+    from gguf import quants
+
     return quants
 
 
@@ -281,9 +280,7 @@ def _tensor(
     block = _BLOCKS.get(info.kind)
     dtype = BY_NAME[_PLAIN[info.kind]] if info.kind in _PLAIN else _FLOAT32
     if block is None and info.kind not in _PLAIN:
-        raise Malformed(
-            f"{shown} has the unknown type {info.kind}", where=file.path, hint="pip install --upgrade ckptool"
-        )
+        raise Malformed(f"{shown} has the type {info.kind}, which this ckptool does not know", where=file.path)
     checked_shape(info.shape, dtype, info.name, file.path)
     if block is None:
         nbytes = prod(info.shape) * dtype.itemsize

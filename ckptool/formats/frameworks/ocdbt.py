@@ -218,7 +218,7 @@ def values_in(folder: Folder) -> dict[str, FileRange | Buffer]:
     Raises:
         Malformed: it contradicts itself, is damaged, or names files that are not there.
         CannotCarry: it is of a kind that is not read.
-        NotFound: it is compressed, and the package zstandard is not installed.
+        NotInstalled: it is compressed, and the package zstandard is not installed.
     """
     reader = _Reader(folder, FolderPaths(folder), {})
     reader.walk()

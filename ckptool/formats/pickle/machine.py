@@ -17,7 +17,7 @@ _LONGEST_NAME = 256
 
 
 class NeedsMore(Exception):
-    """The pickle goes on beyond the bytes at hand; the caller reads more of the file and starts again."""
+    """The pickle goes on beyond the bytes at hand; the caller reads more of the file and starts again or goes on."""
 
 
 class Later:
@@ -89,6 +89,7 @@ class Machine:
     def load(self) -> Any:
         """Return the tree that the pickle describes; `position` is then just after its STOP."""
         data, table = self.data, self.opcodes
+        at, ended = self.position, True
         try:
             while True:
                 at = self.position
@@ -109,13 +110,22 @@ class Machine:
             value = self._stack.pop()
         except IndexError:
             self._fail("takes a value from an empty stack", self.position - 1)
+        except NeedsMore:
+            self.position, ended = at, False  # no opcode does anything before it has all its bytes
+            raise
         finally:
-            self._persistent = None  # mostly a method of this reader: files with many pickles leave no cycles behind
+            if ended:
+                self._persistent = None  # mostly a method of this reader: many pickles leave no cycles behind
         self._discard(self._stack)
         for below in self._marks:
             self._discard(below)
         self._memo, self._memo_beyond = [], {}
         return value
+
+    def go_on(self, data: bytes, *, complete: bool) -> Any:
+        """As `load`, from where it ran out of data. DATA begins with those that there were; COMPLETE: it is all."""
+        self.data, self._complete = data, complete
+        return self.load()
 
     def _run_short_opcodes(self, at: int) -> int:
         """Do the opcodes from AT on that most of torch's pickles are made of, in one loop: a call of a handler for each

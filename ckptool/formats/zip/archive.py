@@ -28,15 +28,15 @@ import threading
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from operator import attrgetter
+from operator import add, attrgetter
 from pathlib import Path
 from typing import IO
 
 from ...disk.checksums import joined_crc32
 from ...disk.door import unnamed_file
-from ...disk.files import CHUNK, File, FileRange, Source, Window
+from ...disk.files import CHUNK, File, FileRange, Window
 from ...errors import Malformed, counted, printable
-from .columns import Members, read_columns
+from .columns import Members, odd_members, read_columns
 from .directory import common_top, read_directory, refuse_doubles
 from .ends import find_end
 from .headers import Ahead, check_extents, locate
@@ -60,8 +60,8 @@ class Archive:
             raise self._bad(member, "is compressed, so its bytes cannot be used where they are")
         return self._stored(member)
 
-    def ranges(self, folder: str) -> Iterator[tuple[str, FileRange]]:
-        """The payloads of the stored records whose names begin with FOLDER, with their names."""
+    def sources(self, folder: str = "") -> Iterator[tuple[str, FileRange | Inflated]]:
+        """The payloads of the records whose names begin with FOLDER, with their names, as `source` gives them."""
         members = self.members
         for name in members:
             if name.startswith(folder):
@@ -70,7 +70,15 @@ class Archive:
                     crc = members.crcs[number] or None
                     yield name, self.file.range(members.starts[number], members.sizes[number], crc)
                 else:
-                    yield name, self.range(name)
+                    yield name, self.source(name)
+
+    def extents(self) -> list[tuple[int, int]]:
+        """Where each record begins with its header and where its payload ends, in the order of the file."""
+        members = self.members
+        found = [(one.header, one.start + one.compressed) for one in odd_members(members)]
+        if isinstance(members, Members):
+            found += zip(members.headers, map(add, members.starts, members.sizes), strict=True)
+        return sorted(found)
 
     def read(self, name: str, limit: int) -> bytes:
         """The checked payload of a small record (a pickle, the version), inflated if need be.
@@ -95,11 +103,11 @@ class Archive:
             )
         return data
 
-    def source(self, name: str) -> Source:
+    def source(self, name: str) -> FileRange | Inflated:
         """The payload of a record of any size: as a range of the file, or inflated when it is read."""
         return self.payload(self._member(name))
 
-    def payload(self, member: Member) -> Source:
+    def payload(self, member: Member) -> FileRange | Inflated:
         """The payload of a record of this archive, as `source`."""
         return self._stored(member) if member.method == STORED else Inflated(self, member)
 
@@ -287,8 +295,8 @@ def open_archive(file: File | Window, *, any_layout: bool = False) -> Archive:
             (encryption, several disks, bytes before or behind it, unsafe or ambiguous names).
     """
     count, offset, size = find_end(file)
-    if not (any_layout or (isinstance(file, File) and file.far)):
-        found = read_columns(file, count, offset, size)
+    if not (isinstance(file, File) and file.far):
+        found = read_columns(file, count, offset, size, whole_names=any_layout)
         if found is not None:
             return Archive(file, *found, offset)
     members = list(read_directory(file, count, offset, size))

@@ -42,7 +42,7 @@ class Members(Mapping[str, Member]):
     def __init__(self, top: bytes, skipped: int) -> None:
         self._top = top
         self._head = top.decode()[skipped:]
-        self._skipped = skipped
+        self.skipped = skipped
         self._odd: dict[str, Member] = {}
         self._before: list[int] = []  # for each odd one, how many numbered ones stand before it
         self.crcs, self.sizes = array("I"), array("Q")
@@ -112,9 +112,13 @@ def odd_members(members: Mapping[str, Member]) -> Iterable[Member]:
     return members.odd() if isinstance(members, Members) else members.values()
 
 
-def read_columns(file: File | Window, count: int, offset: int, size: int) -> tuple[str, Members] | None:
+def read_columns(
+    file: File | Window, count: int, offset: int, size: int, *, whole_names: bool
+) -> tuple[str, Members] | None:
     """The top folder and the records of an archive that holds nothing odd, all of it checked as `read_directory`,
     `locate` and `check_extents` check it. None where there is anything for these to say, or to look at more closely.
+
+    With WHOLE_NAMES, no top folder is told ("") and names keep theirs.
     """
     if count < FEWEST:
         return None
@@ -124,12 +128,12 @@ def read_columns(file: File | Window, count: int, offset: int, size: int) -> tup
     if not _TOP.fullmatch(top) or top == b"__MACOSX":  # others want a closer look
         return None
     head = top + b"/data/"
-    members = Members(head, len(top) + 1)
+    members = Members(head, 0 if whole_names else len(top) + 1)
     try:
         whole = _read(file, data, members, head, count, offset)
     except Malformed:
         return None
-    return (top.decode(), members) if whole else None
+    return ("" if whole_names else top.decode(), members) if whole else None
 
 
 def _read(file: File | Window, data: bytes, members: Members, head: bytes, count: int, offset: int) -> bool:
@@ -194,8 +198,8 @@ def _read(file: File | Window, data: bytes, members: Members, head: bytes, count
                 return False
             locate(headers, member, offset)
             end = member.start + member.compressed + (0 if member.descriptor is None else DESCRIPTOR.size)
-            member.name = member.name[len(top) :]
-            folded.add(member.name.casefold())
+            folded.add(member.name[len(top) :].casefold())
+            member.name = member.name[members.skipped :]
             members.add(member)
         at = behind
     # torch ignores case; which of several records with one name are meant is for the slower reader to say

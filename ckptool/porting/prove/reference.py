@@ -12,8 +12,8 @@ import torch
 from ...disk.files import StrPath, shell_path, shell_quote
 from ...errors import CannotCarry, NotFound, RuleError, UnknownFormat, counted, printable
 from ...formats.loading import load
+from ...inert.inert_object import Inert
 from ...model_code.inputs import inputs_text, leaves, nested, with_leaves
-from ...torch_bridge import Inert
 from .measure import of_one_size
 from .recorder import arguments, attempt, first_line, tensors
 

@@ -10,6 +10,7 @@ from ..matching.match import Matching
 from ..matching.places import block_of, nearness, without_digits
 from ..matching.units import Pair, Unit, hard_conflict, series, similarity
 from ..questions import Question, Reason, ask
+from ..words import numbers, shared, telling_words
 from .alike import MOST, by_look
 from .belief import BELIEVED
 from .company import ANCHORS, Certain, crossed, in_company
@@ -73,6 +74,7 @@ def rearrange(swaps: Swaps) -> None:
             one, other = pairs[i], pairs[j]
             within = all(block_of(one[side].path) == block_of(other[side].path) for side in (0, 1))
             settled = by_names(one, other) == "sure" or in_equal_places(one, other)
+            settled = settled or (by_numbers(one, other) > 0 and all(map(_called_alike, (one, other))))
             if not settled and not (within and swaps.reason_in_row(one, other) is None):
                 doubt_both(one, other, ask(Reason.AGAINST_NUMBERS))
 
@@ -101,6 +103,12 @@ def keep_together(pairs: list[Pair]) -> None:
             other = next((n for n, (_, u) in enumerate(pairs) if u.numbers == wanted and series(u) == series(s)), None)
             if other is not None and pairs[other][0].colour == t.colour:
                 pairs[at], pairs[other] = crossed(pairs[at], pairs[other])
+
+
+def _called_alike(pair: Pair) -> bool:
+    """Return whether the last components of both names share a word that tells layers apart, and their numbers."""
+    own, theirs = (unit.path[-1:] for unit in pair)
+    return bool(shared(telling_words(own), telling_words(theirs))) and numbers(own) == numbers(theirs)
 
 
 #: So many members of one tensor say from which layer of the source they come.

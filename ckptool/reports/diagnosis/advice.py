@@ -17,8 +17,9 @@ from ...passes import recipes
 from .cures import key_options, steps_of
 from .doctor import doctor
 from .finding import Diagnosis, Finding
+from .first_bytes import first_byte
 from .fits import by_names
-from .knowledge import first_byte, lessons_for
+from .lessons import lessons_for
 
 #: Commands that only look. A plan is made of others.
 _LOOKING = ("ckptool doctor ", "ckptool inspect ", "ckptool verify ", "ckptool scan ")

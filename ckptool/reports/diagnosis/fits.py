@@ -13,7 +13,7 @@ from typing import Any
 from ... import keys
 from ...checkpoint import Checkpoint, StateDict
 from ...disk.files import StrPath, beside, shell_path, shell_quote
-from ...errors import NotFound, counted
+from ...errors import NotFound, counted, require
 from ...formats import open as open_checkpoint
 from ...passes.optimizers import misfits
 
@@ -87,6 +87,7 @@ _MOST_TRIED = 4
 
 
 def _built(model: str, kwargs: Mapping[str, Any] | None, weights: StateDict) -> Any:
+    require(f"running {model}", "torch", extra="torch")
     from ...model_code.building import build, find_model, unwrapped
 
     shapes = {key: tensor.shape for key, tensor in weights.tensors.items()}

@@ -11,7 +11,8 @@ from ...disk.files import File, Source
 from ...dtypes import BY_STORAGE
 from ...errors import CheckpointError, Malformed, printable
 from ...formats.pickle.follower import Follower
-from ...tree import Global, Object
+from ...formats.pickle.phrases import Maker, Phrase, Phrases
+from ...tree import Dict, Global, Object
 
 #: Bytes of a file that tell what it is.
 HEAD = 4096
@@ -39,13 +40,14 @@ class Part(File):
         view[:] = self.read(offset, len(view))
 
 
-class Recorder(Follower):
+class Recorder(Phrases, Follower):
     """Follows a pickle and remembers the storages that its persistent ids name."""
 
     def __init__(self, data: bytes, *, complete: bool, total: int) -> None:
         super().__init__(data, "", self._id, complete=complete, total=total)
         self.storages: dict[str, int] = {}
         self.contradiction: str | None = None
+        self._keys_of: dict[int, str] = {}  # id of the call of a tensor that was made at once -> key of its storage
 
     def _id(self, pid: Any) -> Any:
         if isinstance(pid, tuple) and len(pid) == 4 and pid[0] == "module":
@@ -62,6 +64,30 @@ class Recorder(Follower):
                 if self.storages.setdefault(str(key), size) != size:
                     self.contradiction = f"gives the storage {printable(str(key), 40)} two sizes"
         return Object("persistent", None, ())
+
+    def _maker(self, first: Phrase) -> Maker | None:
+        pid = first.pid
+        self._id(pid)
+        storages, key = self.storages, pid[2]
+        size = storages.get(key)
+        if size is None:
+            return None
+        callee, offset, shape, stride = first.callee, first.offset, first.shape, first.stride
+        requires_grad, calls, keys = first.requires_grad, self.made, self._keys_of
+
+        def make(key: str) -> Object | None:
+            if storages.setdefault(key, size) != size:
+                return None
+            args = (Object("persistent", None, ()), offset, shape, stride, requires_grad, Dict([], True))
+            made = Object("reduce", callee, args)
+            calls.append(made)
+            keys[id(made)] = key
+            return made
+
+        return make
+
+    def _arguments(self, made: Object, like: Phrase) -> tuple[str, tuple[Any, ...]]:
+        return self._keys_of[id(made)], made.args
 
 
 @dataclass(slots=True)

@@ -251,22 +251,20 @@ class Search:
 
     def read(self, source: Source, start: int) -> Reading:
         """Follow the pickle at START."""
-        have, left = _FIRST_READ, source.length - start
+        left, data = source.length - start, b""
         reading = Reading(Recorder(b"", complete=True, total=left))
         while True:
-            length = min(have, left)
+            have = min(max(_FIRST_READ, 8 * len(data)), left)
             try:
-                self.budget.spend(length)
-                data = bytes(source.read(start, length))
+                self.budget.spend(have - len(data))
+                data += bytes(source.read(start + len(data), have - len(data)))
             except TooMuch as error:
                 reading.failure, reading.certain = error.what, False
                 return reading
-            reading.reader = Recorder(data, complete=length == left, total=left)
             try:
-                reading.value = reading.reader.load()
+                reading.value = reading.reader.go_on(data, complete=have == left)
             except NeedsMore:
                 if have < _LARGEST_PICKLE:
-                    have *= 8
                     continue
                 reading.failure, reading.certain = f"is larger than {_LARGEST_PICKLE:,} bytes", False
             except CheckpointError as error:

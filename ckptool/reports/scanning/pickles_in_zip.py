@@ -43,8 +43,8 @@ def _records(archive: Archive, place: str, budget: Budget, follow: Follow) -> Pa
     kind = _zip_kind(archive)
     done: set[str] = set()
     yield from _data_pickles(archive, place, kind, budget, follow, done)
-    for name, member in archive.members.items():
-        if name in done or not member.size:
+    for name in archive.members:
+        if name in done or not (member := archive.members[name]).size:
             continue
         here = f"{place}/{name}".lstrip("/")
         try:
@@ -53,10 +53,10 @@ def _records(archive: Archive, place: str, budget: Budget, follow: Follow) -> Pa
             yield Problem(here, error)
     yield Programs(programs_of_archive(archive, place, kind))
     end = 0  # what stands between the records, and is in no directory
-    for member in sorted(archive.members.values(), key=lambda member: member.header):
-        if member.header - end >= LOCAL.size:
-            yield from carved(source, place, end, member.header, budget)
-        end = member.start + member.compressed
+    for header, behind in archive.extents():
+        if header - end >= LOCAL.size:
+            yield from carved(source, place, end, header, budget)
+        end = behind
     if archive.directory - end >= LOCAL.size:
         yield from carved(source, place, end, archive.directory, budget)
     return kind
@@ -77,9 +77,9 @@ def _data_pickles(archive: Archive, place: str, kind: str, budget: Budget, follo
 
     Where a loader would take another record than `data/NUMBER` for a pickle, none is passed over.
     """
-    for name, member in archive.members.items():
+    for name in archive.members:
         stem, _, suffix = name.rpartition(".")
-        if suffix.lower() != "pkl" or not member.size:
+        if suffix.lower() != "pkl" or not (member := archive.members[name]).size:
             continue
         done.add(name)
         here = f"{place}/{name}".lstrip("/")

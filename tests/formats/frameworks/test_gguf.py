@@ -159,7 +159,7 @@ def made(infos, metadata=b"", entries=0, data=b"", tensors=None):
         (made([(b"a", (4,), 0, 0), (b"b", (4,), 0, 0)], data=bytes(64)), "two tensors overlap"),
         (made([(b"a", (16,), 0, 0), (b"b", (4,), 0, 32)], data=bytes(64)), "two tensors overlap"),
         (made([(b"a", (4,), 0, 7)], data=bytes(64)), "is not a multiple of 32"),
-        (made([(b"a", (4,), 99, 0)], data=bytes(64)), "unknown type 99"),
+        (made([(b"a", (4,), 99, 0)], data=bytes(64)), "has the type 99, which"),
         (made([(b"a", (33,), 8, 0)], data=bytes(64)), "blocks have 32"),
         (made([(b"a", (1 << 63, 1 << 63), 0, 0)], data=bytes(64)), "is none"),
         (made([(b"a", (4,), 0, 0), (b"a", (4,), 0, 32)], data=bytes(64)), "two tensors have the name"),

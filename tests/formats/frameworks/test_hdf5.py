@@ -8,7 +8,7 @@ import pytest
 
 import ckptool
 from ckptool.disk.files import FileRange
-from ckptool.errors import CannotCarry, Malformed, NotFound
+from ckptool.errors import CannotCarry, Malformed, NotInstalled
 from ckptool.formats.frameworks import apart, hdf5
 
 HERE = Path(__file__).parents[3] / "fixtures" / "frameworks"
@@ -18,7 +18,7 @@ def test_without_h5py_the_package_is_named(monkeypatch, tmp_path):
     (tmp_path / "a.h5").write_bytes(hdf5.SIGNATURE + bytes(100))
     (tmp_path / "h5py.py").write_text("raise ImportError")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(NotFound, match="needs the package h5py") as raised:
+    with pytest.raises(NotInstalled, match="needs h5py, which is not installed") as raised:
         ckptool.open(tmp_path / "a.h5")
     assert raised.value.hint == "pip install h5py"
 

@@ -9,7 +9,7 @@ import pytest
 import ckptool
 from ckptool.disk.files import FileRange
 from ckptool.disk.inside import Folder
-from ckptool.errors import Ambiguous, CheckpointError, Malformed, NotFound
+from ckptool.errors import Ambiguous, CheckpointError, Malformed, NotInstalled
 from ckptool.formats.frameworks.filtered_chunks import Unfiltered
 from ckptool.formats.frameworks.ocdbt import values_in
 
@@ -90,7 +90,7 @@ def test_a_changed_byte_of_a_node_is_told_by_its_checksum(tmp_path):
 
 def test_without_zstandard_the_error_names_it(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "zstandard", None)
-    with pytest.raises(NotFound) as raised:
+    with pytest.raises(NotInstalled) as raised:
         ckptool.open(HERE / "orbax-ocdbt")
     assert raised.value.hint == "pip install zstandard"
 

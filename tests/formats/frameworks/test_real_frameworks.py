@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import ckptool
-from ckptool.errors import NotFound
+from ckptool.errors import NotInstalled
 from ckptool.tensor import LazyTensor
 from ckptool.tree import walk
 
@@ -84,6 +84,6 @@ def test_what_paddle_stores_as_uint16_may_be_bfloat16():
 
 def test_a_package_that_is_missing_is_no_damage(monkeypatch):
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(NotFound, match="needs the package gguf") as raised:
+    with pytest.raises(NotInstalled, match="needs gguf, which is not installed") as raised:
         ckptool.verify(HERE / "gguf.gguf")
     assert raised.value.hint == "pip install gguf"

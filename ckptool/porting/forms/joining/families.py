@@ -168,7 +168,7 @@ def families(pieces: list[Piece], sizes: Sizes) -> list[Family]:
     found += _of_gates(pieces)
     for kinds in table().together:
         labelled = {part: p for p in pieces if (part := kinds.label(cut(p.last))) is not None}
-        if len(labelled) > 1:
+        if len(labelled) >= kinds.needed:
             parts = tuple(labelled[k] for k in kinds.parts if k in labelled)
             found.append(Family(parts, (), numbered=kinds.sure, turns=kinds.turns))
     alike: dict[tuple[int, Shape], list[Piece]] = defaultdict(list)

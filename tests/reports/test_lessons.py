@@ -8,7 +8,8 @@ from messages import MESSAGES
 
 import ckptool
 from ckptool.cli import cli
-from ckptool.reports.diagnosis.knowledge import FIRST_BYTES, LESSONS, first_byte, lessons_for
+from ckptool.reports.diagnosis.first_bytes import FIRST_BYTES, first_byte
+from ckptool.reports.diagnosis.lessons import LESSONS, lessons_for
 
 
 def test_every_lesson_has_its_messages_and_every_message_its_lesson():
