@@ -241,7 +241,7 @@ def _refusal(error: Exception, place: _Place) -> CheckpointError:
         return Unreadable(f"{repo} has no revision {revision}", where=where, hint="look at its branches and tags")
     if "RepositoryNotFoundError" in names:
         what = f"there is no model {repo} on the hub, or it is private"
-        return Unreadable(what, where=where, hint="look at the name; for a private one: hf auth login")
+        return Unreadable(what, where=where, hint="check the name; for a private one: hf auth login")
     if "EntryNotFoundError" in names:
         return _not_there(place)
     if "HFValidationError" in names:
