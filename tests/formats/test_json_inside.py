@@ -180,7 +180,7 @@ BESIDE = f'{{"version": 1, "crc": 0, "dicts": {DEEP}}}'
 def test_a_note_beside_slices_that_is_none_is_named(tmp_path, text):
     ckptool.save(state_dict_of({"a": tensor_of("float32")}, {"": 2}), tmp_path / "x", format="dcp")
     (tmp_path / "x" / ".ckptool-note.json").write_text(text)
-    with pytest.raises(Malformed, match="is damaged: ckptool notes there"):
+    with pytest.raises(Malformed, match="is damaged: it holds what ckptool cannot store"):
         ckptool.open(tmp_path / "x")
 
 
