@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping as MappingOf
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from ..checkpoint import Checkpoint, StateDict
@@ -76,7 +78,8 @@ def match_signature(
         return _all_together(ckpt, found, target, hints, scale, source_code)
     if not made:
         raise others or NotFound("holds no tensors", where=ckpt.where)
-    made.sort(key=lambda one: (-_covered(one[1]), _preference(one[0].path)))
+    meant = _named_by_model([weights.path for weights, _ in made], target)
+    made.sort(key=lambda one: (-_covered(one[1]), one[0].path != meant, _preference(one[0].path)))
     weights, best = made[0]
     if len(found) < several:
         best = replace(best, notes=(*best.notes, f"of {several:,} state dicts the {len(found)} likeliest were tried"))
@@ -92,7 +95,7 @@ def match_signature(
     if len(found) > 1:
         equals = [other for other in made[1:] if _covered(other[1]) == _covered(best)]
         best = replace(best, at=weights.path)
-        if equals:
+        if equals and weights.path != meant:
             best = _one_of_several(best, weights, equals)
     return best
 
@@ -168,6 +171,23 @@ def _preference(path: str) -> int:
     words = "_".join(cut(path.rpartition("/")[2]))
     order = table().copies
     return order.index(words) if words in order else len(order) // 2
+
+
+#: Words that any state dict and any model may be called by.
+_OF_ANY_MODEL = frozenset("model net network module state dict params weights".split())
+
+
+def _named_by_model(paths: Sequence[str], target: Signature) -> str | None:
+    """Return the one path that has a word of the model, "online_net" for `self.online`, and of no other path; or None.
+
+    A word of the model is in its class's name, or in the first component of all its keys.
+    """
+    firsts = [set(cut(key.partition(".")[0])) for key in target.entries]
+    words = set(cut(target.name)) | (set.intersection(*firsts) if firsts else set())
+    last = {path: set(cut(path.rpartition("/")[2])) for path in paths}
+    common = {word for word, count in Counter(chain.from_iterable(last.values())).items() if count > 1}
+    named = [path for path, own in last.items() if (own - common - _OF_ANY_MODEL) & words]
+    return named[0] if len(named) == 1 and len(paths) > 1 else None
 
 
 def _one_of_several(mapping: Mapping, weights: StateDict, others: Sequence[tuple[StateDict, Mapping]]) -> Mapping:

@@ -77,6 +77,43 @@ def test_copies_of_one_model_are_not_put_together(tmp_path: Path) -> None:
     assert all("/" not in key for entry in mapping.entries for key in entry.sources)
 
 
+class Agent(nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.online = Coder(4, 8, 3)
+
+    def forward(self, x: Any) -> Any:
+        return self.online(x)
+
+
+class TargetNet(Coder):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("model", "at"), [(Agent(), "online_net"), (TargetNet(4, 8, 3), "target_net"), (Coder(4, 8, 3), None)]
+)
+def test_of_copies_the_model_takes_the_one_whose_word_is_its_own(tmp_path: Path, model: Any, at: str | None) -> None:
+    import ckptool
+
+    path = tmp_path / "dqn.pth"
+    torch.save({"target_net": Coder(4, 8, 3).state_dict(), "online_net": Coder(4, 8, 3).state_dict()}, path)
+    mapping = ckptool.transfer(path, model)
+    statuses = {entry.status for entry in mapping.entries}
+    assert (mapping.at, statuses) == (at, {"mapped"}) if at else statuses == {"guessed"}
+
+
+def test_a_word_that_any_model_has_chooses_no_copy(tmp_path: Path) -> None:
+    import ckptool
+
+    class Model(Coder):
+        pass
+
+    torch.save({"model": Coder(4, 3).state_dict(), "ema": Coder(4, 3).state_dict()}, tmp_path / "copies.pth")
+    mapping = ckptool.transfer(tmp_path / "copies.pth", Model(4, 3))
+    assert {entry.status for entry in mapping.entries} == {"guessed"}
+
+
 class Deep(nn.Module):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
