@@ -57,6 +57,50 @@ def test_branches_that_cannot_be_confused_show_that_an_order_is_kept() -> None:
     assert guessed(port(signature(turned), followed(target, apart))) == {"a.weight", "b.weight"}
 
 
+def test_equal_branches_of_all_blocks_of_a_class_are_one_choice_of_the_code() -> None:
+    """Four blocks in which `x` comes before `c` say no more about `p` and `q` than one block does."""
+    source: Shapes = {"in.weight": (8, 3)}
+    target: Shapes = {"stem.weight": (8, 3)}
+    before: dict[str, list[str]] = {}
+    for n in range(4):
+        shapes = ((16, 8), (16, 5), (8, 8), (8, 8))
+        source |= {f"layers.{n}.{name}.weight": shape for name, shape in zip("xcpq", shapes, strict=True)}
+        target |= {f"blocks.{n}.{name}.weight": shape for name, shape in zip("wadb", shapes, strict=True)}
+        came = [key for key in target if f".{n}." not in key and key[-8] != "d"]
+        before |= {f"blocks.{n}.w.weight": came, f"blocks.{n}.a.weight": []}
+        for name in "db":
+            before[f"blocks.{n}.{name}.weight"] = [*came, f"blocks.{n}.w.weight", f"blocks.{n}.a.weight"]
+    mapping = port(signature(source), followed(target, before))
+    assert guessed(mapping) == {f"blocks.{n}.{name}.weight" for n in range(4) for name in "db"}
+
+
+def test_a_block_with_a_numbered_part_is_settled_by_a_block_that_has_only_this_part() -> None:
+    """`branch2` is all that `stage.1` holds, and `stage.0` has `branch1` beside it."""
+    source: Shapes = {}
+    target: Shapes = {}
+    before: dict[str, list[str]] = {}
+    for stage, wide in ((1, 8), (2, 16)):
+        for n in range(2):
+            depthwise, matrix = (wide, 1, 3, 3), (wide, wide)
+            whole = {"branch2.0": matrix, "branch2.3": depthwise, "branch2.5": matrix}
+            shapes = whole if n else {"branch1.0": depthwise, "branch1.2": matrix, **whole}
+            source |= {f"stage{stage}.{n}.{name}.weight": shape for name, shape in shapes.items()}
+            for name in ("main_a", "main_b", "main_c", *("side_b", "side_c")[: 2 * (n == 0)]):
+                target[f"part{stage}.{n}.{name}.weight"] = depthwise if name[-1] == "b" else matrix
+    came: list[str] = []
+    for stage in (1, 2):
+        for n in range(2):
+            block = [key for key in target if key.startswith(f"part{stage}.{n}.")]
+            for branch in ("side", "main"):
+                own = sorted(key for key in block if branch in key)
+                for at, key in enumerate(own):
+                    before[key] = [*came, *own[:at]]
+            came += block
+    mapping = port(signature(source), followed(target, before))
+    assert pairing(mapping)["part2.0.side_c.weight"] == "stage2.0.branch1.2.weight"
+    assert guessed(mapping) == set()
+
+
 def test_what_two_blocks_of_one_class_show_holds_for_a_third() -> None:
     sizes = [(8, 8), (4, 8), (8, 6)]
     source: Shapes = {}

@@ -108,6 +108,7 @@ class Branches:
                 parts[path[:at]][path[at]].append(pair)
         self._kind = {path: _kind(path, held) for path, held in parts.items()}
         self._kept: dict[tuple[str, Hashable], Counter[bool]] = defaultdict(Counter)
+        said_by_class: set[tuple[str, Hashable, str, str, bool]] = set()
         for path, held in parts.items():
             apart = _Apart(held)
             seen: list[tuple[str, str]] = []
@@ -122,11 +123,15 @@ class Branches:
                 seen.append((a, b))
                 for name, vote in votes.items():
                     said = vote(one, other)
-                    if said < 0 or (said and not again):
+                    if not said:
+                        continue
+                    # All modules of a class are one choice of the code, however many there are.
+                    choice = (name, self._kind[path], *sorted((a, b)), said > 0)
+                    if choice not in said_by_class and (said < 0 or not again):
                         self._kept[name, self._kind[path]][said > 0] += 1
                         self._kept[name, None][said > 0] += 1
-                    if said:
-                        self._kept[name, (self._kind[path], *sorted((a, b)))][said > 0] += 1
+                    said_by_class.add(choice)
+                    self._kept[name, (self._kind[path], *sorted((a, b)))][said > 0] += 1
 
     def shown(self, one: Pair, other: Pair, order: str) -> bool:
         """Return whether other branches, of modules of this kind or else of all modules, show that ORDER is kept."""

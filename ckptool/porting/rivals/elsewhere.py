@@ -33,17 +33,22 @@ def settle(pairs: list[Pair], doubtful: Collection[int]) -> None:
             if _is_counted(component):
                 blocks[t.path[: depth + 1]].append(at)
     relations: dict[_Kinds, Relation[Path]] = defaultdict(Relation)
-    counterpart = {block: _block_around([pairs[at][1].path for at in held]) for block, held in blocks.items()}
+    counterparts = {block: _blocks_around([pairs[at][1].path for at in held]) for block, held in blocks.items()}
     for block, held in blocks.items():
-        relation = relations[without_digits(block), without_digits(counterpart[block])]
-        for t, s in (pairs[at] for at in held):
-            if id(t) not in doubtful:
-                relation.add(t.path[len(block) :], s.path[len(counterpart[block]) :])
+        certain = [pairs[at] for at in held if id(pairs[at][0]) not in doubtful]
+        for counterpart in counterparts[block]:
+            relation = relations[without_digits(block), without_digits(counterpart)]
+            for t, s in certain:
+                relation.add(t.path[len(block) :], s.path[len(counterpart) :])
     known = {kinds: relation.sure() for kinds, relation in relations.items() if relation.holds()}
     for block, held in blocks.items():
-        kinds = (without_digits(block), without_digits(counterpart[block]))
-        if counterpart[block] and kinds in known and any(id(pairs[at][0]) in doubtful for at in held):
-            _settle_block(pairs, held, block, counterpart[block], known[kinds], kinds)
+        if all(id(pairs[at][0]) not in doubtful for at in held):
+            continue
+        for counterpart in counterparts[block]:
+            kinds = (without_digits(block), without_digits(counterpart))
+            if known.get(kinds):
+                _settle_block(pairs, held, block, counterpart, known[kinds], kinds)
+                break
 
 
 def _settle_block(
@@ -72,11 +77,13 @@ def _settle_block(
             pairs[at][0].settled[about] = confirmed.get(at, ())
 
 
-def _block_around(paths: Sequence[Path]) -> Path:
-    """Return the path of the innermost numbered module around all units, or an empty path."""
+def _blocks_around(paths: Sequence[Path]) -> list[Path]:
+    """Return the paths of the numbered modules around all units, the innermost first.
+
+    A block whose units are all in one numbered part (`stage.1.branch2`) is compared with other blocks as a whole, too.
+    """
     shared = around(paths)
-    counted = (at for at in range(len(shared), 0, -1) if _is_counted(shared[at - 1]))
-    return shared[: next(counted, 0)]
+    return [shared[:at] for at in range(len(shared), 0, -1) if _is_counted(shared[at - 1])]
 
 
 def _is_counted(component: str) -> bool:
