@@ -147,6 +147,11 @@ class Reason(Enum):
         "the model runs equal blocks in one order and registers or numbers them in another; check in the source's code "
         "which block runs first",
     )
+    RUN_BACKWARDS = (
+        Topic.COUNT,
+        "the model runs these equal blocks from the last to the first, and the source may number them in the order in "
+        "which they run; check in the source's code which of its blocks runs first",
+    )
     FROM_THE_OTHER_END = (
         Topic.COUNT,
         "another pair of layers shows that the model and the source count equal blocks from opposite ends; check in "

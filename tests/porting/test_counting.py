@@ -160,3 +160,18 @@ def test_a_list_of_blocks_is_not_counted_as_the_stages_that_the_other_side_has_t
     mapping = port(signature(source), wanted(target, used=target))
     assert list(pairing(mapping).items()) == list(zip(target, source, strict=True))
     assert not mapping.having("guessed")
+
+
+def test_a_list_whose_contents_fit_only_from_its_end_is_paired_from_its_end_as_a_whole() -> None:
+    """Layers of one size would also fit in their own order; then neighbours would change places."""
+    source: Shapes = {}
+    target: Shapes = {}
+    for n in range(6):
+        width, other = (14, 20) if n % 2 == 0 else (20, 14)
+        source |= {f"flows.{n}.net.0.weight": (width, 4), f"flows.{n}.net.2.weight": (8, width)}
+        target |= {f"steps.{n}.fc1.weight": (other, 4), f"steps.{n}.fc2.weight": (8, other)}
+    mapping = port(signature(source), wanted(target, used=list(target)))
+    for n in range(6):
+        assert pairing(mapping)[f"steps.{n}.fc1.weight"] == f"flows.{5 - n}.net.0.weight"
+        assert pairing(mapping)[f"steps.{n}.fc2.weight"] == f"flows.{5 - n}.net.2.weight"
+    assert not mapping.having("guessed")

@@ -110,3 +110,27 @@ def test_numbers_that_are_sizes_on_one_side_and_not_on_the_other_are_a_guess() -
     assert {e.status for e in port(signature(side("scales")), made).entries} == {
         "mapped"
     }  # nothing is known of its use
+
+
+def test_a_model_that_runs_a_list_from_its_end_asks_which_block_of_the_source_runs_first() -> None:
+    def blocks(row: str, *leaves: str) -> Shapes:
+        shapes = dict(zip(leaves, ((8, 8, 3, 3), (8,)), strict=True))
+        return {f"{row}.{n}.{leaf}.weight": shape for n in range(3) for leaf, shape in shapes.items()}
+
+    source = {"in.weight": (8, 3, 1, 1)} | blocks("ups", "conv", "bn")
+    target = {"entry.weight": (8, 3, 1, 1)} | blocks("up", "fuse.0", "fuse.1")
+    forwards = followed(target, list(target))
+    assert not port(signature(source), forwards).having("guessed")
+    backwards = followed(
+        target, ["entry.weight", *(key for n in (2, 1, 0) for key in target if key.startswith(f"up.{n}."))]
+    )
+    mapping = port(signature(source), backwards)
+    assert {entry.target for entry in mapping.having("guessed")} == set(target) - {"entry.weight"}
+    assert "from the last to the first" in mapping["up.0.fuse.0.weight"].doubts[0]
+
+
+def followed(shapes: Shapes, used: list[str]) -> Signature:
+    """What a model wants whose layers each take the output of the one before in USED."""
+    made = wanted(shapes, used=used)
+    flows = {key: Flow(n, (1 << n) - 1) for n, key in enumerate(used)}
+    return replace(made, entries={k: replace(e, facts=Facts(flows[k])) for k, e in made.entries.items()})

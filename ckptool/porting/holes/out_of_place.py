@@ -160,8 +160,12 @@ def _crossed(
     """Ask about blocks in the opposite order on the two sides, if each would also fit in the place of the other.
 
     Blocks of one kind are compared in one pass: with the highest number before and the lowest after. Only blocks that
-    change their order with some other block are compared, and only kinds that hold something equal.
+    change their order with some other block are compared, and only kinds that hold something equal. Lists that the two
+    sides are known to count from opposite ends have all their blocks in the opposite order, and are left out.
     """
+    own, theirs = (row.partition("{}")[0] for row in lists)
+    if any(own in t.backwards and theirs in s.backwards for held in inside.values() for t, s in held.values()):
+        return
     rows: dict[int, Counter[int]] = defaultdict(Counter)
     for (i, j), n in votes.items():
         rows[i][j] += n

@@ -11,11 +11,12 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, pairwise
 
 from ..words import table, words_of
 from .cells import Cells
-from .counting import Row, direction, rows
+from .counting import Row, direction, rows, turned
+from .relation import Relation
 from .series import NUMBER, Series
 from .units import Unit
 
@@ -76,6 +77,41 @@ class Levels:
         alike = (row for row, levels in self._lists[False].items() if row != theirs and levels.keys() == others.keys())
         named = _in_name(theirs) and any(_in_name(row) and _looks(self._lists[False][row]) in looks for row in alike)
         return -1 if named else 1
+
+    @cached_property
+    def turned(self) -> dict[Row, dict[int, tuple[Row, int]]]:
+        """Return, for lists of the target whose contents are those of a list of the source read from its end, what each
+        number is there.
+
+        Neither list may have the contents of a list of the other side read from the start, and no other list may fit.
+        """
+        contents = [
+            {row: {n: frozenset(part.looks.items()) for n, part in members.items()} for row, members in lists.items()}
+            for lists in (self._lists[True], self._lists[False])
+        ]
+        in_turn = [{tuple(held[n] for n in sorted(held)) for held in side.values()} for side in contents]
+        fitting: Relation[Row] = Relation(
+            (own, other)
+            for own, held in contents[0].items()
+            for other, theirs in contents[1].items()
+            if len(held) == len(theirs)
+            and turned(held, theirs)
+            and tuple(held[n] for n in sorted(held)) not in in_turn[1]
+            and tuple(theirs[n] for n in sorted(theirs)) not in in_turn[0]
+        )
+        return {
+            own: {
+                n: (other, place)
+                for n, place in zip(sorted(contents[0][own]), sorted(contents[1][other], reverse=True), strict=True)
+            }
+            for own, other in fitting.sure().items()
+        }
+
+    def runs_back(self, series: Series) -> bool:
+        """Return whether the model runs a list from its last member to its first, each with the output of another."""
+        members = self._lists[True].get(series.partition("{}")[0], {})
+        run = [members[number] for number in sorted(members, reverse=True)]
+        return 2 <= len(run) <= _MOST and all(b.before & a.own and not a.before & b.own for a, b in pairwise(run))
 
     @cached_property
     def _apart(self) -> dict[Row, dict[int, _Part]]:

@@ -124,6 +124,7 @@ class Scopes:
         tellings: list[Callable[[Scope, bool], Hashable]] = [
             self._parent_label,
             *by_words,
+            self._scope_turned,
             self._scope_name,
             self._scope_way,
             self._scope_numbers,
@@ -232,6 +233,8 @@ class Scopes:
             turned = counted(own[1], theirs[1], known) < 0
             return turned, ask(Reason.FROM_THE_OTHER_END) if turned else None
         against = self.levels.against(own[0], theirs[0])
+        if not against and self.levels.runs_back(own[0]):
+            return False, ask(Reason.RUN_BACKWARDS)
         return against < 0, ask(Reason.AGAINST_LEVELS) if against else None
 
     def _parent_label(self, scope: Scope, is_target: bool) -> Hashable:
@@ -246,6 +249,17 @@ class Scopes:
         if outer is None:
             return None
         return id(outer if is_target else outer.partner)
+
+    def _scope_turned(self, scope: Scope, is_target: bool) -> Hashable:
+        """Return a scope's place in a list of the source, if its contents show that the sides count from opposite
+        ends.
+        """
+        places = self.levels.turned
+        around = rows(scope.path)
+        if is_target:
+            return next((places[row][number] for row, number in around if row in places), None)
+        there = {place for members in places.values() for place in members.values()}
+        return next((place for place in around if place in there), None)
 
     def _scope_name(self, scope: Scope, is_target: bool) -> Hashable:
         return scope.path
