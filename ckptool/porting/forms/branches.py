@@ -108,7 +108,7 @@ class Branches:
                 parts[path[:at]][path[at]].append(pair)
         self._kind = {path: _kind(path, held) for path, held in parts.items()}
         self._kept: dict[tuple[str, Hashable], Counter[bool]] = defaultdict(Counter)
-        said_by_class: set[tuple[str, Hashable, str, str, bool]] = set()
+        said_by_class: set[tuple[Hashable, ...]] = set()
         for path, held in parts.items():
             apart = _Apart(held)
             seen: list[tuple[str, str]] = []
