@@ -199,14 +199,16 @@ def number_ranks(targets: Sequence[Placed], sources: Sequence[Placed]) -> dict[i
 def _columns(own: Sequence[tuple[int, ...]], theirs: Sequence[tuple[int, ...]]) -> list[int] | None:
     """Return the places of these numbers in the paths of the other side, if they are in another order there; else None.
 
-    `blocks.2.conv1` and `convs1.2`: numbers that take the same values on both sides correspond.
+    `blocks.2.conv1` and `convs1.2`: numbers that take the same values on both sides correspond, or as many values, if
+    one side counts from one.
     """
     if len({len(k) for k in (*own, *theirs)}) != 1:
         return None
     values = [[frozenset(column) for column in zip(*side, strict=True)] for side in (own, theirs)]
-    if len(set(values[0])) < len(values[0]) or values[0] == values[1] or set(values[0]) != set(values[1]):
-        return None
-    return [values[1].index(column) for column in values[0]]
+    for columns in (values, [list(map(len, side)) for side in values]):
+        if len(set(columns[0])) == len(columns[0]) and set(columns[0]) == set(columns[1]):
+            return None if columns[0] == columns[1] else [columns[1].index(column) for column in columns[0]]
+    return None
 
 
 def same_numbers(targets: Sequence[Placed], sources: Sequence[Placed]) -> bool:

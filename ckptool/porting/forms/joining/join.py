@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -71,6 +71,10 @@ class Sizes:
             kind = fused_kind(piece) if piece.role == "weight" else None
             if kind is not None and piece.shape[0] % len(kind.parts) == 0:
                 self._theirs[squeezed((piece.shape[0] // len(kind.parts), *piece.shape[1:]))] += len(kind.parts)
+        self._views: dict[tuple[Shape, bool], set[Shape]] = defaultdict(set)
+        for piece in other.pieces.values():
+            biased = piece.name.beside("bias") in other.pieces
+            self._views[piece.shape, biased].add(piece.entry.facts.layout.sizes)
 
     @property
     def are_equal(self) -> bool:
@@ -80,6 +84,16 @@ class Sizes:
     def wanted(self, shape: Shape) -> int:
         """Return how many more tensors of a size the other side has."""
         return self._theirs[squeezed(shape)] - self._own[squeezed(shape)]
+
+    def join(self, part: Shape, count: int, *, biased: bool) -> Join:
+        """Return the join of COUNT equal weights along their first dimension, as the code of the other side shows it.
+
+        BIASED says whether each has a bias beside it. Code that views the output of the joined layer as [rows, parts] has a row of each part in turn; without such
+        code, the parts follow one another.
+        """
+        join = Join((part[0],) * count, 0)
+        interleaved = self._views.get((join.shape(part), biased)) == {(part[0], count)} and part[0] != count
+        return replace(join, turns=part[0]) if interleaved else join
 
     def only_whole(self, part: Shape, whole: Shape, count: int) -> bool:
         """Return whether this side has COUNT parts and no whole of these sizes, and the other side one whole and no

@@ -60,6 +60,7 @@ def plan_of_list(inner: _Inner, sizes: Sizes) -> _Plan | None:
     plan: _Plan = {}
     left = 0
     for key, members in inner.items():
+        biased = (key[0], "bias") in inner
         shapes = {p.shape for p in members.values()}
         if len(shapes) != 1:
             return None
@@ -68,7 +69,7 @@ def plan_of_list(inner: _Inner, sizes: Sizes) -> _Plan | None:
             continue
         if sizes.wanted(shape) >= 0:
             return None
-        ways = [Join((shape[d],) * len(members), d) for d in (0, 1)]
+        ways = [sizes.join(shape, len(members), biased=biased), Join((shape[1],) * len(members), 1)]
         fitting = [way for way in ways if sizes.wanted(way.shape(shape)) > 0]
         if fitting:
             plan[key] = fitting[0]
@@ -80,7 +81,8 @@ def plan_of_list(inner: _Inner, sizes: Sizes) -> _Plan | None:
         size = next(iter(members.values())).shape
         beside = plan.get((path, "weight"))
         if (path, role) not in plan and len(size) == 1 and (beside is None or beside.dim == 0):
-            plan[path, role] = Join(size * len(members), 0)
+            turns = 1 if beside is None else beside.turns
+            plan[path, role] = Join(size * len(members), 0, turns)
     return plan
 
 
@@ -95,7 +97,7 @@ def _plan_of_layer(inner: _Inner, sizes: Sizes) -> _Plan | None:
         if role != "weight" or len(members) < 2 or len(shapes) > 1 or len(squeezed(next(iter(shapes)))) < 2:
             continue
         shape = next(iter(shapes))
-        join = Join((shape[0],) * len(members), 0)
+        join = sizes.join(shape, len(members), biased=(path, "bias") in inner)
         if sizes.only_whole(shape, join.shape(shape), len(members)):
             plan[path, role] = join
             bias = inner.get((path, "bias"), {})
