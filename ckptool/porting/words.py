@@ -335,6 +335,13 @@ def _known() -> frozenset[str]:
     return frozenset(word for phrase in phrases for word in phrase) | table().empty
 
 
+@cache
+def singular(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Return words with the singular of a known word for its plural, which lists have as their name (`norms.0`)."""
+    known = _known()
+    return tuple(w[:-1] if w.endswith("s") and w not in known and w[:-1] in known else w for w in words)
+
+
 def label(group: Group, words: Sequence[str]) -> str | None:
     """Return the label in GROUP that the words of a path mean: of the phrase that ends last, the longest; or None."""
     return None if group.known.isdisjoint(words) else _label(group, tuple(words))

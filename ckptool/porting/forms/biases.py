@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Set
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate, combinations, pairwise
 
 from .. import expression as ex
 from ..expression import Expr, Shape
 from ..words import label, numbers, table
 from .layouts import is_bare, turn
-from .pieces import Canon, Piece, squeezed, unchanged
+from .pieces import Canon, Name, Piece, squeezed, unchanged
 from .projections import fused_kind, part_label
 
 
@@ -38,6 +38,7 @@ def attach_biases(one: Canon, other: Canon) -> None:
         if p.role == "weight" and len(p.shape) >= 2 and p.name.beside("bias") not in one.pieces and p not in lone
     ]
     together = _layers(other)
+    _part_of_sum(lone, matrices, other)
     for piece in lone:
         fitting = [m for m in matrices if _rows(m) == _rows(piece) or _gives(m, piece)]
         if not squeezed(piece.shape):  # of one value, as much else is
@@ -61,6 +62,37 @@ def attach_biases(one: Canon, other: Canon) -> None:
             if _rows(owner) != _rows(piece):
                 turn(one, owner)
             one.become(piece, [(replace(piece, path=owner.path, role="bias"), unchanged)], unchanged)
+
+
+def _part_of_sum(lone: list[Piece], matrices: list[Piece], other: Canon) -> None:
+    """Take the bias of a sum of layers out of its layer, where the other side has it beside several such layers.
+
+    `lin_rel(x) + lin_root(y)` with a bias in one of the two is `fc_neigh(x) + fc_self(y) + bias`. Both sides have
+    equally many such sums. What is taken apart here is no longer in LONE.
+    """
+    sums: dict[Shape, list[Piece]] = defaultdict(list)
+    for piece in lone:
+        beside = [m for m in matrices if m.path[:-1] == piece.path and _rows(m) == _rows(piece)]
+        if len(beside) > 1 and len({m.shape[0] for m in beside}) == 1:
+            sums[squeezed(piece.shape)].append(piece)
+    layers: dict[tuple[str, ...], list[Piece]] = defaultdict(list)
+    for piece in other.pieces.values():
+        if piece.role == "weight" and len(piece.shape) > 1 and piece.path:
+            layers[piece.path[:-1]].append(piece)
+    parts: dict[Shape, list[Piece]] = defaultdict(list)
+    for parent, held in layers.items():
+        biases = [bias for m in held if (bias := other.pieces.get(m.name.beside("bias"))) is not None]
+        flows = [m.entry.facts.flow for m in held]
+        apart = all(a is None or b is None or a.beside(b) for a, b in combinations(flows, 2))
+        alike = len(held) > 1 and len({_rows(m) for m in held}) == 1
+        if alike and apart and len(biases) == 1 and Name(parent, "bias") not in other.pieces:
+            parts[squeezed(biases[0].shape)].append(biases[0])
+    for shape, found in parts.items():
+        if len(found) == len(sums[shape]):
+            for bias in found:
+                other.become(bias, [(replace(bias, path=bias.path[:-1]), unchanged)], unchanged)
+            for piece in sums[shape]:
+                lone.remove(piece)
 
 
 def _rows(piece: Piece) -> int:

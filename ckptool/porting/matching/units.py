@@ -15,7 +15,7 @@ from ..forms.layouts import PRODUCTS
 from ..forms.pieces import Canon, Piece, squeezed
 from ..forms.projections import part_label
 from ..questions import Question, joined, still_open
-from ..words import label, labels, numbers, table
+from ..words import label, labels, numbers, singular, table
 from .evidence import Evidence, Kind, Told
 
 
@@ -227,9 +227,10 @@ def hard_conflict(a: tuple[str, ...], b: tuple[str, ...]) -> tuple[str, str] | N
 
 def _meaningful(unit: Unit) -> set[str]:
     """Return the words of a unit that mean something, with one label for words of equal meaning."""
-    words = [w for w in unit.words if w not in table().empty and w not in ("weight", "bias", "proj", "layer")]
+    said = singular(unit.words)
+    words = [w for w in said if w not in table().empty and w not in ("weight", "bias", "proj", "layer")]
     found = {w for w in words if not w.isdecimal()}
-    both = labels(unit.words, hard=True) | labels(unit.words, hard=False)
+    both = labels(said, hard=True) | labels(said, hard=False)
     return found | {f"{group}:{said}" for group, said in both.items()}
 
 
