@@ -50,7 +50,9 @@ def unstack(one: Canon, other: Canon) -> None:
     for (path, n), members in groups.items():
         votes = turned[path, n]
         inside = lists[n]
-        fitting = [p for p in members if fits_inside(p, inside)]
+        fits = {p.name: fits_inside(p, inside) for p in members}
+        # A bias is in as many parts as the weight beside it.
+        fitting = [p for p in members if fits[p.name] or (p.role == "bias" and fits.get(p.name.beside("weight")))]
         big = [p for p in fitting if len(p.shape) >= 3]
         if not big and (path not in alone or len(fitting) < len(members)):
             continue
