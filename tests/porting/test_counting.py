@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 from sides import pairing, signature, wanted
 
+from ckptool.model_code.signature import Facts, Flow
 from ckptool.porting.matching.counting import counted, direction, turned
 from ckptool.porting.port import port
 
@@ -162,7 +165,7 @@ def test_a_list_of_blocks_is_not_counted_as_the_stages_that_the_other_side_has_t
     assert not mapping.having("guessed")
 
 
-def test_a_list_whose_contents_fit_only_from_its_end_is_paired_from_its_end_as_a_whole() -> None:
+def test_a_list_that_runs_and_fits_only_from_its_end_is_paired_from_its_end_as_a_whole() -> None:
     """Layers of one size would also fit in their own order; then neighbours would change places."""
     source: Shapes = {}
     target: Shapes = {}
@@ -170,7 +173,11 @@ def test_a_list_whose_contents_fit_only_from_its_end_is_paired_from_its_end_as_a
         width, other = (14, 20) if n % 2 == 0 else (20, 14)
         source |= {f"flows.{n}.net.0.weight": (width, 4), f"flows.{n}.net.2.weight": (8, width)}
         target |= {f"steps.{n}.fc1.weight": (other, 4), f"steps.{n}.fc2.weight": (8, other)}
-    mapping = port(signature(source), wanted(target, used=list(target)))
+    run = [f"steps.{n}.{layer}.weight" for n in reversed(range(6)) for layer in ("fc1", "fc2")]
+    made = wanted(target, used=run)
+    flows = {key: Facts(Flow(n, (1 << n) - 1)) for n, key in enumerate(run)}
+    made = replace(made, entries={key: replace(e, facts=flows[key]) for key, e in made.entries.items()})
+    mapping = port(signature(source), made)
     for n in range(6):
         assert pairing(mapping)[f"steps.{n}.fc1.weight"] == f"flows.{5 - n}.net.0.weight"
         assert pairing(mapping)[f"steps.{n}.fc2.weight"] == f"flows.{5 - n}.net.2.weight"

@@ -108,8 +108,10 @@ def _in_other_blocks(filling: Filling, pairs: Sequence[Pair]) -> None:
     for (t, s), found in zip(pairs, places, strict=True):
         for lists, (i, _) in found:
             inside[lists][i][_below(t, lists[0].format(i))] = t, s
+    turned = filling.matcher.scopes.levels.turned  # all blocks of these are in the opposite order, as they have to be
     for lists, counted in votes.items():
-        _crossed(filling, inside[lists], lists, counted)
+        if lists[0].partition("{}")[0] not in turned:
+            _crossed(filling, inside[lists], lists, counted)
 
 
 def _between_two_blocks(t: Unit, s: Unit, pairs: Sequence[Pair], blocks: int) -> bool:
@@ -160,12 +162,8 @@ def _crossed(
     """Ask about blocks in the opposite order on the two sides, if each would also fit in the place of the other.
 
     Blocks of one kind are compared in one pass: with the highest number before and the lowest after. Only blocks that
-    change their order with some other block are compared, and only kinds that hold something equal. Lists that the two
-    sides are known to count from opposite ends have all their blocks in the opposite order, and are left out.
+    change their order with some other block are compared, and only kinds that hold something equal.
     """
-    own, theirs = (row.partition("{}")[0] for row in lists)
-    if any(own in t.backwards and theirs in s.backwards for held in inside.values() for t, s in held.values()):
-        return
     rows: dict[int, Counter[int]] = defaultdict(Counter)
     for (i, j), n in votes.items():
         rows[i][j] += n

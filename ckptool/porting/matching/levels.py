@@ -83,7 +83,8 @@ class Levels:
         """Return, for lists of the target whose contents are those of a list of the source read from its end, what each
         number is there.
 
-        Neither list may have the contents of a list of the other side read from the start, and no other list may fit.
+        The model runs the list from its end; contents alone may also differ because layers are missing. Neither list
+        may have the contents of a list of the other side read from the start, and no other list may fit.
         """
         contents = [
             {row: {n: frozenset(part.looks.items()) for n, part in members.items()} for row, members in lists.items()}
@@ -96,6 +97,7 @@ class Levels:
             for other, theirs in contents[1].items()
             if len(held) == len(theirs)
             and turned(held, theirs)
+            and self.runs_back(own)
             and tuple(held[n] for n in sorted(held)) not in in_turn[1]
             and tuple(theirs[n] for n in sorted(theirs)) not in in_turn[0]
         )

@@ -122,10 +122,6 @@ class Matcher:
         """Return how many units look like one: of the target, of the source."""
         return self._alike[unit.colour]
 
-    def all_paired(self, unit: Unit) -> bool:
-        """Return whether every unit of the target that looks like this one is the only one left in its cell."""
-        return all(u.cell in self.cells.pair_of for u in self.cells.targets if u.colour == unit.colour)
-
     def _result(self) -> Matching:
         groups = self.cells.groups()
         pairs, undecided, free_t, free_s, lone = [], [], [], [], []

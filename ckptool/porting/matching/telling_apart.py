@@ -193,19 +193,10 @@ def _by_row(matcher: Matcher, t: Unit, s: Unit) -> bool | None:
     return True if own == theirs and t.pieces.keys() == s.pieces.keys() and matcher.orders.goes_on(t, s) else None
 
 
-def _by_whole_list(matcher: Matcher, t: Unit, s: Unit) -> bool | None:
-    own, theirs = matcher.alike(t)
-    counted = own == theirs >= _MANY and t.told_by(Kind.NUMBERS) and t.pieces.keys() == s.pieces.keys()
-    return True if counted and matcher.all_paired(t) else None
-
-
 def _by_end(matcher: Matcher, t: Unit, s: Unit) -> bool | None:
     alone = matcher.alike(t) == (1, 1) or any(e.is_rank for e in t.evidence)
     return True if alone and matcher.orders.at_the_end(t, s) else None
 
-
-#: So many layers of one size support each other.
-_MANY = 6
 
 SUPPORT: tuple[Rule[Support], ...] = in_order(
     Rule(
@@ -258,14 +249,6 @@ SUPPORT: tuple[Rule[Support], ...] = in_order(
         "`stem.2` follows `stem.1`.",
         _by_row,
         when="both sides have as many that look so",
-    ),
-    Rule(
-        "all by number",
-        75,
-        "All that look so have partners, and numbers on both sides say which.",
-        "So many layers of one size are not numbered alike by chance.",
-        _by_whole_list,
-        when="there are six or more",
     ),
     Rule(
         "only the end differs",

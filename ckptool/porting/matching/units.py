@@ -205,7 +205,8 @@ def _columns(own: Sequence[tuple[int, ...]], theirs: Sequence[tuple[int, ...]]) 
     if len({len(k) for k in (*own, *theirs)}) != 1:
         return None
     values = [[frozenset(column) for column in zip(*side, strict=True)] for side in (own, theirs)]
-    for columns in (values, [list(map(len, side)) for side in values]):
+    kinds: list[list[list[Hashable]]] = [[[*side] for side in values], [[len(column) for column in s] for s in values]]
+    for columns in kinds:
         if len(set(columns[0])) == len(columns[0]) and set(columns[0]) == set(columns[1]):
             return None if columns[0] == columns[1] else [columns[1].index(column) for column in columns[0]]
     return None

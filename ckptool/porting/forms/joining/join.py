@@ -88,8 +88,8 @@ class Sizes:
     def join(self, part: Shape, count: int, *, biased: bool) -> Join:
         """Return the join of COUNT equal weights along their first dimension, as the code of the other side shows it.
 
-        BIASED says whether each has a bias beside it. Code that views the output of the joined layer as [rows, parts] has a row of each part in turn; without such
-        code, the parts follow one another.
+        BIASED says whether each has a bias beside it. Code that views the output of the joined layer as [rows, parts]
+        has a row of each part in turn; without such code, the parts follow one another.
         """
         join = Join((part[0],) * count, 0)
         interleaved = self._views.get((join.shape(part), biased)) == {(part[0], count)} and part[0] != count

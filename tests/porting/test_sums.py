@@ -1,0 +1,62 @@
+"""One bias of several layers whose outputs are added, and stacks of layers with their biases."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sides import pairing, signature, wanted
+
+from ckptool.model_code.signature import Facts, Flow
+from ckptool.porting.port import port
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def test_a_bias_beside_two_layers_is_the_bias_of_one_of_them_if_their_outputs_are_added() -> None:
+    source: Shapes = {}
+    target: Shapes = {}
+    for n in range(2):
+        source |= {
+            f"layers.{n}.fc_self.weight": (8, 8),
+            f"layers.{n}.fc_neigh.weight": (8, 8),
+            f"layers.{n}.bias": (8,),
+        }
+        target |= {
+            f"conv{n}.lin_neigh.weight": (8, 8),
+            f"conv{n}.lin_self.weight": (8, 8),
+            f"conv{n}.lin_self.bias": (8,),
+        }
+    for one, other, bias in ((source, target, "layers.1.bias"), (target, source, "conv1.lin_self.bias")):
+        made = wanted(other, used=other)
+        flows = {key: Facts(Flow(n, (1 << n // 3 * 3) - 1)) for n, key in enumerate(other) if key.endswith("weight")}
+        made = replace(made, entries={k: replace(e, facts=flows.get(k, e.facts)) for k, e in made.entries.items()})
+        mapping = port(signature(one), made)
+        key = next(key for key in other if "1." in key and key.endswith("bias"))
+        assert pairing(mapping)[key] == bias
+        assert not mapping.unused
+
+
+def test_layers_of_which_one_takes_the_output_of_the_other_keep_their_biases() -> None:
+    """A bias beside them is then not the bias of one of them."""
+    source = {"fc_self.weight": (8, 8), "fc_neigh.weight": (8, 8), "bias": (8,)}
+    target = {"lin_self.weight": (8, 8), "lin_self.bias": (8,), "lin_neigh.weight": (8, 8)}
+    made = wanted(target, used=target)
+    flows = {"lin_self.weight": Facts(Flow(0, 0)), "lin_neigh.weight": Facts(Flow(1, 1))}
+    made = replace(made, entries={k: replace(e, facts=flows.get(k, e.facts)) for k, e in made.entries.items()})
+    assert pairing(port(signature(source), made)).get("lin_self.bias") != "bias"
+
+
+def test_the_biases_of_stacked_layers_are_joined_and_stacked_with_their_weights() -> None:
+    """The two layers `mu` and `logvar` of each member are one stack, whose order is a question."""
+    source: Shapes = {}
+    for n in range(5):
+        for name, rows in (("fc1", 16), ("fc2", 16), ("mu", 6), ("logvar", 6)):
+            source |= {f"models.{n}.{name}.weight": (rows, 16), f"models.{n}.{name}.bias": (rows,)}
+    target: Shapes = {"head.weight": (5, 16, 12), "head.bias": (5, 1, 12)}
+    for n in range(2):
+        target |= {f"hidden.{n}.weight": (5, 16, 16), f"hidden.{n}.bias": (5, 1, 16)}
+    mapping = port(signature(source), wanted(target, used=target))
+    assert not mapping.unused
+    assert {f"models.{n}.mu.bias" for n in range(5)} < set(mapping["head.bias"].sources)
+    assert mapping["hidden.1.bias"].sources == [f"models.{n}.fc2.bias" for n in range(5)]
+    assert mapping["head.weight"].status == mapping["head.bias"].status == "guessed"
