@@ -60,3 +60,20 @@ def test_the_biases_of_stacked_layers_are_joined_and_stacked_with_their_weights(
     assert {f"models.{n}.mu.bias" for n in range(5)} < set(mapping["head.bias"].sources)
     assert mapping["hidden.1.bias"].sources == [f"models.{n}.fc2.bias" for n in range(5)]
     assert mapping["head.weight"].status == mapping["head.bias"].status == "guessed"
+
+
+def test_lists_of_unequal_layers_beside_each_other_are_one_layer_for_each_number() -> None:
+    """The third list has layers of other sizes, and a fourth is no part of them."""
+    source: Shapes = {}
+    for name, rows in (("stems", 12), ("cls_preds", 5), ("reg_preds", 4), ("obj_preds", 1)):
+        for n in range(3):
+            source |= {f"head.{name}.{n}.weight": (rows, 12, 1, 1), f"head.{name}.{n}.bias": (rows,)}
+    target: Shapes = {}
+    for n in range(3):
+        target |= {f"detect.m.{n}.weight": (10, 12, 1, 1), f"detect.m.{n}.bias": (10,)}
+        target |= {f"detect.cv.{n}.weight": (12, 12, 1, 1), f"detect.cv.{n}.bias": (12,)}
+    mapping = port(signature(source), wanted(target, used=target))
+    parts = [f"head.{name}_preds.1.weight" for name in ("reg", "obj", "cls")]
+    assert mapping["detect.m.1.weight"].sources == parts
+    assert mapping["detect.m.1.weight"].status == "guessed"
+    assert pairing(mapping)["detect.cv.1.weight"] == "head.stems.1.weight"

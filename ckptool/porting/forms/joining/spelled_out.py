@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 
 from ...expression import Shape
@@ -57,14 +57,22 @@ def line_up(one: Canon, other: Canon) -> None:
     for parent, named in lists.items():
         beside: dict[tuple[tuple[int, Shape], ...], list[str]] = defaultdict(list)
         for name, members in named.items():
-            beside[tuple((n, members[n].shape) for n in sorted(members))].append(name)
+            beside[tuple((n, members[n].shape[1:]) for n in sorted(members))].append(name)
         for places, names in beside.items():
-            if 1 < len(names) <= MOST_SPELLED and len(places) > 1:
-                blocks = {n: [named[name][n] for name in names] for n, _ in places}
+            for some in _some_of(names) if len(places) > 1 else ():
+                blocks = {n: [named[name][n] for name in some] for n, _ in places}
                 if _are_wanted(list(blocks.values()), sizes):
                     for n, parts in blocks.items():
-                        for name, part in zip(names, parts, strict=True):
-                            move(one, part.path, (*parent, "+".join(names), str(n), name))
+                        for name, part in zip(some, parts, strict=True):
+                            move(one, part.path, (*parent, "+".join(some), str(n), name))
+                    break
+
+
+def _some_of(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Yield all lists, then some of them, those with the most lists first."""
+    most = min(len(names), MOST_SPELLED)
+    for count in range(most, 1, -1) if len(names) <= _MOST_BESIDE else [most]:
+        yield from combinations(names, count)
 
 
 def _are_wanted(blocks: Sequence[Sequence[Piece]], sizes: Sizes) -> bool:
