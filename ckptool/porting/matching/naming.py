@@ -10,6 +10,7 @@ from itertools import pairwise
 from ...keys.known_buffers import STATISTICS
 from ..questions import Question
 from ..words import Group, cut, table, words_of
+from .along import along_branches
 from .cells import Cells, of, said
 from .counting import turned
 from .evidence import Evidence, Kind
@@ -189,6 +190,14 @@ class Naming:
                 cells = [(targets, sources)]
                 changed |= self.cells.split(Evidence(Kind.WORDS_BESIDE), partial(of, labels), cells=cells)
         return changed
+
+    def by_branches(self) -> bool:
+        """Split look-alikes by the names of decided layers that take their output, or give their input."""
+        labels = along_branches(self.cells)
+        for unit in self.cells.targets if labels else ():
+            if id(unit) in labels:
+                unit.settled["along"] = labels[id(unit)]
+        return self.cells.split(Evidence(Kind.NAME_ALONG), partial(of, labels))
 
     def by_owners(self) -> bool:
         """Pair norms that the source names after a layer (`conv2_bn`) with the norm that runs after that layer's
