@@ -145,16 +145,17 @@ def _takes_nothing(kind: type) -> bool:
 
 
 def _call_in(found: Any, name: str) -> tuple[int, dict[str, Any]] | None:
-    """Return line and literal arguments of the last call of FOUND in its own file, as under `if __name__ ==
-    "__main__":`.
+    """Return the line number and the arguments of the last call NAME(…) in the file of FOUND whose arguments are all
+    literals; None if there is no such call.
     """
     try:
         tree = ast.parse(Path(inspect.getsourcefile(found) or "").read_text(encoding="utf-8"))
         signature = inspect.signature(found)
     except (OSError, TypeError, ValueError, SyntaxError):
         return None
-    for node in reversed(list(ast.walk(tree))):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name:
+    calls = [one for one in ast.walk(tree) if isinstance(one, ast.Call) and isinstance(one.func, ast.Name)]
+    for node in sorted(calls, key=lambda one: (one.lineno, one.col_offset), reverse=True):  # walk goes by depth
+        if isinstance(node.func, ast.Name) and node.func.id == name:
             try:
                 words = {one.arg: ast.literal_eval(one.value) for one in node.keywords if one.arg}
                 bound = signature.bind_partial(*map(ast.literal_eval, node.args), **words)

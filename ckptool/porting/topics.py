@@ -16,6 +16,8 @@ class Topic(Enum):
     TURNED = "whether a matrix is transposed"
     LAYOUT = "how a projection stores its parts; answered if the model joins them again"
     OTHER = "all else; answered by the user or a proof"
+    #: A fact about a key, not a question: there is nothing to answer.
+    LEFT = "why a key has no source"
 
 
 __all__ = ["Topic"]

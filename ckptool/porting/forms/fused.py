@@ -351,7 +351,7 @@ def other_arrangement(target: Piece, source: Piece) -> Reason | None:
     if "q" in kind.parts:
         layout = layout_of(target.entry, len(kind.parts))[0]
         block = layout == "block" or (not layout and own is not None and own.sure)  # as its name says, if not followed
-        return Reason.JOINED_BY_HEADS if own and theirs and block and not theirs.sure else None
+        return Reason.HEADS_ARRANGED if own and theirs and block and not theirs.sure else None
     if "gate" not in kind.parts or (own and theirs and own.sure and theirs.sure):
         return None
     if len(squeezed(target.entry.shape)) > 2:

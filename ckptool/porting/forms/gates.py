@@ -374,7 +374,7 @@ def _name_sides(one: Canon) -> None:
             for piece in found:
                 rival = None if one.is_target else reordered(piece.expr, piece.shape[0], cell.other, cell.gates)
                 made = replace(piece, path=scope or ("cell",), role=f"{piece.role}_{side}")
-                made = made.asking(Reason.GATE_ORDER, option=rival)
+                made = made.asking(Reason.GATE_ORDER, ", ".join(cell.gates), option=rival)
                 one.become(piece, [(made, lambda e: e)], lambda e: e)
 
 

@@ -111,9 +111,9 @@ def turn_kernels(source: Canon, target: Canon) -> None:
     for kernels in lists.values():
         seen = {_is_transposed(piece) for piece in kernels} - {None}
         if seen:
-            why = "its code" if seen == {True} else ""
+            why = "the source's code" if seen == {True} else ""
         else:
-            why = "the sizes of its list" if _all_turned(source, kernels, plain) else ""
+            why = "the sizes of its kernels and biases" if _all_turned(source, kernels, plain) else ""
         named = not seen and not why and all(_called_transposed(p) and p.shape[0] == p.shape[1] for p in kernels)
         for piece in kernels:
             there = (piece.shape[1], piece.shape[0], *piece.shape[2:])
@@ -195,7 +195,7 @@ def lay_down(one: Canon, other: Canon) -> None:
         made = replace(piece, shape=flat)
         if length == width:
             option = None if one.is_target else ex.reshape(piece.expr, flat)
-            made = made.asking(Reason.INPUTS_FIRST, option=option)
+            made = made.asking(Reason.SQUARE_KERNEL, str(length), str(width), option=option)
 
         def down(e: Expr, shape: tuple[int, ...] = (out, length, width)) -> Expr:
             return ex.transpose(ex.reshape(e, shape))

@@ -93,7 +93,7 @@ def joined_ranks(found: Sequence[StateDict], target: Signature) -> Ranks | None:
         dim = fit[0] if fit else 0
         shares[key] = ex.cat(dim, *(ex.of(f"{one.path}/{key}") for one in ranks))
         if len(fit) > 1:
-            questions[key] = ask(Reason.EITHER_DIMENSION, str(fit[1]))
+            questions[key] = ask(Reason.EITHER_DIMENSION, str(fit[0]), str(fit[1]))
         elif fused_by_name(key):
             questions[key] = ask(Reason.SHARES_OF_RANKS)
     joined = {key: ex.lazy(share, tensors) for key, share in shares.items()}

@@ -54,7 +54,8 @@ def _cut(one: Canon, piece: Piece, inputs: int, hidden: int) -> None:
         )
         made = made.asking(Reason.HIDDEN_FIRST, option=_rival(one, piece, partial(side_of, edges=second[place])))
         if cell is not None:
-            made = made.asking(Reason.GATE_ORDER, option=_rival(one, piece, partial(side_of, have=other)))
+            option = _rival(one, piece, partial(side_of, have=other))
+            made = made.asking(Reason.GATE_ORDER, ", ".join(have), option=option)
         new.append((made, side_of))
     bias = one.pieces.get(piece.name.beside("bias"))
     one.become(piece, new, partial(_both, rows=rows, have=own, want=have))
@@ -62,7 +63,7 @@ def _cut(one: Canon, piece: Piece, inputs: int, hidden: int) -> None:
         order = partial(_in_order, rows=rows, have=have, want=own)
         made = replace(bias, role="bias_ih")
         if cell is not None:
-            made = made.asking(Reason.GATE_ORDER, option=_rival(one, bias, partial(order, have=other)))
+            made = made.asking(Reason.GATE_ORDER, ", ".join(have), option=_rival(one, bias, partial(order, have=other)))
         back = partial(_in_order, rows=rows, have=own, want=have)
         one.become(bias, [(made, order)], back)
 

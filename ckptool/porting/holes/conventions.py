@@ -314,8 +314,8 @@ def _added_in_code(filling: Filling) -> set[Name]:
             continue
         told.add(hole)
         if here != there:
-            reason = Reason.NORMS_AROUND_0 if there > here else Reason.NORMS_AROUND_1
-            filled.learn(ex.shift(filled.expr, there - here), reason, shows=f"adds {there:g} to it")
+            made = ex.shift(filled.expr, there - here)
+            filled.learn(made, Reason.PLUS_IN_CODE, f"{there:g}", f"{here:g}", shows=f"adds {there:g} to it")
     return told
 
 

@@ -114,7 +114,7 @@ def _cut(held: Sequence[Unit], whole: Unit, dim: int) -> Iterator[Proposal]:
 
 
 def _joined(whole: Unit, held: Sequence[Unit], dim: int) -> Iterator[Proposal]:
-    asked: Question[Expr] = ask(Reason.PART_OF, ".".join(whole.path))
+    asked: Question[Expr] = ask(Reason.JOINED_LAYERS, ".".join(whole.path))
     for role in whole.pieces:
         exprs = [u.pieces[role].expr for u in held]
         yield Proposal(whole, held[0], role, ex.cat(dim, *exprs), asked.about(ex.cat(dim, *exprs[::-1])))

@@ -347,7 +347,8 @@ class Matcher:
                 own, others = (label(group, pair[n].words) for n in (side, 1 - side))
                 apart = held[pair[side].main.entry.key] > 1 and own in ("q", "k", "v") and others is None
                 if apart and not pair[0].told_by(Kind.NAME):
-                    pair[0].ask(ask(Reason.PARTS_UNNAMED))
+                    one, several = ("source", "model") if side else ("model", "source")
+                    pair[0].ask(ask(Reason.PARTS_UNNAMED, one, several, several))
 
     def _unusual_attention(self, pairs: list[tuple[Unit, Unit]]) -> None:
         """Ask about queries, keys, values and output named on one side only, if the other side uses them in another

@@ -50,7 +50,8 @@ class Orders:
             if against and (not same_numbers(targets, sources) or _of_several_rows(targets)):
                 continue
             levels = not self._known(targets[0], sources[0]) and self._against_levels(targets, sources)
-            doubt: Question[Unit] | None = ask(Reason.AGAINST_LEVELS) if levels else None
+            reason = Reason.AGAINST_LEVELS if levels > 0 else Reason.LEVELS_FROM_THE_OTHER_END
+            doubt: Question[Unit] | None = ask(reason) if levels else None
             changed |= self.cells.split(
                 Evidence(Kind.NUMBERS), partial(of, ranks), mode="all", cells=[(targets, sources)], doubt=doubt
             )

@@ -167,11 +167,13 @@ class Scopes:
 
     def _pair_in_order(self, targets: list[Scope], sources: list[Scope]) -> None:
         """Pair equal scopes by their numbers and by the orders of registration and execution."""
-        votes = []
+        votes: list[list[Scope]] = []
+        orders: list[str] = []
         numbered = number_ranks(targets, sources)
         if numbered is not None and len(set(numbered.values())) == len(targets):
             by_number = {numbered[id(s)]: s for s in sources}
             votes.append([by_number[numbered[id(t)]] for t in targets])
+            orders.append("numbers in their names")
         stored = sorted(sources, key=lambda s: s.order) if self.sequences.ordered else None
         if stored is not None:
             for name, _, _ in self.sequences.all():
@@ -182,6 +184,7 @@ class Scopes:
                 else:
                     continue
                 votes.append([stored[own.index(t)] for t in targets])
+                orders.append(name)
         if not votes:
             return
         chosen = votes[0]
@@ -193,7 +196,14 @@ class Scopes:
             agree = True
         if not agree:
             agree = sum(not _names_speak_for(t, s, targets, sources) for t, s in zip(targets, chosen, strict=True)) <= 1
-        doubt: Question[Unit] | None = None if agree else ask(Reason.PARTS_IN_ANOTHER_ORDER)
+        doubt: Question[Unit] | None = None
+        if not agree:
+            against = next((name for name, vote in zip(orders, votes, strict=True) if vote != chosen), None)
+            doubt = (
+                ask(Reason.PARTS_BY_REGISTRATION)
+                if against is None
+                else ask(Reason.PARTS_IN_ANOTHER_ORDER, orders[0], against)
+            )
         if numbered is not None:
             turned, why = self._other_end(targets, sources)
             doubt = why or doubt
@@ -232,7 +242,7 @@ class Scopes:
             turned = counted(own[1], theirs[1], known) < 0
             return turned, ask(Reason.FROM_THE_OTHER_END) if turned else None
         against = self.levels.against(own[0], theirs[0])
-        return against < 0, ask(Reason.AGAINST_LEVELS) if against else None
+        return against < 0, ask(_levels(against)) if against else None
 
     def _parent_label(self, scope: Scope, is_target: bool) -> Hashable:
         outer = next(
@@ -309,6 +319,11 @@ class Scopes:
             if scope.doubts and any(p is scope.partner for p in self._inner.get(id(s), ())):
                 found += scope.doubts
         return found
+
+
+def _levels(against: int) -> Reason:
+    """Return the reason to ask for a result of `Levels.against` other than 0."""
+    return Reason.AGAINST_LEVELS if against > 0 else Reason.LEVELS_FROM_THE_OTHER_END
 
 
 def _names_speak_for(t: Scope, s: Scope, targets: Sequence[Scope], sources: Sequence[Scope]) -> bool:

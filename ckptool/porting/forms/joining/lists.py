@@ -130,7 +130,8 @@ def _join_list(one: Canon, head: _Path, inner: _Inner, plan: _Plan) -> None:
         new = replace(parts[0], path=(*head, *path) or ("parts",), words=_without_number(parts[0]))
         if join is not None:
             if len(new.shape) == 1 and (path, "weight") in inner and not _by_channel(inner, path):
-                new = new.asking(Reason.NORMS_AS_ONE)
+                several, whole = ("model", "source") if one.is_target else ("source", "model")
+                new = new.asking(Reason.NORMS_AS_ONE, several, whole)
             merge(one, parts, new, join)
         elif len(new.shape) == 1:  # what is added to a sum of paths
             merge_sum(one, parts, new)
