@@ -68,7 +68,9 @@ def require_accepted(
 
 
 def _ways_to_settle(mapping: Mapping, guessed: Sequence[Entry], command: str) -> list[str]:
-    """Return advice that is better than accepting guesses with options: the hint that takes the other tensor."""
+    """Return lines that say how to settle guesses with options, which is better than accepting
+    them: a hint or a proof.
+    """
     if not any(entry.rivals for entry in guessed):
         return []
     lines = []

@@ -15,7 +15,7 @@ Run = TypeVar("Run", covariant=True)
 
 
 class Strength(Enum):
-    """How much a rule proves by itself."""
+    """How much a rule proves by itself; the value says when its result becomes a question."""
 
     CERTAIN = "certain by itself"
     LIKELY = "asked where nothing that is certain tells more"

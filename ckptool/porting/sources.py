@@ -119,7 +119,7 @@ def _all_together(
     scale: float | None,
     code: Signature | None = None,
 ) -> Mapping:
-    """Return the mapping from all state dicts of a file together, for a model whose parts the file stores
+    """Return the mapping from all state dicts of a file as one source: the file stores the parts of the model
     separately.
     """
     tensors: dict[str, LazyTensor] = {}
@@ -205,7 +205,9 @@ def _one_of_several(mapping: Mapping, weights: StateDict, others: Sequence[tuple
 
 
 def _with_code(signature: Signature, code: Signature | None) -> Signature:
-    """Return a file's signature with the facts from its own code, for keys with the same names."""
+    """Return the signature of a file with what CODE, the signature of the source's own code, shows about keys of equal
+    names.
+    """
     if code is None:
         return signature
     short = {v: k for k, v in unwrap(list(signature.entries)).items()}
@@ -251,7 +253,9 @@ def _with_code(signature: Signature, code: Signature | None) -> Signature:
 
 
 def _as_in_code(entry: Wanted, seen: Wanted, names: MappingOf[str, str]) -> Wanted:
-    """A tensor of the file with what a forward pass of its code shows of it; NAMES are those of the file."""
+    """Return the tensor ENTRY of the file with what a forward pass of its code showed, SEEN; NAMES are the file's keys
+    for the keys of the code.
+    """
     return replace(
         entry,
         parameter=seen.parameter,

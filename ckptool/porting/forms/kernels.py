@@ -179,9 +179,11 @@ def _unnumbered(path: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def lay_down(one: Canon, other: Canon) -> None:
-    """Reshape kernels over the whole width of a map ([out, 1, length, width]) to 1d kernels ([out, width, length]).
+    """Reshape kernels over the whole width of their input ([out, 1, length, width]) to 1d kernels ([out, width,
+    length]).
 
-    A 2d convolution that takes a whole row at once equals a 1d convolution with the columns of the map as channels.
+    A 2d convolution that takes a whole row at once equals a 1d convolution with the columns as channels. Of a square
+    kernel, nothing shows which dimension is the width: that is a question.
     """
     theirs = Counter(p.shape for p in other.pieces.values() if p.role.startswith("weight"))
     own = Counter(p.shape for p in one.pieces.values())

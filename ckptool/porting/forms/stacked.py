@@ -104,7 +104,9 @@ _FACTORS = 2
 
 
 def _beside_others(one: Canon, piece: Piece) -> Piece:
-    """Give a stack that a module holds beside other parameters a path of its own."""
+    """Return a stack that a module holds beside other parameters under a path of its own, so that
+    it can become a list.
+    """
     at = len(piece.path)
     if not any(p.path[:at] == piece.path and len(p.path) > at for p in one.pieces.values()):
         return piece
@@ -114,7 +116,7 @@ def _beside_others(one: Canon, piece: Piece) -> Piece:
 
 
 def _other_stacks(one: Canon, other: Canon) -> dict[int, set[Shape]]:
-    """Return number of layers -> shapes of stacks that the other side has, if a stack is fused on one side only."""
+    """Return number of layers -> shapes of the other side's stacks, for stacks that are fused on one side only."""
     own, theirs = (
         [p for p in side.pieces.values() if len(p.shape) == 3 and p.role == "weight"] for side in (one, other)
     )
@@ -142,7 +144,7 @@ def _part(piece: Piece, shape: Shape) -> Shape:
 
 
 def _stand_up(one: Canon, other: Canon) -> None:
-    """Reshape matrices [experts * rows, columns] to stacks of the matrices of all experts."""
+    """Reshape matrices [experts * rows, columns] to stacks [experts, rows, columns]."""
     theirs = Counter(squeezed(p.shape) for p in other.pieces.values())
     inside = numbered_lists(other, of=table().experts)
     for piece in list(one.pieces.values()):
@@ -232,7 +234,11 @@ def _word(piece: Piece) -> str:
 
 
 def _laid_out(one: Canon, piece: Piece, inside: set[Shape], votes: Counter[bool]) -> Piece:
-    """Return a stack of matrices, transposed like the others of its stack; with a question if no sizes show it."""
+    """Return the stack PIECE with torch's layout: transposed if its sizes, or VOTES of the other stacks, show inputs
+    first.
+
+    If nothing shows it, the stack stays as it is, with a question.
+    """
     shape, turned = piece.shape[1:], piece.shape[:0:-1]
     seen = one.is_target and (piece.entry.facts.inputs_first is not None or piece.entry.how == "linear")
     if seen:  # and turned before, unless it looked like heads: [heads, in, out]
@@ -331,9 +337,15 @@ def numbered_lists(canon: Canon, of: frozenset[str] = frozenset()) -> dict[int, 
 
 
 def _unstacked(canon: Canon, piece: Piece, n: int, cut_at: int, first: Piece, place: int, of: int) -> None:
-    """Split one tensor of a list, so that its parts are layer by layer among the parts of the others.
+    """Split one tensor of a list of N layers into a tensor for each layer.
 
-    CUT_AT is the number of components before the list in its path.
+    Args:
+        canon: the side of the tensor, which is changed.
+        piece: the tensor.
+        n: the number of layers.
+        cut_at: the number of components before the list in its path.
+        first: the first tensor of the list, whose place in the order counts.
+        place, of: which of how many tensors of a layer it is. The tensors of one layer come one after the other.
     """
     new: list[tuple[Piece, Callable[[Expr], Expr]]] = []
     for i in range(n):
@@ -374,10 +386,10 @@ def unstack_together(one: Canon, other: Canon) -> None:
 
 
 def _in_a_row(canon: Canon, members: list[Piece]) -> None:
-    """Split tensors, each of which holds the layers after those of the tensor before it.
+    """Split tensors that together hold a list of layers: each holds the layers after those of the tensor before it.
 
-    This is certain if one holds the first layer and the other, whose name has one more word, holds the rest: `prompts`
-    and `deep_prompts`.
+    This is certain if one tensor holds the first layer and the other, whose name has one more word, holds the rest:
+    `prompts` and `deep_prompts`.
     """
     ordered = canon.signature.traced if canon.is_target else canon.signature.ordered
     named = len(members) == 2 and telling_words(members[0].path) < telling_words(members[1].path)

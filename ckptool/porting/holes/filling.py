@@ -45,15 +45,19 @@ class Filled:
         return still_open(self.questions)
 
     def ask(self, reason: Reason, *named: str, options: Sequence[Expr] = (), exchange: bool = False) -> None:
-        """Ask whether it is this expression or one of OPTIONS. With EXCHANGE, fill the hole with the first option
-        instead.
+        """Ask whether the hole is filled with this expression or one of OPTIONS.
+
+        Args:
+            reason, named: the sentence, and the text for each `{}` in it.
+            options: the other expressions, the likeliest first.
+            exchange: fill the hole with the first option, and make the present expression an option.
         """
         if exchange:
             self.expr, options = options[0], (self.expr, *options[1:])
         self.questions = joined(self.questions, Question(reason, named, tuple(options)))
 
     def learn(self, expr: Expr, reason: Reason, *named: str, shows: str) -> None:
-        """Take EXPR, since the source's code answers the question: SHOWS says what it does."""
+        """Fill the hole with EXPR and note the question as answered: the source's code SHOWS what it does."""
         self.expr = expr
         self.questions = [*self.questions, ask_code(reason, *named, shows=shows)]
 
@@ -183,7 +187,7 @@ class Filling:
         return own <= set(self.source.signature.entries)
 
     def same_code(self, t: Unit, s: Unit) -> bool:
-        """Return whether the names around S in the file equal those around T in the model, except for a prefix.
+        """Return whether the names in the modules around T and S are equal, so that both come from the same code.
 
         Libraries rename the first components when a model becomes part of another one (a language model with vision, a
         detector with its backbone). The code inside stays the same.

@@ -127,10 +127,10 @@ class Naming:
         return changed
 
     def by_other_blocks(self) -> bool:
-        """Split by pairs in other blocks: if `h.{}.a` went to `layers.{}.b` there, it does here.
+        """Split by pairs in other blocks: if `h.{}.a` went to `layers.{}.b` in another block, it goes there in this
+        block.
 
-        Or if `conv1` went to `first` there, with the same other names in the module. With other neighbours nothing
-        follows.
+        Also if `conv1` went to `first` in a module with the same other names. With other neighbours nothing follows.
         """
         for (own, theirs), pairs in self._places_in_blocks():
             labels = Relation((own[id(t)], theirs[id(s)]) for t, s in pairs).labels(own, theirs)
@@ -141,8 +141,8 @@ class Naming:
         return False
 
     def _places_in_blocks(self) -> Iterator[tuple[list[_Places], list[Pair]]]:
-        """Yield possible places of units in a block, by `id`, for both sides, and the pairs that show how these are
-        related.
+        """Yield, for several ways to describe a place in a block: the places of all units by `id`, for both sides, and
+        the pairs that show which place goes to which.
         """
         sides = self.cells.targets, self.cells.sources
         decided = self.cells.pairs()
@@ -258,8 +258,9 @@ class Naming:
 
 
 def _said(group: Group, unit: Unit, is_target: bool) -> str | None:
-    """Return the label of a unit in a group of words. "norm" is skipped for norms with statistics: `bn2` says
-    no more.
+    """Return the label in GROUP that the words of UNIT mean, or None.
+
+    For a norm with statistics the label "norm" is skipped: `bn2` says no more than that.
     """
     found = said(group, unit, is_target)
     return None if found == "norm" and group.name == "purpose" and unit.pieces.keys() & STATISTICS else found
@@ -278,7 +279,7 @@ def _last_names(units: Iterable[Unit]) -> _Places:
 
 
 def _last_names_in_company(units: Iterable[Unit]) -> _Places:
-    """Return the last name of each unit, with all names of its kind in the same module."""
+    """Return `id` of a unit -> its last name, together with the last names of units of its kind in the same module."""
     beside: dict[tuple[_Path, int], set[str]] = defaultdict(set)
     for unit in units:
         beside[unit.path[:-1], len(unit.main.shape)].add(unit.last)
@@ -342,7 +343,9 @@ def _lists(below: Mapping[_Path, Unit], named: Collection[_Path]) -> dict[_Path,
 
 
 def _continued(row: _Path, below_t: Mapping[_Path, Unit], below_s: Mapping[_Path, Unit]) -> bool:
-    """Return whether the layers beside a list in its module are members of a longer list of that name in the source."""
+    """Return whether layers beside the list ROW in its module are members of a longer list of that
+    name in the source.
+    """
     held_t, held_s = (
         {path: unit.colour for path, unit in side.items() if path[: len(row) - 1] == row[:-1]}
         for side in (below_t, below_s)

@@ -77,7 +77,9 @@ class Orders:
         return other_end if sign < 0 and len(set(other_end.values())) == len(targets) else None
 
     def _known(self, target: Unit, source: Unit) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Return the numbers of the known pairs of two series."""
+        """Return the numbers of the known pairs of two series, those of TARGET and SOURCE: (numbers of the target, of
+        the source).
+        """
         both = series(target), series(source)
         return [(t.numbers, s.numbers) for t, s in self.cells.pairs() if (series(t), series(s)) == both]
 
@@ -104,7 +106,9 @@ class Orders:
         return [ranks[id(u)] for u in used] != [ranks[id(u)] for u in stored]
 
     def by_said_places(self) -> bool:
-        """Pair the first, second or third norm of a block by the source's names, in the model's order of execution."""
+        """Pair norms of a block whose names in the source say their place in words ("first", "second"), in the order in
+        which the model runs its norms.
+        """
         changed, place = False, table().group("position")
         for targets, sources in self.cells.open():
             # numbers may count what is registered: `norm1` of some code is used second
@@ -127,8 +131,9 @@ class Orders:
         return self.neighbours.split(lambda name: partial(self._doubt_of, name))
 
     def by_rank(self) -> bool:
-        """Split by rank among look-alikes, as the last rule, and only for cells with equally many units on both
-        sides.
+        """Split by place among look-alikes: the first of the target is the first of the source, and so on.
+
+        This is the last rule, only for cells with equally many units on both sides.
         """
         cells = sorted(((t, s) for t, s in self.cells.open() if len(t) == len(s)), key=lambda c: len(c[0]))
         for targets, sources in cells:
@@ -180,7 +185,9 @@ class Orders:
         return used == sorted(used) and len({series(u) for u in sources}) == len({series(u) for u in targets}) == 1
 
     def by_chain(self) -> bool:
-        """Pair, in cells with more units on one side, the units that follow a pair on both sides, from the front."""
+        """Pair units that directly follow a pair on both sides, from the front, in cells with more
+        units on one side.
+        """
         for name, targets, sources in self.sequences.all():
             before_t, _ = self.sequences.neighbours(targets)
             before_s, _ = self.sequences.neighbours(sources)
@@ -228,7 +235,7 @@ class Orders:
         return any(pair is not None and pair[1].order > last for pair in pairs)
 
     def _is_last(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> bool:
-        """Return whether two units follow a pair, and no unit after them has a partner on either side."""
+        """Return whether two units directly follow a pair on both sides, and no unit after them has a partner."""
         place = [next((i for i, u in enumerate(units) if u is one), -1) for units, one in ((targets, t), (sources, s))]
         if min(place) < 1:
             return False
@@ -238,14 +245,14 @@ class Orders:
         return paired and not any(u.cell in self.cells.pair_of for u in rest)
 
     def between(self, t: Unit, s: Unit) -> bool:
-        """Return whether, in some order, two units are between the same pairs, or between the same blocks.
+        """Return whether two units stand, in some order, between the same two pairs, or between the same two blocks.
 
-        Code may begin and end blocks with other layers.
+        Blocks count, because code may begin and end them with other layers.
         """
         return any(self._fits_between(t, s, ts, ss) for _, ts, ss in self.sequences.all())
 
     def at_the_end(self, t: Unit, s: Unit) -> bool:
-        """Return whether, in some order, two units follow a pair, and only the ends of the sides differ."""
+        """Return whether two units directly follow a pair in some order, and no unit after them has a partner."""
         return any(self._is_last(t, s, ts, ss) for _, ts, ss in self.sequences.all())
 
     def goes_on(self, t: Unit, s: Unit) -> bool:
@@ -331,7 +338,7 @@ class Orders:
         return len(same) == 2 and s.numbers == t.numbers
 
     def _agreement(self, name: str, targets: list[Unit], sources: list[Unit]) -> float:
-        """Return how far pairs from other evidence, near these units, are in one order on both sides: 0 to 1.
+        """Return how well the order NAME is kept by pairs near these units that other evidence made: 0 to 1.
 
         Near them means in the innermost pair of scopes around all of them. If all units of each side are of one series,
         only series are compared: one list after the other is the same order as interleaved lists.

@@ -32,7 +32,7 @@ class Owners:
                     inside[unit.path[:at]][unit.path[at]].append(unit)
 
     def pairs(self) -> list[tuple[Unit, Unit]]:
-        """Return pairs of one cell: one unit is named after a part, the other is in or beside the partner of
+        """Return pairs of norms: one is named after a part of its block, and the other is in or beside the partner of
         that part.
         """
         found: list[tuple[Unit | None, Unit | None]] = []

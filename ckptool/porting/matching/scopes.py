@@ -222,9 +222,9 @@ class Scopes:
                     unit.ask(doubt)
 
     def _other_end(self, targets: list[Scope], sources: list[Scope]) -> tuple[bool, Question[Unit] | None]:
-        """Return whether the two sides count a list from opposite ends, and the question about it, if any.
+        """Return whether the two sides count a list from opposite ends, and the question about it, or None.
 
-        Other pairs of the list count before the forward pass does.
+        Known pairs of the list decide; without any, the forward pass does (see `Levels.against`).
         """
         own, theirs = common(t.path for t in targets), common(s.path for s in sources)
         if own is None or theirs is None:
@@ -306,14 +306,14 @@ class Scopes:
         return max((len(scope.path) for scope in self._inner.get(id(unit), ()) if scope.in_order), default=0)
 
     def same(self, t: Unit, s: Unit) -> bool:
-        """Return whether both units are in one pair of scopes that match as a whole."""
+        """Return whether both units are in the two modules of a pair of scopes that match as a whole."""
         partners = {
             id(scope.partner) for scope in self._inner.get(id(t), ()) if scope.partner is not None and scope.whole
         }
         return any(id(scope) in partners for scope in self._inner.get(id(s), ()))
 
     def doubts_of(self, t: Unit, s: Unit) -> list[Question[Unit]]:
-        """Return the questions about the pairs of scopes around both units."""
+        """Return the questions about each pair of scopes that has T in its target and S in its source."""
         found = []
         for scope in self._inner.get(id(t), ()):
             if scope.doubts and any(p is scope.partner for p in self._inner.get(id(s), ())):
@@ -423,7 +423,7 @@ def _phrases(paths: Sequence[_Path]) -> dict[_Path, tuple[str, ...]]:
 
 
 def _in_a_row(a: Sequence[str], b: Sequence[str]) -> float:
-    """Return the share of the words of two phrases that are in one order in both."""
+    """Return the share of the words of two phrases that are in one order in both: 1 for equal phrases."""
     longest = [0] * (len(b) + 1)
     for word in a:
         row = [0]

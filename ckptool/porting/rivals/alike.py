@@ -42,7 +42,9 @@ def by_look(pairs: Iterable[Pair]) -> dict[object, list[Pair]]:
 
 
 def look_alikes(pairs: Iterable[Pair]) -> Iterator[tuple[Pair, Pair]]:
-    """Yield couples of look-alikes: all couples of a small group, neighbours in the orders of a large one."""
+    """Yield two pairs of look-alikes that could be swapped: any two in a small group, neighbours in an order in a large
+    one.
+    """
     for group in by_look(pairs).values():
         if len(group) <= _ALL_WITH_ALL:
             yield from combinations(group, 2)
@@ -70,7 +72,10 @@ def across_blocks(swaps: Swaps) -> list[Swap]:
 
 
 def _by_names(pairs: list[Pair]) -> Iterator[Swap]:
-    """Yield couples whose names, apart from numbers, fit better if swapped: a few couples for each kind of name."""
+    """Yield two pairs each that fit better by their names, apart from numbers, if they are swapped.
+
+    Of each kind of name, only a few are compared.
+    """
     for alike in _kinds(pairs).values():
         for ones, others in combinations(list(alike.values())[:_ALL_WITH_ALL], 2):
             one, other = ones[0], others[0]
@@ -80,7 +85,9 @@ def _by_names(pairs: list[Pair]) -> Iterator[Swap]:
 
 
 def _by_company(pairs: list[Pair]) -> Iterator[Swap]:
-    """Yield couples of look-alikes in two blocks that would each fit their own block better if swapped."""
+    """Yield two pairs of look-alikes each, in different blocks, that would both fit their blocks better if they were
+    swapped.
+    """
     blocks = by_block(pairs)
     for alike in _kinds(pairs).values():
         for ones, others in combinations(list(alike.values())[:_ALL_WITH_ALL], 2):

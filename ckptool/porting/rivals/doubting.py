@@ -104,7 +104,7 @@ _NO_SWAP = "no swap with another of its look would fit"
 
 
 def left_over(matching: Matching, swaps: Swaps) -> None:
-    """Ask about pairs if a unit without a partner would fit as well as one of the two."""
+    """Ask about a pair if a unit without a partner would fit as well in the place of one of its two units."""
     _wanted_elsewhere(matching)
     _out_of_order(matching, swaps)
 

@@ -52,11 +52,13 @@ class Swaps:
         self._branches = Branches(self.pairs, self.contents.of_target, votes)
 
     def reason(self, one: Pair, other: Pair, belief: Mapping[str, float] | None = None) -> Said:
-        """Return the doubt if two pairs may be swapped, False if only an order excludes the swap, None if names or
-        places do.
+        """Return the question to ask about two pairs if they may be swapped.
 
         Args:
-            belief: how reliable each order is for these two pairs; as in the whole model if None.
+            one, other: the pairs.
+            belief: name of an order -> how reliable it is for these two pairs; as in the whole model if None.
+        Returns:
+            The question, False if only an order excludes the swap, None if names or places exclude it.
         """
         belief = self.overall if belief is None else belief
         found = self.reason_in_row(one, other, belief)
@@ -67,7 +69,7 @@ class Swaps:
         return found
 
     def reason_in_row(self, one: Pair, other: Pair, belief: Mapping[str, float] | None = None) -> Said:
-        """Return the same as `reason`, without a doubt because of parallel branches."""
+        """Return the result of `reason`, but without the question about parallel branches."""
         named = by_names(one, other)
         if named == "sure":
             return None

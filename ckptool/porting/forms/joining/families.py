@@ -19,7 +19,7 @@ from ...words import cut, label, table
 from ..pieces import Canon, Name, Piece, squeezed
 from ..projections import part_label
 from ..spelled import spelled
-from .join import Join, Sizes, merge, merge_sum
+from .join import Join, SizeCounts, merge, merge_sum
 
 _Path = tuple[str, ...]
 
@@ -27,7 +27,9 @@ _LETTERS = "abcdefgh"
 
 
 def siblings(one: Canon, other: Canon) -> dict[_Path, list[Piece]]:
-    """Return, for each module of one side, its weights whose names the other side does not have."""
+    """Return module -> its weights whose names the other side does not have; only these may be parts of one tensor
+    there.
+    """
     siblings: dict[_Path, list[Piece]] = defaultdict(list)
     labelled = {(label, p.shape) for p in other.pieces.values() if (label := part_label(p.path)) and len(p.shape) > 1}
     there = namesakes(one, other)
@@ -54,8 +56,10 @@ def _of_fewer_heads(piece: Piece, labelled: set[tuple[str, Shape]]) -> bool:
 
 
 def join_families(one: Canon, other: Canon) -> bool:
-    """Join families. Return whether any were joined."""
-    sizes = Sizes(one, other)
+    """Join the families of one side: tensors of one module that are one tensor on the other side. Return whether any
+    were joined.
+    """
+    sizes = SizeCounts(one, other)
     plans: list[tuple[_Path, Family, Join]] = []
     taken: set[Name] = set()
     for parent, pieces in siblings(one, other).items():
@@ -145,7 +149,7 @@ class Family:
     by_heads: bool = False
 
 
-def families(pieces: list[Piece], sizes: Sizes) -> list[Family]:
+def families(pieces: list[Piece], sizes: SizeCounts) -> list[Family]:
     """Return groups of tensors that may be parts of one tensor: numbered names first, then names of a table,
     then all.
     """
@@ -253,8 +257,8 @@ def _label(words: _Path) -> tuple[str, _Path] | None:
     return None
 
 
-def join_of_family(family: Family, sizes: Sizes) -> Join | None:
-    """Return how to join the parts of a family to a tensor of which the other side has more; None if it has none."""
+def join_of_family(family: Family, sizes: SizeCounts) -> Join | None:
+    """Return how to join the parts of FAMILY, if the other side has more tensors of the joined sizes; else None."""
     shapes = [p.shape for p in family.parts]
     ways = []
     if len({shape[1:] for shape in shapes}) == 1 and len(shapes[0]) > 1:
@@ -296,7 +300,9 @@ def _fits_bias(join: Join, shapes: Sequence[Shape]) -> bool:
 
 
 def _asked(one: Canon, parts: Sequence[Piece], new: Piece, join: Join) -> Piece:
-    """Return NEW with the question about the order of its PARTS, which is a convention of code, and another order."""
+    """Return the joined piece NEW with a question about the order of its PARTS, and with another
+    order as the option.
+    """
     rest = parts[0].shape[1:]
     places = range(len(parts))
     if join.turns > 1:

@@ -61,7 +61,7 @@ class Join:
         return ex.reshape(inner, (stop - start, *rest))
 
 
-class Sizes:
+class SizeCounts:
     """Counts the tensors of each size on two sides."""
 
     def __init__(self, one: Canon, other: Canon) -> None:
@@ -78,7 +78,7 @@ class Sizes:
         return self._own == self._theirs
 
     def wanted(self, shape: Shape) -> int:
-        """Return how many more tensors of a size the other side has."""
+        """Return how many more tensors of SHAPE the other side has than this side; below 0 if it has fewer."""
         return self._theirs[squeezed(shape)] - self._own[squeezed(shape)]
 
     def only_whole(self, part: Shape, whole: Shape, count: int) -> bool:
@@ -95,7 +95,7 @@ def _counted(canon: Canon) -> Counter[Shape]:
 
 
 def merge(one: Canon, parts: Sequence[Piece], new: Piece, join: Join) -> Piece:
-    """Replace PARTS by NEW, which JOIN makes of them, with all of their questions."""
+    """Replace PARTS by the piece NEW, which JOIN makes of them. NEW keeps the questions about all of them."""
     rest = parts[0].shape[1:]
     new = replace(
         new,
@@ -110,7 +110,10 @@ def merge(one: Canon, parts: Sequence[Piece], new: Piece, join: Join) -> Piece:
 
 
 def merge_sum(one: Canon, parts: Sequence[Piece], new: Piece) -> None:
-    """Join the biases of layers whose outputs are added, to their sum; split it into the first bias and zeros."""
+    """Replace the biases PARTS, of layers whose outputs are added, by their sum NEW.
+
+    In the opposite direction, the first layer gets the sum and the others zeros.
+    """
     if len({p.shape for p in parts}) == 1:
         zeros = ex.zeros(*parts[0].shape)
         up: list[Callable[[Expr], Expr]] = [unchanged, *[lambda _: zeros] * (len(parts) - 1)]
