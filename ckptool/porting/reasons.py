@@ -1,6 +1,8 @@
 """The table of sentences: every reason why a rule may ask, in the words of the report.
 
-A sentence says what is uncertain, names it, and says what to check. No rule reads a sentence.
+A sentence says what is uncertain and what was done, then what to check or to type. `the alternative below` is the first
+option, which the report shows after `or`. No rule reads a sentence. Reasons of the topic `LEFT` are no questions: they
+say why a key has no source.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def match_signature(
         source: a path, a Checkpoint or a dict of torch tensors.
         target: the signature of a model.
         at: where the weights are in the file, if there are several.
-        hints: renaming rules OLD=NEW, from names of the source to names of the target.
+        hints: OLD=NEW, from a name of the source to what the model calls it; used for matching only.
         source_code: the signature of the source's own code, whose order of execution then counts, too.
 
     Raises:

@@ -132,7 +132,7 @@ class Together:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """The vocabulary of names, read from `words.toml`: every word and phrase that has a meaning in the name of a
+    """The vocabulary of names, read from `words.yaml`: every word and phrase that has a meaning in the name of a
     tensor.
     """
 

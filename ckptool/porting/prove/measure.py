@@ -124,7 +124,10 @@ def sharpened(expected: Flow, seen: Flow, wide_expected: Flow, wide_seen: Flow) 
 
 
 def orders(a: torch.Tensor, b: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield A, and B with its dimensions reordered, for every order of dimensions in which their sizes agree."""
+    """Yield (A, B) with the dimensions of A reordered to the sizes of B, in every way in which that is possible.
+
+    Tensors of unlike sizes, with more than four dimensions or with no such order, are flattened.
+    """
     a, b = a.detach().double().squeeze(), b.detach().double().squeeze()
     if sorted(a.shape) == sorted(b.shape) and a.ndim <= 4:
         for order in permutations(range(a.ndim)):

@@ -107,7 +107,7 @@ def judge(
 
 
 def shown_by(known: Sequence[bool], seen: Flow) -> list[bool]:
-    """Return, for each use of weights, whether it is one of KNOWN, or its output flows into one of them."""
+    """Return, for each use of weights, whether it is KNOWN, or its output flows into a use that is."""
     fine = list(known)
     for use in reversed(seen.uses):
         if fine[use.index]:

@@ -132,11 +132,10 @@ class Belief:
         return self._known[about]
 
     def _across(self, part: Path, other: Path) -> list[tuple[Pair, Pair]]:
-        """Return some couples of pairs in different blocks, one below PART and one below OTHER of its block
-        (`blocks.{}.a`).
+        """Return couples of pairs in different blocks of a list: one below PART, the other below OTHER (`blocks.{}.a`).
 
         They are in one order if blocks follow one another on both sides, and in none if one side has a list of blocks
-        and the other a list for each part.
+        and the other side a list for each part.
         """
         at = len(part)
         if at not in self._members:
