@@ -193,7 +193,7 @@ def _shapes(value: Any, kwargs: Mapping[str, Any]) -> dict[str, tuple[int, ...]]
 
 
 def _outermost(classes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the classes whose name is in the source of no other class of the file."""
+    """Return name -> class for the classes that no other class of the file mentions in its source: the whole models."""
     inner = set()
     for other in classes.values():
         try:

@@ -165,7 +165,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
                 self.uses[key].facts.rotary, self.uses[key].facts.turned = kind, width
 
     def finish(self) -> None:
-        """Note the facts that only the whole pass shows."""
+        """Note, after the forward pass, the facts that only the whole pass shows."""
         for key, use in self.uses.items():
             use.facts.joined = self._channels.joined.get(key, ())
             use.facts.beside_gate = self._gating.roles.get(key, "")

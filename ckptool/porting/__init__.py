@@ -200,6 +200,8 @@ def transfer(
         code = None if source_model is None else signature_for(source_model, inputs=theirs)
         rules = [hints] if isinstance(hints, str) else hints
         found = match_signature(ckpt, target, at=at, hints=rules, source_code=code)
+        if not target.traced and not all(entry.keeps_its_name for entry in found.entries):
+            found = replace(found, notes=(*found.notes, _NOT_FOLLOWED))
     if input_channels is not None:
         found = by_rule(found, input_channels)
     if reference is not None:
@@ -216,6 +218,13 @@ def transfer(
         require_fit(found, ckpt, target)
     require_types(found, ckpt)
     return Mapping.of(found)
+
+
+#: A note about a model of which nothing but its keys, shapes and their order is known.
+_NOT_FOLLOWED = (
+    "the forward pass of the model could not be followed, so the order in which it uses its tensors is not known "
+    "(example inputs may help: --input)"
+)
 
 
 def load_into(

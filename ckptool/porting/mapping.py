@@ -110,6 +110,11 @@ class Entry:
         return replace(self, questions=tuple(questions), evidence=answer, default=False)
 
     @property
+    def keeps_its_name(self) -> bool:
+        """Return whether it has no source, or is a copy of the source's tensor of the same name."""
+        return self.expr is None or (self.expr.is_copy and self.expr.key == self.target)
+
+    @property
     def numel(self) -> int:
         """Return the number of elements of the tensor."""
         return prod(self.shape)

@@ -67,23 +67,23 @@ class Reason(Enum):
     )
     NAMES_FOR_SWAP = (
         Topic.OTHER,
-        "the names fit better if this layer and the layer that takes {} of the source exchange their tensors; check "
-        "which of these two tensors the source's code uses in this layer",
+        "the names fit better if this layer gets {} of the source, and the layer that has it gets the chosen tensor; "
+        "check which of these two tensors the source's code uses in this layer",
     )
     COMPANY_FOR_SWAP = (
         Topic.OTHER,
-        "the neighbouring layers fit better if this layer and the layer that takes {} of the source exchange their "
-        "tensors; check which of these two tensors the source's code uses in this layer",
+        "the neighbouring layers fit better if this layer gets {} of the source, and the layer that has it gets the "
+        "chosen tensor; check which of these two tensors the source's code uses in this layer",
     )
     ORDER_FOR_SWAP = (
         Topic.OTHER,
-        "by the {}, this layer and the layer that takes {} of the source would exchange their tensors; check which of"
-        " these two tensors the source's code uses in this layer",
+        "by the {}, this layer would get {} of the source, and the layer that has it would get the chosen tensor; "
+        "check which of these two tensors the source's code uses in this layer",
     )
     ORDERS_ABOUT_SWAP = (
         Topic.OTHER,
-        "the {} supports this pair, but by the {}, this layer and the layer that takes {} of the source would "
-        "exchange their tensors; check which of these two tensors the source's code uses in this layer",
+        "the {} supports this pair, but by the {}, this layer would get {} of the source, and the layer that has it "
+        "would get the chosen tensor; check which of these two tensors the source's code uses in this layer",
     )
     NO_ORDER_KEPT = (
         Topic.OTHER,
@@ -92,8 +92,9 @@ class Reason(Enum):
     )
     RUNS_BESIDE = (
         Topic.OTHER,
-        "this layer and the layer that takes {} of the source are parallel branches in the model, and only the order "
-        "in which the code registers or runs them pairs them; check in the source's code which branch is which",
+        "this layer and the layer that takes {} of the source are parallel branches in the model, and their tensors "
+        "were chosen only by the order in which code registers or runs the branches; check in the source's code which"
+        " branch is which",
     )
     CONVENTION_OF_TWO = (
         Topic.OTHER,
@@ -147,8 +148,8 @@ class Reason(Enum):
     )
     WITHOUT_NAMES = (
         Topic.OTHER,
-        "the file has no names, so its tensors were paired in order, and the tensor for this key and the tensor for "
-        "{} may be exchanged; check in which order the source's code registers these two parameters",
+        "the file has no names, so its tensors were paired in order, but the tensors for this key and for {} would "
+        "also fit the other way round; check in which order the source's code registers these two parameters",
     )
 
     # Which of equal parts of the model
@@ -188,8 +189,8 @@ class Reason(Enum):
     # Whether it is the same thing at all
     ONLY_ITS_SHAPE = (
         Topic.OTHER,
-        "the shapes of this pair match, but the names do not; check in both codes that the model's tensor and the "
-        "source's tensor belong to the same layer",
+        "this tensor was chosen because no other tensor of its shape is left, and the names do not confirm it; check "
+        "in both codes that the model's tensor and the source's tensor belong to the same layer",
     )
     ONLY_ITS_PLACE = (
         Topic.OTHER,
@@ -199,8 +200,8 @@ class Reason(Enum):
     )
     ANOTHER_NAME = (
         Topic.OTHER,
-        "nearly all other layers have the same name in the model and in the source, but this one does not; check that"
-        " it is not a new layer of the model, which would have no source",
+        "nearly all other layers have the same name in the model and in the source, but this layer was paired with "
+        "one of another name; check that it is not a new layer of the model, which would have no source",
     )
     OTHER_WORDS = (
         Topic.OTHER,
@@ -253,9 +254,9 @@ class Reason(Enum):
     )
     SQUARE_KERNEL = (
         Topic.TURNED,
-        "a 2d convolution over the whole width of its input is a 1d convolution in the other code, and its kernel is "
-        "square ({} x {}); the last dimension was taken as the width; check along which dimension the convolution "
-        "moves",
+        "one of the codes has a 2d convolution over the whole width of its input where the other code has a 1d "
+        "convolution, and the kernel is square ({} x {}), so its last dimension was taken as the width; check along "
+        "which dimension the 2d convolution moves",
     )
     SQUARE_SCORES = (
         Topic.TURNED,
@@ -293,8 +294,8 @@ class Reason(Enum):
     BY_HEADS = (
         Topic.LAYOUT,
         "only one of the codes stores queries, keys and values as one tensor, and the file does not show whether its "
-        "rows are all queries, then all keys, then all values, or q, k and v of the first head, then of the next; "
-        "check how the code that has this tensor splits it",
+        "rows are all queries, then all keys, then all values, or q, k and v of the first head, then of the next "
+        "(written of_heads or by_heads); check how the code that has this tensor splits it",
     )
     JOINED_BY_HEADS = (
         Topic.OTHER,
@@ -310,9 +311,9 @@ class Reason(Enum):
     )
     ROWS_TAKE_TURNS = (
         Topic.LAYOUT,
-        "the source stores gate and up projection as one tensor, and does not show whether all rows of the gate come "
-        "before all rows of the up projection, or their rows alternate; check how the source's code splits this "
-        "tensor",
+        "the source stores gate and up projection as one tensor, and the file does not show whether all rows of the "
+        "gate come before all rows of the up projection, as assumed, or their rows alternate; check how the source's "
+        "code splits this tensor",
     )
     WHICH_HALF = (
         Topic.LAYOUT,
@@ -322,7 +323,7 @@ class Reason(Enum):
     PARTS_NAMED_OTHERWISE = (
         Topic.LAYOUT,
         "this projection was split in the order that its name gives ({}), but the model lists these parts in the "
-        "order {}; check how the source's code splits its output",
+        "order {} (the alternative below); check how the source's code splits its output",
     )
     ORDER_OF_PARTS = (
         Topic.OTHER,
@@ -466,7 +467,8 @@ class Reason(Enum):
     FLATTENED = (
         Topic.OTHER,
         "the model flattens feature maps in the order {}, and the source's code most likely in the order {}, so the "
-        "columns were reordered; check the order of the dimensions before flatten or view in the source's code",
+        "columns were reordered; check the order of the dimensions before flatten or view in the source's code: if it"
+        " is the model's order, take the plain tensor",
     )
     BRANCHES_JOINED = (
         Topic.OTHER,
@@ -548,7 +550,8 @@ class Reason(Enum):
     BACKGROUND = (
         Topic.OTHER,
         "one of these classes is the background, and the rows were copied in the source's order; check in both codes "
-        "whether the background is the first or the last class: if they differ, move its row",
+        "whether the background is the first or the last class: if they differ, move its row (the alternative below "
+        "moves the last row to the front)",
     )
     COLOURS = (
         Topic.OTHER,
@@ -561,8 +564,8 @@ class Reason(Enum):
     PATCHES = (
         Topic.OTHER,
         "patches go through a linear layer in one of the codes and through a convolution in the other code, so the "
-        "weight was reshaped; check whether the linear layer takes all pixels of one channel first, or all channels "
-        "of one pixel (the alternative below)",
+        "weight was reshaped; check whether the linear layer takes all pixels of one channel first, as assumed, or "
+        "all channels of one pixel (the alternative below)",
     )
     RESHAPED = (
         Topic.OTHER,

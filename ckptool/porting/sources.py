@@ -178,9 +178,11 @@ _OF_ANY_MODEL = frozenset("model net network module state dict params weights".s
 
 
 def _named_by_model(paths: Sequence[str], target: Signature) -> str | None:
-    """Return the one path that has a word of the model, "online_net" for `self.online`, and of no other path; or None.
+    """Return the one of PATHS, of state dicts of a file, that has a word of the model, such as "online_net" for
+    `self.online`.
 
-    A word of the model is in its class's name, or in the first component of all its keys.
+    None if there is no such path, or several. A word of the model is in its class's name, or in the first component of
+    all its keys.
     """
     firsts = [set(cut(key.partition(".")[0])) for key in target.entries]
     words = set(cut(target.name)) | (set.intersection(*firsts) if firsts else set())

@@ -54,7 +54,13 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A try that ran to its end: number of used weights, used inputs, and rows of the tables that inputs look up."""
+    """A try that ran to its end.
+
+    Attributes:
+        used: how many weights it used.
+        touched: the places of the inputs that it used.
+        tables: place of an input that looks up rows of a table -> number of rows of the smallest such table.
+    """
 
     used: int
     touched: frozenset[int]

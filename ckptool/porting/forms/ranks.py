@@ -28,12 +28,12 @@ _NUMBER = re.compile(r"\d+")
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """The state dicts of all ranks as one.
+    """The state dicts of all ranks of a run as one state dict.
 
     Attributes:
-        paths: the paths of the state dicts.
-        shares: key -> its expression over keys `PATH/KEY`.
-        questions: key -> its question, for uncertain keys.
+        paths: the paths of the state dicts, in the order of the ranks.
+        shares: key -> the expression that joins its shares, over keys `PATH/KEY`.
+        questions: key -> the question about how its shares are joined, for uncertain keys.
         tensors: key -> the joined tensor, which is read when its values are needed.
         sizes: the sizes of every tensor of the file.
     """

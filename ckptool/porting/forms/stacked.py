@@ -22,7 +22,9 @@ _COUNTED = re.compile(r"(|.*[A-Za-z]_?)(\d+)\Z")
 
 
 def unstack(one: Canon, other: Canon) -> None:
-    """Split tensors that hold a list of layers or experts, if the other side has such a list."""
+    """Split tensors that each hold all layers or experts of a list along the first dimension, if the other side has the
+    list.
+    """
     lists = numbered_lists(other)
     stacks = _other_stacks(one, other)
     for n, shapes in stacks.items():
@@ -195,7 +197,8 @@ def _unfold(one: Canon, other: Canon) -> None:
 
 
 def _turned(members: list[Piece], inside: set[Shape], called: dict[str, set[Shape]]) -> Counter[bool]:
-    """Count how many matrices in a stack have to be transposed to fit a list, as far as sizes or words show it.
+    """Count how many matrices in a stack have to be transposed to fit a list (True) and how many do not (False), as far
+    as sizes or words show it.
 
     Args:
         members: the stack.
@@ -284,21 +287,23 @@ def _fused_ways(piece: Piece, inside: set[Shape]) -> list[bool]:
 
 
 def counted(component: str) -> tuple[str, int] | None:
-    """Return the name and the last number of a component: ("expert_", 0); or None."""
+    """Return the name and the last number of a component of a path: ("expert_", 0) for `expert_0`; None without a
+    number.
+    """
     found = _COUNTED.match(component)
     return None if found is None else (found[1], int(found[2]))
 
 
 @dataclass(frozen=True, slots=True)
 class List:
-    """What the equal members of a numbered list hold under one name.
+    """The tensors that the members of a numbered list hold under one name, such as `layers.{}.fc.weight`.
 
     Attributes:
         around: the path before the number.
         below: the path behind it, up to the tensor.
         role: the role of the tensor.
         length: number of members.
-        shape: sizes of the tensor in each member.
+        shape: sizes of the tensor in each member, which are equal.
     """
 
     around: tuple[str, ...]

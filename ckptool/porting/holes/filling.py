@@ -63,15 +63,15 @@ class Filled:
 
 
 class Filling:
-    """The holes of the target while they are filled.
+    """The holes of the target while they are filled with expressions over the source.
 
     Attributes:
         source, target: the two sides in their common form.
         matcher, matching: the matcher and the pairs that it found.
-        values: returns the values of a small tensor of the source.
-        holes: the filled holes, by name.
-        misses: why a hole stays empty, if more is known than that no source fits.
-        unit_of: the (target, source) units that a hole was filled from.
+        values: returns the values of a small tensor of the source, given its key; None if no values may be read.
+        holes: name of a hole -> what fills it; holes that are not filled are missing.
+        misses: name of a hole -> why it stays empty, if more is known than that no source fits.
+        unit_of: name of a hole -> the units (target, source) that it was filled from.
     """
 
     def __init__(
@@ -126,7 +126,8 @@ class Filling:
         return None
 
     def _bias_for(self, role: str, piece: Piece, t: Unit, s: Unit) -> tuple[Expr, list[str]] | None:
-        """Return the expression for a bias, and the roles it uses.
+        """Return the expression for the bias ROLE of a recurrent layer, and the roles of the source's biases that it
+        reads; None if there is none.
 
         A recurrent layer has one bias for the input, one for the hidden state, or one for both.
         """
@@ -149,7 +150,9 @@ class Filling:
         return ex.zeros(*piece.shape), []
 
     def guess(self, targets: list[Unit], sources: list[Unit]) -> None:
-        """Pair units that no evidence tells apart, by names and order, with a question about each pair."""
+        """Pair units that no evidence tells apart, by similar names and then by order, with a
+        question about each pair.
+        """
         free = sorted(sources, key=lambda u: u.order)
         own = sorted(targets, key=lambda u: u.used if u.used is not None else u.order)
         for t in own:

@@ -136,7 +136,9 @@ def _go_together(votes: Counter[tuple[int, int]]) -> bool:
 
 
 class _Rivals:
-    """Counts the pairs that link a block with another block than its best partner."""
+    """Counts, for two lists of blocks, how many pairs link a block with another block than the one that it is compared
+    with.
+    """
 
     def __init__(self, votes: Counter[tuple[int, int]]) -> None:
         self._rows: dict[int, Counter[int]] = defaultdict(Counter)
@@ -240,7 +242,7 @@ def _in_other_parts(filling: Filling, pairs: Sequence[Pair]) -> None:
 
 
 class _Beside:
-    """The units in one module, with the paths of their partners."""
+    """The paths of the partners of all units in one module."""
 
     def __init__(self, units: Sequence[Unit]) -> None:
         self._paths = sorted(unit.path for unit in units)

@@ -65,7 +65,7 @@ class Classes:
 
 
 def _places(units: list[Unit]) -> dict[int, dict[int, _Place]]:
-    """Return, for every unit: depth -> (class of the module at this depth of its path, path inside of it).
+    """Return `id` of a unit -> depth -> (class of the module at this depth of its path, path inside of that module).
 
     Modules are of one class if they have the same names inside, there are several of them, and each has more than two
     units. A list of layers of one kind has no names.

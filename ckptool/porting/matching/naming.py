@@ -158,7 +158,10 @@ class Naming:
         yield [own, _last_names_in_company(sides[1])], sure
 
     def by_series(self) -> bool:
-        """Split by the known partners of other members of a numbered series, and of the series beside it."""
+        """Split by where the other members of a numbered series went, and those of the series beside it.
+
+        If `h.0.a` and `h.1.a` went to `layers.0.b` and `layers.1.b`, `h.2.a` goes to `layers.2.b`.
+        """
         known = Ways((t.path, s.path) for t, s in self.cells.pairs() if not t.doubts)
         if self.cells.split(Evidence(Kind.SERIES), lambda u, is_target: known.label(u.path, is_target), mode="one"):
             return True
@@ -177,7 +180,9 @@ class Naming:
         return False
 
     def by_words_beside(self) -> bool:
-        """Split by words that tell look-alikes apart, if known pairs show which word means which."""
+        """Split by a word that tells look-alikes apart, if known pairs show which word of the other side means the
+        same.
+        """
         known = [(t.path, s.path) for t, s in self.cells.pairs() if not t.doubts]
         changed = False
         for targets, sources in self.cells.open():
@@ -191,8 +196,8 @@ class Naming:
         return changed
 
     def by_owners(self) -> bool:
-        """Pair norms that the source names after a layer (`conv2_bn`) with the norm that runs after that layer's
-        partner.
+        """Pair a norm that the source names after a layer (`conv2_bn`) with the norm that the model runs after that
+        layer's partner.
         """
         layers = {self._layer(u): u for u in self.cells.sources if len(u.main.shape) > 1}
         labels: dict[int, Hashable] = {}
@@ -231,7 +236,7 @@ class Naming:
         return path[:-1], cut(path[-1]) if path else ()
 
     def by_roles(self) -> bool:
-        """Split by the tensors of a unit: a weight alone, or with a bias."""
+        """Split by the tensors that a unit holds: a weight alone, or a weight with a bias."""
         return self.cells.split(Evidence(Kind.TENSORS), lambda u, _: frozenset(u.pieces), mode="all")
 
     def by_similar_names(self) -> bool:
@@ -297,7 +302,8 @@ def _doubt_about(
 def _counted_alike(
     agreed: list[tuple[Unit, Unit]], below_t: Mapping[_Path, Unit], below_s: Mapping[_Path, Unit], *, unlike: bool
 ) -> list[tuple[Unit, Unit]]:
-    """Return AGREED without pairs in lists that one side counts from another number, or from the other end.
+    """Return the pairs AGREED, of equal names, without those in lists that the two sides count differently: from
+    another number, or from the other end.
 
     `blocks.1` of a list from 1 to 4 is not `blocks.1` of a list from 0 to 3, nor of one whose last member has the sizes
     of this one's first. And `layers.0` of `first, layers.0, last` is not `layers.0` of `layers.0, 1, 2`.
@@ -332,7 +338,7 @@ def _rows(path: _Path) -> Iterator[_Path]:
 
 
 def _lists(below: Mapping[_Path, Unit], named: Collection[_Path]) -> dict[_Path, dict[int, Hashable]]:
-    """Return, for every list, number -> contents of the member under names that both sides have."""
+    """Return list -> number of a member -> its contents, under the names that both sides have."""
     found: dict[_Path, dict[int, set[tuple[_Path, Hashable]]]] = defaultdict(lambda: defaultdict(set))
     for path, unit in below.items():
         for row in _rows(path):

@@ -53,7 +53,9 @@ class Neighbours:
                 return True
 
     def _round(self, rows: Iterable[_Row], doubt_of: Callable[[str], DoubtOf]) -> list[Pair]:
-        """Make the pairs of the first order, and the best kind of neighbours, that has any. Return what is decided."""
+        """Pair neighbours in the first order in which there are any, and of the best kind there: between two pairs,
+        after a pair, before a pair. Return the pairs that this decides; [] if there are none.
+        """
         for row in rows:
             for kind, pairs in row.found():
                 if pairs:

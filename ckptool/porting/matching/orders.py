@@ -38,7 +38,9 @@ class Orders:
         self._places: dict[str, tuple[dict[int, int], ...]] = {}
 
     def by_numbers(self) -> bool:
-        """Split by the ranks of numbers: the lowest numbers of one side are the lowest numbers of the other."""
+        """Split by the ranks of numbers: the unit with the lowest number is paired with the one of the lowest number,
+        and so on.
+        """
         changed = False
         for targets, sources in self.cells.open():
             if len(targets) != len(sources):
@@ -89,10 +91,10 @@ class Orders:
         return 0 if own is None or theirs is None else self.scopes.levels.against(own[0], theirs[0])
 
     def _order_conflict(self, targets: list[Unit], sources: list[Unit], ranks: dict[int, int]) -> bool:
-        """Return whether the order of numbers differs from the order of execution or of registration.
+        """Return whether the numbers of the units speak for another order than execution or registration.
 
-        Without a forward pass, numbers of one list are believed; those of several lists are compared with the order of
-        registration.
+        Without a forward pass, the numbers of one list are believed, and those of several lists are compared with the
+        order of registration.
         """
         if not self.sequences.ordered:
             return False
@@ -223,9 +225,10 @@ class Orders:
         return False
 
     def _left_in_the_middle(self, t: Unit, s: Unit, cell: tuple[list[Unit], list[Unit]], targets: list[Unit]) -> bool:
-        """Return whether one side has more look-alikes, and both sides go on with a pair of another shape.
+        """Return whether one side has more units of this look than the other, and both sides go on with a pair of
+        another shape.
 
-        Then any unit of the longer row may be without a partner, not only the last.
+        Then any unit of the longer row may be the one without a partner, not only the last.
         """
         if len(cell[0]) == len(cell[1]):
             return False

@@ -23,12 +23,22 @@ _Path = tuple[str, ...]
 
 @dataclass(eq=False, slots=True)
 class Scope:
-    """A module with units below it."""
+    """A module with units below it.
+
+    Attributes:
+        path: the components of its path.
+        units: the units below it.
+        words: the words of its path.
+        partner: the scope of the other side that it is paired with, or None.
+        doubts: the questions about this pair.
+        whole: whether it and its partner hold the same units, also such that have no partner yet.
+        all: whether it holds all units of its module; the outermost one may hold fewer.
+        in_order: whether only an order made its pair.
+    """
 
     path: tuple[str, ...]
     units: list[Unit]
     words: tuple[str, ...] = ()
-    cell: Hashable = None
     partner: Scope | None = None
     doubts: list[Question[Unit]] = field(default_factory=list)
     whole: bool = False
@@ -261,8 +271,10 @@ class Scopes:
         return scope.path
 
     def _scope_way(self, scope: Scope, is_target: bool) -> Hashable:
-        """Return a scope's place in the source's list, as paired members of the list show it: shifted, or from the end;
-        or None.
+        """Return the place of a scope in a list of the source, as the paired members of its list show it; None if they
+        do not.
+
+        They show a rule between the numbers, such as shifted by one, or counted from the end.
         """
         if self._ways is None:
             paired = [(s.path, s.partner.path) for s in self.scopes[True] if s.partner is not None and not s.doubts]
@@ -273,7 +285,9 @@ class Scopes:
         return numbers(scope.path) or None
 
     def split(self) -> bool:
-        """Split cells by the innermost pair of scopes around a unit. Return whether any was split."""
+        """Split cells by the innermost pair of scopes around each unit: partners are in partner scopes. Return whether
+        any was split.
+        """
         changed = False
         for depth in range(3):
             changed |= self.cells.split(Evidence(Kind.SCOPE), partial(self._scope_label, depth=depth))
@@ -289,7 +303,9 @@ class Scopes:
         return id(scope if is_target else scope.partner)
 
     def around(self, targets: list[Unit], sources: list[Unit]) -> list[Unit]:
-        """Return the units of the innermost pair of scopes around all these units, or of the whole model."""
+        """Return the units of the target in the innermost pair of scopes around all these units; all units if there is
+        none.
+        """
         own, theirs = set(map(id, targets)), set(map(id, sources))
         for scope in self._inner.get(id(targets[0]), ()):
             partner = scope.partner

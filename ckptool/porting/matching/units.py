@@ -175,8 +175,8 @@ def _without_numbers(path: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def number_ranks(targets: Sequence[Placed], sources: Sequence[Placed]) -> dict[int, int] | None:
-    """Return the rank of each unit by the numbers in its path; None if the two sides do not have equally many
-    of each.
+    """Return `id` of a unit -> rank of the numbers in its path among those of its side; None if the two sides do not
+    have equally many units for each number.
     """
     ranks: dict[int, int] = {}
     counts = []
@@ -259,7 +259,9 @@ _KINDS = ("norm", "conv")
 
 
 def related(t: Unit, s: Unit) -> bool:
-    """Return whether a group of words gives both units the same label."""
+    """Return whether the names of both units have words of equal meaning, or name the same part of a projection
+    ("query").
+    """
     if any(labels(t.words, hard=hard).items() & labels(s.words, hard=hard).items() for hard in (True, False)):
         return True
     return part_label(t.path) is not None and part_label(t.path) == part_label(s.path)

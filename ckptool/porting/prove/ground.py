@@ -41,7 +41,9 @@ class Ground:
     factors: Sequence[float] = ()
 
     def now(self, held: Held | None) -> Expr | None:
-        """Return the expression over the source that a weight of the model has now, as the model uses it; or None."""
+        """Return the expression over the source that a weight HELD of the model has now, in the form in which the model
+        uses it; None if it has none.
+        """
         if held is None or held.expr is None:
             return None
         values = {}

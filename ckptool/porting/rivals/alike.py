@@ -57,7 +57,9 @@ def look_alikes(pairs: Iterable[Pair]) -> Iterator[tuple[Pair, Pair]]:
 
 
 def in_doubt(swaps: Swaps) -> set[int]:
-    """Return the `id` of the target of each pair that has a doubt, or whose swap inside its block fits as well."""
+    """Return the `id` of the target of each pair that has a doubt, or that could be swapped with another pair of its
+    block.
+    """
     found = {id(t) for t, _ in swaps.pairs if t.doubts}
     for pairs in by_block(swaps.pairs).values():
         for one, other in look_alikes(pairs):
@@ -131,10 +133,10 @@ def _kinds(pairs: list[Pair]) -> dict[object, dict[object, list[Pair]]]:
 
 
 def out_of_place(pairs: Sequence[Pair]) -> Iterator[tuple[Pair, Path]]:
-    """Yield the pairs that cross between two modules that exist on both sides, each with the module where it is
-    expected.
+    """Yield pairs of which one unit is outside of a module that holds all its neighbours on both sides, with that
+    module.
 
-    All other layers of both modules stay in their own module.
+    A module of the same name exists on both sides, and all other layers in it stay in it.
     """
     held: tuple[dict[Path, list[int]], ...] = defaultdict(list), defaultdict(list)
     for at, pair in enumerate(pairs):

@@ -66,7 +66,9 @@ def _vote(of_target: _Place, of_source: _Place, one: Pair, other: Pair) -> int:
 
 
 def _counted(one: Pair, other: Pair) -> int:
-    """Vote whether the target runs two layers of a list in the order of the source's numbers: 1, -1 or 0 (unknown)."""
+    """Vote whether the model runs two layers in the order in which the source numbers them: 1, -1 if in the opposite
+    order, 0 if that is not known.
+    """
     t, t2, s, s2 = one[0], other[0], one[1], other[1]
     if t.used is None or t2.used is None or t.used == t2.used or s.numbers == s2.numbers or series(s) != series(s2):
         return 0

@@ -23,7 +23,7 @@ ANCHORS = 12
 
 
 def crossed(one: Pair, other: Pair) -> tuple[Pair, Pair]:
-    """Return two pairs with their sources exchanged."""
+    """Return two pairs with their sources exchanged: (target of one, source of the other), and the reverse."""
     return (one[0], other[1]), (other[0], one[1])
 
 
@@ -119,7 +119,9 @@ class Anchors:
         self._words: tuple[dict[str, set[str]], dict[str, set[str]]] = defaultdict(set), defaultdict(set)
 
     def near(self, one: Unit, other: Unit) -> list[Pair]:
-        """Return the pairs whose targets may be nearer to one of two units of the target, in their order."""
+        """Return those of the certain pairs whose targets may be nearer to ONE or to OTHER, two units of the target, in
+        the order of the certain pairs.
+        """
         if len(self._pairs) <= _ALL:
             return self._pairs
         if not self._having:

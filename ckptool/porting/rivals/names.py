@@ -88,7 +88,8 @@ def _parts_of_one(one: Pair, other: Pair) -> bool:
 
 
 def held_so(one: Pair, other: Pair) -> bool:
-    """Return whether both sides hold the same tensors in each pair, and different tensors in the two pairs.
+    """Return whether the two targets hold different tensors, and each holds the same as its source: a weight, or a
+    weight and a bias.
 
     A layer with a bias does not become one without. This counts only if the output of one layer flows into the other:
     of two layers whose outputs are added, either may hold the bias.

@@ -23,7 +23,7 @@ _Row = tuple[str, ...]
 
 
 class Swaps:
-    """Answers whether two pairs of a model may be swapped.
+    """Answers whether the sources of two pairs of look-alikes could be exchanged.
 
     Args:
         matching: the pairs, and the units without a partner.
@@ -31,7 +31,7 @@ class Swaps:
     Attributes:
         pairs: the pairs as they are now.
         orders: the orders that both sides have.
-        overall: how reliable each order is in the whole model.
+        overall: name of an order -> how reliable it is in the whole model.
         contents: the contents of the modules of both sides.
     """
 

@@ -234,8 +234,8 @@ def _number(words: _Path) -> tuple[str, _Path] | None:
 
 
 def _letter(words: _Path) -> tuple[str, _Path] | None:
-    """Return the place in the alphabet of a letter behind a number (`conv1a`, `conv1b`), and the other words;
-    or None.
+    """Return, for a name that counts by a letter after a number (`conv1a`, `conv1b`), the place of the letter in the
+    alphabet, and the other words; None for other names.
     """
     if len(words) < 3 or len(words[-1]) > 1 or words[-1] not in _LETTERS or not words[-2].isdecimal():
         return None
@@ -243,13 +243,15 @@ def _letter(words: _Path) -> tuple[str, _Path] | None:
 
 
 def _counts(members: dict[str, Piece], ordered: Sequence[Piece]) -> bool:
-    """Return whether letters count: they are a, b and so on without a gap, registered in that order."""
+    """Return whether the letters of MEMBERS count: a, b and so on without a gap, registered in that order."""
     places = {int(k) for k in members}
     return places == set(range(len(members))) and all(a.order < b.order for a, b in pairwise(ordered))
 
 
 def _label(words: _Path) -> tuple[str, _Path] | None:
-    """Return the place of a name in the order queries, keys, values, and its other words; or None."""
+    """Return, for a name with a word for queries, keys or values, its place in this order (0, 1, 2), and the other
+    words; None for other names.
+    """
     for at, word in enumerate(words):
         said = table().parts.get((word,))
         if said in ("q", "k", "v") and len(words) > 1:

@@ -62,7 +62,7 @@ class Join:
 
 
 class SizeCounts:
-    """Counts the tensors of each size on two sides."""
+    """Counts the tensors of each size on two sides, to tell which sizes the other side has more of."""
 
     def __init__(self, one: Canon, other: Canon) -> None:
         self._own = _counted(one)
@@ -82,8 +82,8 @@ class SizeCounts:
         return self._theirs[squeezed(shape)] - self._own[squeezed(shape)]
 
     def only_whole(self, part: Shape, whole: Shape, count: int) -> bool:
-        """Return whether this side has COUNT parts and no whole of these sizes, and the other side one whole and no
-        part.
+        """Return whether this side has COUNT tensors of the size PART and none of the size WHOLE, and the other side
+        the reverse: one WHOLE and no PART.
         """
         part, whole = squeezed(part), squeezed(whole)
         own, theirs = (self._own[part], self._own[whole]), (self._theirs[part], self._theirs[whole])
