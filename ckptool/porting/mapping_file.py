@@ -80,7 +80,7 @@ def _doubts(guessed: Sequence[Entry]) -> Iterator[str]:
     for doubts, entries in by_text.items():
         text = "; ".join(doubts)
         if text != said:
-            yield f"  # {printable(text, 400)}"
+            yield f"  # {printable(text, 1000)}"
             said = text
         for pattern, made, members in folded(entries):
             yield f"  {_yaml_key(pattern)}: {_yaml_value(f'guess({made})')}"

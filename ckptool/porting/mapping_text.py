@@ -122,7 +122,7 @@ def _section(title: str, entries: Sequence[Entry], everything: bool, width: int,
         if doubts:
             text = "; ".join(first.doubts)
             if text != said:
-                yield from _folded(f"    ({printable(text, 400)})", width, 5)
+                yield from _folded(f"    ({printable(text, 1000)})", width, 5)
                 said = text
         evidence = f"   [{first.evidence}]" if everything and first.evidence else ""
         line = (

@@ -231,12 +231,12 @@ class Reason(Enum):
     SEVERAL_COPIES = (
         Topic.OTHER,
         "the file holds several copies of this model under different prefixes, and one of them was chosen by its "
-        "prefix; to choose another copy, give its prefix: --hint PREFIX=",
+        "prefix; choose another copy by its prefix: --hint PREFIX=",
     )
     SEVERAL_SETS = (
         Topic.OTHER,
-        "the file holds several state dicts that fit ({}), and the first of these was taken; to choose another one, "
-        "give its path: --at PATH",
+        "the file holds several state dicts that fit ({}), and the first of these was taken; choose another one by "
+        "its path: --at PATH",
     )
 
     # How a tensor is laid out
@@ -500,16 +500,15 @@ class Reason(Enum):
     )
     EQUALISED = (
         Topic.OTHER,
-        "the source's weights have the same spread in every layer, as if the source's code multiplies each by 1 / "
-        "sqrt(its number of inputs), and they were copied without this factor; check the forward of the layers in the"
-        " source's code for such a factor (equalised learning rate): if it has one, take the alternative below with "
-        "the same factor",
+        "the source's weights have the same spread in every layer, as if its code multiplies each by 1 / sqrt(its "
+        "number of inputs) (equalised learning rate), and they were copied without this factor; check the forward of "
+        "the source's layers for such a factor: if it is there, take the alternative below with the same factor",
     )
     EQUALISED_BIAS = (
         Topic.OTHER,
         "the source's weights are so wide in every layer that its code most likely multiplies weights and biases by a"
-        " learning rate multiplier, and this bias was copied without it; check the forward of the layers in the "
-        "source's code for a factor on the bias: if it has one, take the alternative below",
+        " learning rate multiplier, and this bias was copied without it; check the forward of the source's layers for"
+        " a factor on the bias: if it is there, take the alternative below",
     )
     FACTOR_IN_CODE = (
         Topic.OTHER,

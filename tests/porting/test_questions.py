@@ -8,13 +8,15 @@ import pytest
 from sides import signature, wanted
 
 from ckptool import porting
+from ckptool.errors import Doubtful
 from ckptool.model_code.signature import Facts, Signature
 from ckptool.porting import expression as ex
-from ckptool.porting.expression import Shape
+from ckptool.porting.expression import Expr, Shape
 from ckptool.porting.holes.remedies import remedy
 from ckptool.porting.mapping import Entry
 from ckptool.porting.port import port
 from ckptool.porting.questions import Question, Reason, Topic, answered, ask, joined, still_open
+from ckptool.porting.refusal import require_accepted
 
 _A, _B, _C = ex.of("a"), ex.of("b"), ex.of("c")
 
@@ -39,6 +41,18 @@ def test_every_question_says_what_to_do_and_never_speaks_of_a_side(reason: Reaso
     advice = ("check ", "compare ", "accept ", "merge ", "join ", "choose ", "--at PATH", "remove ", "take ")
     assert any(one in reason.says.partition(";")[2] for one in advice)
     assert not any(one in reason.says for one in ("one side", "other side", "both sides", "which of the two "))
+
+
+def test_a_refusal_shows_the_whole_advice_once() -> None:
+    shapes = {f"{one}.weight": (4, 4) for one in ("a", "b")}
+    mapping = port(signature(shapes), wanted(shapes))
+    asked: Question[Expr] = ask(Reason.EQUALISED)
+    doubted = replace(mapping, entries=tuple(e.asking(asked) for e in mapping.entries))
+    with pytest.raises(Doubtful) as raised:
+        require_accepted(doubted, None, None)
+    first, second, *_ = raised.value.evidence
+    assert first.endswith(str(asked))
+    assert second.endswith("…")
 
 
 def asked_of(source: Signature, target: Signature) -> set[Reason]:
