@@ -17,8 +17,8 @@ from .levels import Levels
 from .owners import Owners
 from .relation import Relation
 from .series import Series, Ways, common
-from .telling import translation
 from .units import Pair, Unit, hard_conflict, similarity, template
+from .word_translation import translation
 
 #: A prefix of the target, one of the source, and the path below both.
 Exact = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]

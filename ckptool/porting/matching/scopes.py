@@ -15,8 +15,8 @@ from .evidence import Evidence, Kind
 from .levels import Levels
 from .sequences import Sequences
 from .series import Ways, common, members_of, series_of
-from .telling import translation
 from .units import Unit, number_ranks, same_numbers
+from .word_translation import translation
 
 _Path = tuple[str, ...]
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from ..pieces import Canon
 from .families import join_families
 from .join import SizeCounts
+from .joined_modules import count_spelled, line_up, turn_spelled
 from .lists import join_lists
-from .spelled_out import count_spelled, line_up, turn_spelled
 
 
 def join_parts(one: Canon, other: Canon) -> None:
