@@ -25,8 +25,9 @@ _CONFIGS = ("cfg", "config", "conf", "args", "opt", "opts", "hparams", "params",
 
 
 def converted(found: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return KWARGS for the class or function FOUND, with JSON objects as the configurations of its annotations.
+    """Return KWARGS, the arguments of a user for the class or function FOUND, with JSON objects as configurations.
 
+    For example, a dict for the argument `config: Config` becomes a `Config`.
     Raises:
         RuleError: the configuration does not have an entry, or does not accept it.
     """
@@ -40,7 +41,7 @@ def converted(found: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _kinds(found: Any) -> dict[str, type]:
-    """Return argument -> the configuration class that it takes."""
+    """Return argument of FOUND -> the configuration class in its annotation; other arguments are left out."""
     function = found
     if isinstance(found, type):
         function = next((vars(one)["__init__"] for one in found.__mro__ if "__init__" in vars(one)), found)
@@ -56,7 +57,7 @@ def _kinds(found: Any) -> dict[str, type]:
 
 
 def _class_of(hint: Any) -> type | None:
-    """Return the class in an annotation, also in `Optional[Class]`, or None if it is one of Python itself."""
+    """Return the class in the annotation HINT, also in `Optional[Class]`; None if the class is one of Python itself."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         inner = [one for one in typing.get_args(hint) if one is not type(None)]
         hint = inner[0] if len(inner) == 1 else None
@@ -127,7 +128,9 @@ def _option(name: str, value: Any) -> str:
 
 
 def _fields(kind: Any) -> str:
-    """Return a dataclass as a JSON object, with its default values where it has any."""
+    """Return the fields of the dataclass KIND as a JSON object with their default values; `VALUE` for fields without
+    one.
+    """
     found = {}
     for field in dataclasses.fields(kind):
         if field.init and field.default_factory is dataclasses.MISSING:
@@ -145,16 +148,17 @@ def _takes_nothing(kind: type) -> bool:
 
 
 def _call_in(found: Any, name: str) -> tuple[int, dict[str, Any]] | None:
-    """Return line and literal arguments of the last call of FOUND in its own file, as under `if __name__ ==
-    "__main__":`.
+    """Return the line number and the arguments of the last call NAME(…) in the file of FOUND whose arguments are all
+    literals; None if there is no such call.
     """
     try:
         tree = ast.parse(Path(inspect.getsourcefile(found) or "").read_text(encoding="utf-8"))
         signature = inspect.signature(found)
     except (OSError, TypeError, ValueError, SyntaxError):
         return None
-    for node in reversed(list(ast.walk(tree))):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name:
+    calls = [one for one in ast.walk(tree) if isinstance(one, ast.Call) and isinstance(one.func, ast.Name)]
+    for node in sorted(calls, key=lambda one: (one.lineno, one.col_offset), reverse=True):  # walk goes by depth
+        if isinstance(node.func, ast.Name) and node.func.id == name:
             try:
                 words = {one.arg: ast.literal_eval(one.value) for one in node.keywords if one.arg}
                 bound = signature.bind_partial(*map(ast.literal_eval, node.args), **words)

@@ -128,7 +128,9 @@ def _import(place: str) -> Any:
 
 
 def _last_line(said: io.StringIO) -> list[str]:
-    """Return the last line that code has printed, and clear the rest."""
+    """Return the last line that code has printed to SAID, as a list of one text, and clear SAID; [] if nothing was
+    printed.
+    """
     lines = said.getvalue().split("\n")
     said.truncate(0)
     said.seek(0)
@@ -169,7 +171,7 @@ def _signature_of(found: Any) -> inspect.Signature:
 
 
 def _after_failing(name: str, place: str, signature: inspect.Signature, kwargs: Mapping[str, Any]) -> str:
-    """Return a hint for a model that could not be built."""
+    """Return the hint for the message that the model NAME could not be built: what to type instead."""
     if signature.parameters:
         return "check the --kwargs" if kwargs else "--kwargs NAME=VALUE gives it arguments"
     if not user_code.names_file(place) or not Path(place).stem.isidentifier():
@@ -255,7 +257,7 @@ def require_model(model: Any) -> torch.nn.Module:
 
 
 def initial_values(source: ModelSource, keys: Sequence[str]) -> dict[str, LazyTensor]:
-    """Return the initial values of KEYS in a newly built model.
+    """Return key -> initial value for KEYS of the model, as building the model makes them.
 
     The model is built once more, and only the parameters of KEYS get memory: a new head on a big model costs only the
     head.
@@ -301,7 +303,9 @@ def _partly_real(source: ModelSource, keys: set[str]) -> torch.nn.Module | None:
 
 @contextlib.contextmanager
 def _on_registration(then: Callable[[str, torch.nn.Parameter], torch.nn.Parameter | None]) -> Iterator[None]:
-    """Call THEN with every parameter that a module registers in this context, and register what it returns instead."""
+    """Call THEN with every parameter that a module registers in this context, and register the result of THEN in its
+    place.
+    """
 
     def hook(_module: torch.nn.Module, name: str, parameter: Any) -> Any:
         return then(name, parameter) if isinstance(parameter, torch.nn.Parameter) else None
@@ -314,7 +318,7 @@ def _on_registration(then: Callable[[str, torch.nn.Parameter], torch.nn.Paramete
 
 
 def fill(model: torch.nn.Module, ckpt: Checkpoint) -> None:
-    """Copy the tensors of a checkpoint into the parameters and buffers of MODEL with the same names.
+    """Copy the tensors of the checkpoint CKPT into the parameters and buffers of MODEL with the same names.
 
     For a parameter that is divided among ranks, each rank reads its part.
     """
@@ -328,7 +332,9 @@ def fill(model: torch.nn.Module, ckpt: Checkpoint) -> None:
 
 
 def build(source: ModelSource, *, real: bool = False) -> torch.nn.Module:
-    """Build the model: on the meta device, unless REAL values are needed or the code does not run there."""
+    """Return the model that SOURCE makes: on the meta device, unless REAL values are needed or the code does not run
+    there.
+    """
     if real or source.instance:
         return source.make()
     state = torch.get_rng_state()
@@ -343,7 +349,10 @@ def build(source: ModelSource, *, real: bool = False) -> torch.nn.Module:
 
 
 class _NothingDrawn(TorchFunctionMode):  # type: ignore[misc]
-    """Draws no normal numbers for tensors without memory: to do nothing there, torch imports its compiler for 2 s."""
+    """A mode of torch in which `torch.nn.init` draws no normal numbers for tensors without memory.
+
+    Without it, torch would import its compiler for two seconds, to draw nothing.
+    """
 
     def __torch_function__(
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

@@ -17,7 +17,8 @@ _JOINS = frozenset("cat concat concatenate".split())
 
 
 class Channels:
-    """Follows channels from layer to layer.
+    """Follows the channels of feature maps through a forward pass, from the layer that computes them to the layers that
+    take them.
 
     Args:
         buffers: keys of buffers, which are no weights.
@@ -34,15 +35,16 @@ class Channels:
         self.bit: dict[str, int] = {}
         self.before: dict[str, int] = {}
         self._behind: dict[int, int] = {}  # id of a tensor -> the weights that it was computed from, as a set of bits
-        self._bare: set[int] = set()  # ids of tensors that were computed from weights alone
+        self._only_weights: set[int] = set()  # ids of tensors that were computed from weights alone
         self._key_of: dict[int, str] = {}  # number of a bit -> key of its weight
         self._waiting = 0  # the weights that met no data yet, as a set of bits
 
     def see(self, name: str, args: Any, kwargs: Any, result: Any, keys: Mapping[int, str]) -> None:
-        """Learn from one call of a function.
+        """Note what one call of a torch function shows about channels.
 
         Args:
-            name, args, kwargs, result: of the call. All tensors have to stay alive, so that their ids stay unique.
+            name, args, kwargs, result: the name of the function, its arguments and its result. All tensors have to stay
+                alive, so that their ids stay unique.
             keys: id of a parameter or buffer -> its key.
         """
         values = () if name.startswith("new_") or name.endswith("_like") else tuple(_flat((args, kwargs)))
@@ -78,13 +80,13 @@ class Channels:
                 self._of[id(result)] = passed
         if behind:
             self._behind[id(result)] = behind
-            if all(id(v) in self._bare or id(v) in keys for v in values if hasattr(v, "shape")):
-                self._bare.add(id(result))
+            if all(id(v) in self._only_weights or id(v) in keys for v in values if hasattr(v, "shape")):
+                self._only_weights.add(id(result))
 
     def _met(self, values: Iterable[Any], keys: Mapping[int, str]) -> int:
-        """Return the set of weights that the arguments of a call were computed from.
+        """Return the weights that the arguments VALUES of a call were computed from, as a set of bits.
 
-        Also note, for each weight that meets data for the first time, what that data was computed from.
+        Also note, for each weight that meets data for the first time, which weights that data was computed from.
         """
         data, own, meets = 0, 0, False
         for value in values:
@@ -97,7 +99,7 @@ class Channels:
                         self._key_of[self.bit[key]] = key
                         self._waiting |= 1 << self.bit[key]
                     own |= 1 << self.bit[key]
-            elif at in self._bare:
+            elif at in self._only_weights:
                 own |= self._behind[at]
             elif hasattr(value, "shape"):
                 data |= self._behind.get(at, 0)
@@ -112,7 +114,7 @@ class Channels:
         return data | own
 
     def learned(self, value: Any) -> bool:
-        """Return whether a tensor was computed from any weight."""
+        """Return whether the tensor VALUE was computed from any weight, and not from inputs alone."""
         return id(value) in self._behind
 
     def _side_by_side(self, parts: Any, dim: Any, rank: int) -> tuple[bool, Parts] | None:
@@ -138,8 +140,8 @@ class Channels:
         return None
 
     def _join(self, key: str, parts: Parts) -> None:
-        """Note that a weight takes the concatenated outputs of these layers, if none of them is computed from
-        another.
+        """Note that the weight KEY takes the concatenated outputs of the layers PARTS, unless one of these is computed
+        from another.
         """
         names = [name for name, _ in parts]
         apart = len(set(names)) == len(names) and not any(

@@ -37,7 +37,7 @@ def is_model(value: Any) -> bool:
 
 
 def choices(module: Any) -> dict[str, Any]:
-    """Return everything in a module that may be the model: its own instances, classes and factories."""
+    """Return name -> value for everything in MODULE that may be the model: its own instances, classes and factories."""
     own = {name: value for name, value in vars(module).items() if not name.startswith("_")}
     here = module.__name__
     classes = {
@@ -66,7 +66,7 @@ def _makes_a_model(name: str, function: Any, outer: set[str]) -> bool:
 
 
 def _made_by(function: Any) -> set[str]:
-    """Return the functions whose result a function returns, read from its source.
+    """Return the names of the functions whose result FUNCTION returns, read from its source.
 
     {"VGG"} for `return VGG(…)`, {"nn.Sequential"} for `net = nn.Sequential(…); return net.eval()`.
     """
@@ -87,8 +87,9 @@ def _made_by(function: Any) -> set[str]:
 
 
 def _called(node: ast.expr) -> str:
-    """Return `nn.Sequential` for `nn.Sequential(…)` and `nn.Sequential(…).to(device)`, and "" if the node is no
-    call.
+    """Return the name of the function that the syntax tree NODE calls, "" if it is no call.
+
+    `nn.Sequential` for `nn.Sequential(…)` and for `nn.Sequential(…).to(device)`.
     """
     while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Call):
         node = node.func.value
@@ -100,7 +101,10 @@ def _root(node: ast.expr) -> str:
 
 
 def _gives_a_module(function: Any, seen: set[Any]) -> bool:
-    """Return whether a function returns a module, from a class or from another function that returns one."""
+    """Return whether FUNCTION returns a torch.nn.Module, from a class or from another function that returns one.
+
+    SEEN holds the functions that were looked at, so that functions that call each other end the search.
+    """
     known = vars(sys.modules[function.__module__]) if function.__module__ in sys.modules else function.__globals__
     for dotted in _made_by(function):
         first, *others = dotted.split(".")
@@ -177,7 +181,7 @@ def _ranked(shown: Mapping[str, Any], weights: Shapes | None, kwargs: Mapping[st
 
 
 def _shapes(value: Any, kwargs: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes in a candidate's state dict; {} if it is empty or cannot be built with KWARGS."""
+    """Return key -> shape of the state dict of a candidate; {} if it is empty or cannot be built with KWARGS."""
     try:
         with torch.device("meta"), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -189,7 +193,7 @@ def _shapes(value: Any, kwargs: Mapping[str, Any]) -> dict[str, tuple[int, ...]]
 
 
 def _outermost(classes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the classes whose name is in the source of no other class of the file."""
+    """Return name -> class for the classes that no other class of the file mentions in its source: the whole models."""
     inner = set()
     for other in classes.values():
         try:
@@ -201,7 +205,9 @@ def _outermost(classes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _none(module: Any, place: str) -> NotFound:
-    """Return the error for a file without a model. It says so if the model is made where importing does not run."""
+    """Return the error for a file in which no model was found. It says so if the model is made under `if __name__ ==
+    "__main__":`, which importing the file does not run.
+    """
     made = _made_in_main(module)
     if made:
         line, name = made
@@ -240,6 +246,9 @@ def _kind(value: Any) -> str:
 
 
 def hint(place: str, shown: Mapping[str, Any], wanted: str = "") -> str | None:
-    """Return a candidate as a user would type it: the one whose name is most like WANTED, or that no other uses."""
+    """Return one of the candidates SHOWN as a user would type it, `PLACE:Name`, or None.
+
+    It is the one whose name is most like WANTED, or else the one that no other candidate uses.
+    """
     near = closest(wanted, list(shown), 1) if wanted else []
     return f"{shell_path(place)}:{(near or list(_outermost(shown)))[0]}" if shown else None

@@ -59,10 +59,10 @@ _MEMBERS = frozenset("__getitem__ select unbind index_select".split())
 
 @dataclass(slots=True)
 class Use:
-    """The first use of a tensor.
+    """The first use of a parameter or buffer in a forward pass.
 
     Attributes:
-        index: how many other tensors were used before it.
+        index: how many other tensors of the state dict were used before it.
         how: the function that took it ("linear").
         facts: what the rest of the pass shows about it.
     """
@@ -73,7 +73,9 @@ class Use:
 
 
 def _turned_to(name: str, args: Any) -> list[int] | None:
-    """Return the old place of each of the four dimensions of a result, or None if the arguments do not show it."""
+    """Return, for each of the four dimensions of the result of a permutation, its place before; None if that is not
+    shown.
+    """
     given = args[1] if len(args) == 2 and isinstance(args[1], tuple | list | torch.Size) else args[1:]
     if not all(isinstance(dim, int) for dim in given):
         return None
@@ -146,7 +148,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         return result
 
     def _credit(self, name: str, taken: Sequence[Any], result: Any) -> None:
-        """Note which matrices a result is an output of: those that its data was last multiplied with."""
+        """Note which matrices made RESULT: those that its data was last multiplied with."""
         if name in _MULTIPLY or name.startswith("conv"):
             made = frozenset(self._keys[id(t)] for t in taken[1:] if id(t) in self._keys and t.ndim > 1)
         else:
@@ -163,7 +165,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
                 self.uses[key].facts.rotary, self.uses[key].facts.turned = kind, width
 
     def finish(self) -> None:
-        """Note the facts that only the whole pass shows."""
+        """Note, after the forward pass, the facts that only the whole pass shows."""
         for key, use in self.uses.items():
             use.facts.joined = self._channels.joined.get(key, ())
             use.facts.beside_gate = self._gating.roles.get(key, "")
@@ -195,13 +197,15 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             self._summed(key, args, value)
 
     def _stands(self, key: str, *, inputs_first: bool) -> None:
-        """Note whether a matrix has its inputs first, if its first use shows it."""
+        """Note whether the matrix KEY is stored as [inputs, outputs], if its first use shows it."""
         facts = self.uses[key].facts
         if facts.inputs_first is None:
             facts.inputs_first = inputs_first
 
     def _members(self, args: Any, result: Any) -> None:
-        """Note that matrices taken out of a stack by index belong to the parameter that holds the stack."""
+        """Note that a matrix that is taken out of a stack by index (`w[i]`) belongs to the parameter that holds the
+        stack.
+        """
         index = args[1] if len(args) > 1 else 0
         whole = isinstance(index, int) or (isinstance(index, torch.Tensor) and not index.is_floating_point())
         for one in [result] if isinstance(result, torch.Tensor) else result if whole else ():
@@ -284,7 +288,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
                 self._from[id(result)] = made
 
     def _behind(self, args: Any, kwargs: Any) -> None:
-        """Note which layer a batch norm follows at once, with its eps."""
+        """Note for a batch norm which layer's output it takes directly, and its eps."""
         given = dict(zip(_OF_BATCH_NORM, args, strict=False)) | kwargs
         layer, mean = self._made.get(id(given.get("input"))), self._keys.get(id(given.get("running_mean")))
         eps = given.get("eps", 1e-5)
@@ -293,7 +297,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             self._normed[id(given["input"])] = mean
 
     def _taken_elsewhere(self, name: str, values: Sequence[Any]) -> None:
-        """Forget which layer a batch norm follows where another function takes the output of that layer, too."""
+        """Forget that a batch norm follows a layer directly, if another function takes the layer's output, too."""
         for value in values if name != "batch_norm" and name not in _LOOKS else ():
             self._made.pop(id(value), None)
             if (mean := self._normed.pop(id(value), None)) is not None:
@@ -387,7 +391,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             facts.modulates = tuple(done)
 
     def _inside(self, what: Any) -> None:
-        """Note that what a projection gives is cut in the last of the sizes that it was brought to."""
+        """Note that a projection's output is reshaped first, and then split along the last of the new sizes."""
         key = what[0]
         if key in self.uses and self.uses[key].facts.layout.kind == "grouped":
             facts = self.uses[key].facts

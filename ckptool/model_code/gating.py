@@ -42,7 +42,7 @@ class Gating:
         self._taken: dict[str, tuple[int, tuple[int, ...]]] = {}  # what a weight works on, and its sizes
 
     def see(self, name: str, args: Any, kwargs: Any, result: Any, keys: Mapping[int, str]) -> None:
-        """Learn from one call of a function. The arguments are those of `Channels.see`."""
+        """Note what one call of a torch function shows about gates. The arguments are those of `Channels.see`."""
         tensors = [value for value in flat([args, kwargs]) if hasattr(value, "ndim")]
         if name in _PRODUCTS or name.startswith("conv"):
             self._begin(tensors, result, keys)
@@ -82,7 +82,7 @@ class Gating:
             self._taken[key] = id(data[0]), tuple(weights[0].shape)
 
     def _judge(self, one: Any, other: Any) -> None:
-        """Find the gate of two tensors that are multiplied: the one that went through an activation.
+        """Note which of two tensors that are multiplied is the gate: the one that went through an activation.
 
         If both halves of one layer did, the gate is the half that went through a sigmoid (van den Oord et al.,
         "WaveNet", 2016). If two layers did, neither is a gate: recurrent cells multiply such layers as well.
@@ -104,7 +104,7 @@ class Gating:
 
 
 def _half(args: Any) -> int | None:
-    """Return which half of the last dimension a slice takes, or None."""
+    """Return which half of the last dimension a slice with these arguments takes, 0 or 1; None if it takes no half."""
     index = args[1] if len(args) > 1 else None
     if not isinstance(index, tuple) or not index:
         return None

@@ -19,7 +19,7 @@ _SPEC = re.compile(r"(?:(\w+(?:\.\w+)*)=)?(\w+)\[([\d,\s]*)\](?:<(\d+))?\Z")
 
 @dataclass(frozen=True, slots=True)
 class InputSpec:
-    """A random input: element type and shape. Integers are from LOW to HIGH - 1."""
+    """A random input to be made: element type and shape. Integers are from LOW to HIGH - 1."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -204,7 +204,7 @@ def guess_inputs(model: torch.nn.Module) -> Iterator[Any]:
 
 
 def _combined(model: torch.nn.Module, wanted: list[str], *, by_name: bool) -> Iterator[Any]:
-    """Yield inputs for the arguments WANTED, the likeliest combinations first."""
+    """Yield inputs for the arguments WANTED, the likeliest combinations first, as lists or, if BY_NAME, as dicts."""
     options = [list(inputs_for(model, name, len(wanted))) for name in wanted]
     if len(wanted) == 1:
         combined: Iterator[tuple[InputSpec, ...]] = ((one,) for one in options[0])
@@ -221,11 +221,16 @@ def _combined(model: torch.nn.Module, wanted: list[str], *, by_name: bool) -> It
 
 @dataclass(frozen=True, slots=True)
 class _Layers:
-    """What the layers of a model take.
+    """The inputs that the layers of a model take.
 
-    `tokens` are the rows of tables, `words` the rows of tables that are not for positions or types; `convolutions` are
-    (dimensions, channels), `widths` the inputs of linear layers. Of the last two the first registered one comes first,
-    then those that no other layer gives.
+    Attributes:
+        tokens: the rows of each embedding.
+        words: the rows of each embedding that is not for positions or token types.
+        convolutions: (spatial dimensions, input channels) of each convolution; channels are negative if transposed.
+        widths: the input widths of linear and recurrent layers. In `convolutions` and `widths`, the layer that is
+            registered first comes first, then layers whose inputs no other layer gives.
+        sides: sizes (height, width) of pictures that the model's own tables suggest.
+        places: the lengths of the position tables.
     """
 
     tokens: list[int]
@@ -305,7 +310,14 @@ def _pictures(found: _Layers) -> Iterator[InputSpec]:
 
 
 def _extents(found: _Layers, dims: int, channels: int) -> list[tuple[int, ...]]:
-    """Return lengths, or sizes of pictures or volumes, to try."""
+    """Return spatial sizes to try for the input of a convolution, the likeliest first.
+
+    Args:
+        found: facts about the layers of the model, such as the lengths of its position tables.
+        dims: the number of spatial dimensions: 1, 2 or 3.
+        channels: the channels of the input; negative for a transposed convolution, which gets small
+            feature maps.
+    """
     if channels < 0:
         return [(n,) * dims for n in (1, 4, 8)]
     if dims == 1:  # spectra, of which a stride may leave as many as there are places
@@ -316,7 +328,7 @@ def _extents(found: _Layers, dims: int, channels: int) -> list[tuple[int, ...]]:
 
 
 def _places(model: torch.nn.Module) -> list[int]:
-    """Return how many positions the position tables have."""
+    """Return the lengths of the model's position tables: how many positions each has."""
     named = itertools.chain(model.named_parameters(), model.named_buffers())
     found = [t.shape[-2] for name, t in named if _POSITIONS.search(name.lower()) and t.ndim >= 2]
     return list(dict.fromkeys(n for n in found if 4 <= n <= 4096))[:3]

@@ -18,18 +18,23 @@ _CUT = {"h": ("H", "h"), "w": ("W", "w")}
 
 
 class Patches:
-    """Follows pictures until they are rows of patches."""
+    """Follows pictures that code cuts into patches, until each row of a tensor holds the numbers of one patch."""
 
     def __init__(self) -> None:
         self._dims: dict[int, tuple[str, ...]] = {}  # id of a tensor -> the letters in each of its dimensions
 
     def order_of(self, value: Any) -> str:
-        """The order of the numbers in each row ("chw"), "" where that is not known."""
+        """Return the order in which each row of VALUE lists the numbers of its patch ("chw", "hwc"), "" if that is not
+        known.
+        """
         last = self._dims.get(id(value), ("",))[-1]
         return last if sorted(last) == ["c", "h", "w"] else ""
 
     def see(self, name: str, args: Any, kwargs: Any, result: Any, learned: Callable[[Any], bool]) -> None:
-        """Learn from one call of a function; LEARNED tells whether a tensor was computed from weights."""
+        """Note what one call of a torch function shows about patches.
+
+        The first arguments are those of `Channels.see`; LEARNED tells whether a tensor was computed from weights.
+        """
         first = args[0] if args else kwargs.get("input")
         if not hasattr(result, "shape") or not hasattr(first, "shape"):
             return
@@ -61,7 +66,10 @@ def _after(
 
 
 def _cut_or_joined(dims: tuple[str, ...], before: Sequence[int], after: Sequence[int]) -> tuple[str, ...] | None:
-    """The letters in each dimension after a reshape that cuts single dimensions in two, or joins neighbours."""
+    """Return the letters in each dimension after a reshape that cuts single dimensions in two, or joins neighbours.
+
+    DIMS are the letters before it; None if the reshape does something else.
+    """
     made: list[str] = []
     left, at = list(zip(dims, before, strict=True)), 0
     while at < len(after):

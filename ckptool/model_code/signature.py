@@ -139,7 +139,7 @@ class Facts:
     pixels: str = ""
 
     def under(self, names: Mapping[str, str]) -> Facts:
-        """The same with the keys of other weights under the NAMES that they have elsewhere."""
+        """Return these facts with the keys of other weights renamed by NAMES (old key -> new key)."""
         joined = tuple((names.get(key, key), count) for key, count in self.joined)
         behind = None if self.behind is None else self.behind._replace(weight=names.get(self.behind.weight, ""))
         return replace(self, joined=joined, behind=behind)

@@ -121,7 +121,7 @@ _SMALL = 50_000_000
 
 
 def _follow(model: torch.nn.Module, live: Mapping[str, torch.Tensor], inputs: Any) -> _Followed:
-    """Follow a forward pass on the first inputs that the model takes."""
+    """Return what a forward pass of MODEL shows, on the first inputs on which it runs; nothing if there are none."""
     small = sum(t.numel() for t in live.values()) < _SMALL and not any(t.is_meta for t in live.values())
     best = _Nothing
     for one in itertools.chain(without_memory(model), [model] if small else []):
@@ -140,7 +140,7 @@ def _follow(model: torch.nn.Module, live: Mapping[str, torch.Tensor], inputs: An
 
 
 def _is_small(inputs: Any) -> bool:
-    """Return whether a guess has few enough elements to be tried: some layers take thousands of channels."""
+    """Return whether guessed inputs have few enough elements to be tried: some layers take thousands of channels."""
     specs = inputs.values() if isinstance(inputs, Mapping) else inputs
     return all(math.prod(spec.shape) <= _MOST_INPUT for spec in specs)
 

@@ -88,9 +88,9 @@ def _import_file(path: Path) -> Any:
 
 @contextlib.contextmanager
 def _own_command_line(path: Path) -> Iterator[None]:
-    """Give code that reads the command line when it is imported one without arguments, in this context.
+    """In this context, give code an empty command line: it may read `sys.argv` when it is imported.
 
-    Python writes no bytecode beside it either: a command that writes nothing leaves nothing.
+    Python writes no bytecode beside the code either: a command that writes nothing leaves nothing.
     """
     before = sys.argv, sys.dont_write_bytecode
     sys.argv, sys.dont_write_bytecode = [str(path)], True
@@ -121,7 +121,7 @@ def _import_in_package(path: Path) -> Any:
 
 
 def _is_another(known: Any, place: Path) -> bool:
-    """Return whether a package of that name is imported already, from another folder."""
+    """Return whether a package with the name of KNOWN is imported already, from another folder than PLACE."""
     origin = getattr(known, "__file__", None)
     return known is not None and (origin is None or Path(origin).resolve().parent not in place.parents)
 

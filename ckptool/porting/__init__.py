@@ -2,26 +2,41 @@
 
 The words of this package, in the order in which a port meets them:
 
-    side         the source (a file) or the target (a model in code). A rule for both directions says: one and other.
+    side         the source (a file) or the target (a model in code). In rules for both directions, ONE is the side that
+                 is changed or looked at, and OTHER is the other side.
     signature    the keys and shapes of a side, in order. That of code also has facts from its forward pass.
     operation    what can be done with tensors (`transpose`, `cat`, `rotary`): a class in `operations`.
     expression   operations over the keys of the source, which make one tensor of the target (`expression`).
+    copy         an expression without operations: one tensor of the source as it is.
     form         the common form of both sides, in which they hold tensors of equal sizes (`forms`).
+    step         a change of a side towards the common form, a row of `forms.step_table`. In a proof: an operation
+                 without weights.
     piece        one tensor in that form. Its name is the path of its module, and its role there ("weight", "bias").
     bare         said of a parameter that is no weight of a torch layer, but an `nn.Parameter` of a larger module.
     fused        said of a projection that holds several: queries, keys and values; gate and up. They may be stored one
                  after the other, or head by head (interleaved).
-    hole         the place of a piece of the target, to be filled with an expression (`holes`).
+    turned       said of a matrix that is transposed, of a convolution kernel whose inputs and outputs are swapped, and
+                 of a list that is counted from its end.
+    list         a module whose members have numbers as names (`layers.0`, `layers.1`).
+    stack        a tensor that holds one tensor of each member of a list, along its first dimension.
+    family       tensors of one module that may be parts of one tensor. In `family`: models of one kind and all sizes.
+    hole         the place of a piece of the target, to be filled with an expression (`holes`). In a text: the place of
+                 a number or a name.
     unit         a module of the form with all its pieces: matching pairs units of the two sides (`matching`).
-    pair         a unit of the target and a unit of the source, its partner.
-    cell         units of both sides that nothing tells apart yet. Matching splits cells until each holds a pair.
+    pair         a unit of the target and a unit of the source, its partner. T and S are the two units of a pair.
+    cell         units of both sides that nothing tells apart yet. Matching splits cells until each holds a pair. The
+                 cell of an LSTM is called a recurrent cell.
     scope        a module around units. Scopes are paired first, and their units inside of them.
-    beside       in the same module. A neighbour of a unit is beside it, or directly before or after it in an order.
+    beside       in the same module; of layers in a forward pass: parallel, so that neither takes the other's output. A
+                 neighbour of a unit is in its module, or directly before or after it in an order.
     series       paths that differ in one number: `blocks.{}.norm1`.
     block        a module in a numbered list of modules with equal contents (`layers.3`).
     order        the order of registration, of execution, or of the numbers in names.
+    word, label  a part of a name (`q`, `proj`), and what it means ("query"): `words` has the vocabulary.
     look-alikes  units of equal shapes, which only names, orders and neighbours tell apart.
+    swap         two pairs of look-alikes with their sources exchanged (`rivals`).
     evidence     what told a unit from its look-alikes: a name, an order, the modules around it.
+    certain      said of a pair, a unit or a rule without a question.
     question     what a rule is not sure of: a reason, which is a sentence, and options (`questions`).
     option       what else it may be: another unit, or another expression for the same tensor (also called a rival).
     doubt        the sentence of an open question.
@@ -29,6 +44,10 @@ The words of this package, in the order in which a port meets them:
     mapping      the result: an entry for each key of the target, mapped, guessed or unmapped (`mapping`).
     proof        both models run on the same inputs: equal outputs settle doubts (`prove`). One run of it is a trial.
     use, flow    an operation on weights in a forward pass, with its input and output; all uses of a forward pass.
+    agree        said of a use whose output some use in the source's code gives, too. The models diverge at the first
+                 use that does not.
+    change       other expressions for some keys, which a proof tries: (label, key -> expression).
+    fingerprint  a few numbers made from the values of one channel, by which a proof finds equal channels.
 """
 
 from __future__ import annotations
@@ -136,11 +155,11 @@ def transfer(
         source: a path, a Checkpoint or a dict of torch tensors.
         model: a torch.nn.Module (also on the meta device, also wrapped), or code as `MODEL.py:Name`.
         at: where the weights are in the file, if there are several.
-        hints: renaming rules OLD=NEW, from names of the source to names of the target.
+        hints: OLD=NEW, from a name of the source to what the model calls it. Hints are used for matching only: no key
+            of the file is renamed.
         input_channels: the rule for a first layer with another number of input channels: "repeat" (repeated and
-            scaled),
-            "sum", "mean", "zeros" (for new channels) or "first" (the first channels). Without it, the likeliest rule is
-            used, as a guess.
+            scaled), "sum", "mean", "zeros" (for new channels) or "first" (the first channels). Without it, the
+            likeliest rule is used, as a guess.
         inputs: example inputs for a forward pass, as texts (`float32[2,3,64,64]`) or tensors; searched for if None.
         source_model: the source's own code, in a form like MODEL. Its order of execution then counts, too.
         source_inputs: example inputs for the source's code, if it takes another form than the model.
@@ -181,6 +200,8 @@ def transfer(
         code = None if source_model is None else signature_for(source_model, inputs=theirs)
         rules = [hints] if isinstance(hints, str) else hints
         found = match_signature(ckpt, target, at=at, hints=rules, source_code=code)
+        if not target.traced and not all(entry.keeps_its_name for entry in found.entries):
+            found = replace(found, notes=(*found.notes, _NOT_FOLLOWED))
     if input_channels is not None:
         found = by_rule(found, input_channels)
     if reference is not None:
@@ -197,6 +218,13 @@ def transfer(
         require_fit(found, ckpt, target)
     require_types(found, ckpt)
     return Mapping.of(found)
+
+
+#: A note about a model of which nothing but its keys, shapes and their order is known.
+_NOT_FOLLOWED = (
+    "the forward pass of the model could not be followed, so the order in which it uses its tensors is not known "
+    "(example inputs may help: --input)"
+)
 
 
 def load_into(
@@ -223,7 +251,7 @@ def load_into(
             memory. The model is changed only if nothing is wrong or missing.
         source: a path, a Checkpoint or a dict of torch tensors.
         at: where the weights are in the file, as in `ckptool.transfer`.
-        hints: renaming rules OLD=NEW, as in `ckptool.transfer`.
+        hints: OLD=NEW, as in `ckptool.transfer`: used for matching only.
         input_channels: the rule for a first layer with other input channels, as in `ckptool.transfer`.
         inputs: example inputs for a forward pass, as in `ckptool.transfer`.
         accept_guesses: load guesses, too: all (True), or those that match one of these patterns.
@@ -348,4 +376,4 @@ def read_mapping(path: Any) -> Mapping:
     return Mapping.of(read(path))
 
 
-__all__ = ["Entry", "Mapping", "MappingOf", "load_into", "read_mapping", "transfer"]
+__all__ = ["Entry", "Mapping", "apply_mapping", "load_into", "read_mapping", "transfer"]

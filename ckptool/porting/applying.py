@@ -121,7 +121,7 @@ def apply(
 
 
 def _own(tensor: LazyTensor) -> LazyTensor:
-    """Return a tensor whose storage holds no more than its own values."""
+    """Return TENSOR over a storage with no more than its own values: a slice of a big tensor is copied out of it."""
     plain = replace(tensor, requires_grad=False, parameter=False)
     if tensor.fills_storage or (tensor.storage.nbytes == tensor.nbytes and not tensor.storage.big_endian):
         return plain

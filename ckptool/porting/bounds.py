@@ -24,7 +24,7 @@ _MOST_TRIED = 16
 
 
 def stand_ins(signature: Signature) -> dict[str, str]:
-    """Return key -> short name for keys that are too long to match; empty if there are none."""
+    """Return key -> short name for the keys of a signature that are too long to match; empty if there are none."""
     long = [key for key in signature.entries if len(key) > _LONGEST or key.count(".") >= _DEEPEST]
     found = {}
     for number, key in enumerate(long):
@@ -36,7 +36,7 @@ def stand_ins(signature: Signature) -> dict[str, str]:
 
 
 def under(signature: Signature, new: dict[str, str]) -> Signature:
-    """Return the signature with its keys renamed by NEW."""
+    """Return SIGNATURE with its keys renamed by NEW (old key -> new key); other keys stay."""
     entries = {
         new.get(key, key): replace(entry, key=new.get(key, key), tied=entry.tied and new.get(entry.tied, entry.tied))
         for key, entry in signature.entries.items()
@@ -45,11 +45,7 @@ def under(signature: Signature, new: dict[str, str]) -> Signature:
 
 
 def require_size(source: Signature, target: Signature) -> None:
-    """Raise RuleError if the source has far more tensors than the model.
-
-    Raises:
-        RuleError: it has.
-    """
+    """Raise RuleError if the source has far more tensors than the model."""
     have, wanted = (sum(e.tied is None for e in side.entries.values()) for side in (source, target))
     if have > max(_MOST_TENSORS, _TIMES * wanted):
         raise RuleError(
@@ -62,7 +58,10 @@ def require_size(source: Signature, target: Signature) -> None:
 
 
 def likely(found: Sequence[StateDict], target: Signature) -> list[StateDict]:
-    """Return the state dicts with the most tensors of the model's sizes, in the order of the file."""
+    """Return the state dicts of FOUND to try: all, or the 16 with the most tensors of the model's sizes.
+
+    They are in the order of the file.
+    """
     if len(found) <= _MOST_TRIED:
         return list(found)
     wanted = Counter(entry.shape for entry in target.entries.values())

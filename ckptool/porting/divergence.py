@@ -57,7 +57,7 @@ def divergence_table(rows: Sequence[MappingOf[str, Any]], width: int) -> Iterato
 
 
 def _shared(names: Sequence[str]) -> str:
-    """Return the components that all names begin with."""
+    """Return the components that all NAMES begin with, as text; "" if there are none."""
     paths = [name.split(".")[:-1] for name in names if name != "-"]
     if len(paths) < 2:
         return ""

@@ -66,7 +66,7 @@ class FamilyLine:
 
     @property
     def is_general(self) -> bool:
-        """Return whether the line is for any text."""
+        """Return whether the line is for any text: its key has the hole that stands for any text."""
         return f"{{{ANY}}}" in self.key
 
 
@@ -120,7 +120,7 @@ class Family:
 
 
 class _Instance:
-    """A family applied to one file."""
+    """A family of mappings applied to one file: it computes the numbers of the file, and writes out the lines."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class _Instance:
         self.values: dict[tuple[Any, ...], int] = {}
 
     def _names(self, shapes: Mapping[str, Shape]) -> tuple[dict[str, str], list[str]]:
-        """Return name in the lines -> key of the file, and the keys of other parts of the file."""
+        """Return key as the lines write it -> key of the file, and the keys of other parts of the file."""
         plain = unwrap(shapes)
         names = {name: key for key, name in plain.items()} if len(set(plain.values())) == len(plain) else {}
         names = names or {key: key for key in shapes}
@@ -156,7 +156,9 @@ class _Instance:
     # ------------------------------------------------------------------------------------------------ numbers
 
     def number(self, name: str, letters: Mapping[str, int]) -> int:
-        """Return a number, which is computed once for each value of the letters."""
+        """Return the value of the number NAME for these LETTERS (the counters of the line); it is computed once for
+        each.
+        """
         if name in letters:
             return letters[name]
         if name in self.given:
@@ -172,7 +174,9 @@ class _Instance:
         return self.values[at]
 
     def evaluate(self, text: str, letters: Mapping[str, int], name: str = "") -> int:
-        """Return the value of a sum of numbers."""
+        """Return the value of TEXT, a formula over numbers such as `2 * width`, for these LETTERS. NAME is the number
+        that it defines, for messages.
+        """
         try:
             found = self._value(ast.parse(text.strip(), mode="eval").body, letters, name)
         except CheckpointError:
@@ -338,7 +342,9 @@ class _Instance:
 
     @property
     def _takes_all(self) -> set[int]:
-        """Return the numbers of lines that take every key: they do not show that a file belongs to the family."""
+        """Return the line numbers of the lines that take every key of a file. They do not show that a file belongs to
+        the family.
+        """
         return {line.number for line in self.family.lines if line.value == f"{{{ANY}}}"}
 
     def _forth(self) -> list[Entry]:
@@ -405,7 +411,7 @@ class _Instance:
         return [replace(entry, target=below + entry.target) for entry in entries]
 
     def _require_whole(self, entries: Sequence[Entry], missing: Sequence[str]) -> None:
-        """Raise RuleError if the file lacks tensors, or is of another kind."""
+        """Raise RuleError if the file lacks the tensors MISSING, or belongs to another family."""
         if not missing:
             return
         if len(entries) < len(missing):
@@ -442,7 +448,7 @@ class _Instance:
         )
 
     def fits(self) -> bool:
-        """Return whether most lines find their keys."""
+        """Return whether most lines of the family find their keys in the file."""
         there = absent = 0
         try:
             for line, key, expr in self._written(self.family.lines):

@@ -88,10 +88,14 @@ def without_model(mapping: Port, shapes: Mapping[str, Shape]) -> Port:
 
 
 def family_of(document: Mapping[str, Any], name: str, path: StrPath) -> Family:
-    """Return the family that a document holds (see `mapping_file.read`).
+    """Return the family in DOCUMENT, the parsed YAML of a mapping file (see `read`).
 
+    Args:
+        document: its sections, as `mapping_file.document_of` returns them.
+        name: the name of the family.
+        path: the path of the file, for messages.
     Raises:
-        Malformed: it is something else; the message names the line.
+        Malformed: a section or a value is not one of a family file; the message names the line if it is known.
     """
     known = {
         "ckptool-mapping", "source", "target", "numbers", "mapping", "back", "below", "beside", "needs",

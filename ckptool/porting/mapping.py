@@ -93,7 +93,9 @@ class Entry:
         return replace(self, questions=every)
 
     def tried(self, expr: Expr) -> Entry:
-        """Return the entry with another expression, found by trial. The old expression becomes the first option."""
+        """Return the entry with the expression EXPR, which a proof found by trial. The old expression becomes the first
+        option.
+        """
         had = () if self.expr is None else (self.expr,)
         found = Question(Reason.FOUND_BY_TRIAL, (), had)
         questions = self.questions if self.status == "guessed" else (*self.questions, found)
@@ -106,6 +108,11 @@ class Entry:
         """Return the entry with all questions answered, and with ANSWER as its evidence."""
         questions = answered(self.questions, None, answer)
         return replace(self, questions=tuple(questions), evidence=answer, default=False)
+
+    @property
+    def keeps_its_name(self) -> bool:
+        """Return whether it has no source, or is a copy of the source's tensor of the same name."""
+        return self.expr is None or (self.expr.is_copy and self.expr.key == self.target)
 
     @property
     def numel(self) -> int:
@@ -187,8 +194,9 @@ class Mapping:
         return all(entry.status == "mapped" for entry in self.entries)
 
     def open_questions(self, guesses: Sequence[str] | None, gaps: Sequence[str] | None) -> list[Entry]:
-        """Return the guesses and gaps that are not accepted: patterns accept some, an empty pattern all, None
-        nothing.
+        """Return the guesses and the keys without a source that are not accepted.
+
+        GUESSES and GAPS are patterns of keys: an empty pattern accepts all, None accepts nothing.
         """
         accepted = {"guessed": _patterns(guesses), "unmapped": _patterns(gaps)}
         return [

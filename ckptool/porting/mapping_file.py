@@ -80,7 +80,7 @@ def _doubts(guessed: Sequence[Entry]) -> Iterator[str]:
     for doubts, entries in by_text.items():
         text = "; ".join(doubts)
         if text != said:
-            yield f"  # {printable(text, 400)}"
+            yield f"  # {printable(text, 1000)}"
             said = text
         for pattern, made, members in folded(entries):
             yield f"  {_yaml_key(pattern)}: {_yaml_value(f'guess({made})')}"
@@ -120,14 +120,16 @@ def folded(entries: Sequence[Entry]) -> list[tuple[str, str, list[Entry]]]:
 
 
 def _shape_of_key(entry: Entry) -> tuple[str, ...]:
-    """Return the keys of an entry with `#` for numbers; entries with equal results may share a line."""
+    """Return the target and the source keys of an entry with `#` for numbers. Entries with equal results may share a
+    line.
+    """
     keys = [entry.target, *entry.sources]
     return tuple(".".join("#" if _is_number(c) else c for c in key.split(".")) for key in keys)
 
 
 def _templates(members: Sequence[Entry]) -> dict[str, str]:
-    """Return target -> expression with its numbers as holes `{#1}`, if this holds for all entries; else without
-    holes.
+    """Return target -> expression with its numbers as holes `{#1}` if this is right for all entries; else the
+    expressions as they are.
     """
     numbers = [[c for c in e.target.split(".") if _is_number(c)] for e in members]
     keys = [e.expr.keys() for e in members if e.expr is not None]
@@ -342,8 +344,8 @@ def for_target(mapping: Mapping, target: Signature, shapes: dict[str, Shape]) ->
 
 
 def fitted(mapping: Mapping, keys: Iterable[str]) -> Mapping:
-    """Return the mapping over KEYS, if all names of one of the two have a wrapper's prefix (`module.`) and the other's
-    not.
+    """Return the mapping for the names in KEYS: with or without the prefix of a wrapper (`module.`), if all names on
+    one side have it and none on the other.
     """
     there = set(keys)
     own = list(dict.fromkeys(key for entry in mapping.entries for key in entry.sources))

@@ -122,7 +122,7 @@ def _section(title: str, entries: Sequence[Entry], everything: bool, width: int,
         if doubts:
             text = "; ".join(first.doubts)
             if text != said:
-                yield from _folded(f"    ({printable(text, 400)})", width, 5)
+                yield from _folded(f"    ({printable(text, 1000)})", width, 5)
                 said = text
         evidence = f"   [{first.evidence}]" if everything and first.evidence else ""
         line = (
@@ -176,8 +176,8 @@ def _unused(mapping: Mapping) -> list[str]:
 
 
 def _blocks_left(mapping: Mapping) -> Iterator[str]:
-    """Yield lines about lists of equal blocks of which only some are used, if the model has fewer layers than
-    the file.
+    """Yield a line for each list of equal blocks of the source of which only some are used: the
+    model has fewer layers.
     """
     unused = set(mapping.unused)
     blocks: dict[str, dict[str, list[str]]] = {}
@@ -221,7 +221,9 @@ def _by_doubts(entries: Sequence[Entry]) -> list[list[Entry]]:
 
 
 def _from_one_prefix(entries: Sequence[Entry]) -> _Row | None:
-    """Return one row for copies from one prefix to another whose options have other prefixes; else None."""
+    """Return one row for copies from one prefix to another (`* <- student.*`), if their options differ only in the
+    prefix; else None.
+    """
     first = entries[0]
     if len(entries) < _WORTH_A_STAR or first.expr is None or not first.expr.is_copy:
         return None
@@ -263,7 +265,7 @@ def _rows(entries: Sequence[Entry]) -> list[_Row]:
 
 
 def _rivals(members: Sequence[Entry]) -> list[str]:
-    """Return the options of a line, with the same holes."""
+    """Return the options of a line of the report as texts, with holes for numbers as in the line."""
     texts = []
     for number in range(max(len(e.rivals) for e in members)):
         some = folded([replace(e, expr=e.rivals[number]) for e in members if len(e.rivals) > number])

@@ -194,9 +194,10 @@ class _Entries:
         return Part(".".join(t.path), ".".join(s.path), steps, theirs.steps, tuple(t.told), t.support)
 
     def _questions(self, assembly: Expr, filled: MappingOf[str, Filled]) -> list[Question[Expr]]:
-        """Return the questions about the holes of a key, with options for the whole key.
+        """Return the questions about the key, from those about its holes, with options for the whole key.
 
-        A question about several holes has one answer: each option applies to all of them.
+        ASSEMBLY is the key's expression over its holes, FILLED holds what fills them. A question about several holes
+        has one answer: each option applies to all of them.
         """
         values = {hole: one.expr for hole, one in filled.items()}
         asked: dict[object, dict[str, Question[Expr]]] = defaultdict(dict)

@@ -24,13 +24,13 @@ MOST_OPTIONS = 8
 
 @dataclass(frozen=True, slots=True)
 class Question(Generic[T]):
-    """What a rule is not sure of.
+    """What a rule is not sure of about one tensor or unit.
 
     Attributes:
-        reason: the row of the table of sentences.
-        named: the text for each `{}` in its sentence.
-        options: what else it may be, the likeliest first.
-        answer: what settled it; an empty text while it is open.
+        reason: the sentence that the report prints, a member of `Reason`.
+        named: the text for each `{}` in the sentence.
+        options: what else the tensor may be, the likeliest first: units or expressions.
+        answer: the evidence that answered the question; an empty text while it is open.
     """
 
     reason: Reason
@@ -53,8 +53,8 @@ class Question(Generic[T]):
 
     @property
     def asked(self) -> tuple[Reason, tuple[str, ...]]:
-        """Return the reason and its names: two questions with equal results are one question, whatever their options
-        are.
+        """Return the reason and its names. Two questions with equal results are one question, even if their options
+        differ.
         """
         return self.reason, self.named
 
@@ -74,7 +74,7 @@ def ask(reason: Reason, *named: str) -> Question[T]:
 
 
 def ask_code(reason: Reason, *named: str, shows: str) -> Question[T]:
-    """A question for a REASON that the source's code answers: SHOWS says what it does."""
+    """Return an answered question for REASON: the source's code answers it, and SHOWS says what that code does."""
     return Question(reason, named, answer=f"the source's code {shows}")
 
 

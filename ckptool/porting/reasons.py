@@ -1,6 +1,8 @@
 """The table of sentences: every reason why a rule may ask, in the words of the report.
 
-A sentence says what is uncertain, names it, and says what to check. No rule reads a sentence.
+A sentence says what is uncertain and what was done, then what to check or to type. `the alternative below` is the first
+option, which the report shows after `or`. No rule reads a sentence. Reasons of the topic `LEFT` are no questions: they
+say why a key has no source.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ class Reason(Enum):
     # Which of several look-alikes
     SEVERAL_FIT = (
         Topic.ORDER,
-        "{} tensors of the source fit equally well; check which of them the source's code uses here",
+        "{} tensors of the source fit equally well, and this one was chosen by its name and its neighbours; check "
+        "which of them the source's code uses in this layer",
     )
     GUESSED_OF_SEVERAL = (
         Topic.OTHER,
@@ -29,278 +32,325 @@ class Reason(Enum):
     )
     ORDERS_DIFFER = (
         Topic.ORDER,
-        "only the order of the tensors tells this one from others of its shape, and the model and the file list their "
-        "tensors in different orders; compare the two names, and correct a wrong pair with --hint OLD=NEW",
+        "several tensors have this shape, and this one was paired by its place among them, but the model and the file"
+        " list their tensors in different orders; compare the two names, and correct a wrong pair with --hint OLD=NEW",
     )
     ORDERS_DIFFER_ELSEWHERE = (
         Topic.ORDER,
-        "only the order of the tensors tells this one from others of its shape, and other tensors are in different "
-        "orders in the model and in the file; compare the two names, and correct a wrong pair with --hint OLD=NEW",
+        "several tensors have this shape, and this one was paired by its place among them, but the model and the file"
+        " list other tensors in different orders; compare the two names, and correct a wrong pair with --hint OLD=NEW",
     )
     ORDERS_DISAGREE = (
         Topic.ORDER,
-        "the {} and the {} pair this tensor with different tensors; compare the two names, and correct a wrong pair "
-        "with --hint OLD=NEW",
+        "this tensor was paired by the {}, but by the {} another tensor of the source would go here; compare the two "
+        "names, and correct a wrong pair with --hint OLD=NEW",
     )
     ORDER_SPEAKS_FOR_ANOTHER = (
         Topic.ORDER,
-        "the {} pairs this tensor with another tensor of the source; check which tensor the source's code uses in this "
-        "layer",
+        "this tensor was paired by its neighbours, but by the {} another tensor of the source would go here; check "
+        "which tensor the source's code uses in this layer",
     )
     ONLY_NUMBERS = (
         Topic.ORDER,
-        "only the numbers in the names tell these layers apart; check that both codes count from the same end",
+        "these layers were paired only by the numbers in their names; check that both codes count from the same end, "
+        "and correct wrong pairs with --hint OLD=NEW",
     )
     ONLY_FOLLOWS = (
         Topic.ORDER,
-        "this layer was paired only because the layers before it were paired, and the names do not confirm it; check "
-        "in both codes that the same layer comes before it",
+        "this layer was paired only because the layers directly before it in the model and in the source are a pair, "
+        "and the names do not confirm it; check in both codes that the same layer comes before it",
     )
     LEFT_OUT_OF_A_ROW = (
         Topic.OTHER,
-        "one side has more layers in this row, and only the order of the layers shows which ones the other side lacks; "
-        "check in both codes which layers are missing",
+        "the model and the source have different numbers of layers of this shape in a row; they were paired from the "
+        "front, but any of them may be the one without a partner; check in both codes which layer is missing",
     )
     NAMES_FOR_SWAP = (
         Topic.OTHER,
-        "the names fit better if {} of the source goes here, and the two change places; check which of the two the "
-        "source's code uses here",
+        "the names fit better if this layer gets {} of the source, and the layer that has it gets the chosen tensor; "
+        "check which of these two tensors the source's code uses in this layer",
     )
     COMPANY_FOR_SWAP = (
         Topic.OTHER,
-        "the neighbouring layers fit better if {} of the source goes here, and the two change places; check which of "
-        "the two the source's code uses here",
+        "the neighbouring layers fit better if this layer gets {} of the source, and the layer that has it gets the "
+        "chosen tensor; check which of these two tensors the source's code uses in this layer",
     )
     ORDER_FOR_SWAP = (
         Topic.OTHER,
-        "the {} fits better if {} of the source goes here, and the two change places; check which of the two the "
-        "source's code uses here",
+        "by the {}, this layer would get {} of the source, and the layer that has it would get the chosen tensor; "
+        "check which of these two tensors the source's code uses in this layer",
     )
     ORDERS_ABOUT_SWAP = (
         Topic.OTHER,
-        "the {} supports this pair, but the {} fits better if {} of the source goes here, and the two change places; "
-        "check which of the two the source's code uses here",
+        "the {} supports this pair, but by the {}, this layer would get {} of the source, and the layer that has it "
+        "would get the chosen tensor; check which of these two tensors the source's code uses in this layer",
     )
     NO_ORDER_KEPT = (
         Topic.OTHER,
-        "only the order tells the source of this layer from {}, and the model and the file list other layers in "
-        "different orders; check which of the two the source's code uses here",
+        "only an order tells the chosen tensor from {} of the source, and the model and the file list other layers in"
+        " different orders; check which of these two tensors the source's code uses in this layer",
     )
     RUNS_BESIDE = (
         Topic.OTHER,
-        "the source of this layer and {} are parallel branches, and only the order of registration tells them apart; "
-        "check in the source's code which branch is which",
+        "this layer and the layer that takes {} of the source are parallel branches in the model, and their tensors "
+        "were chosen only by the order in which code registers or runs the branches; check in the source's code which"
+        " branch is which",
     )
     CONVENTION_OF_TWO = (
         Topic.OTHER,
-        "the names do not show whether the source of this layer or {} is the gate; check which one the source's code "
-        "passes through the activation",
+        "the names do not show which is the gate, the chosen tensor or {} of the source; check which of them the "
+        "source's code passes through the activation",
     )
     AGAINST_NUMBERS = (
         Topic.OTHER,
-        "by order or number, {} of the source would go here, and the two would change places, but names and "
-        "neighbouring layers support this pair; check which of the two the source's code uses here",
+        "names and neighbouring layers chose this tensor, but by order or number {} of the source would go here; "
+        "check which of these two tensors the source's code uses in this layer",
     )
     IN_ANOTHER_MODULE = (
         Topic.OTHER,
-        "the neighbouring layers come from the module {} of the source, but this layer does not; check in the source's "
-        "code which module it belongs to",
+        "the other layers of the model's module {} come from the module of this name in the source, but this layer "
+        "comes from another module; check in the source's code which module it belongs to",
     )
     WANTED_ELSEWHERE = (
         Topic.OTHER,
-        "the same tensor of the source also fits {}, which has no source; check which of the two it belongs to",
+        "this tensor of the source fits the model's {} as well, which has no source; check in the source's code which"
+        " of these two layers it belongs to",
     )
     OUT_OF_ORDER = (
         Topic.OTHER,
-        "the order of the neighbouring layers supports {}, which has no partner, better than this pair; check which of "
-        "the two the source's code uses here",
+        "{} of the source is not used, and it fits the order of the neighbouring layers better than the chosen "
+        "tensor; check which of these two tensors the source's code uses in this layer",
+    )
+    OUT_OF_ORDER_HERE = (
+        Topic.OTHER,
+        "the model's {} has no source, and this tensor fits the order of the neighbouring layers better there; check "
+        "in both codes which of these two layers the tensor belongs to",
     )
     FROM_ANOTHER_BLOCK = (
         Topic.OTHER,
-        "the other layers of {} in the model do not come from {} of the source, but this layer does; check in the "
-        "source's code which block it belongs to",
+        "the other layers of {} in the model come from another block of the source, but this layer comes from {}; "
+        "check in the source's code which block it belongs to",
     )
     BLOCKS_CHANGE_PLACES = (
         Topic.OTHER,
-        "{} and {} of the source are in the opposite order in the model, and would also fit in the same order; check "
-        "the order in which the source's code calls these blocks",
+        "the blocks {} and {} of the source were paired with blocks that are in the opposite order in the model, and "
+        "they would also fit in the same order; check the order in which the source's code calls these blocks",
     )
     ANOTHER_IN_OTHER_BLOCKS = (
         Topic.OTHER,
-        "in the other blocks this layer comes from {} of the source, but here from {}; check in the source's code "
-        "whether this block differs from the others",
+        "in the other blocks of the model this layer comes from {} of the source, but here from {}; check in the "
+        "source's code whether this block differs from the others",
     )
     FROM_ANOTHER_PART = (
         Topic.OTHER,
-        "the neighbouring layers come from {} of the source, but this layer comes from {}; check in the source's code "
-        "that it is the same layer",
+        "the other layers of this module come from {} of the source, but this layer comes from {}; check in both "
+        "codes that the model's tensor and the source's tensor belong to the same layer",
     )
     WITHOUT_NAMES = (
         Topic.OTHER,
-        "the file has no names, and only the order of its tensors tells the tensor for this key from the tensor for "
-        "{}; check the order in which the source's code lists its parameters",
+        "the file has no names, so its tensors were paired in order, but the tensors for this key and for {} would "
+        "also fit the other way round; check in which order the source's code registers these two parameters",
     )
 
     # Which of equal parts of the model
     PARTS_IN_ANOTHER_ORDER = (
         Topic.PARTS,
-        "the model runs equal blocks in one order and registers or numbers them in another; check in the source's code "
-        "which block runs first",
+        "equal blocks were paired by the {}, but by the {} they would be paired differently; check in both codes "
+        "which of these blocks comes first",
+    )
+    PARTS_BY_REGISTRATION = (
+        Topic.PARTS,
+        "equal blocks were paired by the order in which the model registers them, and the order in which it runs them"
+        " is not known; check in both codes which of these blocks comes first",
     )
     RUN_BACKWARDS = (
         Topic.COUNT,
-        "the model runs these equal blocks from the last to the first, and the source may number them in the order in "
-        "which they run; check in the source's code which of its blocks runs first",
+        "these equal blocks were paired by their numbers, but the model runs them from the last to the first, and the "
+        "source may number them in the order in which they run; check in the source's code which of its blocks runs first",
     )
     FROM_THE_OTHER_END = (
         Topic.COUNT,
-        "another pair of layers shows that the model and the source count equal blocks from opposite ends; check in "
-        "the source's code which block comes first",
+        "another pair of layers shows that the model and the source number these blocks from opposite ends, so the "
+        "first block was paired with the last; check in the source's code which block comes first",
     )
     AGAINST_LEVELS = (
         Topic.COUNT,
-        "the model numbers equal blocks in the order in which they run, and the source may number them by resolution; "
-        "check in the source's code which block comes first",
+        "blocks with equal numbers were paired, but one code may number them in the order in which they run, and the "
+        "other code by resolution; check in both codes which block comes first",
+    )
+    LEVELS_FROM_THE_OTHER_END = (
+        Topic.COUNT,
+        "the model numbers these blocks in the order in which they run, and the source seems to number them by "
+        "resolution, so the first block was paired with the last; check in the source's code which block comes first",
     )
 
     ONLY_THE_BLOCK = (
         Topic.OTHER,
-        "only the block that holds this layer tells its source from {}, and the source lists the two in another order; "
-        "check in both codes which of the two belongs to this block",
+        "the chosen tensor and {} of the source have the same shape and are in the same block, no name tells which is"
+        " which, and the source lists them in another order than the model; check which of these two tensors the "
+        "source's code uses in this layer",
     )
 
     # Whether it is the same thing at all
     ONLY_ITS_SHAPE = (
         Topic.OTHER,
-        "only the shapes match, not the names; check in both codes that the two tensors belong to the same layer",
+        "this tensor was chosen because no other tensor of its shape is left, and the names do not confirm it; check "
+        "in both codes that the model's tensor and the source's tensor belong to the same layer",
     )
     ONLY_ITS_PLACE = (
         Topic.OTHER,
-        "only the shape and the place next to a resized layer match, not the names; check in both codes that the two "
-        "tensors belong to the same layer",
+        "the shape and the place of this pair match, but the names do not, and the place was found from a layer that "
+        "is itself a guess, because its tensor was changed to another size; check in both codes that the model's "
+        "tensor and the source's tensor belong to the same layer",
     )
     ANOTHER_NAME = (
         Topic.OTHER,
-        "the other layers have the same names on both sides, but this one does not; check that it is not a new layer "
-        "of the model",
+        "nearly all other layers have the same name in the model and in the source, but this layer was paired with "
+        "one of another name; check that it is not a new layer of the model, which would have no source",
     )
     OTHER_WORDS = (
         Topic.OTHER,
-        "the names contradict each other: the model's says {}, the source's says {}; check in both codes that the two "
-        "tensors belong to the same layer",
+        "this pair was made although its names contradict each other (the model's says {}, the source's says {}); "
+        "check in both codes that the model's tensor and the source's tensor belong to the same layer",
     )
     AUXILIARY = (
         Topic.OTHER,
-        "one of the two names marks a layer that is used only in training, and the other does not; check in both codes "
-        "that the two tensors belong to the same layer",
+        "in this pair, only one of the names marks a layer that is used only in training (such as an auxiliary head);"
+        " check in both codes that the model's tensor and the source's tensor belong to the same layer",
     )
     PARTS_UNNAMED = (
         Topic.OTHER,
-        "one side does not name its queries, keys and values; check their order in the code of that side",
+        "the {} stores queries, keys and values as one tensor, and the names in the {} do not show which of its "
+        "layers is which; check in the code of the {} which layer makes queries, keys and values",
     )
     UNUSUAL_ATTENTION = (
         Topic.OTHER,
-        "by its name this layer is the {} of an attention (q, k, v or o), but the other side uses its layers in "
-        "another order than queries, keys, values, output; check the order in the source's code",
+        "by its name in one of the codes this layer is the {} of an attention (q, k, v or o), but the model does not "
+        "use the layers in the order q, k, v, o; check in both codes which layer is which",
     )
     LEFT_BESIDE = (
         Topic.OTHER,
-        "the source has {} in the same layer, and nothing in the model takes it; check in the source's code that the "
-        "layer works without it",
+        "the source has {} in the same layer, and the model has no place for that tensor, so it was left out; check "
+        "in the source's code that the layer computes the same without it",
     )
     SEVERAL_COPIES = (
         Topic.OTHER,
-        "the file holds several copies of this model, and this copy is a guess; choose one with --at PATH, or by its "
-        "prefix with --hint PREFIX=",
+        "the file holds several copies of this model under different prefixes, and one of them was chosen by its "
+        "prefix; choose another copy by its prefix: --hint PREFIX=",
     )
-    SEVERAL_SETS = Topic.OTHER, "the file holds several state dicts that fit: {}; choose one with --at PATH"
+    SEVERAL_SETS = (
+        Topic.OTHER,
+        "the file holds several state dicts that fit ({}), and the first of these was taken; choose another one by "
+        "its path: --at PATH",
+    )
 
     # How a tensor is laid out
     INPUTS_FIRST = (
         Topic.TURNED,
-        "this matrix is square, and the file does not show whether its rows are outputs (as in torch.nn.Linear) or "
-        "inputs; check whether the source's code transposes it",
+        "this matrix fits as it is and transposed, and the file does not show whether its rows are outputs (as in "
+        "torch.nn.Linear) or inputs; check that both codes compute x @ W.T, or that both compute x @ W: transpose it "
+        "only if they differ",
     )
     INPUTS_FIRST_OF_SEVERAL = (
         Topic.TURNED,
-        "these matrices are square, and the file does not show whether their rows are outputs (as in torch.nn.Linear) "
-        "or inputs; check whether the source's code transposes them",
+        "these matrices fit as they are and transposed, and the file does not show whether their rows are outputs (as"
+        " in torch.nn.Linear) or inputs; check that both codes compute x @ W.T, or that both compute x @ W: transpose"
+        " them only if they differ",
+    )
+    SQUARE_KERNEL = (
+        Topic.TURNED,
+        "one of the codes has a 2d convolution over the whole width of its input where the other code has a 1d "
+        "convolution, and the kernel is square ({} x {}), so its last dimension was taken as the width; check along "
+        "which dimension the 2d convolution moves",
     )
     SQUARE_SCORES = (
         Topic.TURNED,
-        "this matrix is square and used element by element, and the file does not show whether its rows or its columns "
-        "come first; check in both codes whether an entry [i, j] is for i to j or for j to i",
+        "this matrix is square and used element by element, so it fits as it is and transposed; check in both codes "
+        "whether its entry [i, j] is for i to j or for j to i: transpose it only if they differ",
     )
     TURNED_KERNEL = (
         Topic.TURNED,
-        "the source has a transposed convolution here, as {} shows, and the model has a convolution, so inputs and "
-        "outputs were swapped and the kernel was flipped; check in both codes that the two layers have stride 1",
+        "the source has a transposed convolution here (known from {}), and the model has a convolution, so inputs and"
+        " outputs were swapped and the kernel was flipped; check in both codes that the layer has stride 1",
     )
     KERNEL_BY_NAME = (
         Topic.TURNED,
-        "the source's name suggests a transposed convolution, and the model has a convolution; check the kind of the "
-        "layer in the source's code, and swap inputs and outputs and flip the kernel if it is transposed",
+        "the source's name suggests a transposed convolution, and the model has a convolution; the kernel was taken "
+        "as it is; check the kind of the layer in the source's code, and if it is a transposed one, take the "
+        "alternative below",
     )
     HIDDEN_FIRST = (
         Topic.OTHER,
-        "this matrix multiplies the input and the hidden state, concatenated, and the file does not show which of them "
-        "comes first; check the order of torch.cat in the source's code",
+        "one matrix multiplies the input and the hidden state, concatenated, and the file does not show which of them"
+        " comes first; the input was taken as the first; check the order of torch.cat in the code that has this "
+        "matrix",
     )
     GATE_ORDER = (
         Topic.OTHER,
-        "the file does not show the order of the gates in this matrix of an LSTM or GRU; check the order in the "
-        "source's code",
+        "the file does not show the order of the gates in this matrix of an LSTM or GRU, and {} was assumed; check "
+        "the order in the source's code",
     )
     RESET_BEFORE = (
         Topic.OTHER,
         "the source's GRU has one bias for each gate and the model's GRU has two, so the source's code may apply the "
-        "reset gate before the recurrent matrix (Keras: reset_after=False), where torch.nn.GRU applies it after; check "
-        "where the source's code uses the reset gate",
+        "reset gate before the recurrent matrix (Keras: reset_after=False), which torch.nn.GRU cannot do; check where"
+        " the source's code uses the reset gate",
     )
     BY_HEADS = (
         Topic.LAYOUT,
-        "the file does not show whether this projection stores all queries, then all keys, then all values, or the "
-        "three of each head together; check how the source's code splits its output",
+        "only one of the codes stores queries, keys and values as one tensor, and the file does not show whether its "
+        "rows are all queries, then all keys, then all values, or q, k and v of the first head, then of the next "
+        "(written of_heads or by_heads); check how the code that has this tensor splits it",
     )
     JOINED_BY_HEADS = (
         Topic.OTHER,
-        "the names do not show whether this projection stores all queries, then all keys, then all values, or the "
-        "three of each head together; check how the source's code splits its output",
+        "queries, keys and values are one tensor in one of the codes only, and it was taken to hold one after the "
+        "other, but may hold q, k and v of the first head, then of the next; check how the code that has this tensor "
+        "splits it",
+    )
+    HEADS_ARRANGED = (
+        Topic.OTHER,
+        "both codes store queries, keys and values as one tensor, so it was copied, but one code may store all "
+        "queries, then all keys, then all values, and the other code q, k and v of one head after the other; check "
+        "how both codes split this tensor",
     )
     ROWS_TAKE_TURNS = (
         Topic.LAYOUT,
-        "the file does not show whether this projection stores all rows of the gate before all rows of the up "
-        "projection, or the two in turns; check how the source's code splits its output",
+        "the source stores gate and up projection as one tensor, and the file does not show whether all rows of the "
+        "gate come before all rows of the up projection, as assumed, or their rows alternate; check how the source's "
+        "code splits this tensor",
     )
     WHICH_HALF = (
         Topic.LAYOUT,
-        "the file does not show which half of this projection is the gate; check which half the source's code passes "
-        "through the activation",
+        "only one of the codes stores gate and up projection as one tensor, and the file does not show which half of "
+        "it is the gate; the usual order was assumed; check which half is passed through the activation",
     )
     PARTS_NAMED_OTHERWISE = (
         Topic.LAYOUT,
-        "the name of this projection lists its parts in the order {}, and the model lists them in the order {}; check "
-        "how the source's code splits its output",
+        "this projection was split in the order that its name gives ({}), but the model lists these parts in the "
+        "order {} (the alternative below); check how the source's code splits its output",
     )
     ORDER_OF_PARTS = (
         Topic.OTHER,
-        "several tensors of one side are one tensor on the other side, and the file does not show their order in it; "
-        "check the order where the source's code joins or splits them",
+        "several tensors in one of the codes are one tensor in the other code, and the file does not show their order"
+        " in it; the likeliest order was assumed; check the order in the code where the tensors are concatenated or "
+        "split",
     )
     PARTS_TAKE_TURNS = (
         Topic.OTHER,
-        "several tensors of one side are one tensor on the other side, and the file does not show whether their rows "
-        "are stored one tensor after the other or in turns; check where the source's code joins or splits them",
+        "several tensors in one of the codes are one tensor in the other code, and the file does not show whether "
+        "their rows follow one another or alternate; alternating rows were assumed; check in the code where the "
+        "tensors are concatenated or split",
     )
     NORMS_AS_ONE = (
         Topic.OTHER,
-        "one side has several norms where the other has one norm over all channels; check that the source's code "
-        "normalises each part on its own",
+        "the {} has several norms where the {} has one norm over all their channels, and the weights were "
+        "concatenated; check over which channels each code normalises",
     )
     STATED_BY_NAME = (
         Topic.TURNED,
-        "the order of this kernel's dimensions was taken from its name, and its sizes fit another order, too; check in "
-        "the source's code which kind of layer it belongs to",
+        "the order of this kernel's dimensions was taken from its name, but its sizes fit another order as well; "
+        "check in the source's code which kind of layer it belongs to",
     )
     SEVERAL_OPERATORS = (
         Topic.OTHER,
@@ -309,27 +359,28 @@ class Reason(Enum):
     )
     LAYERS_IN_SEVERAL = (
         Topic.OTHER,
-        "the layers of one list are stored in several tensors of the file ({}); check which of these the source's code "
-        "uses for the first layer",
+        "the tensors {} together hold one tensor for each layer, and were used in this order; check which of them "
+        "holds the first layer",
     )
     SHARED_HEADS = (
         Topic.OTHER,
-        "the source has {} heads of keys and values, and each is repeated for {} adjacent heads of queries; check that "
-        "the source's code shares them between adjacent heads",
+        "the source has {} heads of keys and values, and each was repeated {} times for adjacent heads of queries; "
+        "check that the source's code shares them between adjacent heads (repeat_interleave)",
     )
     EXPORTED_NUMBERS = (
         Topic.OTHER,
-        "the ONNX export numbers its matrices in the order of use, and several have this shape; check in the graph "
-        "which matrix is used with which bias",
+        "the ONNX export numbers its matrices in the order of use, and several have this shape, so they were paired "
+        "with the biases in that order; check in the graph which matrix is used with which bias",
     )
     SHARES_OF_RANKS = (
         Topic.OTHER,
-        "this tensor holds several projections, and each rank's file holds a share of it; check whether the source's "
-        "code joins the shares of each projection or of the whole tensor",
+        "this tensor holds several projections (such as q, k and v), and the shares of the ranks were put one after "
+        "the other; if each share holds a part of every projection, this is wrong: join the shares with the merge "
+        "script of the source first",
     )
     EITHER_DIMENSION = (
         Topic.OTHER,
-        "the shares of the ranks were joined along one dimension, and would also fit if joined along dimension {}; "
+        "the shares of the ranks were joined along dimension {}, and would also fit if joined along dimension {}; "
         "check along which dimension the source's code splits this tensor",
     )
 
@@ -337,22 +388,24 @@ class Reason(Enum):
     GAIN = (
         Topic.OTHER,
         "{} was taken as the gain of a weight norm on this matrix, because of its name; check that the source's code "
-        "normalises the matrix",
+        "normalises the matrix, and take the alternative below if it does not",
     )
     PRUNED = (
         Topic.OTHER,
-        "the zeros of the source's weight were taken as pruned elements; check that no weight is zero for another "
-        "reason",
+        "the model is pruned and the source is not, so the zeros of the source's weight were taken as pruned "
+        "elements; check that no weight is zero for another reason",
     )
     PARAMETRIZED_HERE = (
         Topic.OTHER,
-        "the model computes its {} from this tensor by a parametrization (torch.nn.utils.parametrize); check that the "
-        "source stores the tensor before this computation",
+        "the model computes its {} from this tensor by a parametrization (torch.nn.utils.parametrize) that ckptool "
+        "does not know, and the source's tensor was copied; check that the source stores the tensor before this "
+        "computation",
     )
     PARAMETRIZED_THERE = (
         Topic.OTHER,
-        "the source's code computed its {} from this tensor by a parametrization that ckptool does not know; check "
-        "what this computation does",
+        "the source's code computes its {} from this tensor by a parametrization that ckptool does not know, and the "
+        "tensor was used as it is; check what this computation does, and save the computed weight if it changes the "
+        "tensor",
     )
     SEVERAL_ADAPTERS = (
         Topic.OTHER,
@@ -371,256 +424,306 @@ class Reason(Enum):
     )
     ADAPTER_SCALE = (
         Topic.OTHER,
-        "the file does not hold the scale of its low-rank adapters, and 1 was used; compare with alpha / rank in the "
-        "adapter's configuration",
+        "the file does not hold the scale of its low-rank adapters (LoRA), and 1 was used; compare with alpha / rank "
+        "in the adapter's configuration",
     )
     ADAPTER_MAGNITUDES = (
         Topic.OTHER,
-        "the file does not show whether the adapter's magnitudes scale the rows or the columns of the weight; check "
-        "the adapter's code",
+        "the file does not show whether the adapter's magnitudes (DoRA) scale the outputs or the inputs of the "
+        "weight, and outputs were assumed; check the adapter's code",
     )
     FOLDED_NORM = (
         Topic.OTHER,
-        "the source has a batch norm after this layer, and the model has none, so the batch norm was folded into this "
-        "layer with eps {}; if the source's code has another eps, change the last number of fold_weight and "
-        "fold_bias in the file of --save-mapping",
+        "the source lists a batch norm directly after this layer, and the model has none here, so it was folded into "
+        "this layer with eps {}; check in the source's code that the norm takes the output of this layer (if not, "
+        "take the plain tensor), and check its eps (the last number of fold_weight and fold_bias in the file of "
+        "--save-mapping)",
     )
     LEFT_OUT_BESIDE = (
         Topic.OTHER,
-        "the source's code also passes the input of this layer through {}, and nothing in the model takes that; check "
-        "in the source's code whether the two outputs are added, and use the sum of their weights if so",
+        "the source's code also passes the input of this layer through {}, and the model has no place for that layer,"
+        " so it was left out; check in the source's code whether the two outputs are added, and use the sum of their "
+        "weights if so",
     )
     UNREAD_NORM = (
         Topic.OTHER,
-        "the source has the batch norm {} after this layer, and nothing in the model takes it; check what the model "
-        "does in its place",
+        "the source lists the batch norm {} directly after this layer, and the model has neither that norm nor a bias"
+        " to fold it into, so it was left out; check what the model does in its place",
     )
 
     # Conventions of code
     HALF_ARRANGED = (
         Topic.OTHER,
-        "the file does not show which half of this projection is the gate; check which half the source's code passes "
-        "through the activation",
+        "both codes store gate and up projection as one tensor, so it was copied, but the file does not show which "
+        "half is the gate; check in both codes which half is passed through the activation",
     )
     ROWS_ARRANGED = (
         Topic.OTHER,
-        "the file does not show whether this projection stores all rows of the gate before all rows of the up "
-        "projection, or the two in turns; check how the source's code splits its output",
+        "both codes store gate and up projection as one tensor, so it was copied, but one code may store all rows of "
+        "the gate before all rows of the up projection, and the other code alternate them; check how both codes split"
+        " this tensor",
     )
     ROTARY = (
         Topic.OTHER,
         "the model rotates queries and keys (rotary embedding), and the file does not show whether the source's code "
-        "rotates element i with element i + half of the head, or with element i + 1; check rotate_half or a similar "
-        "function in the source's code",
+        "rotates element i of a head with element i + half of the head, or with element i + 1; check rotate_half or a"
+        " similar function in the source's code, and reorder the rows with rotary(…) only if the two codes differ",
     )
     FLATTENED = (
         Topic.OTHER,
-        "the model flattens feature maps in the order {}, and the source's code most likely in the order {}; check the "
-        "order of the dimensions before flatten or view in the source's code",
+        "the model flattens feature maps in the order {}, and the source's code most likely in the order {}, so the "
+        "columns were reordered; check the order of the dimensions before flatten or view in the source's code: if it"
+        " is the model's order, take the plain tensor",
     )
     BRANCHES_JOINED = (
         Topic.OTHER,
         "this layer takes the output of a torch.cat, and the order of the source's layers suggests that its code "
-        "concatenates the branches in another order; check torch.cat in the source's code",
+        "concatenates the branches in another order than the model; check torch.cat in the source's code: this tensor"
+        " and the alternative below are the two orders",
     )
     BRANCHES_GUESSED = (
         Topic.OTHER,
-        "this layer takes the output of a torch.cat, and some of the concatenated branches are guesses; check those "
-        "guesses first",
+        "this layer takes the output of a torch.cat, and the pairs of some of the concatenated branches are guesses; "
+        "check those guesses first, because they decide the order of this layer's inputs",
     )
     NORMS_AROUND_0 = (
         Topic.OTHER,
-        "the source's norm weights lie around 0, as if the source's code adds 1 to them, and the model's code does not "
-        "add 1; check the forward of the norm in the source's code",
+        "the source's norm weights lie around 0, as if the source's code adds 1 to them, and the model's code does "
+        "not add 1; check the forward of the norm in the source's code: take the line with shift(…, 1.0) if it adds 1, "
+        "and the plain one if not",
     )
     NORMS_AROUND_1 = (
         Topic.OTHER,
-        "the model's code adds 1 to its norm weights, and the source's norm weights lie around 1, as if its code does "
-        "not add 1; check the forward of the norm in the source's code",
+        "the model's code adds 1 to its norm weights, and the source's norm weights lie around 1, as if its code does"
+        " not add 1; check the forward of the norm in the source's code: take the line with shift(…, -1.0) if it does "
+        "not add 1, and the plain one if it does",
+    )
+    PLUS_IN_CODE = (
+        Topic.OTHER,
+        "the source's code adds {} to this tensor before it uses it, and the model's code adds {}, so the difference "
+        "was added to the tensor; check the forward of this layer in both codes",
     )
     EQUALISED = (
         Topic.OTHER,
-        "the source's weights have the same spread in every layer, as if the source's code multiplies each by 1 / "
-        "sqrt(its number of inputs); check the forward of the layers in the source's code for such a factor (equalised "
-        "learning rate)",
+        "the source's weights have the same spread in every layer, as if its code multiplies each by 1 / sqrt(its "
+        "number of inputs) (equalised learning rate), and they were copied without this factor; check the forward of "
+        "the source's layers for such a factor: if it is there, take the alternative below with the same factor",
     )
     EQUALISED_BIAS = (
         Topic.OTHER,
-        "the source's weights are so wide in every layer that its code most likely multiplies weights and biases by a "
-        "learning rate multiplier; check the forward of the layers in the source's code for a factor on the bias",
+        "the source's weights are so wide in every layer that its code most likely multiplies weights and biases by a"
+        " learning rate multiplier, and this bias was copied without it; check the forward of the source's layers for"
+        " a factor on the bias: if it is there, take the alternative below",
     )
     FACTOR_IN_CODE = (
         Topic.OTHER,
-        "the source's code multiplies this tensor by {} before it uses it, and the model's code by {}; check that the "
-        "other code does not have this factor at another place in this layer",
+        "the source's code multiplies this tensor by {} before it uses it, and the model's code by {}, so the tensor "
+        "was rescaled; if the model applies the missing factor elsewhere in this layer (such as on its input), take "
+        "the plain tensor",
     )
     MAY_ADD_1 = (
         Topic.OTHER,
-        "the source calls this norm weight {} and has no bias beside it, as code that adds 1 to its norm weights often "
-        "does, and the model does not add 1; check the forward of the norm in the source's code",
+        "the source calls this norm weight {} and has no bias beside it, as code that adds 1 to its norm weights "
+        "often does, and the model does not add 1; check the forward of the norm in the source's code: take the line "
+        "with shift(…, 1.0) if it adds 1, and the plain one if not",
     )
     MODULATION_ELSEWHERE = (
         Topic.OTHER,
         "the model's code splits the output of this layer into scale and shift in another order than in its other "
-        "layers; check the order in this layer of the source's code",
+        "layers, so the source's parts were exchanged; check the order in this layer of the source's code: take the "
+        "plain tensor if it is the model's order",
     )
     MODULATION = (
         Topic.OTHER,
-        "the file does not show whether the output of this layer is split into scale and shift or into shift and "
-        "scale; check the order of chunk or split in the source's code",
+        "the output of this layer is split into scale and shift, and the file does not show whether the source's code"
+        " takes scale first or shift first; check the order of chunk or split in the source's code: this tensor and "
+        "the alternative below are the two orders",
     )
     MODULATION_UNSEEN = (
         Topic.OTHER,
-        "the output of this layer is split into scale and shift, and the model could not be traced, so the order is "
-        "not known; compare the order of chunk or split in both codes",
+        "the output of this layer is split into scale and shift, and the model could not be traced, so it is not "
+        "known whether it takes scale first or shift first; compare the order of chunk or split in both codes: if "
+        "they differ, take the alternative below",
     )
     GATE_HALF = (
         Topic.OTHER,
-        "the file does not show which half of this layer is the gate; check which half the source's code passes "
-        "through the activation",
+        "the output of this layer is a value and its gate, and the file does not show which half is the gate in the "
+        "source's code; check which half is passed through the activation there: this tensor and the alternative "
+        "below are the two orders",
     )
     BACKGROUND = (
         Topic.OTHER,
-        "one of these classes is the background, and the file does not show which; check whether the source's code "
-        "counts it first or last",
+        "one of these classes is the background, and the rows were copied in the source's order; check in both codes "
+        "whether the background is the first or the last class: if they differ, move its row (the alternative below "
+        "moves the last row to the front)",
     )
     COLOURS = (
         Topic.OTHER,
-        "the source's code mentions {} and the model's code mentions {}, and a proof on random inputs cannot show this "
-        "difference; check the order of the colour channels in both codes",
+        "the source's code mentions {} and the model's code mentions {}, and a proof on random inputs cannot show "
+        "this difference; check the order of the colour channels in both codes: if they differ, take the alternative "
+        "below, with the channels reversed",
     )
 
     # Other sizes, and what is put where nothing was found
     PATCHES = (
         Topic.OTHER,
-        "a linear layer over patches becomes a convolution, or a convolution becomes a linear layer; check the order "
-        "of channels, rows and columns in the source's patches",
+        "patches go through a linear layer in one of the codes and through a convolution in the other code, so the "
+        "weight was reshaped; check whether the linear layer takes all pixels of one channel first, as assumed, or "
+        "all channels of one pixel (the alternative below)",
+    )
+    RESHAPED = (
+        Topic.OTHER,
+        "the source's tensor has as many elements as the model's, but other dimensions, so it was reshaped; check in "
+        "both codes that the elements are in the same order",
     )
     GROUPS = (
         Topic.OTHER,
-        "the blocks of a grouped layer are put together as one matrix; check how the source's code arranges the groups",
+        "a stack of matrices in the source became one grouped layer, with the outputs of each matrix as rows; check "
+        "in the source's code that each matrix is one group, and whether its rows are outputs or inputs",
     )
     TURNED_LAYER = (
         Topic.OTHER,
-        "a linear layer is transposed to become a transposed convolution, or the other way round; check in both codes "
-        "that the two layers compute the same",
+        "the matrix of a linear layer was transposed to become a transposed convolution, or the other way round; "
+        "check in both codes that the two layers compute the same",
     )
     OTHER_CHANNELS = (
         Topic.OTHER,
-        "the file has {} input channels and the model has {}: {}; check that this suits your inputs, or choose another "
-        "rule with --input-channels ({})",
+        "the file has {} input channels and the model has {} (rule: {}); check that this suits your inputs, or "
+        "choose another: --input-channels ({})",
     )
     FRAMES_REPEATED = (
         Topic.OTHER,
-        "the kernel for pictures is repeated for {} frames and divided by {}; accept this if the model takes videos",
+        "the kernel for pictures was repeated for {} frames and divided by {}; accept this if the model takes videos",
     )
     FRAMES_SUMMED = (
         Topic.OTHER,
-        "the kernels of {} frames are summed to one kernel for pictures; accept this if the model takes single "
+        "the kernels of {} frames were summed to one kernel for pictures; accept this if the model takes single "
         "pictures",
     )
     FEWER_WORDS = (
         Topic.OTHER,
-        "the first {} of {} rows (words) are kept; check that the vocabulary of the model is the beginning of the "
-        "source's",
+        "the model has fewer rows (words), so the first {} of {} rows were kept; check that the vocabulary of the "
+        "model is the beginning of the source's",
     )
     MORE_WORDS = (
         Topic.OTHER,
-        "the model has {} more rows (words) than the source; they are filled with the mean of the source's {} rows; "
-        "check that the vocabulary of the source is the beginning of the model's",
+        "the model has {} more rows (words) than the source, and they were filled with the mean of the source's {} "
+        "rows; check that the vocabulary of the source is the beginning of the model's",
     )
     GRID_RESIZED = (
         Topic.OTHER,
-        "the position table is resized from {} to {} (bicubic, {}); accept this if the model takes pictures of another "
-        "size",
+        "the position table was resized from {} to {} patches (bicubic, {} kept); accept this if the model takes "
+        "pictures of another size",
     )
     PADDING_LEFT_OUT = (
         Topic.OTHER,
-        "the first {} of {} positions are dropped as padding; check that the source's code adds this offset to its "
-        "positions",
+        "the model has fewer positions, so the first {} of {} were dropped as padding; check that the source's code "
+        "adds this offset to its positions: if not, take the alternative below, which drops the last ones",
     )
     FEWER_POSITIONS = (
         Topic.OTHER,
-        "the first {} of {} positions are kept; check that both codes count positions from the front, without an "
-        "offset",
+        "the model has fewer positions, so the first {} of {} were kept; check that both codes count positions from "
+        "the front, without an offset: if not, take the alternative below, which keeps the last ones",
     )
     PADDING_ADDED = (
         Topic.OTHER,
-        "{} positions are added in front as padding; check that the model's code adds this offset to its positions",
+        "the model has {} more positions, and zeros were added in front as padding; check that the model's code adds "
+        "this offset to its positions: if not, take the alternative below, which adds them at the end",
     )
     POSITIONS_RESIZED = (
         Topic.OTHER,
-        "the position table is resized from {} to {} positions (bicubic); check that the model's positions cover the "
-        "same range as the source's, not a longer one",
+        "the position table was resized from {} to {} positions (bicubic); check that the model's positions cover the"
+        " same range as the source's: if the range is longer, take the alternative below, which adds new positions at"
+        " the end",
     )
     PART_OF = (
         Topic.OTHER,
-        "several layers of one side are one layer, {}, on the other side, and the file does not show their order in "
-        "it; check the order where the source's code joins or splits them",
+        "the model has several layers where the source has one layer, {}, which was split in the order in which the "
+        "model registers them; check the order where the source's code splits the output of that layer",
+    )
+    JOINED_LAYERS = (
+        Topic.OTHER,
+        "the model has one layer, {}, where the source has several, which were concatenated in the order in which the"
+        " file lists them; check the order where the source's code concatenates their outputs",
     )
     NO_SEGMENTS = (
         Topic.OTHER,
-        "the source has no segment table, and this one is filled with zeros, which add nothing; accept this if the "
-        "model's inputs have one segment",
+        "the source has no segment table (token types), and this one was filled with zeros, which add nothing; accept"
+        " this if the model's inputs have one segment",
     )
     ONE_FOR_ALL = (
         Topic.OTHER,
-        "the source has one layer for all of {}, and each gets a copy of it; check that the source's code uses this "
-        "layer for all of them",
+        "the source has one layer for all of {} in the model, and each got a copy of it; check that the source's code"
+        " uses this layer for all of them",
     )
     ONE_TABLE = (
         Topic.OTHER,
-        "the source has one table of words, which fills this table, too; check that the source's code uses one table "
-        "for the encoder and the decoder",
+        "the source has one word embedding, and this second one of the model got a copy of it; check that the "
+        "source's code uses one word embedding for the encoder and the decoder",
     )
     TIED_HEAD = (
         Topic.OTHER,
-        "the source has no output layer, and its word embedding is used here; check that the source's code ties the "
-        "two",
+        "the source has no output layer, and its word embedding was used here; check that the source's code ties its "
+        "output layer to the word embedding",
     )
 
     # What a proof leaves open
     COPIES_OF_CODE = (
         Topic.OTHER,
         "the file holds several copies of the source's model, and no output shows which of them is meant; choose one "
-        "with --at PATH",
+        "by its path or prefix: --at PATH, or --hint PREFIX=",
     )
     FOUND_BY_TRIAL = (
         Topic.OTHER,
-        "the proof tried this tensor here, and no output confirmed it; compare its name with the name in the source's "
-        "code",
+        "the proof tried this tensor here, and no output confirmed it; compare its name with the name of this layer "
+        "in the source's code",
     )
     NOT_FELT = (
         Topic.OTHER,
-        "the outputs do not depend on this tensor, so the proof does not confirm it; compare its name with the name in "
-        "the source's code",
+        "the proof changed the tensor for this key, but the outputs do not depend on this layer, so nothing confirms "
+        "the change; compare the two names, and check the source's code",
     )
     TAKEN_BY_ANOTHER = (
         Topic.OTHER,
         "the proof showed that this tensor of the source belongs to {}, and the outputs do not depend on this layer; "
-        "compare its name with the names in the source's code",
+        "check in the source's code which tensor belongs here",
     )
     NO_OUTPUT_SHOWS_IT = (
         Topic.OTHER,
-        "this layer takes the same input as the layer of the source, but no output of the proof depends on it; compare "
-        "the names of the two layers",
+        "the proof filled this layer, because a layer of the source takes the same input, but no output depends on "
+        "it; compare the names of these two layers",
     )
     ROWS_NOT_SEEN = (
         Topic.OTHER,
-        "the inputs of the proof never used the rows {} to {}, so they are not confirmed; check in the mapping where "
-        "they come from",
+        "the inputs of the proof never used rows {} to {} of this table, so these rows are not confirmed; check in "
+        "the expression where they come from",
     )
 
     # What a user said
-    CALLED_A_GUESS = Topic.OTHER, "the mapping file marks this as a guess; if it is right, remove guess( ) around it"
+    CALLED_A_GUESS = (
+        Topic.OTHER,
+        "the mapping file marks this as a guess; if it is right, remove guess( ) around it",
+    )
 
     # Why nothing goes there
-    NOTHING = Topic.OTHER, "nothing in the source goes here"
-    OTHER_SIZES = Topic.OTHER, "in its place the source has {} {}"
+    NOTHING = (
+        Topic.LEFT,
+        "nothing in the source goes here",
+    )
+    OTHER_SIZES = (
+        Topic.LEFT,
+        "in its place the source has {} {}",
+    )
     COMPUTED_OR_READ = (
         Topic.OTHER,
-        "the tensor {} of the source may fill this buffer, or the model may compute the buffer itself; check the "
-        "model's code",
+        "the tensor {} of the source may fill this buffer, or the model may compute the buffer itself; nothing was "
+        "filled in; check the model's code",
     )
-    LEFT_BY_FILE = Topic.OTHER, "the mapping file says that this keeps the model's initial value"
-    BEYOND_FIRST = Topic.OTHER, "only the first {} tensors are filled, and this is not one of them"
+    LEFT_BY_FILE = (
+        Topic.LEFT,
+        "the mapping file says that this keeps the model's initial value",
+    )
+    BEYOND_FIRST = (
+        Topic.LEFT,
+        "only the first {} tensors are filled, and this is not one of them",
+    )

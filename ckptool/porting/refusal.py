@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ..disk.files import shell_quote
 from ..errors import Doubtful, NoMatch, counted, printable
@@ -55,7 +55,7 @@ def require_accepted(
         for some, word in ((guessed, "guessed"), (unmapped, "without a source"))
         if some
     )
-    evidence = [_line(e) for e in _few(open_entries)]
+    evidence = list(_lines(_few(open_entries)))
     if len(open_entries) > len(evidence):
         evidence.append(f"… and {len(open_entries) - len(evidence):,} more")
     evidence += _ways_to_settle(mapping, guessed, command)
@@ -68,7 +68,9 @@ def require_accepted(
 
 
 def _ways_to_settle(mapping: Mapping, guessed: Sequence[Entry], command: str) -> list[str]:
-    """Return advice that is better than accepting guesses with options: the hint that takes the other tensor."""
+    """Return lines that say how to settle guesses with options, which is better than accepting
+    them: a hint or a proof.
+    """
     if not any(entry.rivals for entry in guessed):
         return []
     lines = []
@@ -128,10 +130,19 @@ def _few(entries: Sequence[Entry], limit: int = 8) -> list[Entry]:
 _DIGITS = str.maketrans("123456789", "000000000")
 
 
-def _line(entry: Entry) -> str:
-    reason = entry.doubts[0] if entry.doubts else "nothing in the source goes here"
-    made = f" <- {entry.expr}" if entry.expr is not None else ""
-    return f"{printable(entry.target, 80)} {list(entry.shape)}{printable(made, 80)}: {printable(reason, 160)}"
+def _lines(entries: Sequence[Entry]) -> Iterator[str]:
+    """Yield a line for each entry with its first doubt: whole at the first entry that has it, cut short at others."""
+    said: set[str] = set()
+    for entry in entries:
+        reason = entry.doubts[0] if entry.doubts else "nothing in the source goes here"
+        made = f" <- {entry.expr}" if entry.expr is not None else ""
+        limit = _CUT_SHORT if reason in said else _WHOLE
+        said.add(reason)
+        yield f"{printable(entry.target, 80)} {list(entry.shape)}{printable(made, 80)}: {printable(reason, limit)}"
+
+
+#: Characters of a doubt, whose advice is at its end, and of one that was shown before.
+_WHOLE, _CUT_SHORT = 600, 60
 
 
 def accepting_command(mapping: Mapping, guessed: Sequence[Entry], unmapped: Sequence[Entry], command: str) -> str:

@@ -34,15 +34,15 @@ Outcome = tuple[str, str, tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """Two small sides, and the result for one key.
+    """Two small sides, and the result of matching for one key.
 
     Attributes:
-        source, target: what the two sides offer, as `signature` reads it.
-        key: of the target.
-        status, gives: what becomes of it with the rule.
-        asks: the reasons of its open questions, by name.
-        scale: the factor of low-rank adapters, where the file says it.
-        values: for some keys of the source, numbers that its tensor holds over and over.
+        source, target: the keys, sizes and facts of the two sides, as `signature` reads them.
+        key: a key of the target.
+        status, gives: the status of that key and its expression.
+        asks: the names of the reasons of its open questions.
+        scale: the factor of low-rank adapters, if the file states it.
+        values: key of the source -> numbers that its tensor holds over and over.
         unless: a source, a target or values without what the rule needs; they replace those of the example.
     """
 
@@ -58,11 +58,11 @@ class Example:
 
     @property
     def outcome(self) -> Outcome:
-        """What becomes of its key with the rule."""
+        """Return the status, the expression and the open questions of its key, with the rule."""
         return self.status, self.gives, tuple(self.asks)
 
     def without_need(self) -> Example:
-        """The same sides without what the rule needs."""
+        """Return the example without what the rule needs, so that another result has to come out."""
         return replace(self, **self.unless)
 
 

@@ -15,11 +15,11 @@ Run = TypeVar("Run", covariant=True)
 
 
 class Strength(Enum):
-    """How much a rule proves by itself."""
+    """How much a rule proves by itself; the value says when its result becomes a question."""
 
-    CERTAIN = "certain by itself"
-    LIKELY = "asked where nothing that is certain tells more"
-    OPEN = "always ends as a question"
+    CERTAIN = "its result is certain"
+    LIKELY = "its result becomes a question if nothing certain confirms it"
+    OPEN = "its result is always a question, which other evidence may answer"
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ def match_signature(
         source: a path, a Checkpoint or a dict of torch tensors.
         target: the signature of a model.
         at: where the weights are in the file, if there are several.
-        hints: renaming rules OLD=NEW, from names of the source to names of the target.
+        hints: OLD=NEW, from a name of the source to what the model calls it; used for matching only.
         source_code: the signature of the source's own code, whose order of execution then counts, too.
 
     Raises:
@@ -119,7 +119,7 @@ def _all_together(
     scale: float | None,
     code: Signature | None = None,
 ) -> Mapping:
-    """Return the mapping from all state dicts of a file together, for a model whose parts the file stores
+    """Return the mapping from all state dicts of a file as one source: the file stores the parts of the model
     separately.
     """
     tensors: dict[str, LazyTensor] = {}
@@ -178,9 +178,11 @@ _OF_ANY_MODEL = frozenset("model net network module state dict params weights".s
 
 
 def _named_by_model(paths: Sequence[str], target: Signature) -> str | None:
-    """Return the one path that has a word of the model, "online_net" for `self.online`, and of no other path; or None.
+    """Return the one of PATHS, of state dicts of a file, that has a word of the model, such as "online_net" for
+    `self.online`.
 
-    A word of the model is in its class's name, or in the first component of all its keys.
+    None if there is no such path, or several. A word of the model is in its class's name, or in the first component of
+    all its keys.
     """
     firsts = [set(cut(key.partition(".")[0])) for key in target.entries]
     words = set(cut(target.name)) | (set.intersection(*firsts) if firsts else set())
@@ -205,7 +207,9 @@ def _one_of_several(mapping: Mapping, weights: StateDict, others: Sequence[tuple
 
 
 def _with_code(signature: Signature, code: Signature | None) -> Signature:
-    """Return a file's signature with the facts from its own code, for keys with the same names."""
+    """Return the signature of a file with what CODE, the signature of the source's own code, shows about keys of equal
+    names.
+    """
     if code is None:
         return signature
     short = {v: k for k, v in unwrap(list(signature.entries)).items()}
@@ -251,7 +255,9 @@ def _with_code(signature: Signature, code: Signature | None) -> Signature:
 
 
 def _as_in_code(entry: Wanted, seen: Wanted, names: MappingOf[str, str]) -> Wanted:
-    """A tensor of the file with what a forward pass of its code shows of it; NAMES are those of the file."""
+    """Return the tensor ENTRY of the file with what a forward pass of its code showed, SEEN; NAMES are the file's keys
+    for the keys of the code.
+    """
     return replace(
         entry,
         parameter=seen.parameter,

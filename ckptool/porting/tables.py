@@ -14,7 +14,7 @@ from .forms.step_table import STEPS
 from .holes.conventions import CONVENTIONS
 from .holes.substitutes import SUBSTITUTES
 from .matching.telling_apart import SUPPORT, TELLING
-from .questions import Reason
+from .questions import Reason, Topic
 from .rivals import WEIGHING
 from .rule_examples import examples
 from .rules import Rule, Strength
@@ -73,6 +73,12 @@ def _lines() -> Iterator[str]:
         "`ckptool transfer … --explain KEY` says which of these rules decided about one key. "
         "[docs/transfer.md](transfer.md) says how to use it."
     )
+    yield ""
+    yield from _folded(
+        f"A rule without a mark: {Strength.CERTAIN.value}. (likely): {Strength.LIKELY.value}. (asks): "
+        f"{Strength.OPEN.value}. An example is a key of the model and the expression that fills it. If a step was done "
+        "on the model's side, the expression shows its inverse: a step that joins tensors is shown as a `slice`."
+    )
     for title, (purpose, rows) in TABLES.items():
         yield from ("", f"## {title}", "")
         yield from _folded(purpose)
@@ -86,11 +92,17 @@ def _lines() -> Iterator[str]:
     yield from ("", "## Questions", "")
     yield from _folded(
         "If a rule is not sure, it asks a question with options. An entry with an open question is a guess. These are "
-        "the sentences; `{}` stands for a name or a number."
+        "the sentences; `{}` stands for a name or a number. The user or a proof answers a question; where the second "
+        "column says what it is about, later rules may answer it, too."
     )
     yield from ("", "| sentence | about |", "|---|---|")
     for reason in Reason:
-        yield f"| {reason.says} | {reason.topic.value} |"
+        if reason.topic is not Topic.LEFT:
+            yield f"| {reason.says} | {'' if reason.topic is Topic.OTHER else reason.topic.value} |"
+    yield from ("", "## Why a key has no source", "")
+    yield from _folded("These are no questions: there is nothing to answer.")
+    yield ""
+    yield from (f"- {reason.says}" for reason in Reason if reason.topic is Topic.LEFT)
 
 
 def _example(name: str) -> str:

@@ -6,7 +6,9 @@ from enum import Enum
 
 
 class Topic(Enum):
-    """The topic of a question; its text says what answers the question."""
+    """The topic of a question, so that a later rule can answer it; the text says what it is about,
+    and what answers it.
+    """
 
     ORDER = "which of several look-alikes it is, by orders; answered if no swap fits"
     PARTS = "which of several equal blocks it is in; answered if no swap fits"
@@ -16,6 +18,8 @@ class Topic(Enum):
     TURNED = "whether a matrix is transposed"
     LAYOUT = "how a projection stores its parts; answered if the model joins them again"
     OTHER = "all else; answered by the user or a proof"
+    #: A fact about a key, not a question: there is nothing to answer.
+    LEFT = "why a key has no source"
 
 
 __all__ = ["Topic"]

@@ -40,10 +40,10 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """A fused projection.
+    """A name of a projection that holds several: `qkv`, `gate_up_proj`.
 
     Attributes:
-        parts: its parts, in order.
+        parts: the projections that it holds, in the order that the name gives or that is usual.
         fixed: whether it is a parameter of a torch module, which defines the layout.
         sure: whether the name says that the parts follow one another.
         ordered: whether all code with this name keeps the order.
@@ -62,14 +62,14 @@ class Fused:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
-    """A recurrent cell.
+class RecurrentCell:
+    """A kind of recurrent cell, LSTM or GRU.
 
     Attributes:
-        gates: their names, in the order in which torch stacks them.
+        gates: the letters of its gates, in the order in which torch stacks them.
         words: word in a name -> gate.
-        recurrent_kernel: the order in which code with a `recurrent_kernel` stacks them.
-        other: another order that code has.
+        recurrent_kernel: the order in which code with a `recurrent_kernel` (Keras) stacks them.
+        other: the order of other code.
     """
 
     gates: tuple[str, ...]
@@ -132,7 +132,9 @@ class Together:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """The table of words, parsed."""
+    """The vocabulary of names, read from `words.yaml`: every word and phrase that has a meaning in the name of a
+    tensor.
+    """
 
     leaves: dict[tuple[str, ...], str]
     beside_bias: frozenset[str]
@@ -151,7 +153,7 @@ class Words:
     modulation: dict[tuple[str, ...], tuple[str, bool]]
     of_library: dict[str, OfLibrary]
     experts: frozenset[str]
-    cells: tuple[Cell, ...]
+    cells: tuple[RecurrentCell, ...]
     cell_sides: dict[str, str]
     cell_matrices: dict[tuple[str, ...], str]
     adapters: dict[str, str]
@@ -177,7 +179,7 @@ class Words:
 
 @cache
 def table() -> Words:
-    """Return the table of words, which is read once."""
+    """Return the vocabulary of names, which is read once."""
     import yaml
 
     text = files(__package__).joinpath("words.yaml").read_text(encoding="utf-8")
@@ -236,7 +238,7 @@ def table() -> Words:
         },
         frozenset(raw["experts"]),
         tuple(
-            Cell(
+            RecurrentCell(
                 tuple(one["gates"]),
                 {word: gate for gate, words in one["gates"].items() for word in words},
                 tuple(one["recurrent_kernel"]),
@@ -290,7 +292,9 @@ def common_start(names: Sequence[Sequence[str]]) -> int:
 
 @cache
 def consonants(word: str) -> str:
-    """Return a word without the vowels after its first letter. Of two alike words, one begins as the other so."""
+    """Return WORD without the vowels after its first letter. Two words may be alike if the consonants of one begin
+    those of the other.
+    """
     return word[0] + "".join(letter for letter in word[1:] if letter not in "aeiou")
 
 
@@ -318,7 +322,9 @@ def _words_of(path: tuple[str, ...]) -> tuple[str, ...]:
 
 @cache
 def _apart(word: str) -> tuple[str, ...]:
-    """Split an unknown word that ends in a kind of layer, or has one letter before one, into two words."""
+    """Return WORD as two words if it ends in a kind of layer or has one letter before one ("skipbn", "xproj"); else
+    alone.
+    """
     if word not in _known():
         for end in table().endings:
             if word.endswith(end) and len(word) > len(end) + 2:
@@ -359,7 +365,9 @@ _NUMBER = "000"
 
 @cache
 def _label_of_kind(group: Group, words: tuple[str, ...]) -> str | None:
-    """Return the label of the words of a path, where words in no phrase are left empty: blocks differ by numbers."""
+    """Return the label in GROUP of words, where words that no phrase has were left empty, so that equal blocks share a
+    result.
+    """
     end = len(words)
     while end:
         for size in range(min(group.longest, end), 0, -1):

@@ -57,6 +57,14 @@ def hint_of(capsys, line):
     return hint.removeprefix("Hint: ")
 
 
+def test_the_call_that_is_named_is_the_last_one_of_the_file(tmp_path, capsys):
+    body = BODY.format("dim", "dim")
+    code = f"class Net(nn.Module):\n    def __init__(self, dim):\n{body}\n"
+    code += "def both():\n    if True:\n        return [[Net(dim=3)]]\n\n"
+    (tmp_path / "net.py").write_text(HEAD + code + "if __name__ == '__main__':\n    net = Net(dim=64)\n")
+    assert "dim=64" in hint_of(capsys, "ckptool transfer w.pth net.py")
+
+
 HINTS = {
     "a call under __main__": "class Net(nn.Module):\n    def __init__(self, width, depth):\n"
     f"{BODY.format('width', 'depth')}\nif __name__ == '__main__':\n    net = Net(5, depth=2)\n",

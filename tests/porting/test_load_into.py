@@ -40,6 +40,20 @@ def old(tmp_path: Path) -> nn.Module:
     return made.eval()
 
 
+class Broken(Named):
+    """A model whose forward pass cannot run."""
+
+    def forward(self, x: Any) -> Any:
+        raise RuntimeError("not here")
+
+
+def test_a_model_that_cannot_be_run_is_said_to_be_matched_without_its_order_of_execution(old: nn.Module) -> None:
+    said = "the forward pass of the model could not be followed"
+    assert any(note.startswith(said) for note in ckptool.transfer(old.state_dict(), Broken()).notes)
+    assert not any(note.startswith(said) for note in ckptool.transfer(old.state_dict(), Named()).notes)
+    assert not any(note.startswith(said) for note in ckptool.transfer(Named().state_dict(), Broken()).notes)
+
+
 def same_function(left: nn.Module, right: nn.Module) -> bool:
     x = torch.randn(2, 3, 8, 8)
     with torch.no_grad():

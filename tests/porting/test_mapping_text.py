@@ -86,9 +86,8 @@ def guesses(*pairs: tuple[str, str, tuple[str, ...]]) -> list[Entry]:
 
 def shown(entries: list[Entry]) -> list[str]:
     text = mapping_text(Mapping(tuple(entries), ()))
-    return text[
-        text.index("(2 tensors of the source fit equally well; check which of them the source's code uses here)") :
-    ].splitlines()[1:]
+    lines = text[text.index("(2 tensors of the source fit equally well") :].splitlines()
+    return lines[next(place for place, line in enumerate(lines) if line.endswith(")")) + 1 :]
 
 
 def test_copies_from_below_one_prefix_are_one_line_with_the_prefixes_that_fit_as_well() -> None:

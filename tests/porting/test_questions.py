@@ -1,14 +1,22 @@
 """A question has a sentence for people, options to choose from, and an answer that is added."""
 
 import string
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sides import signature, wanted
 
 from ckptool import porting
+from ckptool.errors import Doubtful
+from ckptool.model_code.signature import Facts, Signature
 from ckptool.porting import expression as ex
+from ckptool.porting.expression import Expr, Shape
+from ckptool.porting.holes.remedies import remedy
 from ckptool.porting.mapping import Entry
+from ckptool.porting.port import port
 from ckptool.porting.questions import Question, Reason, Topic, answered, ask, joined, still_open
+from ckptool.porting.refusal import require_accepted
 
 _A, _B, _C = ex.of("a"), ex.of("b"), ex.of("c")
 
@@ -26,6 +34,63 @@ def test_every_sentence_is_plain_and_takes_names_in_order(reason: Reason) -> Non
     fields = [name for _, name, _, _ in string.Formatter().parse(reason.says) if name is not None]
     assert set(fields) <= {""}
     assert reason.says == reason.says.strip(" .\n") != ""
+
+
+@pytest.mark.parametrize("reason", [reason for reason in Reason if reason.topic is not Topic.LEFT])
+def test_every_question_says_what_to_do_and_never_speaks_of_a_side(reason: Reason) -> None:
+    advice = ("check ", "compare ", "accept ", "merge ", "join ", "choose ", "--at PATH", "remove ", "take ")
+    assert any(one in reason.says.partition(";")[2] for one in advice)
+    assert not any(one in reason.says for one in ("one side", "other side", "both sides", "which of the two "))
+
+
+def test_a_refusal_shows_the_whole_advice_once() -> None:
+    shapes = {f"{one}.weight": (4, 4) for one in ("a", "b")}
+    mapping = port(signature(shapes), wanted(shapes))
+    asked: Question[Expr] = ask(Reason.EQUALISED)
+    doubted = replace(mapping, entries=tuple(e.asking(asked) for e in mapping.entries))
+    with pytest.raises(Doubtful) as raised:
+        require_accepted(doubted, None, None)
+    first, second, *_ = raised.value.evidence
+    assert first.endswith(str(asked))
+    assert second.endswith("…")
+
+
+def asked_of(source: Signature, target: Signature) -> set[Reason]:
+    return {question.reason for entry in port(source, target).entries for question in entry.questions}
+
+
+def test_equal_blocks_of_a_model_that_did_not_run_are_not_said_to_run_in_another_order() -> None:
+    shapes = {f"{part}.{leaf}.weight": (4, 4) for part in ("one", "two") for leaf in ("a", "b")}
+    others = {key.replace("one", "left").replace("two", "right"): shape for key, shape in shapes.items()}
+    assert {Reason.PARTS_BY_REGISTRATION} <= asked_of(signature(shapes), wanted(others))
+    assert Reason.PARTS_IN_ANOTHER_ORDER not in asked_of(signature(shapes), wanted(others))
+
+
+def test_a_square_kernel_over_the_whole_width_is_no_matrix() -> None:
+    asked = asked_of(signature({"a.weight": (4, 1, 5, 5)}), wanted({"a.weight": (4, 5, 5)}))
+    assert asked == {Reason.SQUARE_KERNEL}
+
+
+def test_vectors_to_which_code_adds_another_number_are_not_said_to_lie_around_0() -> None:
+    def code(plus: float) -> Signature:
+        made = wanted({"norm.weight": (4,)})
+        return replace(made, entries={k: replace(e, facts=Facts(plus=plus)) for k, e in made.entries.items()})
+
+    (entry,) = port(code(1.0), code(0.0)).entries
+    assert str(entry.expr) == "shift(norm.weight, 1.0)"
+    assert [str(question) for question in entry.questions] == [
+        "the source's code adds 1 to this tensor before it uses it, and the model's code adds 0, so the difference was "
+        "added to the tensor; check the forward of this layer in both codes"
+    ]
+
+
+def test_only_weights_of_patches_are_said_to_be_of_patches() -> None:
+    def asked(wanted: Shape, have: Shape) -> Reason | None:
+        found = remedy(wanted, have, ex.of("a"), None)
+        return None if found is None else found[1].reason
+
+    assert asked((8, 3, 2, 2), (8, 12)) is asked((8, 12), (8, 3, 2, 2)) is Reason.PATCHES
+    assert asked((8, 3, 1, 2, 2), (8, 3, 2, 2)) is asked((8, 12, 1, 1), (8, 3, 2, 2)) is Reason.RESHAPED
 
 
 @pytest.mark.parametrize("reason", Reason)

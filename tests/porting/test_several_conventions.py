@@ -89,4 +89,4 @@ def test_rows_that_no_run_looks_at_stay_a_guess() -> None:
     assert str(found.expr) == "cat(0, slice(pos.weight, 0, 2, 18), slice(pos.weight, 0, 16, 18))"
     assert found.status == "guessed"
     assert len(found.doubts) == 1
-    assert found.doubts[0].startswith("the inputs of the proof never used the rows 16 to 17")
+    assert found.doubts[0].startswith("the inputs of the proof never used rows 16 to 17")

@@ -25,18 +25,19 @@ _MOST_MADE, _MOST_BYTES = 1 << 25, 1 << 31
 
 @dataclass(slots=True)
 class Stop:
-    """Where a try stopped.
+    """The place where a try, a forward pass on guessed inputs, stopped with an error.
 
     Attributes:
         message: the text of the error.
-        furthest: how far it got.
-        name, args: the operation that failed; "" if no operation failed, and then the operation before.
-        blamed: the inputs that its arguments come from, by their place; first those that came there without weights.
-        picked: inputs from which single elements were taken, and how many.
-        asked: inputs from which an entry was taken by name, and the name.
-        touched: inputs that were used.
         error: the name of the error's class.
-        whole: its arguments that are unchanged inputs: which input, and which of its tensors.
+        furthest: how far the try got: mainly the number of parameters that were used.
+        name, args: the operation that failed, with its arguments. If the model's own code failed, `name` is "" and
+            `args` are those of the operation before.
+        blamed: places of the inputs that these arguments come from; first those that came there without weights.
+        picked: place of an input from which single elements were taken -> how many it has to have.
+        asked: place of an input from which an entry was taken by name -> the name.
+        touched: places of the inputs that were used.
+        whole: place of an input that is itself one of `args` -> its place there.
     """
 
     message: str
@@ -53,7 +54,13 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A try that ran to its end: number of used weights, used inputs, and rows of the tables that inputs look up."""
+    """A try that ran to its end.
+
+    Attributes:
+        used: how many weights it used.
+        touched: the places of the inputs that it used.
+        tables: place of an input that looks up rows of a table -> number of rows of the smallest such table.
+    """
 
     used: int
     touched: frozenset[int]
@@ -94,7 +101,7 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
         self._weights = {id(t) for t in itertools.chain(model.parameters(), model.buffers())}
         self._given = {id(t): place for place, t in enumerate(given)}
         self._from = {id(t): frozenset([place]) for place, t in enumerate(given)}
-        self._bare = set(self._given)  # what was made of inputs alone
+        self._only_inputs = set(self._given)  # what was made of inputs alone
         self._shortcut = shortcut
         self._alive: list[Any] = []  # so that ids stay their own
         self._budget = Budget()
@@ -110,7 +117,7 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
 
     @property
     def used(self) -> int:
-        """Return how many parameters were used."""
+        """Return how many parameters of the model were used."""
         return len(self._used & self._parameters)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -147,14 +154,16 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
             for one in flat(result):
                 if isinstance(one, torch.Tensor) and id(one) not in self._given and id(one) not in self._weights:
                     self._from[id(one)] = origin
-                    if all(id(t) in self._bare for t in taken):
-                        self._bare.add(id(one))
+                    if all(id(t) in self._only_inputs for t in taken):
+                        self._only_inputs.add(id(one))
         return result
 
     def stopped(self, error: Exception) -> Stop:
         name, args, origin = self._last
-        bare = [self._from[id(t)] for t in flat(args) if id(t) in self._bare]
-        as_given = frozenset(itertools.chain.from_iterable(bare))  # the sizes of the others are those of weights, too
+        only_inputs = [self._from[id(t)] for t in flat(args) if id(t) in self._only_inputs]
+        as_given = frozenset(
+            itertools.chain.from_iterable(only_inputs)
+        )  # the sizes of the others are those of weights, too
         return Stop(
             str(error),
             type(error).__name__,

@@ -16,7 +16,7 @@ from .wanted import ATTENTION, BY_ELEMENT, NUMBER, wanted_dimensions, wanted_siz
 
 
 def changes(one: InputSpec, stop: Stop) -> Iterator[InputSpec]:
-    """Yield other inputs in place of one, as the error of a try suggests."""
+    """Yield inputs to try in place of the input ONE, as the error of the try STOP suggests."""
     said, name = stop.message, stop.name
     floats = getattr(torch, one.dtype).is_floating_point
     args = [a for a in flat(stop.args) if isinstance(a, torch.Tensor)]
@@ -151,7 +151,10 @@ def _of_dimensions(
 
 
 def deeper(one: InputSpec, rank: tuple[int, int]) -> InputSpec:
-    """Return an input with a second dimension added, if the operation needs more dimensions."""
+    """Return the input ONE with a second dimension of 4 added, if an operation needs more dimensions.
+
+    RANK is (dimensions that the tensor has, dimensions that the operation needs).
+    """
     return replace(one, shape=(*one.shape[:1], 4, *one.shape[1:])) if 0 < rank[0] < rank[1] else one
 
 

@@ -14,18 +14,21 @@ from .attempt import Stop, flat
 from .wanted import wanted_sizes
 
 
-class Sizes:
-    """The sizes that were needed at each place, and the sizes that tried inputs gave there.
+class SizesSeen:
+    """Remembers, for each operation where tries stopped, the size that it needed and the sizes that tried inputs gave
+    there.
 
-    Two tries that differ in one size of one input, and stopped at the same place, show how the size there depends on
-    it.
+    Two tries that differ in one size of one input, and stopped at the same operation, show how the size there depends
+    on the size of the input.
     """
 
     def __init__(self) -> None:
         self._seen: dict[tuple[Any, ...], list[tuple[Any, int]]] = {}
 
     def fitting(self, spec: Any, stop: Stop) -> Iterator[Any]:
-        """Yield inputs between or beyond earlier ones, with the size that is needed."""
+        """Yield inputs whose sizes are between those of earlier tries, or beyond, so that the operation gets the size
+        it needs.
+        """
         args = [a for a in flat(stop.args) if isinstance(a, torch.Tensor)]
         if not stop.name or len(args) < 2:
             return
@@ -57,4 +60,4 @@ def _between(spec: Any, have: int, other: Any, gave: int, want: int) -> Iterator
             yield with_leaves(spec, [new if i == at else one for i, (_, one) in enumerate(here)])
 
 
-__all__ = ["Sizes"]
+__all__ = ["SizesSeen"]

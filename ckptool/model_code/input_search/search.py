@@ -17,7 +17,7 @@ import torch
 from ..hollow import shape_only, without_memory
 from ..inputs import InputSpec, guess_inputs, inputs_for, leaves, with_leaves
 from .attempt import Done, Shortcut, Stop, attempt
-from .interpolation import Sizes
+from .interpolation import SizesSeen
 from .suggestions import suggestions
 
 #: Seconds of CPU time that a search may take, forward passes that it may try, and most elements of one input.
@@ -54,7 +54,10 @@ def find_inputs(
 def _searched(
     model: torch.nn.Module, like: Sequence[Any], shortcut: Shortcut | None, patience: float, memory: float
 ) -> Iterator[Any]:
-    """Run one search. MEMORY is how much the tries before a try count: with little memory, the latest error leads."""
+    """Yield inputs on which the model runs, from one search.
+
+    MEMORY is how much the errors of earlier tries count: with little memory, the error of the latest try decides alone.
+    """
     until = time.thread_time() + patience
     count = itertools.count()
     queue: list[tuple[float, float, int, Any]] = []
@@ -73,7 +76,7 @@ def _searched(
     asked = {repr(one) for one in like}
     for place, spec in enumerate(itertools.chain(like, _seeds(model))):
         push(math.inf, 0.2 * place, spec)
-    told_sizes = Sizes()
+    told_sizes = SizesSeen()
     partial: list[tuple[int, int, Any]] = []  # what runs, and leaves some weights unused
     since = 0
     wanted = len({id(p) for p in model.parameters()})
@@ -107,7 +110,9 @@ def _searched(
 
 
 def _smaller(spec: Any) -> Any:
-    """Return inputs with too many elements with the sizes of all pictures halved, so that they still fit each other."""
+    """Return inputs with the sizes of all pictures halved, if they have too many elements; all are halved together, so
+    that they still fit each other.
+    """
     while not _is_small(spec):
         told = [one for _, one in leaves(spec)]
         halved = [
@@ -138,7 +143,9 @@ _LONGER = 24
 
 
 def _fuller(model: torch.nn.Module, spec: Any, done: Done, shortcut: Shortcut | None) -> tuple[Any, Done]:
-    """Return inputs that show more: without unused inputs, with all words, with pictures of more than one element."""
+    """Return inputs that show more of the model: without unused inputs, with every word of a vocabulary, and with
+    larger pictures if they are very small.
+    """
 
     def tried(other: Any) -> bool:
         nonlocal spec, done
@@ -190,7 +197,7 @@ _SMALL = 50_000_000
 
 
 def _seeds(model: torch.nn.Module) -> Iterator[Any]:
-    """Yield first guesses, one for each combination of types and numbers of dimensions."""
+    """Yield the first inputs to try: one guess for each combination of element types and numbers of dimensions."""
     kinds = set()
     yield from _said_to_be_tensors(model)
     for spec in itertools.islice(guess_inputs(model), 150):

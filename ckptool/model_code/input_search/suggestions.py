@@ -63,7 +63,9 @@ def _counted(specs: Sequence[InputSpec], stop: Stop) -> Iterator[list[InputSpec]
 
 
 def _beside(specs: Sequence[InputSpec], stop: Stop) -> Iterator[list[InputSpec]]:
-    """Yield inputs with the sizes of the tensor that they are added to or concatenated with."""
+    """Yield inputs with the sizes of the tensor that they are added to or concatenated with in the operation that
+    failed.
+    """
     if stop.name not in BY_ELEMENT | {"cat", "concat"}:
         return
     args, named = stop.args if len(stop.args) == 2 else ((), {})
@@ -81,7 +83,7 @@ def _beside(specs: Sequence[InputSpec], stop: Stop) -> Iterator[list[InputSpec]]
 
 
 def _together(specs: Sequence[InputSpec], blamed: Sequence[int], stop: Stop) -> Iterator[list[InputSpec]]:
-    """Yield inputs of which several get another size, which they share or whose sum is needed."""
+    """Yield inputs of which several get another size: the size that they share, or sizes whose sum is needed."""
     args = [a for a in flat(stop.args) if isinstance(a, torch.Tensor)]
     x, weight = (args[0] if args else None), (args[1] if len(args) > 1 else None)
     groups: dict[tuple[int, int], list[int]] = {}
@@ -103,7 +105,7 @@ def _together(specs: Sequence[InputSpec], blamed: Sequence[int], stop: Stop) -> 
 
 
 def _put(spec: Any, path: tuple[Any, ...], value: Any) -> Any:
-    """Return SPEC with VALUE at a path."""
+    """Return the nested inputs SPEC with VALUE at PATH, the names and indices that lead there."""
     if not path:
         return value
     if isinstance(spec, Mapping):

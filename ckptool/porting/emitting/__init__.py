@@ -327,7 +327,7 @@ def _tables(steps: Sequence[_Templated]) -> list[list[_Templated]]:
 
 
 def _apart(templates: Sequence[Template]) -> tuple[tuple[Template, ...], tuple[str, ...]]:
-    """Split templates after their last number and the dot behind it; return the heads and the tails."""
+    """Return the beginnings and the ends of TEMPLATES, split after their last number and the dot behind it."""
     heads, tails = [], []
     for template in templates:
         last = str(template[-1])
@@ -338,7 +338,7 @@ def _apart(templates: Sequence[Template]) -> tuple[tuple[Template, ...], tuple[s
 
 
 def laid_out_condition(name: str, item: str, items: str, condition: str) -> Iterator[str]:
-    """Yield the lines of a list comprehension with a condition."""
+    """Yield the lines of the list comprehension `NAME = [ITEM for ITEM in ITEMS if CONDITION]`."""
     line = f"    {name} = [{item} for {item} in {items} if {condition}]"
     if len(line) <= WIDTH:
         yield line
@@ -366,7 +366,7 @@ def _names(loop: Loop) -> list[str]:
 
 
 def _heads(loop: Loop, names: Sequence[str]) -> list[str]:
-    """Return the lines that begin a loop, each indented further."""
+    """Return the `for` lines that begin LOOP, each indented further than the one before."""
     rows = loop.rows
     if not rows:
         return []
@@ -444,7 +444,7 @@ def _quoted(text: str) -> str:
 
 
 def _plain(text: str, limit: int = 200) -> str:
-    """Return a text that is safe in a docstring or a comment."""
+    """Return TEXT, cut to LIMIT characters, without characters that could end a docstring or a comment."""
     return printable(text, limit).replace("\\", "\\\\").replace('"""', "'''").rstrip('"') or "a model"
 
 
@@ -460,7 +460,7 @@ def _wrapped(text: str, width: int, lead: str = "") -> list[str]:
 
 
 def _raw(text: str) -> str:
-    """Return a regular expression as a Python string."""
+    """Return the regular expression TEXT as a Python string, raw (`r"…"`) if possible."""
     if "\n" in text or not text.isprintable() or '"' in text:
         return f'"{_escaped(text)}"'
     return f'r"{text}"'

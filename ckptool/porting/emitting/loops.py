@@ -199,7 +199,7 @@ def loops_of(steps: Sequence[Step]) -> list[Loop]:
 
 
 def _shape(x: Expr) -> Any:
-    """Return an expression without its keys and indices, for comparison."""
+    """Return the expression X without its keys and indices: two expressions with equal results differ only in these."""
     if x.is_copy:
         return None
     places = _places(x)
@@ -278,7 +278,9 @@ def _rule(rows: Sequence[Numbers], values: Sequence[int], *, is_place: bool) -> 
 def _neighbours(
     rows: Sequence[Numbers], values: Sequence[int], at: int
 ) -> tuple[tuple[int, int], tuple[int, int]] | None:
-    """Return two rows that differ only in number AT, each as (that number, its value), or None."""
+    """Return two rows of numbers that differ only in the number AT, each as (that number, its value); None if there are
+    none.
+    """
     seen: dict[Numbers, tuple[int, int]] = {}
     for row, value in zip(rows, values, strict=True):
         rest = (*row[:at], *row[at + 1 :])
@@ -307,5 +309,5 @@ def _templates(step: Step, row: Numbers, numbers: dict[int, tuple[int, Numbers]]
 
 
 def written(template: Template, number: Callable[[int, Numbers], str], literal: Callable[[str], str]) -> str:
-    """Return a template as the inside of an f-string."""
+    """Return TEMPLATE as the inside of an f-string; NUMBER writes its numbers, LITERAL its other texts."""
     return "".join(literal(part) if isinstance(part, str) else f"{{{number(*part)}}}" for part in template)

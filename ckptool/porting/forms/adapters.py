@@ -25,7 +25,9 @@ _MOST_PREFIX = 4
 
 @dataclass(slots=True)
 class _Adapter:
-    """The tensors of the adapters of one weight, by role, for each named adapter."""
+    """The tensors of the adapters of one weight: name of the adapter -> role -> piece. Most files have one, without a
+    name.
+    """
 
     parts: dict[str, dict[str, Piece]] = field(default_factory=lambda: defaultdict(dict))
 
@@ -80,7 +82,9 @@ def _adapters(canon: Canon) -> dict[_Path, _Adapter]:
 
 
 def _only_trained(canon: Canon) -> None:
-    """Replace modules by their trained copy, if the file holds both the original and the copy."""
+    """Remove the original of each module that the file holds twice, as original and as trained copy
+    (`modules_to_save`).
+    """
     for copy, original in table().trained_instead.items():
         for piece in [p for p in canon.pieces.values() if copy in p.path]:
             base = piece.path[: piece.path.index(copy)]
@@ -125,7 +129,9 @@ def _factors(parts: dict[str, Piece]) -> tuple[Piece, Piece, bool] | None:
 
 
 def _ways(weight: Piece, a: Piece, b: Piece) -> set[bool]:
-    """Return in which ways the product of an adapter fits a weight: as it is (False), transposed (True), or both."""
+    """Return how the product of the factors A and B of an adapter fits a weight: as it is (False), transposed (True),
+    or both; empty if it does not fit.
+    """
     if len(a.shape) < 2 or len(b.shape) < 2 or a.shape[0] != prod(b.shape[1:]):
         return set()
     rows, columns = b.shape[0], prod(a.shape[1:])
@@ -136,8 +142,9 @@ def _ways(weight: Piece, a: Piece, b: Piece) -> set[bool]:
 
 
 def _all_turned(source: Canon, adapters: dict[_Path, _Adapter], bases: dict[_Path, Name | None]) -> bool:
-    """Return whether all weights whose sizes show it have inputs first, so that the square ones most likely
-    have, too.
+    """Return whether weights with adapters have inputs first, as the sizes of those that are not square show.
+
+    Square weights of the file most likely have the same layout.
     """
     votes: Counter[bool] = Counter()
     for base, adapter in adapters.items():

@@ -16,14 +16,16 @@ _Change = tuple[str, str]
 
 
 def join_affine(one: Canon, other: Canon) -> None:
-    """Add scale and shift to the statistics that they belong to, unless the other side has two layers, too.
+    """Give batch norms that hold only statistics their scale and shift, which the file has in a layer of their own
+    (Caffe).
 
-    Scale and shift are a layer with a weight and a bias as long as the statistics. Its name differs from the
-    statistics' by one word that is the same in the whole model (`bn2a`, `scale2a`), or it is the next layer.
+    This is skipped if the other side has two layers, too. Scale and shift are a layer with a weight and a bias as long
+    as the statistics. Its name differs from the name of the statistics by one word that is the same in the whole model
+    (`bn2a`, `scale2a`), or it is the next layer.
     """
     layers = _layers(one)
-    bare = [path for path, held in layers.items() if _is_bare(held)]
-    if not bare or any(_is_bare(held) for held in _layers(other).values()):
+    bare = [path for path, held in layers.items() if _has_only_statistics(held)]
+    if not bare or any(_has_only_statistics(held) for held in _layers(other).values()):
         return
     factors = [
         path
@@ -42,7 +44,7 @@ def join_affine(one: Canon, other: Canon) -> None:
                 one.become(piece, [(replace(piece, path=path, role=role), unchanged)], unchanged)
 
 
-def _is_bare(held: dict[str, Piece]) -> bool:
+def _has_only_statistics(held: dict[str, Piece]) -> bool:
     return held.keys() >= STATISTICS and "weight" not in held
 
 
@@ -90,7 +92,9 @@ def _change(one: tuple[str, ...], other: tuple[str, ...]) -> _Change | None:
 
 
 def _next(path: _Path, free: set[_Path], layers: dict[_Path, dict[str, Piece]]) -> _Path | None:
-    """Return the next layer of scale and shift after the statistics in the same module, or None."""
+    """Return the path of the layer directly after the statistics PATH, if it is a scale and shift in the same module;
+    else None.
+    """
     mean = layers[path]["running_mean"]
 
     def place(piece: Piece) -> float:

@@ -18,9 +18,10 @@ from .projections import fused_kind, part_label
 
 
 def attach_biases(one: Canon, other: Canon) -> None:
-    """Move biases that are alone into the module of their matrix, unless the other side has them alone, too.
+    """Move each bias that is stored by itself into the module of its matrix, unless the other side has such biases,
+    too.
 
-    The length of the bias also shows whether a matrix without a layer has its inputs first.
+    The length of the bias also shows whether a bare matrix has its inputs first.
     """
     apart = {squeezed(piece.shape) for piece in _lone_biases(other)}
     tables = {piece.shape for piece in other.pieces.values() if piece.role == "weight" and piece.shape[1:] == (1,)}
@@ -96,7 +97,7 @@ def _part_of_sum(lone: list[Piece], matrices: list[Piece], other: Canon) -> None
 
 
 def _rows(piece: Piece) -> int:
-    """Return how many outputs a matrix has, or how many outputs a bias is added to."""
+    """Return how many outputs the matrix PIECE has; for a bias, how many outputs it is added to."""
     return next(iter(squeezed(piece.shape) if len(piece.shape) != 2 else piece.shape), 1)
 
 
@@ -112,7 +113,7 @@ def _gives(matrix: Piece, bias: Piece) -> bool:
 
 
 def _nearest(piece: Piece, matrices: list[Piece]) -> list[Piece]:
-    """Return the matrices that share the longest beginning of their path with a bias."""
+    """Return those of MATRICES that share the longest beginning of their path with the bias PIECE."""
     shared = [_together(m.path, piece.path) for m in matrices]
     return [m for m, n in zip(matrices, shared, strict=True) if n == max(shared) > 0]
 

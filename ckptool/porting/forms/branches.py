@@ -89,12 +89,13 @@ def _branches(parts: Sequence[Flow], end: Flow, numbered: Mapping[int, Unit]) ->
 
 
 class Branches:
-    """What branches that cannot be confused show about the orders of both sides.
+    """Answers whether an order of the two sides is kept in parallel branches, as branches that cannot be confused show
+    it.
 
     Args:
         pairs: the matched pairs.
         content: returns the contents of a module of the target by its path.
-        votes: the orders, by name.
+        votes: name of an order -> a function that tells whether two pairs keep it (1) or reverse it (-1).
     """
 
     def __init__(
@@ -134,7 +135,9 @@ class Branches:
                     self._kept[name, (self._kind[path], *sorted((a, b)))][said > 0] += 1
 
     def shown(self, one: Pair, other: Pair, order: str) -> bool:
-        """Return whether other branches, of modules of this kind or else of all modules, show that ORDER is kept."""
+        """Return whether other branches show that ORDER is kept: of modules of the kind around ONE and OTHER, or else
+        of all modules.
+        """
         at = next(i for i, (a, b) in enumerate(zip(one[0].path, other[0].path, strict=False)) if a != b)
         kind = self._kind[one[0].path[:at]]
         same = self._kept[order, (kind, *sorted((one[0].path[at], other[0].path[at])))]
@@ -168,7 +171,9 @@ class _Apart:
 
 
 def _kind(path: tuple[str, ...], held: Iterable[str]) -> Hashable:
-    """Return what modules of one class share: the names inside them, or their path if these are numbers."""
+    """Return a value that is equal for modules of one class: the names inside the module, or its path if these are
+    numbers.
+    """
     names = frozenset(held)
     return template(path) if all(name.isdecimal() for name in names) else names
 

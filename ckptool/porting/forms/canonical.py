@@ -30,11 +30,13 @@ def canonical(source: Signature, target: Signature, *, lora_scale: float | None 
 
 
 def _counted_otherwise(one: Signature, other: Signature) -> dict[str, int]:
-    """Find names of layers that one side counts from 1 (`norm1`, `norm2`) and the other from 0, everywhere.
+    """Find names of layers that ONE counts from 1 (`norm1`, `norm2`) and OTHER from 0 (`norm0`, `norm1`), or the
+    reverse.
 
-    Both sides must have equally many: `layer0` beside `layer1` to `layer4` may be something else.
+    Both sides must have equally many of them in every module: `layer0` beside `layer1` to `layer4` may be something
+    else.
     Returns:
-        name -> number to add to the numbers of ONE.
+        Name without its number -> number to add to the numbers of ONE.
     """
     own, theirs = _numbers(one), _numbers(other)
     found = {}
@@ -161,7 +163,7 @@ _RAW = "_raw"
 
 
 def _kept_raw(signature: Signature) -> dict[str, str]:
-    """Return raw key -> key of the copy, for raw weights that WeightDrop stores beside their copy with dropout."""
+    """Return key of a raw weight -> key of its copy, for weights that WeightDrop stores raw and with dropout."""
     found = {}
     for key, entry in signature.entries.items():
         head, _, leaf = key.removesuffix(_RAW).rpartition(".")
@@ -174,7 +176,9 @@ def _kept_raw(signature: Signature) -> dict[str, str]:
 
 
 def _other_name(key: str, words: tuple[str, ...], aliases: dict[str, list[str]]) -> tuple[str, ...]:
-    """Return the words of another name of a tied tensor, if they name a kind of table and its own name does not."""
+    """Return the words of another name of a tied tensor, if they say which kind of table it is and its own name does
+    not.
+    """
     group = table().group("embedding")
     if key not in aliases or label(group, words) is not None:
         return ()

@@ -80,7 +80,7 @@ def _side(name: str) -> str | None:
 
 
 def _target_names_one(prefixes: Sequence[tuple[str, ...]], target: Signature) -> bool:
-    """Return whether the names of the target mention one of the copies."""
+    """Return whether the names of the target have a word that means one of the copies, such as "encoder"."""
     own = {_role_word(component) for key in target.entries for component in key.split(".")[:-1]} - {None}
     return bool(own & {_role_word(p[-1]) for p in prefixes})
 

@@ -83,7 +83,9 @@ def _digest(tensor: LazyTensor) -> bytes:
 
 
 def _tells(tensor: LazyTensor) -> bool:
-    """Return whether a tensor has two dimensions and unequal values in its first bytes."""
+    """Return whether TENSOR is no vector, and its first bytes hold unequal values, so that an equal tensor is a copy of
+    it.
+    """
     return sum(n > 1 for n in tensor.shape) > 1 and _varies(tensor)
 
 

@@ -49,7 +49,7 @@ def name_exported(source: Canon, target: Canon) -> None:
 
 
 def _convolutions(source: Canon, numbered: Sequence[tuple[str, Piece]]) -> None:
-    """Name convolutions, with the next vector of the same operation as the bias."""
+    """Give each numbered kernel of a convolution the name of its layer; the next vector of that layer is its bias."""
     before: Piece | None = None
     for op, piece in numbered:
         if op.startswith(("Conv", "Gemm")) and len(piece.shape) > 1:

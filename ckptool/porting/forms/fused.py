@@ -50,7 +50,7 @@ def split_first(source: Canon, target: Canon) -> None:
 
 
 def split_again(source: Canon, target: Canon) -> None:
-    """Split fused projections that the steps in between took out of a stack of experts or out of heads."""
+    """Split fused projections that became visible when stacks of experts or dimensions for heads were taken apart."""
     both = fused_alike(source, target)
     for one, other in ((source, target), (target, source)):
         split_fused(one, other, both)
@@ -94,7 +94,9 @@ def split_fused(one: Canon, other: Canon, both: set[Shape]) -> None:
 
 
 def _of_shared_heads(kind: Fused, sizes: Sequence[int], rest: Shape, rows: Mapping[str, Counter[Shape]]) -> bool:
-    """Return whether keys and values have fewer heads than the separate ones of the other side."""
+    """Return whether the other side has keys and values of this projection with more heads: here several queries share
+    one.
+    """
     own = dict(zip(kind.parts, sizes, strict=True))
     return own.keys() >= {"k", "v"} and all(
         any(shape[1:] == rest and shape[0] > own[part] and shape[0] % own[part] == 0 for shape in rows.get(part, ()))
@@ -264,7 +266,9 @@ def _divides(heads: int, sizes: Sequence[int]) -> bool:
 
 
 class _Parts:
-    """The parts of projections on one side by their names, collected once and used for each projection."""
+    """The parts of projections (q, k, v, gate, up) of one side, found by their names once and used
+    for each projection.
+    """
 
     def __init__(self, canon: Canon) -> None:
         self._labelled = [(label, p) for p in canon.pieces.values() if (label := part_label(p.path))]
@@ -285,7 +289,9 @@ class _Parts:
         return self._orders[parts]
 
     def groups(self, rows: int) -> int:
-        """Return how many heads the model's code makes of keys that have ROWS rows together, or 0."""
+        """Return the number of heads into which the model's code splits keys with ROWS rows together; 0 if that is not
+        known.
+        """
         if rows not in self._groups:
             found: Counter[int] = Counter()
             for label, p in self._labelled:
@@ -298,7 +304,7 @@ class _Parts:
         return self._groups[rows]
 
     def whole(self, rows: int) -> bool:
-        """Return whether the code of the model was followed, and does not split keys of ROWS rows into heads."""
+        """Return whether the forward pass was followed, and does not split keys with ROWS rows into heads."""
         keys = [p for label, p in self._labelled if label == "k" and p.role == "weight" and p.shape[0] == rows]
         return bool(keys) and all(p.entry.used is not None and not heads_of(p.entry) for p in keys)
 
@@ -333,15 +339,17 @@ _PLAIN_ATTENTION = 2
 
 
 def _alternating(target: Canon, weight: Piece, parts: int) -> int:
-    """Return the number of heads by which the model interleaves the parts of a projection of this size, or 0."""
+    """Return the number of heads by which the model interleaves the parts of a projection with the sizes of WEIGHT, or
+    0.
+    """
     rivals = (p for p in target.pieces.values() if p.role == "weight" and p.shape == weight.shape and fused_kind(p))
     return next((n for p in rivals for kind, n in [layout_of(p.entry, parts)] if kind == "heads"), 0)
 
 
 def other_arrangement(target: Piece, source: Piece) -> Reason | None:
-    """Return why a projection that is fused on both sides may have another layout in the model, or None.
+    """Return the reason to ask whether two projections, both fused, arrange their parts differently; None if not.
 
-    A layer with the same name on both sides is taken to have one layout, unless one of the two is a convolution.
+    A layer with the same name on both sides is taken to have one layout, unless one of the two layers is a convolution.
     """
     own, theirs = fused_kind(target), fused_kind(source)
     kind = theirs or own
@@ -351,7 +359,7 @@ def other_arrangement(target: Piece, source: Piece) -> Reason | None:
     if "q" in kind.parts:
         layout = layout_of(target.entry, len(kind.parts))[0]
         block = layout == "block" or (not layout and own is not None and own.sure)  # as its name says, if not followed
-        return Reason.JOINED_BY_HEADS if own and theirs and block and not theirs.sure else None
+        return Reason.HEADS_ARRANGED if own and theirs and block and not theirs.sure else None
     if "gate" not in kind.parts or (own and theirs and own.sure and theirs.sure):
         return None
     if len(squeezed(target.entry.shape)) > 2:
@@ -382,7 +390,9 @@ def _of_rows(size: int, rest: Shape) -> Shape:
 
 
 def _flat(shape: Shape) -> Shape:
-    """Return SHAPE as the shape of a matrix, if it is a convolution over one pixel."""
+    """Return SHAPE without the dimensions of a kernel of one pixel: (out, in) for (out, in, 1, 1); other shapes as they
+    are.
+    """
     return (*shape[:2], *squeezed(shape[2:]))
 
 

@@ -11,7 +11,7 @@ from itertools import accumulate, pairwise
 from .. import expression as ex
 from ..expression import Expr, Shape
 from ..questions import Reason
-from ..words import Cell, cut, table
+from ..words import RecurrentCell, cut, table
 from .layouts import is_bare
 from .pieces import Canon, Name, Piece, unchanged
 
@@ -47,7 +47,10 @@ def _join_all(one: Canon, other: Canon, *, layers: bool) -> None:
 
 
 def _name_apart(one: Canon) -> None:
-    """Add to the words of separate gates which gate each is, if a module has equally large layers for all gates."""
+    """Add to the words of a layer that is one gate of a recurrent cell the name of the gate.
+
+    This needs a module with equally large layers for all gates: `Wi`, `Wf`, `Wg`, `Wo`.
+    """
     for pieces in _weights_in(one, 1).values():
         sizes = Counter(p.shape for p in pieces if len(p.shape) > 1)
         for cell in table().cells:
@@ -69,7 +72,7 @@ def _weights_in(one: Canon, depth: int) -> dict[_Path, list[Piece]]:
 
 
 def _has_gates(one: Canon) -> bool:
-    """Return whether a module has a layer for every gate, for both the input and the hidden state."""
+    """Return whether some module of a side has a layer for every gate, both for the input and for the hidden state."""
     return any(
         {key for p in pieces if (key := read(_tokens(p.path[-depth:]), cell)) is not None} >= _all_of(cell)
         for depth in (1, 2)
@@ -79,7 +82,7 @@ def _has_gates(one: Canon) -> bool:
     )
 
 
-def _all_of(cell: Cell) -> set[tuple[str, str]]:
+def _all_of(cell: RecurrentCell) -> set[tuple[str, str]]:
     return {(side, gate) for side in _SIDES for gate in cell.gates}
 
 
@@ -115,7 +118,7 @@ def _divide_letters(one: Canon, other: Canon) -> bool:
     return found
 
 
-def _spelled_after_bias(tokens: tuple[str, ...], cell: Cell) -> tuple[str, ...]:
+def _spelled_after_bias(tokens: tuple[str, ...], cell: RecurrentCell) -> tuple[str, ...]:
     """Return the gates whose letters are in the name of a bias (`bias_ifgo`), or ()."""
     gates = tuple(cell.words.get(letter, "") for letter in tokens[1]) if len(tokens) == 2 and tokens[0] in _BIAS else ()
     return gates if set(gates) == set(cell.gates) and len(gates) == len(cell.gates) else ()
@@ -128,7 +131,7 @@ def _alone(key: tuple[str, str] | None) -> _Gates | None:
     return None if key is None else (key[0], key[1:])
 
 
-def _several_gates(tokens: tuple[str, ...], cell: Cell) -> _Gates | None:
+def _several_gates(tokens: tuple[str, ...], cell: RecurrentCell) -> _Gates | None:
     """Return the side ("ih", "hh") and the gates of a matrix named by their letters (`ioux`, `W_iou`, `h_rz`),
     or None.
     """
@@ -174,8 +177,10 @@ def are_gates(components: Sequence[str]) -> bool:
 
 
 def _join_scope(one: Canon, scope: _Path, pieces: list[Piece], depth: int, wholes: set[Shape] | None) -> None:
-    """Join the gates of one cell. If WHOLES is not empty, join only to one of these layers over input and
-    hidden state.
+    """Join the gates of one recurrent cell, whose layers PIECES are DEPTH components below the module SCOPE.
+
+    WHOLES are sizes of layers of the other side for all gates over input and hidden state: the gates are joined only to
+    one of these, or, if it is None, in any case.
     """
     matrices = [p for p in pieces if len(p.shape) >= 2]
     for cell in table().cells:
@@ -194,8 +199,10 @@ def _join_scope(one: Canon, scope: _Path, pieces: list[Piece], depth: int, whole
                 return
 
 
-def _whole(held: _Held, cell: Cell) -> Shape | None:
-    """Return the sizes of one layer for all gates over the concatenated input and hidden state, or None."""
+def _whole(held: _Held, cell: RecurrentCell) -> Shape | None:
+    """Return the sizes of one layer for all gates of CELL over the concatenated input and hidden state; None if the
+    separate layers HELD do not fit together.
+    """
     ih, hh = (held[side, cell.gates[0]].shape for side in _SIDES)
     return (ih[0] * len(cell.gates), ih[1] + hh[1], *ih[2:]) if len(ih) == len(hh) else None
 
@@ -209,20 +216,20 @@ def _words_of_gate(components: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(word for component in components for word in cut(component) if word not in _NOISE)
 
 
-_Reading = Callable[[tuple[str, ...], Cell], "tuple[str, str] | None"]
+_Reading = Callable[[tuple[str, ...], RecurrentCell], "tuple[str, str] | None"]
 
 
-def _side_then_gate(tokens: tuple[str, ...], cell: Cell) -> tuple[str, str] | None:
+def _side_then_gate(tokens: tuple[str, ...], cell: RecurrentCell) -> tuple[str, str] | None:
     if len(tokens) != 2 or tokens[0] not in table().cell_sides or tokens[1] not in cell.words:
         return None
     return table().cell_sides[tokens[0]], cell.words[tokens[1]]
 
 
-def _gate_then_side(tokens: tuple[str, ...], cell: Cell) -> tuple[str, str] | None:
+def _gate_then_side(tokens: tuple[str, ...], cell: RecurrentCell) -> tuple[str, str] | None:
     return _side_then_gate(tokens[::-1], cell)
 
 
-def _in_one_word(tokens: tuple[str, ...], cell: Cell) -> tuple[str, str] | None:
+def _in_one_word(tokens: tuple[str, ...], cell: RecurrentCell) -> tuple[str, str] | None:
     tokens = _without_letter(tokens)
     return _side_then_gate(tuple(tokens[0]), cell) if len(tokens) == 1 and len(tokens[0]) == 2 else None
 
@@ -234,16 +241,16 @@ def _without_letter(tokens: tuple[str, ...]) -> tuple[str, ...]:
     return (tokens[0][1:],) if len(tokens) == 1 and len(tokens[0]) == 3 and tokens[0][0] == "w" else tokens
 
 
-def _in_one_word_turned(tokens: tuple[str, ...], cell: Cell) -> tuple[str, str] | None:
+def _in_one_word_turned(tokens: tuple[str, ...], cell: RecurrentCell) -> tuple[str, str] | None:
     tokens = _without_letter(tokens)
     return _gate_then_side(tuple(tokens[0]), cell) if len(tokens) == 1 and len(tokens[0]) == 2 else None
 
 
-def _after_a_letter(tokens: tuple[str, ...], cell: Cell) -> tuple[str, str] | None:
+def _after_a_letter(tokens: tuple[str, ...], cell: RecurrentCell) -> tuple[str, str] | None:
     return _side_then_gate(tokens[1:], cell) if tokens[:1] == ("w",) else None
 
 
-def _gate_alone(tokens: tuple[str, ...], cell: Cell) -> tuple[str, str] | None:
+def _gate_alone(tokens: tuple[str, ...], cell: RecurrentCell) -> tuple[str, str] | None:
     tokens = tokens[1:] if tokens[:1] == ("w",) else tokens
     return ("", cell.words[tokens[0]]) if len(tokens) == 1 and tokens[0] in cell.words else None
 
@@ -259,7 +266,12 @@ _READINGS: tuple[_Reading, ...] = (
 
 
 def _cut_in_two(one: Canon, held: _Held) -> _Held:
-    """Split matrices over the concatenated input and hidden state into two each; return all of them."""
+    """Split each matrix over the concatenated input and hidden state into one for the input and one for the hidden
+    state.
+
+    Returns:
+        (side, gate) -> the new matrix; {} if the sizes of the matrices do not fit.
+    """
     found: _Held = {}
     for (_, gate), piece in held.items():
         rows, columns, *rest = piece.shape
@@ -280,7 +292,7 @@ def _cut_in_two(one: Canon, held: _Held) -> _Held:
     return found
 
 
-def _join(one: Canon, scope: _Path, cell: Cell, held: _Held, pieces: list[Piece], depth: int) -> None:
+def _join(one: Canon, scope: _Path, cell: RecurrentCell, held: _Held, pieces: list[Piece], depth: int) -> None:
     """Join the matrices of a cell, and their biases, in torch's order of gates."""
     rows = {p.shape[0] for p in held.values()}
     if not held or any(held["hh", gate].shape != held["hh", cell.gates[0]].shape for gate in cell.gates):
@@ -356,7 +368,11 @@ def _stack(one: Canon, parts: Sequence[Piece | None], new: Piece) -> None:
 
 
 def _name_sides(one: Canon) -> None:
-    """Turn layers with all gates, one per side, into the two matrices of a cell. Ask about the order of the gates."""
+    """Give the two layers of a recurrent cell, for the input and for the hidden state, torch's names (`weight_ih`,
+    `weight_hh`).
+
+    Each holds all gates; the order of the gates is a question.
+    """
     scopes: dict[_Path, dict[str, list[Piece]]] = defaultdict(lambda: defaultdict(list))
     for piece in one.pieces.values():
         side = table().cell_matrices.get(cut(piece.last))
@@ -374,7 +390,7 @@ def _name_sides(one: Canon) -> None:
             for piece in found:
                 rival = None if one.is_target else reordered(piece.expr, piece.shape[0], cell.other, cell.gates)
                 made = replace(piece, path=scope or ("cell",), role=f"{piece.role}_{side}")
-                made = made.asking(Reason.GATE_ORDER, option=rival)
+                made = made.asking(Reason.GATE_ORDER, ", ".join(cell.gates), option=rival)
                 one.become(piece, [(made, lambda e: e)], lambda e: e)
 
 

@@ -68,7 +68,9 @@ def flat_vectors(one: Canon, other: Canon) -> None:
 
 
 def _is_bias(piece: Piece) -> bool:
-    """Return whether the name of a parameter says what it is the bias of; a plain `bias` does not."""
+    """Return whether the name of a parameter says that it is a bias, and of which layer (`q_bias`); a plain `bias` does
+    not.
+    """
     return "bias" in cut(piece.leaf)[1:]
 
 
@@ -83,10 +85,14 @@ def _widths_beside(one: Canon, deep: Sequence[Piece]) -> dict[tuple[str, ...], s
 
 
 def _inputs(piece: Piece, bias: Piece | None, wanted: Counter[Shape], beside: Collection[Shape]) -> list[int]:
-    """Return the dimensions of a tensor that are inputs, or [] if that is not known.
+    """Return the dimensions of a projection [heads, in, width] or similar that are inputs; [] if that is not known.
 
-    BESIDE are the sizes [heads, width] of other projections in the module: a tensor that begins with these takes them
-    as inputs.
+    Args:
+        piece: the projection.
+        bias: its bias, or None.
+        wanted: sizes of matrices that the other side has.
+        beside: the sizes [heads, width] of other projections in the module. A tensor that begins with these takes them
+            as inputs.
     """
     told: Sequence[str] = piece.entry.facts.dims
     if len(told) == 3 and set(told) == {"input", "output"}:

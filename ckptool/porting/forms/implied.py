@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from ..rules import Rule
@@ -18,40 +18,40 @@ _EXPANDED = {"fc": "up", "proj": "down"}
 _ADDITIVE = {"wa": "query", "ua": "key", "va": "score"}
 
 
-def _together(meaning: Mapping[str, str]) -> Callable[[Canon], None]:
-    """Return a function that adds words to layers with some names, where one module has all of these names."""
+#: What papers on non-local blocks call queries, keys and values.
+_NON_LOCAL = {"theta": "q", "phi": "k", "g": "v"}
+
+
+def _together(meaning: Mapping[str, str], *, modules: bool = False) -> Callable[[Canon], None]:
+    """Return a function that adds words to the layers of a side, where one module has all names of MEANING.
+
+    Args:
+        meaning: name in small letters -> the word to add.
+        modules: look for the names, in small letters as they are here, anywhere in a path, not only at its end:
+            `theta` may be a module with a convolution in it.
+    """
+
+    def places(piece: Piece) -> Iterator[tuple[tuple[str, ...], str]]:
+        names = enumerate(piece.path) if modules else [(len(piece.path) - 1, piece.last.lower())]
+        return ((piece.path[:at], name) for at, name in names if at >= 0 and name in meaning)
 
     def imply(canon: Canon) -> None:
-        named = [p for p in canon.pieces.values() if p.path and p.last.lower() in meaning]
         beside: dict[tuple[str, ...], set[str]] = defaultdict(set)
-        for piece in named:
-            beside[piece.path[:-1]].add(piece.last.lower())
-        for piece in named:
-            if beside[piece.path[:-1]] == meaning.keys():
-                _add(canon, piece, meaning[piece.last.lower()])
+        for piece in canon.pieces.values():
+            for module, name in places(piece):
+                beside[module].add(name)
+        for piece in list(canon.pieces.values()):
+            for module, name in places(piece):
+                if beside[module] == meaning.keys():
+                    _add(canon, piece, meaning[name])
 
     return imply
 
 
-#: What papers on non-local blocks call queries, keys and values.
-_EMBEDDED = {"theta": "q", "phi": "k", "g": "v"}
-
-
-def _embedded(canon: Canon) -> None:
-    """Name theta, phi and g in one module queries, keys and values."""
-    beside: dict[tuple[str, ...], set[str]] = defaultdict(set)
-    for piece in canon.pieces.values():
-        for at, name in enumerate(piece.path):
-            if name in _EMBEDDED:
-                beside[piece.path[:at]].add(name)
-    for piece in list(canon.pieces.values()):
-        for at, name in enumerate(piece.path):
-            if name in _EMBEDDED and beside[piece.path[:at]] == _EMBEDDED.keys():
-                _add(canon, piece, _EMBEDDED[name])
-
-
 def _seen_gates(canon: Canon) -> None:
-    """Name gates, and the layers multiplied with them, as the forward pass uses them."""
+    """Add the word "gate" or "up" to the names of two layers whose outputs are multiplied, as the
+    forward pass shows.
+    """
     attention = table().group("attention")
     for piece in [p for p in canon.pieces.values() if p.entry.facts.beside_gate]:
         for one in [p for p in canon.pieces.values() if p.path == piece.path]:
@@ -84,7 +84,9 @@ def forget_plain_words(one: Canon, other: Canon) -> None:
 
 
 def _listed_attention(canon: Canon) -> None:
-    """Name four equal layers in a list of an attention queries, keys, values and output."""
+    """Add the words for queries, keys, values and output to the four equal layers of a list in an attention
+    (`linears.0`).
+    """
     lists: dict[tuple[str, ...], list[Piece]] = defaultdict(list)
     for piece in canon.pieces.values():
         if len(piece.path) > 1 and piece.last.isdecimal() and piece.role in ("weight", "bias"):
@@ -103,7 +105,8 @@ _ATTENTION = frozenset({"attn", "attention", "mha", "att"})
 
 
 def _norm_of_layer(canon: Canon) -> None:
-    """Name a norm that is stored in a layer (`qkv.layer_norm_weight` beside `qkv.weight`) the norm before this layer.
+    """Name a norm that is stored in the layer after it (`qkv.layer_norm_weight` beside `qkv.weight`) as that layer's
+    norm.
 
     `LayerNormLinear` of Transformer Engine stores its norm so.
     """
@@ -128,7 +131,10 @@ _NORM_OF_LAYER = ("layer_norm_", "layernorm_")
 
 
 def _third_norm(canon: Canon) -> None:
-    """Name the norm of the feed-forward part: the second of a block, or the third if the block has two attentions."""
+    """In a block with three norms, give the norm of the feed-forward part the word `norm3`.
+
+    A block with two attentions has a norm before each of them, and the feed-forward part comes last.
+    """
     group = table().group("purpose")
     blocks: dict[tuple[str, ...], dict[tuple[str, ...], list[Piece]]] = defaultdict(lambda: defaultdict(list))
     for piece in canon.pieces.values():
@@ -158,9 +164,10 @@ def _add(canon: Canon, piece: Piece, word: str) -> None:
 
 
 def count_letters(source: Canon, target: Canon) -> None:
-    """Count modules with letters as numbered, unless names of the other side end in these letters.
+    """Replace letters by numbers in the paths of modules (`conv_a`, `conv_b`), unless the other side uses these letters
+    as words.
 
-    Later, when parts are joined, letters say less about their order.
+    This comes before the parts of tensors are joined: their letters (`b_q`, `b_k`) do not count anything.
     """
     sides = (source, target)
     letters = [{word for p in canon.pieces.values() for name in p.path for word in cut(name)[-1:]} for canon in sides]
@@ -198,8 +205,8 @@ IMPLIED: tuple[Rule[Callable[[Canon, Canon], None]], ...] = (
     Rule(
         "Wa, Ua and Va",
         94,
-        "`Wa` and `Ua` were read as queries and keys of an additive attention.",
-        "So Bahdanau et al. (2015) call the matrices of the decoder's state and of the encoder's outputs.",
+        "`Wa`, `Ua` and `Va` were read as queries, keys and scores of an additive attention.",
+        "So Bahdanau et al. (2015) call the weights of the decoder's state, the encoder's outputs and the scores.",
         _both(_together(_ADDITIVE)),
     ),
     Rule(
@@ -207,7 +214,7 @@ IMPLIED: tuple[Rule[Callable[[Canon, Canon], None]], ...] = (
         100,
         "`theta`, `phi` and `g` were read as queries, keys and values.",
         "So papers on non-local blocks call them (Wang et al., 2018).",
-        _both(_embedded),
+        _both(_together(_NON_LOCAL, modules=True)),
     ),
     Rule(
         "gates that were seen",
@@ -233,8 +240,8 @@ IMPLIED: tuple[Rule[Callable[[Canon, Canon], None]], ...] = (
     Rule(
         "third norm",
         140,
-        "Of three norms of a block that of the feed-forward part was read as the third.",
-        "Blocks with two attentions have a norm before each, and the feed-forward part comes last.",
+        "In a block with three norms, the norm of the feed-forward part was read as the third norm.",
+        "A block with two attentions has a norm before each of them, and the feed-forward part comes last.",
         _both(_third_norm),
     ),
 )

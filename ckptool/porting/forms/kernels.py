@@ -111,9 +111,9 @@ def turn_kernels(source: Canon, target: Canon) -> None:
     for kernels in lists.values():
         seen = {_is_transposed(piece) for piece in kernels} - {None}
         if seen:
-            why = "its code" if seen == {True} else ""
+            why = "the source's code" if seen == {True} else ""
         else:
-            why = "the sizes of its list" if _all_turned(source, kernels, plain) else ""
+            why = "the sizes of its kernels and biases" if _all_turned(source, kernels, plain) else ""
         named = not seen and not why and all(_called_transposed(p) and p.shape[0] == p.shape[1] for p in kernels)
         for piece in kernels:
             there = (piece.shape[1], piece.shape[0], *piece.shape[2:])
@@ -179,9 +179,11 @@ def _unnumbered(path: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def lay_down(one: Canon, other: Canon) -> None:
-    """Reshape kernels over the whole width of a map ([out, 1, length, width]) to 1d kernels ([out, width, length]).
+    """Reshape kernels over the whole width of their input ([out, 1, length, width]) to 1d kernels ([out, width,
+    length]).
 
-    A 2d convolution that takes a whole row at once equals a 1d convolution with the columns of the map as channels.
+    A 2d convolution that takes a whole row at once equals a 1d convolution with the columns as channels. Of a square
+    kernel, nothing shows which dimension is the width: that is a question.
     """
     theirs = Counter(p.shape for p in other.pieces.values() if p.role.startswith("weight"))
     own = Counter(p.shape for p in one.pieces.values())
@@ -195,7 +197,7 @@ def lay_down(one: Canon, other: Canon) -> None:
         made = replace(piece, shape=flat)
         if length == width:
             option = None if one.is_target else ex.reshape(piece.expr, flat)
-            made = made.asking(Reason.INPUTS_FIRST, option=option)
+            made = made.asking(Reason.SQUARE_KERNEL, str(length), str(width), option=option)
 
         def down(e: Expr, shape: tuple[int, ...] = (out, length, width)) -> Expr:
             return ex.transpose(ex.reshape(e, shape))

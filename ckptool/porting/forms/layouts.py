@@ -134,7 +134,7 @@ def turn_by_vote(canon: Canon) -> None:
 
 
 def _held(piece: Piece) -> tuple[int, bool]:
-    """Return (number of dimensions, whether the piece is a plain copy). Matrices with equal results vote together."""
+    """Return (number of dimensions, whether the piece is a plain copy). Matrices with equal results have one layout."""
     return len(piece.shape), piece.expr.is_copy
 
 
@@ -147,7 +147,7 @@ def _unseen(entry: Entry) -> bool:
 
 
 def kin(piece: Piece) -> str:
-    """Return the name of a layer without its number. Layers with one such name have one layout."""
+    """Return the name of a piece's layer without its number. All layers with this name have one layout."""
     return next((re.sub(r"\d+", "", c) for c in reversed(piece.path) if not c.isdecimal()), "")
 
 
@@ -202,7 +202,10 @@ _OF_TORCH = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"
 
 
 def is_bare(piece: Piece) -> bool:
-    """Return whether the tensor is a parameter of its own: no name says that it is the weight of a torch layer."""
+    """Return whether PIECE is a weight that code registers by itself (`nn.Parameter`), no weight of a torch layer.
+
+    Its name shows it. A piece whose layout the file itself states is never bare.
+    """
     leaf = piece.leaf
     if piece.placed:
         return False
@@ -211,9 +214,10 @@ def is_bare(piece: Piece) -> bool:
 
 
 def turn_bare_matrices(source: Canon, target: Canon) -> None:
-    """Transpose bare matrices, which may have inputs first.
+    """Transpose bare matrices of the source that have inputs first.
 
-    A file only shows it by the order of its tensors: both ways are compared with the order of the model.
+    Where the sizes do not show it, the order of all tensors is compared with the order of the model: once with these
+    matrices transposed, once as they are. If both agree equally, it is a question.
     """
     wanted = {squeezed(p.shape) for p in target.pieces.values()}
     turned_there = {p.entry.shape for p in target.pieces.values() if is_turned(target, p)}
@@ -258,8 +262,8 @@ def turn_bare_matrices(source: Canon, target: Canon) -> None:
 
 
 def _said(piece: Piece, target: Canon) -> bool | None:
-    """Return whether the target has the sizes of a piece swapped (True) or equal (False) under its name; None if
-    unknown.
+    """Return whether the target's piece of this name has swapped sizes (True) or equal sizes (False); None if it has
+    none.
     """
     group = table().group("neck")
     word = label(group, piece.words)
@@ -337,7 +341,7 @@ def _wanted(kernel: Piece, inputs: int, wanted: Counter[Shape]) -> bool:
 
 
 def matrices_wanted(side: Canon) -> Counter[Shape]:
-    """Count the sizes of a side's matrices, and of the parts of those that are fused by their names."""
+    """Return the sizes of a side's matrices, and of the parts of fused ones -> how many there are."""
     wanted = Counter(p.shape for p in side.pieces.values())
     for piece in side.pieces.values():
         kind = fused_kind(piece) if piece.role == "weight" and len(piece.shape) == 2 else None

@@ -62,8 +62,8 @@ def named_alike(
 
 
 def _one_way(found: Mapping[str, Mapping[tuple[str, ...], str | None]], place: tuple[str, ...]) -> dict[str, str]:
-    """Return code key -> file key from one PLACE, or from the only other place of a key (Flax keeps statistics
-    apart).
+    """Return code key -> file key: the file's key below the prefix PLACE, or else the only file key that fits (Flax
+    keeps statistics in another collection).
     """
     way: dict[str, str] = {}
     for key, below in found.items():

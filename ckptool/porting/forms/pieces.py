@@ -31,7 +31,7 @@ class Name(NamedTuple):
     role: str
 
     def beside(self, role: str) -> Name:
-        """Return the name of another tensor in the same module."""
+        """Return the name of the tensor with another ROLE in the same module: the bias beside a weight."""
         return Name(self.path, role)
 
     @property
@@ -138,7 +138,13 @@ class Canon:
         return own is not None and own.shape == piece.shape
 
     def become(self, old: Piece, new: Sequence[tuple[Piece, Callable[[Expr], Expr]]], up: Callable[..., Expr]) -> None:
-        """Replace OLD by NEW pieces, each with the function that makes it from OLD. UP makes OLD from all of them."""
+        """Replace the piece OLD by new pieces.
+
+        Args:
+            old: the piece.
+            new: the new pieces, each with the function that makes its expression from that of OLD.
+            up: makes the expression of OLD from the expressions of all new pieces.
+        """
         del self.pieces[old.name]
         placed = [self.put(replace(piece, expr=down(old.expr))) for piece, down in new]
         if self.is_target:
@@ -152,8 +158,14 @@ class Canon:
     def merge(
         self, olds: Sequence[Piece], new: Piece, down: Callable[..., Expr], up: Sequence[Callable[[Expr], Expr]]
     ) -> None:
-        """Replace OLDS by the piece NEW, which DOWN makes from them. UP holds the functions that make each of them from
-        it.
+        """Replace the pieces OLDS by one piece NEW.
+
+        Args:
+            olds: the pieces.
+            new: the new piece.
+            down: makes its expression from the expressions of OLDS.
+            up: for each of OLDS, the function that makes its expression from that of NEW; empty if that is not
+                possible.
         """
         for old in olds:
             del self.pieces[old.name]

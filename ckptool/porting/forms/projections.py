@@ -66,7 +66,9 @@ def _said(name: str, phrases: Mapping[tuple[str, ...], _Meaning]) -> _Meaning | 
 
 
 def of_library(canon: Canon, path: Sequence[str]) -> OfLibrary | None:
-    """Return what is known of a library's module by its name and its neighbours, or None."""
+    """Return the conventions of the library that the module at PATH comes from, by its name and the names beside it; or
+    None.
+    """
     for end in (len(path), len(path) - 1):
         known = table().of_library.get(path[end - 1]) if end else None
         if known is not None and Name((*path[: end - 1], known.beside), "weight") in canon.pieces:

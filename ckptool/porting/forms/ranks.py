@@ -28,12 +28,12 @@ _NUMBER = re.compile(r"\d+")
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """The state dicts of all ranks as one.
+    """The state dicts of all ranks of a run as one state dict.
 
     Attributes:
-        paths: the paths of the state dicts.
-        shares: key -> its expression over keys `PATH/KEY`.
-        questions: key -> its question, for uncertain keys.
+        paths: the paths of the state dicts, in the order of the ranks.
+        shares: key -> the expression that joins its shares, over keys `PATH/KEY`.
+        questions: key -> the question about how its shares are joined, for uncertain keys.
         tensors: key -> the joined tensor, which is read when its values are needed.
         sizes: the sizes of every tensor of the file.
     """
@@ -93,7 +93,7 @@ def joined_ranks(found: Sequence[StateDict], target: Signature) -> Ranks | None:
         dim = fit[0] if fit else 0
         shares[key] = ex.cat(dim, *(ex.of(f"{one.path}/{key}") for one in ranks))
         if len(fit) > 1:
-            questions[key] = ask(Reason.EITHER_DIMENSION, str(fit[1]))
+            questions[key] = ask(Reason.EITHER_DIMENSION, str(fit[0]), str(fit[1]))
         elif fused_by_name(key):
             questions[key] = ask(Reason.SHARES_OF_RANKS)
     joined = {key: ex.lazy(share, tensors) for key, share in shares.items()}

@@ -87,8 +87,11 @@ def merge_masks(source: Canon, target: Canon) -> None:
             one.merge([whole, mask], new, ex.mul, [unchanged, ex.nonzero])
 
 
-def name_unknown(one: Canon, other: Canon) -> None:
-    """Take weights with an unknown parametrization as plain weights, with a question."""
+def take_unknown_as_plain(one: Canon, other: Canon) -> None:
+    """Take weights with an unknown parametrization (`weight_orig` alone) as plain weights, with a question.
+
+    Weights are skipped if any weight of the other side is stored in this way.
+    """
     for piece in [p for p in one.pieces.values() if p.role.endswith("_orig")]:
         base = piece.role.removesuffix("_orig")
         beside = [p for p in one.pieces.values() if p.path == piece.path and p.role.startswith(f"{base}_")]

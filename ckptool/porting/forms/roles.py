@@ -62,10 +62,10 @@ _BLOCK = re.compile(r"([A-Za-z]+)(\d+)\Z")
 
 
 def divided(paths: Collection[tuple[str, ...]]) -> dict[tuple[str, ...], tuple[str, ...]]:
-    """Return path -> path with blocks as modules, for names without modules that count blocks inside of layer names.
+    """Return path -> path with a module for each block, for files without modules that count blocks in names.
 
-    `stage1_unit2_conv1` becomes `stage.1.unit.2.conv1`. Only if no layer is in a module, and half of them are counted
-    so.
+    `stage1_unit2_conv1` becomes `stage.1.unit.2.conv1`. This is done only if no layer is in a module, and half of the
+    layers are counted so; else the result is empty.
     """
     if any(len(path) > 1 for path in paths):
         return {}
@@ -204,8 +204,9 @@ def _has_variance(siblings: Collection[str]) -> bool:
 
 
 def _lettered(leaf: str, siblings: set[str]) -> tuple[str, str] | None:
-    """Return module and role of a name that differs from another by one letter (`W_q` and `b_q`, `ln1w` and `ln1b`), or
-    None.
+    """Return module and role of a parameter whose name differs from another one by a letter for its role.
+
+    For example `W_q` and `b_q`, or `ln1w` and `ln1b`. None if there is no such name.
     """
     first, rest, stem, last = leaf[:1], leaf[1:], leaf[:-1], leaf[-1:]
     if len(leaf) < 2:

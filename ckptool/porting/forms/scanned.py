@@ -21,10 +21,10 @@ _NEARLY = 0.05
 
 
 def divide_layers(source: Canon, target: Canon) -> None:
-    """Split blocks of the source whose tensors hold all layers, if the target has separate layers.
+    """Split tensors of the source that each hold one weight of all layers, if the target has separate layers.
 
-    A block counts if its tensors have as many elements as N members of a list. This comes before the steps about
-    layouts, because a stack of matrices has as many dimensions as a convolution.
+    A module counts as such if its tensors have as many elements as N members of a list of the target. This comes before
+    the steps about layouts, because a stack of matrices has as many dimensions as a convolution.
     """
     lists: dict[int, list[list[int]]] = defaultdict(list)
     for n, sizes in _lists(target):
@@ -63,7 +63,9 @@ def _lists(target: Canon) -> Iterator[tuple[int, list[int]]]:
 
 
 def _holds(pieces: Sequence[Piece], dim: int, inside: Sequence[int], tolerance: float) -> bool:
-    """Return whether pieces hold, for each layer, as many elements as a member of a list, and vectors of its sizes."""
+    """Return whether PIECES hold, along dimension DIM, as many elements for each layer as a member of a list, and
+    vectors of its sizes.
+    """
     each = [prod(p.shape) // p.shape[dim] for p in pieces]
     if abs(sum(each) - sum(inside)) > tolerance * sum(inside):
         return False

@@ -70,7 +70,9 @@ def _heads(target: Canon) -> dict[Shape, int]:
 
 
 def _repeat(source: Canon, piece: Piece, groups: int, times: int) -> None:
-    """Repeat each of GROUPS groups of rows TIMES times."""
+    """Replace a weight of keys or values by one in which each of GROUPS groups of rows, its heads, is repeated TIMES
+    times.
+    """
     make: Callable[[Expr], Expr] = partial(_in_place, groups=groups, times=times)
     made = replace(piece, shape=(piece.shape[0] * times, *piece.shape[1:]))
     if groups > 1:

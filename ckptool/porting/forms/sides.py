@@ -10,13 +10,15 @@ from functools import partial
 from .. import expression as ex
 from ..expression import Expr, Shape
 from ..questions import Reason
-from ..words import Cell, table
+from ..words import RecurrentCell, table
 from .gates import reordered
 from .pieces import Canon, Piece
 
 
 def cut_sides(one: Canon, other: Canon) -> None:
-    """Split layers over the concatenated input and hidden state, if the other side has a layer for each."""
+    """Split layers over the concatenated input and hidden state, if the other side has one layer for the input and one
+    for the hidden state.
+    """
     cells: dict[Shape, list[tuple[int, int]]] = defaultdict(list)
     for ih in other.pieces.values():
         hh = other.pieces.get(ih.name.beside("weight_hh")) if ih.role == "weight_ih" else None
@@ -32,7 +34,7 @@ def cut_sides(one: Canon, other: Canon) -> None:
 
 
 def _around(shape: Shape) -> Shape:
-    """Return all sizes except the inputs."""
+    """Return the sizes of a matrix or kernel without its number of inputs, the second size."""
     return (shape[0], *shape[2:])
 
 
@@ -54,7 +56,8 @@ def _cut(one: Canon, piece: Piece, inputs: int, hidden: int) -> None:
         )
         made = made.asking(Reason.HIDDEN_FIRST, option=_rival(one, piece, partial(side_of, edges=second[place])))
         if cell is not None:
-            made = made.asking(Reason.GATE_ORDER, option=_rival(one, piece, partial(side_of, have=other)))
+            option = _rival(one, piece, partial(side_of, have=other))
+            made = made.asking(Reason.GATE_ORDER, ", ".join(have), option=option)
         new.append((made, side_of))
     bias = one.pieces.get(piece.name.beside("bias"))
     one.become(piece, new, partial(_both, rows=rows, have=own, want=have))
@@ -62,13 +65,19 @@ def _cut(one: Canon, piece: Piece, inputs: int, hidden: int) -> None:
         order = partial(_in_order, rows=rows, have=have, want=own)
         made = replace(bias, role="bias_ih")
         if cell is not None:
-            made = made.asking(Reason.GATE_ORDER, option=_rival(one, bias, partial(order, have=other)))
+            made = made.asking(Reason.GATE_ORDER, ", ".join(have), option=_rival(one, bias, partial(order, have=other)))
         back = partial(_in_order, rows=rows, have=own, want=have)
         one.become(bias, [(made, order)], back)
 
 
-def _orders(piece: Piece, hidden: int) -> tuple[tuple[str, ...], tuple[str, ...], Cell | None]:
-    """Return the likeliest order of the gates, another order, and the cell that has them; empty for a single gate."""
+def _orders(piece: Piece, hidden: int) -> tuple[tuple[str, ...], tuple[str, ...], RecurrentCell | None]:
+    """Return the likeliest order of the gates in PIECE, the other common order, and the kind of recurrent cell (LSTM or
+    GRU); `(), (), None` if no cell has so many gates. For convolutions the two orders are exchanged.
+
+    Args:
+        piece: a matrix over the concatenated input and hidden state.
+        hidden: the width of the hidden state.
+    """
     cell = next((c for c in table().cells if piece.shape[0] == len(c.gates) * hidden), None)
     if cell is None:
         return (), (), None

@@ -22,7 +22,9 @@ _COUNTED = re.compile(r"(|.*[A-Za-z]_?)(\d+)\Z")
 
 
 def unstack(one: Canon, other: Canon) -> None:
-    """Split tensors that hold a list of layers or experts, if the other side has such a list."""
+    """Split tensors that each hold all layers or experts of a list along the first dimension, if the other side has the
+    list.
+    """
     lists = numbered_lists(other)
     stacks = _other_stacks(one, other)
     for n, shapes in stacks.items():
@@ -106,7 +108,9 @@ _FACTORS = 2
 
 
 def _beside_others(one: Canon, piece: Piece) -> Piece:
-    """Give a stack that a module holds beside other parameters a path of its own."""
+    """Return a stack that a module holds beside other parameters under a path of its own, so that
+    it can become a list.
+    """
     at = len(piece.path)
     if not any(p.path[:at] == piece.path and len(p.path) > at for p in one.pieces.values()):
         return piece
@@ -116,7 +120,7 @@ def _beside_others(one: Canon, piece: Piece) -> Piece:
 
 
 def _other_stacks(one: Canon, other: Canon) -> dict[int, set[Shape]]:
-    """Return number of layers -> shapes of stacks that the other side has, if a stack is fused on one side only."""
+    """Return number of layers -> shapes of the other side's stacks, for stacks that are fused on one side only."""
     own, theirs = (
         [p for p in side.pieces.values() if len(p.shape) == 3 and p.role == "weight"] for side in (one, other)
     )
@@ -144,7 +148,7 @@ def _part(piece: Piece, shape: Shape) -> Shape:
 
 
 def _stand_up(one: Canon, other: Canon) -> None:
-    """Reshape matrices [experts * rows, columns] to stacks of the matrices of all experts."""
+    """Reshape matrices [experts * rows, columns] to stacks [experts, rows, columns]."""
     theirs = Counter(squeezed(p.shape) for p in other.pieces.values())
     inside = numbered_lists(other, of=table().experts)
     for piece in list(one.pieces.values()):
@@ -195,7 +199,8 @@ def _unfold(one: Canon, other: Canon) -> None:
 
 
 def _turned(members: list[Piece], inside: set[Shape], called: dict[str, set[Shape]]) -> Counter[bool]:
-    """Count how many matrices in a stack have to be transposed to fit a list, as far as sizes or words show it.
+    """Count how many matrices in a stack have to be transposed to fit a list (True) and how many do not (False), as far
+    as sizes or words show it.
 
     Args:
         members: the stack.
@@ -234,7 +239,11 @@ def _word(piece: Piece) -> str:
 
 
 def _laid_out(one: Canon, piece: Piece, inside: set[Shape], votes: Counter[bool]) -> Piece:
-    """Return a stack of matrices, transposed like the others of its stack; with a question if no sizes show it."""
+    """Return the stack PIECE with torch's layout: transposed if its sizes, or VOTES of the other stacks, show inputs
+    first.
+
+    If nothing shows it, the stack stays as it is, with a question.
+    """
     shape, turned = piece.shape[1:], piece.shape[:0:-1]
     seen = one.is_target and (piece.entry.facts.inputs_first is not None or piece.entry.how == "linear")
     if seen:  # and turned before, unless it looked like heads: [heads, in, out]
@@ -280,21 +289,23 @@ def _fused_ways(piece: Piece, inside: set[Shape]) -> list[bool]:
 
 
 def counted(component: str) -> tuple[str, int] | None:
-    """Return the name and the last number of a component: ("expert_", 0); or None."""
+    """Return the name and the last number of a component of a path: ("expert_", 0) for `expert_0`; None without a
+    number.
+    """
     found = _COUNTED.match(component)
     return None if found is None else (found[1], int(found[2]))
 
 
 @dataclass(frozen=True, slots=True)
 class List:
-    """What the equal members of a numbered list hold under one name.
+    """The tensors that the members of a numbered list hold under one name, such as `layers.{}.fc.weight`.
 
     Attributes:
         around: the path before the number.
         below: the path behind it, up to the tensor.
         role: the role of the tensor.
         length: number of members.
-        shape: sizes of the tensor in each member.
+        shape: sizes of the tensor in each member, which are equal.
     """
 
     around: tuple[str, ...]
@@ -333,9 +344,15 @@ def numbered_lists(canon: Canon, of: frozenset[str] = frozenset()) -> dict[int, 
 
 
 def _unstacked(canon: Canon, piece: Piece, n: int, cut_at: int, first: Piece, place: int, of: int) -> None:
-    """Split one tensor of a list, so that its parts are layer by layer among the parts of the others.
+    """Split one tensor of a list of N layers into a tensor for each layer.
 
-    CUT_AT is the number of components before the list in its path.
+    Args:
+        canon: the side of the tensor, which is changed.
+        piece: the tensor.
+        n: the number of layers.
+        cut_at: the number of components before the list in its path.
+        first: the first tensor of the list, whose place in the order counts.
+        place, of: which of how many tensors of a layer it is. The tensors of one layer come one after the other.
     """
     new: list[tuple[Piece, Callable[[Expr], Expr]]] = []
     for i in range(n):
@@ -376,10 +393,10 @@ def unstack_together(one: Canon, other: Canon) -> None:
 
 
 def _in_a_row(canon: Canon, members: list[Piece]) -> None:
-    """Split tensors, each of which holds the layers after those of the tensor before it.
+    """Split tensors that together hold a list of layers: each holds the layers after those of the tensor before it.
 
-    This is certain if one holds the first layer and the other, whose name has one more word, holds the rest: `prompts`
-    and `deep_prompts`.
+    This is certain if one tensor holds the first layer and the other, whose name has one more word, holds the rest:
+    `prompts` and `deep_prompts`.
     """
     ordered = canon.signature.traced if canon.is_target else canon.signature.ordered
     named = len(members) == 2 and telling_words(members[0].path) < telling_words(members[1].path)

@@ -23,7 +23,7 @@ from .kernels import channels_first, lay_down, turn_kernels, turn_transposed
 from .layouts import follow_names, general_dense, turn_all, turn_bare_matrices, turn_by_vote
 from .permuted import permute
 from .pieces import Canon
-from .reparametrized import merge_masks, merge_norms, name_unknown
+from .reparametrized import merge_masks, merge_norms, take_unknown_as_plain
 from .scanned import divide_layers
 from .shared_heads import add_key_biases, repeat_shared_heads
 from .sides import cut_sides
@@ -185,7 +185,7 @@ STEPS: tuple[Rule[Step], ...] = in_order(
         220,
         "A tensor from which code computes a weight was taken for the weight.",
         "Nothing shows what is computed: always a question.",
-        each(name_unknown),
+        each(take_unknown_as_plain),
         Strength.OPEN,
     ),
     Rule(

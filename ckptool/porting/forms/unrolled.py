@@ -14,12 +14,11 @@ _LAYERS = 4
 
 
 def later_blocks(targets: Sequence[Unit], sources: Sequence[Unit]) -> list[Unit]:
-    """Return the units of all blocks except the first, for lists whose blocks the source has once (Lan et al.,
-    "ALBERT", 2020).
+    """Return the units of all blocks except the first, for lists of the target whose blocks the source has once.
 
-    Compared with one block, every layer of the source has one partner; compared with all, it fits several. If the
-    source counts layers of such sizes, it has a list of its own, with blocks missing. If the model has such blocks in
-    two lists, sizes do not show which list is meant.
+    In "ALBERT" (Lan et al., 2020) all blocks share their weights. Compared with one block, every layer of the source
+    has one partner; compared with all, it fits several. If the source counts layers of such sizes, it has a list of its
+    own, with blocks missing. If the model has such blocks in two lists, sizes do not show which list is meant.
     """
     blocks: dict[Path, dict[int, list[Unit]]] = defaultdict(lambda: defaultdict(list))
     for unit in targets:

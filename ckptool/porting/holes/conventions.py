@@ -26,7 +26,10 @@ _AS_IT_IS = frozenset({"select", "reshape"})
 
 
 def doubt_conventions(filling: Filling) -> None:
-    """Ask about, or change, tensors that the code of the two sides may use in different ways."""
+    """Ask about tensors that the two codes may use in different ways, by the rules of the table `CONVENTIONS`.
+
+    Where other evidence shows what the source's code does, the expression is changed instead.
+    """
     for rule in CONVENTIONS:
         rule.run(filling)
 
@@ -169,7 +172,7 @@ _PAIRS: dict[str | None, str] = {"half": "pairs halves", "interleaved": "pairs n
 
 
 def _turn_all(t: Unit, s: Unit, heads: int) -> bool:
-    """Whether both codes turn all that a head has, not a part of it."""
+    """Return whether both codes rotate every element of a head (of HEADS heads), not only a part of it."""
     widths = {u.main.entry.facts.turned for u in (t, s)}
     return widths == {t.main.shape[0] // heads}
 
@@ -302,7 +305,10 @@ _MAY_ADD = frozenset({"gamma"})
 
 
 def _added_in_code(filling: Filling) -> set[Name]:
-    """The vectors to which both codes are seen to add a number, or none: one is not the other where these differ."""
+    """Return the holes of vectors for which both forward passes show which number the code adds to them (0 for none).
+
+    If the numbers differ, the difference is added to the source's tensor.
+    """
     told = set()
     for hole, filled in filling.holes.items():
         t, s = filling.unit_of[hole]
@@ -314,8 +320,8 @@ def _added_in_code(filling: Filling) -> set[Name]:
             continue
         told.add(hole)
         if here != there:
-            reason = Reason.NORMS_AROUND_0 if there > here else Reason.NORMS_AROUND_1
-            filled.learn(ex.shift(filled.expr, there - here), reason, shows=f"adds {there:g} to it")
+            made = ex.shift(filled.expr, there - here)
+            filled.learn(made, Reason.PLUS_IN_CODE, f"{there:g}", f"{here:g}", shows=f"adds {there:g} to it")
     return told
 
 

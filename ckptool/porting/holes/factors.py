@@ -19,8 +19,8 @@ _MANY_INPUTS, _FEWEST, _MOST_SEEN = 64, 4, 24
 
 
 def equalised(filling: Filling) -> None:
-    """Ask about weights that have the same spread in every layer: code with equalised learning rates multiplies them on
-    every call.
+    """Ask about weights that have the same spread in every layer: code with equalised learning rates multiplies such
+    weights by a factor on every call.
 
     Such weights are normally distributed, and the code multiplies them by 1 / sqrt(inputs) or sqrt(2 / inputs) (Karras
     et al., "Progressive Growing of GANs", 2018, section 4.1). This model has no such factor. If the file's weights are

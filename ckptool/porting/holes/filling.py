@@ -45,29 +45,33 @@ class Filled:
         return still_open(self.questions)
 
     def ask(self, reason: Reason, *named: str, options: Sequence[Expr] = (), exchange: bool = False) -> None:
-        """Ask whether it is this expression or one of OPTIONS. With EXCHANGE, fill the hole with the first option
-        instead.
+        """Ask whether the hole is filled with this expression or one of OPTIONS.
+
+        Args:
+            reason, named: the sentence, and the text for each `{}` in it.
+            options: the other expressions, the likeliest first.
+            exchange: fill the hole with the first option, and make the present expression an option.
         """
         if exchange:
             self.expr, options = options[0], (self.expr, *options[1:])
         self.questions = joined(self.questions, Question(reason, named, tuple(options)))
 
     def learn(self, expr: Expr, reason: Reason, *named: str, shows: str) -> None:
-        """Take EXPR, since the source's code answers the question: SHOWS says what it does."""
+        """Fill the hole with EXPR and note the question as answered: the source's code SHOWS what it does."""
         self.expr = expr
         self.questions = [*self.questions, ask_code(reason, *named, shows=shows)]
 
 
 class Filling:
-    """The holes of the target while they are filled.
+    """The holes of the target while they are filled with expressions over the source.
 
     Attributes:
         source, target: the two sides in their common form.
         matcher, matching: the matcher and the pairs that it found.
-        values: returns the values of a small tensor of the source.
-        holes: the filled holes, by name.
-        misses: why a hole stays empty, if more is known than that no source fits.
-        unit_of: the (target, source) units that a hole was filled from.
+        values: returns the values of a small tensor of the source, given its key; None if no values may be read.
+        holes: name of a hole -> what fills it; holes that are not filled are missing.
+        misses: name of a hole -> why it stays empty, if more is known than that no source fits.
+        unit_of: name of a hole -> the units (target, source) that it was filled from.
     """
 
     def __init__(
@@ -122,7 +126,8 @@ class Filling:
         return None
 
     def _bias_for(self, role: str, piece: Piece, t: Unit, s: Unit) -> tuple[Expr, list[str]] | None:
-        """Return the expression for a bias, and the roles it uses.
+        """Return the expression for the bias ROLE of a recurrent layer, and the roles of the source's biases that it
+        reads; None if there is none.
 
         A recurrent layer has one bias for the input, one for the hidden state, or one for both.
         """
@@ -145,7 +150,9 @@ class Filling:
         return ex.zeros(*piece.shape), []
 
     def guess(self, targets: list[Unit], sources: list[Unit]) -> None:
-        """Pair units that no evidence tells apart, by names and order, with a question about each pair."""
+        """Pair units that no evidence tells apart, by similar names and then by order, with a
+        question about each pair.
+        """
         free = sorted(sources, key=lambda u: u.order)
         own = sorted(targets, key=lambda u: u.used if u.used is not None else u.order)
         for t in own:
@@ -183,7 +190,7 @@ class Filling:
         return own <= set(self.source.signature.entries)
 
     def same_code(self, t: Unit, s: Unit) -> bool:
-        """Return whether the names around S in the file equal those around T in the model, except for a prefix.
+        """Return whether the names in the modules around T and S are equal, so that both come from the same code.
 
         Libraries rename the first components when a model becomes part of another one (a language model with vision, a
         detector with its backbone). The code inside stays the same.

@@ -68,8 +68,9 @@ def _families(units: Sequence[Unit]) -> list[list[Unit]]:
 def _counterpart(
     pairs: Sequence[tuple[Unit, Unit]], module: tuple[str, ...], *, of_target: bool
 ) -> tuple[str, ...] | None:
-    """Return the path, on the other side, of the partners of the units in a module, or in the nearest one with
-    partners.
+    """Return the path on the other side that the partners of the units in MODULE share.
+
+    If none of them has a partner, the nearest module around it with partners counts; None if there is none.
     """
     for at in range(len(module), 0, -1):
         others = [(s if of_target else t).path for t, s in pairs if (t if of_target else s).path[:at] == module[:at]]
@@ -114,7 +115,7 @@ def _cut(held: Sequence[Unit], whole: Unit, dim: int) -> Iterator[Proposal]:
 
 
 def _joined(whole: Unit, held: Sequence[Unit], dim: int) -> Iterator[Proposal]:
-    asked: Question[Expr] = ask(Reason.PART_OF, ".".join(whole.path))
+    asked: Question[Expr] = ask(Reason.JOINED_LAYERS, ".".join(whole.path))
     for role in whole.pieces:
         exprs = [u.pieces[role].expr for u in held]
         yield Proposal(whole, held[0], role, ex.cat(dim, *exprs), asked.about(ex.cat(dim, *exprs[::-1])))

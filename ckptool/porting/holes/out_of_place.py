@@ -57,10 +57,11 @@ def _against_other_blocks(filling: Filling, pairs: Sequence[Pair]) -> None:
 
 
 def _against_their_order(filling: Filling, pairs: Sequence[Pair]) -> None:
-    """Look-alikes of one block that change places, where nothing but the block itself and others like it told them.
+    """Ask about look-alikes of one block that the source lists in another order, if only the block and other blocks
+    paired them.
 
-    A block that lacks one of two norms makes the others of its kind look like another block's, and so on in a circle:
-    no name, no word and no order has said which is which.
+    A block that lacks one of two norms makes the other norm look like that of another block, whose pairs then count as
+    evidence for the first: no name, no word and no order has told which is which.
     """
     told: dict[tuple[str, str], bool] = defaultdict(bool)
     beside: dict[tuple[tuple[str, ...], tuple[str, ...], str], list[Pair]] = defaultdict(list)
@@ -137,7 +138,9 @@ def _go_together(votes: Counter[tuple[int, int]]) -> bool:
 
 
 class _Rivals:
-    """Counts the pairs that link a block with another block than its best partner."""
+    """Counts, for two lists of blocks, how many pairs link a block with another block than the one that it is compared
+    with.
+    """
 
     def __init__(self, votes: Counter[tuple[int, int]]) -> None:
         self._rows: dict[int, Counter[int]] = defaultdict(Counter)
@@ -195,8 +198,10 @@ _Kind = frozenset[tuple[str, tuple[tuple[str, tuple[int, ...]], ...]]]
 def _inverted(
     of_one: Sequence[tuple[int, int]], of_other: Sequence[tuple[int, int]]
 ) -> Iterator[tuple[tuple[int, int], int]]:
-    """Yield the members of ONE that are in the opposite order to a member of OTHER, with the farthest such. Both are
-    sorted.
+    """Yield each pair of numbers (i, j) in ONE that is in the opposite order to a pair of OTHER, with the farthest such
+    j.
+
+    Both lists of pairs are sorted by i.
     """
     highest, place = -1, 0
     for i, j in of_one:
@@ -239,7 +244,7 @@ def _in_other_parts(filling: Filling, pairs: Sequence[Pair]) -> None:
 
 
 class _Beside:
-    """The units in one module, with the paths of their partners."""
+    """The paths of the partners of all units in one module."""
 
     def __init__(self, units: Sequence[Unit]) -> None:
         self._paths = sorted(unit.path for unit in units)

@@ -37,9 +37,12 @@ def remedy(wanted: Shape, have: Shape, expr: Expr, kind: str | None, *, is_input
 
 
 def _of_kernel(wanted: Shape, have: Shape, expr: Expr, is_input: bool) -> Remedy | None:
-    """Return a kernel with other input channels or another number of dimensions."""
+    """Return a weight changed to another number of channels, frames, groups or dimensions, with its question; else
+    None.
+    """
     if prod(wanted) == prod(have) and wanted[:1] == have[:1] and {len(wanted), len(have)} <= {2, 4, 5}:
-        return ex.reshape(expr, wanted), Question(Reason.PATCHES, (), _by_pixels(wanted, have, expr))
+        reason = Reason.PATCHES if 2 in (len(wanted), len(have)) else Reason.RESHAPED
+        return ex.reshape(expr, wanted), Question(reason, (), _by_pixels(wanted, have, expr))
     narrow, other = (tuple(n for n in shape if n != 1) for shape in (wanted, have))
     groups = _of_groups(wanted, narrow, have, expr)
     if groups:

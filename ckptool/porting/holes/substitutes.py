@@ -28,7 +28,7 @@ def substitute(filling: Filling) -> None:
 
 
 def _averages(filling: Filling) -> None:
-    """Fill averages of a tensor (such as EMA weights) from the source's average of the tensor that fills it."""
+    """Fill an average of a tensor (EMA) from the source's average of the tensor that fills that tensor."""
     entries, made = filling.source.signature.entries, filling.target.assembly
     kept = [key for key in entries if is_average((key.rpartition(".")[2],))]
     pieces = list(filling.target.pieces.values()) if kept else []
@@ -50,7 +50,7 @@ def _averages(filling: Filling) -> None:
 
 
 def _holds(module: str, key: str) -> bool:
-    """Return whether KEY is in MODULE, or is the weight of a layer directly in it."""
+    """Return whether KEY is a tensor of MODULE or of a layer directly in it."""
     return module in (key.rpartition(".")[0], key.rpartition(".")[0].rpartition(".")[0])
 
 
@@ -131,7 +131,9 @@ def _near_misses(filling: Filling) -> None:
 
 
 def _near_misses_once(filling: Filling, joined: list[Unit]) -> bool:
-    """Do this once for all tensors without a source. Return whether any was filled, and add its unit to JOINED."""
+    """Fill each tensor without a source once, if a rule is known, and add its unit to JOINED. Return whether any was
+    filled.
+    """
     new = set(map(id, filling.matching.new))  # another head is not filled for its shape
     free_t = [u for u in filling.matching.free_targets if u.main.name not in filling.holes and id(u) not in new]
     used = {id(s) for _, s in filling.unit_of.values()}
@@ -238,7 +240,10 @@ def _of_other_sizes(filling: Filling) -> None:
 
 
 def _as_code_lists_pixels(t: Unit, s: Unit, expr: Expr, question: Question[Expr]) -> tuple[Expr, Question[Expr]]:
-    """A layer over patches, answered where the code that has a linear layer there was seen to cut pictures."""
+    """Return a reshaped weight for patches in the order in which code lists their pixels, with its question answered.
+
+    If the forward pass of the code with the linear layer does not show this order, both are returned as they are.
+    """
     flat = s if len(s.main.shape) == 2 else t
     order = flat.main.entry.facts.pixels
     if question.reason is not Reason.PATCHES or order not in ("chw", "hwc") or not question.options:

@@ -27,12 +27,12 @@ DoubtOf = Callable[[Unit, Unit, "list[Unit]", "list[Unit]"], "Question[Unit] | N
 
 
 class Cells:
-    """All units of two sides, each in a cell with the units of both sides that may be its partner.
+    """All units of two sides, grouped in cells: a cell holds the units of both sides that may still be partners.
 
     Attributes:
         targets, sources: the units.
-        pair_of: the cells that hold one pair, in no order (see `pairs`).
-        rule: the running rule, which units note when it splits them off.
+        pair_of: number of a cell -> its pair, for the cells that hold one unit of each side; in no order (see `pairs`).
+        rule: the name of the running rule, which units note when it splits them off.
     """
 
     def __init__(self, targets: list[Unit], sources: list[Unit]) -> None:
@@ -86,13 +86,18 @@ class Cells:
         doubt: Question[Unit] | None = None,
         doubt_of: DoubtOf | None = None,
     ) -> bool:
-        """Split cells by a label: units with a label that both sides have equally often leave the cell. Return whether
-        any did.
+        """Split cells by a label: units with a label that both sides have equally often leave their cell for one of
+        their own. Return whether any did.
 
-        Units that leave keep EVIDENCE, and a doubt, if there is one.
-        MODE says when a cell is split: "some": always; "all": if every label is equally frequent on both sides; "fair":
-        if the other labels are on one side only, so that units without a label on the other side may be theirs; "one":
-        if a label belongs to a single pair.
+        Args:
+            evidence: what the label comes from; units that leave keep it.
+            label_of: returns the label of a unit, given the unit and whether it is of the target; None for no label.
+            mode: when a cell is split. "some": always. "all": if both sides have every label equally often. "fair": if
+                all other labels are on one side only, so that units without a label on the other side may be theirs.
+                "one": if a label belongs to a single pair.
+            cells: the cells to look at; all open ones if None.
+            doubt: a question about every pair that is made, or None.
+            doubt_of: returns the question about a pair, or None.
         """
         moved: dict[int, _Cell] = {}
         for targets, sources in self.open() if cells is None else cells:
@@ -120,9 +125,10 @@ class Cells:
         return bool(moved)
 
     def pair_off(self, evidence: Evidence, pairs: Iterable[Pair], doubt_of: DoubtOf) -> list[Pair]:
-        """Split pairs of units off their open cells, as `split` does, without a look at all other units.
+        """Move each of PAIRS, (target, source) of one open cell, to a cell of its own, as `split` does for labels.
 
-        Return the pairs that this decides: these, and two units that are left alone in a cell.
+        Returns:
+            The pairs that this decides: these, and two units that are left alone in a cell.
         """
         parts: dict[int, list[_Cell]] = defaultdict(list)
         for t, s in sorted(pairs, key=lambda pair: self._place[id(pair[0])]):
@@ -141,7 +147,9 @@ class Cells:
         doubt: Question[Unit] | None,
         doubt_of: DoubtOf | None,
     ) -> dict[int, _Cell]:
-        """Move PARTS of a cell to cells of their own. Return the units of these cells, and of what is left of CELL."""
+        """Move the units in each of PARTS, label -> (targets, sources), from CELL to a new cell. Return number -> units
+        of the new cells, and of what is left of CELL.
+        """
         targets, sources = cell
         before = targets[0].cell
         moved: dict[int, _Cell] = {}
@@ -171,7 +179,9 @@ class Cells:
         return moved
 
     def join(self, target: Unit, source: Unit) -> None:
-        """Pair two units without evidence from shapes, so that the places of their neighbours become known."""
+        """Pair two units of other sizes, which a rule for other sizes found, so that their place counts for their
+        neighbours.
+        """
         moved: dict[int, _Cell] = {}
         self._count += 1
         for cell in (target.cell, source.cell):
@@ -201,8 +211,8 @@ def _still_in(cell: int, units: Iterable[Unit]) -> list[Unit]:
 
 
 def fair(by_label: Mapping[Hashable, tuple[Sequence[object], Sequence[object]]]) -> bool:
-    """Return whether labels that one side lacks may belong to its units without a label, and both sides have equally
-    many.
+    """Return whether both sides have equally many units, and each label that one side lacks may belong to its units
+    without a label.
     """
     sizes = {value: (len(t), len(s)) for value, (t, s) in by_label.items()}
     uneven = [pair for value, pair in sizes.items() if value is not None and pair[0] != pair[1]]
@@ -212,10 +222,10 @@ def fair(by_label: Mapping[Hashable, tuple[Sequence[object], Sequence[object]]])
 
 
 def of(labels: Mapping[int, Hashable], unit: object, _: bool) -> Hashable:
-    """Return the label of a unit from a table by `id`."""
+    """Return the label of UNIT in LABELS, a dict by `id`; None if it has none."""
     return labels.get(id(unit))
 
 
 def said(group: Group, item: _Worded, _: bool) -> str | None:
-    """Return the label of a unit or scope in a group of words, or None."""
+    """Return the label in GROUP that the words of a unit or scope mean, or None."""
     return label(group, item.words)

@@ -23,7 +23,9 @@ _SURE = frozenset({Kind.NAME, Kind.SCOPE, Kind.WORDS, Kind.TENSORS, Kind.CLASS})
 
 
 class Classes:
-    """The classes of modules of both sides, and the known relations of the places inside them."""
+    """The classes of modules of both sides, and which place inside of a class goes to which place of the other side's
+    class.
+    """
 
     def __init__(self, cells: Cells, scopes: Scopes) -> None:
         self._cells = cells
@@ -31,8 +33,8 @@ class Classes:
         self._places = {**_places(cells.targets), **_places(cells.sources)}
 
     def split(self) -> bool:
-        """Split cells by pairs that shapes and names decided in other modules of the same classes. Return whether any
-        was.
+        """Split cells by pairs that shapes and names decided in other modules of the same class. Return whether any was
+        split.
         """
         relations: dict[tuple[int, int], Relation[_Path]] = defaultdict(Relation)
         for t, s in self._cells.pairs():
@@ -63,7 +65,7 @@ class Classes:
 
 
 def _places(units: list[Unit]) -> dict[int, dict[int, _Place]]:
-    """Return, for every unit: depth -> (class of the module at this depth of its path, path inside of it).
+    """Return `id` of a unit -> depth -> (class of the module at this depth of its path, path inside of that module).
 
     Modules are of one class if they have the same names inside, there are several of them, and each has more than two
     units. A list of layers of one kind has no names.

@@ -29,10 +29,12 @@ _UNLIKE = 3
 
 
 def direction(couples: Iterable[tuple[Member, Member]]) -> int:
-    """Return 1 if the numbers of both sides rise together, -1 if one falls, 0 if that is not known.
+    """Return 1 if the numbers of both sides rise together, -1 if one side's fall as the other's rise, 0 if that is not
+    known.
 
     Args:
-        couples: two members each; those with equal numbers say nothing.
+        couples: two members each, as (number in the target's list, number in the source's list); members with equal
+            numbers say nothing.
     """
     up = {(a[0] < b[0]) == (a[1] < b[1]) for a, b in couples if a[0] != b[0]}  # type: ignore[operator]
     return 0 if len(up) != 1 else 1 if up == {True} else -1
@@ -59,7 +61,10 @@ def counted(own: Collection[Number], theirs: Collection[Number], known: Collecti
 
 
 def turned(own: Mapping[int, Hashable], theirs: Mapping[int, Hashable]) -> bool:
-    """Return whether the contents of the members of two lists agree only if one list is read from its end."""
+    """Return whether the contents of the members of two lists agree only if one list is read from its end.
+
+    OWN and THEIRS hold the contents of each member, in order.
+    """
     ours, other = ([side[n] for n in sorted(side)] for side in (own, theirs))
     return ours != other and ours == other[::-1]
 
@@ -91,7 +96,7 @@ def backwards(pairs: Collection[tuple[Unit, Unit]]) -> set[tuple[Row, Row]]:
 
 
 def _around(both: tuple[Row, Row]) -> tuple[Row, Row]:
-    """Return the paths around two lists."""
+    """Return the paths of the modules around two lists."""
     own, theirs = (row.rstrip(".").rpartition(".")[0] for row in both)
     return own, theirs
 

@@ -35,7 +35,9 @@ class _Part:
 
 
 class Levels:
-    """The lists of both sides, and which lists of the target take the outputs of which others, member by member."""
+    """The numbered lists of both sides, and which list of the model takes the outputs of which other list, member by
+    member.
+    """
 
     def __init__(self, cells: Cells) -> None:
         self._lists: dict[bool, dict[Row, dict[int, _Part]]] = {
@@ -45,14 +47,15 @@ class Levels:
         self._known: dict[tuple[Row, Row], int] = {}
 
     def against(self, own: Series, theirs: Series) -> int:
-        """Return whether the model takes the levels of another list against the numbers of a list of look-alikes.
+        """Return whether the forward pass speaks against pairing the members of a list by their numbers.
 
+        It does if the members of this list take the outputs of another list (its levels) in the opposite order.
         Args:
-            own, theirs: the list on both sides, whose members only numbers tell apart.
+            own, theirs: the list in the model and in the source. Only numbers tell its members apart.
         Returns:
-            0: No; nothing speaks against the numbers.
-            1: Yes, or the source numbers sizes and the model does not; what the source does is not known.
-            -1: Yes, and the source's names count the levels in the same way, so that the first is the last.
+            0: No.
+            1: Yes, or only the source's numbers are sizes; what the source does is not known.
+            -1: Yes, and the source's names count by levels, too, so that its first member is the model's last.
         """
         both = own.partition("{}")[0], theirs.partition("{}")[0]
         if both not in self._known:

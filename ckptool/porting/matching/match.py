@@ -185,10 +185,10 @@ class Matcher:
         return False
 
     def _only_so(self, t: Unit, s: Unit) -> bool:
-        """Return whether a shape other than a vector or square fits only this pair, because all its look-alikes are
-        paired.
+        """Return whether a pair is the only possible one by its shape, because all its look-alikes are paired: of the
+        whole side, or of the same module of both sides.
 
-        Or all look-alikes in the same module of both sides are, if there are several such modules.
+        The shape is neither a vector nor a square, which fit too much.
         """
         sizes = {n for n in t.main.shape if n > 1}
         if len(sizes) < 2 or hard_conflict(t.words, s.words):
@@ -197,11 +197,11 @@ class Matcher:
         return own == theirs == 1 or (own == theirs and (t.told_by(Kind.SCOPE) or t.pieces.keys() == s.pieces.keys()))
 
     def _in_its_place(self, t: Unit, s: Unit, pairs: list[tuple[Unit, Unit]], *, nothing_left: bool) -> bool:
-        """Return whether a pair is before other pairs on both sides, or is the end of both sides.
+        """Return whether a pair stands before other pairs on both sides, or at the end of both sides.
 
-        New or missing layers are at the end of one side, and another layer is at the end of the other side.
-        The end of the source is the end of the module that holds all other pairs; with NOTHING_LEFT, any place counts,
-        because all other units of the source have partners.
+        A layer that is new in the model or missing there would be at the end of one side only. The end of the source is
+        the end of the module that holds all other pairs; with NOTHING_LEFT, any place counts, because all other units
+        of the source have partners.
         """
         others = [(a, b) for a, b in pairs if a is not t]
         own, theirs = self._alike[t.colour]
@@ -242,7 +242,7 @@ class Matcher:
                 t.ask(question)
 
     def _strangers_among_namesakes(self, pairs: list[tuple[Unit, Unit]]) -> list[tuple[Unit, Unit]]:
-        """Return pairs with two names where almost all other pairs have equal names.
+        """Return the pairs whose two names differ, if almost all other pairs have equal names.
 
         Such a unit may be new, and only its shape fits. Equal numbers below two prefixes (`box_head.0`, `mask_head.0`)
         do not count as equal names if most units have no prefix. If several modules have other names, so may the next
@@ -337,8 +337,8 @@ class Matcher:
         return before is not None and earlier is not None and paired.isdisjoint((id(before), id(earlier)))
 
     def _parts_without_names(self, pairs: list[tuple[Unit, Unit]]) -> None:
-        """Ask about queries, keys and values that are one tensor on one side, if no name of the other side tells them
-        apart.
+        """Ask about queries, keys and values that one side stores as one tensor, if the names of the three layers of
+        the other side do not tell which is which.
         """
         group = table().group("attention")
         for side in (0, 1):
@@ -347,11 +347,12 @@ class Matcher:
                 own, others = (label(group, pair[n].words) for n in (side, 1 - side))
                 apart = held[pair[side].main.entry.key] > 1 and own in ("q", "k", "v") and others is None
                 if apart and not pair[0].told_by(Kind.NAME):
-                    pair[0].ask(ask(Reason.PARTS_UNNAMED))
+                    one, several = ("source", "model") if side else ("model", "source")
+                    pair[0].ask(ask(Reason.PARTS_UNNAMED, one, several, several))
 
     def _unusual_attention(self, pairs: list[tuple[Unit, Unit]]) -> None:
-        """Ask about queries, keys, values and output named on one side only, if the other side uses them in another
-        order.
+        """Ask about layers that only one side names queries, keys, values or output, if the model does not use them in
+        this order.
         """
         group = table().group("attention")
         blocks: dict[tuple[str, ...], list[tuple[str, Unit, Unit]]] = defaultdict(list)
@@ -388,18 +389,24 @@ def _turn(unit: Unit) -> float:
 
 
 def _explained(t: Unit, s: Unit, known: list[Pair]) -> bool:
-    """Return whether there is a reason why two units have two names although almost all others have equal names."""
+    """Return whether something explains that two units of a pair have different names although almost all pairs have
+    equal names.
+    """
     return _of_one_role(t, s) or _in_a_renamed_module(t, s, known)
 
 
 def _of_one_role(t: Unit, s: Unit) -> bool:
-    """Return whether two parameters in modules of one name have two names for one role, such as `offset` and `b`."""
+    """Return whether two parameters in modules of equal names are called differently for one role, such as `offset` and
+    `b`.
+    """
     own, theirs = (table().leaves.get(cut(u.last)) for u in (t, s))
     return own is not None and own == theirs and t.path[:-1] == s.path[:-1]
 
 
 def _in_a_renamed_module(t: Unit, s: Unit, known: list[Pair]) -> bool:
-    """Return whether two units have one name in modules with two names, and other pairs link these modules."""
+    """Return whether two units have equal last names in modules of different names, and other pairs link these two
+    modules.
+    """
     same = common_start([t.path[::-1], s.path[::-1]])
     own, theirs = t.path[: len(t.path) - same], s.path[: len(s.path) - same]
     if not same or not own or not theirs:
@@ -408,7 +415,7 @@ def _in_a_renamed_module(t: Unit, s: Unit, known: list[Pair]) -> bool:
 
 
 def _of_no_head(unit: Unit) -> set[str]:
-    """Return the words that tell what a unit is, without words for heads in general."""
+    """Return the words that tell what a unit is, without words that any head may have ("head", "classifier")."""
     heads = {word for phrase, said in table().group("purpose").phrases.items() if said == "head" for word in phrase}
     return {w for w in telling_words(unit.path) if w not in heads and w.removesuffix("s") not in heads}
 
@@ -435,7 +442,7 @@ def _constants(targets: list[Unit], sources: list[Unit], source: Canon) -> list[
 
 
 def _as_plain(units: list[Unit], others: list[Unit]) -> None:
-    """Treat lone biases and tables of one row as plain parameters.
+    """Treat biases without a weight, and tables of one row, as plain parameters, which may be paired with parameters.
 
     Only if the other side has no such units, and more plain parameters of this shape.
     """

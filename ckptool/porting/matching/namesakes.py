@@ -49,7 +49,9 @@ def _below(canon: Canon) -> Counter[_Path]:
 
 
 def _votes(one: Canon, other: Canon) -> Counter[tuple[_Path, _Path]]:
-    """Count, for pairs of prefixes, the matrices with equal sizes and names below them, and no longer common name."""
+    """Count the matrices that speak for a pair of prefixes: with equal sizes and names below them, and no longer common
+    name.
+    """
     endings: dict[tuple[_Path, Shape], list[_Path]] = defaultdict(list)
     for piece in _matrices(other):
         for at in range(len(piece.path)):

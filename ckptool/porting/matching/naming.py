@@ -18,8 +18,8 @@ from .levels import Levels
 from .owners import Owners
 from .relation import Relation
 from .series import Series, Ways, common
-from .telling import translation
 from .units import Pair, Unit, hard_conflict, similarity, template
+from .word_translation import translation
 
 #: A prefix of the target, one of the source, and the path below both.
 Exact = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
@@ -128,10 +128,10 @@ class Naming:
         return changed
 
     def by_other_blocks(self) -> bool:
-        """Split by pairs in other blocks: if `h.{}.a` went to `layers.{}.b` there, it does here.
+        """Split by pairs in other blocks: if `h.{}.a` went to `layers.{}.b` in another block, it goes there in this
+        block.
 
-        Or if `conv1` went to `first` there, with the same other names in the module. With other neighbours nothing
-        follows.
+        Also if `conv1` went to `first` in a module with the same other names. With other neighbours nothing follows.
         """
         for (own, theirs), pairs in self._places_in_blocks():
             labels = Relation((own[id(t)], theirs[id(s)]) for t, s in pairs).labels(own, theirs)
@@ -142,8 +142,8 @@ class Naming:
         return False
 
     def _places_in_blocks(self) -> Iterator[tuple[list[_Places], list[Pair]]]:
-        """Yield possible places of units in a block, by `id`, for both sides, and the pairs that show how these are
-        related.
+        """Yield, for several ways to describe a place in a block: the places of all units by `id`, for both sides, and
+        the pairs that show which place goes to which.
         """
         sides = self.cells.targets, self.cells.sources
         decided = self.cells.pairs()
@@ -159,7 +159,10 @@ class Naming:
         yield [own, _last_names_in_company(sides[1])], sure
 
     def by_series(self) -> bool:
-        """Split by the known partners of other members of a numbered series, and of the series beside it."""
+        """Split by where the other members of a numbered series went, and those of the series beside it.
+
+        If `h.0.a` and `h.1.a` went to `layers.0.b` and `layers.1.b`, `h.2.a` goes to `layers.2.b`.
+        """
         known = Ways((t.path, s.path) for t, s in self.cells.pairs() if not t.doubts)
         if self.cells.split(Evidence(Kind.SERIES), lambda u, is_target: known.label(u.path, is_target), mode="one"):
             return True
@@ -178,7 +181,9 @@ class Naming:
         return False
 
     def by_words_beside(self) -> bool:
-        """Split by words that tell look-alikes apart, if known pairs show which word means which."""
+        """Split by a word that tells look-alikes apart, if known pairs show which word of the other side means the
+        same.
+        """
         known = [(t.path, s.path) for t, s in self.cells.pairs() if not t.doubts]
         changed = False
         for targets, sources in self.cells.open():
@@ -200,8 +205,8 @@ class Naming:
         return self.cells.split(Evidence(Kind.NAME_ALONG), partial(of, labels))
 
     def by_owners(self) -> bool:
-        """Pair norms that the source names after a layer (`conv2_bn`) with the norm that runs after that layer's
-        partner.
+        """Pair a norm that the source names after a layer (`conv2_bn`) with the norm that the model runs after that
+        layer's partner.
         """
         layers = {self._layer(u): u for u in self.cells.sources if len(u.main.shape) > 1}
         labels: dict[int, Hashable] = {}
@@ -240,7 +245,7 @@ class Naming:
         return path[:-1], cut(path[-1]) if path else ()
 
     def by_roles(self) -> bool:
-        """Split by the tensors of a unit: a weight alone, or with a bias."""
+        """Split by the tensors that a unit holds: a weight alone, or a weight with a bias."""
         return self.cells.split(Evidence(Kind.TENSORS), lambda u, _: frozenset(u.pieces), mode="all")
 
     def by_similar_names(self) -> bool:
@@ -267,8 +272,9 @@ class Naming:
 
 
 def _said(group: Group, unit: Unit, is_target: bool) -> str | None:
-    """Return the label of a unit in a group of words. "norm" is skipped for norms with statistics: `bn2` says
-    no more.
+    """Return the label in GROUP that the words of UNIT mean, or None.
+
+    For a norm with statistics the label "norm" is skipped: `bn2` says no more than that.
     """
     found = said(group, unit, is_target)
     return None if found == "norm" and group.name == "purpose" and unit.pieces.keys() & STATISTICS else found
@@ -287,7 +293,7 @@ def _last_names(units: Iterable[Unit]) -> _Places:
 
 
 def _last_names_in_company(units: Iterable[Unit]) -> _Places:
-    """Return the last name of each unit, with all names of its kind in the same module."""
+    """Return `id` of a unit -> its last name, together with the last names of units of its kind in the same module."""
     beside: dict[tuple[_Path, int], set[str]] = defaultdict(set)
     for unit in units:
         beside[unit.path[:-1], len(unit.main.shape)].add(unit.last)
@@ -305,7 +311,8 @@ def _doubt_about(
 def _counted_alike(
     agreed: list[tuple[Unit, Unit]], below_t: Mapping[_Path, Unit], below_s: Mapping[_Path, Unit], *, unlike: bool
 ) -> list[tuple[Unit, Unit]]:
-    """Return AGREED without pairs in lists that one side counts from another number, or from the other end.
+    """Return the pairs AGREED, of equal names, without those in lists that the two sides count differently: from
+    another number, or from the other end.
 
     `blocks.1` of a list from 1 to 4 is not `blocks.1` of a list from 0 to 3, nor of one whose last member has the sizes
     of this one's first. And `layers.0` of `first, layers.0, last` is not `layers.0` of `layers.0, 1, 2`.
@@ -340,7 +347,7 @@ def _rows(path: _Path) -> Iterator[_Path]:
 
 
 def _lists(below: Mapping[_Path, Unit], named: Collection[_Path]) -> dict[_Path, dict[int, Hashable]]:
-    """Return, for every list, number -> contents of the member under names that both sides have."""
+    """Return list -> number of a member -> its contents, under the names that both sides have."""
     found: dict[_Path, dict[int, set[tuple[_Path, Hashable]]]] = defaultdict(lambda: defaultdict(set))
     for path, unit in below.items():
         for row in _rows(path):
@@ -351,7 +358,9 @@ def _lists(below: Mapping[_Path, Unit], named: Collection[_Path]) -> dict[_Path,
 
 
 def _continued(row: _Path, below_t: Mapping[_Path, Unit], below_s: Mapping[_Path, Unit]) -> bool:
-    """Return whether the layers beside a list in its module are members of a longer list of that name in the source."""
+    """Return whether layers beside the list ROW in its module are members of a longer list of that
+    name in the source.
+    """
     held_t, held_s = (
         {path: unit.colour for path, unit in side.items() if path[: len(row) - 1] == row[:-1]}
         for side in (below_t, below_s)

@@ -53,7 +53,9 @@ class Neighbours:
                 return True
 
     def _round(self, rows: Iterable[_Row], doubt_of: Callable[[str], DoubtOf]) -> list[Pair]:
-        """Make the pairs of the first order, and the best kind of neighbours, that has any. Return what is decided."""
+        """Pair neighbours in the first order in which there are any, and of the best kind there: between two pairs,
+        after a pair, before a pair. Return the pairs that this decides; [] if there are none.
+        """
         for row in rows:
             for kind, pairs in row.found():
                 if pairs:
@@ -61,10 +63,10 @@ class Neighbours:
         return []
 
     def _tells_nothing(self, t: Unit, s: Unit) -> bool:
-        """Return whether a new pair tells no rule about names, contents or modules anything, and leaves its cell to
-        them as it was.
+        """Return whether a new pair cannot help any rule about names, contents or modules, so that these need not run
+        again.
 
-        Both hold the same tensors, neither name has a word that another name has or that has a meaning, and the modules
+        Both units hold the same tensors, no word of their names is used elsewhere or has a meaning, and the modules
         around them are paired.
         """
         known = self._scopes.settled and self._scopes.are_paired(t) and self._scopes.are_paired(s)
@@ -100,7 +102,7 @@ class _Row:
                 self._note(side, targets[end], sources[end])
 
     def see(self, pairs: Iterable[Pair]) -> None:
-        """Note the open units beside these pairs."""
+        """Note the open units directly before and after the units of PAIRS."""
         for t, s in pairs:
             for side in (0, 1):
                 self._note(side, *(around[1 - side].get(id(u)) for around, u in zip(self._around, (t, s), strict=True)))
@@ -113,8 +115,10 @@ class _Row:
         return t.cell == s.cell and t.cell not in self._cells.pair_of
 
     def found(self) -> Iterable[tuple[Kind, list[Pair]]]:
-        """Yield the open pairs between two pairs; then those behind a pair, and before one, if as many units look so on
-        both sides.
+        """Yield the open pairs that stand between two pairs; then those directly after a pair; then those directly
+        before one.
+
+        The last two kinds count only if both sides have equally many units of a look there.
         """
         for beside in self._beside:
             for key in [key for key, pair in beside.items() if not self._is_open(*pair)]:

@@ -38,7 +38,9 @@ class Orders:
         self._places: dict[str, tuple[dict[int, int], ...]] = {}
 
     def by_numbers(self) -> bool:
-        """Split by the ranks of numbers: the lowest numbers of one side are the lowest numbers of the other."""
+        """Split by the ranks of numbers: the unit with the lowest number is paired with the one of the lowest number,
+        and so on.
+        """
         changed = False
         for targets, sources in self.cells.open():
             if len(targets) != len(sources):
@@ -50,7 +52,8 @@ class Orders:
             if against and (not same_numbers(targets, sources) or _of_several_rows(targets)):
                 continue
             levels = not self._known(targets[0], sources[0]) and self._against_levels(targets, sources)
-            doubt: Question[Unit] | None = ask(Reason.AGAINST_LEVELS) if levels else None
+            reason = Reason.AGAINST_LEVELS if levels > 0 else Reason.LEVELS_FROM_THE_OTHER_END
+            doubt: Question[Unit] | None = ask(reason) if levels else None
             changed |= self.cells.split(
                 Evidence(Kind.NUMBERS), partial(of, ranks), mode="all", cells=[(targets, sources)], doubt=doubt
             )
@@ -76,7 +79,9 @@ class Orders:
         return other_end if sign < 0 and len(set(other_end.values())) == len(targets) else None
 
     def _known(self, target: Unit, source: Unit) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Return the numbers of the known pairs of two series."""
+        """Return the numbers of the known pairs of two series, those of TARGET and SOURCE: (numbers of the target, of
+        the source).
+        """
         both = series(target), series(source)
         return [(t.numbers, s.numbers) for t, s in self.cells.pairs() if (series(t), series(s)) == both]
 
@@ -86,10 +91,10 @@ class Orders:
         return 0 if own is None or theirs is None else self.scopes.levels.against(own[0], theirs[0])
 
     def _order_conflict(self, targets: list[Unit], sources: list[Unit], ranks: dict[int, int]) -> bool:
-        """Return whether the order of numbers differs from the order of execution or of registration.
+        """Return whether the numbers of the units speak for another order than execution or registration.
 
-        Without a forward pass, numbers of one list are believed; those of several lists are compared with the order of
-        registration.
+        Without a forward pass, the numbers of one list are believed, and those of several lists are compared with the
+        order of registration.
         """
         if not self.sequences.ordered:
             return False
@@ -103,7 +108,9 @@ class Orders:
         return [ranks[id(u)] for u in used] != [ranks[id(u)] for u in stored]
 
     def by_said_places(self) -> bool:
-        """Pair the first, second or third norm of a block by the source's names, in the model's order of execution."""
+        """Pair norms of a block whose names in the source say their place in words ("first", "second"), in the order in
+        which the model runs its norms.
+        """
         changed, place = False, table().group("position")
         for targets, sources in self.cells.open():
             # numbers may count what is registered: `norm1` of some code is used second
@@ -126,8 +133,9 @@ class Orders:
         return self.neighbours.split(lambda name: partial(self._doubt_of, name))
 
     def by_rank(self) -> bool:
-        """Split by rank among look-alikes, as the last rule, and only for cells with equally many units on both
-        sides.
+        """Split by place among look-alikes: the first of the target is the first of the source, and so on.
+
+        This is the last rule, only for cells with equally many units on both sides.
         """
         cells = sorted(((t, s) for t, s in self.cells.open() if len(t) == len(s)), key=lambda c: len(c[0]))
         for targets, sources in cells:
@@ -179,7 +187,9 @@ class Orders:
         return used == sorted(used) and len({series(u) for u in sources}) == len({series(u) for u in targets}) == 1
 
     def by_chain(self) -> bool:
-        """Pair, in cells with more units on one side, the units that follow a pair on both sides, from the front."""
+        """Pair units that directly follow a pair on both sides, from the front, in cells with more
+        units on one side.
+        """
         for name, targets, sources in self.sequences.all():
             before_t, _ = self.sequences.neighbours(targets)
             before_s, _ = self.sequences.neighbours(sources)
@@ -215,9 +225,10 @@ class Orders:
         return False
 
     def _left_in_the_middle(self, t: Unit, s: Unit, cell: tuple[list[Unit], list[Unit]], targets: list[Unit]) -> bool:
-        """Return whether one side has more look-alikes, and both sides go on with a pair of another shape.
+        """Return whether one side has more units of this look than the other, and both sides go on with a pair of
+        another shape.
 
-        Then any unit of the longer row may be without a partner, not only the last.
+        Then any unit of the longer row may be the one without a partner, not only the last.
         """
         if len(cell[0]) == len(cell[1]):
             return False
@@ -227,7 +238,7 @@ class Orders:
         return any(pair is not None and pair[1].order > last for pair in pairs)
 
     def _is_last(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> bool:
-        """Return whether two units follow a pair, and no unit after them has a partner on either side."""
+        """Return whether two units directly follow a pair on both sides, and no unit after them has a partner."""
         place = [next((i for i, u in enumerate(units) if u is one), -1) for units, one in ((targets, t), (sources, s))]
         if min(place) < 1:
             return False
@@ -237,14 +248,14 @@ class Orders:
         return paired and not any(u.cell in self.cells.pair_of for u in rest)
 
     def between(self, t: Unit, s: Unit) -> bool:
-        """Return whether, in some order, two units are between the same pairs, or between the same blocks.
+        """Return whether two units stand, in some order, between the same two pairs, or between the same two blocks.
 
-        Code may begin and end blocks with other layers.
+        Blocks count, because code may begin and end them with other layers.
         """
         return any(self._fits_between(t, s, ts, ss) for _, ts, ss in self.sequences.all())
 
     def at_the_end(self, t: Unit, s: Unit) -> bool:
-        """Return whether, in some order, two units follow a pair, and only the ends of the sides differ."""
+        """Return whether two units directly follow a pair in some order, and no unit after them has a partner."""
         return any(self._is_last(t, s, ts, ss) for _, ts, ss in self.sequences.all())
 
     def goes_on(self, t: Unit, s: Unit) -> bool:
@@ -330,7 +341,7 @@ class Orders:
         return len(same) == 2 and s.numbers == t.numbers
 
     def _agreement(self, name: str, targets: list[Unit], sources: list[Unit]) -> float:
-        """Return how far pairs from other evidence, near these units, are in one order on both sides: 0 to 1.
+        """Return how well the order NAME is kept by pairs near these units that other evidence made: 0 to 1.
 
         Near them means in the innermost pair of scopes around all of them. If all units of each side are of one series,
         only series are compared: one list after the other is the same order as interleaved lists.

@@ -32,7 +32,7 @@ class Owners:
                     inside[unit.path[:at]][unit.path[at]].append(unit)
 
     def pairs(self) -> list[tuple[Unit, Unit]]:
-        """Return pairs of one cell: one unit is named after a part, the other is in or beside the partner of
+        """Return pairs of norms: one is named after a part of its block, and the other is in or beside the partner of
         that part.
         """
         found: list[tuple[Unit | None, Unit | None]] = []
@@ -43,8 +43,8 @@ class Owners:
         return [(t, s) for t, s in found if t is not None and s is not None]
 
     def _nearest(self, unit: Unit, others: Sequence[Unit], *, of_target: bool) -> Unit | None:
-        """Return the unit of the other side that is nearest to the partner of the part that UNIT is named after, or
-        None.
+        """Return the unit among OTHERS, of the other side, that is nearest to the partner of the part that UNIT is
+        named after; None if there is none.
         """
         layer = self._layers[of_target].get(unit.path[:-1])
         within = layer is not None and not set(cut(unit.last)).isdisjoint(_norms())

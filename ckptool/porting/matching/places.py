@@ -11,7 +11,10 @@ Path = tuple[str, ...]
 
 
 def block_of(path: Sequence[str]) -> Path:
-    """Return the path of the innermost block around a module: up to the last number that is not its own name."""
+    """Return the path of the innermost block around a module: its path up to its last number, `h.3` for `h.3.mlp.fc`.
+
+    A number that is the module's own name does not count: the block of `h.3.mlp.0` is `h.3`.
+    """
     return next(iter(reversed(parts_around(path))), ())
 
 

@@ -14,10 +14,11 @@ P = TypeVar("P", bound=Hashable)
 
 
 class Relation(Generic[P]):
-    """Notes which places of the target go to which places of the source.
+    """Notes which places of the target go to which places of the source, and which of these rules have no exception.
 
+    A place is any value that describes where a unit is, such as the path of its module without numbers.
     Args:
-        couples: places of pairs, (of the target, of the source).
+        couples: the places of pairs, as (place of the target, place of the source).
     """
 
     def __init__(self, couples: Iterable[tuple[P, P]] = ()) -> None:
@@ -32,11 +33,13 @@ class Relation(Generic[P]):
         self._back[theirs].add(own)
 
     def sure(self) -> dict[P, P]:
-        """Return the places that go to one place to which nothing else goes."""
+        """Return place of the target -> place of the source, for places that always go together."""
         return {own: there for own, (there, *more) in self._there.items() if not more and len(self._back[there]) == 1}
 
     def holds(self) -> bool:
-        """Return whether this is true of all places. If not, the two sides do not have one class here."""
+        """Return whether every place goes to one place only. If not, the modules of the two sides
+        are not of one class.
+        """
         return len(self.sure()) == len(self._there)
 
     def labels(self, targets: Mapping[int, P], sources: Mapping[int, P]) -> dict[int, P]:

@@ -15,20 +15,30 @@ from .evidence import Evidence, Kind
 from .levels import Levels
 from .sequences import Sequences
 from .series import Ways, common, members_of, series_of
-from .telling import translation
 from .units import Unit, number_ranks, same_numbers
+from .word_translation import translation
 
 _Path = tuple[str, ...]
 
 
 @dataclass(eq=False, slots=True)
 class Scope:
-    """A module with units below it."""
+    """A module with units below it.
+
+    Attributes:
+        path: the components of its path.
+        units: the units below it.
+        words: the words of its path.
+        partner: the scope of the other side that it is paired with, or None.
+        doubts: the questions about this pair.
+        whole: whether it and its partner hold the same units, also such that have no partner yet.
+        all: whether it holds all units of its module; the outermost one may hold fewer.
+        in_order: whether only an order made its pair.
+    """
 
     path: tuple[str, ...]
     units: list[Unit]
     words: tuple[str, ...] = ()
-    cell: Hashable = None
     partner: Scope | None = None
     doubts: list[Question[Unit]] = field(default_factory=list)
     whole: bool = False
@@ -168,11 +178,13 @@ class Scopes:
 
     def _pair_in_order(self, targets: list[Scope], sources: list[Scope]) -> None:
         """Pair equal scopes by their numbers and by the orders of registration and execution."""
-        votes = []
+        votes: list[list[Scope]] = []
+        orders: list[str] = []
         numbered = number_ranks(targets, sources)
         if numbered is not None and len(set(numbered.values())) == len(targets):
             by_number = {numbered[id(s)]: s for s in sources}
             votes.append([by_number[numbered[id(t)]] for t in targets])
+            orders.append("numbers in their names")
         stored = sorted(sources, key=lambda s: s.order) if self.sequences.ordered else None
         if stored is not None:
             for name, _, _ in self.sequences.all():
@@ -183,6 +195,7 @@ class Scopes:
                 else:
                     continue
                 votes.append([stored[own.index(t)] for t in targets])
+                orders.append(name)
         if not votes:
             return
         chosen = votes[0]
@@ -194,7 +207,14 @@ class Scopes:
             agree = True
         if not agree:
             agree = sum(not _names_speak_for(t, s, targets, sources) for t, s in zip(targets, chosen, strict=True)) <= 1
-        doubt: Question[Unit] | None = None if agree else ask(Reason.PARTS_IN_ANOTHER_ORDER)
+        doubt: Question[Unit] | None = None
+        if not agree:
+            against = next((name for name, vote in zip(orders, votes, strict=True) if vote != chosen), None)
+            doubt = (
+                ask(Reason.PARTS_BY_REGISTRATION)
+                if against is None
+                else ask(Reason.PARTS_IN_ANOTHER_ORDER, orders[0], against)
+            )
         if numbered is not None:
             turned, why = self._other_end(targets, sources)
             doubt = why or doubt
@@ -213,9 +233,9 @@ class Scopes:
                     unit.ask(doubt)
 
     def _other_end(self, targets: list[Scope], sources: list[Scope]) -> tuple[bool, Question[Unit] | None]:
-        """Return whether the two sides count a list from opposite ends, and the question about it, if any.
+        """Return whether the two sides count a list from opposite ends, and the question about it, or None.
 
-        Other pairs of the list count before the forward pass does.
+        Known pairs of the list decide; without any, the forward pass does (see `Levels.against`).
         """
         own, theirs = common(t.path for t in targets), common(s.path for s in sources)
         if own is None or theirs is None:
@@ -235,7 +255,7 @@ class Scopes:
         against = self.levels.against(own[0], theirs[0])
         if not against and self.levels.runs_back(own[0]):
             return False, ask(Reason.RUN_BACKWARDS)
-        return against < 0, ask(Reason.AGAINST_LEVELS) if against else None
+        return against < 0, ask(_levels(against)) if against else None
 
     def _parent_label(self, scope: Scope, is_target: bool) -> Hashable:
         outer = next(
@@ -265,8 +285,10 @@ class Scopes:
         return scope.path
 
     def _scope_way(self, scope: Scope, is_target: bool) -> Hashable:
-        """Return a scope's place in the source's list, as paired members of the list show it: shifted, or from the end;
-        or None.
+        """Return the place of a scope in a list of the source, as the paired members of its list show it; None if they
+        do not.
+
+        They show a rule between the numbers, such as shifted by one, or counted from the end.
         """
         if self._ways is None:
             paired = [(s.path, s.partner.path) for s in self.scopes[True] if s.partner is not None and not s.doubts]
@@ -277,7 +299,9 @@ class Scopes:
         return numbers(scope.path) or None
 
     def split(self) -> bool:
-        """Split cells by the innermost pair of scopes around a unit. Return whether any was split."""
+        """Split cells by the innermost pair of scopes around each unit: partners are in partner scopes. Return whether
+        any was split.
+        """
         changed = False
         for depth in range(3):
             changed |= self.cells.split(Evidence(Kind.SCOPE), partial(self._scope_label, depth=depth))
@@ -293,7 +317,9 @@ class Scopes:
         return id(scope if is_target else scope.partner)
 
     def around(self, targets: list[Unit], sources: list[Unit]) -> list[Unit]:
-        """Return the units of the innermost pair of scopes around all these units, or of the whole model."""
+        """Return the units of the target in the innermost pair of scopes around all these units; all units if there is
+        none.
+        """
         own, theirs = set(map(id, targets)), set(map(id, sources))
         for scope in self._inner.get(id(targets[0]), ()):
             partner = scope.partner
@@ -310,19 +336,24 @@ class Scopes:
         return max((len(scope.path) for scope in self._inner.get(id(unit), ()) if scope.in_order), default=0)
 
     def same(self, t: Unit, s: Unit) -> bool:
-        """Return whether both units are in one pair of scopes that match as a whole."""
+        """Return whether both units are in the two modules of a pair of scopes that match as a whole."""
         partners = {
             id(scope.partner) for scope in self._inner.get(id(t), ()) if scope.partner is not None and scope.whole
         }
         return any(id(scope) in partners for scope in self._inner.get(id(s), ()))
 
     def doubts_of(self, t: Unit, s: Unit) -> list[Question[Unit]]:
-        """Return the questions about the pairs of scopes around both units."""
+        """Return the questions about each pair of scopes that has T in its target and S in its source."""
         found = []
         for scope in self._inner.get(id(t), ()):
             if scope.doubts and any(p is scope.partner for p in self._inner.get(id(s), ())):
                 found += scope.doubts
         return found
+
+
+def _levels(against: int) -> Reason:
+    """Return the reason to ask for a result of `Levels.against` other than 0."""
+    return Reason.AGAINST_LEVELS if against > 0 else Reason.LEVELS_FROM_THE_OTHER_END
 
 
 def _names_speak_for(t: Scope, s: Scope, targets: Sequence[Scope], sources: Sequence[Scope]) -> bool:
@@ -422,7 +453,7 @@ def _phrases(paths: Sequence[_Path]) -> dict[_Path, tuple[str, ...]]:
 
 
 def _in_a_row(a: Sequence[str], b: Sequence[str]) -> float:
-    """Return the share of the words of two phrases that are in one order in both."""
+    """Return the share of the words of two phrases that are in one order in both: 1 for equal phrases."""
     longest = [0] * (len(b) + 1)
     for word in a:
         row = [0]

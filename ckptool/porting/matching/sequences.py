@@ -29,7 +29,9 @@ class Sequences:
         self._all = self._ordered()
 
     def all(self) -> list[Sequence]:
-        """Return the orders that both sides have, the most reliable first."""
+        """Return the orders that both sides have, the most reliable first: (name, units of the target, units of the
+        source).
+        """
         return self._all
 
     def neighbours(self, units: list[Unit]) -> Around:
@@ -57,7 +59,7 @@ class Sequences:
         return self._credits[name]
 
     def credit_of(self, name: str) -> float:
-        """Return the agreement of the order NAME, which has been computed before."""
+        """Return how well the order NAME agrees on both sides (see `_credit`), which has been computed before."""
         return self._credits[name]
 
     def best_credit(self) -> float:

@@ -39,7 +39,7 @@ def members_of(paths: Iterable[Sequence[str]]) -> dict[Series, set[int]]:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How numbers of a target's series become numbers of a source's: `sign * n + offset`."""
+    """A rule from the numbers of a series of the target to those of a series of the source: `sign * n + offset`."""
 
     source: Series
     sign: int
@@ -51,13 +51,13 @@ class Way:
 
 
 class Ways:
-    """The rules between series that pairs of (target, source) paths show.
+    """The rules by which the numbers of the target's series become numbers of the source's series, as known pairs show
+    them.
 
     A rule is known if at least two members went to one series of the source by one rule, and nothing else went there.
     Args:
-        pairs: paths of pairs.
-        members: the numbers of each series on the two sides, for rules that have to hold for all members: the source
-            has
+        pairs: paths of pairs, (of the target, of the source).
+        members: the numbers of each series on both sides, for rules that have to hold for all members: the source has
             every number that the rule gives. Without it, two blocks that each begin a stage (`res.2` is `layer2.0`,
             `res.3` is `layer3.0`) would show a rule for the others.
     """

@@ -24,20 +24,20 @@ class Unit:
     """A module of one side: the tensors with one path.
 
     Attributes:
-        path: its components.
+        path: the components of its path.
         pieces: its tensors by role.
-        colour: its shape and kind, which have to be equal for two units to be partners.
+        colour: its shape and kind. Two units can only be partners if these are equal.
         order: its place in the state dict.
-        used: its place in the order of execution, or None.
-        turn: the same, counted among the units of its side.
+        used: its place in the order of execution, or None if that is not known.
+        turn: its place in the order of execution among the units of its side only, or None.
         words: the words of its names.
-        cell: the cell that it is in.
+        cell: the number of the cell that it is in.
         evidence: what told it from its look-alikes, in the order in which it was found.
-        questions: its questions, each with the other units that it may be.
+        questions: its questions, each with the other units that it may be paired with.
         settled: pair of classes of modules -> its place in the target's class, if other modules of them settled it.
         backwards: the lists around it that the other side counts from the other end.
         told: which rules told it from which look-alikes, for `--explain`.
-        support: the rule that supports or refuses its pair, if only its shape had made the pair.
+        support: the name of the rule that supports or refuses its pair, if only its shape made the pair; else "".
     """
 
     path: tuple[str, ...]
@@ -119,7 +119,7 @@ def units_of(canon: Canon) -> list[Unit]:
 
 
 def take_turns(units: Iterable[Unit]) -> None:
-    """Number units in the order of execution."""
+    """Set `turn` of UNITS: their places in the order of execution, counted among these units."""
     for turn, unit in enumerate(sorted((u for u in units if u.used is not None), key=lambda u: u.used or 0.0)):
         unit.turn = turn
 
@@ -175,8 +175,8 @@ def _without_numbers(path: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def number_ranks(targets: Sequence[Placed], sources: Sequence[Placed]) -> dict[int, int] | None:
-    """Return the rank of each unit by the numbers in its path; None if the two sides do not have equally many
-    of each.
+    """Return `id` of a unit -> rank of the numbers in its path among those of its side; None if the two sides do not
+    have equally many units for each number.
     """
     ranks: dict[int, int] = {}
     counts = []
@@ -197,10 +197,10 @@ def number_ranks(targets: Sequence[Placed], sources: Sequence[Placed]) -> dict[i
 
 
 def _columns(own: Sequence[tuple[int, ...]], theirs: Sequence[tuple[int, ...]]) -> list[int] | None:
-    """Return the places of these numbers in the paths of the other side, if they are in another order there; else None.
+    """Return, for each number in a path of the target, its place among the numbers in a path of the source.
 
-    `blocks.2.conv1` and `convs1.2`: numbers that take the same values on both sides correspond, or as many values, if
-    one side counts from one.
+    None if they are in the same order. In `blocks.2.conv1` and `convs1.2` they are not: numbers that take the same
+    values on both sides correspond, or numbers that take as many values, if one side counts from one.
     """
     if len({len(k) for k in (*own, *theirs)}) != 1:
         return None
@@ -262,7 +262,9 @@ _KINDS = ("norm", "conv")
 
 
 def related(t: Unit, s: Unit) -> bool:
-    """Return whether a group of words gives both units the same label."""
+    """Return whether the names of both units have words of equal meaning, or name the same part of a projection
+    ("query").
+    """
     if any(labels(t.words, hard=hard).items() & labels(s.words, hard=hard).items() for hard in (True, False)):
         return True
     return part_label(t.path) is not None and part_label(t.path) == part_label(s.path)
@@ -274,6 +276,6 @@ def label_of(unit: Unit, group: str) -> str | None:
 
 
 def tables_of_words(t: Unit, s: Unit) -> bool:
-    """Return whether the model looks up rows of this table, and only the source's name says that it is a word table."""
+    """Return whether the model looks up rows of T, and the name of S says that it is a word table."""
     looked_up = t.main.entry.how == "embedding" and label_of(t, "embedding") in (None, "token")
     return looked_up and label_of(s, "embedding") == "token"

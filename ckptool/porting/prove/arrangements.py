@@ -20,8 +20,9 @@ _HEAD_COUNTS = (2, 4, 8, 12, 16, 3, 6, 24, 32, 1, 5, 10)
 
 
 def twice(ground: Ground, f: Use) -> Iterator[Change]:
-    """Yield changes that both reorder the rows before F and pair them differently, if neither alone shows a
-    difference.
+    """Yield changes of the weights before F that both reorder their rows and pair them for another rotary embedding.
+
+    They are for the case in which neither alone makes more agree.
     """
     for group in _groups_before(ground, f):
         rows = [ground.current(u) for u in group]
@@ -33,7 +34,9 @@ def twice(ground: Ground, f: Use) -> Iterator[Change]:
 
 
 def arrangements(ground: Ground, f: Use) -> Iterator[Change]:
-    """Yield changes that reorder the rows of the weights before F, which the set of channels does not show."""
+    """Yield changes that reorder the rows of the weights before F. The channels that these give are then the same as a
+    set, and only in another order.
+    """
     groups = [g for g in _groups_before(ground, f) if all(ground.now(u.held["weight"]) is not None for u in g)]
     yield from _gates(ground, f, groups)
     for group in groups:
@@ -62,7 +65,9 @@ def _gates(ground: Ground, f: Use, groups: Sequence[Sequence[Use]]) -> Iterator[
 
 
 def _groups_before(ground: Ground, f: Use) -> list[list[Use]]:
-    """Return the matrices whose outputs F takes, also through norms, grouped by their input."""
+    """Return the matrices whose outputs F takes, directly or through norms, grouped by their input: queries, keys and
+    values.
+    """
     found: list[Use] = []
     open_ = set(f.before)
     for _ in range(4):
@@ -88,7 +93,7 @@ def _rearranged(ground: Ground, label: str, group: Sequence[Use], rows: Sequence
 
 
 def _orders(ground: Ground, rows: Sequence[Rows]) -> Iterator[tuple[str, list[Rows]]]:
-    """Yield rows with their parts in another order, or joined head by head, or split from that."""
+    """Yield ROWS with their parts in another order, with parts joined head by head, or with such heads split again."""
     sizes = [r.rows for r in rows]
     if 2 <= len(rows) <= 4 and len(set(sizes)) == 1:
         for order in islice(permutations(range(len(rows))), 1, None):

@@ -9,7 +9,8 @@ from ..mapping import Entry
 
 
 def in_other_blocks(entries: MappingOf[str, Entry], new: MappingOf[str, Expr]) -> dict[str, Expr]:
-    """Return the change NEW of ENTRIES for every other block that is filled as the block of NEW was before the change.
+    """Return the change NEW of ENTRIES for all other blocks whose layers came from where the layers of this block came
+    from.
 
     A block is told by the numbers in the common beginning of all changed keys: `layers.3.` in `layers.3.q.weight` and
     `layers.3.q.bias`.

@@ -35,9 +35,10 @@ class Codes:
 
     Attributes:
         expected: the flow of the source's code.
-        wider: returns the same in float64, or None if that cannot be run.
+        wider: returns the flow of the source's code in float64, or None if that cannot be run.
         modules: key of the model -> (module of the source's code, module of the model).
-        coarse: how far inputs may be from those of the source's code, relative to each number (saved in low precision).
+        coarse: how far inputs may be from those of the source's code, relative to each number: more than 0 if they were
+            saved in low precision.
     """
 
     expected: Flow
@@ -56,7 +57,7 @@ class Codes:
 
 @dataclass(frozen=True, slots=True)
 class Sharp:
-    """The result of a mapping in float64, compared within the bound of rounding."""
+    """The comparison of both models in float64, in which only differences beyond rounding count."""
 
     verdict: Verdict
     measured: Measured | None
@@ -86,7 +87,7 @@ class Sharp:
 def sharp(
     codes: Codes, trial: Trial, entries: dict[str, Entry], seen: Flow, *, all_outputs: bool = True
 ) -> Sharp | None:
-    """Judge ENTRIES in float64; return None if that cannot be run."""
+    """Compare the models in float64, with the mapping ENTRIES; return None if the models cannot be run in float64."""
     if codes.wide is None:
         return None
     wide = trial.run(entries.values(), wider=True)
@@ -147,7 +148,9 @@ def causes(
 
 
 def suspects(codes: Codes, entries: dict[str, Entry], seen: Flow, front: set[str]) -> list[Setting]:
-    """Return the settings that differ at the layers in FRONT, though no trial showed that they matter."""
+    """Return the settings that differ at the uses in FRONT, where the models diverge, though no trial showed that they
+    matter.
+    """
     every = settings(codes.expected, seen, entries, codes.modules)
     return [one for one in every if any(own in front for _, own in one.places)]
 
@@ -161,7 +164,9 @@ def _candidates(codes: Codes, entries: dict[str, Entry], seen: Flow, found: list
 def _better(
     codes: Codes, trial: Trial, entries: dict[str, Entry], seen: Flow, found: list[Setting], now: Sharp
 ) -> Sharp | None:
-    """Try settings in all of their places; add the first that makes more agree to FOUND, and return the new result."""
+    """Try each setting in all of its places. Add the first with which more agrees to FOUND, and return the new
+    comparison; None if there is none.
+    """
     for one in _candidates(codes, entries, seen, found):
         if trial.progress.late:
             break

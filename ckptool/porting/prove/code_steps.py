@@ -40,14 +40,14 @@ HERE = object()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """One operation, without its tensors.
+    """One operation of a forward pass, without its tensors: a scale, an activation, a norm without weights.
 
     Attributes:
         number: its place among the steps of the pass.
         name: name of the operation, without the underscore of an in-place one.
         settings: its arguments that are not tensors, by name.
         func: the function that torch runs.
-        args, kwargs: its arguments, with `HERE` for each tensor.
+        args, kwargs: its arguments, with `HERE` in place of each tensor.
         width: size of the last dimension of its first tensor; in attention, of a head.
     """
 
@@ -131,7 +131,9 @@ def _template(value: Any) -> Any:
 
 
 def instead(step: Step) -> Swap:
-    """Return a function that runs STEP, from the other code, on the tensors of the own step."""
+    """Return a function that takes a call of the model and runs STEP of the other code in its place, on the same
+    tensors.
+    """
 
     def swap(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         own = [a for a in args if isinstance(a, torch.Tensor)]
@@ -144,7 +146,10 @@ def instead(step: Step) -> Swap:
 
 
 def before(step: Step) -> Swap:
-    """Return a function that runs STEP, from the other code, on the input of the own step before it."""
+    """Return a function that takes a call of the model and runs STEP of the other code on its input first.
+
+    The model's code lacks this step: for example, a scale of the queries.
+    """
     return _on_what_comes(lambda x: instead(step)(step.func, [x.clone()], {}))
 
 
@@ -176,7 +181,9 @@ def _on_what_comes(change: Callable[[torch.Tensor], torch.Tensor]) -> Swap:
 
 
 def left_out(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Return the input of the step unchanged; for a dropout mask, one that keeps everything."""
+    """Run nothing in place of a step: return its input unchanged, or, for a dropout mask, a mask
+    that keeps everything.
+    """
     if func._overloadpacket.__name__.startswith("bernoulli"):
         return args[0].fill_(args[1]) if _in_place(func) else torch.full_like(args[0], args[1])
     return args[0] if _in_place(func) else args[0].clone()

@@ -17,7 +17,11 @@ _ORDERS = re.compile(r"(?<![a-z])(rgb|bgr)(?![a-z])", re.IGNORECASE)
 
 
 def doubt_colours(mapping: Mapping, theirs: torch.nn.Module, own: torch.nn.Module, flow: Flow) -> Mapping:
-    """Add a doubt to the layers that take pictures if one code mentions only RGB and the other only BGR."""
+    """Add a doubt to the layers that take pictures if the code of one model mentions only RGB and the code of the other
+    only BGR.
+
+    THEIRS is the source's code, OWN the model, FLOW the forward pass of the model.
+    """
     said, other = _order(theirs), _order(own)
     if said is None or other is None or said == other:
         return mapping

@@ -99,7 +99,7 @@ def _allowed(wanted: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 class Known:
-    """A set of channels in which others are searched."""
+    """A set of channels, by their fingerprints, in which other channels are searched."""
 
     def __init__(self, groups: Iterable[torch.Tensor], apart: tuple[float, float] = (APART, NOISE)) -> None:
         rows = torch.cat([torch.zeros(1, 6, dtype=torch.float64), *groups])

@@ -29,12 +29,12 @@ VECTORS = frozenset({"norm", "scale", "shift", "depthwise"})
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A weight as an operation takes it.
+    """A weight in the form in which an operation takes it.
 
     Attributes:
         keys: the keys of the state dict that it is made of.
         expr: the expression over these keys, or None if no expression makes it.
-        shape: its sizes there, outputs first.
+        shape: its sizes in this form, outputs first.
     """
 
     keys: tuple[str, ...]
@@ -75,7 +75,7 @@ class Use:
 
     @property
     def told(self) -> tuple[Any, ...]:
-        """Return a value that is equal for two uses of the same weights."""
+        """Return a value that is equal for two uses of equal weights, as in a loop."""
         return self.kind, *((role, held.keys, held.expr) for role, held in self.held.items())
 
     @property
@@ -85,8 +85,8 @@ class Use:
 
     @property
     def family(self) -> str:
-        """Return the name of all kinds whose weights could replace each other: "matrix", "vector", or the kind
-        itself.
+        """Return the name of the kinds whose weights could replace each other: "matrix", "vector", or the kind of this
+        use.
         """
         return "matrix" if self.kind in MATRICES else "vector" if self.kind in VECTORS else self.kind
 
@@ -114,14 +114,14 @@ class Flow:
 
     @property
     def repeated(self) -> dict[tuple[Any, ...], list[Use]]:
-        """Return the uses of weights that run several times, as in a loop over time, taken together."""
+        """Return, by their weights, the uses of weights that run several times, as in a loop over time."""
         if self._repeated is None:
             self._repeated = _repeated(self.uses)
         return self._repeated
 
     @property
     def known(self) -> Known:
-        """Return all channels that a use of weights gives."""
+        """Return all channels that some use of weights gives."""
         if self._known is None:
             every = chain(self.uses, *self.repeated.values())
             bare = [use.bare for use in self.uses if use.bare is not None]
@@ -134,7 +134,9 @@ class Flow:
         return replace(self, outputs=outputs, behind=behind, tails=[self.tails[i] for i in places if self.tails])
 
     def tell_apart_by(self, channel: float, noise: float) -> None:
-        """Treat channels as equal if they differ by at most this, relative to the channel and to the largest value."""
+        """Treat channels as equal if they differ by at most CHANNEL relative to the channel, or NOISE relative to the
+        largest value.
+        """
         self.apart, self._known, self._entries = (channel, noise), None, None
 
     def gives(self, given: torch.Tensor) -> bool:
@@ -149,7 +151,7 @@ class Flow:
 
     @property
     def entries(self) -> Known:
-        """Return all channels that a use of weights takes."""
+        """Return all channels that some use of weights takes as its input."""
         if self._entries is None:
             every = chain(self.uses, *self.repeated.values())
             self._entries = Known((use.taken for use in every if use.taken is not None), self.apart)
@@ -166,7 +168,7 @@ class Flow:
         return None
 
     def after(self, use: Use) -> frozenset[int]:
-        """Return the uses that only add something to the output of USE."""
+        """Return the uses that only add something, such as a bias, to the output of USE."""
         near = self.uses[use.index + 1 : use.index + 4]
         return frozenset(u.index for u in near if u.kind == "shift" and u.before == frozenset({use.index}))
 
@@ -202,7 +204,7 @@ def _repeated(uses: Sequence[Use]) -> dict[tuple[Any, ...], list[Use]]:
 
 
 def _together(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the fingerprints of values that come in several equal parts."""
+    """Return the fingerprints of values that come in several parts of equal size, as if the parts were one tensor."""
     x = torch.stack(list(parts))
     cubes = (x[..., 3] ** 3).mean(0)
     return torch.stack(

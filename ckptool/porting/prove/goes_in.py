@@ -34,8 +34,8 @@ def takes_the_same(ground: Ground, f: Use) -> list[tuple[Use, list[int]]]:
 
 
 def at_once(ground: Ground, fronts: Sequence[Use]) -> Iterator[Change]:
-    """Yield one change for all of FRONTS from their inputs, if one alone shows nothing, such as the members of
-    a stack.
+    """Yield one change for all uses in FRONTS, by their inputs, if a change for one alone would not show in an output:
+    the members of a stack.
     """
     by_keys: dict[tuple[str, ...], list[tuple[Held | None, Expr | None]]] = {}
     for f in fronts:
@@ -55,8 +55,8 @@ def at_once(ground: Ground, fronts: Sequence[Use]) -> Iterator[Change]:
 
 
 def from_what_goes_in(ground: Ground, f: Use, matched: list[tuple[Use, list[int]]]) -> Iterator[Change]:
-    """Yield changes that give F, and other uses of its input, the weights of the uses MATCHED, which take the same
-    input.
+    """Yield changes that give F, and the other uses of its input, the weights of those uses in the source's code that
+    take the same input, MATCHED.
     """
     if f.kind == "table":
         yield from tables(ground, f, [s for s, _ in matched])

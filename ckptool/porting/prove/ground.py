@@ -24,11 +24,11 @@ Change = tuple[str, dict[str, Expr]]
 
 @dataclass(slots=True)
 class Ground:
-    """The evidence that changes are made from.
+    """What a proof makes changes from: the mapping so far, and what both forward passes showed.
 
     Attributes:
         entries: the mapping so far, by key of the model.
-        own: the flow of the model with it.
+        own: the flow of the model with these entries.
         theirs: the flow of the source's code.
         shapes: the sizes of the source.
         factors: possible scales of low-rank adapters.
@@ -41,7 +41,9 @@ class Ground:
     factors: Sequence[float] = ()
 
     def now(self, held: Held | None) -> Expr | None:
-        """Return the expression over the source that a weight of the model has now, as the model uses it; or None."""
+        """Return the expression over the source that a weight HELD of the model has now, in the form in which the model
+        uses it; None if it has none.
+        """
         if held is None or held.expr is None:
             return None
         values = {}
@@ -56,7 +58,11 @@ class Ground:
             return None
 
     def put(self, pairs: Sequence[tuple[Held | None, Expr | None]]) -> dict[str, Expr] | None:
-        """Return the entries that give these weights of the model these expressions, or None if no expression does."""
+        """Return key -> expression for the keys of the model that hold the weights in PAIRS, (weight, its new
+        expression).
+
+        None if the weight is only a part of its key and no expression puts it there.
+        """
         own_shapes = {key: entry.shape for key, entry in self.entries.items()}
         pieces: dict[str, list[tuple[Expr, Expr]]] = {}
         for held, value in pairs:
@@ -120,8 +126,8 @@ class Ground:
         return ex.part(table, 0, start, end) if end > stop else None
 
     def theirs_of(self, held: Held | None) -> Expr | None:
-        """Return a weight as the source's code uses it; if the code computes it, the expression that the mapping has
-        for it.
+        """Return the expression over the source of a weight of its code; if the code computes the weight, the
+        expression that the mapping has for it.
         """
         if held is None:
             return None
@@ -144,8 +150,8 @@ class Ground:
         return any(e.expr == plain for e in self.entries.values())
 
     def change(self, label: str, pairs: Sequence[tuple[Held | None, Expr | None]]) -> Iterator[Change]:
-        """Yield the change that gives these weights of the model these expressions, if it exists and changes
-        anything.
+        """Yield the change LABEL that gives weights of the model expressions, PAIRS, if it exists
+        and changes anything.
         """
         new = self.put(pairs)
         if new and any(self.entries[key].expr != expr for key, expr in new.items()):
@@ -166,11 +172,11 @@ class Ground:
         ]
 
     def current(self, u: Use) -> Rows:
-        """Return the rows of a use as they are now."""
+        """Return the rows of the weight and the bias of the use U as the mapping fills them now."""
         return Rows(self.now(u.held["weight"]), self.now(self.own.bias(u)), u.rows)
 
     def rows(self, label: str, uses: Sequence[Use], sources: Sequence[Rows]) -> Iterator[Change]:
-        """Yield the change that gives the rows of SOURCES, concatenated, to USES."""
+        """Yield the change LABEL that gives the rows of SOURCES, concatenated, to the weights of USES."""
         weights = [s.weight for s in sources if s.weight is not None]
         some = any(s.bias is not None for s in sources)
         biases = [s.bias if s.bias is not None else ex.zeros(s.rows) for s in sources]

@@ -31,8 +31,11 @@ _State = tuple[dict[str, Entry], Flow, Verdict]
 def search(
     entries: dict[str, Entry], seen: Flow, verdict: Verdict, trial: Trial, expected: Flow
 ) -> tuple[dict[str, Entry], Flow, Verdict, dict[str, None]]:
-    """Try changes where the models diverge, and keep those with which more agree, until outputs are equal or none is
+    """Try changes where the models diverge, and keep those with which more agrees, until outputs are equal or none is
     left.
+
+    Returns:
+        The entries, the flow of the model with them, the verdict about it, and the kinds of changes that were kept.
     """
     changed: dict[str, None] = {}
     trial.patience = max(_FEWEST, min(_TRIALS, _WORK // max(len(seen.uses), 1)))
@@ -72,7 +75,7 @@ def _better(
 
 
 def _in_time(changes: Iterable[Change], trial: Trial) -> Iterator[Change]:
-    """Yield changes as long as there is time to try them: of a wide layer, making them takes longer than a run."""
+    """Yield CHANGES until the time of the proof is over: for a wide layer, making a change takes longer than a run."""
     return takewhile(lambda _: not trial.is_over, changes)
 
 
@@ -91,8 +94,8 @@ def _once(changes: list[tuple[str, dict[str, Expr]]]) -> list[tuple[str, dict[st
 def _in_all_blocks(
     label: str, entries: dict[str, Entry], new: MappingOf[str, Expr], found: _State, trial: Trial, expected: Flow
 ) -> _State:
-    """Try a change that worked in one block in all other blocks, with earlier changes that showed nothing there
-    alone.
+    """Try a change that worked in one block in all other blocks at once, together with earlier changes that showed
+    nothing when they were made in one block alone.
     """
     there = in_other_blocks(entries, new)
     if not there:

@@ -24,9 +24,10 @@ _SEED = 20
 
 
 def unfelt_keys(trial: Trial, seen: Flow, expected: Flow, entries: MappingOf[str, Entry]) -> list[str]:
-    """Return keys with a source that the compared outputs do not depend on: unused, or without a measurable influence.
+    """Return the keys with a source that the compared outputs do not depend on: unused, or without a measurable
+    influence.
 
-    If the output of a use is found in the source's code, this confirms its weights as well.
+    Weights also count as confirmed if the output of their use is found in the source's code.
     """
     reached: set[int] = set()
     _, _, same = compared_outputs(expected.outputs, seen.outputs)
@@ -45,10 +46,10 @@ def unfelt_keys(trial: Trial, seen: Flow, expected: Flow, entries: MappingOf[str
 def by_itself_alone(
     seen: Flow, expected: Flow, entries: MappingOf[str, Entry], mapping: Mapping, verdict: Verdict
 ) -> set[str]:
-    """Return keys whose place nothing after them confirms.
+    """Return the keys whose place in the model nothing after them confirms.
 
     A layer with the same input as a layer of the source gives the same output with that layer's weights, whatever it
-    is: a new head agrees with any. Only an equal output confirms it, or a later layer that was certain before and
+    is: a new head agrees with any layer. Only an equal output confirms it, or a later layer that was certain before and
     agrees.
     """
     if not expected.uses:
@@ -88,14 +89,16 @@ def _shows(use: Use, expected: Flow) -> bool:
 
 
 def _biases_of_keys(weak: set[str], seen: Flow) -> set[str]:
-    """Return the weak keys of uses that have other, strong weights: a wrong value of these would not be visible
-    anywhere.
+    """Return the keys among WEAK, without influence, whose use also has weights with influence: the bias of keys in
+    attention.
+
+    A wrong value of such a key would not be visible anywhere.
     """
     return {key for use in seen.uses for key in use.keys if key in weak and not weak >= set(use.keys)}
 
 
 def _without_slope(trial: Trial, which: Sequence[int] | None) -> set[str]:
-    """Return parameters that hardly change these outputs, or all if WHICH is None, such as the biases of keys in
+    """Return the parameters that hardly change the outputs WHICH (all outputs if None), such as the biases of keys in
     attention.
     """
     names = {id(p): key for key, p in reversed(list(trial.model.named_parameters(remove_duplicate=False)))}

@@ -103,7 +103,9 @@ def _short(value: float) -> str:
 
 
 def noise_of_uses(narrow: Flow, wide: Flow) -> float:
-    """Return how far rounding moves fingerprints of channels, relative to the largest fingerprint of the use."""
+    """Return how far rounding in float32 moves the fingerprints of channels, relative to the largest fingerprint of the
+    use.
+    """
     if len(narrow.uses) != len(wide.uses):
         return _MOST / _TIMES
     apart = [
@@ -115,14 +117,17 @@ def noise_of_uses(narrow: Flow, wide: Flow) -> float:
 
 
 def sharpened(expected: Flow, seen: Flow, wide_expected: Flow, wide_seen: Flow) -> float:
-    """Set the tolerance of WIDE_EXPECTED for channels to the effect of rounding, and return this tolerance."""
+    """Set how far channels of WIDE_EXPECTED may be apart to the effect of rounding, and return this tolerance."""
     share = _TIMES * max(noise_of_uses(expected, wide_expected), noise_of_uses(seen, wide_seen))
     wide_expected.tell_apart_by(share, share)
     return share
 
 
 def orders(a: torch.Tensor, b: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield two tensors of equal numbers of elements in every order of dimensions in which their sizes agree."""
+    """Yield (A, B) with the dimensions of A reordered to the sizes of B, in every way in which that is possible.
+
+    Tensors of unlike sizes, with more than four dimensions or with no such order, are flattened.
+    """
     a, b = a.detach().double().squeeze(), b.detach().double().squeeze()
     if sorted(a.shape) == sorted(b.shape) and a.ndim <= 4:
         for order in permutations(range(a.ndim)):

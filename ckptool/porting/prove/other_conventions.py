@@ -13,8 +13,10 @@ from ..questions import still_open
 
 
 def changes(entries: dict[str, Entry]) -> Iterator[tuple[str, dict[str, Expr]]]:
-    """Yield changes of the whole mapping: another option for a group of doubts, or another convention for all
+    """Yield changes of the whole mapping: another option for a group of doubts, or another convention of code for all
     tensors.
+
+    Each is (label, key -> new expression).
     """
     groups: dict[tuple[object, ...], list[Entry]] = {}
     for entry in entries.values():

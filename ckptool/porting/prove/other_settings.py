@@ -232,7 +232,11 @@ _PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
 
 
 def _between(theirs: Sequence[Step], own: Sequence[Step], use: Step | None, place: tuple[str, str], note: Any) -> None:
-    """Note the differing steps before a layer. USE holds the steps of the layer itself, if it has any."""
+    """Note, with NOTE, the steps before a layer in which the two codes differ.
+
+    THEIRS and OWN are these steps in the source's code and in the model; USE, if there is one, holds the steps of the
+    layer itself.
+    """
     a, b = _tokens(theirs), _tokens(own)
     if [t.look for t in a] == [t.look for t in b]:
         return

@@ -17,8 +17,9 @@ _FACTORS = (1.0, 2.0, 0.5, 4.0, 0.25, 8.0, 0.125, 16.0, 0.0625, 32.0)
 
 
 def options(ground: Ground, f: Use) -> Iterator[Change]:
-    """Yield the options of open questions about F and the uses before it: option N of one question for all keys at
-    once.
+    """Yield changes that take another option of the open questions about F and the uses before it.
+
+    Option N of a question is taken for all keys with this question at once.
     """
     near = [f, *(ground.own.uses[i] for i in sorted(f.before)[-8:])]
     keys = list(dict.fromkeys(key for u in near for key in u.keys if key in ground.entries))

@@ -54,7 +54,7 @@ def _cast(value: Any, types: dict[torch.dtype, torch.dtype]) -> Any:
 
 
 def _drawn(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Draw the random numbers of float32, and return them in float64."""
+    """Return the random numbers that float32 would have, converted to float64, so that both runs draw equal numbers."""
     if not name.endswith("_"):
         if kwargs.get("dtype") in (None, torch.float64) and any(a.name == "dtype" for a in func._schema.arguments):
             kwargs["dtype"] = torch.float32

@@ -123,7 +123,7 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
 
 @dataclass(slots=True)
 class _Base:
-    """A storage that holds only weights: the expression of its tensor, and its layout."""
+    """A storage that holds only weights: the expression of the tensor in it, and the layout of that tensor."""
 
     keys: tuple[str, ...]
     expr: Expr | None
@@ -174,7 +174,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
             self._flowing[self._place(tensor)] = frozenset()
 
     def feeding(self, tensor: torch.Tensor) -> frozenset[int]:
-        """Return the uses whose outputs TENSOR is computed from, without a use in between."""
+        """Return the uses of weights whose outputs TENSOR is computed from, without another use in between."""
         return self._flowing.get(self._place(tensor), frozenset())
 
     def steps_to(self, tensor: torch.Tensor) -> tuple[Step, ...]:

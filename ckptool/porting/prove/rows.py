@@ -37,7 +37,7 @@ def columns(x: Expr | None, order: Sequence[int], dim: int) -> Expr | None:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A weight and its bias, whose rows are rearranged together."""
+    """A weight and its bias as expressions, whose rows are rearranged together."""
 
     weight: Expr | None
     bias: Expr | None
@@ -85,7 +85,7 @@ def by_heads(heads: int, rows: Sequence[Rows]) -> Rows:
 
 
 def like(rows: Sequence[Rows], parts: Sequence[Rows]) -> list[Rows]:
-    """Return PARTS, joined into one if ROWS is one."""
+    """Return PARTS in the form of ROWS: joined into one if ROWS holds one, else as they are."""
     return [joined(parts)] if len(rows) == 1 else list(parts)
 
 

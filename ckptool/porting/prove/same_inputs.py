@@ -254,7 +254,9 @@ def _specs_of(theirs: torch.nn.Module, inputs: Any, source_inputs: Any) -> Itera
 
 
 def _mixtures(theirs: Any, own: Any) -> Iterator[list[Any]]:
-    """Yield inputs with the size of one model or the other for each: one model may accept any size."""
+    """Yield inputs in which each has its size from THEIRS or from OWN, the inputs of the two models: one may accept any
+    size.
+    """
     left = [one for _, one in leaves(own)]
     choices: list[list[Any]] = []
     for _, one in leaves(theirs):
@@ -278,7 +280,9 @@ def _by_name(model: torch.nn.Module, spec: Any) -> Any:
 
 
 def _respelled(example: Any, other: Any) -> Any:
-    """Return inputs in the form of EXAMPLE, with the values of OTHER that are of the same kind."""
+    """Return inputs in the form of EXAMPLE (by position or by name), with the values of OTHER that are of the same
+    kind.
+    """
     left = [one for _, one in leaves(other)]
     out = []
     for _, one in leaves(example):
@@ -367,7 +371,7 @@ def _chosen(options: Sequence[Sequence[_Link]], first: Sequence[Any]) -> tuple[_
 
 
 def _options(first: Sequence[Any], path: tuple[Any, ...], one: Any) -> list[_Link]:
-    """Return the options for an input of the model."""
+    """Return the ways to make the input ONE of the model, at PATH, from inputs FIRST of the source's code."""
     out: list[tuple[int, _Link]] = []
     for place, (their_path, other) in enumerate(first):
         a, b = _told(other), _told(one)
@@ -398,7 +402,7 @@ def _orders(ndim: int) -> Iterator[tuple[int, ...]]:
 
 
 def _told(value: Any) -> tuple[str, tuple[int, ...], bool]:
-    """Return type, shape, and whether it is a floating point type."""
+    """Return the type and the shape of VALUE, a spec or a tensor, and whether its type is a floating point type."""
     dtype = value.dtype if isinstance(value, InputSpec) else str(value.dtype).removeprefix("torch.")
     return dtype, tuple(value.shape), getattr(torch, dtype).is_floating_point
 
@@ -407,8 +411,8 @@ def _told(value: Any) -> tuple[str, tuple[int, ...], bool]:
 
 
 def parts(code: torch.nn.Module, values: Any, wanted: frozenset[str] = frozenset()) -> dict[str, torch.Tensor]:
-    """Return the first input of modules inside of the source's code, for WANTED and for modules with children,
-    by path.
+    """Return path -> first input of the module, for modules inside of the source's code: those in WANTED, and those
+    with children.
     """
     found: dict[str, torch.Tensor] = {}
     hooks = []

@@ -32,9 +32,16 @@ def settle(
     others: Iterable[tuple[Flow | None, Any]] = (),
     copies: MappingOf[str, Sequence[str]] = MappingProxyType({}),
 ) -> Mapping:
-    """Return the mapping with its proof against the source's code, also on OTHERS, and with the settled doubts.
+    """Return MAPPING with the result of its proof, and with doubts settled or new ones asked.
 
-    COPIES are keys of the file that would fit the source's code as well: which copy is right stays a doubt.
+    Args:
+        mapping: the mapping to prove.
+        trial: the model, which can be run with other entries.
+        codes: the source's code and its forward pass.
+        shown: the inputs, as text.
+        others: further inputs on which both models have to agree: (flow of the source's code, inputs of the model).
+        copies: key -> other keys of the file that would fit the source's code as well. Which copy is right stays a
+            doubt.
     """
     with as_it_was(trial):
         return _settled(mapping, trial, codes, shown, others, copies)
@@ -42,18 +49,19 @@ def settle(
 
 @dataclass(slots=True)
 class _Reached:
-    """The result of a proof.
+    """The state that a proof has reached.
 
     Attributes:
-        entries: the mapping, with the changes from trials.
-        seen: the flow of the model with it.
-        verdict: how much of that agrees.
+        entries: key -> entry of the mapping, with the changes from trials.
+        seen: the flow of the model with these entries.
+        verdict: how much of `seen` agrees with the flow of the source's code.
         shown: the inputs, as text.
-        changed: the kinds of changes that trials made.
+        changed: the kinds of changes that trials made, as keys.
         first: the flow of the model before any change.
         causes: settings of the code that make the models differ.
-        sharply: how far the models are apart, measured.
-        before, after: the same with the model's own settings, and with those of the source's code.
+        sharply: the models compared in float64, with the entries as they are now; None if that was not done.
+        before, after: such a comparison with the model's own settings, and with the settings of the source's code; None
+            unless `causes` were found.
     """
 
     entries: dict[str, Entry]
@@ -74,13 +82,15 @@ class _Reached:
 
     @property
     def measured(self) -> Measured | None:
-        """Return how far the model with this mapping and its own settings is from the source's code."""
+        """Return how far the outputs of the model, with this mapping and its own settings, are from those of the
+        source's code.
+        """
         told = self.before if self.causes else self.sharply
         return None if told is None else told.measured
 
     @property
     def parts(self) -> Verdict:
-        """Return how much agrees with the model's own settings."""
+        """Return the verdict with the model's own settings: how much agrees."""
         return self.before.verdict if self.causes and self.before is not None else self.verdict
 
     @property
@@ -260,7 +270,9 @@ def _stopped(trial: Trial) -> str | None:
 
 
 def _but_for_new_keys(expected: Flow, seen: Flow | None, entries: MappingOf[str, Entry]) -> Verdict | None:
-    """Return the verdict without outputs that use keys without a source, if most of the model agrees; else None."""
+    """Return the verdict that leaves out outputs computed from keys without a source, if most uses of weights agree;
+    else None.
+    """
     found = judge(expected, seen, entries, all_outputs=False)
     return found if found.equal and found.agreeing >= _MOST * found.uses else None
 
@@ -330,7 +342,9 @@ _MOST_CAUSES = 4
 
 
 def _that(may_be: Sequence[Setting]) -> str:
-    """Return text about possible causes that no trial confirmed."""
+    """Return text for the report about settings that may be the cause, though no trial confirmed it; "" if there are
+    none.
+    """
     return f"; it may be that {'; '.join(map(str, may_be[:2]))}" if may_be else ""
 
 

@@ -107,7 +107,7 @@ def judge(
 
 
 def shown_by(known: Sequence[bool], seen: Flow) -> list[bool]:
-    """Return, for each use, whether it is KNOWN, or leads to one that is."""
+    """Return, for each use of weights, whether it is KNOWN, or its output flows into a use that is."""
     fine = list(known)
     for use in reversed(seen.uses):
         if fine[use.index]:
@@ -150,7 +150,7 @@ def made_of_known(seen: Flow, entries: MappingOf[str, Entry]) -> Flow:
 
 
 def _made_with(seen: Flow, entries: MappingOf[str, Entry]) -> list[bool]:
-    """Return, for each output, whether it depends on a key without a source."""
+    """Return, for each output of the model, whether it is computed from a key without a source."""
     open_ = behind_new_keys(seen, entries)
     return [any(open_[i] for i in behind) for behind in seen.behind]
 
@@ -170,10 +170,10 @@ def _is_left(use: Use, entries: MappingOf[str, Entry]) -> bool:
 def compared_outputs(
     expected: Sequence[torch.Tensor], seen: Sequence[torch.Tensor], tolerance: float = _TOLERANCE
 ) -> tuple[int, bool, list[int]]:
-    """Return how many outputs can be compared, whether all comparable ones of one side are equal, and which of the
-    model are.
+    """Return how many outputs can be compared, whether all comparable outputs of one model are equal to some of the
+    other, and the places of the model's outputs that are equal.
 
-    Either side may have more outputs: hidden states, or values computed from several outputs.
+    Either model may have more outputs: hidden states, or values computed from several outputs.
     """
     alone = len(expected) == len(seen) == 1
     theirs = [i for i, a in enumerate(expected) if any(of_one_size(a, b, alone) for b in seen)]

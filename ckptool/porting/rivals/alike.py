@@ -42,7 +42,9 @@ def by_look(pairs: Iterable[Pair]) -> dict[object, list[Pair]]:
 
 
 def look_alikes(pairs: Iterable[Pair]) -> Iterator[tuple[Pair, Pair]]:
-    """Yield couples of look-alikes: all couples of a small group, neighbours in the orders of a large one."""
+    """Yield two pairs of look-alikes that could be swapped: any two in a small group, neighbours in an order in a large
+    one.
+    """
     for group in by_look(pairs).values():
         if len(group) <= _ALL_WITH_ALL:
             yield from combinations(group, 2)
@@ -55,7 +57,9 @@ def look_alikes(pairs: Iterable[Pair]) -> Iterator[tuple[Pair, Pair]]:
 
 
 def in_doubt(swaps: Swaps) -> set[int]:
-    """Return the `id` of the target of each pair that has a doubt, or whose swap inside its block fits as well."""
+    """Return the `id` of the target of each pair that has a doubt, or that could be swapped with another pair of its
+    block.
+    """
     found = {id(t) for t, _ in swaps.pairs if t.doubts}
     for pairs in by_block(swaps.pairs).values():
         for one, other in look_alikes(pairs):
@@ -70,7 +74,10 @@ def across_blocks(swaps: Swaps) -> list[Swap]:
 
 
 def _by_names(pairs: list[Pair]) -> Iterator[Swap]:
-    """Yield couples whose names, apart from numbers, fit better if swapped: a few couples for each kind of name."""
+    """Yield two pairs each that fit better by their names, apart from numbers, if they are swapped.
+
+    Of each kind of name, only a few are compared.
+    """
     for alike in _kinds(pairs).values():
         for ones, others in combinations(list(alike.values())[:_ALL_WITH_ALL], 2):
             one, other = ones[0], others[0]
@@ -80,7 +87,9 @@ def _by_names(pairs: list[Pair]) -> Iterator[Swap]:
 
 
 def _by_company(pairs: list[Pair]) -> Iterator[Swap]:
-    """Yield couples of look-alikes in two blocks that would each fit their own block better if swapped."""
+    """Yield two pairs of look-alikes each, in different blocks, that would both fit their blocks better if they were
+    swapped.
+    """
     blocks = by_block(pairs)
     for alike in _kinds(pairs).values():
         for ones, others in combinations(list(alike.values())[:_ALL_WITH_ALL], 2):
@@ -124,10 +133,10 @@ def _kinds(pairs: list[Pair]) -> dict[object, dict[object, list[Pair]]]:
 
 
 def out_of_place(pairs: Sequence[Pair]) -> Iterator[tuple[Pair, Path]]:
-    """Yield the pairs that cross between two modules that exist on both sides, each with the module where it is
-    expected.
+    """Yield pairs of which one unit is outside of a module that holds all its neighbours on both sides, with that
+    module.
 
-    All other layers of both modules stay in their own module.
+    A module of the same name exists on both sides, and all other layers in it stay in it.
     """
     held: tuple[dict[Path, list[int]], ...] = defaultdict(list), defaultdict(list)
     for at, pair in enumerate(pairs):

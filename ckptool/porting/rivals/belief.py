@@ -25,7 +25,9 @@ _Place = Callable[[Unit], float | None]
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """An order that both sides have. `vote` tells whether two pairs keep it (1), reverse it (-1), or neither (0)."""
+    """An order that both sides have: its name, and a function `vote` that tells whether two pairs keep it (1), reverse
+    it (-1), or neither (0).
+    """
 
     name: str
     vote: Callable[[Pair, Pair], int]
@@ -64,7 +66,9 @@ def _vote(of_target: _Place, of_source: _Place, one: Pair, other: Pair) -> int:
 
 
 def _counted(one: Pair, other: Pair) -> int:
-    """Vote whether the target runs two layers of a list in the order of the source's numbers: 1, -1 or 0 (unknown)."""
+    """Vote whether the model runs two layers in the order in which the source numbers them: 1, -1 if in the opposite
+    order, 0 if that is not known.
+    """
     t, t2, s, s2 = one[0], other[0], one[1], other[1]
     if t.used is None or t2.used is None or t.used == t2.used or s.numbers == s2.numbers or series(s) != series(s2):
         return 0
@@ -72,7 +76,11 @@ def _counted(one: Pair, other: Pair) -> int:
 
 
 def concordance(order: Order, pairs: Sequence[Pair], least: int = 0, otherwise: float = 1.0) -> float:
-    """Return the share of couples of unlike pairs with one order on both sides; OTHERWISE for fewer than LEAST."""
+    """Return how well ORDER is kept: of the couples of pairs with unlike shapes, the share with equal orders on both
+    sides.
+
+    OTHERWISE is returned if there are fewer than LEAST couples.
+    """
     step = max(len(pairs) // 60, 1)
     return _share(order, (both for both in combinations(pairs[::step], 2) if _telling(*both)), max(least, 1), otherwise)
 
@@ -104,10 +112,11 @@ class Belief:
         self._known: dict[tuple[Path, ...], dict[str, float]] = {}
 
     def about(self, one: Pair, other: Pair) -> dict[str, float]:
-        """Return how reliable each order is in the block around two pairs: the share of the couples there that keep it.
+        """Return name of an order -> how reliable it is in the block around two pairs: the share of the couples there
+        that keep it.
 
-        Layers inside the two parts in question do not count: that a part lies as a whole before another says nothing
-        about which of the two it is.
+        Layers inside the modules of these two pairs do not count: if one module as a whole comes before another, that
+        says nothing about which of the two is which.
         """
         at = nearness(one[0], other[0]) + 1
         parts = tuple(sorted((one[0].path[:at], other[0].path[:at])))
@@ -125,11 +134,10 @@ class Belief:
         return self._known[about]
 
     def _across(self, part: Path, other: Path) -> list[tuple[Pair, Pair]]:
-        """Return some couples of pairs in different blocks, one below PART and one below OTHER of its block
-        (`blocks.{}.a`).
+        """Return couples of pairs in different blocks of a list: one below PART, the other below OTHER (`blocks.{}.a`).
 
         They are in one order if blocks follow one another on both sides, and in none if one side has a list of blocks
-        and the other a list for each part.
+        and the other side a list for each part.
         """
         at = len(part)
         if at not in self._members:

@@ -23,17 +23,19 @@ ANCHORS = 12
 
 
 def crossed(one: Pair, other: Pair) -> tuple[Pair, Pair]:
-    """Return two pairs with their sources exchanged."""
+    """Return two pairs with their sources exchanged: (target of one, source of the other), and the reverse."""
     return (one[0], other[1]), (other[0], one[1])
 
 
 def in_company(one: Pair, other: Pair, anchors: Anchors | Iterable[Pair], least: int = 1) -> bool:
-    """Return whether certain pairs are nearer to the same one of two pairs on both sides, with few exceptions.
+    """Return whether certain pairs show that two pairs belong together as they are: most are nearer, on both sides, to
+    the same one of the two.
 
     Args:
+        one, other: the two pairs.
         anchors: certain pairs.
-        least: this many have to agree, because one neighbour with the same number may be chance. A module that holds
-            both counts twice.
+        least: so many of these have to agree, because one neighbour with an equal number may be chance. A module that
+            holds both counts twice.
     """
     with_us = against = vouching = 0
     near = min(nearness(one[0], other[0]), max(len(block_of(one[0].path)), 1))
@@ -88,10 +90,10 @@ def _lines(path: Path) -> frozenset[str]:
 
 
 def counted_alike(one: Unit, other: Unit) -> bool:
-    """Return whether two units have the same numbers in lists, as layers of one block have if each kind has its own
-    list.
+    """Return whether two units have equal numbers in their lists, as layers of one block have if each kind has a list
+    (`norms.3`, `convs.3`).
 
-    A batch norm and a layer only need the same numbers: `bn1` and `conv1`. Without any number, the answer is no.
+    A batch norm and a layer only need equal numbers: `bn1` and `conv1`. Without any number, the answer is no.
     """
     if bool(one.backwards) != bool(other.backwards):
         return False
@@ -117,7 +119,9 @@ class Anchors:
         self._words: tuple[dict[str, set[str]], dict[str, set[str]]] = defaultdict(set), defaultdict(set)
 
     def near(self, one: Unit, other: Unit) -> list[Pair]:
-        """Return the pairs whose targets may be nearer to one of two units of the target, in their order."""
+        """Return those of the certain pairs whose targets may be nearer to ONE or to OTHER, two units of the target, in
+        the order of the certain pairs.
+        """
         if len(self._pairs) <= _ALL:
             return self._pairs
         if not self._having:
@@ -155,7 +159,7 @@ _ALL = 32
 
 
 def _features(unit: Unit) -> set[tuple[str, Any]]:
-    """Return what makes two units near each other, if both have it."""
+    """Return what can make a unit near to another: each a kind and a value that both have to have."""
     found: set[tuple[str, Any]] = {("path", unit.path[:at]) for at in range(1, len(unit.path) + 1)}
     found |= {("word", word) for word in _said(unit.path)}
     found |= {("line", row) for row in _lines(unit.path)}

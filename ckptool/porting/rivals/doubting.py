@@ -104,7 +104,7 @@ _NO_SWAP = "no swap with another of its look would fit"
 
 
 def left_over(matching: Matching, swaps: Swaps) -> None:
-    """Ask about pairs if a unit without a partner would fit as well as one of the two."""
+    """Ask about a pair if a unit without a partner would fit as well in the place of one of its two units."""
     _wanted_elsewhere(matching)
     _out_of_order(matching, swaps)
 
@@ -148,9 +148,10 @@ def _out_of_order(matching: Matching, swaps: Swaps) -> None:
         return sum(v < 0 for v in votes) / max(len(votes), 1)
 
     for t, s in matching.pairs:
-        others = [(u, (u, s)) for u in left[0][t.colour]] + [(u, (t, u)) for u in left[1][t.colour]]
+        here = [(u, (u, s), Reason.OUT_OF_ORDER_HERE) for u in left[0][t.colour]]
+        others = [*here, *((u, (t, u), Reason.OUT_OF_ORDER) for u in left[1][t.colour])]
         if not others or t.told_by(Kind.NAME) or t.doubts or share_crossed((t, s)) < _OUT:
             continue
-        better = next((u for u, pair in others if share_crossed(pair) < _IN), None)
+        better = next(((u, why) for u, pair, why in others if share_crossed(pair) < _IN), None)
         if better is not None:
-            t.ask(ask(Reason.OUT_OF_ORDER, ".".join(better.path)))
+            t.ask(ask(better[1], ".".join(better[0].path)))

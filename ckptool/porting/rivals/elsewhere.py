@@ -20,9 +20,9 @@ _Kinds = tuple[Path, Path]
 
 
 def settle(pairs: list[Pair], doubtful: Collection[int]) -> None:
-    """Exchange the sources of doubtful pairs that go elsewhere in other blocks, and mark those that other blocks
-    confirm.
+    """Exchange the sources of pairs that may be swapped, if in other blocks the same places go the other way round.
 
+    Pairs that other blocks confirm get this as evidence.
     Args:
         pairs: (target, source), changed in place.
         doubtful: the `id` of each target whose pair may be swapped.

@@ -18,9 +18,12 @@ Said = Literal["sure", "for", "against", "nothing"]
 
 
 def by_names(one: Pair, other: Pair, *, soft: bool = True) -> Said:
-    """Return what the names say about two pairs: "sure", "for", "nothing", or "against" if they support the swap.
+    """Return what the names say about two pairs and their swap.
 
+    "sure": only these pairs are possible. "for": the names support them. "nothing". "against": the names support the
+    swap.
     Args:
+        one, other: the two pairs.
         soft: whether words that do not exclude each other count, too.
     """
     if one[0].told_by(Kind.NAME) and other[0].told_by(Kind.NAME):
@@ -60,7 +63,9 @@ _DIRECTIONS = frozenset({"in", "out"})
 
 
 def _only_directions(one: Pair, other: Pair) -> bool:
-    """Return whether all words by which names tell two pairs from their swap only say where a layer stands."""
+    """Return whether the words by which names tell two pairs from their swap only say where a layer stands ("in",
+    "post").
+    """
     (t, s), (t2, s2) = one, other
     own = (telling_words(t.path) - telling_words(t2.path)) & (telling_words(s.path) - telling_words(s2.path))
     own |= (telling_words(t2.path) - telling_words(t.path)) & (telling_words(s2.path) - telling_words(s.path))
@@ -83,7 +88,8 @@ def _parts_of_one(one: Pair, other: Pair) -> bool:
 
 
 def held_so(one: Pair, other: Pair) -> bool:
-    """Return whether both sides hold the same tensors in each pair, and different tensors in the two pairs.
+    """Return whether the two targets hold different tensors, and each holds the same as its source: a weight, or a
+    weight and a bias.
 
     A layer with a bias does not become one without. This counts only if the output of one layer flows into the other:
     of two layers whose outputs are added, either may hold the bias.
@@ -122,7 +128,7 @@ def say_the_same(one: Pair, other: Pair) -> bool:
 
 
 def own_words(a: Unit, b: Unit, not_a: Unit, not_b: Unit) -> int:
-    """Return how many words A and B share that NOT_A and NOT_B do not have."""
+    """Return how many words the units A and B share that neither NOT_A nor NOT_B has."""
     own = telling_words(a.path) - telling_words(not_a.path)
     return shared(own, telling_words(b.path) - telling_words(not_b.path))
 
@@ -134,8 +140,8 @@ def _counted_out(t: Unit, s: Unit) -> bool:
 
 
 def _which(unit: Unit) -> tuple[int | None, bool]:
-    """Return the number of a unit among its kind by the end of its name, from one on, and whether it is written as a
-    word.
+    """Return the number of a unit among its kind by the end of its name, counted from one, and whether it is a word
+    ("second"); the number is None if the name has none.
     """
     name = unit.words[-len(words_of(unit.path[-1:])) :]
     said = next((word for word in reversed(name) if word.isdecimal() or word in table().ordinals), None)

@@ -23,7 +23,7 @@ _Row = tuple[str, ...]
 
 
 class Swaps:
-    """Answers whether two pairs of a model may be swapped.
+    """Answers whether the sources of two pairs of look-alikes could be exchanged.
 
     Args:
         matching: the pairs, and the units without a partner.
@@ -31,7 +31,7 @@ class Swaps:
     Attributes:
         pairs: the pairs as they are now.
         orders: the orders that both sides have.
-        overall: how reliable each order is in the whole model.
+        overall: name of an order -> how reliable it is in the whole model.
         contents: the contents of the modules of both sides.
     """
 
@@ -52,11 +52,13 @@ class Swaps:
         self._branches = Branches(self.pairs, self.contents.of_target, votes)
 
     def reason(self, one: Pair, other: Pair, belief: Mapping[str, float] | None = None) -> Said:
-        """Return the doubt if two pairs may be swapped, False if only an order excludes the swap, None if names or
-        places do.
+        """Return the question to ask about two pairs if they may be swapped.
 
         Args:
-            belief: how reliable each order is for these two pairs; as in the whole model if None.
+            one, other: the pairs.
+            belief: name of an order -> how reliable it is for these two pairs; as in the whole model if None.
+        Returns:
+            The question, False if only an order excludes the swap, None if names or places exclude it.
         """
         belief = self.overall if belief is None else belief
         found = self.reason_in_row(one, other, belief)
@@ -67,7 +69,7 @@ class Swaps:
         return found
 
     def reason_in_row(self, one: Pair, other: Pair, belief: Mapping[str, float] | None = None) -> Said:
-        """Return the same as `reason`, without a doubt because of parallel branches."""
+        """Return the result of `reason`, but without the question about parallel branches."""
         named = by_names(one, other)
         if named == "sure":
             return None

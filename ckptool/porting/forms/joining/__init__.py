@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from ..pieces import Canon
 from .families import join_families
-from .join import Sizes
+from .join import SizeCounts
+from .joined_modules import count_spelled, line_up, turn_spelled
 from .lists import join_lists
-from .spelled_out import count_spelled, line_up, turn_spelled
 
 
 def join_parts(one: Canon, other: Canon) -> None:
-    """Join tensors of one side that are one tensor on the other side."""
+    """Join tensors of one side that are one tensor on the other side, such as matrices of single heads."""
     turn_spelled(one, other)
-    if Sizes(one, other).are_equal:
+    if SizeCounts(one, other).are_equal:
         return  # what is in parts on one side has other sizes on the other side
     line_up(one, other)
     count_spelled(one, other)

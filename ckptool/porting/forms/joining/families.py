@@ -19,7 +19,7 @@ from ...words import cut, label, table
 from ..pieces import Canon, Name, Piece, squeezed
 from ..projections import part_label
 from ..spelled import spelled
-from .join import Join, Sizes, merge, merge_sum
+from .join import Join, SizeCounts, merge, merge_sum
 
 _Path = tuple[str, ...]
 
@@ -27,7 +27,9 @@ _LETTERS = "abcdefgh"
 
 
 def siblings(one: Canon, other: Canon) -> dict[_Path, list[Piece]]:
-    """Return, for each module of one side, its weights whose names the other side does not have."""
+    """Return module -> its weights whose names the other side does not have; only these may be parts of one tensor
+    there.
+    """
     siblings: dict[_Path, list[Piece]] = defaultdict(list)
     labelled = {(label, p.shape) for p in other.pieces.values() if (label := part_label(p.path)) and len(p.shape) > 1}
     there = namesakes(one, other)
@@ -54,8 +56,10 @@ def _of_fewer_heads(piece: Piece, labelled: set[tuple[str, Shape]]) -> bool:
 
 
 def join_families(one: Canon, other: Canon) -> bool:
-    """Join families. Return whether any were joined."""
-    sizes = Sizes(one, other)
+    """Join the families of one side: tensors of one module that are one tensor on the other side. Return whether any
+    were joined.
+    """
+    sizes = SizeCounts(one, other)
     plans: list[tuple[_Path, Family, Join]] = []
     taken: set[Name] = set()
     for parent, pieces in siblings(one, other).items():
@@ -145,7 +149,7 @@ class Family:
     by_heads: bool = False
 
 
-def families(pieces: list[Piece], sizes: Sizes) -> list[Family]:
+def families(pieces: list[Piece], sizes: SizeCounts) -> list[Family]:
     """Return groups of tensors that may be parts of one tensor: numbered names first, then names of a table,
     then all.
     """
@@ -230,8 +234,8 @@ def _number(words: _Path) -> tuple[str, _Path] | None:
 
 
 def _letter(words: _Path) -> tuple[str, _Path] | None:
-    """Return the place in the alphabet of a letter behind a number (`conv1a`, `conv1b`), and the other words;
-    or None.
+    """Return, for a name that counts by a letter after a number (`conv1a`, `conv1b`), the place of the letter in the
+    alphabet, and the other words; None for other names.
     """
     if len(words) < 3 or len(words[-1]) > 1 or words[-1] not in _LETTERS or not words[-2].isdecimal():
         return None
@@ -239,13 +243,15 @@ def _letter(words: _Path) -> tuple[str, _Path] | None:
 
 
 def _counts(members: dict[str, Piece], ordered: Sequence[Piece]) -> bool:
-    """Return whether letters count: they are a, b and so on without a gap, registered in that order."""
+    """Return whether the letters of MEMBERS count: a, b and so on without a gap, registered in that order."""
     places = {int(k) for k in members}
     return places == set(range(len(members))) and all(a.order < b.order for a, b in pairwise(ordered))
 
 
 def _label(words: _Path) -> tuple[str, _Path] | None:
-    """Return the place of a name in the order queries, keys, values, and its other words; or None."""
+    """Return, for a name with a word for queries, keys or values, its place in this order (0, 1, 2), and the other
+    words; None for other names.
+    """
     for at, word in enumerate(words):
         said = table().parts.get((word,))
         if said in ("q", "k", "v") and len(words) > 1:
@@ -253,8 +259,8 @@ def _label(words: _Path) -> tuple[str, _Path] | None:
     return None
 
 
-def join_of_family(family: Family, sizes: Sizes) -> Join | None:
-    """Return how to join the parts of a family to a tensor of which the other side has more; None if it has none."""
+def join_of_family(family: Family, sizes: SizeCounts) -> Join | None:
+    """Return how to join the parts of FAMILY, if the other side has more tensors of the joined sizes; else None."""
     shapes = [p.shape for p in family.parts]
     ways = []
     if len({shape[1:] for shape in shapes}) == 1 and len(shapes[0]) > 1:
@@ -296,7 +302,9 @@ def _fits_bias(join: Join, shapes: Sequence[Shape]) -> bool:
 
 
 def _asked(one: Canon, parts: Sequence[Piece], new: Piece, join: Join) -> Piece:
-    """Return NEW with the question about the order of its PARTS, which is a convention of code, and another order."""
+    """Return the joined piece NEW with a question about the order of its PARTS, and with another
+    order as the option.
+    """
     rest = parts[0].shape[1:]
     places = range(len(parts))
     if join.turns > 1:

@@ -61,8 +61,8 @@ class Join:
         return ex.reshape(inner, (stop - start, *rest))
 
 
-class Sizes:
-    """Counts the tensors of each size on two sides."""
+class SizeCounts:
+    """Counts the tensors of each size on two sides, to tell which sizes the other side has more of."""
 
     def __init__(self, one: Canon, other: Canon) -> None:
         self._own = _counted(one)
@@ -82,7 +82,7 @@ class Sizes:
         return self._own == self._theirs
 
     def wanted(self, shape: Shape) -> int:
-        """Return how many more tensors of a size the other side has."""
+        """Return how many more tensors of SHAPE the other side has than this side; below 0 if it has fewer."""
         return self._theirs[squeezed(shape)] - self._own[squeezed(shape)]
 
     def join(self, part: Shape, count: int, *, biased: bool) -> Join:
@@ -96,8 +96,8 @@ class Sizes:
         return replace(join, turns=part[0]) if interleaved else join
 
     def only_whole(self, part: Shape, whole: Shape, count: int) -> bool:
-        """Return whether this side has COUNT parts and no whole of these sizes, and the other side one whole and no
-        part.
+        """Return whether this side has COUNT tensors of the size PART and none of the size WHOLE, and the other side
+        the reverse: one WHOLE and no PART.
         """
         part, whole = squeezed(part), squeezed(whole)
         own, theirs = (self._own[part], self._own[whole]), (self._theirs[part], self._theirs[whole])
@@ -109,7 +109,7 @@ def _counted(canon: Canon) -> Counter[Shape]:
 
 
 def merge(one: Canon, parts: Sequence[Piece], new: Piece, join: Join) -> Piece:
-    """Replace PARTS by NEW, which JOIN makes of them, with all of their questions."""
+    """Replace PARTS by the piece NEW, which JOIN makes of them. NEW keeps the questions about all of them."""
     rest = parts[0].shape[1:]
     new = replace(
         new,
@@ -124,7 +124,10 @@ def merge(one: Canon, parts: Sequence[Piece], new: Piece, join: Join) -> Piece:
 
 
 def merge_sum(one: Canon, parts: Sequence[Piece], new: Piece) -> None:
-    """Join the biases of layers whose outputs are added, to their sum; split it into the first bias and zeros."""
+    """Replace the biases PARTS, of layers whose outputs are added, by their sum NEW.
+
+    In the opposite direction, the first layer gets the sum and the others zeros.
+    """
     if len({p.shape for p in parts}) == 1:
         zeros = ex.zeros(*parts[0].shape)
         up: list[Callable[[Expr], Expr]] = [unchanged, *[lambda _: zeros] * (len(parts) - 1)]

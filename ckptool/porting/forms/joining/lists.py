@@ -9,25 +9,27 @@ from ...matching.units import template
 from ...questions import Reason
 from ..pieces import Canon, Piece, squeezed
 from .families import families, join_of_family, siblings
-from .join import Join, Sizes, merge, merge_sum
+from .join import Join, SizeCounts, merge, merge_sum
 
 _Path = tuple[str, ...]
 
+#: Path inside of a member, and role -> number of the member -> the piece.
 _Inner = dict[tuple[_Path, str], dict[int, Piece]]
 
+#: Path inside of a member, and role -> how to join the pieces of all members.
 _Plan = dict[tuple[_Path, str], Join]
 
 
 def join_lists(one: Canon, other: Canon) -> None:
-    """Join the members of numbered lists.
+    """Join each tensor of the members of a numbered list (`heads.0.q`, `heads.1.q`) to one, if the other side has that.
 
-    If blocks hold two equal layers each and nothing else, two joins fit: inside each block, or across the blocks. Such
-    a list may be joined across its blocks.
+    If every block of a list holds two equal layers and nothing else, two joins fit: the two layers of each block, or
+    the same layer of all blocks. The second is taken, unless such layers are joined in other modules, too.
     """
     for at in sorted({at for p in one.pieces.values() for at, c in enumerate(p.path) if c.isdecimal()}, reverse=True):
-        sizes = Sizes(one, other)
+        sizes = SizeCounts(one, other)
         parents = _parents(one, other, sizes)
-        lists: dict[_Path, dict[tuple[_Path, str], dict[int, Piece]]] = defaultdict(lambda: defaultdict(dict))
+        lists: dict[_Path, _Inner] = defaultdict(lambda: defaultdict(dict))
         for piece in one.pieces.values():
             if len(piece.path) > at and piece.path[at].isdecimal():
                 lists[piece.path[:at]][piece.path[at + 1 :], piece.role][int(piece.path[at])] = piece
@@ -50,7 +52,7 @@ def join_lists(one: Canon, other: Canon) -> None:
                 _join_list(one, head, lists[head], plan)
 
 
-def plan_of_list(inner: _Inner, sizes: Sizes) -> _Plan | None:
+def plan_of_list(inner: _Inner, sizes: SizeCounts) -> _Plan | None:
     """Return how to join the tensors of the members of a list, or None if the other side does not have the
     joined ones.
     """
@@ -86,7 +88,7 @@ def plan_of_list(inner: _Inner, sizes: Sizes) -> _Plan | None:
     return plan
 
 
-def _plan_of_layer(inner: _Inner, sizes: Sizes) -> _Plan | None:
+def _plan_of_layer(inner: _Inner, sizes: SizeCounts) -> _Plan | None:
     """Return how to join one layer of each member of a list, if the other side has one layer over all members.
 
     For example, one layer computes the filters of all blocks, and all other layers are in the blocks on both sides.
@@ -106,7 +108,7 @@ def _plan_of_layer(inner: _Inner, sizes: Sizes) -> _Plan | None:
     return plan or None
 
 
-def _parents(one: Canon, other: Canon, sizes: Sizes) -> dict[_Path, set[_Path]]:
+def _parents(one: Canon, other: Canon, sizes: SizeCounts) -> dict[_Path, set[_Path]]:
     """Return names of tensors that can be joined -> modules that hold tensors with these names."""
     found: dict[_Path, set[_Path]] = defaultdict(set)
     for parent, pieces in siblings(one, other).items():
@@ -117,7 +119,9 @@ def _parents(one: Canon, other: Canon, sizes: Sizes) -> dict[_Path, set[_Path]]:
 
 
 def _families_elsewhere(head: _Path, inner: _Inner, parents: dict[_Path, set[_Path]]) -> bool:
-    """Return whether the tensors inside each member can be joined with each other, as outside of such lists."""
+    """Return whether the tensors inside each member can be joined with each other, as they are in modules outside of
+    this list.
+    """
     members = {
         p.path[:-1] for pieces in inner.values() for p in pieces.values() if p.role == "weight" and len(p.path) > 1
     }
@@ -132,7 +136,8 @@ def _join_list(one: Canon, head: _Path, inner: _Inner, plan: _Plan) -> None:
         new = replace(parts[0], path=(*head, *path) or ("parts",), words=_without_number(parts[0]))
         if join is not None:
             if len(new.shape) == 1 and (path, "weight") in inner and not _by_channel(inner, path):
-                new = new.asking(Reason.NORMS_AS_ONE)
+                several, whole = ("model", "source") if one.is_target else ("source", "model")
+                new = new.asking(Reason.NORMS_AS_ONE, several, whole)
             merge(one, parts, new, join)
         elif len(new.shape) == 1:  # what is added to a sum of paths
             merge_sum(one, parts, new)

@@ -11,7 +11,7 @@ from ..layouts import is_bare, turn
 from ..pieces import Canon, Name, Piece, squeezed
 from ..spelled import MOST_SPELLED, spelled
 from .families import Family, join_of_family, siblings, spelled_parts
-from .join import Sizes, move
+from .join import SizeCounts, move
 from .lists import plan_of_list
 
 _Path = tuple[str, ...]
@@ -45,7 +45,8 @@ def turn_spelled(one: Canon, other: Canon) -> None:
 
 
 def line_up(one: Canon, other: Canon) -> None:
-    """Interleave lists in one module, if the other side has layers of the sizes of their members together.
+    """Interleave several lists of a module to one list, if the other side has a layer for each number: its members
+    joined.
 
     For example `filters.0`, `gates.0`, `filters.1`, `gates.1`, in code with a list for each kind of layer.
     """
@@ -53,7 +54,7 @@ def line_up(one: Canon, other: Canon) -> None:
     for piece in one.pieces.values():
         if piece.role == "weight" and len(piece.path) > 1 and piece.last.isdecimal() and not piece.path[-2].isdecimal():
             lists[piece.path[:-2]][piece.path[-2]][int(piece.last)] = piece
-    sizes = Sizes(one, other)
+    sizes = SizeCounts(one, other)
     for parent, named in lists.items():
         beside: dict[tuple[tuple[int, Shape], ...], list[str]] = defaultdict(list)
         for name, members in named.items():
@@ -75,7 +76,7 @@ def _some_of(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
         yield from combinations(names, count)
 
 
-def _are_wanted(blocks: Sequence[Sequence[Piece]], sizes: Sizes) -> bool:
+def _are_wanted(blocks: Sequence[Sequence[Piece]], sizes: SizeCounts) -> bool:
     """Return whether the other side lacks the parts in some blocks, and has the joined tensor of each block."""
     joins = [join_of_family(Family(tuple(parts), (), numbered=False), sizes) for parts in blocks]
     parts = Counter(squeezed(part.shape) for block in blocks for part in block)
@@ -95,7 +96,7 @@ def count_spelled(one: Canon, other: Canon) -> None:
     for named in _modules(other).values():
         for name, content in named.items():
             wholes[_look(content)].add(name)
-    sizes = Sizes(one, other)
+    sizes = SizeCounts(one, other)
     for parent, named in _modules(one).items():
         alike: dict[_Look, list[str]] = defaultdict(list)
         for name, content in named.items():
@@ -134,5 +135,7 @@ def _modules(canon: Canon) -> dict[_Path, dict[str, _Content]]:
 
 
 def _look(content: _Content, times: int = 1) -> _Look:
-    """Return the sizes of the tensors of a module, or of TIMES such modules joined."""
+    """Return a value that is equal for modules with tensors of equal sizes; for TIMES such modules, with their rows
+    joined.
+    """
     return tuple(sorted((key, (times * p.shape[0], *p.shape[1:]) if p.shape else ()) for key, p in content.items()))

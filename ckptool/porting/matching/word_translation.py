@@ -17,14 +17,16 @@ Path = tuple[str, ...]
 def translation(
     own: Sequence[Path], theirs: Sequence[Path], known: Iterable[tuple[Path, Path]]
 ) -> dict[Path, Path] | None:
-    """Return which of several like parts is which, if known pairs elsewhere have the words that tell them apart.
+    """Return which of several like parts of the target is which of the source, by the words that tell them apart.
 
+    Known pairs show which word of the target means which word of the source: if `left` went to `l` elsewhere, it does
+    here.
     Args:
         own, theirs: paths of equally many parts of each side.
-        known: paths of pairs.
+        known: paths of pairs, (of the target, of the source).
     Returns:
-        Path of the target -> path of the source, or None: the parts do not differ by one word each, both sides count
-        them, or the known pairs say nothing or contradict each other.
+        Path of the target -> path of the source; None if the parts do not differ by one word each, both sides count
+            them, or the known pairs say nothing or contradict each other.
     """
     ours, others = _apart(own), _apart(theirs)
     if ours is None or others is None or (_numbers(ours) and _numbers(others)):
