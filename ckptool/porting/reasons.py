@@ -166,7 +166,8 @@ class Reason(Enum):
     RUN_BACKWARDS = (
         Topic.COUNT,
         "these equal blocks were paired by their numbers, but the model runs them from the last to the first, and the "
-        "source may number them in the order in which they run; check in the source's code which of its blocks runs first",
+        "source may number them in the order in which they run; check in the source's code which of its blocks runs "
+        "first",
     )
     FROM_THE_OTHER_END = (
         Topic.COUNT,
