@@ -163,6 +163,16 @@ class Reason(Enum):
         "equal blocks were paired by the order in which the model registers them, and the order in which it runs them"
         " is not known; check in both codes which of these blocks comes first",
     )
+    OUTPUTS_TURNED = (
+        Topic.OTHER,
+        "the outputs of the model equal those of the source's code in another order, which is also so if the layers of "
+        "two outputs were exchanged; check in both codes which output comes first",
+    )
+    INPUTS_TURNED = (
+        Topic.OTHER,
+        "the outputs are equal only if two inputs of one size change places, which is also so if the layers of two "
+        "inputs were exchanged; check in both codes which argument comes first",
+    )
     RUN_BACKWARDS = (
         Topic.COUNT,
         "these equal blocks were paired by their numbers, but the model runs them from the last to the first, and the "

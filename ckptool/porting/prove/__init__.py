@@ -15,16 +15,18 @@ from ...disk.files import StrPath
 from ...errors import CannotCarry, counted
 from ..applying import open_source
 from ..mapping import Mapping
+from ..questions import Reason
 from .causes import Codes
 from .colours import doubt_colours
 from .flow import Flow
 from .progress import PATIENCE, Progress, Tell
 from .recorder import follow
 from .reference import read_reference
-from .same_inputs import SEED, same_inputs
+from .same_inputs import SEED, SameInputs, in_their_places, same_inputs
 from .settle import nothing_compared, settle
-from .source_code import adapter_factors, built, load_own
+from .source_code import OwnCode, adapter_factors, built, load_own
 from .trial import Trial
+from .turned import doubt_turned
 from .verdict import Verdict, judge
 
 #: Of further inputs, on which what was found has to hold as well.
@@ -88,6 +90,24 @@ def prove(
         if inputs is not None or source_inputs is not None:
             raise
         return replace(mapping, proof=nothing_compared(error.what, trial.runs) | {"changes": [], "unfelt": []})
+    plain = in_their_places(both)
+    for inputs_of_both in (plain, both) if plain is not None else (both,):
+        found = _proved(mapping, trial, code, inputs_of_both, theirs, own)
+        if found.proof is not None and found.proof["equal"]:
+            break
+    if inputs_of_both is both and both.plain is not None and found.proof is not None and found.proof["equal"]:
+        # as with outputs in other places: the same holds if the layers of two inputs were exchanged
+        trial.inputs = both.values
+        seen = trial.run(found.entries)
+        if seen is not None:
+            entries = doubt_turned({e.target: e for e in found.entries}, seen, Reason.INPUTS_TURNED)
+            text = f"{found.proof['text']}, though inputs of one size have changed places"
+            found = replace(found, proof={**found.proof, "text": text}).with_entries(list(entries.values()))
+    return found
+
+
+def _proved(mapping: Mapping, trial: Trial, code: OwnCode, both: SameInputs, theirs: Any, own: Any) -> Mapping:
+    """Return MAPPING with the result of its proof on the inputs BOTH."""
     assert both.flow is not None
     trial.inputs = both.values
     more = [values for seed in _MORE_SEEDS if (values := both.made(seed)) is not None]

@@ -6,7 +6,7 @@ import inspect
 import time
 from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Mapping as MappingOf
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice, permutations, product
 from typing import Any
 
@@ -62,12 +62,14 @@ class SameInputs:
         flow: the flow of the source's code.
         values: the inputs of the model.
         code: the source's code.
+        plain: the likeliest links of these inputs, if `links` are the same with inputs of one size in other places.
     """
 
     theirs: Any
     own: Any
     links: tuple[_Link, ...]
     code: torch.nn.Module
+    plain: tuple[_Link, ...] | None = None
     flow: Flow | None = field(default=None, repr=False)
     values: Any = field(default=None, repr=False)
 
@@ -195,6 +197,23 @@ def _rank(verdict: Verdict, candidate: SameInputs) -> tuple[Any, ...]:
     return proved, share * (verdict.agreeing + verdict.entered), verdict.compared, verdict.equal, -fresh
 
 
+def in_their_places(found: SameInputs) -> SameInputs | None:
+    """Return the same inputs, each in its likeliest place, if FOUND has some of one size in other places; else None."""
+    if found.plain is None:
+        return None
+    plain = replace(found, links=found.plain, plain=None)
+    values = plain.made(SEED)
+    flow = None if values is None else follow(found.code, values[0], bare=True)
+    return None if values is None or flow is None else replace(plain, flow=flow, values=values[1])
+
+
+def _turned(plain: Sequence[_Link], links: Sequence[_Link]) -> bool:
+    """Return whether LINKS are PLAIN with inputs in other places, all of which the model takes as they are."""
+    sources = [[link.source for link in some] for some in (plain, links)]
+    alike = sorted(map(str, sources[0])) == sorted(map(str, sources[1]))
+    return alike and sources[0] != sources[1] and not any(link.how or link.order for link in links)
+
+
 def _tried(candidate: SameInputs, judged: Callable[[Flow, Any], Judged]) -> tuple[Verdict, SameInputs] | None:
     values = candidate.made(SEED)
     if values is None:
@@ -205,7 +224,7 @@ def _tried(candidate: SameInputs, judged: Callable[[Flow, Any], Judged]) -> tupl
     seen, verdict = judged(flow, values[1])
     if seen is None or verdict is NOTHING:
         return None
-    return verdict, SameInputs(candidate.theirs, candidate.own, candidate.links, candidate.code, flow, values[1])
+    return verdict, replace(candidate, flow=flow, values=values[1])
 
 
 def _candidates(
@@ -218,8 +237,10 @@ def _candidates(
         told = repr((_by_name(theirs, first), _by_name(own, second)))
         if told not in done:
             done.add(told)
+            plain: tuple[_Link, ...] | None = None
             for links in islice(_links(first, second), _WAYS):
-                yield SameInputs(first, second, links, theirs)
+                yield SameInputs(first, second, links, theirs, plain if plain and _turned(plain, links) else None)
+                plain = plain or links
 
     firsts: list[Any] = []
     specs = _specs_of(theirs, inputs, source_inputs)

@@ -21,6 +21,7 @@ from .layers import layers
 from .measure import Measured
 from .other_settings import Setting, layer_of
 from .trial import Trial
+from .turned import doubt_turned
 from .verdict import Verdict, apart, judge, shown_by
 
 
@@ -125,6 +126,8 @@ def _settled(
         trial.load(reached.entries.values())
         unfelt = unfelt_keys(trial, reached.seen, expected, reached.entries)
     reached.entries = _settled_entries(reached, mapping, trial, codes, unfelt)
+    if reached.is_proved and reached.verdict.turned:
+        reached.entries = doubt_turned(reached.entries, reached.seen, Reason.OUTPUTS_TURNED)
     if copies:
         reached.entries = {key: _of_copies(entry, copies) for key, entry in reached.entries.items()}
         reached.shown += ", with one of the copies that the file holds"
@@ -140,6 +143,11 @@ def _reach(reached: _Reached, trial: Trial, codes: Codes, others: Iterable[tuple
     if not reached.verdict.equal:
         found = search(reached.entries, reached.seen, reached.verdict, trial, expected)
         reached.entries, reached.seen, reached.verdict, reached.changed = found
+    if not reached.verdict.equal:  # last, so that weights are searched for with which each is in its place
+        verdict = judge(expected, reached.seen, reached.entries, turned=True)
+        if verdict.equal and verdict.compared and not verdict.beyond:
+            reached.verdict = verdict
+            reached.shown += ", though outputs of one size have changed places"
     whole = reached.verdict.equal
     if not whole:
         reached.verdict = _but_for_new_keys(expected, reached.seen, reached.entries) or reached.verdict
@@ -300,7 +308,7 @@ def _holds(trial: Trial, entries: dict[str, Entry], first: Verdict, expected: Fl
     before, trial.inputs = trial.inputs, inputs
     seen = trial.run(entries.values())
     trial.inputs = before
-    again = judge(expected, seen, entries)
+    again = judge(expected, seen, entries, turned=first.turned)
     if first.compared and not first.beyond:
         return again.equal and not again.beyond
     return again.equal or _but_for_new_keys(expected, seen, entries) is not None

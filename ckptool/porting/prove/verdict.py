@@ -47,6 +47,7 @@ class Verdict:
         front: the uses that do not agree while all uses before them do.
         left: keys without a source that prevent a comparison.
         beyond: whether outputs differ only because of steps after the last use of a weight.
+        turned: whether outputs are equal only if some of one size change places.
     """
 
     equal: bool
@@ -57,6 +58,7 @@ class Verdict:
     left: tuple[str, ...] = ()
     entered: int = 0
     beyond: bool = False
+    turned: bool = False
 
     def is_ahead_of(self, other: Verdict) -> bool:
         """Return whether more agrees. Inputs count as well, because the weights after them may be wrong, too."""
@@ -72,10 +74,13 @@ def judge(
     entries: MappingOf[str, Entry],
     *,
     all_outputs: bool = True,
+    turned: bool = False,
     tolerance: float = _TOLERANCE,
 ) -> Verdict:
     """Compare the flow SEEN of a model with EXPECTED, that of the source's code.
 
+    Where both models give outputs of the same sizes in the same order, each has to equal the one in its place, unless
+    they may be TURNED: mean and variance of one size could otherwise change places, and their layers with them.
     Outputs that depend on keys without a source cannot agree; they are skipped unless ALL_OUTPUTS. Two outputs are
     equal if they differ by at most TOLERANCE times the largest value.
     """
@@ -87,6 +92,8 @@ def judge(
     front = [use for use in followed if not fine[use.index] and all(fine[i] for i in use.before)]
     outputs = (seen if all_outputs else made_of_known(seen, entries)).outputs
     compared, equal, _ = compared_outputs(expected.outputs, outputs, tolerance)
+    if compared and equal and not turned and all_outputs:
+        equal = _in_their_places(expected.outputs, outputs, tolerance)
     if not compared:
         open_front = [use for use in front if not _is_left(use, entries)]
         equal = bool(expected.uses) and not open_front and sum(known) > 0
@@ -103,7 +110,15 @@ def judge(
         tuple(dict.fromkeys(left)),
         sum(use.taken is not None and expected.entries.holds(use.taken) for use in seen.uses) if expected.uses else 0,
         same_to_the_last,
+        turned and equal,
     )
+
+
+def _in_their_places(expected: Sequence[torch.Tensor], seen: Sequence[torch.Tensor], tolerance: float) -> bool:
+    """Return whether each output equals the one in its place, or one of the models has other outputs besides."""
+    pairs = list(zip(expected, seen, strict=False))
+    alike = len(expected) == len(seen) and all(a.numel() == b.numel() for a, b in pairs)
+    return not alike or all(_equal(a, b, tolerance) for a, b in pairs if of_one_size(a, b, len(pairs) == 1))
 
 
 def shown_by(known: Sequence[bool], seen: Flow) -> list[bool]:

@@ -1,0 +1,120 @@
+"""Proofs of models with inputs or outputs of one size, which could change places."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn
+
+import ckptool
+
+
+class Moments(nn.Module):
+    """One layer gives mean and variance, in this order or the other; the outputs are mean and variance."""
+
+    def __init__(self, *, variance_first: bool) -> None:
+        super().__init__()
+        self.stem, self.stats, self.variance_first = nn.Linear(3, 5), nn.Linear(5, 8), variance_first
+
+    def forward(self, x: Any) -> Any:
+        one, other = self.stats(self.stem(x).relu()).chunk(2, -1)
+        return (other, one) if self.variance_first else (one, other)
+
+
+class Apart(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.mean, self.logvar = nn.Linear(3, 5), nn.Linear(5, 4), nn.Linear(5, 4)
+
+    def forward(self, x: Any) -> Any:
+        h = self.stem(x).relu()
+        return self.mean(h), self.logvar(h)
+
+
+class Turned(Apart):
+    """The same model, which returns the variance first."""
+
+    def forward(self, x: Any) -> Any:
+        mean, logvar = super().forward(x)
+        return logvar, mean
+
+
+def random(model: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    for p in model.parameters():
+        nn.init.normal_(p, std=0.5)
+    return model.eval()
+
+
+def transferred(source: nn.Module, model: nn.Module, *inputs: str) -> Any:
+    return ckptool.transfer(source.state_dict(), model, source_model=source, prove=True, inputs=list(inputs) or None)
+
+
+@pytest.mark.parametrize("variance_first", [False, True])
+def test_each_of_two_outputs_of_one_size_has_to_be_equal_in_its_place(variance_first: bool) -> None:
+    source, model = random(Moments(variance_first=variance_first)), Apart().eval()
+    mapping = transferred(source, model, "float32[2,3]")
+    assert str(mapping["mean.weight"].expr) == f"slice(stats.weight, 0, {'4, 8' if variance_first else '0, 4'})"
+    assert mapping.proof["equal"]
+    assert not mapping.having("guessed")
+
+
+def test_a_model_that_returns_its_outputs_in_another_order_is_proved_with_this_doubt() -> None:
+    source, model = random(Apart()), Turned().eval()
+    mapping = transferred(source, model, "float32[2,3]")
+    assert mapping.proof["equal"]
+    assert "changed places" in mapping.proof["text"]
+    assert "check in both codes which output comes first" in mapping["mean.weight"].doubts[-1]
+    assert {entry.target for entry in mapping.having("guessed")} == {
+        f"{layer}.{leaf}" for layer in ("mean", "logvar") for leaf in ("weight", "bias")
+    }
+
+
+class Sum(nn.Module):
+    """A critic with a layer for the state and one for the action."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.obs_fc, self.act_fc, self.out = nn.Linear(4, 6), nn.Linear(4, 6, bias=False), nn.Linear(6, 2)
+
+    def forward(self, state: Any, action: Any) -> Any:
+        return self.out((self.obs_fc(state) + self.act_fc(action)).relu())
+
+
+class Joined(nn.Module):
+    """The same critic with one layer for both, in which the action comes first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 6), nn.Linear(6, 2)
+
+    def forward(self, state: Any, action: Any) -> Any:
+        return self.last(self.first(torch.cat([action, state], -1)).relu())
+
+
+def test_inputs_of_one_size_stay_in_their_places_while_weights_are_searched_for() -> None:
+    source, model = random(Sum()), Joined().eval()
+    mapping = transferred(source, model)
+    assert mapping.proof["equal"], mapping.proof
+    assert mapping["first.weight"].sources == ["act_fc.weight", "obs_fc.weight"]
+    assert not mapping.having("guessed")
+
+
+class Swapped(Sum):
+    """The same critic, which takes the action first."""
+
+    def forward(self, action: Any, state: Any) -> Any:
+        return super().forward(state, action)
+
+
+def test_a_model_that_takes_its_inputs_in_another_order_is_proved_with_a_doubt() -> None:
+    source, model = random(Sum()), Swapped().eval()
+    mapping = transferred(source, model, "float32[2,4]", "float32[2,4]")
+    assert mapping.proof["equal"], mapping.proof
+    assert {"obs_fc.weight", "act_fc.weight"} <= {entry.target for entry in mapping.having("guessed")}
+    assert mapping["out.weight"].status == "mapped"
+    assert "changed places" in mapping.proof["text"]
