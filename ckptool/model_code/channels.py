@@ -6,9 +6,10 @@ branches count: if one branch feeds another, as in a skip connection, code can r
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
+from .input_search import flat
 from .signature import Parts
 
 #: What gives channels in the last dimension.
@@ -47,13 +48,13 @@ class Channels:
                 alive, so that their ids stay unique.
             keys: id of a parameter or buffer -> its key.
         """
-        values = () if name.startswith("new_") or name.endswith("_like") else tuple(_flat((args, kwargs)))
+        values = () if name.startswith("new_") or name.endswith("_like") else tuple(flat((args, kwargs)))
         behind = self._met(values, keys)
         shape = getattr(result, "shape", None)
         if shape is None:
             if behind and isinstance(result, tuple | list):
                 # a torch.Size is a tuple as well, and small integers are shared, so that their ids mean nothing
-                self._behind.update((id(part), behind) for part in _flat(result) if hasattr(part, "shape"))
+                self._behind.update((id(part), behind) for part in flat(result) if hasattr(part, "shape"))
             elif behind and name == "__setitem__":
                 self._behind[id(args[0])] = behind
             return
@@ -72,7 +73,7 @@ class Channels:
                 self._of[id(result)] = made
         elif held is not None:
             if name == "batch_norm":
-                for value in _flat((args[1:], kwargs)):
+                for value in flat((args[1:], kwargs)):
                     if id(value) in keys:
                         self._join(keys[id(value)], held[1])
             passed = self._passed_on(held, shape)
@@ -149,13 +150,3 @@ class Channels:
         )
         if len(parts) > 1 and apart:
             self.joined.setdefault(key, parts)
-
-
-def _flat(value: Any) -> Iterator[Any]:
-    if isinstance(value, tuple | list):
-        for item in value:
-            yield from _flat(item)
-    elif isinstance(value, dict):
-        yield from _flat(list(value.values()))
-    else:
-        yield value

@@ -128,14 +128,15 @@ def _follow(model: torch.nn.Module, live: Mapping[str, torch.Tensor], inputs: An
         began = time.monotonic()
         guesses = itertools.islice(filter(_is_small, guess_inputs(model)), 40 if one is model else _TRIES)
         searched = find_inputs(one, shortcut=None if one is model else shape_only, patience=_PATIENCE / 2)
-        for candidate in [inputs] if inputs is not None else itertools.chain(guesses, searched):
-            if time.monotonic() - began > _PATIENCE:
-                break
-            found = _attempt(one, candidate)
-            if found is not None and found.inputs:
-                return found
-            if found is not None and len(found.uses) > len(best.uses):
-                best = found
+        with _one_thread() if one is not model else contextlib.nullcontext():
+            for candidate in [inputs] if inputs is not None else itertools.chain(guesses, searched):
+                if time.monotonic() - began > _PATIENCE:
+                    break
+                found = _attempt(one, candidate)
+                if found is not None and found.inputs:
+                    return found
+                if found is not None and len(found.uses) > len(best.uses):
+                    best = found
     return best if len(best.uses) >= 0.9 * len(live) else _Nothing
 
 
@@ -186,6 +187,19 @@ def _hollow(value: Any, device: str) -> Any:
     if isinstance(value, InputSpec) and device == "cpu" and getattr(torch, value.dtype).is_floating_point:
         return torch.zeros((), dtype=getattr(torch, value.dtype)).expand(value.shape)
     return made(value, device)
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute in this thread alone: models without values have little to compute, and more threads wait for each other
+    in loops that take most of the time on a busy machine.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 @contextlib.contextmanager

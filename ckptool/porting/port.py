@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
 from operator import or_
+from typing import Any
 
 from ..keys.known_buffers import STATISTICS
 from ..model_code.signature import Entry as Tensor
 from ..model_code.signature import Signature
 from . import expression as ex
+from .equal_blocks import shortened
 from .expression import Expr, Shape
 from .forms.canonical import canonical
 from .forms.copies import copies, doubt_copies
@@ -45,6 +47,22 @@ def port(
         values: returns the values of a small tensor of the source, which may contradict a name.
         lora_scale: the scale of low-rank adapters, if the file states it.
     """
+    short = shortened(source, target)
+    if short is not None:
+        looked_at: set[str] = set()
+
+        def noted(key: str) -> Any:
+            looked_at.add(key)
+            return None if values is None else values(key)
+
+        made = port(short.source, short.target, values=values and noted, lora_scale=lora_scale)
+        if (whole := short.carried(made, looked_at)) is not None:
+            return whole
+    return _matched(source, target, values, lora_scale)
+
+
+def _matched(source: Signature, target: Signature, values: Values | None, lora_scale: float | None) -> Mapping:
+    """Match all that there is."""
     shapes = {key: entry.shape for key, entry in source.entries.items()}
     source = called_as_in(source, target)
     copied, others = copies(source, target)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 from ckptool.model_code.hollow import shape_only
+from ckptool.model_code.trace import signature_of
 
 
 def zeros(*shape):
@@ -50,3 +51,20 @@ def test_rows_by_one_of_several_matrices_have_the_shape_that_torch_gives_them(si
     expected = torch.nn.functional.grouped_mm(x, stack, offs=offsets)
     hollow = stack.to(device) if device == "meta" else zeros(*stack.shape)
     assert shape_only("grouped_mm", (x.to(device), hollow), {"offs": offsets}).shape == expected.shape
+
+
+def test_a_model_without_values_is_followed_in_one_thread():
+    threads = set()
+
+    class Watching(torch.nn.Linear):
+        def forward(self, x):
+            threads.add(torch.get_num_threads())
+            return super().forward(x)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert signature_of(Watching(3, 2)).traced
+        assert (threads, torch.get_num_threads()) == ({1}, 3)
+    finally:
+        torch.set_num_threads(before)

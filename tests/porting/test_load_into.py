@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -340,3 +341,24 @@ def test_a_number_that_is_too_long_to_read_is_refused(old: nn.Module, tmp_path: 
     torch.save({**old.state_dict(), name.format(number): torch.ones(3)}, path)
     with pytest.raises(ckptool.NotFound, match="a number of 5,000 digits"):
         ckptool.load_into(Named(), path)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_transfer_leaves_the_garbage_collector_as_it_was(frozen: bool) -> None:
+    seen = set()
+
+    class Watching(nn.Linear):
+        def forward(self, x: Any) -> Any:
+            seen.add((gc.isenabled(), gc.get_freeze_count() > 0))
+            return super().forward(x)
+
+    model = Watching(3, 2)
+    gc.unfreeze()
+    try:
+        if frozen:
+            gc.freeze()
+        ckptool.transfer(model.state_dict(), model)
+        assert seen == {(True, True)}
+        assert (gc.isenabled(), gc.get_freeze_count() > 0) == (True, frozen)
+    finally:
+        gc.freeze()  # as the tests run

@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -236,16 +236,21 @@ _PICKS = frozenset({"__getitem__", "unbind"})
 _LOOKS = frozenset("__get__ size dim numel stride __len__".split())
 
 
-def flat(value: Any) -> Iterator[Any]:
-    """Yield the values in nested lists, tuples and dicts, in order."""
+def flat(value: Any) -> list[Any]:
+    """Return the values in nested lists, tuples and dicts, in order."""
+    found: list[Any] = []
+    _gather(value, found)
+    return found
+
+
+def _gather(value: Any, found: list[Any]) -> None:
+    if isinstance(value, dict):
+        value = list(value.values())
     if isinstance(value, tuple | list):
         for item in value:
-            yield from flat(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from flat(item)
+            _gather(item, found)
     else:
-        yield value
+        found.append(value)
 
 
 __all__ = ["Done", "Shortcut", "Stop", "attempt", "flat"]

@@ -1,0 +1,292 @@
+"""Match a few of many equal blocks, and let the others go where these go.
+
+A large model is a stack of equal blocks: 80 layers, or 256 experts in each of 60 layers. What is true of `layers.30` is
+true of `layers.31`, so the first blocks of a long list are matched as if the model ended behind them, and the others
+are paired as these were. That is done only if nothing tells the blocks apart, on either side: names, sizes, types, the
+order of the keys, the order of execution, and what the forward pass shows of each weight. The blocks that were matched
+have to have one result, too. Otherwise the whole model is matched.
+
+Lists inside of lists come after those around them: `port` shortens what was shortened once more.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping as MappingOf
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from itertools import count, pairwise
+from operator import attrgetter
+from typing import NamedTuple
+
+from ..model_code.signature import Entry as Tensor
+from ..model_code.signature import Facts, Signature
+from .mapping import Entry, Mapping
+from .matching.evidence import Told
+
+#: So many equal blocks are matched, which is more than any rule compares each with each; a long list has twice as many.
+_MATCHED = 33
+
+
+class _Place(NamedTuple):
+    """Where a name stands: what is before the number of a block (`model.layers`), the number, and what is behind it."""
+
+    list: str
+    number: int
+    rest: str
+
+    def __str__(self) -> str:
+        return f"{self.list}.{self.number}.{self.rest}" if self.rest else f"{self.list}.{self.number}"
+
+    def moved(self, by: int) -> _Place:
+        """Return the same place so many blocks behind this one."""
+        return self._replace(number=self.number + by)
+
+
+class _Block(NamedTuple):
+    """One block of a list, with an item for each of its tensors.
+
+    Attributes:
+        content: what is the same in equal blocks.
+        orders: the places in the orders of registration, of execution and of the forward pass, as far as they have one.
+        before: the numbers of the weights that the first input was computed from, as bits.
+    """
+
+    content: list[object]
+    orders: tuple[list[int], list[int], list[int]]
+    before: list[int]
+
+
+#: What an entry, and its facts, say without a place and without the name of another tensor.
+_SAID = attrgetter("shape", "dtype", "parameter", "module", "how", "stated")
+_SHOWN = attrgetter(*(one.name for one in fields(Facts) if one.name not in ("flow", "joined", "behind")))
+
+
+class _Side:
+    """The long lists of one side, without those inside of other long lists.
+
+    Attributes:
+        lengths: how many blocks the lists have, long or not.
+        first: list -> the number of its first block.
+        places: key -> where it stands in a long list.
+    """
+
+    def __init__(self, signature: Signature) -> None:
+        self.signature = signature
+        numbers: dict[str, set[int]] = defaultdict(set)
+        around = {key: found for key in signature.entries if (found := _places(key))}
+        for found in around.values():
+            for name, number, _ in found:
+                numbers[name].add(number)
+        self.lengths = {len(held) for held in numbers.values()}
+        long = {name: held for name, held in numbers.items() if len(held) >= 2 * _MATCHED}
+        self.first = {name: min(held) for name, held in long.items() if max(held) - min(held) < len(held)}
+        outermost = ((key, self._outermost(found)) for key, found in around.items() if self.first)
+        self.places = {key: place for key, place in outermost if place is not None}
+
+    def _outermost(self, found: list[_Place]) -> _Place | None:
+        return next((place for place in found if place.list in self.first), None)
+
+    def place(self, name: str) -> _Place | None:
+        """Return where a key, or the name of a module, stands in the outermost long list around it, or None."""
+        return self.places[name] if name in self.places else self._outermost(_places(name))
+
+    @cached_property
+    def blocks(self) -> dict[str, list[_Block]]:
+        """List -> its blocks, for lists that are in no other."""
+        found: dict[str, dict[int, _Block]] = defaultdict(lambda: defaultdict(lambda: _Block([], ([], [], []), [])))
+        entries = self.signature.entries
+        sorted_by_name = not self.signature.ordered or [*entries] == sorted(entries)
+        for at, (key, entry) in enumerate(entries.items()):
+            if (place := self.places.get(key)) is None:
+                continue
+            block, facts = found[place.list][place.number], entry.facts
+            flow, behind = facts.flow, facts.behind
+            others = [name and self._seen_from(name, place.number) for name in _others(entry)]
+            shown = (*_SAID(entry), *_SHOWN(facts), [count for _, count in facts.joined], behind and behind.eps)
+            block.content.append((place.rest, others, entry.used is None, flow is None, shown))
+            orders = (None if sorted_by_name else at, entry.used, None if flow is None else flow.number)
+            for order, number in zip(block.orders, orders, strict=True):
+                if number is not None:
+                    order.append(number)
+            block.before.append(flow.before if flow is not None else 0)
+        return {name: [held[number] for number in sorted(held)] for name, held in found.items()}
+
+    def _seen_from(self, name: str, number: int) -> _Place | str:
+        """Return the place of another tensor, with the distance from block NUMBER to its block; its name elsewhere."""
+        place = self.places.get(name)
+        return name if place is None else place.moved(-number)
+
+    def equal_from(self, name: str) -> int:
+        """Return from which block on all blocks of a list are equal; their number if none are."""
+        blocks = self.blocks[name]
+        steps = _steps(*blocks[-2:])
+        start = len(blocks) - 1
+        while (
+            start
+            and blocks[start - 1].content == blocks[-1].content
+            and _steps(*blocks[start - 1 : start + 1]) == steps
+        ):
+            start -= 1
+        return start if _flow_alike(blocks[start:]) else len(blocks)
+
+    def shortened(self, kept: MappingOf[int, int]) -> Signature | None:
+        """Return the side with so many blocks of the lists of a length; None if these need a block that is left out."""
+        entries = {}
+        for key, entry in self.signature.entries.items():
+            place = self.places.get(key)
+            length = 0 if place is None else len(self.blocks[place.list])
+            if place is None or place.number - self.first[place.list] < kept.get(length, length):
+                entries[key] = entry
+        needed = {name for entry in entries.values() for name in _others(entry)} & self.signature.entries.keys()
+        return replace(self.signature, entries=entries) if needed <= entries.keys() else None
+
+
+def _places(name: str) -> list[_Place]:
+    """Return the places of a name in the lists around it, the outermost first."""
+    parts = name.split(".")
+    return [
+        _Place(".".join(parts[:at]), int(part), ".".join(parts[at + 1 :]))
+        for at, part in enumerate(parts)
+        if part.isdecimal() and at and len(part) < 9 and part == str(int(part))
+    ]
+
+
+def _others(entry: Tensor) -> list[str | None]:
+    """Return the keys of the other tensors that an entry names."""
+    behind = entry.facts.behind
+    return [entry.tied, behind and behind.weight, *(key for key, _ in entry.facts.joined)]
+
+
+def _steps(one: _Block, other: _Block) -> list[set[int]]:
+    """Return how far the tensors of two blocks stand from each other in each order."""
+    return [{b - a for a, b in zip(*both, strict=False)} for both in zip(one.orders, other.orders, strict=True)]
+
+
+def _flow_alike(blocks: Sequence[_Block]) -> bool:
+    """Return whether every block takes what the one before it takes, one block later, and the same from elsewhere."""
+    if len(blocks) < 2 or any(len(steps) > 1 for steps in _steps(*blocks[:2])):
+        return False
+    step, *_ = *_steps(*blocks[:2])[2], 0
+    start = min(blocks[0].orders[2], default=0)
+    elsewhere = (1 << start) - 1
+    added = {
+        tuple((b >> start) ^ (a >> start << step) for a, b in zip(one.before, other.before, strict=True))
+        for one, other in pairwise(blocks)
+    }
+    return step >= 0 and len(added) == 1 and len({tuple(b & elsewhere for b in block.before) for block in blocks}) == 1
+
+
+@dataclass(frozen=True, slots=True)
+class Shortened:
+    """Two sides without most of their equal blocks.
+
+    Attributes:
+        source, target: the two sides.
+        whole: the sides that they were made from.
+        equal: list of the target -> the numbers of its equal blocks that are still there.
+        notes: what was left out, for the report.
+    """
+
+    source: Signature
+    target: Signature
+    whole: tuple[_Side, _Side]
+    equal: dict[str, range]
+    notes: tuple[str, ...]
+
+    def carried(self, made: Mapping, looked_at: set[str]) -> Mapping | None:
+        """Return the mapping of the whole sides: each block that was left out goes where the last equal block goes.
+
+        Args:
+            made: the mapping of the shorter sides.
+            looked_at: the source keys whose values were looked at.
+        Returns:
+            The mapping; None if the equal blocks that were matched do not have one result.
+        """
+        source, target = (side.signature.entries for side in self.whole)
+        found = {entry.target: entry for entry in made.entries}
+        for entry in made.entries:
+            if (place := self._equal_place(entry.target)) is None:
+                continue
+            if replace(self._as_last(found, place), evidence=entry.evidence) != entry:
+                return None
+            if entry.parameter is False and not looked_at.isdisjoint(entry.sources):
+                return None  # other blocks may hold other values
+        for key in target:
+            if key not in found and (place := self._equal_place(key)) is not None:
+                found[key] = self._as_last(found, place)
+        if not all(source.keys() >= {*entry.sources} for entry in found.values()):
+            return None
+        shapes = {key: entry.shape for key, entry in source.items()}
+        whole = replace(made, source_shapes=shapes, notes=(*made.notes, *self.notes))
+        return whole.with_entries([found[key] for key in target])
+
+    def _equal_place(self, key: str) -> _Place | None:
+        """Return where a key of the target stands in a list of equal blocks; None if it stands in none."""
+        place = self.whole[1].places.get(key)
+        within = place is not None and place.list in self.equal and place.number >= self.equal[place.list].start
+        return place if within else None
+
+    def _as_last(self, found: MappingOf[str, Entry], place: _Place) -> Entry:
+        """Return the entry for a place, made of the entry for this place in the last equal block that was matched."""
+        last = place._replace(number=self.equal[place.list][-1])
+        like, by = found[str(last)], place.number - last.number
+        source, target = self.whole
+
+        def key(name: str) -> str:
+            there = source.place(name)
+            return name if there is None else str(there.moved(by))
+
+        def text(words: str) -> str:
+            moved = words.split(" ") if "." in words else []
+            for at, word in enumerate(moved):
+                if (there := source.place(word) or target.place(word)) is not None:
+                    moved[at] = str(there.moved(by))
+            return " ".join(moved) or words
+
+        questions = tuple(
+            replace(question.translated(lambda x: x.rename(key)), named=tuple(map(text, question.named)))
+            for question in like.questions
+        )
+        told = Told(f"Its block is equal to that of {last}, for which the rules decided.", "", 0, 0, ())
+        return replace(
+            like,
+            target=str(place),
+            expr=like.expr and like.expr.rename(key),
+            evidence=text(like.evidence),
+            questions=questions,
+            way=tuple(replace(part, told=(*part.told, told)) for part in like.way),
+        )
+
+
+def shortened(source: Signature, target: Signature) -> Shortened | None:
+    """Return both sides without most of their equal blocks; None if they have no long lists of such.
+
+    Lists of one length stay of one length, and others differ as before: a list may be known by its length.
+    """
+    whole = _Side(source), _Side(target)
+    if not all(side.first for side in whole):
+        return None
+    lists = [(len(blocks), side, name) for side in whole for name, blocks in side.blocks.items()]
+    taken = whole[0].lengths | whole[1].lengths
+    kept: dict[int, range] = {}
+    for length in sorted(set.intersection(*({len(blocks) for blocks in side.blocks.values()} for side in whole))):
+        start = max(side.equal_from(name) for count, side, name in lists if count == length)
+        if length - start >= 2 * _MATCHED:
+            stop = next(n for n in count(start + _MATCHED) if n not in taken)
+            taken.add(stop)
+            kept[length] = range(start, stop)
+    short = [side.shortened({length: equal.stop for length, equal in kept.items()}) for side in whole]
+    if not kept or short[0] is None or short[1] is None:
+        return None
+    of_target = {name: (side.first[name], kept[n]) for n, side, name in lists if side is whole[1] and n in kept}
+    equal = {name: range(first + blocks.start, first + blocks.stop) for name, (first, blocks) in of_target.items()}
+    notes = tuple(
+        f"of {length:,} equal blocks {blocks.stop} were matched; the others go where these go"
+        for length, blocks in kept.items()
+    )
+    return Shortened(short[0], short[1], whole, equal, notes)
+
+
+__all__ = ["Shortened", "shortened"]
