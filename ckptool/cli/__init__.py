@@ -24,7 +24,7 @@ import click
 from .. import __version__
 from ..disk.paths import reason
 from ..drawing import styles
-from ..errors import CheckpointError, OutputExists, counted, printable
+from ..errors import CheckpointError, Malformed, OutputExists, counted, printable
 from ..starting import ENDING
 from .help import COLOR, Context
 
@@ -102,6 +102,10 @@ _SYNONYMS = {
 }
 
 
+#: Commands that say themselves what can be saved of a damaged file.
+_OF_DAMAGE = ("doctor", "repair")
+
+
 class _Commands(click.Group):
     """A group whose commands are imported when they are needed."""
 
@@ -129,6 +133,8 @@ class _Commands(click.Group):
         except KeyboardInterrupt:  # for which click would print an empty line
             raise _Interrupted from None
         except CheckpointError as error:
+            if isinstance(error, Malformed) and error.where and ctx.invoked_subcommand not in _OF_DAMAGE:
+                import_module("..reports.diagnosis.rescue", __name__).point_to_rescue(error, error.where)
             if error.hint and ctx.invoked_subcommand in _COMMANDS:
                 typed = import_module(".typed", __name__)
                 if isinstance(error, OutputExists):

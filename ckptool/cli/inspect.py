@@ -110,6 +110,9 @@ def inspect(
             if len(files) == 1 and asked:
                 raise
             status = 2
+            from ..reports.diagnosis.rescue import point_to_rescue
+
+            point_to_rescue(error, path)
             documents.fail(error, path)
             say_error(error)
             continue

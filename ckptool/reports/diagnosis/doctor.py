@@ -30,6 +30,7 @@ from .in_folders import in_folder
 from .in_headers import Tree, in_headers, kind_of, look_through, weights_in
 from .leftovers import left_behind
 from .obstacles import BY_NAME, strangers
+from .rescue import repairing
 
 
 def doctor(
@@ -132,7 +133,7 @@ def _unopened(path: StrPath, error: CheckpointError) -> Diagnosis:
     """Why a file does not open, and whether `repair` helps."""
     what = error.what.rstrip(":") + (f" ({'; '.join(error.evidence[:2])})" if error.evidence else "")
     actions = [error.hint] if error.hint else []
-    file, out = shell_path(path), beside(path, "repaired")
+    out = beside(path, "repaired")
     again = "copy or download it again if there is a whole one"
     cure: list[str] = []
     try:
@@ -142,22 +143,21 @@ def _unopened(path: StrPath, error: CheckpointError) -> Diagnosis:
         if isinstance(refused, NothingLeft):
             finding.actions.append(refused.what)
     else:
-        command = f"ckptool repair {file} {out}"
-        if not (found.wrong or found.lost):
+        command = repairing(path, found)
+        if found.lost and found.hopeless:
+            none = f"none of its {counted(found.tensors, 'tensor')} is whole, so none can be saved"
+            finding = Finding("damaged", f"{what}; {none}", actions=[again])
+        elif command is None:
             finding = Finding("unreadable", what, actions=actions)
         elif not found.lost:
             finding = Finding("repairable", what, commands=[(command, "to repair it without loss")])
-        elif found.hopeless:
-            none = f"none of its {counted(found.tensors, 'tensor')} is whole, so none can be saved"
-            finding = Finding("damaged", f"{what}; {none}", actions=[again])
         else:
             lost = f"{found.kept:,} of {counted(found.tensors, 'tensor')} are whole; lost: " + ", ".join(
                 printable(name, 60) for name, _ in found.lost[:6]
             )
             lost += f" and {len(found.lost) - 6:,} more" if len(found.lost) > 6 else ""
-            command += " --allow-loss"
             finding = Finding("damaged", f"{what}; {lost}", True, [(command, "to save what is whole")], [again])
-        cure = [command, f"ckptool doctor {out}"] if finding.commands else []
+        cure = [command, f"ckptool doctor {out}"] if command else []
     broken = open_file(path)
     size = broken.size
     broken.close()
@@ -209,7 +209,7 @@ def _rest(path: StrPath) -> tuple[str, list[tuple[str, str]]]:
         return "", []
     if found.hopeless:
         return f"; none of its {counted(found.tensors, 'tensor')} is whole", []
-    command = f"ckptool repair {shell_path(path)} {beside(path, 'rest')} --allow-loss"
+    command = repairing(path, found, "rest") or ""
     return f"; {found.kept:,} of {counted(found.tensors, 'tensor')} are whole", [(command, "to keep what is whole")]
 
 
