@@ -53,7 +53,7 @@ def doctor(
     \b
     ckptool doctor model.pth
     ckptool doctor model.pth net.py:Net
-    ckptool doctor --error "Missing key(s) in state_dict: 'conv1.weight'" model.pth
+    ckptool doctor --error 'Missing key(s) in state_dict: "conv1.bias"' a.pth
     ckptool doctor --error - < log.txt
     ckptool doctor folder/ --remove-leftovers
     ckptool doctor model.pth --recover

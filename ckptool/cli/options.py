@@ -200,7 +200,7 @@ def parts_option(command: _Command) -> _Command:
         metavar="FILE",
         callback=_take_parts,
         expose_value=False,
-        help="How to join the parts of ranks: lines PATTERN: DIMENSION.",
+        help="How to join the parts of ranks: a rule a line, for example `*.q_proj.weight: 0`.",
     )(command)
 
 

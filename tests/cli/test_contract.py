@@ -29,6 +29,20 @@ def test_help_says_what_it_does_and_shows_an_example(run: Run, command: str) -> 
     assert f"\n  ckptool {command}" in ran.out
 
 
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_fits_80_columns_and_breaks_no_phrase(run: Run, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = run(*command.split(), "--help").out.splitlines()
+    assert [line for line in lines if len(line) > 80] == []
+    for line, after in zip(lines, [*lines[1:], ""], strict=True):
+        assert line.count("`") % 2 == 0, (
+            line
+        )  # code stays on its line, and so do a default and an option with its value
+        assert line.count("[") == line.count("]"), line
+        is_option = re.search(r"--[a-z-]+$", line) and not re.match(r"  (ckptool|torchrun) ", line)
+        assert not (is_option and re.match(r" +[A-Z\d]", after)), line
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_option_has_a_help_text(command: str) -> None:
     found = cli.get_command(click.Context(cli), command)
