@@ -240,8 +240,6 @@ def _target(options: dict[str, Any]) -> str:
     if len(named) != 1:
         missing = "Missing OUT, the file to write (or --in-place)."
         raise click.UsageError("OUT is given twice." if named else missing)
-    if named[0] == "-":
-        raise click.UsageError("Checkpoints are not written to stdout; name a file.")
     return str(named[0])
 
 

@@ -233,8 +233,6 @@ def _check_options(options: dict[str, Any], model: str | None) -> None:
         raise click.UsageError(f"{needless} needs MODEL.py.")
     if options["numbers"] and not options["mapping_file"]:
         raise click.UsageError("--number belongs to --mapping.")
-    if options["output"] == "-":
-        raise click.UsageError("Checkpoints are not written to stdout; name a file.")
     if (options["first"] is not None or options["start"]) and options["by"] != "position":
         raise click.UsageError("--first and --start belong to --by position.")
     if options["invert"] and not options["mapping_file"]:

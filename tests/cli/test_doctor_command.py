@@ -87,3 +87,12 @@ def test_nothing_from_a_file_or_a_message_can_talk_to_the_terminal(run: Run, tmp
     ckptool.save(Checkpoint(root), tmp_path / "loud.pth")
     for args in (["loud.pth"], ["loud.pth", "--json"], ["--error", f"\x1b[31m{ERROR}\x1b[0m"]):
         assert not set(run("doctor", *args).out) & {"\x1b", "\x07"}
+
+
+def test_quiet_prints_problems_alone(run: Run, files: Files) -> None:
+    assert run("doctor", "plain.pth", "-q") == (0, "", "")
+    assert "worth knowing" in run("doctor", "last.ckpt").out
+    ran = run("doctor", "last.ckpt", "-q")
+    assert (ran.code, "worth knowing" in ran.out) == (1, False)
+    assert "problems found" in ran.out
+    assert "to fix it, run" in ran.out

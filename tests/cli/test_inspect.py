@@ -316,3 +316,12 @@ def test_the_text_of_a_training_checkpoint(run: Run, files: Files, monkeypatch: 
         "    optimizer  12 bytes  2 tensors\n"
     )
     assert "  settings:\n    args/lr   0.1\n    args/gpu  cuda:1\n" in out
+
+
+def test_quiet_prints_one_line_per_file(run: Run, files: Files) -> None:
+    ran = run("inspect", "-q", "dp.pth", "plain.safetensors")
+    first, second = ran.out.splitlines()
+    assert first.split()[0] == "dp.pth"
+    assert "3 tensors, 28 parameters" in first
+    assert "safetensors" in second
+    assert len(run("inspect", "-q", "-v", "--stats", "dp.pth").out.splitlines()) == 1

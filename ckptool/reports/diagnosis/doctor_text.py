@@ -14,15 +14,16 @@ from .fits import Fit
 _SHOWN = 12
 
 
-def doctor_text(found: Diagnosis, *, everything: bool = False, width: int = 120) -> str:
+def doctor_text(found: Diagnosis, *, everything: bool = False, width: int = 120, only_problems: bool = False) -> str:
     """What is wrong with a file, for a person: what is in the way, what is worth knowing, and what to type.
 
     Args:
         found: the diagnosis.
         everything: show all of it. Else the text fits on a screen.
         width: columns to fill. Commands are never folded.
+        only_problems: leave out what is only worth knowing.
     """
-    return screen(_parts(found, everything), width, everything=everything)
+    return screen(_parts(found, everything, only_problems), width, everything=everything)
 
 
 def explanation_text(
@@ -42,9 +43,9 @@ def _explained(one: Finding) -> Iterator[str]:
     yield from (f"  - {action}" for action in one.actions)
 
 
-def _parts(found: Diagnosis, everything: bool) -> Iterator[Part]:
+def _parts(found: Diagnosis, everything: bool, only_problems: bool) -> Iterator[Part]:
     trouble = [one for one in found.findings if one.trouble]
-    others = [one for one in found.findings if not one.trouble]
+    others = [one for one in found.findings if not one.trouble and not only_problems]
     verdict = paint("no problem found", "good")
     if trouble:
         verdict = paint(f"{counted(len(trouble), 'problem')} found", "bad")
