@@ -247,10 +247,8 @@ _PATTERN_HINT = "patterns see the names that will be written"
 
 def _anywhere(pattern: Pattern, weights: StateDict) -> str:
     """The expression that finds the text of a pattern where it is not at the beginning of a key."""
-    text = pattern.text.removesuffix("*").strip(".")
-    if pattern.is_regex or not text or "{" in text or not any(text in key for key in weights):
-        return ""
-    return f"{shell_quote(f're:{re.escape(text)}', 200)} finds it anywhere in a key"
+    found = pattern.anywhere(weights)
+    return f"{shell_quote(found, 200)} finds it anywhere in a key" if found else ""
 
 
 def patterns_for(

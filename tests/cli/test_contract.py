@@ -22,6 +22,19 @@ COMMANDS = list(cli.list_commands(click.Context(cli)))
 CKPTOOL = [sys.executable, "-m", "ckptool"]
 
 
+def test_without_a_command_the_help_is_shown(run: Run) -> None:
+    ran = run()
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == run("--help").out
+
+
+def test_a_file_in_place_of_a_command_is_told_from_a_typing_mistake(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "a b.pth").write_bytes(b"")
+    said = run("a b.pth").err
+    assert "Error: 'a b.pth' is a file or folder, not a command. Did you mean `ckptool inspect 'a b.pth'`?" in said
+    assert "Did you mean 'inspect'?" in run("inspct").err
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_says_what_it_does_and_shows_an_example(run: Run, command: str) -> None:
     ran = run(command, "--help")

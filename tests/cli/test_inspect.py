@@ -325,3 +325,11 @@ def test_quiet_prints_one_line_per_file(run: Run, files: Files) -> None:
     assert "3 tensors, 28 parameters" in first
     assert "safetensors" in second
     assert len(run("inspect", "-q", "-v", "--stats", "dp.pth").out.splitlines()) == 1
+
+
+def test_a_filter_that_finds_nothing_leads_to_one_that_finds_it(run: Run, files: Files) -> None:
+    hint = run("inspect", "dp.pth", "--filter", "conv1.weight").err.splitlines()[-1]
+    assert hint == "Hint: ckptool inspect dp.pth --filter module.conv1.weight"
+    hint = run("inspect", "dp.pth", "--filter", "fc").err.splitlines()[-1]
+    assert hint == "Hint: ckptool inspect dp.pth --filter re:fc"
+    assert run(*hint.split()[2:]).code == 0

@@ -123,10 +123,20 @@ def _left_behind(path: StrPath) -> Iterator[Finding]:
 def _unopened_folder(path: StrPath, error: CheckpointError) -> Diagnosis:
     """What is in a folder that is no checkpoint, or why it is none that can be read."""
     found = list(in_folder(path))
-    if not found or not any(one.name in ("file", "unpacked") for one in found) or not isinstance(error, UnknownFormat):
-        what = error.what.rstrip(":") + (f" ({'; '.join(error.evidence[:3])})" if error.evidence else "")
+    if not isinstance(error, UnknownFormat):  # it is a checkpoint: of its parts, those that are damaged count
+        found = [one for one in found if one.name == "damaged" and not one.what.startswith(f"{_part(path, error)}: ")]
+    if not found or not isinstance(error, UnknownFormat):
+        part = _part(path, error)
+        what = (f"{part}: " if part else "") + error.what.rstrip(":")
+        what += f" ({'; '.join(error.evidence[:3])})" if error.evidence else ""
         found.insert(0, Finding("unreadable", what, actions=[error.hint] if error.hint else []))
     return Diagnosis(str(path), "a folder", found, [])
+
+
+def _part(path: StrPath, error: CheckpointError) -> str:
+    """The name of the file in the folder PATH that an error is about, or ""."""
+    at = os.path.relpath(error.where, path) if error.where and not is_url(error.where) else os.curdir
+    return "" if at == os.curdir or at.startswith(os.pardir) else printable(at, 100)
 
 
 def _unopened(path: StrPath, error: CheckpointError) -> Diagnosis:
@@ -250,7 +260,7 @@ def _worth_knowing(ckpt: Checkpoint, weights: StateDict | None, tree: Tree) -> I
         at = ["--at", shell_quote(weights.path, 200)] if len(ckpt.state_dicts()) > 1 else []
         options = ["--extract"] if weights.path else []
         words = ["ckptool convert", file, out, *options, "--strip-prefix", shell_quote(f"{prefix}.", 200), *at]
-        what = f"all names begin with {printable(prefix, 60)!r}, which is not a wrapper's"
+        what = f"all names begin with {printable(prefix, 60)!r}, which is not the name of a known wrapper"
         unless = f"if the model's names do not begin with {printable(prefix, 60)!r}"
         yield Finding("prefix", what, False, [(" ".join(words), unless)])
     used, stored = tree.tensors, sum(storage.nbytes for storage in tree.storages)

@@ -69,8 +69,17 @@ def _parts(found: Diagnosis, everything: bool, only_problems: bool) -> Iterator[
     for what, command in commands:
         yield from section(what or "to see more", [paint(command, "command")])
     yield from section("worth knowing", [one.what for one in others])
+    done = {_without_out(command) for command in found.cure}
     for what, command in [(what, command) for one in others for command, what in one.commands]:
+        if _without_out(command) in done:
+            continue
         yield from section(what or "for that", [paint(command, "command")])
+
+
+def _without_out(command: str) -> tuple[str, ...]:
+    """The words of a command `ckptool NAME IN OUT …` but OUT."""
+    words = command.split()
+    return (*words[:3], *words[4:])
 
 
 def fit_lines(fit: Fit, everything: bool) -> Iterator[str]:

@@ -21,9 +21,12 @@ def repairing(path: StrPath, found: Salvage, name: str = "repaired") -> str | No
 
 
 def point_to_rescue(error: CheckpointError, path: StrPath) -> None:
-    """Let the hint of an ERROR that PATH is damaged name the command that saves its whole tensors, if it has any."""
+    """Let the hint of an ERROR that PATH is damaged name the command that saves its whole tensors, if it has any.
+
+    Not of a part of a folder: what is left of a shard makes no checkpoint.
+    """
     told = (error.hint or "").startswith("ckptool ")  # of damage that the reader knows more about
-    if not isinstance(error, Malformed) or told or is_url(path) or not is_file(path):
+    if not isinstance(error, Malformed) or told or str(path) != error.where or is_url(path) or not is_file(path):
         return
     if size_of(path) > _READ_AT_ONCE:
         ask = f"`ckptool doctor {shell_path(path)}` says which tensors can be saved"
