@@ -325,7 +325,7 @@ def _refusal(mapping: Mapping, source: str, options: dict[str, Any]) -> Doubtful
         unproved = command_as_typed(without=("--prove", "--reference"))
         to_look = command_as_typed(without=("--prove", "--reference", "--save-mapping"))
         require_proof(mapping, unproved, f"{to_look} -n --save-mapping {beside(source, 'mapping', '.yaml')}")
-        require_accepted(mapping, guesses, gaps, command_as_typed())
+        require_accepted(mapping, guesses, gaps, command_as_typed(without=("--html",)))  # the page is there now
     except Doubtful as doubt:
         return doubt
     return None
