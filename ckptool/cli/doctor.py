@@ -59,7 +59,7 @@ def doctor(
     ckptool doctor --error - < log.txt
     ckptool doctor folder/ --remove-leftovers
     ckptool doctor model.pth --recover
-    ckptool doctor model.pth -q && echo "it loads"
+    ckptool doctor model.pth -q
     """
     if file is None and error is None:
         raise click.UsageError("Missing FILE, or --error TEXT.")
