@@ -12,7 +12,10 @@ from samples import Files, Run, tensor
 
 import ckptool
 from ckptool.checkpoint import Checkpoint
+from ckptool.disk.files import Buffer
+from ckptool.dtypes import BY_NAME
 from ckptool.formats import FOLDERS
+from ckptool.tensor import LazyTensor, Storage
 from ckptool.tree import Dict
 
 
@@ -333,3 +336,13 @@ def test_a_filter_that_finds_nothing_leads_to_one_that_finds_it(run: Run, files:
     hint = run("inspect", "dp.pth", "--filter", "fc").err.splitlines()[-1]
     assert hint == "Hint: ckptool inspect dp.pth --filter re:fc"
     assert run(*hint.split()[2:]).code == 0
+
+
+def test_statistics_of_no_finite_value_are_said_in_words(run: Run) -> None:
+    nan = Storage(Buffer(b"\0\0\xc0\x7f" * 2), "cpu", BY_NAME["float32"])
+    root = Dict([("a", LazyTensor(nan, BY_NAME["float32"], (2,), (1,))), ("b", tensor(0))])
+    ckptool.save(Checkpoint(root), "odd.pth")
+    *_, first, second = (
+        " ".join(line.split()) for line in run("inspect", "odd.pth", "--stats").out.splitlines() if line
+    )
+    assert (first, second) == ("a [2] no finite value 2 NaN", "b [0] no values")
