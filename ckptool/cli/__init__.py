@@ -136,7 +136,11 @@ class _Commands(click.Group):
         except KeyboardInterrupt:  # for which click would print an empty line
             raise _Interrupted from None
         except CheckpointError as error:
-            if isinstance(error, Malformed) and error.where in ctx.obj and ctx.invoked_subcommand not in _OF_DAMAGE:
+            if (
+                isinstance(error, Malformed)
+                and error.where in (ctx.obj or ())
+                and ctx.invoked_subcommand not in _OF_DAMAGE
+            ):
                 import_module("..reports.diagnosis.rescue", __name__).point_to_rescue(error, error.where)
             if error.hint and ctx.invoked_subcommand in _COMMANDS:
                 typed = import_module(".typed", __name__)

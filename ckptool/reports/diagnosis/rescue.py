@@ -34,7 +34,7 @@ def point_to_rescue(error: CheckpointError, path: StrPath) -> None:
         return
     try:
         found = salvage(path)
-    except CheckpointError:  # nothing can be saved, or it is of a format that is not repaired
+    except (CheckpointError, OSError):  # nothing can be saved, or it is of a format that is not repaired
         return
     if command := repairing(path, found):
         whole = f"saves {found.kept:,} of {counted(found.tensors, 'tensor')}"
