@@ -253,10 +253,20 @@ class Checkpoint:
             parts.append(f"<p>{escape(title.removeprefix(': '))}</p><table>{rows}</table>{more}")
         return "".join(parts)
 
+    def __dir__(self) -> list[str]:
+        """What is completed: without the fields that formats and passes keep for the writer."""
+        return [name for name in object.__dir__(self) if name not in _FOR_WRITERS]
+
     def __repr__(self) -> str:
         return (
             f"Checkpoint({str(self.path) if self.path else self.format!r}, {counted(len(self.storages()), 'storage')})"
         )
+
+
+#: Fields of a checkpoint that its writer reads, and nobody else.
+_FOR_WRITERS = frozenset(
+    "at folder lost_content lost_form order_preserved origin part_of sealed side_files tied_names ties".split()
+)
 
 
 def _plain_key(key: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -177,3 +178,10 @@ def test_a_receipt_is_a_line() -> None:
 def test_a_file_that_is_absent_is_a_file_that_is_not_found(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         ckptool.open(tmp_path / "absent.pth")
+
+
+def test_what_a_checkpoint_completes_is_described() -> None:
+    described = (Path(__file__).parents[1] / "docs" / "library.md").read_text(encoding="utf-8")
+    names = [name for name in dir(ckptool.open(REAL)) if not name.startswith("_")]
+    assert "state_dict" in names
+    assert [name for name in names if not re.search(rf"[.`]{name}\b", described)] == []

@@ -21,12 +21,14 @@ def types(state_dict: dict[str, Any]) -> None:
     weights: ckptool.StateDict = ckpt.state_dict()
     tensor: ckptool.LazyTensor = weights["conv1.weight"]
     row: ckptool.LazyTensor = tensor[0, ..., :2]
+    sizes: list[int] = [one.shape[0] for one in weights.values()]
+    kept: dict[str, ckptool.LazyTensor] = {key.upper(): one for key, one in weights.items() if one.nbytes}
     total: float = float(row.numpy().sum())
     tensor.nmpy()  # type: ignore[attr-defined]  # pyright: ignore
     receipt: ckptool.Plan = ckptool.save({"w": tensor, "total": total}, "out.safetensors")
     seen: ckptool.Inspection = ckptool.inspect("out.safetensors")
     found: ckptool.Diff = ckptool.diff("in.pth", str(receipt.path), rtol=1e-5)
-    print(plain, seen, found.same, ckptool.scan("in.pth").verdict, ckptool.doctor("in.pth").cure)
+    print(plain, sizes, kept, seen, found.same, ckptool.scan("in.pth").verdict, ckptool.doctor("in.pth").cure)
 
 
 def passes(path: Path) -> ckptool.Checkpoint:

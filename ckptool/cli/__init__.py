@@ -22,9 +22,9 @@ from typing import Any
 import click
 
 from .. import __version__
-from ..disk.paths import reason
+from ..disk.paths import is_there, reason, shell_path
 from ..drawing import styles
-from ..errors import CheckpointError, OutputExists, counted, printable
+from ..errors import CheckpointError, Malformed, OutputExists, counted, printable
 from ..starting import ENDING
 from .help import COLOR, Context
 
@@ -86,6 +86,9 @@ _SYNONYMS = {
     "audit": "scan",
     "fix": "doctor",
     "diagnose": "doctor",
+    "explain": "doctor",
+    "load": "inspect",
+    "open": "inspect",
     "port": "transfer",
     "map": "transfer",
     "prefix": "add-prefix",
@@ -100,6 +103,10 @@ _SYNONYMS = {
     "shard": "convert",
     "split": "convert",
 }
+
+
+#: Commands that say themselves what can be saved of a damaged file.
+_OF_DAMAGE = ("doctor", "repair")
 
 
 class _Commands(click.Group):
@@ -129,6 +136,12 @@ class _Commands(click.Group):
         except KeyboardInterrupt:  # for which click would print an empty line
             raise _Interrupted from None
         except CheckpointError as error:
+            if (
+                isinstance(error, Malformed)
+                and error.where in (ctx.obj or ())
+                and ctx.invoked_subcommand not in _OF_DAMAGE
+            ):
+                import_module("..reports.diagnosis.rescue", __name__).point_to_rescue(error, error.where)
             if error.hint and ctx.invoked_subcommand in _COMMANDS:
                 typed = import_module(".typed", __name__)
                 if isinstance(error, OutputExists):
@@ -143,6 +156,9 @@ class _Commands(click.Group):
         if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
             if args[0] == "help":
                 ctx.fail(f"Help is an option: `ckptool {' '.join([*args[1:2], '--help'])}`.")
+            if is_there(args[0]):
+                what = f"'{printable(args[0], 100)}' is a file or folder, not a command."
+                ctx.fail(f"{what} Did you mean `ckptool inspect {shell_path(args[0])}`?")
             import difflib
 
             near = [name for name in _COMMANDS if name.startswith(args[0])]
@@ -272,7 +288,10 @@ def _print_failure(argv: list[str] | None, error: Exception) -> None:
 
 
 def _show_usage(error: click.ClickException) -> None:
-    """Say what is wrong with a command line, below how the command is used."""
+    """Say what is wrong with a command line, below how the command is used. Without a command, that is the help."""
+    if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
+        click.echo(error.format_message(), err=True, color=styles.always())
+        return
     ctx = error.ctx if isinstance(error, click.UsageError) else None
     if ctx is not None:
         more = f"Try `{ctx.command_path} --help`."

@@ -33,6 +33,7 @@ _LONGEST = 1 << 20
 @click.option("--recover", is_flag=True, help="Finish or undo an interrupted --patch of FILE.")
 @click.option("--remove-leftovers", is_flag=True, help="Remove temporary files of interrupted runs in or beside FILE.")
 @click.option("--json", "as_json", is_flag=True, help="Print one document of JSON.")
+@click.option("-q", "--quiet", is_flag=True, help="Print only problems and the commands that fix them.")
 @click.option("-v", "--verbose", is_flag=True, help="List everything, however long.")
 def doctor(
     file: str | None,
@@ -43,6 +44,7 @@ def doctor(
     recover: bool,
     remove_leftovers: bool,
     as_json: bool,
+    quiet: bool,
     verbose: bool,
 ) -> int:
     """Find what keeps a file from loading and show the commands that fix it, or explain an error message.
@@ -53,10 +55,11 @@ def doctor(
     \b
     ckptool doctor model.pth
     ckptool doctor model.pth net.py:Net
-    ckptool doctor --error "Missing key(s) in state_dict: 'conv1.weight'" model.pth
+    ckptool doctor --error 'Missing key(s) in state_dict: "conv1.bias"' a.pth
     ckptool doctor --error - < log.txt
     ckptool doctor folder/ --remove-leftovers
     ckptool doctor model.pth --recover
+    ckptool doctor model.pth -q
     """
     if file is None and error is None:
         raise click.UsageError("Missing FILE, or --error TEXT.")
@@ -73,9 +76,9 @@ def doctor(
     if file is not None:
         size = 0 if is_folder(file) else size_of(file)
         with (
-            progress_bar("reading", size, wanted=True, far=is_url(file)) as progress,
-            fetching(file, wanted=progress is None and is_url(file)),
-            status_line(f"reading {printable(file, 60)}", wanted=is_folder(file) and not is_url(file)),
+            progress_bar("reading", size, wanted=not quiet, far=is_url(file)) as progress,
+            fetching(file, wanted=not quiet and progress is None and is_url(file)),
+            status_line(f"reading {printable(file, 60)}", wanted=not quiet and is_folder(file) and not is_url(file)),
         ):
             if message is None:
                 found = report.doctor(file, model, at=at, kwargs=arguments, progress=progress)
@@ -85,8 +88,8 @@ def doctor(
         explained = advice.explain(message, None, model)
     if explained is not None and not as_json:
         click.echo(explanation_text(explained, everything=verbose, width=width, file=file is not None))
-    if found is not None and not as_json:
-        text = doctor_text(found, everything=verbose, width=width)
+    if found is not None and not as_json and not (quiet and found.healthy):
+        text = doctor_text(found, everything=verbose, width=width, only_problems=quiet)
         click.echo(("\n" if explained is not None else "") + text)
     unknown = explained is not None and not explained and found is None
     if as_json:

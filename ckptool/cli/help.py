@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
@@ -34,7 +35,46 @@ class _Formatter(click.HelpFormatter):
 
     def write_dl(self, rows: Any, col_max: int = 30, col_spacing: int = 2) -> None:
         """Write options or commands, each with what it does."""
-        super().write_dl([(styles.paint(name, "command"), does) for name, does in rows], col_max, col_spacing)
+        told = [(styles.paint(name, "command"), _held_together(does)) for name, does in rows]
+        super().write_dl(told, col_max, col_spacing)
+
+    def write_text(self, text: str) -> None:
+        """Write paragraphs. One that is a table, a name and what it means on each line, is wrapped like options."""
+        plain: list[str] = []
+        for paragraph in text.split("\n\n"):
+            rows = [_ROW.fullmatch(line) for line in paragraph.splitlines()[1:]]
+            if not (paragraph.startswith("\b") and rows and all(rows)):
+                plain.append(paragraph)
+                continue
+            self._write_plain(plain)
+            with self.indentation():
+                self.write_dl([(row[1], row[2]) for row in rows if row])
+            self.write_paragraph()
+            plain = []
+        self._write_plain(plain, last=True)
+
+    def _write_plain(self, paragraphs: list[str], *, last: bool = False) -> None:
+        if paragraphs:
+            super().write_text(_held_together("\n\n".join(paragraphs)))
+            if not last:
+                self.write_paragraph()
+
+    def getvalue(self) -> str:
+        """What was written."""
+        return super().getvalue().replace(_HELD, " ")
+
+
+#: A line of a table: two spaces, a name, two spaces or more, and what it means.
+_ROW = re.compile(r"  (\S+) {2,}(\S.*)")
+#: A space at which no line ends, while text is wrapped.
+_HELD = "\N{NO-BREAK SPACE}"
+
+
+def _held_together(text: str) -> str:
+    """TEXT in which no line will end within `code`, [brackets] or --option VALUE, where they are short."""
+    return re.sub(
+        r"`[^`\n]{1,30}`|\[[^]\n]{1,20}\]|--[a-z-]+ [A-Z0-9][\w.]*", lambda found: found[0].replace(" ", _HELD), text
+    )
 
 
 class Context(click.Context):

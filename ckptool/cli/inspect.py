@@ -49,6 +49,7 @@ from .searching import Search
 @output_option("--html", type=SideOutput("page"), metavar="REPORT", help="Also write the report as a web page.")
 @output_option("--open", "show", is_flag=True, help="Open that page in the browser.")
 @output_option("--overwrite", is_flag=True, help="Replace REPORT if it exists.")
+@click.option("-q", "--quiet", is_flag=True, help="Print one line per file.")
 @click.option("-v", "--verbose", is_flag=True, help="List all keys, however many.")
 def inspect(
     files: tuple[str, ...],
@@ -63,6 +64,7 @@ def inspect(
     html: str | None,
     show: bool,
     overwrite: bool,
+    quiet: bool,
     verbose: bool,
 ) -> int:
     """Show the keys, shapes, types and devices in a checkpoint, and everything else in the file.
@@ -74,6 +76,7 @@ def inspect(
     ckptool inspect model.pth
     ckptool inspect model.pth --depth 2 --sort size
     ckptool inspect model.pth --filter 'layers.{}.attn' --stats
+    ckptool inspect *.pth -q
     ckptool inspect *.safetensors --json
     ckptool inspect last.ckpt --settings > settings.json
     ckptool inspect model.pth --list | grep bias
@@ -84,7 +87,8 @@ def inspect(
         return _print_list(files)
     check_side_outputs()
     documents = Documents("inspect", as_json=as_json, as_lines=as_lines)
-    shown = _Shown(documents.wanted, verbose, sort, depth, whole=verbose or stats or bool(pattern) or depth is not None)
+    whole = None if quiet else verbose or stats or bool(pattern) or depth is not None
+    shown = _Shown(documents.wanted, verbose, sort, depth, whole=whole)
     for_page: list[tuple[report.Inspection, Any]] = []
     status = many = 0
     search = Search(_unfolded(files), whole=_is_checkpoint)
@@ -110,6 +114,9 @@ def inspect(
             if len(files) == 1 and asked:
                 raise
             status = 2
+            from ..reports.diagnosis.rescue import point_to_rescue
+
+            point_to_rescue(error, path)
             documents.fail(error, path)
             say_error(error)
             continue
@@ -182,17 +189,17 @@ class _Shown:
     Args:
         silent: nothing is shown.
         everything, sort, depth: as `inspect_text` takes them.
-        whole: show each as a whole, those out of a folder too.
+        whole: show each as a whole, those out of a folder too; None: show a line for each.
     """
 
-    def __init__(self, silent: bool, everything: bool, sort: Any, depth: int | None, *, whole: bool) -> None:
+    def __init__(self, silent: bool, everything: bool, sort: Any, depth: int | None, *, whole: bool | None) -> None:
         self._silent, self._everything, self._sort, self._depth, self._whole = silent, everything, sort, depth, whole
         self._rows: list[tuple[str, ...]] = []
         self._begun = False
 
     def wants_all_of(self, asked: bool) -> bool:
         """Whether a file is shown as a whole: not if it is out of a folder, unless that was asked for."""
-        return not self._silent and (asked or self._whole)
+        return not self._silent and self._whole is not None and (asked or self._whole)
 
     def add(self, one: report.Inspection, found: Any, *, asked: bool) -> None:
         """Show a report, or keep its line."""
@@ -213,7 +220,7 @@ class _Shown:
             for column in _LESS:  # on a narrow terminal the rest can stay on one line
                 if max(map(width_of, table(rows))) > terminal_width():
                     rows = [(*row[:column], *row[column + 1 :]) for row in rows]
-            self._say("\n".join([*table(rows), paint(more, "faint")]))
+            self._say("\n".join([*table(rows), *([] if self._whole is None else [paint(more, "faint")])]))
         if left_alone and not self._silent:
             self._say(not_followed(left_alone))
 

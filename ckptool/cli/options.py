@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from ..errors import printable
+from ..errors import RuleError, printable
 from .help import Option
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -19,6 +19,13 @@ class FileName(click.ParamType[str]):
     """A path as it was typed. Files are opened in one place, which says in one voice what is wrong with them."""
 
     name = "file"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Refuse `-`: a checkpoint is read and written at many places, which a pipe does not allow."""
+        if value == "-":
+            what = "stdin and stdout are not supported, since a checkpoint is read and written at many places"
+            raise RuleError(what, where="-", hint="name a file; ./- is the file of that name")
+        return str(value)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
         """Let the shell complete file names."""
@@ -200,7 +207,7 @@ def parts_option(command: _Command) -> _Command:
         metavar="FILE",
         callback=_take_parts,
         expose_value=False,
-        help="How to join the parts of ranks: lines PATTERN: DIMENSION.",
+        help="How to join the parts of ranks: a rule a line, for example `*.q_proj.weight: 0`.",
     )(command)
 
 

@@ -222,7 +222,9 @@ def check_side_outputs() -> None:
         option = param.opts[0]
         if any(other is not param and is_same_file(path, theirs) for other, theirs in files):
             raise RuleError(
-                f"{printable(path, 200)} is another file of this command", where=option, hint=f"{option} ANOTHER_NAME"
+                f"{printable(path, 200)} is an input or another output of this command",
+                where=option,
+                hint=f"{option} ANOTHER_NAME",
             )
         allowed = bool(context.params.get("overwrite")) or param.type.same_is_fine
         check_side_output(param.type.kind, path, overwrite=allowed)

@@ -240,8 +240,6 @@ def _target(options: dict[str, Any]) -> str:
     if len(named) != 1:
         missing = "Missing OUT, the file to write (or --in-place)."
         raise click.UsageError("OUT is given twice." if named else missing)
-    if named[0] == "-":
-        raise click.UsageError("Checkpoints are not written to stdout; name a file.")
     return str(named[0])
 
 
@@ -312,8 +310,9 @@ def rename(rules: tuple[str, ...], rules_file: str | None, **options: Any) -> in
     \b
     ckptool rename in.pth out.pth --rename backbone=encoder
     ckptool rename in.pth out.pth --rename layers.{}.attn=blocks.{}.attention
-    ckptool rename in.pth out.pth --rename {...}.gamma={...}.weight --rename {...}.beta={...}.bias
-    ckptool rename in.pth out.pth --rename 're:^layer(\\d+)=stage\\1' --rules more.txt
+    ckptool rename in.pth out.pth --rename {...}.gamma={...}.weight
+    ckptool rename in.pth out.pth --rename 're:^layer(\\d+)=stage\\1'
+    ckptool rename in.pth out.pth --rules rules.txt
     """
     if not rules and not rules_file:
         raise click.UsageError("Missing --rename OLD=NEW or --rules FILE.")
@@ -480,7 +479,7 @@ def average(sources: tuple[str, ...], ratios: str | None, **options: Any) -> int
 
     \b
     ckptool average epoch8.pth epoch9.pth epoch10.pth -o mean.pth
-    ckptool average a.safetensors b.safetensors -o soup.safetensors --ratios 0.7,0.3
+    ckptool average a.safetensors b.safetensors -o c.pth --ratios 0.7,0.3
     """
     try:
         numbers = None if ratios is None else [float(word) for word in ratios.split(",")]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import click
 
 from ..disk.addresses import is_url
 from ..disk.inside import not_followed
-from ..errors import CheckpointError, counted
+from ..errors import CheckpointError
 from ..reports.scanning import scan as report
-from ..reports.scanning.scan_text import scan_text
+from ..reports.scanning.scan_text import scan_text, totals_text
 from .documents import Documents
 from .help import Command
 from .options import FileName, json_options
@@ -36,8 +38,8 @@ def scan(files: tuple[str, ...], as_json: bool, as_lines: bool, quiet: bool, ver
     ckptool scan *.pt *.bin --json
     """
     documents = Documents("scan", as_json=as_json, as_lines=as_lines)
-    status = 0
-    skipped = 0
+    status = skipped = failed = 0
+    verdicts: Counter[str] = Counter()
     search = Search(files)
     alone = as_json and len(files) == 1 and not is_url(files[0])
     for number, (path, asked) in enumerate(counting("scanning", search, wanted=alone)):
@@ -49,6 +51,7 @@ def scan(files: tuple[str, ...], as_json: bool, as_lines: bool, quiet: bool, ver
             if len(files) == 1 and asked:
                 raise
             status = 2
+            failed += 1
             documents.fail(error, path)
             say_error(error)
             continue
@@ -56,18 +59,21 @@ def scan(files: tuple[str, ...], as_json: bool, as_lines: bool, quiet: bool, ver
             skipped += 1
             continue
         status = max(status, _STATUS[one.verdict])
+        verdicts[one.verdict] += 1
         if documents.wanted:
             documents.add(one.as_json())
         elif not quiet or one.verdict != "safe":
             click.echo(scan_text(one, everything=verbose, width=terminal_width()))
     for failure in search.failures:
         status = 2
+        failed += 1
         documents.fail(failure)
         say_error(failure)
     left_alone = search.left_alone
     documents.end(skipped=skipped, not_followed=left_alone)
-    if skipped and not quiet and not documents.wanted:
-        click.echo(f"{counted(skipped, 'file')} skipped: neither checkpoint nor pickle")
+    if not quiet and not documents.wanted:
+        for line in totals_text(verdicts, failed=failed, skipped=skipped):
+            click.echo(line)
     if left_alone and not documents.wanted:
         click.echo(not_followed(left_alone))
     return status or (2 if left_alone else 0)

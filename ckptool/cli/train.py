@@ -113,9 +113,9 @@ Examples:
 
 \b
 ckptool train --task housing --strategy ddp --nproc 2 --out run
-ckptool train --task vgg --strategy data-parallel --save wrapped,unwrapped:safetensors --out run
-ckptool train --task housing --strategy single --resume run/housing-ddp-full.pth --epochs 20 --out run
-torchrun --nproc-per-node 2 -m ckptool train --task cnn --strategy fsdp --out run
+ckptool train --task vgg --save wrapped,unwrapped:safetensors --out run
+ckptool train --resume run/housing-ddp-full.pth --epochs 20 --out run
+torchrun --nproc-per-node 2 -m ckptool train --strategy fsdp --out run
 """
 
 

@@ -233,8 +233,6 @@ def _check_options(options: dict[str, Any], model: str | None) -> None:
         raise click.UsageError(f"{needless} needs MODEL.py.")
     if options["numbers"] and not options["mapping_file"]:
         raise click.UsageError("--number belongs to --mapping.")
-    if options["output"] == "-":
-        raise click.UsageError("Checkpoints are not written to stdout; name a file.")
     if (options["first"] is not None or options["start"]) and options["by"] != "position":
         raise click.UsageError("--first and --start belong to --by position.")
     if options["invert"] and not options["mapping_file"]:
@@ -327,7 +325,7 @@ def _refusal(mapping: Mapping, source: str, options: dict[str, Any]) -> Doubtful
         unproved = command_as_typed(without=("--prove", "--reference"))
         to_look = command_as_typed(without=("--prove", "--reference", "--save-mapping"))
         require_proof(mapping, unproved, f"{to_look} -n --save-mapping {beside(source, 'mapping', '.yaml')}")
-        require_accepted(mapping, guesses, gaps, command_as_typed())
+        require_accepted(mapping, guesses, gaps, command_as_typed(without=("--html",)))  # the page is there now
     except Doubtful as doubt:
         return doubt
     return None

@@ -89,6 +89,9 @@ def verify(
             if len(files) == 1 or (not error.on_all_ranks and launched.ranks()):
                 raise
             status = 2
+            from ..reports.diagnosis.rescue import point_to_rescue
+
+            point_to_rescue(error, path)
             documents.fail(error, path)
             say_error(error)
             continue

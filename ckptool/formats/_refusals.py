@@ -24,15 +24,16 @@ MOST_ALWAYS = 1 << 30
 
 def loss_of_content(ckpt: Checkpoint, chosen: AnyFormat, content: tuple[str, ...]) -> CannotCarry:
     """A format that cannot hold all of CKPT, with the ways on."""
-    outer = [state_dict.path for state_dict in ckpt.state_dicts()]
+    found = ckpt.state_dicts()
     kinds = {other.kind.split("_")[0] for _, other in ckpt.other_tensors()} if not chosen.pickles else set()
     ways = [f"{option}   # makes dense tensors of {kind} ones" for kind, option in _DECODED.items() if kind in kinds]
     if not chosen.pickles and any(one.dtype.name == "complex128" for one in _tensors(ckpt)):
         ways.append("--cast complex64   # keeps complex numbers, with half of the digits")
     hint = "; ".join([*ways, "--allow-loss writes the rest"]) if ways else "--allow-loss   # writes the rest"
-    if not chosen.pickles and len(outer) == 1 and outer[0]:
-        hint = f"--extract   # keeps the weights at {printable(outer[0], 60)} only"
-        hint += "" if ckpt.sealed else "; a .pth file keeps everything"
+    if not chosen.pickles and len(found) == 1 and (found[0].path or found[0].model is not None):
+        place = f" at {printable(found[0].path, 60)}" if found[0].path else ""
+        hint = f"--extract   # keeps the weights{place} only"
+        hint += "" if ckpt.sealed or found[0].model is not None else "; a .pth file keeps everything"
     return CannotCarry(
         f"{chosen.name} cannot hold all of it; these would be lost:",
         where=ckpt.where,

@@ -244,7 +244,8 @@ def _inner(archive: Archive, wrong: list[str], depth: int) -> Salvage:
     names = [name for name in archive.members if name.endswith(_INNER) and not name.startswith("__MACOSX")]
     if len(names) != 1 or depth >= _DEEPEST:
         what = counted(len(names), "checkpoint") if names else "neither data.pkl nor a checkpoint"
-        raise NotFound(f"is a zip archive that holds {what}", where=archive.file.path, hint="unpack it first")
+        hint = "unpack it first" if names else None
+        raise NotFound(f"is a zip archive that holds {what}", where=archive.file.path, hint=hint)
     inner = salvage(_unpacked(archive, names[0]), depth + 1)
     told = f"it is a zip archive with a checkpoint in it, {printable(names[0], 60)}"
     steps = (*wrong, told, *inner.wrong)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from ..errors import RuleError, counted, printable
@@ -72,6 +72,13 @@ class Pattern:
             raise RuleError(f"{{...}} in the pattern {_quoted(text)} is whole components, set off by dots")
         # \Z and not $, which would also match before a line feed that ends the key.
         return cls(text, re.compile(source + r"(?=\.|\Z)"), tuple(holes))
+
+    def anywhere(self, keys: Iterable[str]) -> str:
+        """The expression that finds the text of this pattern inside KEYS; "" if none has it, or there are holes."""
+        text = self.text.removesuffix("*").strip(".")
+        if self.is_regex or not text or "{" in text or not any(text in key for key in keys):
+            return ""
+        return f"{_REGEX}{re.escape(text)}"
 
     @property
     def is_regex(self) -> bool:

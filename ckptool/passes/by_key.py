@@ -186,13 +186,25 @@ def rename(
             f"no key matches '{printable(str(idle[0]))}'",
             where=ckpt.where,
             evidence=key_evidence(weights, str(idle[0]).split("=")[0]),
-            hint="--if-present   # lets rules match nothing",
+            hint=_deeper(idle[0], weights) or "--if-present   # lets rules match nothing",
         )
     lines = [
         f"rename {printable(str(r))}: {used[i]:,} of {counted(len(weights), 'key')}{within(weights)}"
         for i, r in enumerate(parsed)
     ]
     return rekey(ckpt, weights.path, weights.node, new).noting(*lines)
+
+
+def _deeper(rule: Rename, weights: StateDict) -> str:
+    """The rule for the same components where they stand deeper in a key, as an option; "" if no key has them."""
+    old, _, new = str(rule).partition("=")
+    try:
+        deeper = Rename.parse(f"{{...}}.{old}={{...}}.{new}" if new else f"{{...}}.{old}={{...}}")
+    except RuleError:  # an expression, or a hole of several components
+        return ""
+    if not any(deeper.apply(key) is not None for key in weights):
+        return ""
+    return f"--rename {shell_quote(str(deeper), 200)}   # a rule without {{...}} begins at the start of a key"
 
 
 def _renamed_by(ckpt: Checkpoint, weights: StateDict, function: Callable[[str], str | None]) -> Checkpoint:
@@ -247,10 +259,8 @@ _PATTERN_HINT = "patterns see the names that will be written"
 
 def _anywhere(pattern: Pattern, weights: StateDict) -> str:
     """The expression that finds the text of a pattern where it is not at the beginning of a key."""
-    text = pattern.text.removesuffix("*").strip(".")
-    if pattern.is_regex or not text or "{" in text or not any(text in key for key in weights):
-        return ""
-    return f"{shell_quote(f're:{re.escape(text)}', 200)} finds it anywhere in a key"
+    found = pattern.anywhere(weights)
+    return f"{shell_quote(found, 200)} finds it anywhere in a key" if found else ""
 
 
 def patterns_for(

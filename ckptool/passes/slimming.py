@@ -64,7 +64,7 @@ def slim(ckpt: Checkpoint, *, weights: Which | None = None, at: str | None = Non
         if weights == "ema":
             several = len(ckpt.state_dicts()) > 1
             raise NotFound(
-                "holds no moving average that is known by its place",
+                "holds no moving average (EMA) at a place that ckptool knows",
                 where=ckpt.where,
                 hint=f"ckptool inspect {shell_path(ckpt.where)}   # then name one of its state dicts: --at PATH"
                 if several

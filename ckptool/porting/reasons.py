@@ -599,8 +599,8 @@ class Reason(Enum):
     )
     OTHER_CHANNELS = (
         Topic.OTHER,
-        "the file has {} input channels and the model has {} (rule: {}); check that this suits your inputs, or "
-        "choose another: --input-channels ({})",
+        "input channels: {} in the file, {} in the model; {}; check that this suits your inputs; --input-channels "
+        "chooses another rule ({})",
     )
     FRAMES_REPEATED = (
         Topic.OTHER,

@@ -224,7 +224,8 @@ def narrowed(seen: Inspection, pattern: str) -> Inspection:
     kept = [t for t in seen.tensors if wanted.matches(t.path if t.key is None else t.key)]
     if not kept:
         near = keys.closest(pattern, [t.key for t in seen.tensors if t.key])
-        hint = f"--filter {shell_quote(near[0], 200)}" if near else None
+        found = near[0] if near else wanted.anywhere([t.key for t in seen.tensors if t.key])
+        hint = f"--filter {shell_quote(found, 200)}" if found else None
         raise NoMatch(f"no tensor fits the pattern {printable(pattern)!r}", where=seen.path, hint=hint)
     return replace(seen, tensors=kept)
 

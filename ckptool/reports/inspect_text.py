@@ -229,10 +229,10 @@ def _values(tensors: Sequence[TensorReport], stats: Sequence[Statistics | None],
         odd = [counted(found.zeros, "zero")] if found.zeros else []
         odd += [paint(f"{found.nan:,} NaN", "bad")] if found.nan else []
         odd += [paint(f"{found.infinite:,} infinite", "bad")] if found.infinite else []
-        around = f"mean {found.mean:.4g}, std {found.std:.4g}"
-        rows.append(
-            (name, t.bytes, (name, str(t.shape), f"{found.min:.4g} to {found.max:.4g}", around, ", ".join(odd)))
-        )
+        finite = found.elements > found.nan + found.infinite
+        span = f"{found.min:.4g} to {found.max:.4g}" if finite else "no finite value" if found.elements else "no values"
+        around = f"mean {found.mean:.4g}, std {found.std:.4g}" if finite else ""
+        rows.append((name, t.bytes, (name, str(t.shape), span, around, ", ".join(odd))))
     return _sorted(rows, sort)
 
 

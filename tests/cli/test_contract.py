@@ -22,11 +22,38 @@ COMMANDS = list(cli.list_commands(click.Context(cli)))
 CKPTOOL = [sys.executable, "-m", "ckptool"]
 
 
+def test_without_a_command_the_help_is_shown(run: Run) -> None:
+    ran = run()
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == run("--help").out
+
+
+def test_a_file_in_place_of_a_command_is_told_from_a_typing_mistake(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "a b.pth").write_bytes(b"")
+    said = run("a b.pth").err
+    assert "Error: 'a b.pth' is a file or folder, not a command. Did you mean `ckptool inspect 'a b.pth'`?" in said
+    assert "Did you mean 'inspect'?" in run("inspct").err
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_says_what_it_does_and_shows_an_example(run: Run, command: str) -> None:
     ran = run(command, "--help")
     assert ran.code == 0
     assert f"\n  ckptool {command}" in ran.out
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_fits_80_columns_and_breaks_no_phrase(run: Run, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = run(*command.split(), "--help").out.splitlines()
+    assert [line for line in lines if len(line) > 80] == []
+    for line, after in zip(lines, [*lines[1:], ""], strict=True):
+        assert line.count("`") % 2 == 0, (
+            line
+        )  # code stays on its line, and so do a default and an option with its value
+        assert line.count("[") == line.count("]"), line
+        is_option = re.search(r"--[a-z-]+$", line) and not re.match(r"  (ckptool|torchrun) ", line)
+        assert not (is_option and re.match(r" +[A-Z\d]", after)), line
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -87,3 +87,37 @@ def test_nothing_from_a_file_or_a_message_can_talk_to_the_terminal(run: Run, tmp
     ckptool.save(Checkpoint(root), tmp_path / "loud.pth")
     for args in (["loud.pth"], ["loud.pth", "--json"], ["--error", f"\x1b[31m{ERROR}\x1b[0m"]):
         assert not set(run("doctor", *args).out) & {"\x1b", "\x07"}
+
+
+def test_quiet_prints_problems_alone(run: Run, files: Files) -> None:
+    assert run("doctor", "plain.pth", "-q") == (0, "", "")
+    assert "worth knowing" in run("doctor", "last.ckpt").out
+    ran = run("doctor", "last.ckpt", "-q")
+    assert (ran.code, "worth knowing" in ran.out) == (1, False)
+    assert "problems found" in ran.out
+    assert "to fix it, run" in ran.out
+
+
+def test_of_a_folder_of_shards_the_damaged_one_is_named_alone(run: Run, files: Files) -> None:
+    assert run("convert", "plain.pth", "shards", "--max-shard-size", "50").code == 0
+    whole = "ckptool convert shards shards-whole.safetensors\n"
+    assert whole in run("inspect", "shards/model-00001-of-00002.safetensors").out
+    assert run(*whole.split()[1:]).code == 0
+    second = Path("shards/model-00001-of-00002.safetensors")
+    second.write_bytes(second.read_bytes()[:-4])
+    out = " ".join(run("doctor", "shards").out.split())
+    assert "1 problem found" in out
+    assert f"1. {second.name}: is cut short" in out
+    assert "ckptool repair" not in run("verify", "shards").err  # what is left of a shard makes no checkpoint
+    second.unlink()
+    out = " ".join(run("doctor", "shards").out.split())
+    assert "1 problem found" in out
+    assert f"1. model.safetensors.index.json: names '{second.name}', which is not in the folder" in out
+
+
+def test_no_command_is_shown_twice_with_another_output(run: Run) -> None:
+    tower = Dict([(f"tower.{name}", tensor(2)) for name in ("a.weight", "b.weight")])
+    ckptool.save(Checkpoint(tower), "tower.pth")
+    message = 'Missing key(s) in state_dict: "a.weight". Unexpected key(s) in state_dict: "tower.a.weight".'
+    out = run("doctor", "tower.pth", "--error", message).out
+    assert out.count("--strip-prefix tower.") == 1

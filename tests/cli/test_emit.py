@@ -63,7 +63,10 @@ def test_it_is_written_when_nothing_else_is(run: Run, folder: Path) -> None:
 def test_it_never_replaces_another_file_of_the_command(run: Run, folder: Path, name: str) -> None:
     before = (folder / name).read_bytes()
     ran = run("transfer", "old.pth", "net.py", "-n", "--emit", name, "--overwrite")
-    assert (ran.code, ran.err.splitlines()[-2]) == (2, f"Error: --emit: {name} is another file of this command.")
+    assert (ran.code, ran.err.splitlines()[-2]) == (
+        2,
+        f"Error: --emit: {name} is an input or another output of this command.",
+    )
     assert (folder / name).read_bytes() == before
 
 

@@ -12,7 +12,10 @@ from samples import Files, Run, tensor
 
 import ckptool
 from ckptool.checkpoint import Checkpoint
+from ckptool.disk.files import Buffer
+from ckptool.dtypes import BY_NAME
 from ckptool.formats import FOLDERS
+from ckptool.tensor import LazyTensor, Storage
 from ckptool.tree import Dict
 
 
@@ -316,3 +319,30 @@ def test_the_text_of_a_training_checkpoint(run: Run, files: Files, monkeypatch: 
         "    optimizer  12 bytes  2 tensors\n"
     )
     assert "  settings:\n    args/lr   0.1\n    args/gpu  cuda:1\n" in out
+
+
+def test_quiet_prints_one_line_per_file(run: Run, files: Files) -> None:
+    ran = run("inspect", "-q", "dp.pth", "plain.safetensors")
+    first, second = ran.out.splitlines()
+    assert first.split()[0] == "dp.pth"
+    assert "3 tensors, 28 parameters" in first
+    assert "safetensors" in second
+    assert len(run("inspect", "-q", "-v", "--stats", "dp.pth").out.splitlines()) == 1
+
+
+def test_a_filter_that_finds_nothing_leads_to_one_that_finds_it(run: Run, files: Files) -> None:
+    hint = run("inspect", "dp.pth", "--filter", "conv1.weight").err.splitlines()[-1]
+    assert hint == "Hint: ckptool inspect dp.pth --filter module.conv1.weight"
+    hint = run("inspect", "dp.pth", "--filter", "fc").err.splitlines()[-1]
+    assert hint == "Hint: ckptool inspect dp.pth --filter re:fc"
+    assert run(*hint.split()[2:]).code == 0
+
+
+def test_statistics_of_no_finite_value_are_said_in_words(run: Run) -> None:
+    nan = Storage(Buffer(b"\0\0\xc0\x7f" * 2), "cpu", BY_NAME["float32"])
+    root = Dict([("a", LazyTensor(nan, BY_NAME["float32"], (2,), (1,))), ("b", tensor(0))])
+    ckptool.save(Checkpoint(root), "odd.pth")
+    *_, first, second = (
+        " ".join(line.split()) for line in run("inspect", "odd.pth", "--stats").out.splitlines() if line
+    )
+    assert (first, second) == ("a [2] no finite value 2 NaN", "b [0] no values")

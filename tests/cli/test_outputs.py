@@ -41,7 +41,7 @@ def test_a_page_is_never_an_input_of_its_command(run: Run, files: Files) -> None
     for name in ("plain.pth", "./plain.pth", "link.pth", "second.pth"):
         ran = run("inspect", "plain.pth", "--html", name, "--overwrite")
         assert ran.code == 2
-        assert "is another file of this command" in ran.err
+        assert "is an input or another output of this command" in ran.err
         assert "Hint: --html ANOTHER_NAME" in ran.err
     assert files["plain.pth"].read_bytes() == before
 
@@ -66,7 +66,7 @@ def test_a_recipe_is_no_other_file_of_its_command(run: Run, files: Files, name: 
     before = {path.name: path.read_bytes() for path in Path().iterdir()}
     ran = run("rename", "in.pth", "out.pth", "--rules", "rules.txt", "--save-recipe", name, "--overwrite")
     assert ran.code == 2
-    assert "is another file of this command" in ran.err
+    assert "is an input or another output of this command" in ran.err
     assert {path.name: path.read_bytes() for path in Path().iterdir()} == before
 
 
@@ -235,7 +235,7 @@ def test_a_recipe_is_never_the_backup_of_its_command(run: Run, files: Files) -> 
     before = files["dp.pth"].read_bytes()
     ran = run("strip-prefix", "dp.pth", "--in-place", "--backup", ".bak", "--save-recipe", "dp.pth.bak")
     assert ran.code == 2
-    assert "dp.pth.bak is another file of this command" in ran.err
+    assert "dp.pth.bak is an input or another output of this command" in ran.err
     assert files["dp.pth"].read_bytes() == before
     assert not Path("dp.pth.bak").exists()
 

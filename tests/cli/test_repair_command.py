@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shlex
 import zipfile
 from pathlib import Path
 
+import pytest
 from samples import Files, Run, tensor
 
 import ckptool
@@ -44,6 +46,40 @@ def test_loss_is_named_and_has_to_be_allowed(run: Run, files: Files) -> None:
     receipt = json.loads(run("repair", "old.pth", "out.pth", "--allow-loss", "--json").out)
     assert len(receipt["lost"]) == 1
     assert run("verify", "out.pth").code == 0
+
+
+@pytest.mark.parametrize("name", ["plain.pth", "old.pth", "plain.safetensors"])
+@pytest.mark.parametrize("command", ["inspect", "verify", "convert -o out.pth", "diff plain.pth", "inspect plain.pth"])
+def test_the_hint_of_a_file_that_is_cut_short_saves_its_whole_tensors(
+    run: Run, files: Files, name: str, command: str
+) -> None:
+    cut = files[name].with_stem("cut")
+    whole = max(s.source.offset + s.source.length for s in ckptool.open(name).storages())
+    cut.write_bytes(files[name].read_bytes()[: whole - 4])
+    ran = run(*command.split(), cut.name)
+    assert ran.code == 2
+    (hint,) = (line.removeprefix("Hint: ") for line in ran.err.splitlines() if line.startswith("Hint: "))
+    told, _, why = hint.partition("   # ")
+    assert why == "saves 2 of 3 tensors; a whole copy is better, if there is one"
+    assert told.removeprefix("ckptool ") in run("doctor", cut.name).out
+    assert run(*shlex.split(told)[1:]).code == 0
+    assert len(ckptool.open(shlex.split(told)[3]).state_dict()) == 2
+
+
+def test_the_hint_of_a_file_without_a_whole_tensor_is_to_fetch_it(run: Run, files: Files) -> None:
+    Path("cut.pth").write_bytes(files["plain.pth"].read_bytes()[:400])
+    for command in ("inspect", "verify"):
+        assert run(command, "cut.pth").err.endswith("compare the size with the source, and fetch it again\n")
+
+
+def test_a_large_file_that_is_cut_short_is_not_read_for_a_hint(
+    run: Run, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ckptool.reports.diagnosis.rescue._READ_AT_ONCE", 1000)
+    Path("cut.pth").write_bytes(files["plain.pth"].read_bytes()[:1200])
+    error = run("inspect", "cut.pth").err
+    assert error.endswith("fetch it again; `ckptool doctor cut.pth` says which tensors can be saved\n")
+    assert "1 problem found" in run("doctor", "cut.pth").out
 
 
 def test_there_must_be_something_to_repair(run: Run, files: Files) -> None:

@@ -184,7 +184,7 @@ WRONG = [
     ("strip-prefix gan.pth out.pth --at Q", ["nothing is at 'Q'"]),
     ("strip-prefix absent.pth out.pth", ["absent.pth: no such file"]),
     ("strip-prefix dp.pth", ["Missing OUT"]),
-    ("strip-prefix dp.pth -", ["not written to stdout"]),
+    ("strip-prefix dp.pth -", ["-: stdin and stdout are not supported", "Hint: name a file"]),
     ("strip-prefix dp.pth a.pth -o b.pth", ["given twice"]),
     ("strip-prefix dp.pth a.pth --in-place", ["--in-place"]),
     ("strip-prefix dp.pth plain.pth", ["plain.pth: exists already", "--overwrite"]),

@@ -73,6 +73,22 @@ def test_folders_are_searched_and_what_is_no_checkpoint_does_not_matter(run: Run
     assert run("scan", "many/README.md").code == 2
 
 
+def test_several_files_end_with_totals(run: Run, files: Files, tmp_path: Path) -> None:
+    folder = tmp_path / "many"
+    folder.mkdir()
+    for name in ("plain.pth", "evil.pth", "dp.pth"):
+        (folder / name).write_bytes(files[name].read_bytes())
+    (folder / "cut.pth").write_bytes(files["plain.pth"].read_bytes()[:60])
+    (folder / "notes.txt").write_text("words")
+    ran = run("scan", "many", "missing.pth")
+    assert ran.out.endswith(
+        "5 files scanned: 2 safe, 1 NOT SAFE, 1 CANNOT TELL, 1 could not be read\n"
+        "1 file skipped: neither checkpoint nor pickle\n"
+    )
+    assert "files scanned" not in run("scan", "many", "-q").out
+    assert "files scanned" not in run("scan", "plain.pth").out
+
+
 def test_links_out_of_a_folder_are_not_followed_and_make_the_verdict_unknown(
     run: Run, files: Files, tmp_path: Path
 ) -> None:
@@ -88,6 +104,7 @@ def test_links_out_of_a_folder_are_not_followed_and_make_the_verdict_unknown(
     assert ran.out == (
         "many/a.pth: safe, tensors and plain data only\n"
         "many/deep/b.pth: safe, tensors and plain data only\n"
+        "2 files scanned: 2 safe\n"
         "not followed: many/d, many/deep/c.pth, links out of the folder\n"
     )
     assert (ran.code, ran.err) == (2, "")

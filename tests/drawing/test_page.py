@@ -1,5 +1,6 @@
 """The pages of reports in a real browser: they load, search, zoom and filter, and run nothing that is in a file."""
 
+import functools
 import json
 import os
 import re
@@ -309,7 +310,8 @@ def test_the_histogram_stands_first_with_its_axis(show):
     assert tab.locator(".details > :first-child").get_attribute("class") == "histogram"
     axis = tab.locator(".axis").inner_text().split()
     assert (axis[0], axis[-1]) == ("-1", "3")
-    assert tab.locator(".odd").inner_text() == "2"
+    assert tab.locator(".counted").inner_text() == "0 zeros, 2 NaN, 0 infinite"
+    assert tab.locator(".odd").inner_text() == "2 NaN"
 
 
 def test_tensors_are_ordered_and_coloured_as_wished(show):
@@ -322,12 +324,161 @@ def test_tensors_are_ordered_and_coloured_as_wished(show):
     assert {"attention", "MLP"} <= set(tab.locator(".key").inner_text().split())
 
 
-@pytest.mark.parametrize("size", [(390, 844), (768, 1024), (1280, 720), (1920, 1080)])
-def test_a_list_has_room_on_every_screen(show, size):
-    tab = show(pairs_page("port", "source", "model", LINKS * 20))
+# -- on every screen
+
+
+@functools.cache
+def large_page(kind):
+    """A page of 20,000 tensors: `inspect` with statistics of each, or the pairs of a comparison with a long command."""
+    names = [f"model.layers.{n // 330}.block_sparse_moe.experts.{n // 3 % 110}.w{n % 3}.weight" for n in range(20_000)]
+    if kind == "inspect":
+        numbers = {
+            "elements": 9,
+            "min": -1.25,
+            "max": 3.5,
+            "mean": 1.0,
+            "std": 1.0,
+            "zeros": 2,
+            "nan": 1,
+            "infinite": 0,
+        }
+        stats = {**numbers, "histogram": [0, 1, 2, 3, 2] * 8}
+        return inspect_page([describe(state_dict(names, 1))], [[stats] * len(names)])
+    links = [
+        {"left": name, "right": name.replace("block_sparse_moe", "moe"), "status": "moved", "details": [("x", "y")]}
+        for name in names
+    ]
+    commands = [("ckptool rename a.pth b.pth --rename block_sparse_moe=moe --rename w1=up", "to rename them, run")]
+    return pairs_page("a.pth | b.pth", "a.pth", "b.pth", [*LINKS, *links], summary="different", commands=commands)
+
+
+CONTRAST = """(selector) => {
+  const linear = (n) => n <= 0.04045 ? n / 12.92 : ((n + 0.055) / 1.055) ** 2.4;
+  const of = (colour) => {
+    const [r, g, b] = colour.match(/\\d+/g).map((n) => linear(n / 255));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const style = getComputedStyle(document.querySelector(selector));
+  const a = of(style.stroke === "none" ? style.color : style.stroke);
+  const b = of(getComputedStyle(document.body).backgroundColor);
+  return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+}"""
+
+SCREENS = [(390, 844), (768, 1024), (1280, 800), (1920, 1080)]
+
+
+def is_inside(inner, outer):
+    return (
+        inner["y"] >= outer["y"] - 1
+        and inner["y"] + inner["height"] <= outer["y"] + outer["height"] + 1
+        and inner["x"] >= outer["x"] - 1
+        and inner["x"] + inner["width"] <= outer["x"] + outer["width"] + 1
+    )
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", SCREENS)
+@pytest.mark.parametrize("kind", ["inspect", "pairs"])
+def test_20_000_tensors_can_be_read_on_every_screen(show, kind, size, scheme):
+    tab = show(large_page(kind))
+    tab.emulate_media(color_scheme=scheme)
     tab.set_viewport_size({"width": size[0], "height": size[1]})
-    assert tab.locator(".list").bounding_box()["height"] > 0.3 * size[1]
+    tab.get_by_role("searchbox").fill("experts.7 w2")
+    tab.locator(".row").nth(2).click()
+    screen = {"x": 0, "y": 0, "width": size[0], "height": size[1]}
     assert tab.evaluate("document.documentElement.scrollWidth") <= size[0]
+    for part in (".list", ".details", "header", "#notes"):
+        assert is_inside(tab.locator(part).bounding_box(), screen), part
+    assert tab.locator(".list").bounding_box()["height"] > (0.15 if kind == "inspect" else 0.28) * size[1]
+    names = tab.locator(".row .name:nth-child(-n+2)").all_inner_texts()
+    keys = tab.locator(".row").evaluate_all("rows => rows.map(row => row.title || row.ariaLabel)")
+    assert len(set(keys)) > 5
+    assert len(set(names)) >= len(set(keys))  # what has another key looks different
+    for text in (
+        ".row .name",
+        ".soft",
+        ".details dt",
+        ".details dd",
+        "select" if kind == "inspect" else ".command button",
+    ):
+        assert tab.evaluate(CONTRAST, text) > 4.5, text
+    if kind == "inspect":
+        for part in (".histogram", ".axis", ".counted"):
+            assert is_inside(tab.locator(part).bounding_box(), tab.locator(".details").bounding_box()), part
+
+
+FOCUSED = """() => {
+  const at = document.activeElement, ring = at.closest(".list") || at;
+  const style = getComputedStyle(ring);
+  return at === document.body ? null
+    : [at.ariaLabel || at.textContent, style.outlineStyle !== "none" && parseFloat(style.outlineWidth) > 1];
+}"""
+
+
+def tabbed(tab):
+    """What the Tab key leads to, in order, as (name, whether a ring shows that it has the focus)."""
+    stops = []
+    for _ in range(40):
+        tab.keyboard.press("Tab")
+        stop = tab.evaluate(FOCUSED)
+        if stop is None or stop in stops:
+            return stops
+        stops.append(stop)
+    raise AssertionError("the Tab key never leaves the page")
+
+
+def test_the_tab_key_leads_through_the_page_in_order_and_shows_where_it_is(show):
+    stops = tabbed(show(large_page("inspect")))
+    assert [name for name, _ in stops] == ["model.pth", "Colour by", "Search tensors", "Order", "Tensors"]
+    assert all(seen for _, seen in stops)
+    stops = tabbed(show(large_page("pairs")))
+    names = [name for name, _ in stops]
+    assert names[0] == "Copy"
+    assert [*names[1:3], names[-1]] == ["Search entries", "only problems 3", "Pairs"]
+    assert all(seen for _, seen in stops)
+
+
+@pytest.mark.parametrize("key", ["Enter", " "])
+def test_a_filter_is_switched_by_the_keyboard(show, key):
+    tab = show(large_page("pairs"))
+    moved = tab.get_by_role("button", name="moved 20,000", exact=True)
+    moved.focus()
+    tab.keyboard.press(key)
+    assert moved.get_attribute("aria-pressed") == "false"
+    assert tab.get_by_role("status").inner_text() == "4 of 20,004"
+
+
+@pytest.mark.parametrize("key", ["Enter", " "])
+def test_a_module_is_opened_by_the_keyboard(show, key):
+    tab = show(large_page("inspect"))
+    tree = tab.get_by_role("tree", name="Tensors")
+    tree.focus()
+    for press in ("Home", "ArrowDown", "ArrowDown", "ArrowDown", key):
+        tab.keyboard.press(press)
+    assert tab.locator(".row[aria-selected=true]").get_attribute("title") == "model.layers.0"
+    if key == " ":
+        assert tab.locator(".row[aria-selected=true]").get_attribute("aria-expanded") == "true"
+    else:
+        crumbs = tab.get_by_label("Place in the treemap").get_by_role("button")
+        assert crumbs.all_inner_texts() == ["model.pth", "model", "layers", "0"]
+
+
+def test_a_tensor_without_a_finite_value_has_no_histogram(show):
+    numbers = dict.fromkeys(["min", "max", "mean", "std"]) | {"elements": 4, "zeros": 0, "nan": 4, "infinite": 0}
+    tab = show(inspect_page([describe(state_dict(["a"]))], [[{**numbers, "histogram": []}]]))
+    tab.locator(".row").last.click()
+    assert tab.locator(".histogram").count() == 0
+    assert tab.locator(".counted").inner_text() == "0 zeros, 4 NaN, 0 infinite"
+
+
+def test_every_brace_of_the_style_has_its_partner():
+    """A browser drops a rule after a brace too many, and nests what follows a brace too few, without a word."""
+    page = inspect_page([describe(state_dict(["a"]))])
+    depth = 0
+    for brace in re.findall(r"[{}]", re.search(r"<style>(.*?)</style>", page, re.DOTALL)[1]):
+        depth += 1 if brace == "{" else -1
+        assert 0 <= depth <= 2
+    assert depth == 0
 
 
 def test_commands_stand_apart_and_can_be_copied(show):
@@ -340,6 +491,15 @@ def test_all_rows_are_printed(show):
     tab = show(inspect_page([describe(state_dict([f"layers.{n}.weight" for n in range(400)], 1))]))
     tab.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert tab.locator(".row").count() >= 400
+    assert tab.locator(".rest").inner_text() == ""
+
+
+def test_a_print_says_how_many_rows_it_leaves_out(show):
+    tab = show(large_page("pairs"))
+    tab.evaluate("dispatchEvent(new Event('beforeprint'))")
+    tab.emulate_media(media="print")
+    assert tab.locator(".row").count() == 5000
+    assert tab.locator(".rest").inner_text() == "… 15,004 more rows are not printed: search or filter, then print."
 
 
 # -- transfer
@@ -445,18 +605,8 @@ def test_problems_of_a_port_are_one_click_away(show, port):
 def test_the_colours_of_lines_can_be_told_from_the_paper(show, port, scheme):
     tab = show(port)
     tab.emulate_media(color_scheme=scheme)
-    contrast = """(selector) => {
-      const linear = (n) => n <= 0.04045 ? n / 12.92 : ((n + 0.055) / 1.055) ** 2.4;
-      const of = (colour) => {
-        const [r, g, b] = colour.match(/\\d+/g).map((n) => linear(n / 255));
-        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-      };
-      const a = of(getComputedStyle(document.querySelector(selector)).stroke);
-      const b = of(getComputedStyle(document.body).backgroundColor);
-      return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-    }"""
     for status in ("mapped", "unmapped", "unused"):
-        assert tab.evaluate(contrast, f".row svg.{status} path") > 4.5  # WCAG 2.2: 3 is enough for lines
+        assert tab.evaluate(CONTRAST, f".row svg.{status} path") > 4.5  # WCAG 2.2: 3 is enough for lines
 
 
 def test_names_that_could_turn_the_direction_of_text_are_shown_as_what_they_are():

@@ -401,6 +401,12 @@ def test_a_rule_that_matches_nothing_is_named_with_the_keys_that_look_like_it():
     assert raised.value.what == "no key matches 'encodr.w=e'"
     assert raised.value.evidence[-1].startswith("did you mean: encoder.w")
     assert raised.value.hint == "--if-present   # lets rules match nothing"
+    with pytest.raises(NoMatch) as raised:
+        ckptool.rename(Checkpoint(state_dict(["encoder.w", "head.w"])), "w=e")
+    hint = raised.value.hint.partition("   # ")[0]
+    assert hint == "--rename '{...}.w={...}.e'"
+    renamed = ckptool.rename(Checkpoint(state_dict(["encoder.w", "head.w"])), "{...}.w={...}.e")
+    assert list(renamed.state_dict()) == ["encoder.e", "head.e"]
 
 
 def test_expressions_are_shown_as_they_were_typed():

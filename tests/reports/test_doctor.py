@@ -188,7 +188,7 @@ def test_other_shapes_are_named_and_the_command_leaves_them_as_the_model_has_the
     found = ckptool.fits("a.pth", "net.py")
     assert [key for key, _, _ in found.mismatched] == ["fc.weight", "fc.bias"]
     command, what = found.commands[0]
-    assert "2 keys the file has nothing for" in what
+    assert "2 keys that the file has nothing for keep the model's initial values" in what
     assert ckptool.doctor("a.pth", "net.py").cure == [command]
     code, words = typed(command)
     assert code == 0

@@ -57,12 +57,12 @@ def diff_parts(found: Diff, everything: bool) -> Iterator[Part]:
         pairs = by_status.get(status, [])
         if not pairs or (status == "equal" and not everything):
             continue
-        title = f"{_TITLES[status]}: {len(pairs):,}"
+        title = f"{_TITLES[status]}, {len(pairs):,}"
         yield from section(title, table(_rows(pairs, status)))
     entries = [
         (printable(path, 60), "" if a is b is None else f"{_entry(a)} | {_entry(b)}") for path, a, b in found.entries
     ]
-    yield from section(f"other entries that differ: {len(entries):,}", table(entries))
+    yield from section(f"other entries that differ, {len(entries):,}", table(entries))
     yield from section("differences in form", list(found.form))
     yield from section("not the whole", found.parts)
     for command, why in found.suggestions:

@@ -103,8 +103,8 @@ def advise(
     looks = [replace(one, commands=[(c, w) for c, w in one.commands if _to_look(c, own, plan)]) for one in messages]
     findings = found.findings
     if found.healthy and any(one.trouble for one in messages):  # what the file alone does not show
-        rest = "" if plan else ", of which the file itself shows nothing"
-        findings = [Finding("message", f"what the message says{rest}"), *findings]
+        rest = "" if plan else "; the file itself does not show it"
+        findings = [Finding("message", f"the problem that the message describes{rest}"), *findings]
     return [_of_this_file(one, found) for one in looks], replace(found, cure=plan, findings=findings)
 
 

@@ -30,6 +30,7 @@ from .in_folders import in_folder
 from .in_headers import Tree, in_headers, kind_of, look_through, weights_in
 from .leftovers import left_behind
 from .obstacles import BY_NAME, strangers
+from .rescue import repairing
 
 
 def doctor(
@@ -122,17 +123,27 @@ def _left_behind(path: StrPath) -> Iterator[Finding]:
 def _unopened_folder(path: StrPath, error: CheckpointError) -> Diagnosis:
     """What is in a folder that is no checkpoint, or why it is none that can be read."""
     found = list(in_folder(path))
-    if not found or not any(one.name in ("file", "unpacked") for one in found) or not isinstance(error, UnknownFormat):
-        what = error.what.rstrip(":") + (f" ({'; '.join(error.evidence[:3])})" if error.evidence else "")
+    if not isinstance(error, UnknownFormat):  # it is a checkpoint: of its parts, those that are damaged count
+        found = [one for one in found if one.name == "damaged" and not one.what.startswith(f"{_part(path, error)}: ")]
+    if not found or not isinstance(error, UnknownFormat):
+        part = _part(path, error)
+        what = (f"{part}: " if part else "") + error.what.rstrip(":")
+        what += f" ({'; '.join(error.evidence[:3])})" if error.evidence else ""
         found.insert(0, Finding("unreadable", what, actions=[error.hint] if error.hint else []))
     return Diagnosis(str(path), "a folder", found, [])
+
+
+def _part(path: StrPath, error: CheckpointError) -> str:
+    """The name of the file in the folder PATH that an error is about, or ""."""
+    at = os.path.relpath(error.where, path) if error.where and not is_url(error.where) else os.curdir
+    return "" if at == os.curdir or at.startswith(os.pardir) else printable(at, 100)
 
 
 def _unopened(path: StrPath, error: CheckpointError) -> Diagnosis:
     """Why a file does not open, and whether `repair` helps."""
     what = error.what.rstrip(":") + (f" ({'; '.join(error.evidence[:2])})" if error.evidence else "")
     actions = [error.hint] if error.hint else []
-    file, out = shell_path(path), beside(path, "repaired")
+    out = beside(path, "repaired")
     again = "copy or download it again if there is a whole one"
     cure: list[str] = []
     try:
@@ -142,22 +153,21 @@ def _unopened(path: StrPath, error: CheckpointError) -> Diagnosis:
         if isinstance(refused, NothingLeft):
             finding.actions.append(refused.what)
     else:
-        command = f"ckptool repair {file} {out}"
-        if not (found.wrong or found.lost):
+        command = repairing(path, found)
+        if found.lost and found.hopeless:
+            none = f"none of its {counted(found.tensors, 'tensor')} is whole, so none can be saved"
+            finding = Finding("damaged", f"{what}; {none}", actions=[again])
+        elif command is None:
             finding = Finding("unreadable", what, actions=actions)
         elif not found.lost:
             finding = Finding("repairable", what, commands=[(command, "to repair it without loss")])
-        elif found.hopeless:
-            none = f"none of its {counted(found.tensors, 'tensor')} is whole, so none can be saved"
-            finding = Finding("damaged", f"{what}; {none}", actions=[again])
         else:
             lost = f"{found.kept:,} of {counted(found.tensors, 'tensor')} are whole; lost: " + ", ".join(
                 printable(name, 60) for name, _ in found.lost[:6]
             )
             lost += f" and {len(found.lost) - 6:,} more" if len(found.lost) > 6 else ""
-            command += " --allow-loss"
             finding = Finding("damaged", f"{what}; {lost}", True, [(command, "to save what is whole")], [again])
-        cure = [command, f"ckptool doctor {out}"] if finding.commands else []
+        cure = [command, f"ckptool doctor {out}"] if command else []
     broken = open_file(path)
     size = broken.size
     broken.close()
@@ -209,7 +219,7 @@ def _rest(path: StrPath) -> tuple[str, list[tuple[str, str]]]:
         return "", []
     if found.hopeless:
         return f"; none of its {counted(found.tensors, 'tensor')} is whole", []
-    command = f"ckptool repair {shell_path(path)} {beside(path, 'rest')} --allow-loss"
+    command = repairing(path, found, "rest") or ""
     return f"; {found.kept:,} of {counted(found.tensors, 'tensor')} are whole", [(command, "to keep what is whole")]
 
 
@@ -250,7 +260,7 @@ def _worth_knowing(ckpt: Checkpoint, weights: StateDict | None, tree: Tree) -> I
         at = ["--at", shell_quote(weights.path, 200)] if len(ckpt.state_dicts()) > 1 else []
         options = ["--extract"] if weights.path else []
         words = ["ckptool convert", file, out, *options, "--strip-prefix", shell_quote(f"{prefix}.", 200), *at]
-        what = f"all names begin with {printable(prefix, 60)!r}, which is not a wrapper's"
+        what = f"all names begin with {printable(prefix, 60)!r}, which is not the name of a known wrapper"
         unless = f"if the model's names do not begin with {printable(prefix, 60)!r}"
         yield Finding("prefix", what, False, [(" ".join(words), unless)])
     used, stored = tree.tensors, sum(storage.nbytes for storage in tree.storages)

@@ -14,15 +14,16 @@ from .fits import Fit
 _SHOWN = 12
 
 
-def doctor_text(found: Diagnosis, *, everything: bool = False, width: int = 120) -> str:
+def doctor_text(found: Diagnosis, *, everything: bool = False, width: int = 120, only_problems: bool = False) -> str:
     """What is wrong with a file, for a person: what is in the way, what is worth knowing, and what to type.
 
     Args:
         found: the diagnosis.
         everything: show all of it. Else the text fits on a screen.
         width: columns to fill. Commands are never folded.
+        only_problems: leave out what is only worth knowing.
     """
-    return screen(_parts(found, everything), width, everything=everything)
+    return screen(_parts(found, everything, only_problems), width, everything=everything)
 
 
 def explanation_text(
@@ -42,9 +43,9 @@ def _explained(one: Finding) -> Iterator[str]:
     yield from (f"  - {action}" for action in one.actions)
 
 
-def _parts(found: Diagnosis, everything: bool) -> Iterator[Part]:
+def _parts(found: Diagnosis, everything: bool, only_problems: bool) -> Iterator[Part]:
     trouble = [one for one in found.findings if one.trouble]
-    others = [one for one in found.findings if not one.trouble]
+    others = [one for one in found.findings if not one.trouble and not only_problems]
     verdict = paint("no problem found", "good")
     if trouble:
         verdict = paint(f"{counted(len(trouble), 'problem')} found", "bad")
@@ -68,8 +69,17 @@ def _parts(found: Diagnosis, everything: bool) -> Iterator[Part]:
     for what, command in commands:
         yield from section(what or "to see more", [paint(command, "command")])
     yield from section("worth knowing", [one.what for one in others])
+    done = {_without_out(command) for command in found.cure}
     for what, command in [(what, command) for one in others for command, what in one.commands]:
+        if _without_out(command) in done:
+            continue
         yield from section(what or "for that", [paint(command, "command")])
+
+
+def _without_out(command: str) -> tuple[str, ...]:
+    """The words of a command `ckptool NAME IN OUT …` but OUT."""
+    words = command.split()
+    return (*words[:3], *words[4:])
 
 
 def fit_lines(fit: Fit, everything: bool) -> Iterator[str]:

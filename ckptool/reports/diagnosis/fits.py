@@ -194,9 +194,10 @@ def _accepted(port: str, ckpt: Checkpoint, weights: StateDict, built: Any) -> It
     gaps = [entry for entry in mapping.entries if entry.status == "unmapped"]
     what = ["to port the weights into this model, by names, shapes and structure"]
     if guessed:
-        what.append(f"{counted(len(guessed), 'key')} of it guessed: look at them first, it shows them with --dry-run")
+        what.append(f"{counted(len(guessed), 'key')} guessed: look at them first, with --dry-run")
     if gaps:
-        what.append(f"{counted(len(gaps), 'key')} the file has nothing for; there the model's initial values stay")
+        keep = "keeps" if len(gaps) == 1 else "keep"
+        what.append(f"{counted(len(gaps), 'key')} that the file has nothing for {keep} the model's initial values")
     yield accepting_command(mapping, guessed, gaps, port) if guessed or gaps else port, "; ".join(what)
 
 

@@ -35,7 +35,7 @@ def in_folder(path: StrPath) -> Iterator[Finding]:
             found = opened.state_dicts()
             wrong = [one for one in in_the_way(opened, found[0] if len(found) == 1 else None) if one.trouble]
         except CheckpointError as error:
-            yield Finding("file", f"{printable(name, 60)}: {error.what.rstrip(':')}")
+            yield Finding("damaged", f"{printable(name, 60)}: {error.what.rstrip(':')}")
             continue
         said = "; ".join(one.what for one in wrong[:2])
         verdict = said or "no problem found, as far as its names tell"

@@ -195,5 +195,5 @@ def _one_part(ckpt: Checkpoint) -> Finding:
         names = ", ".join(printable(name, 80) for name in missing[:3]) + (", …" if missing[3:] else "")
         return Finding("part", f"it is {ckpt.part_of}; not beside it: {names}", actions=["fetch the others"])
     folder = Path(ckpt.where).parent
-    command = f"ckptool convert {shell_path(folder)} {beside(ckpt.where, 'whole')}"
+    command = f"ckptool convert {shell_path(folder)} {beside(folder, 'whole', Path(ckpt.where).suffix)}"
     return Finding("part", f"it is {ckpt.part_of}", True, [(command, "to put all parts together")])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from ...drawing.screen import Block, Part, screen
 from ...drawing.sizes import size_text
@@ -11,7 +11,11 @@ from ...errors import counted, printable
 from .scan import Finding, Scan
 
 _FINDINGS, _PROBLEMS = 12, 8
-_MEANINGS: dict[str, Meaning] = {"safe": "good", "unsafe": "bad", "unknown": "warning"}
+_WORDS: dict[str, tuple[str, Meaning]] = {
+    "safe": ("safe", "good"),
+    "unsafe": ("NOT SAFE", "bad"),
+    "unknown": ("CANNOT TELL", "warning"),
+}
 
 
 def scan_text(seen: Scan, *, everything: bool = False, width: int = 120) -> str:
@@ -25,14 +29,26 @@ def scan_text(seen: Scan, *, everything: bool = False, width: int = 120) -> str:
     return screen(_scanned(seen, everything), width, everything=everything)
 
 
+def totals_text(verdicts: Mapping[str, int], *, failed: int, skipped: int) -> Iterator[str]:
+    """The last lines for several files: how many were scanned and what they are, and how many are no checkpoints."""
+    scanned = sum(verdicts.values()) + failed
+    if scanned > 1:
+        counts = [f"{verdicts[one]:,} {paint(*told)}" for one, told in _WORDS.items() if verdicts.get(one)]
+        counts += [f"{failed:,} could not be read"] * bool(failed)
+        yield f"{scanned:,} files scanned: {', '.join(counts)}"
+    if skipped:
+        yield f"{counted(skipped, 'file')} skipped: neither checkpoint nor pickle"
+
+
 def _scanned(seen: Scan, everything: bool) -> Iterator[Part]:
     beyond = len(seen.unsafe)
     verdict = {
-        "safe": "safe, tensors and plain data only" if seen.pickles else "safe, it holds no pickle",
-        "unsafe": f"NOT SAFE, {counted(beyond, 'name')} other than tensors and plain data",
-        "unknown": "CANNOT TELL, not all of it can be read",
+        "safe": "tensors and plain data only" if seen.pickles else "it holds no pickle",
+        "unsafe": f"{counted(beyond, 'name')} other than tensors and plain data",
+        "unknown": "not all of it can be read",
     }[seen.verdict]
-    yield f"{paint(printable(seen.path), 'name')}: {paint(verdict, _MEANINGS[seen.verdict])}"
+    word, meaning = _WORDS[seen.verdict]
+    yield f"{paint(printable(seen.path), 'name')}: {paint(f'{word}, {verdict}', meaning)}"
     yield Block(items=[printable(line, 160) for line in seen.problems], most=_PROBLEMS)
     if everything:
         yield f"  {printable(seen.kind)}, {size_text(seen.bytes)}, {counted(len(seen.pickles), 'pickle')}"
