@@ -186,7 +186,11 @@ def nested(source: object) -> Iterator[object]:
         elif (names := _fields(kind)) is not None and id(one) not in seen:
             seen.add(id(one))
             yield one
-            pending.extend([getattr(one, name) for name in names])
+            pending.extend([value for name in names if type(value := getattr(one, name)) not in _PLAIN])
+
+
+#: Types of fields in which there is no source.
+_PLAIN = frozenset({int, str, bool, type(None)})
 
 
 @cache
