@@ -30,7 +30,7 @@ from ...errors import CannotCarry, Malformed, not_installed, printable
 #: Seconds that a child may take, its memory in bytes, and the bytes that it may answer.
 SECONDS, MEMORY, ANSWER = 60, 3 << 30, 256 << 20
 #: Seconds after which a child that nobody asks ends.
-_IDLE = 5
+_IDLE = 30
 
 _START = (
     "import os, sys\n"
