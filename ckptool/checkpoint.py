@@ -6,7 +6,7 @@ tensor is read. The other primitive, which renames keys, is `ckptool.passes.reke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, ItemsView, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -309,6 +309,10 @@ class StateDict(Mapping[str, LazyTensor]):
 
     def __len__(self) -> int:
         return len(self._values)
+
+    def items(self) -> ItemsView[str, LazyTensor]:
+        """Both; a mapping's own asks for each value by its key."""
+        return self._values.items()
 
     @cached_property
     def tensors(self) -> dict[str, LazyTensor]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .checkpoint import Checkpoint, map_storages
-from .disk.files import Buffer, File, FileRange
+from .disk.files import CHUNK, Buffer, File, FileRange
 from .dtypes import BY_NAME, BY_STORAGE
 from .errors import CannotCarry, printable
 from .inert.decode import check_indices
@@ -87,6 +87,10 @@ class Loader:
         made = torch.UntypedStorage(storage.nbytes)
         if storage.nbytes:
             view = memoryview(torch.empty(0, dtype=torch.uint8).set_(made).numpy())
+            if isinstance(source, FileRange):  # straight into the memory of the tensor
+                for at in range(0, source.length, CHUNK):
+                    source.file.read_into(view[at : at + CHUNK], source.offset + at)
+                return made
             at = 0
             for chunk in source.chunks():
                 view[at : at + len(chunk)] = chunk

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
 from typing import Any, Protocol, TypeGuard
 
 from .files import CHUNK, Buffer, Computed, File, FileRange, Source
@@ -177,15 +178,27 @@ def nested(source: object) -> Iterator[object]:
     pending, seen = [source], set()
     while pending:
         one = pending.pop()
+        kind: Any = type(one)
         if isinstance(one, tuple | list):
             pending.extend(reversed(one))
         elif isinstance(one, dict):
             pending.extend(one.values())
-        elif id(one) not in seen and (hasattr(type(one), "seen") or (is_dataclass(one) and not isinstance(one, type))):
+        elif (names := _fields(kind)) is not None and id(one) not in seen:
             seen.add(id(one))
             yield one
-            if is_dataclass(one):
-                pending.extend(getattr(one, one_field.name) for one_field in reversed(fields(one)))
+            pending.extend([value for name in names if type(value := getattr(one, name)) not in _PLAIN])
+
+
+#: Types of fields in which there is no source.
+_PLAIN = frozenset({int, str, bool, type(None)})
+
+
+@cache
+def _fields(kind: type) -> tuple[str, ...] | None:
+    """The names of what a source of a class is made of, the last first; None of what is neither a source nor a file."""
+    if is_dataclass(kind):
+        return tuple(one.name for one in reversed(fields(kind)))
+    return () if hasattr(kind, "seen") else None
 
 
 def files_in(pieces: Iterable[Piece]) -> list[File]:

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from ..disk.files import File
 from ..dtypes import BY_NAME, DType
 from ..errors import Malformed, printable
-from ..inert.allowed import beyond_plain_data
+from ..inert.allowed import beyond_plain_data, is_plain_data
 from ..inert.other_tensors import numbers
 from ..tree import Dict, Global, List, Object
 from ._records import LARGEST_PICKLE
@@ -108,7 +108,8 @@ class _Parser:
         self._fail("holds a storage where none can be")
 
     def parse(self) -> Metadata:
-        root = Reader(self.data, self.where, self._no_storage).load()
+        reader = Reader(self.data, self.where, self._no_storage)
+        root = reader.load()
         whole = self._record(root, "Metadata")
         listed = self._pairs(whole.get("state_dict_metadata"), "state_dict_metadata")
         slices = self._slices(whole.get("storage_data"))
@@ -119,7 +120,8 @@ class _Parser:
             self._fail(f"has a slice of {printable(repr(name), 80)} at {offsets}, which is not a chunk of it")
         place = {name: number for number, name in enumerate(paths)}
         items.sort(key=lambda item: place.get(item.name, len(place)))  # stable
-        return Metadata(items, sorted(beyond_plain_data(root)))
+        foreign = () if is_plain_data(reader.named, reader.made) else sorted(beyond_plain_data(root))
+        return Metadata(items, foreign)
 
     def _record(self, node: Any, name: str, module: str = _RECORDS) -> dict[str, Any]:
         """The attributes of a record."""

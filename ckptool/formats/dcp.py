@@ -35,6 +35,7 @@ from ..inert.other_tensors import as_dense
 from ..tensor import LazyTensor, Storage, contiguous_stride
 from ..tree import ABSENT, Dict, List
 from . import _dcp_metadata as records
+from ._dcp_alike import Like, like_of
 from ._dcp_metadata import Box, Item, Slice
 from ._dcp_write import NOTE, draft_dcp
 from ._records import is_big_endian, read_pickle, storages_of
@@ -126,6 +127,7 @@ class _Slices:
         self.warnings: list[str] = []
         self.lost: list[str] = []
         self._opened: dict[Slice, Any] = {}
+        self._alike: dict[tuple[int, Any], Like] = {}  # the last one that was read, by its length and what it is for
         self._headers: dict[str, dict[str, Chunk]] = {}
         self._assembled: dict[Any, Storage] = {}
         places: dict[str, set[tuple[int, int]]] = defaultdict(set)
@@ -186,7 +188,7 @@ class _Slices:
     def _chunk(self, item: Item, box: Box) -> Chunk:
         noted = self._headers.get(box.slice.file)
         if noted is None:
-            values = as_dense(self._open(box.slice))
+            values = as_dense(self._open(box.slice, (box.sizes, item.dtype)))
         elif item.name in noted and noted[item.name].offsets == box.offsets:
             values = noted[item.name].values
         else:
@@ -199,10 +201,15 @@ class _Slices:
             )
         return Chunk(box.offsets, values)
 
-    def _open(self, place: Slice) -> Any:
-        """What torch.save wrote in a slice."""
+    def _open(self, place: Slice, kind: object = None) -> Any:
+        """What torch.save wrote in a slice. KIND: the same for slices that may be alike."""
         if place in self._opened:
             return self._opened[place]
+        like = self._alike.get((place.length, kind)) if not place.transforms else None
+        made = like.read(self.files[place.file], place.offset) if like is not None else None
+        if made is not None:
+            self._opened[place] = made
+            return made
         if place.transforms:
             raise CannotCarry(
                 f"is stored through {printable(', '.join(place.transforms), 80)}, which ckptool does not undo",
@@ -212,10 +219,14 @@ class _Slices:
         archive = open_archive(Window(self.files[place.file], place.offset, place.length))
         storage = storages_of(archive, "data/{}", big_endian=is_big_endian(archive))
         reader = TorchReader(read_pickle(archive, "data.pkl"), archive.file.path, storage)
-        self._opened[place] = reader.load()
-        self.warnings += check_all(reader.others, archive.file.path)
-        self.lost += reader.lost_content()
-        return self._opened[place]
+        made = self._opened[place] = reader.load()
+        warnings, lost = check_all(reader.others, archive.file.path), reader.lost_content()
+        self.warnings += warnings
+        self.lost += lost
+        like = like_of(archive, made) if not warnings and not lost else None
+        if like is not None:
+            self._alike[place.length, kind] = like
+        return made
 
 
 def _small_parts(at: int, length: int) -> tuple[tuple[int, int], tuple[int, int]]:

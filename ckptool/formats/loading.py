@@ -47,20 +47,13 @@ def load(
         CheckpointError: the file cannot be read.
     """
     require("ckptool.load", "torch", extra="torch")
-    from ..sharding.into_memory import naming_the_rank
-    from ..sharding.placed_like import load_like
     from ..torch_bridge import Loader
 
     if like is not None and (map_location is not None or mmap):
         raise RuleError("the tensors of `like` say where values go; it takes no map_location and no mmap", where="like")
-    with naming_the_rank(like):
-        opened = source if isinstance(source, Checkpoint) else open_checkpoint(source)
-        if like is not None:
-            try:
-                return load_like(opened, like)
-            except CheckpointError as error:
-                error.where = error.where or opened.where
-                raise
+    if like is not None:
+        return _load_like(source, like)
+    opened = source if isinstance(source, Checkpoint) else open_checkpoint(source)
     ckpt = little_endian_throughout(settle_ties(opened))
     try:
         return Loader(map_location, mmap=mmap).value(ckpt.root)
@@ -69,6 +62,19 @@ def load(
     except CheckpointError as error:
         error.where = error.where or ckpt.where
         raise
+
+
+def _load_like(source: StrPath | Checkpoint, like: Mapping[str, Any]) -> Any:
+    from ..sharding.into_memory import naming_the_rank
+    from ..sharding.placed_like import load_like
+
+    with naming_the_rank(like):
+        opened = source if isinstance(source, Checkpoint) else open_checkpoint(source)
+        try:
+            return load_like(opened, like)
+        except CheckpointError as error:
+            error.where = error.where or opened.where
+            raise
 
 
 def from_torch(value: Any) -> Checkpoint:

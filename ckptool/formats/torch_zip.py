@@ -20,7 +20,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from operator import attrgetter
+from operator import attrgetter, eq
 from typing import Any
 
 from ..checkpoint import Checkpoint, little_endian_throughout
@@ -36,7 +36,7 @@ from .base import Draft, Format
 from .foreign import describe_zip
 from .pickle.writer import fit, names_class, write_pickle
 from .zip.archive import Archive, holds_record, open_archive
-from .zip.columns import odd_members
+from .zip.columns import Members, odd_members
 from .zip.layout import CRC_IN_DESCRIPTOR, CRC_IN_ENTRY, Record, lay_out
 from .zip.structure import FOLLOWS, STORED, looks_like_zip
 
@@ -189,6 +189,17 @@ def _patched(ckpt: Checkpoint) -> Draft | None:
 
 def _in_order(archive: Archive, storages: Sequence[Storage]) -> bool:
     """Whether STORAGES are those of the archive, one after the other as they stand in it and in its directory."""
+    members = archive.members
+    if isinstance(members, Members) and members.head == "data/" and archive.count("data/") == len(members.sizes):
+        sources = list(map(attrgetter("source"), storages))
+        return (
+            len(sources) == len(members.sizes)
+            and set(map(type, sources)) <= {FileRange}
+            and set(map(id, map(attrgetter("file"), sources))) <= {id(archive.file)}
+            and all(map(eq, map(attrgetter("offset"), sources), members.starts))
+            and all(map(eq, map(attrgetter("length"), sources), members.sizes))
+            and all(map(eq, map(attrgetter("key"), storages), map(str, range(len(sources)))))
+        )
     last = -1
     for found, storage in zip_longest(archive.sources("data/"), storages):
         if found is None or storage is None or found != (f"data/{storage.key}", storage.source):

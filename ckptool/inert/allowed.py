@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterable
 from math import prod
 from typing import Any
 
@@ -121,6 +122,14 @@ _TAKERS = frozenset(
     + [name for name in PLAIN if name.endswith(("Tensor", "Storage"))]
 )
 _RECONSTRUCT = frozenset(f"{core}.multiarray._reconstruct" for core in _NUMPY_CORES)
+_REBUILD_BY = ("torch._tensor._rebuild_from_type", "torch._tensor._rebuild_from_type_v2")
+#: Calls of which `called_name` looks at the arguments.
+_LOOKED_INTO = frozenset(
+    [
+        *(*_BUILDERS, *_TAKERS, *_RECONSTRUCT, *_REBUILD_BY),
+        *("_codecs.encode", "copyreg._reconstructor", "fractions.Fraction", "numpy.dtype"),
+    ]
+)
 
 #: How torch and Python spell plain data; not worth a line in a listing of objects.
 _PLUMBING = PLAIN | {"builtins.bytes", "builtins.frozenset"}
@@ -169,7 +178,6 @@ def _allocates(name: str, args: Any) -> bool:
 
 
 _RATIO = re.compile(r"-?\d+(/\d+)?")
-_REBUILD_BY = ("torch._tensor._rebuild_from_type", "torch._tensor._rebuild_from_type_v2")
 _REBUILDERS = frozenset(name for name in PLAIN if name.startswith("torch._utils._rebuild_"))
 
 
@@ -239,6 +247,20 @@ def beyond_plain_data(root: Any, walked: Walked | None = None) -> Counter[str]:
     """The globals that we do not write back unless asked: all that are neither plain nor known as harmless."""
     named = named_globals(root, walked)
     return Counter({name: n for name, n in named.items() if name not in PLAIN and name not in HARMLESS})
+
+
+def is_plain_data(named: Iterable[Global], made: Iterable[Object]) -> bool:
+    """Whether `beyond_plain_data` is empty for any tree of the objects MADE and the globals NAMED, which are all that
+    a reader met. A look without a walk through the tree.
+    """
+    trusted = set()
+    for one in named:
+        name = str(one)
+        if name not in PLAIN and name not in HARMLESS:
+            return False
+        if name not in _LOOKED_INTO:
+            trusted.add(id(one))
+    return all(id(node.callee) in trusted or called_name(node) != COMPUTED for node in made)
 
 
 def count_objects(root: Any, walked: Walked | None = None) -> dict[str, int]:

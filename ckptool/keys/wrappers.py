@@ -68,18 +68,11 @@ def unwrap(keys: Iterable[str]) -> dict[str, str]:
     keys may get the same name (`b._orig_mod.w` beside `b.w`): that is for the caller to refuse, as it is for
     the caller to say what becomes of `n_averaged`, which is no weight.
     """
-    return {key: new for key, new, _ in _unwrapped(keys)}
-
-
-def _unwrapped(keys: Iterable[str]) -> Iterator[tuple[str, str, set[str]]]:
-    """Yield each key, its name without wrappers, and the components that were removed."""
     keys = list(keys)
     outer, others = _around_all(keys)
     if not others:
-        gone = set(outer.split(".")[:-1])
-        yield from ((key, key[len(outer) :], gone) for key in keys)
-        return
-    yield from _unwrapped_one_by_one(keys)
+        return {key: key[len(outer) :] for key in keys}
+    return {key: new for key, new, _ in _unwrapped_one_by_one(keys)}
 
 
 def _around_all(keys: list[str]) -> tuple[str, bool]:
@@ -91,7 +84,9 @@ def _around_all(keys: list[str]) -> tuple[str, bool]:
 
 
 def _unwrapped_one_by_one(keys: list[str]) -> Iterator[tuple[str, str, set[str]]]:
-    """As `_unwrapped`, where some keys have wrappers of their own."""
+    """Yield each key, its name without wrappers, and the components that were removed, where some keys have wrappers of
+    their own.
+    """
     split = {key: key.split(".") for key in keys}
     # The certain ones go first, so that the others are judged by the children that a parent has without them.
     short = {key: [c for c in parts[:-1] if c not in _ANYWHERE] + parts[-1:] for key, parts in split.items()}

@@ -55,7 +55,7 @@ def required(weights: StateDict) -> list[str]:
     """
     metadata = weights.metadata or {}
     found = []
-    for key, _, _ in _counters({key: tensor.shape for key, tensor in weights.tensors.items()}, {}):
+    for key, _, _ in _counters(dict.fromkeys(weights.tensors, ()), {}):
         entry = metadata.get(key.rpartition(".")[0])
         version = entry.get("version") if isinstance(entry, Mapping) else None
         if key not in weights and isinstance(version, int) and version >= _COUNTED:
@@ -155,7 +155,7 @@ def _counters(shapes: _Shapes, config: Mapping[str, Any]) -> _Made:
     return [
         (f"{key.removesuffix('running_var')}num_batches_tracked", key, _Filled("int64", (), lambda: 0))
         for key in shapes
-        if key.rpartition(".")[2] == "running_var"
+        if key.endswith("running_var") and key.rpartition(".")[2] == "running_var"
     ]
 
 

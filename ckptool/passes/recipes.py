@@ -13,7 +13,7 @@ those that take none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -197,16 +197,34 @@ def run(
         CheckpointError: as the passes do.
     """
     renamed: dict[str, str] = {}  # the key of now -> that of the beginning
-    for step in steps:
-        before = ckpt
-        ckpt = PASSES[step.name].run(ckpt, step.value, at, missing)
-        if step.name in _TAKE_OUT:
-            at = None
+    for step, before, ckpt in _one_by_one(ckpt, steps, at, missing):  # noqa: B020 - the last one is the result
         if step.name in _RENAME:
             changed = _changed(before, ckpt)
             earlier = {old: renamed.pop(old, old) for old, _ in changed}
             renamed |= {new: earlier[old] for old, new in changed}
     return ckpt, [(old, new) for new, old in renamed.items() if old != new]
+
+
+def result(ckpt: Checkpoint, steps: Sequence[Step], *, at: str | None = None) -> Checkpoint:
+    """What `run` makes of a checkpoint, for those who do not ask which keys changed.
+
+    Raises:
+        CheckpointError: as the passes do.
+    """
+    for _, _, ckpt in _one_by_one(ckpt, steps, at, "error"):  # noqa: B007, B020 - the last one is the result
+        pass
+    return ckpt
+
+
+def _one_by_one(
+    ckpt: Checkpoint, steps: Sequence[Step], at: str | None, missing: Missing
+) -> Iterator[tuple[Step, Checkpoint, Checkpoint]]:
+    """Each step, what it was given, and what it made of that."""
+    for step in steps:
+        before, ckpt = ckpt, PASSES[step.name].run(ckpt, step.value, at, missing)
+        if step.name in _TAKE_OUT:
+            at = None
+        yield step, before, ckpt
 
 
 def _changed(before: Checkpoint, after: Checkpoint) -> list[tuple[str, str]]:

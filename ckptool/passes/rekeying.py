@@ -10,7 +10,17 @@ from typing import Any
 from ..checkpoint import Checkpoint, StateDict
 from ..errors import KeyCollision, RuleError, printable
 from ..tensor import LazyTensor
-from ..tree import Dict, Mapped, Paths, attributes_of, metadata_of, rebuild, walk, with_entries
+from ..tree import (
+    Dict,
+    Mapped,
+    Paths,
+    attributes_of,
+    holds_tensors_alone,
+    metadata_of,
+    rebuild,
+    walk,
+    with_entries,
+)
 from .optimizers import follow
 from .packed import packed_in
 
@@ -29,9 +39,10 @@ def rekey(ckpt: Checkpoint, path: str, node: Mapped, renamed: Mapping[str, str |
     """
     if any(renamed.get(key, key) != key for key in renamed):
         renamed = _kept_together(ckpt, node, renamed)
+    quick = _renamed_at_once(node, renamed)
     taken: dict[str, str] = {}
-    entries: list[tuple[Any, Any]] = []
-    for key, value in node.entries:
+    entries: list[tuple[Any, Any]] = [] if quick is None else quick
+    for key, value in node.entries if quick is None else ():
         if isinstance(key, str):
             new = renamed.get(key, key)
             if new is None:
@@ -69,9 +80,26 @@ def rekey(ckpt: Checkpoint, path: str, node: Mapped, renamed: Mapping[str, str |
     return replace(ckpt, root=rebuild(ckpt.root, instead=instead), history=(*ckpt.history, *notes), roles=roles)
 
 
+def _renamed_at_once(node: Mapped, renamed: Mapping[str, str | None]) -> list[tuple[Any, Any]] | None:
+    """The entries of NODE under their new keys, where it holds tensors alone, none of which is dropped, and no two keys
+    become one; else None.
+    """
+    if not holds_tensors_alone(node):
+        return None
+    keys = [key for key, _ in node.entries]
+    new = list(map(renamed.get, keys, keys))
+    if None in new or len(set(new)) < len(new):
+        return None
+    return [entry if entry[0] == key else (key, entry[1]) for entry, key in zip(node.entries, new, strict=True)]
+
+
 def _kept_together(ckpt: Checkpoint, node: Mapped, renamed: Mapping[str, str | None]) -> Mapping[str, str | None]:
     """RENAMED with what belongs to packed weights following them, where no rule names it."""
-    tensors = {str(key): value for key, value in node.entries if isinstance(value, LazyTensor) and isinstance(key, str)}
+    if holds_tensors_alone(node):
+        tensors = dict(node.entries)
+    else:
+        held = ((key, value) for key, value in node.entries if isinstance(value, LazyTensor))
+        tensors = {str(key): value for key, value in held if isinstance(key, str)}
     further: dict[str, str | None] = {}
     for one in packed_in(tensors):
         new = {key: renamed.get(key, key) for key in one.keys}

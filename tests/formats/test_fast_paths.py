@@ -9,13 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from same import graph
+from strategies import checkpoints, flat_checkpoints, tensor_of
 
+from ckptool.checkpoint import Checkpoint
 from ckptool.disk.composing import Gap
 from ckptool.disk.files import Buffer, File
 from ckptool.disk.writing import write_pieces
 from ckptool.errors import CheckpointError
+from ckptool.formats import torch_zip
 from ckptool.formats.flat import header, safetensors
+from ckptool.formats.pickle import writer
 from ckptool.formats.zip import archive, columns, layout
+from ckptool.passes import rekeying
+from ckptool.tensor import Storage
+from ckptool.tree import Dict
 
 
 def told(read, *args):
@@ -198,3 +205,88 @@ def test_a_header_with_or_without_spaces_is_read_by_the_pattern_part_by_part(mon
 def test_an_odd_header_is_told_alike(monkeypatch, tmp_path, text):
     quick, slow = both_readers(monkeypatch, a_file(tmp_path, text.encode(), bytes(8)))
     assert quick == slow
+
+
+# -- pickles that are written
+
+WRITTEN = st.one_of(checkpoints(), flat_checkpoints()).map(lambda ckpt: ckpt.root)
+
+
+class Slow(writer._Emitter):
+    @property
+    def _last(self):
+        return None
+
+    @_last.setter
+    def _last(self, value):
+        pass
+
+
+def pickled(root):
+    return writer.write_pickle(root, torch_zip._Keys(keep=False))
+
+
+@given(st.lists(WRITTEN, min_size=1, max_size=3), st.booleans())
+def test_dicts_of_tensors_are_written_as_their_entries_one_by_one(roots, twice):
+    root = Dict([(f"x{number}", one) for number, one in enumerate([*roots, *roots[:1]] if twice else roots)])
+    quick = pickled(root)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writer, "holds_tensors_alone", lambda node: False)
+        patch.setattr(writer, "_Emitter", Slow)
+        assert pickled(root) == quick
+
+
+def test_a_tensor_that_stands_in_several_places_of_a_dict_is_written_once():
+    one, other = (tensor_of("float32", (2,)) for _ in range(2))
+    root = Dict([("a", one), ("b", other), ("c", one), ("d", Dict([("e", one), ("f", other)]))])
+    assert writer._repeated_tensors(root) == {id(one), id(other)}
+    assert writer._repeated_tensors(Dict([("a", one), ("b", other)])) == set()
+
+
+KEYS = st.sampled_from(["a", "b", "module.a", "module.b", "c.d", "x\ny"])
+
+
+@given(st.lists(KEYS, min_size=1, max_size=5), st.dictionaries(KEYS, st.one_of(KEYS, KEYS, st.none()), max_size=4))
+def test_keys_that_are_renamed_at_once_are_those_renamed_one_by_one(names, renamed):
+    root = Dict([(name, tensor_of("float32", (2,))) for name in names])
+
+    def entries():
+        ckpt = rekeying.rekey(Checkpoint(root), "", root, renamed)
+        return [(key, id(value)) for key, value in ckpt.root.entries], ckpt.history
+
+    quick = told(entries)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rekeying, "holds_tensors_alone", lambda node: False)
+        assert told(entries) == quick
+
+
+def origins(path, change):
+    """Whether the storages of an archive, changed, are in its order: in columns, and as objects."""
+    found = []
+    for fewest in (1, 1 << 40):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(columns, "FEWEST", fewest)
+            opened = archive.open_archive(File(path))
+        storages = [Storage(source, key=name[5:]) for name, source in opened.sources("data/")]
+        found.append(torch_zip._in_order(opened, change(storages)))
+    return found
+
+
+CHANGES = {
+    "nothing": lambda found: found,
+    "one less": lambda found: found[:-1],
+    "turned round": lambda found: found[::-1],
+    "one more": lambda found: [*found, found[-1]],
+    "another key": lambda found: [*found[:3], Storage(found[3].source, key="7"), *found[4:]],
+    "another place": lambda found: [*found[:3], Storage(found[4].source, key="3"), *found[4:]],
+    "a part": lambda found: [*found[:3], Storage(found[3].source.part(0, 8), key="3"), *found[4:]],
+    "in memory": lambda found: [*found[:3], Storage(Buffer(bytes(16)), key="3"), *found[4:]],
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("extra", [(), (("data/x", b"1"),)])
+def test_the_order_of_storages_is_told_alike_in_columns(tmp_path, change, extra):
+    path = tmp_path / "a"
+    path.write_bytes(an_archive(8, extra=extra))
+    assert origins(path, CHANGES[change]) == [change == "nothing"] * 2

@@ -1,10 +1,12 @@
 import pickle
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ckptool.dtypes import BY_STORAGE
 from ckptool.formats.pickle.reader import Reader
-from ckptool.inert.allowed import HARMLESS, PLAIN, beyond_plain_data, count_objects, named_globals
+from ckptool.inert.allowed import HARMLESS, PLAIN, beyond_plain_data, count_objects, is_plain_data, named_globals
 from ckptool.tree import Dict, Global, List, Object
 
 
@@ -183,3 +185,22 @@ def test_names_are_counted_by_their_calls():
 def test_a_listing_leaves_out_how_plain_data_is_spelt():
     root = List([call("torch.Size", (1,)), call("argparse.Namespace"), call("torch._utils._rebuild_qtensor")])
     assert count_objects(root) == {"argparse.Namespace": 1}
+
+
+ARGUMENTS = st.one_of(
+    *(st.just(one) for one in (1, 1 << 40, "1/2", "x" * 9, b"ab", (), (0,), (5, 5), call("os.system"))),
+    st.just(call("builtins.range", 9)),
+)
+NAMES = st.one_of(st.sampled_from(sorted(PLAIN | HARMLESS)), st.sampled_from([*DANGEROUS, "_codecs.encode"]))
+
+
+@given(st.lists(st.tuples(NAMES, st.lists(ARGUMENTS, max_size=4), st.sampled_from(["reduce", "newobj", "newobj_ex"]))))
+def test_a_look_without_the_tree_finds_what_a_walk_through_it_finds(calls):
+    made = [Object(how, Global(*name.rsplit(".", 1)), tuple(args)) for name, args, how in calls]
+    inner = [one for node in made for one in node.args if isinstance(one, Object)]
+    named = [node.callee for node in (*made, *inner)]
+    assert is_plain_data(named, [*made, *inner]) == (not beyond_plain_data(List([*made])))
+
+
+def test_a_call_of_what_a_call_gives_is_no_data_without_the_tree_either():
+    assert not is_plain_data([], [Object("reduce", call("torch.Size"), ())])

@@ -2,16 +2,25 @@
 
 Libraries such as HDF5 parse in C what anybody may have written. Where that crashes, hangs or takes all memory, it is
 the child that does, and the answer is one line. What the child answers is data from the file, and is checked like it.
+
+Importing the library takes a hundred times as long as reading a small file. Where there is fork, one child imports it,
+and forks a process for each file. It ends when its parent does, or when nobody has asked for a while.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
-import selectors
+import select
 import signal
+import socket
 import subprocess
 import sys
-from typing import Any
+import threading
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from typing import Any, NoReturn
 
 from ...disk.documents import read_json
 from ...disk.door import unnamed_file
@@ -20,12 +29,14 @@ from ...errors import CannotCarry, Malformed, not_installed, printable
 
 #: Seconds that a child may take, its memory in bytes, and the bytes that it may answer.
 SECONDS, MEMORY, ANSWER = 60, 3 << 30, 256 << 20
+#: Seconds after which a child that nobody asks ends.
+_IDLE = 30
 
 _START = (
     "import os, sys\n"
     "sys.path[:] = sys.argv[1].split(os.pathsep)\n"
     "from importlib import import_module\n"
-    "import_module(sys.argv[2]).answer(*sys.argv[3:])\n"
+    "getattr(import_module(sys.argv[2]), sys.argv[3])(*sys.argv[4:])\n"
 )
 
 
@@ -49,32 +60,21 @@ def asked(module: str, package: str, what: str, file: File, offset: int = 0, siz
             where=file.path,
             hint="fetch it first, and name the file here",
         )
-    inherited = os.name == "posix"
-    place = str(file.fd) if inherited else str(file.path)
     size = file.size - offset if size is None else size
-    command = [sys.executable, "-I", "-c", _START, os.pathsep.join(sys.path), module, place, str(offset), str(size)]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("HDF5_")}
-    environment.update(
-        OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", HDF5_USE_FILE_LOCKING="FALSE", HDF5_PLUGIN_PATH=""
-    )
-    with unnamed_file() as out, _Ended() as ended:
-        child = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.DEVNULL,
-            env=environment,
-            pass_fds=(file.fd, ended.told) if inherited else (),
-        )
-        try:
-            ended.wait(SECONDS + 10)
-            status = child.wait(timeout=1 if inherited else SECONDS + 10)
-        except subprocess.TimeoutExpired:
-            raise _failed(file, what, f"took more than {SECONDS} seconds") from None
-        finally:
-            if child.poll() is None:
-                child.kill()
-                child.wait()
+    with unnamed_file() as out:
+        if hasattr(os, "fork"):
+            status = _forked(module, package, file, out.fileno(), f"{offset} {size}")
+        else:
+            words = [str(file.path), str(offset), str(size)]
+            with _started([module, "answer", *words], stdout=out) as child:
+                try:
+                    status = child.wait(timeout=SECONDS + 10)
+                except subprocess.TimeoutExpired:
+                    status = None
+                finally:
+                    child.kill()
+        if status is None:
+            raise _failed(file, what, f"took more than {SECONDS} seconds")
         out.seek(0)
         raw = out.read(ANSWER + 1)
     if status:
@@ -93,32 +93,133 @@ def asked(module: str, package: str, what: str, file: File, offset: int = 0, siz
     return answer
 
 
-class _Ended:
-    """A pipe whose other end a child holds until it ends. Who waits for a child with a limit sleeps in between, up to
-    50 ms a time, which is as long as a small file takes.
+def _started(words: list[str], **options: Any) -> subprocess.Popen[bytes]:
+    """A child that calls a function of a module, which WORDS name, with the other words."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HDF5_")}
+    environment.update(
+        OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", HDF5_USE_FILE_LOCKING="FALSE", HDF5_PLUGIN_PATH=""
+    )
+    command = [sys.executable, "-I", "-c", _START, os.pathsep.join(sys.path), *words]
+    silent = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    return subprocess.Popen(command, env=environment, **{**silent, **options})
+
+
+# -- where there is fork: a child that has imported the library, and a process of its own for each file
+
+
+def _forked(module: str, package: str, file: File, out: int, part: str) -> int | None:
+    """The status with which a process ended that answered about a PART of FILE into the descriptor OUT; None if it took
+    too long.
+    """
+    with _LOCK:
+        for _ in range(2):
+            server = _SERVERS.get(module)
+            if server is None or server.known != (os.getpid(), sys.path):
+                if server is not None:
+                    server.end()
+                server = _SERVERS[module] = _Server(module, package)
+            try:
+                return server.ask(part, file.fd, out)
+            except TimeoutError:
+                server.end()
+                return None
+            except ConnectionError:
+                if (status := server.end()) > 0 or status not in (0, -signal.SIGKILL):  # as it imported the library
+                    return status
+            except BaseException:
+                server.end()
+                raise
+            finally:
+                if server.ended:
+                    del _SERVERS[module]
+    return 1
+
+
+class _Server:
+    """The child that has imported the library.
+
+    Attributes:
+        known: the process that started it, and where that found modules.
+        ended: it was ended.
     """
 
-    def __enter__(self) -> _Ended:
-        self._seen, self.told = os.pipe() if os.name == "posix" else (-1, -1)
-        return self
+    def __init__(self, module: str, package: str) -> None:
+        self.known = os.getpid(), list(sys.path)
+        self.ended = False
+        self._link, its = socket.socketpair()
+        with its:
+            self._child = _started(
+                [__name__, "serve", str(its.fileno()), module, package],
+                pass_fds=(its.fileno(),),
+                start_new_session=True,  # so that it ends together with the process that it has forked
+            )
 
-    def wait(self, seconds: float) -> None:
-        """Wait until the child has ended, but no longer than SECONDS."""
-        if self.told < 0:
-            return
-        self._close_ours()
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._seen, selectors.EVENT_READ)
-            selector.select(seconds)
+    def ask(self, part: str, *descriptors: int) -> int:
+        """The status of the process that answers about a part of a file.
 
-    def _close_ours(self) -> None:
-        os.close(self.told)
-        self.told = -1
+        Raises:
+            TimeoutError: it takes too long.
+            ConnectionError: the child has ended.
+        """
+        self._link.settimeout(SECONDS + 10)
+        socket.send_fds(self._link, [part.encode()], descriptors)
+        said = self._link.recv(64)
+        if not said:
+            raise ConnectionResetError
+        return os.waitstatus_to_exitcode(int(said))
 
-    def __exit__(self, *_: object) -> None:
-        for end in (self._seen, self.told):
-            if end >= 0:
-                os.close(end)
+    def end(self) -> int:
+        """End the child, and what it has forked. Returns the status with which it ended, or had ended."""
+        self._link.close()
+        if self.known[0] != os.getpid():  # it is that of a process from which this one was forked
+            self._child.returncode = 0
+        elif self._child.poll() is None:
+            with contextlib.suppress(OSError):
+                os.killpg(self._child.pid, signal.SIGKILL)
+        self.ended = True
+        return self._child.wait()
+
+
+@atexit.register
+def _end_all() -> None:
+    for server in _SERVERS.values():
+        server.end()
+
+
+_SERVERS: dict[str, _Server] = {}
+_LOCK = threading.Lock()
+
+
+def serve(link: str, module: str, package: str) -> None:
+    """Fork a process for each file that is asked about; called by the child. A parser that one file led astray is not
+    the one that reads the next.
+    """
+    with contextlib.suppress(ImportError):
+        import_module(package)
+    answer = import_module(module).answer
+    with socket.socket(fileno=int(link)) as asked:
+        while select.select([asked], [], [], _IDLE)[0]:
+            part, descriptors, _, _ = socket.recv_fds(asked, 256, 2)
+            if not part:
+                return
+            pid = os.fork()
+            if not pid:
+                asked.close()
+                _answer_and_end(answer, descriptors[0], descriptors[1], part.decode().split())
+            for one in descriptors:
+                os.close(one)
+            asked.sendall(str(os.waitpid(pid, 0)[1]).encode())
+
+
+def _answer_and_end(answer: Callable[..., None], file: int, out: int, part: Iterable[str]) -> NoReturn:
+    status = 1
+    try:
+        os.dup2(out, 1)
+        answer(str(file), *part)
+        sys.stdout.flush()
+        status = 0
+    finally:
+        os._exit(status)
 
 
 def _failed(file: File, what: str, why: str) -> Malformed:

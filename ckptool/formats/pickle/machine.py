@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from ...errors import Malformed
-from ...tree import Global, Object
+from ...tree import Dict, Global, Object
 
 _LONGEST_LINE = 1 << 20
 #: And of a class or function that is looked for among those that were named before.
@@ -92,9 +92,7 @@ class Machine:
         at, ended = self.position, True
         try:
             while True:
-                at = self.position
-                if self._frame_end is None:
-                    at = self._run_short_opcodes(at)
+                at = self._run_short_opcodes(self.position)
                 if at >= len(data):
                     self.position = at
                     self._out_of_data(1)
@@ -130,12 +128,45 @@ class Machine:
     def _run_short_opcodes(self, at: int) -> int:
         """Do the opcodes from AT on that most of torch's pickles are made of, in one loop: a call of a handler for each
         takes longer. Returns where another one stands. None of them can be wrong but by its memo number, an empty stack
-        or its text, and those cases are left to their handlers, as are the last bytes of the data.
+        or its text, and those cases are left to their handlers, as are the last bytes of the data and of a frame.
         """
-        data, stack, memo, last = self.data, self._stack, self._memo, len(self.data) - 5
+        if self._frame_end is not None and at >= self._frame_end:
+            self._frame_end = None
+        data, stack, memo = self.data, self._stack, self._memo
+        whole = len(data) if self._frame_end is None else min(len(data), self._frame_end)
+        last = whole - 5
         while at < last:
             opcode = data[at]
-            if opcode == 0x71:  # BINPUT
+            if opcode >= 0x80:
+                if opcode == 0x94:  # MEMOIZE
+                    if not stack or self._memo_beyond:
+                        break
+                    memo.append(stack[-1])
+                elif opcode == 0x89:  # NEWFALSE
+                    stack.append(False)
+                elif opcode == 0x85:  # TUPLE1
+                    if not stack:
+                        break
+                    stack[-1] = (stack[-1],)
+                elif opcode == 0x86:  # TUPLE2
+                    if len(stack) < 2:
+                        break
+                    stack[-2:] = ((stack[-2], stack[-1]),)
+                elif opcode == 0x8C:  # SHORT_BINUNICODE
+                    begin = at + 2
+                    end = begin + data[at + 1]
+                    if end > whole:
+                        break
+                    try:
+                        stack.append(str(data[begin:end], "utf-8", "surrogatepass"))
+                    except UnicodeDecodeError:
+                        break
+                    at = end
+                    continue
+                else:
+                    break
+                at += 1
+            elif opcode == 0x71:  # BINPUT
                 if not stack:
                     break
                 self._remember(data[at + 1], stack[-1])
@@ -162,7 +193,7 @@ class Machine:
             elif opcode == 0x58:  # BINUNICODE
                 begin = at + 5
                 end = begin + int.from_bytes(data[at + 1 : begin], "little")
-                if end > len(data):
+                if end > whole:
                     break
                 try:
                     stack.append(str(data[begin:end], "utf-8", "surrogatepass"))
@@ -189,11 +220,11 @@ class Machine:
                 self._marks.append(stack)
                 stack = self._stack = []
                 at += 1
-            elif opcode == 0x89:  # NEWFALSE
-                stack.append(False)
-                at += 1
             elif opcode == 0x29:  # EMPTY_TUPLE
                 stack.append(())
+                at += 1
+            elif opcode == 0x7D:  # EMPTY_DICT
+                stack.append(Dict())
                 at += 1
             elif opcode == 0x74:  # TUPLE
                 if not self._marks:
@@ -202,10 +233,13 @@ class Machine:
                 stack = self._stack = self._marks.pop()
                 stack.append(items)
                 at += 1
+            elif opcode == 0x4A:  # BININT
+                stack.append(int.from_bytes(data[at + 1 : at + 5], "little", signed=True))
+                at += 5
             elif opcode == 0x63:  # GLOBAL
                 end = data.find(b"\n", data.find(b"\n", at, at + _LONGEST_NAME) + 1, at + _LONGEST_NAME)
                 named = self._spelled.get(data[at + 1 : end + 1])
-                if named is None:
+                if named is None or end >= whole:
                     break
                 stack.append(named)
                 at = end + 1

@@ -119,6 +119,8 @@ class Phrases(Machine):
 
     def _read_phrase(self, at: int) -> int:
         """A dense tensor, and the entries of a dict that follow it and hold others of its kind."""
+        if self._frame_end is not None:  # a phrase could go beyond it; torch's pickler writes no frames
+            return at
         kind: _Kind | None = self._phrases.get(None)  # mostly, it is as the one before
         behind = self._read_again(at, kind) if kind is not None else at
         if behind > at:

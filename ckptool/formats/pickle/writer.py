@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import struct
 from array import array
+from collections import Counter
 from collections.abc import Callable
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from ...errors import CannotCarry, printable
 from ...tensor import LazyTensor, Storage
-from ...tree import ABSENT, ByteString, Dict, Global, List, Object, Set, walk
+from ...tree import ABSENT, ByteString, Dict, Global, List, Object, Set, holds_tensors_alone, walk
 from .python2 import python2_name, python3_name
 
 _LONGEST_TEXT = (1 << 32) - 1  # bytes that the texts of protocol 2 can have
@@ -63,6 +65,15 @@ class _Op:
         self.code = code
 
 
+class _Tensors:
+    """A task: emit ENTRIES of a dict, which are texts and tensors alone."""
+
+    __slots__ = ("entries",)
+
+    def __init__(self, entries: list[tuple[str, LazyTensor]]) -> None:
+        self.entries = entries
+
+
 class _Alike(NamedTuple):
     """The opcodes of tensors that differ in the name of their storage alone: those before it and those behind it."""
 
@@ -94,15 +105,17 @@ def write_pickle(root: Any, persistent: Callable[[Storage], tuple[Any, ...]]) ->
 
 def _repeated_tensors(root: Any) -> set[int]:
     """The ids of the tensors that stand in several places."""
-    seen: set[int] = set()
-    repeated: set[int] = set()
-    for _, node in walk(root):
+    once: list[int] = []
+    plain: set[int] = set()  # dicts whose entries are taken at once
+    for _, node in walk(root, plain):
         if type(node) is LazyTensor:
-            one = id(node)
-            if one in seen:
-                repeated.add(one)
-            seen.add(one)
-    return repeated
+            once.append(id(node))
+        elif holds_tensors_alone(node):
+            plain.add(id(node))
+            once += map(id, map(itemgetter(1), node.entries))
+    if len(set(once)) == len(once):
+        return set()
+    return {one for one, count in Counter(once).items() if count > 1}
 
 
 class _Emitter:
@@ -119,6 +132,7 @@ class _Emitter:
         self._shared = repeated
         self._out: list[bytes | int | tuple[bytes | int, ...]] = []
         self._alike: dict[tuple[Any, ...], _Alike] = {}
+        self._last: tuple[LazyTensor, tuple[Any, ...], _Alike] | None = None
         self._repeated: list[tuple[list[int], list[int]]] = []  # values that are fetched together, and how often
         self._numbers_of: dict[Any, int] = {}
         self._fetched: list[int] = []  # how often each is fetched
@@ -188,14 +202,14 @@ class _Emitter:
             self._put(node.key, node.value)
         elif kind is _TupleEnd:
             self._end_tuple(node.value)
+        elif kind is _Tensors:
+            for key, tensor in node.entries:
+                self._text(key)
+                self._tensor_or_fetch(tensor)
         elif kind is str:
             self._text(node)
         elif kind is LazyTensor:
-            if id(node) not in self._shared:
-                self._tensor(node)
-            elif not self._fetch(id(node)):
-                self._tensor(node)
-                self._put(id(node), node)
+            self._tensor_or_fetch(node)
         elif kind is bool:
             self._out.append(b"\x88" if node else b"\x89")
         elif kind is int:
@@ -298,16 +312,17 @@ class _Emitter:
             tasks += [_MARK, *items[at : at + _BATCH], _APPENDS]
         return tasks
 
-    def _pairs(self, entries: list[tuple[Any, Any]]) -> list[Any]:
+    def _pairs(self, entries: list[tuple[Any, Any]], *, tensors: bool = False) -> list[Any]:
         tasks: list[Any] = []
         for at in range(0, len(entries), _BATCH):
-            tasks += [_MARK, *(x for pair in entries[at : at + _BATCH] for x in pair), _SETITEMS]
+            batch = entries[at : at + _BATCH]
+            tasks += [_MARK, *([_Tensors(batch)] if tensors else (x for pair in batch for x in pair)), _SETITEMS]
         return tasks
 
     def _dict(self, node: Dict, put: _PutLater) -> None:
         begin = (_ORDERED_DICT, (), _REDUCE) if node.ordered else (_Op(b"}"),)
         state = () if node.attributes is ABSENT else (node.attributes, _BUILD)
-        self._push(*begin, put, *self._pairs(node.entries), *state)
+        self._push(*begin, put, *self._pairs(node.entries, tensors=holds_tensors_alone(node)), *state)
 
     def _object(self, node: Object, put: _PutLater) -> None:
         tasks: list[Any] = []
@@ -330,9 +345,33 @@ class _Emitter:
 
     # -- tensors: written at once, since nothing in them can be referenced again
 
+    def _tensor_or_fetch(self, tensor: LazyTensor) -> None:
+        if id(tensor) not in self._shared:
+            self._tensor(tensor)
+        elif not self._fetch(id(tensor)):
+            self._tensor(tensor)
+            self._put(id(tensor), tensor)
+
     def _tensor(self, tensor: LazyTensor) -> None:
         """A tensor. All but the name of its storage is as in most others, and their opcodes are those of the first."""
         pid = self._persistent(tensor.storage)
+        if self._last is not None:  # mostly, it is as the one before
+            last, its_pid, alike = self._last
+            if (
+                tensor.shape is last.shape
+                and tensor.stride is last.stride
+                and tensor.dtype is last.dtype
+                and tensor.offset == last.offset
+                and tensor.requires_grad is last.requires_grad
+                and tensor.parameter is last.parameter
+                and tensor.conj is last.conj
+                and tensor.neg is last.neg
+                and pid[0] is its_pid[0]
+                and pid[1] is its_pid[1]
+                and pid[3:] == its_pid[3:]
+                and self._again(pid[2], alike)
+            ):
+                return
         told = (
             *map(id, pid[:2]),
             *pid[3:],
@@ -345,11 +384,9 @@ class _Emitter:
             tensor.conj,
             tensor.neg,
         )
-        alike, name = self._alike.get(told), pid[2]
-        if alike is not None and type(name) is str and name not in self._numbers_of:
-            raw = name.encode("utf-8", "surrogatepass")
-            self._out += (alike.before, struct.pack("<cI", b"X", len(raw)) + raw, alike.behind)
-            alike.uses[0] += 1
+        known, name = self._alike.get(told), pid[2]
+        if known is not None and self._again(name, known):
+            self._last = tensor, pid, known
             return
         begin, number = len(self._out), len(self._fetched)
         self._tensor_anew(tensor, pid)
@@ -359,6 +396,15 @@ class _Emitter:
             count = [0]
             self._alike[told] = _Alike(tuple(made[: named - 1]), tuple(made[named:]), count, pid)
             self._repeated.append(([one for one in made if type(one) is int], count))
+
+    def _again(self, name: Any, alike: _Alike) -> bool:
+        """Emit the opcodes of a tensor over the storage NAME, if that is a text that was not put into the memo."""
+        if type(name) is not str or name in self._numbers_of:
+            return False
+        raw = name.encode("utf-8", "surrogatepass")
+        self._out += (alike.before, struct.pack("<cI", b"X", len(raw)) + raw, alike.behind)
+        alike.uses[0] += 1
+        return True
 
     def _tensor_anew(self, tensor: LazyTensor, pid: tuple[Any, ...]) -> None:
         out = self._out

@@ -72,25 +72,24 @@ def part_of_run(ckpt: Checkpoint) -> PartOfRun | None:
     found = _megatron(ckpt.path, root)
     if found is not None:
         return PartOfRun(found, *_whole(ckpt.path, 2), _ALL)
-    folder, command = _whole(ckpt.path, 1)
     optimizer = entries_of(root.get("optimizer_state_dict"))
     if integer(optimizer.get("zero_stage")) is not None and "partition_count" in optimizer:
         counts = [integer(n) for n in items_of(optimizer["partition_count"]) or [optimizer["partition_count"]]]
         known = [n for n in counts if n]
         of = f"one rank of {max(known):,}" if known else "one rank"
         what = f"what {of} of a DeepSpeed run has of the weights and the optimizer"
-        return PartOfRun(what, folder, command, _ALL)
+        return PartOfRun(what, *_whole(ckpt.path, 1), _ALL)
     if {"param_shapes", "buffer_names", "ds_version"} <= root.keys() and items_of(root.get("param_shapes")):
         if _is_hollow(root.get("module")):
             what = "a file with placeholders of DeepSpeed's ZeRO stage 3 in place of the parameters"
-            return PartOfRun(what, folder, command, _ALL)
+            return PartOfRun(what, *_whole(ckpt.path, 1), _ALL)
         what, gives = (
             "a file of a ZeRO run, with weights in the type of training",
             "takes those of the optimizer, in float32",
         )
-        return PartOfRun(what, folder, command, gives, is_less=False)
+        return PartOfRun(what, *_whole(ckpt.path, 1), gives, is_less=False)
     said = _divided(ckpt.root)
-    return None if said is None else PartOfRun(said, folder, command, _ALL)
+    return None if said is None else PartOfRun(said, *_whole(ckpt.path, 1), _ALL)
 
 
 def _whole(path: Path | None, levels: int) -> tuple[Path, str]:

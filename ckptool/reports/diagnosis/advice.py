@@ -173,7 +173,7 @@ def _named_as(weights: StateDict, asked: list[str]) -> list[str] | None:
         return None
     options = [*chosen, "--fill-buffers"]
     try:
-        done, _ = recipes.run(Checkpoint(weights.node, at=""), steps_of(options))
+        done = recipes.result(Checkpoint(weights.node, at=""), steps_of(options))
     except CheckpointError:
         return None
     return options if set(done.state_dict("")) == set(asked) else None

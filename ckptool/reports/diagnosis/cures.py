@@ -95,7 +95,7 @@ def _of_one(ckpt: Checkpoint, weights: StateDict, names: set[str], on_cpu: list[
         return shown
     clean = beside(ckpt.where, "clean")  # the weights themselves hold what torch.load refuses, as arrays of numpy
     try:
-        cleaned, _ = recipes.run(ckpt, [Step("clean", True)])
+        cleaned = recipes.result(ckpt, [Step("clean", True)])
         after = cleaned.state_dict(weights.path or None)
     except CheckpointError:
         return []
@@ -107,7 +107,7 @@ def _of_one(ckpt: Checkpoint, weights: StateDict, names: set[str], on_cpu: list[
 def _cleaned(ckpt: Checkpoint, moved: bool) -> list[str]:
     """The commands that make plain data of objects with tensors in them, on the CPU if they have to be MOVED."""
     try:
-        done, _ = recipes.run(ckpt, [Step("clean", True)])
+        done = recipes.result(ckpt, [Step("clean", True)])
     except CheckpointError:
         return []
     if done.lost_content != ckpt.lost_content or not any(isinstance(node, LazyTensor) for _, node in walk(done.root)):
@@ -119,7 +119,7 @@ def _cleaned(ckpt: Checkpoint, moved: bool) -> list[str]:
 
 def _is_plain(ckpt: Checkpoint, weights: StateDict, options: Sequence[str]) -> bool:
     """Whether torch.load takes what `convert` with OPTIONS would give, with weights_only=True."""
-    done, _ = recipes.run(ckpt, steps_of(options), at=weights.path or None)
+    done = recipes.result(ckpt, steps_of(options), at=weights.path or None)
     return all(name in PLAIN for name in named_globals(done.root))
 
 
@@ -157,7 +157,7 @@ def _shown(
 def is_whole(ckpt: Checkpoint, weights: StateDict, options: Sequence[str]) -> bool:
     """Whether `convert` with OPTIONS would give all tensors of WEIGHTS, in a form that loads."""
     try:
-        done, _ = recipes.run(ckpt, steps_of(options), at=weights.path or None)
+        done = recipes.result(ckpt, steps_of(options), at=weights.path or None)
         after = done.state_dict()
     except CheckpointError:
         return False

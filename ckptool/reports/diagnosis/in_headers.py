@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from ...formats.torch_zip import FORMAT as TORCH_ZIP
 from ...formats.torch_zip import NO_VERSION
 from ...inert.allowed import PLAIN, named_globals
 from ...tensor import LazyTensor, Storage, distinct, totals
-from ...tree import ByteString, Global, Object, Trail, address, walk
+from ...tree import ByteString, Global, Object, Trail, address, holds_tensors_alone, walk
 from .finding import Finding
 from .obstacles import in_the_way
 
@@ -66,12 +67,16 @@ def look_through(ckpt: Checkpoint) -> Tree:
     tensors: list[LazyTensor] = []
     others: list[tuple[Trail, Any]] = []
     on_gpu = ""
-    for trail, node in walk(ckpt.root):
+    on_cpu = {id(one.node) for one in ckpt.state_dicts() if holds_tensors_alone(one.node) and _on_cpu(one)}
+    for trail, node in walk(ckpt.root, on_cpu):
         if isinstance(node, LazyTensor):
             tensors.append(node)
             storages.append(node.storage)
             if not on_gpu and node.location != "cpu" and _belongs_on_cpu(trail, node):
                 on_gpu = address(trail)
+        elif id(node) in on_cpu:  # at once: most of what a file holds
+            tensors += map(itemgetter(1), node.entries)
+            storages += map(_STORAGE, map(itemgetter(1), node.entries))
         elif isinstance(node, Object | Global | ByteString):
             others.append((trail, node))
         elif isinstance(node, Storage):
@@ -84,6 +89,13 @@ def look_through(ckpt: Checkpoint) -> Tree:
         any(isinstance(node, ByteString) for _, node in others),
         on_gpu,
     )
+
+
+_STORAGE, _LOCATION = attrgetter("storage"), attrgetter("storage.location")
+
+
+def _on_cpu(weights: StateDict) -> bool:
+    return set(map(_LOCATION, weights.tensors.values())) <= {"cpu"}
 
 
 #: Components of a path, the last of them, that are looked at.

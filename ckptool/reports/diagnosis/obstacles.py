@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from ... import keys
 from ...adapters.adapter_summary import AdapterSummary, summary_of
 from ...checkpoint import Checkpoint, StateDict
 from ...disk.files import beside, is_there, shell_path
+from ...dtypes import BY_NAME as TYPES
 from ...errors import counted, printable
 from ...formats import format_of
 from ...formats.base import FolderFormat
@@ -38,6 +40,7 @@ BY_NAME = frozenset(
 
 #: What commands do with the files of the ranks of a run.
 _TOGETHER = "to put the parts of all ranks together"
+_SHAPE_AND_TYPE = attrgetter("shape", "dtype.name")
 _ADAPTER = re.compile(r"(?:^|[._])lora_(?:A|B|embedding_A|embedding_B|down|up|magnitude_vector)(?:[._]|\Z)")
 
 
@@ -127,12 +130,12 @@ def _of(ckpt: Checkpoint, weights: StateDict, where: str) -> Iterator[Finding]:
         shown = printable(counters[0], 60) + (f" and {len(counters) - 1:,} more" if counters[1:] else "")
         what = f"{shown}{where} {'is' if len(counters) == 1 else 'are'} missing, although the layers should have it"
         yield Finding("no-counters", what)
-    tensors = weights.tensors
-    floats = [tensor for tensor in tensors.values() if tensor.dtype.is_floating]
-    empty = sum(tensor.shape == (0,) for tensor in floats)
-    small = sum(tensor.shape in ((0,), (1,)) for tensor in tensors.values())
-    if (empty > 1 and 2 * empty >= len(floats)) or small == len(tensors) > 4:
-        many = f"{empty:,} of {counted(len(floats), 'tensor')}{where} are empty"
+    kinds = Counter(map(_SHAPE_AND_TYPE, weights.tensors.values()))  # few, where tensors are many
+    of_floats = [(shape, count) for (shape, name), count in kinds.items() if TYPES[name].is_floating]
+    floats, empty = sum(count for _, count in of_floats), sum(count for shape, count in of_floats if shape == (0,))
+    small = sum(count for (shape, _), count in kinds.items() if shape in ((0,), (1,)))
+    if (empty > 1 and 2 * empty >= floats) or small == len(weights.tensors) > 4:
+        many = f"{empty:,} of {counted(floats, 'tensor')}{where} are empty"
         many = many if empty else "all its tensors have 1 element"
         actions = ["the weights are in the *_optim_states.pt files beside it"]
         yield Finding("zero-3", f"{many}: placeholders of DeepSpeed ZeRO-3", actions=actions)
@@ -140,7 +143,8 @@ def _of(ckpt: Checkpoint, weights: StateDict, where: str) -> Iterator[Finding]:
         yield Finding(
             "no-parameters", f"the state dict{where} holds no parameters: {counted(len(weights), 'entry', 'entries')}"
         )
-    layers = {_ADAPTER.split(key)[0].strip("._") for key in weights if _ADAPTER.search(key)}
+    named = (key for key in weights if "lora_" in key)
+    layers = {_ADAPTER.split(key)[0].strip("._") for key in named if _ADAPTER.search(key)}
     if layers:
         what = f"it is an adapter (LoRA) of {counted(len(layers), 'layer')}{where}, and not the model that it changes"
         if any(".base_layer." in key for key in weights):
@@ -163,6 +167,8 @@ def partly_wrapped(weights: StateDict) -> dict[str, int]:
 
 def strangers(weights: StateDict) -> list[str]:
     """Keys of numbers, texts and training state between the tensors, which no module asks for."""
+    if len(weights.tensors) == len(weights):
+        return []
     return [
         key
         for key, value in weights.items()

@@ -1,5 +1,7 @@
 """HDF5 files: what refers to others, what lies, and what the library crashes on; and the names that Keras gives."""
 
+import os
+import re
 import sys
 from pathlib import Path
 
@@ -42,6 +44,46 @@ def test_a_crash_or_a_hang_of_the_library_is_one_line(monkeypatch, tmp_path, cod
     with pytest.raises(Malformed, match="cannot be read as an HDF5 file") as raised:
         ckptool.open(tmp_path / "a.h5")
     assert said in str(raised.value)
+
+
+#: In place of h5py: what the process that reads a file does, by the size of the file.
+READERS = """
+import os, signal, time
+class File:
+    def __init__(self, part, mode):
+        part.seek(0, 2)
+        size = part.tell()
+        if size == 101: os.kill(os.getpid(), signal.SIGSEGV)
+        if size == 102: time.sleep(60)
+        if size == 103: os._exit(3)
+        raise ValueError(f"read by {os.getpid()}, a child of {os.getppid()}")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_each_file_is_read_by_a_process_of_its_own_of_one_that_imported_the_library(monkeypatch, tmp_path):
+    (tmp_path / "h5py.py").write_text(READERS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def told(size, seconds=60):
+        (tmp_path / "a.h5").write_bytes(hdf5.SIGNATURE + bytes(size - len(hdf5.SIGNATURE)))
+        monkeypatch.setattr(apart, "SECONDS", seconds)
+        with pytest.raises(Malformed, match="cannot be read as an HDF5 file") as raised:
+            ckptool.open(tmp_path / "a.h5")
+        return str(raised.value)
+
+    def pids(size):
+        return re.search(r"read by (\d+), a child of (\d+)", told(size)).groups()
+
+    first, second = pids(100), pids(100)
+    assert first[0] != second[0]
+    assert first[1] == second[1]  # one import for all
+    assert "was ended by SIGSEGV" in told(101)
+    assert "failed with status 3" in told(103)
+    assert pids(100)[1] == first[1]  # which a crash does not end
+    assert "took more than" in told(102, seconds=-9)
+    os.kill(int(pids(100)[1]), 9)
+    assert pids(100)[1] != first[1]  # and which is started anew where it ended
 
 
 h5py = pytest.importorskip("h5py")
