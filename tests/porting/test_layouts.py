@@ -512,3 +512,14 @@ def test_a_parameter_that_stands_turned_says_nothing_of_layers_of_its_name() -> 
     mapping = port(signature({**body, "tower.proj": (8, 5)}), wanted({**body, "tower_projection.weight": (5, 8)}))
     assert pairing(mapping)["tower_projection.weight"] == "transpose(tower.proj)"
     assert pairing(mapping)["body.proj.weight"] == "body.proj.weight"
+
+
+def test_square_weights_of_haiku_are_turned_as_those_are_whose_sizes_show_it() -> None:
+    """Haiku and Sonnet call them `weights`, with inputs first."""
+    source = {"up.weights": (12, 24), "up.bias": (24,), "gate.weights": (12, 12), "gate.bias": (12,)}
+    target = {"up.weight": (24, 12), "up.bias": (24,), "gate.weight": (12, 12), "gate.bias": (12,)}
+    mapping = port(signature(source), wanted(target, used=target))
+    assert {str(mapping[f"{name}.weight"].expr) for name in ("up", "gate")} == {
+        "transpose(up.weights)",
+        "transpose(gate.weights)",
+    }
