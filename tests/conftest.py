@@ -101,6 +101,16 @@ def trainer_runs(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="session")
+def forks():
+    """Runs modules as programs, in forks of one process that has imported torch; see forked.py."""
+    from forked import Forks
+
+    started = Forks()
+    yield started
+    started.end()
+
+
 @pytest.fixture
 def in_new_python():
     """Run a program in a fresh interpreter and return what it prints; it fails the test if it fails."""
