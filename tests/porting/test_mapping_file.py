@@ -314,7 +314,7 @@ def edited(draw: st.DrawFn) -> str:
     return " ".join(filter(None, tokens))
 
 
-@settings(max_examples=300)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(edited(), st.sampled_from([(4, 6), (6, 4), (24,), (12,), (8, 6), (3,)]))
 @example("cat(5, a, b)", (8, 6))
 @example("by_heads(0, a, b)", (8, 6))
