@@ -45,16 +45,18 @@ os.fsync = _synced
 
 
 def pytest_collection_modifyitems(config, items):
-    """Where workers share the suite, a file stays with one of them, and so do the tests that share runs of training.
+    """Where workers share the suite, a file stays with one of them, and so do the tests that share runs of ranks.
 
     Those of the zoo and of the documentation share nothing and take long: they fill up whoever is done.
     """
     if os.environ.get("HYPOTHESIS_PROFILE") == "brief":
-        few = few_of_each(items)
+        few = few_of_each([item for item in items if item.get_closest_marker("same_without_torch") is None])
         config.hook.pytest_deselected(items=[item for item in items if item not in few])
         items[:] = [item for item in items if item in few]
     for item in items:
         together = item.path.parent if item.path.parent.name == "train" else item.path
+        if "ranks" in getattr(item, "fixturenames", ()):
+            together = "ranks"
         if item.path.name not in ("test_zoo.py", "test_docs.py"):
             item.add_marker(pytest.mark.xdist_group(str(together)))
 
@@ -69,7 +71,9 @@ def few_of_each(items, most=3):
     """Of ITEMS at most three parametrizations of each test: the first, one from the middle, and the last.
 
     For the run without torch. Whether torch is there changes which code runs, and that does not depend on the one of
-    two hundred files or options that a test is told; the run with torch takes all of them.
+    two hundred files or options that a test is told; the run with torch takes all of them. Tests that are marked
+    `same_without_torch` are of what never asks for it (names, texts, trees, signals, what matching makes of shapes):
+    `test_layers.py` shows in which modules torch may be imported.
     """
     each = {}
     for item in items:

@@ -12,7 +12,7 @@ import pytest
 
 import ckptool
 
-pytestmark = pytest.mark.no_cover  # the package is read here, not run
+pytestmark = pytest.mark.same_without_torch  # the package is read here, not run
 
 PACKAGE = Path(ckptool.__file__).parent
 MODULES = sorted(path.relative_to(PACKAGE).with_suffix("").as_posix() for path in PACKAGE.rglob("*.py"))

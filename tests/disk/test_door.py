@@ -55,7 +55,6 @@ def changes_in(source):
 
 
 @pytest.mark.parametrize("module", [module for module in MODULES if module != "disk/door.py"])
-@pytest.mark.no_cover  # the package is read here, not run
 def test_no_other_module_changes_a_name_on_disk(module):
     found = {what for _, what in changes_in((PACKAGE / module).read_text())}
     assert not found - NAMESAKES.get(module, set())

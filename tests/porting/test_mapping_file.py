@@ -19,6 +19,8 @@ from ckptool.porting.expression import Expr
 from ckptool.porting.mapping import Entry, Mapping, Status
 from ckptool.porting.port import port
 
+pytestmark = pytest.mark.same_without_torch
+
 
 def blocks(depth: int, *, fused: bool) -> dict[str, tuple[int, ...]]:
     found: dict[str, tuple[int, ...]] = {"stem.weight": (8, 3)}

@@ -20,6 +20,8 @@ from ckptool.porting import expression as ex
 from ckptool.porting.port import port
 from ckptool.porting.words import label, table, words_of
 
+pytestmark = pytest.mark.same_without_torch
+
 Shapes = dict[str, tuple[int, ...]]
 
 

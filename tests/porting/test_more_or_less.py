@@ -11,6 +11,8 @@ from sides import found, pairing, signature, wanted
 
 from ckptool.porting.port import port
 
+pytestmark = pytest.mark.same_without_torch
+
 Shapes = dict[str, tuple[int, ...]]
 
 #: As VGG16 is laid out, but for its sizes.
