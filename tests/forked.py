@@ -14,36 +14,42 @@ import json
 import os
 import pkgutil
 import runpy
+import signal
 import subprocess
 import sys
 
 
 class Forks:
-    """Starts the process that is forked, and forks it."""
+    """Starts the process that is forked, and asks it to fork."""
 
     def __init__(self):
-        self._server = subprocess.Popen(
-            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        self._server = None
 
     def run(self, module, words, folder, said):
         """Run `python -m MODULE WORDS` in FOLDER, with what it prints in the new file SAID. Returns its exit status."""
-        asked = {
-            "path": sys.path,
-            "module": module,
-            "words": list(map(str, words)),
-            "folder": str(folder),
-            "said": str(said),
-            "environment": {**os.environ},
-        }
-        self._server.stdin.write(json.dumps(asked) + "\n")
-        self._server.stdin.flush()
-        return int(self._server.stdout.readline())
+        if self._server is None:
+            self._server = subprocess.Popen(
+                [sys.executable, __file__],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+        asked = {"path": sys.path, "module": module, "words": list(map(str, words)), "environment": {**os.environ}}
+        try:
+            print(json.dumps(asked | {"folder": str(folder), "said": str(said)}), file=self._server.stdin, flush=True)
+            return int(self._server.stdout.readline())
+        except BaseException:  # such as that the time of the test is over
+            os.killpg(self._server.pid, signal.SIGKILL)
+            self.end()
+            raise
 
     def end(self):
-        self._server.stdin.close()
-        self._server.wait(60)
-        self._server.stdout.close()
+        server, self._server = self._server, None
+        if server is not None:
+            server.stdin.close()
+            server.wait(60)
+            server.stdout.close()
 
 
 def serve():
