@@ -6,9 +6,9 @@ SITE := .venv-site
 PIP := -m pip --disable-pip-version-check install --quiet
 BIN := $(VENV)/bin
 
-# Test files are shared out among processes: one for each core, up to four. A test that hangs fails, and its process
+# Test files are shared out among processes (see tests/conftest.py): one for each core, up to four. A test that hangs fails, and its process
 # goes on: pytest-xdist waits for ever for one that ended.
-WORKERS := --numprocesses=auto --maxprocesses=4 --dist=loadgroup --timeout=900 --timeout-method=signal
+WORKERS := --numprocesses=auto --maxprocesses=4 --dist=loadscope --timeout=900 --timeout-method=signal
 
 # A stamp is newer than the files that say what goes into its environment, or the environment is brought up to date.
 STAMP := $(VENV)/.stamp
