@@ -6,8 +6,8 @@ SITE := .venv-site
 PIP := -m pip --disable-pip-version-check install --quiet
 BIN := $(VENV)/bin
 
-# Test files are shared out among processes (see tests/conftest.py): one for each core, up to four. A test that hangs fails, and its process
-# goes on: pytest-xdist waits for ever for one that ended.
+# Test files are shared out among processes (tests/conftest.py says how): one for each core, up to four. A test that
+# hangs fails, and its process goes on: pytest-xdist waits for ever for one that ended.
 WORKERS := --numprocesses=auto --maxprocesses=4 --dist=loadscope --timeout=900 --timeout-method=signal
 
 # A stamp is newer than the files that say what goes into its environment, or the environment is brought up to date.
