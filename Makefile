@@ -6,9 +6,9 @@ SITE := .venv-site
 PIP := -m pip --disable-pip-version-check install --quiet
 BIN := $(VENV)/bin
 
-# Test files are shared out among processes: one for each core, up to four. A test that hangs fails, and its process
-# goes on: pytest-xdist waits for ever for one that ended.
-WORKERS := --numprocesses=auto --maxprocesses=4 --dist=loadgroup --timeout=900 --timeout-method=signal
+# Test files are shared out among processes (tests/conftest.py says how): one for each core, up to four. A test that
+# hangs fails, and its process goes on: pytest-xdist waits for ever for one that ended.
+WORKERS := --numprocesses=auto --maxprocesses=4 --dist=loadscope --timeout=900 --timeout-method=signal
 
 # A stamp is newer than the files that say what goes into its environment, or the environment is brought up to date.
 STAMP := $(VENV)/.stamp
@@ -18,7 +18,7 @@ SITE_STAMP := $(SITE)/.stamp
 RECIPE := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-notorch lint types test test-libraries test-page test-stores test-models test-mappings test-frameworks test-wheel test-site site man pictures fuzz faults demo fixtures bench bench-quick bench-peers golden golden-accept emitted clean
+.PHONY: help env env-notorch lint types bytecode test coverage test-libraries test-page test-stores test-models test-mappings test-frameworks test-wheel test-site site man pictures fuzz faults demo fixtures bench bench-quick bench-peers golden golden-accept emitted clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,12 +47,20 @@ types: $(STAMP) ## Check types
 # The suite starts thousands of programs. Each would compile the package anew where no bytecode may be written.
 unexport PYTHONDONTWRITEBYTECODE
 
+# What pytest imports is compiled first, so that no two processes do it.
+bytecode: $(STAMP)
+	@$(BIN)/python -m compileall -q -j 2 ckptool tests benchmarks fixtures
+
+# Nothing is watched line by line here: that takes more than twice as long, and is a target of its own.
 # The second run has no torch to import: what must work without it is shown to, with fewer examples of each law and at
 # most three parametrizations of each test.
-test: $(STAMP) $(BARE_STAMP) lint types ## Run every check: lint, types, the suite with coverage, the suite without torch
-	$(BIN)/python -m compileall -q -j 0 ckptool tests benchmarks fixtures
-	$(BIN)/pytest $(WORKERS) --cov
+test: $(STAMP) $(BARE_STAMP) ## Run every check: lint, types, the suite, the suite without torch
+	@$(MAKE) --no-print-directory --jobs=2 types lint bytecode
+	$(BIN)/pytest $(WORKERS)
 	HYPOTHESIS_PROFILE=brief $(BARE)/bin/pytest $(WORKERS)
+
+coverage: $(STAMP) bytecode ## Run the suite watched line by line, list what no test runs, and ask for 90 percent
+	$(BIN)/pytest $(WORKERS) --cov
 
 # Each in an environment of its own: nothing here is needed to use or to develop the package.
 test-libraries: test-page test-site test-wheel test-stores test-models test-mappings test-frameworks ## Test with what is not torch or safetensors: Chromium, the site, the wheel, object stores, model libraries

@@ -45,18 +45,41 @@ os.fsync = _synced
 
 
 def pytest_collection_modifyitems(config, items):
-    """Where workers share the suite, a file stays with one of them, and so do the tests that share runs of training.
-
-    Those of the zoo and of the documentation share nothing and take long: they fill up whoever is done.
-    """
+    """Leave out what the run without torch need not repeat."""
     if os.environ.get("HYPOTHESIS_PROFILE") == "brief":
-        few = few_of_each(items)
+        few = few_of_each([item for item in items if item.get_closest_marker("same_without_torch") is None])
         config.hook.pytest_deselected(items=[item for item in items if item not in few])
         items[:] = [item for item in items if item in few]
-    for item in items:
-        together = item.path.parent if item.path.parent.name == "train" else item.path
-        if item.path.name not in ("test_zoo.py", "test_docs.py"):
-            item.add_marker(pytest.mark.xdist_group(str(together)))
+
+
+#: Files whose tests share what ranks saved: the fixture `ranks` of tests/formats.
+_WITH_RANKS = ("test_dcp_oracle.py", "test_matrix.py", "test_rank_files.py")
+
+
+def shared_by(nodeid):
+    """What a test shares expensive fixtures with: its file, or more. One worker runs all of that.
+
+    Tests of the zoo and of the documentation share nothing and take long: they fill up whoever is done.
+    """
+    path = nodeid.partition("::")[0]
+    folder, _, name = path.rpartition("/")
+    if name in ("test_zoo.py", "test_docs.py"):
+        return nodeid
+    if folder.endswith("/train"):
+        return folder
+    return "ranks" if name in _WITH_RANKS else path
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Share the suite out by `shared_by`. The mark `xdist_group` does nothing with pytest 9.2."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            return shared_by(nodeid)
+
+    return Scheduling(config, log)
 
 
 def pytest_collection_finish():
@@ -69,7 +92,9 @@ def few_of_each(items, most=3):
     """Of ITEMS at most three parametrizations of each test: the first, one from the middle, and the last.
 
     For the run without torch. Whether torch is there changes which code runs, and that does not depend on the one of
-    two hundred files or options that a test is told; the run with torch takes all of them.
+    two hundred files or options that a test is told; the run with torch takes all of them. Tests that are marked
+    `same_without_torch` are of what never asks for it (names, texts, trees, signals, what matching makes of shapes):
+    `test_layers.py` shows in which modules torch may be imported.
     """
     each = {}
     for item in items:
@@ -99,6 +124,16 @@ def trainer_runs(tmp_path_factory):
         with tarfile.open(Path(__file__).parents[1] / "fixtures" / trainer / "runs.tar.xz") as packed:
             packed.extractall(folder / trainer, filter="data")
     return folder
+
+
+@pytest.fixture(scope="session")
+def forks():
+    """Runs modules as programs, in forks of one process that has imported torch; see forked.py."""
+    from forked import Forks
+
+    started = Forks()
+    yield started
+    started.end()
 
 
 @pytest.fixture

@@ -177,15 +177,15 @@ class FormatContract:
         assert sum(seen) == planned.nbytes
 
     @pytest.mark.parametrize("dtype", ALL, ids=str)
-    @pytest.mark.parametrize("shape", [(), (0,), (0, 3), (1,), (2, 6)], ids=str)
-    def test_every_element_type_keeps_its_shape_and_its_bytes(self, tmp_path, dtype, shape):
-        if dtype not in self.dtypes or (dtype.packed > 1 and not shape):
+    def test_every_element_type_keeps_its_shape_and_its_bytes(self, tmp_path, dtype):
+        if dtype not in self.dtypes:
             pytest.skip(f"{self.name} has no such tensor")
-        tensor = tensor_of(dtype, shape)
-        self.save(state_dict_of({"x": tensor}), tmp_path / "x")
-        back = ckptool.open(tmp_path / "x").state_dict()["x"]
-        assert (back.dtype, back.shape, back.stride) == (dtype, shape, tensor.stride)
-        assert bytes(back.source().read(0, back.nbytes)) == tensor.storage.source.data
+        for number, shape in enumerate([(0,), (0, 3), (1,), (2, 6), *([()] if dtype.packed == 1 else [])]):
+            tensor, path = tensor_of(dtype, shape), tmp_path / str(number)
+            self.save(state_dict_of({"x": tensor}), path)
+            back = ckptool.open(path).state_dict()["x"]
+            assert (back.dtype, back.shape, back.stride) == (dtype, shape, tensor.stride)
+            assert bytes(back.source().read(0, back.nbytes)) == tensor.storage.source.data, shape
 
     @pytest.mark.parametrize(
         "key",

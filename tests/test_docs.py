@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import click
@@ -72,28 +73,43 @@ def commands(text):
     return [(command, "\n".join(shown).strip("\n")) for command, shown in pairs]
 
 
-def run_console(page, line, text):
+#: What a shell does more with than to divide it into words.
+_OF_THE_SHELL = re.compile(r"[][|&;<>()$`*?{}~!#\\\n]")
+
+
+def run_command(command, forks):
+    """The exit status of a command, and what it prints. One of ckptool's alone needs no shell, nor a new Python."""
+    if command.startswith("ckptool ") and not _OF_THE_SHELL.search(command):
+        module, *words = shlex.split(command)
+        with tempfile.TemporaryDirectory() as folder:
+            said = Path(folder) / "said"
+            return forks.run(module, words, Path.cwd(), said), said.read_text(encoding="utf-8")
+    done = subprocess.run(
+        [BASH, "-c", command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300, check=False
+    )
+    return done.returncode, done.stdout
+
+
+def run_console(page, line, text, forks):
     for command, shown in commands(text):
-        done = subprocess.run(
-            [BASH, "-c", command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300, check=False
-        )
-        where = f"{page.name}:{line}: {command}\n{done.stdout}"
+        status, said = run_command(command, forks)
+        where = f"{page.name}:{line}: {command}\n{said}"
         refused = re.match(r"Error:|Usage:", shown) is not None
-        assert (done.returncode in (1, 2)) if refused else (done.returncode == 0), where
+        assert (status in (1, 2)) if refused else (status == 0), where
         if shown:
             # a line of its own with … stands for what is left out
             parts = [re.escape(part.strip("\n")) for part in re.split(r"(?m)^\s*…$", shown)]
-            matches = re.fullmatch(r"[\s\S]*".join(parts), done.stdout.strip("\n")) is not None
+            matches = re.fullmatch(r"[\s\S]*".join(parts), said.strip("\n")) is not None
             assert matches, where
 
 
-def run_page(page, *, with_torch):
+def run_page(page, forks, *, with_torch):
     names = {"__name__": "__main__"}
     for language, line, text in blocks(page):
         if not with_torch and _NEEDS_TORCH.search(text):
             continue
         if language == "console":
-            run_console(page, line, text)
+            run_console(page, line, text, forks)
         else:
             with contextlib.redirect_stdout(io.StringIO()) as printed:
                 exec(compile("\n" * (line - 1) + text, str(page), "exec"), names)
@@ -103,9 +119,9 @@ def run_page(page, *, with_torch):
 
 @pytest.mark.skipif(BASH is None, reason="the examples are for a POSIX shell")
 @pytest.mark.parametrize("page", RUNNABLE, ids=name_of)
-def test_what_a_page_shows_works(page, reader):
+def test_what_a_page_shows_works(page, reader, forks):
     """All of it where torch is installed, and what needs no torch where it is not."""
-    run_page(page, with_torch=all(map(importlib.util.find_spec, ("torch", "safetensors"))))
+    run_page(page, forks, with_torch=all(map(importlib.util.find_spec, ("torch", "safetensors"))))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -25,8 +25,6 @@ ACTION = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
 HOOKS = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text(encoding="utf-8"))
 BASH = shutil.which("bash")
 
-pytestmark = pytest.mark.no_cover
-
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:

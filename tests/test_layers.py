@@ -12,7 +12,7 @@ import pytest
 
 import ckptool
 
-pytestmark = pytest.mark.no_cover  # the package is read here, not run
+pytestmark = pytest.mark.same_without_torch  # the package is read here, not run
 
 PACKAGE = Path(ckptool.__file__).parent
 MODULES = sorted(path.relative_to(PACKAGE).with_suffix("").as_posix() for path in PACKAGE.rglob("*.py"))
@@ -116,13 +116,19 @@ def test_the_plan_and_the_house_have_the_same_rooms():
     assert {module.split("/")[0] for module in MODULES} == set(FLOOR)
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_imports_go_down_only(module):
-    own = module.split("/")[0]
-    for name, _, line in imports_of(module):
+def imports():
+    """(module, what it imports, whether inside a function, where) for every import of the package."""
+    return [(m, name, lazy, f"{m}:{line} imports {name}") for m in MODULES for name, lazy, line in imports_of(m)]
+
+
+def test_imports_go_down_only():
+    wrong = []
+    for module, name, _, where in imports():
+        own = module.split("/")[0]
         other = room_of(name) if name.split(".")[0] == "ckptool" else own
-        if other != own and other != "__init__":
-            assert FLOOR[other] < FLOOR[own], f"{module}:{line} imports {name}, which is not below it"
+        if other != own and other != "__init__" and FLOOR[other] >= FLOOR[own]:
+            wrong.append(f"{where}, which is not below it")
+    assert wrong == []
 
 
 def test_no_modules_import_each_other_in_a_circle():
@@ -159,28 +165,22 @@ def test_passes_and_formats_do_not_know_each_other():
         assert not (own == "formats" and "passes" in known)
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_a_package_is_imported_only_where_it_has_its_home(module):
-    for name, _, line in imports_of(module):
-        package = name.split(".")[0]
-        if package in HOMES:
-            homes = HOMES[package]
-            assert any(module == home or module.startswith(f"{home}/") for home in homes), (
-                f"{module}:{line} imports {name}"
-            )
+def at_home(module, package):
+    return any(module == home or module.startswith(f"{home}/") for home in HOMES[package])
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_numpy_is_imported_inside_functions_only(module):
-    for name, lazy, line in imports_of(module):
-        assert lazy or name.split(".")[0] not in NUMERIC, f"{module}:{line} imports {name} for everybody"
+def test_a_package_is_imported_only_where_it_has_its_home():
+    found = [(module, name.split(".")[0], where) for module, name, _, where in imports()]
+    assert [where for module, package, where in found if package in HOMES and not at_home(module, package)] == []
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_no_other_package_is_needed(module):
+def test_numpy_is_imported_inside_functions_only():
+    assert [where for _, name, lazy, where in imports() if name.split(".")[0] in NUMERIC and not lazy] == []
+
+
+def test_no_other_package_is_needed():
     known = {*sys.stdlib_module_names, *HOMES, *NUMERIC, "ckptool"}
-    for name, _, line in imports_of(module):
-        assert name.split(".")[0] in known, f"{module}:{line} imports {name}"
+    assert [where for _, name, _, where in imports() if name.split(".")[0] not in known] == []
 
 
 def test_json_is_read_in_one_place():

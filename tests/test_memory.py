@@ -9,6 +9,7 @@ import pytest
 import ckptool
 
 resource = pytest.importorskip("resource")
+pytestmark = pytest.mark.same_without_torch
 if sys.platform != "linux":
     pytest.skip("address spaces are limited and measured as Linux does it", allow_module_level=True)
 

@@ -3,12 +3,9 @@
 import hashlib
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from programs import unwatched
 from same import graph
 
 import ckptool
@@ -124,7 +121,7 @@ def test_one_file_is_spread_over_two_gpus_and_comes_to_the_cpu_whole(tmp_path):
     assert {storage.location for storage in moved.storages()} == {"cpu"}
 
 
-def test_making_them_again_gives_the_same_but_for_rounding(tmp_path):
+def test_making_them_again_gives_the_same_but_for_rounding(forks, tmp_path, monkeypatch):
     """The same keys, types, tags and objects, exactly; values within 1e-4, since processors round differently.
 
     A bias before a batch norm has no gradient but rounding, and Adam makes full steps of whatever it is given:
@@ -133,12 +130,9 @@ def test_making_them_again_gives_the_same_but_for_rounding(tmp_path):
     torch = pytest.importorskip("torch")
     if torch.__version__.partition("+")[0] != MANIFEST["torch"]:
         pytest.skip(f"made with torch {MANIFEST['torch']}")
-    command = [sys.executable, "-m", "fixtures.build", "again"]
+    monkeypatch.syspath_prepend(FIXTURES.parent)
     (tmp_path / "fixtures").symlink_to(FIXTURES)
-    done = subprocess.run(
-        command, cwd=tmp_path, env=unwatched(), capture_output=True, text=True, timeout=400, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    assert forks.run("fixtures.build", ["again"], tmp_path, tmp_path / "said") == 0, (tmp_path / "said").read_text()
     again = tmp_path / "again"
     assert sorted(path.relative_to(again).as_posix() for path in again.rglob("*") if path.is_file()) == FILES
     for name in SINGLE:

@@ -21,6 +21,8 @@ from ckptool.tree import (
     walk,
 )
 
+pytestmark = pytest.mark.same_without_torch
+
 TEXTS = st.text(st.sampled_from('ab/~"#@01-é\n'), max_size=5)
 LEAVES = st.none() | st.booleans() | st.integers(-5, 5) | TEXTS | st.binary(max_size=3)
 

@@ -29,10 +29,7 @@ TOOLS = Path(os.environ.get("CKPTOOL_TOOLS", "absent")).absolute()
 PROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 VERSIONS = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', PROJECT)
 
-pytestmark = [
-    pytest.mark.skipif(not BUILT.is_dir(), reason="make test-wheel builds the wheel"),
-    pytest.mark.no_cover,
-]
+pytestmark = pytest.mark.skipif(not BUILT.is_dir(), reason="make test-wheel builds the wheel")
 
 
 def ran(*words: object, where: Path | None = None, code: int = 0, **environment: str) -> str:

@@ -17,7 +17,10 @@ from samples import Files
 
 from ckptool.cli import main
 
-pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="signals of POSIX")
+pytestmark = [
+    pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="signals of POSIX"),
+    pytest.mark.same_without_torch,
+]
 
 SIGNALS = {"SIGINT": (130, "interrupted"), "SIGTERM": (143, "terminated"), "SIGHUP": (143, "terminated")}
 COMMANDS = ["inspect dp.pth", "strip-prefix dp.pth out.pth"]

@@ -19,6 +19,8 @@ from ckptool.disk.documents import quoted, read_json, read_text, read_yaml, thro
 from ckptool.errors import Malformed, RuleError, Unreadable, in_words
 from ckptool.passes import recipes
 
+pytestmark = pytest.mark.same_without_torch
+
 RECIPE = "ckptool: 1\npasses:\n"
 MAPPING = "ckptool-mapping: 1\nsource: x\ntarget: Net\nmapping:\n"
 

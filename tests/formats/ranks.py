@@ -10,6 +10,8 @@ Each rank saves a file of its own, too: `files` as verl names them, with weights
 of two ranks `fsdp1…`.
 """
 
+import gc
+import importlib
 import os
 import sys
 import warnings
@@ -151,6 +153,8 @@ def load_ours(net, folder):
 
 
 if __name__ == "__main__":
-    # forked, so that torch is imported once
+    # forked, so that torch is imported once, and what it imports itself for the first model that is divided
+    importlib.import_module("torch._dynamo")
+    gc.freeze()
     for world in map(int, sys.argv[2:]):
         mp.start_processes(run, args=(world, f"{sys.argv[1]}/{world}"), nprocs=world, start_method="fork")

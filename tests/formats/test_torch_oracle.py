@@ -519,7 +519,6 @@ def test_every_output_of_a_big_endian_archive_has_the_numbers_that_were_saved(tm
     assert turned == ["int32", "float64", "complex64", "bfloat16", "uint8", "float8_e4m3fn"]
 
 
-@pytest.mark.no_cover  # the same lines, so many times
 def test_torch_finds_more_storages_than_a_classic_zip_can_count(tmp_path):
     count = 66_000
     ckpt = state_dict_of({f"{n}": tensor_of("uint8", (1,), bytes([n % 256])) for n in range(count)})

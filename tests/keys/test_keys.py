@@ -24,6 +24,8 @@ from ckptool.keys import (
     unwrap,
 )
 
+pytestmark = pytest.mark.same_without_torch
+
 # Few letters, so that keys share components; no name of a wrapper, and no `n_averaged`.
 COMPONENTS = st.sampled_from(["a", "b", "fc", "module_list", "mlp_module", "0", "1", "weight"])
 KEYS = st.lists(COMPONENTS, min_size=1, max_size=5).map(".".join)
@@ -417,7 +419,6 @@ def test_unwrapping_does_not_recurse():
     assert unwrap([deep]) == {deep: "w"}
 
 
-@pytest.mark.no_cover  # the same lines, so many times
 @pytest.mark.timeout(300)  # a second; what is quadratic without calling anything takes minutes
 def test_unwrapping_and_collapsing_fifty_thousand_keys_costs_five_times_as_much_as_ten_thousand():
     def cost(layers):
@@ -568,7 +569,6 @@ def test_a_range_is_no_hole_however_long_it_is():
             Pattern.parse(text)
 
 
-@pytest.mark.no_cover  # the same lines, so many times
 def test_a_rules_file_has_so_many_rules():
     lines = "".join(f"a{n}=b{n}\n" for n in range(10_000))
     assert len(parse_rules(lines, "rules.txt")) == 10_000

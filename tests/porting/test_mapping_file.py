@@ -19,6 +19,8 @@ from ckptool.porting.expression import Expr
 from ckptool.porting.mapping import Entry, Mapping, Status
 from ckptool.porting.port import port
 
+pytestmark = pytest.mark.same_without_torch
+
 
 def blocks(depth: int, *, fused: bool) -> dict[str, tuple[int, ...]]:
     found: dict[str, tuple[int, ...]] = {"stem.weight": (8, 3)}
@@ -314,7 +316,7 @@ def edited(draw: st.DrawFn) -> str:
     return " ".join(filter(None, tokens))
 
 
-@settings(max_examples=300)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(edited(), st.sampled_from([(4, 6), (6, 4), (24,), (12,), (8, 6), (3,)]))
 @example("cat(5, a, b)", (8, 6))
 @example("by_heads(0, a, b)", (8, 6))

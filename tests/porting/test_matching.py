@@ -20,6 +20,8 @@ from ckptool.porting import expression as ex
 from ckptool.porting.port import port
 from ckptool.porting.words import label, table, words_of
 
+pytestmark = pytest.mark.same_without_torch
+
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -318,7 +320,7 @@ def turned(shape: tuple[int, ...]) -> st.SearchStrategy[tuple[int, ...]]:
     return st.sampled_from(ways)
 
 
-@settings(max_examples=150)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(st.data())
 def test_whatever_the_keys_every_entry_ends_in_one_of_three_ways(data: st.DataObject) -> None:
     ours = data.draw(st.dictionaries(KEYS, SIZES, max_size=10))

@@ -11,6 +11,8 @@ from sides import found, pairing, signature, wanted
 
 from ckptool.porting.port import port
 
+pytestmark = pytest.mark.same_without_torch
+
 Shapes = dict[str, tuple[int, ...]]
 
 #: As VGG16 is laid out, but for its sizes.
@@ -77,7 +79,7 @@ SIDES = [(by_number, by_name), (residual, residual_elsewhere), (residual, residu
 
 
 @pytest.mark.parametrize(("theirs", "ours"), SIDES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=settings.default.max_examples // 4, deadline=None)
 @given(data=st.data())
 def test_without_a_module_of_either_side_what_is_certain_is_right(
     theirs: Callable[[], Shapes], ours: Callable[[], Shapes], data: st.DataObject

@@ -393,7 +393,10 @@ def put_together(op: str, parts: list[Expr]) -> Expr:
     return Expr("stack", tuple(parts)) if op == "select" else ex.by_heads(int(parts[0].params[0]), *parts)
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+@settings(
+    max_examples=3 * settings.default.max_examples,
+    suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
+)
 @given(nested())
 def test_the_simpler_form_has_the_same_values_and_no_more_steps(
     given: tuple[Expr, dict[str, np.ndarray[Any, Any]]],

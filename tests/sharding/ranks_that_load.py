@@ -4,6 +4,8 @@ Each rank does every check below and notes in FOLDER/RANK.json what came of it: 
 What torch does is the judge: `set_model_state_dict` with the whole state dict of the first rank, `distribute_tensor`.
 """
 
+import gc
+import importlib
 import json
 import os
 import sys
@@ -426,7 +428,13 @@ def like(value, other):
 
 
 def start(checks):
-    """Let so many ranks as the command line says do CHECKS. They are forked, so that torch is imported once."""
+    """Let so many ranks as the command line says do CHECKS. They are forked, so that torch is imported once.
+
+    So is what the first FSDP model and the first file would import, in each of them, in another second or two.
+    """
+    for name in ("torch._dynamo", "ckptool.formats.saving", "ckptool.formats.loading", "ckptool.porting"):
+        importlib.import_module(name)
+    gc.freeze()
     size = int(sys.argv[3])
     given = size, sys.argv[1], int(sys.argv[2]), checks
     mp.start_processes(run, args=given, nprocs=size, start_method="fork")

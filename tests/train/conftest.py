@@ -10,9 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from runs import HOW, SAME, Keeper, free_port
-
-import ckptool.train
+from runs import HOW, SAME, Keeper, free_port, run_in_forks
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -29,7 +27,7 @@ def one_thread():
 
 
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory):
+def trained(tmp_path_factory, forks):
     """A strategy -> the folder of its run on SAME, with everything that it saved at the end and after two epochs."""
     done = {}
 
@@ -42,7 +40,7 @@ def trained(tmp_path_factory):
             elif options.get("rendezvous") == "file://":
                 options["rendezvous"] = f"file://{out.parent}/meeting-{uuid.uuid4().hex}"
             config = replace(SAME, strategy=strategy, out=out, save=("wrapped", "unwrapped", "full", "dcp"), **options)
-            ckptool.train.run(config, Keeper(out))
+            run_in_forks(forks, config, Keeper(out))
             done[strategy] = out
         return done[strategy]
 

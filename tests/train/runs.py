@@ -1,12 +1,17 @@
-"""What is trained in the tests, and who watches. Ranks import this file."""
+"""What is trained in the tests, and who watches. Ranks import this file; `python -m runs FILE` trains what is in it."""
 
 from __future__ import annotations
 
+import pickle
 import shutil
 import socket
+import sys
+import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
+import ckptool.train
 from ckptool.train import Config
 
 #: What all strategies are given: one seed, one permutation of the data, one global batch. Of 84 rows to train with, 80
@@ -75,3 +80,23 @@ def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def run_in_forks(forks: Any, config: Config, watcher: Any = None) -> Any:
+    """What `ckptool.train.run` does and returns, in a fork whose ranks are forks: see forked.py."""
+    with tempfile.TemporaryDirectory() as folder:
+        asked, said = Path(folder, "asked"), Path(folder, "said")
+        asked.write_bytes(pickle.dumps((config, watcher)))
+        assert forks.run("runs", [str(asked)], Path.cwd(), said) == 0, said.read_text()
+        return pickle.loads(asked.read_bytes())
+
+
+def main() -> None:
+    """Train what the file in the command line holds, and put there what comes of it."""
+    asked = Path(sys.argv[1])
+    config, watcher = pickle.loads(asked.read_bytes())
+    asked.write_bytes(pickle.dumps(ckptool.train.run(config, watcher)))
+
+
+if __name__ == "__main__":
+    main()

@@ -3,13 +3,14 @@
 import pickle
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from runs import SAME, Keeper
+from runs import SAME, Keeper, run_in_forks
 
 import ckptool
 from ckptool.errors import CannotCarry, CheckpointError, Malformed, TrainingFailed, Unreadable
@@ -36,7 +37,7 @@ class Told(list):
         pass
 
 
-def goes_on(trained, source, kind, config, watcher):
+def goes_on(trained, source, kind, config, watcher, run=run):
     """Let CONFIG resume the run of SOURCE after its second epoch; it must come to where that came undisturbed."""
     whole = trained(source)
     name = f"housing-{source}-{kind}" + (".pth" if kind == "full" else "")
@@ -81,9 +82,11 @@ def test_one_process_goes_on_where_any_strategy_was(trained, tmp_path, source, k
         ("average-gradients", "single", "dcp", {}, "the checkpoint has random number states of 1 rank, this run has 2"),
     ],
 )
-def test_several_processes_go_on_where_another_strategy_was(trained, tmp_path, strategy, source, kind, options, line):
+def test_several_processes_go_on_where_another_strategy_was(
+    trained, forks, tmp_path, strategy, source, kind, options, line
+):
     config = replace(SAME, strategy=strategy, nproc=2, out=tmp_path, **options)
-    goes_on(trained, source, kind, config, Keeper(tmp_path))
+    goes_on(trained, source, kind, config, Keeper(tmp_path), partial(run_in_forks, forks))
     told = (tmp_path / "told").read_text().splitlines()
     assert told[:2] == ["no GPU: 2 processes on the CPU, joined by gloo", "going on after epoch 2"]
     assert told[-1].startswith("epoch 3 of 3: ")

@@ -285,8 +285,9 @@ def test_a_moving_average_follows_the_weights(tmp_path):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_same_seed_gives_the_same_weights_and_another_one_others(tmp_path, workers):
+    two_epochs = replace(SAME, epochs=2, workers=workers, save=("unwrapped",))
     weights = [
-        loaded(run(replace(SAME, seed=seed, workers=workers, out=tmp_path / name, save=("unwrapped",))).files[0])
+        loaded(run(replace(two_epochs, seed=seed, out=tmp_path / name)).files[0])
         for name, seed in (("a", 3), ("b", 3), ("c", 4))
     ]
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in KEYS)
