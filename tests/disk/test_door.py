@@ -26,6 +26,7 @@ OF_PATHS = set("write_text write_bytes mkdir rmdir unlink touch symlink_to hardl
 #: Calls that are none of these, by module.
 NAMESAKES = {
     "cli/__init__.py": {"os.O_WRONLY"},  # of os.devnull
+    "cli/help.py": {"write_text"},  # of click's page of help
     "starting.py": {"os.O_RDWR"},  # of the same
 }
 
