@@ -37,7 +37,11 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, help="where to write; on the disk that matters (default: benchmarks/out)")
     parser.add_argument("--peers", type=Path, default=_HOME / "build/peers/bin", help="where programs of others are")
     parser.add_argument("--only", metavar="TEXT", help="rows with this in their words")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/performance.md and the README")
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help="put the table into docs/performance.md and the README; with --only, its rows in place of theirs",
+    )
     options = parser.parse_args()
     options.rounds = options.rounds or (2 if options.quick else 9)
     options.minutes = options.minutes or (2.5 if options.quick else 55)
@@ -53,7 +57,10 @@ def main() -> None:
         lines, told = measured(wanted, folder, options)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    if options.write:
+    if options.write and options.only is not None:
+        page = _HOME / "docs/performance.md"
+        write(page, "table", [about(options), "", *renewed(between(page, "table"), lines)])
+    elif options.write:
         write(_HOME / "docs/performance.md", "table", [about(options), "", *lines])
         write(_HOME / "README.md", "three lines", told)
 
@@ -209,6 +216,25 @@ def _sentence(row: Row, runs: dict[str, list[Run]]) -> str:
     also = f"; through torch {_seconds(median(one.wall for one in torch))}" if torch and first != "torch" else ""
     took, peak = _seconds(median(one.wall for one in mine)), max(one.peak for one in mine)
     return f"- {row.job}, {row.point.words}: {took}, {peak:,.0f} MB, {beside}{also}"
+
+
+def renewed(found: list[str], measured: list[str]) -> list[str]:
+    """The lines of an earlier table with the rows of MEASURED in place of its own; each begins with a job."""
+    blocks: dict[str, list[str]] = {}
+    job = ""
+    for line in [line for line in (*found, "", *measured) if not line or line.startswith("|")]:
+        begins = line.split("|")[1].strip() if line else ""
+        if begins and begins != job:
+            job, blocks[begins] = begins, []
+        if line:
+            blocks[job].append(line)
+    return [line for lines in blocks.values() for line in lines]
+
+
+def between(path: Path, name: str) -> list[str]:
+    """The lines between the marks of NAME in a document."""
+    begin, end = _BEGIN.format(name), _END.format(name)
+    return path.read_text(encoding="utf-8").partition(begin)[2].partition(end)[0].splitlines()
 
 
 def write(path: Path, name: str, lines: list[str]) -> None:
