@@ -77,3 +77,23 @@ def test_lists_of_unequal_layers_beside_each_other_are_one_layer_for_each_number
     assert mapping["detect.m.1.weight"].sources == parts
     assert mapping["detect.m.1.weight"].status == "guessed"
     assert pairing(mapping)["detect.cv.1.weight"] == "head.stems.1.weight"
+
+
+def test_layers_of_equal_modules_of_a_block_are_one_layer_of_the_other_code() -> None:
+    """Shift, scale and gate of two parts of a block, which diffusion transformers compute in one layer."""
+    source: Shapes = {"final.adaLN.weight": (16, 8), "final.adaLN.bias": (16,)}
+    target: Shapes = {}
+    for n in range(2):
+        source |= {f"blocks.{n}.qkv.weight": (24, 8), f"blocks.{n}.proj.weight": (8, 8)}
+        source |= {f"blocks.{n}.adaLN.1.weight": (48, 8), f"blocks.{n}.adaLN.1.bias": (48,)}
+        for part in ("msa", "mlp"):
+            for name in ("shift", "scale", "gate"):
+                target |= {f"layers.{n}.mod_{part}.{name}.weight": (8, 8), f"layers.{n}.mod_{part}.{name}.bias": (8,)}
+        target |= {f"layers.{n}.qkv.weight": (24, 8), f"layers.{n}.proj.weight": (8, 8)}
+    for name in ("shift", "scale"):
+        target |= {f"mod_out.{name}.weight": (8, 8), f"mod_out.{name}.bias": (8,)}
+    mapping = port(signature(source), wanted(target, used=target))
+    assert str(mapping["layers.1.mod_mlp.scale.weight"].expr) == "slice(blocks.1.adaLN.1.weight, 0, 32, 40)"
+    assert mapping["layers.1.mod_mlp.scale.weight"].status == "guessed"
+    assert str(mapping["mod_out.scale.bias"].expr) == "slice(final.adaLN.bias, 0, 8, 16)"
+    assert not mapping.unused

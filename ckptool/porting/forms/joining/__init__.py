@@ -12,6 +12,7 @@ from .families import join_families
 from .join import SizeCounts
 from .joined_modules import count_spelled, line_up, turn_spelled
 from .lists import join_lists
+from .twins import join_twins
 
 
 def join_parts(one: Canon, other: Canon) -> None:
@@ -22,6 +23,7 @@ def join_parts(one: Canon, other: Canon) -> None:
     line_up(one, other)
     count_spelled(one, other)
     join_lists(one, other)
+    join_twins(one, other)
     while join_families(one, other):  # what was joined is no longer among the tensors of its parts' sizes
         pass
 

@@ -90,7 +90,7 @@ def join_families(one: Canon, other: Canon) -> bool:
                 family, join = replace(family, parts=order, numbered=True), _join_in_order(join, family, order)
                 if by_heads:  # a name says what comes first, in the whole or in each head
                     family = replace(family, by_heads=True)
-            _join_family(one, parent, family, join)
+            join_family(one, parent, family, join)
             joined = True
     return joined
 
@@ -273,7 +273,8 @@ def join_of_family(family: Family, sizes: SizeCounts) -> Join | None:
     return next((way for way in ways if sizes.wanted(way.shape(shapes[0])) > 0), None)
 
 
-def _join_family(one: Canon, parent: _Path, family: Family, join: Join) -> None:
+def join_family(one: Canon, parent: _Path, family: Family, join: Join) -> None:
+    """Replace the parts of FAMILY, and the biases beside them, by what JOIN makes of them in the module PARENT."""
     leaf = table().leaves.get(family.stem)  # q_scale and q_shift are weight and bias of one thing
     stem = ("parts",) if leaf is not None else family.stem or ("+".join(p.last for p in family.parts),)
     words = tuple(word for component in (*parent, *family.stem) for word in cut(component))

@@ -67,9 +67,11 @@ class SizeCounts:
     def __init__(self, one: Canon, other: Canon) -> None:
         self._own = _counted(one)
         self._theirs = _counted(other)
+        fused = {p.shape for p in one.pieces.values() if p.role == "weight" and fused_kind(p) is not None}
         for piece in other.pieces.values():
             kind = fused_kind(piece) if piece.role == "weight" else None
-            if kind is not None and piece.shape[0] % len(kind.parts) == 0:
+            apart = kind is not None and piece.shape not in fused  # what is fused on both sides stays so
+            if kind is not None and apart and piece.shape[0] % len(kind.parts) == 0:
                 self._theirs[squeezed((piece.shape[0] // len(kind.parts), *piece.shape[1:]))] += len(kind.parts)
         self._views: dict[tuple[Shape, bool], set[Shape]] = defaultdict(set)
         for piece in other.pieces.values():

@@ -1,0 +1,43 @@
+"""Join the layers of modules that are equal in names and sizes, if the other side has one layer for all of them.
+
+A block of a diffusion transformer has shift, scale and gate for its attention and for its feed-forward part. Code
+computes the six in one layer, or in two modules of three layers.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from ...expression import Shape
+from ...matching.places import block_of
+from ..pieces import Canon, Piece, squeezed
+from .families import Family, join_family
+from .join import Join, SizeCounts
+
+_Path = tuple[str, ...]
+
+
+def join_twins(one: Canon, other: Canon) -> None:
+    """Join the layers of equal modules of each block, module by module. Their order is a question."""
+    sizes = SizeCounts(one, other)
+    blocks: dict[_Path, dict[str, dict[_Path, Piece]]] = defaultdict(lambda: defaultdict(dict))
+    for piece in one.pieces.values():
+        at = len(block_of(piece.path))
+        if 0 < at < len(piece.path) - 1 and piece.role == "weight" and len(piece.shape) > 1:
+            blocks[piece.path[:at]][piece.path[at]][piece.path[at + 1 :]] = piece
+    plans: dict[Shape, list[tuple[_Path, Family, Join]]] = defaultdict(list)
+    for block, modules in blocks.items():
+        twins: dict[tuple[tuple[_Path, Shape], ...], list[dict[_Path, Piece]]] = defaultdict(list)
+        for held in modules.values():
+            twins[tuple((path, piece.shape) for path, piece in sorted(held.items()))].append(held)
+        for look, alike in twins.items():
+            shapes = {shape for _, shape in look}
+            if len(alike) < 2 or len(look) < 2 or len(shapes) > 1 or sizes.wanted(look[0][1]) >= 0:
+                continue
+            parts = tuple(piece for held in alike for piece in sorted(held.values(), key=lambda p: p.order))
+            join = Join((parts[0].shape[0],) * len(parts), 0)
+            plans[squeezed(join.shape(parts[0].shape))].append((block, Family(parts, (), numbered=False), join))
+    for whole, found in plans.items():
+        if len(found) == sizes.wanted(whole):
+            for block, family, join in found:
+                join_family(one, block, family, join)
