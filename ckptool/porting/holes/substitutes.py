@@ -234,8 +234,8 @@ def _of_other_sizes(filling: Filling) -> None:
         near = [s for s in filling.matching.free_sources if filling.alike(t, s)]
         if t.main.name not in filling.holes and len(near) == 1:
             for role, piece in t.pieces.items():
-                if role in near[0].pieces:
-                    other = near[0].pieces[role].entry
+                other = near[0].pieces[role].entry if role in near[0].pieces else None
+                if other is not None and other.shape != piece.entry.shape:
                     filling.misses[piece.name] = ask(Reason.OTHER_SIZES, other.key, str(list(other.shape)))
 
 

@@ -211,7 +211,8 @@ class Orders:
                 goes_on = isinstance(b, Unit) and series(b) == series(t)
                 named = similarity(t, s) > SOME or related(t, s) or tables_of_words(t, s)
                 cell = next((c for c in self.cells.open() if any(u is t for u in c[0])), None)
-                doubt: Question[Unit] | None = None if goes_on or named else ask(Reason.ONLY_FOLLOWS)
+                why = Reason.ONLY_FIRST if b == "edge" else Reason.ONLY_FOLLOWS
+                doubt: Question[Unit] | None = None if goes_on or named else ask(why)
                 if cell is not None and not doubt and not named and self._left_in_the_middle(t, s, cell, targets):
                     doubt = ask(Reason.LEFT_OUT_OF_A_ROW)
                 if cell is not None and self.cells.split(
