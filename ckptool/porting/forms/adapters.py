@@ -104,7 +104,9 @@ def _without_wrapper(canon: Canon, base: _Path) -> None:
 
 
 def _base_of(source: Canon, base: _Path) -> Name | None:
-    """Return the name of the weight that an adapter adapts: in the same module, or spelled with other separators."""
+    """Return the name of the weight that an adapter adapts: in the same module, or spelled with other separators. None
+    if there is no such weight, or if several weights end in that name.
+    """
     name = Name(base, "weight")
     if name in source.pieces:
         return name

@@ -86,7 +86,9 @@ def open_gate(entry: Entry) -> Gate | None:
 
 
 def layout_of(entry: Entry, parts: int, sizes: Sequence[int] = ()) -> tuple[str, int]:
-    """Return how the forward pass splits a projection of PARTS parts: ("block", 0), ("heads", how many), or ("", 0)."""
+    """Return how the forward pass splits a projection of PARTS parts, of SIZES if these are known: ("block", 0) for one
+    part after the other, ("heads", how many heads), or ("", 0) if it does not show it.
+    """
     kind, inner = entry.facts.layout
     if kind != "block" and len(set(sizes)) > 1:  # keys and values of fewer heads: (groups, parts of a group, width)
         grouped = len(inner) == 3 and inner[0] * inner[2] == sizes[-1]

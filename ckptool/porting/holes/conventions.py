@@ -35,7 +35,8 @@ def doubt_conventions(filling: Filling) -> None:
 
 
 def _bare_squares(filling: Filling) -> None:
-    """Transpose square bare parameters if the file's other ones, by their sizes, are transposed; ask if there are none.
+    """Transpose square bare parameters if the file's other bare parameters, by their sizes, are transposed, and keep
+    them if one of these is not; ask if there are none.
 
     A bare parameter is no weight of a torch layer.
     """
@@ -184,7 +185,9 @@ def _are_queries(piece: Piece) -> bool:
 
 
 def _flatten(filling: Filling) -> None:
-    """Ask about linear layers after feature maps: only the code shows in which order it flattens them."""
+    """Ask about linear layers after feature maps that the two codes seem to flatten in different orders. If both
+    forward passes show the orders, the columns are reordered without a question.
+    """
     for hole, filled in filling.holes.items():
         t, s = filling.unit_of[hole]
         piece = t.pieces.get(hole.role)

@@ -198,8 +198,8 @@ _Kind = frozenset[tuple[str, tuple[tuple[str, tuple[int, ...]], ...]]]
 def _inverted(
     of_one: Sequence[tuple[int, int]], of_other: Sequence[tuple[int, int]]
 ) -> Iterator[tuple[tuple[int, int], int]]:
-    """Yield each pair of numbers (i, j) in ONE that is in the opposite order to a pair of OTHER, with the farthest such
-    j.
+    """Yield each pair of numbers (i, j) in OF_ONE that is in the opposite order to a pair of OF_OTHER, with the j of
+    the farthest such pair: once for pairs before it, and once for pairs after it.
 
     Both lists of pairs are sorted by i.
     """
