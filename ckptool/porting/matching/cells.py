@@ -147,8 +147,10 @@ class Cells:
         doubt: Question[Unit] | None,
         doubt_of: DoubtOf | None,
     ) -> dict[int, _Cell]:
-        """Move the units in each of PARTS, label -> (targets, sources), from CELL to a new cell. Return number -> units
-        of the new cells, and of what is left of CELL.
+        """Move the units of each of PARTS, (targets, sources), from CELL to a new cell of their own. They keep
+        EVIDENCE, and get the question DOUBT or that of DOUBT_OF, as do the units left behind.
+
+        Return number -> units of the new cells, and of what is left of CELL; {} if there are no parts.
         """
         targets, sources = cell
         before = targets[0].cell

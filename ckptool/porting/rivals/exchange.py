@@ -20,7 +20,9 @@ from .swaps import Swaps
 
 
 def take_up(matching: Matching) -> None:
-    """Pair the units that nothing told apart. These pairs get a doubt, so that later rules can swap them."""
+    """Pair the units that nothing told apart, in cells with equally many of both sides, unless they are too many to
+    compare. These pairs get a doubt, so that later rules can swap them.
+    """
     left = []
     for targets, sources in matching.undecided:
         if len(targets) != len(sources) or len(targets) > MOST:
