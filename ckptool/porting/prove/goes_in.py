@@ -118,7 +118,7 @@ def _key_by_key(ground: Ground, f: Use, s: Use) -> Iterator[Change]:
 
 
 def tables(ground: Ground, f: Use, matched: Sequence[Use]) -> Iterator[Change]:
-    """Yield changes for word or position tables, of which the model may have fewer rows."""
+    """Yield changes for word or position tables, of which the model may have fewer rows or columns."""
     own = f.held["weight"]
     for s in matched:
         x = ground.theirs_of(s.held.get("weight"))

@@ -258,7 +258,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         return Held(base.keys, None if base.expr is None else _viewed(base, value), tuple(value.shape))
 
     def _derive(self, name: str, args: Any, held: list[torch.Tensor], out: torch.Tensor) -> None:
-        """Note a tensor that is made only of weights. A copy, or a concatenation of weights, keeps its expression."""
+        """Note a tensor that is made only of weights. A copy, a concatenation of weights, or a lookup of successive
+        rows has an expression.
+        """
         parts = [p for p in map(self.held, held) if p is not None]
         keys = tuple(dict.fromkeys(key for part in parts for key in part.keys))
         expr = None
