@@ -539,8 +539,8 @@ class Reason(Enum):
     BRANCHES_JOINED = (
         Topic.OTHER,
         "this layer takes the output of a torch.cat, and the order of the source's layers suggests that its code "
-        "concatenates the branches in another order than the model; check torch.cat in the source's code: this tensor"
-        " and the alternative below are the two orders",
+        "concatenates the branches in another order than the model; check torch.cat in both codes: if they have the "
+        "same order, take the plain tensor, and if not, the reordered one",
     )
     BRANCHES_GUESSED = (
         Topic.OTHER,
@@ -598,9 +598,9 @@ class Reason(Enum):
     )
     MODULATION = (
         Topic.OTHER,
-        "the output of this layer is split into scale and shift, and the file does not show whether the source's code"
-        " takes scale first or shift first; check the order of chunk or split in the source's code: this tensor and "
-        "the alternative below are the two orders",
+        "the output of this layer is split into scale and shift, and the file does not show whether the source's code "
+        "takes scale first or shift first; check the order of chunk or split in both codes: if it is the same, take "
+        "the plain tensor, and if not, the one with exchanged parts",
     )
     MODULATION_UNSEEN = (
         Topic.OTHER,
@@ -611,8 +611,8 @@ class Reason(Enum):
     GATE_HALF = (
         Topic.OTHER,
         "the output of this layer is a value and its gate, and the file does not show which half is the gate in the "
-        "source's code; check which half is passed through the activation there: this tensor and the alternative "
-        "below are the two orders",
+        "source's code; check in both codes which half is passed through the activation: if it is the same, take the "
+        "plain tensor, and if not, the one with exchanged halves",
     )
     BACKGROUND = (
         Topic.OTHER,
