@@ -214,7 +214,9 @@ def _shape(x: Expr) -> Any:
 
 
 def _folded(steps: list[Step]) -> list[Loop]:
-    """Return steps that differ only in numbers as few loops as possible."""
+    """Return steps that differ only in numbers as few loops as possible: one over the numbers of the target, one for
+    each value of its first number, or one over a table of numbers; else each step alone.
+    """
     rows = [tuple(int(n) for text in step.texts for n in _NUMBER.split(text)[1::2]) for step in steps]
     own = len(_NUMBER.split(steps[0].target)[1::2])
     varying = [at for at in range(len(rows[0])) if len({row[at] for row in rows}) > 1]

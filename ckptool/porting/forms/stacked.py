@@ -120,7 +120,9 @@ def _beside_others(one: Canon, piece: Piece) -> Piece:
 
 
 def _other_stacks(one: Canon, other: Canon) -> dict[int, set[Shape]]:
-    """Return number of layers -> shapes of the other side's stacks, for stacks that are fused on one side only."""
+    """Return number of layers -> shapes of the other side's stacks with so many layers, for numbers with a stack that
+    is fused on one side and in parts on the other.
+    """
     own, theirs = (
         [p for p in side.pieces.values() if len(p.shape) == 3 and p.role == "weight"] for side in (one, other)
     )

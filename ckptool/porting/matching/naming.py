@@ -314,7 +314,8 @@ def _counted_alike(
     agreed: list[tuple[Unit, Unit]], below_t: Mapping[_Path, Unit], below_s: Mapping[_Path, Unit], *, unlike: bool
 ) -> list[tuple[Unit, Unit]]:
     """Return the pairs AGREED, of equal names, without those in lists that the two sides count differently: from
-    another number, or from the other end.
+    another number, or from the other end. UNLIKE says that the forward pass speaks against equal numbers in the
+    outermost list.
 
     `blocks.1` of a list from 1 to 4 is not `blocks.1` of a list from 0 to 3, nor of one whose last member has the sizes
     of this one's first. And `layers.0` of `first, layers.0, last` is not `layers.0` of `layers.0, 1, 2`.

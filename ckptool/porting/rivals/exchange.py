@@ -48,7 +48,9 @@ def _fitness(t: Unit, s: Unit, around: list[Pair]) -> float:
 
 
 def rearrange(swaps: Swaps) -> None:
-    """Swap the sources of two pairs as long as all evidence together supports it."""
+    """Swap the sources of two pairs as long as all evidence together supports it. Swapped pairs get a question, unless
+    names, numbers or places confirm the swap.
+    """
     pairs = swaps.pairs
     certain = Certain(pair for pair in pairs if all(doubt.of_parts for doubt in pair[0].doubts))
     places = {id(t): at for at, (t, _) in enumerate(pairs)}
