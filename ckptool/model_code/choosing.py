@@ -211,8 +211,8 @@ def _outermost(classes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _none(module: Any, place: str) -> NotFound:
-    """Return the error for a file in which no model was found. It says so if the model is made under `if __name__ ==
-    "__main__":`, which importing the file does not run.
+    """Return the error for MODULE, the file PLACE, in which no model was found. It says so if the model is made under
+    `if __name__ == "__main__":`, which importing the file does not run.
     """
     made = _made_in_main(module)
     if made:

@@ -146,7 +146,9 @@ _WHOLE, _CUT_SHORT = 600, 60
 
 
 def accepting_command(mapping: Mapping, guessed: Sequence[Entry], unmapped: Sequence[Entry], command: str) -> str:
-    """Return the options, or the whole command, that accept these guesses and gaps."""
+    """Return the options that accept the guesses GUESSED and the gaps UNMAPPED: added to COMMAND, or as arguments of
+    `load_into` if it is empty.
+    """
     parts = []
     if guessed:
         parts.append("--accept-guesses")

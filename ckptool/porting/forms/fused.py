@@ -160,7 +160,9 @@ def _initials(canon: Canon) -> list[_Initials]:
 
 
 def _spelled_form(word: str, whole: Shape, modules: Sequence[_Initials]) -> _Form | None:
-    """Return how to split a layer of sizes WHOLE as a WORD of its name says, if all modules with such parts agree."""
+    """Return how to split a layer of sizes WHOLE as a WORD of its name says, if all modules with such parts agree; else
+    None. MODULES has the layers of each module by their first letters.
+    """
     forms = set()
     for letters in modules:
         parts = [letters[letter][0] for letter in word if len(letters.get(letter, ())) == 1]

@@ -132,8 +132,9 @@ def _alone(key: tuple[str, str] | None) -> _Gates | None:
 
 
 def _several_gates(tokens: tuple[str, ...], cell: RecurrentCell) -> _Gates | None:
-    """Return the side ("ih", "hh") and the gates of a matrix named by their letters (`ioux`, `W_iou`, `h_rz`), or None.
-    A name that is only the letters of all gates has the side "ih", whatever its side is.
+    """Return the side ("ih", "hh") and the gates of a matrix whose name, in TOKENS, has the letters of gates of CELL
+    (`ioux`, `W_iou`, `h_rz`), or None. A name that is only the letters of all gates has the side "ih", whatever its
+    side is.
     """
     word = tokens[0] if len(tokens) == 1 else ""
     if len(word) == len(cell.gates) == len({cell.words.get(letter) for letter in word} - {None}):

@@ -54,7 +54,8 @@ def _part(name: str) -> str | None:
 
 
 def _said(name: str, phrases: Mapping[tuple[str, ...], _Meaning]) -> _Meaning | None:
-    """Return the meaning of a name in PHRASES: with its numbers, without, or by its last words.
+    """Return the meaning of a name in PHRASES: with its numbers, without, or by its last two words or its last; None if
+    it has none.
 
     A word for the kind of convolution is skipped: `qkv_dwconv`.
     """

@@ -372,7 +372,9 @@ def _as_matrix(piece: Piece) -> Shape | None:
 
 
 def _as_scores(piece: Piece) -> Shape | None:
-    """Return the shape of a square parameter that code takes numbers out of, such as scores from class to class."""
+    """Return the shape of a square parameter that code takes numbers out of, such as scores from class to class; None
+    for other pieces.
+    """
     of_own_code = is_bare(piece) and piece.entry.parameter and piece.entry.module != "Embedding"
     is_square = len(piece.shape) == 2 and piece.shape[0] == piece.shape[1] > 1
     return piece.shape if of_own_code and is_square and piece.entry.how in _TAKES else None

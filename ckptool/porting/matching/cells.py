@@ -125,7 +125,8 @@ class Cells:
         return bool(moved)
 
     def pair_off(self, evidence: Evidence, pairs: Iterable[Pair], doubt_of: DoubtOf) -> list[Pair]:
-        """Move each of PAIRS, (target, source) of one open cell, to a cell of its own, as `split` does for labels.
+        """Move each of PAIRS, (target, source) of one open cell, to a cell of its own with EVIDENCE, as `split` does
+        for labels. DOUBT_OF returns the question about a pair, or None.
 
         Returns:
             The pairs that this decides: these, and two units that are left alone in a cell.

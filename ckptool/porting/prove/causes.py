@@ -49,7 +49,7 @@ class Codes:
 
     @property
     def wide(self) -> Flow | None:
-        """Return the flow of the source's code in float64."""
+        """Return the flow of the source's code in float64; None if it cannot be run so."""
         if self._wide is None:
             self._wide = self.wider()
         return self._wide

@@ -154,8 +154,8 @@ def made_together(ground: Ground, f: Use) -> Iterator[Change]:
 
 
 def _each_for_each(ground: Ground, own: Sequence[str], theirs: Sequence[str], turned: bool) -> dict[str, Expr] | None:
-    """Return keys of the source for keys of the model, with square matrices as they are or TURNED; None if sizes
-    differ.
+    """Return keys of the source, THEIRS, for keys of the model, OWN, one by one, with square matrices as they are or
+    TURNED; None if sizes differ.
     """
     new: dict[str, Expr] = {}
     for key, other in zip(own, theirs, strict=True):

@@ -119,7 +119,9 @@ class Ground:
         return made
 
     def _going_on(self, rows: Expr, more: int) -> Expr | None:
-        """Return rows cut from a table, extended by MORE rows: a longer text would use these."""
+        """Return rows cut from a table, extended by up to MORE rows: a longer text would use these. None if they are
+        cut from no table, or if it has no more rows.
+        """
         cut = ex.rows_cut(ex.simplified(rows, self.shapes))
         if cut is None or not cut[0].is_copy:
             return None

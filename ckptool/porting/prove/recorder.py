@@ -349,7 +349,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         self._add("linear", roles, fingerprints(a, -1), fingerprints(out, -1), before, self._without(out, bias, -1))
 
     def _without(self, out: torch.Tensor, bias: Any, dim: int) -> torch.Tensor | None:
-        """Return the fingerprints of an output before the bias was added along a dimension, if they are asked for."""
+        """Return the fingerprints of an output before the bias was added along a dimension; None if they are not asked
+        for, or if BIAS has another length.
+        """
         if not self._bare or not isinstance(bias, torch.Tensor) or bias.numel() != out.shape[dim]:
             return None
         sizes = [-1 if d == dim % out.ndim else 1 for d in range(out.ndim)]
