@@ -116,7 +116,8 @@ def _in_other_blocks(filling: Filling, pairs: Sequence[Pair]) -> None:
 
 
 def _between_two_blocks(t: Unit, s: Unit, pairs: Sequence[Pair], blocks: int) -> bool:
-    """Return whether a layer stands between two blocks on both sides, and code counts it among either.
+    """Return whether a layer stands between two blocks on both sides, and code counts it among either. BLOCKS is the
+    difference of the numbers of its blocks on the two sides.
 
     It has the same name and the same place among all layers: for example, `downsample` at the end of a stage, or at the
     beginning of the next.
