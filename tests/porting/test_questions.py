@@ -43,6 +43,13 @@ def test_every_question_says_what_to_do_and_never_speaks_of_a_side(reason: Reaso
     assert not any(one in reason.says for one in ("one side", "other side", "both sides", "which of the two "))
 
 
+@pytest.mark.parametrize("reason", [reason for reason in Reason if "; check " in reason.says])
+def test_a_check_ends_with_what_to_do_if_it_shows_the_other_thing(reason: Reason) -> None:
+    after = reason.says.partition("; check ")[2]
+    ends = (" if ", "if not", ", and correct ", ", and merge ", ", and save ", ", and exchange ", "with another ", "--")
+    assert any(one in after for one in ends) or "(the alternative below)" in after
+
+
 def test_a_refusal_shows_the_whole_advice_once() -> None:
     shapes = {f"{one}.weight": (4, 4) for one in ("a", "b")}
     mapping = port(signature(shapes), wanted(shapes))
