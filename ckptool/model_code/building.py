@@ -260,7 +260,7 @@ def initial_values(source: ModelSource, keys: Sequence[str]) -> dict[str, LazyTe
     """Return key -> initial value for KEYS of the model, as building the model makes them.
 
     The model is built once more, and only the parameters of KEYS get memory: a new head on a big model costs only the
-    head.
+    head. If that is not possible, the whole model gets memory.
     """
     try:
         model = _partly_real(source, set(keys))
@@ -332,8 +332,8 @@ def fill(model: torch.nn.Module, ckpt: Checkpoint) -> None:
 
 
 def build(source: ModelSource, *, real: bool = False) -> torch.nn.Module:
-    """Return the model that SOURCE makes: on the meta device, unless REAL values are needed or the code does not run
-    there.
+    """Return the model that SOURCE makes: on the meta device, unless REAL values are needed, SOURCE is an instance, or
+    the code does not run there.
     """
     if real or source.instance:
         return source.make()

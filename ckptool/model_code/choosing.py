@@ -37,7 +37,11 @@ def is_model(value: Any) -> bool:
 
 
 def choices(module: Any) -> dict[str, Any]:
-    """Return name -> value for everything in MODULE that may be the model: its own instances, classes and factories."""
+    """Return name -> value for everything in MODULE that may be the model: instances, classes that it defines, and
+    functions that make a model.
+
+    Names that begin with `_` do not count. If nothing else is found, functions that return any torch.nn.Module count.
+    """
     own = {name: value for name, value in vars(module).items() if not name.startswith("_")}
     here = module.__name__
     classes = {
@@ -127,6 +131,8 @@ def only_choice(
 ) -> tuple[str, Any]:
     """Return the name and the value of the model in a module.
 
+    The first of these decides: a factory with a usual name such as `build`; a single instance; a single factory, beside
+    no instance; a single class that no other class uses, beside neither; the candidate that fits WEIGHTS best.
     Args:
         module, place: the module, and the text that named it.
         weights: name -> shape of the weights to load, if known.
@@ -205,8 +211,8 @@ def _outermost(classes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _none(module: Any, place: str) -> NotFound:
-    """Return the error for a file in which no model was found. It says so if the model is made under `if __name__ ==
-    "__main__":`, which importing the file does not run.
+    """Return the error for MODULE, the file PLACE, in which no model was found. It says so if the model is made under
+    `if __name__ == "__main__":`, which importing the file does not run.
     """
     made = _made_in_main(module)
     if made:

@@ -310,7 +310,9 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             self.cuts.update(sizes for sizes in zip(*shapes, strict=False) if len(set(sizes)) > 1)
 
     def _sliced(self, whole: Any, index: Any) -> None:
-        """Note the sizes of slices along one dimension, when they cover the whole tensor."""
+        """Note the sizes of slices along one dimension, if they cover the whole tensor one after the other and are not
+        all equal.
+        """
         places = list(index) if isinstance(index, tuple) else [index]
         if not all(one is Ellipsis or isinstance(one, slice) for one in places):
             return

@@ -15,7 +15,8 @@ def without_memory(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
     """Yield copies of the model without values: with zeros that share one element, then on the meta device.
 
     The first runs on a CPU like any model, also if code reads values, and starts fast: the first pass on the meta
-    device imports two seconds of torch. The second is for models whose operations themselves are too big.
+    device imports two seconds of torch. The second is for models whose operations themselves are too big. A model that
+    is wholly on the meta device follows them itself, for code that cannot be copied.
     """
     for hollow in (_zeros, _on_meta):
         memo: dict[int, Any] = {}
@@ -45,8 +46,9 @@ _FEW = 1 << 20
 
 
 def shape_only(name: str, args: Any, kwargs: Any) -> torch.Tensor | None:
-    """Return zeros in the shape that a layer gives for zeros, without computing or memory; None if the shape is not
-    known.
+    """Return zeros in the shape that the torch function NAME gives for these arguments, without computing or memory.
+
+    None if the shape is not known, or if the arguments are not zeros that share one element.
     """
     x = args[0] if args else None
     if not isinstance(x, torch.Tensor):

@@ -121,7 +121,9 @@ def _lists(value: Any) -> Any:
 
 
 def made(value: Any, device: str = "cpu", generator: Any = None) -> Any:
-    """Return random tensors for the specs in VALUE, and other values as they are."""
+    """Return random tensors for the specs in VALUE, and other values as they are. A spec of booleans gives True
+    everywhere, or False if its `high` is 1; on the meta device, tensors have no values.
+    """
     if isinstance(value, Mapping | list | tuple):
         return with_leaves(value, [made(one, device, generator) for _, one in leaves(value)])
     if not isinstance(value, InputSpec):
@@ -277,8 +279,8 @@ def _layers(model: torch.nn.Module) -> _Layers:
 
 
 def _sides(model: torch.nn.Module) -> list[tuple[int, int]]:
-    """Return sizes of pictures that leave the right number of features for a linear layer, by the strides of the
-    layers.
+    """Return (height, width) of pictures that leave the right number of features for a linear layer, by the strides of
+    the layers. Empty if any size will do, or if none is found.
     """
     stride, channels, widths = 1, 0, []
     for module in model.modules():
@@ -340,6 +342,8 @@ _POSITIONS = re.compile(r"pos(ition)?")
 def inputs_for(model: torch.nn.Module, name: str, among: int) -> Iterator[InputSpec]:
     """Yield inputs for the argument NAME: tokens, pictures or vectors, by its name and by the first layers of each
     kind.
+
+    AMONG is the number of arguments whose inputs are combined: if it is more than one, few of each kind are yielded.
     """
     found = _layers(model)
     highs = dict.fromkeys(min(n, 1 << 30) for n in (min(found.words, default=0), min(found.tokens, default=0)) if n)

@@ -68,7 +68,8 @@ def _after(
 def _cut_or_joined(dims: tuple[str, ...], before: Sequence[int], after: Sequence[int]) -> tuple[str, ...] | None:
     """Return the letters in each dimension after a reshape that cuts single dimensions in two, or joins neighbours.
 
-    DIMS are the letters before it; None if the reshape does something else.
+    DIMS are the letters in each dimension before it; BEFORE and AFTER are the sizes. None if the reshape does something
+    else.
     """
     made: list[str] = []
     left, at = list(zip(dims, before, strict=True)), 0

@@ -31,7 +31,9 @@ def split(text: str) -> tuple[str, str]:
 
 
 def file_of(text: str) -> Path | None:
-    """Return the file of a module's name, found without running code, or None if TEXT is a file itself."""
+    """Return the file of a module's name, found without running code. None if TEXT is a file itself, or if there is no
+    such module.
+    """
     place, _ = split(text)
     if place.endswith(".py") or not all(part.isidentifier() for part in place.split(".")):
         return None
@@ -101,7 +103,9 @@ def _own_command_line(path: Path) -> Iterator[None]:
 
 
 def _import_in_package(path: Path) -> Any:
-    """Import a file beside an `__init__.py` as a module of that package, so that its relative imports work."""
+    """Import a file beside an `__init__.py` as a module of that package, so that its relative imports work; import
+    another file alone.
+    """
     place = path.resolve()
     names = [] if place.stem == "__init__" else [place.stem]
     folder = place.parent

@@ -3,14 +3,17 @@
 The words of this package, in the order in which a port meets them:
 
     side         the source (a file) or the target (a model in code). In rules for both directions, ONE is the side that
-                 is changed or looked at, and OTHER is the other side.
+                 is changed or looked at, and OTHER is the other side. In other places, ONE and OTHER are any two things
+                 of one kind.
+    own, theirs  what is of the target, and what is of the source; in rules for both directions, of ONE and of OTHER.
+                 TARGETS and SOURCES are units (or scopes) of the two sides, as a rule those of one cell.
     signature    the keys and shapes of a side, in order. That of code also has facts from its forward pass.
     operation    what can be done with tensors (`transpose`, `cat`, `rotary`): a class in `operations`.
     expression   operations over the keys of the source, which make one tensor of the target (`expression`).
     copy         an expression without operations: one tensor of the source as it is.
     form         the common form of both sides, in which they hold tensors of equal sizes (`forms`).
-    step         a change of a side towards the common form, a row of `forms.step_table`. In a proof: an operation
-                 without weights.
+    step         a change of a side towards the common form, a row of `forms.step_table`. In `emitting`: a statement
+                 of the written module. In a proof: an operation without weights.
     piece        one tensor in that form. Its name is the path of its module, and its role there ("weight", "bias").
     bare         said of a parameter that is no weight of a torch layer, but an `nn.Parameter` of a larger module.
     fused        said of a projection that holds several: queries, keys and values; gate and up. They may be stored one
@@ -24,8 +27,8 @@ The words of this package, in the order in which a port meets them:
                  a number or a name.
     unit         a module of the form with all its pieces: matching pairs units of the two sides (`matching`).
     pair         a unit of the target and a unit of the source, its partner. T and S are the two units of a pair.
-    cell         units of both sides that nothing tells apart yet. Matching splits cells until each holds a pair. The
-                 cell of an LSTM is called a recurrent cell.
+    cell         units of both sides that nothing tells apart yet. Matching splits cells until each holds a pair; a rule
+                 that splits cells returns whether it split any. The cell of an LSTM is called a recurrent cell.
     scope        a module around units. Scopes are paired first, and their units inside of them.
     beside       in the same module; of layers in a forward pass: parallel, so that neither takes the other's output. A
                  neighbour of a unit is in its module, or directly before or after it in an order.
@@ -43,7 +46,9 @@ The words of this package, in the order in which a port meets them:
     guess        an entry with a doubt. Nothing is loaded from a guess unless the user accepts it.
     mapping      the result: an entry for each key of the target, mapped, guessed or unmapped (`mapping`).
     proof        both models run on the same inputs: equal outputs settle doubts (`prove`). One run of it is a trial.
-    use, flow    an operation on weights in a forward pass, with its input and output; all uses of a forward pass.
+    use, flow    an operation on weights in a forward pass, with its input and output; all uses of a forward pass. HELD
+                 is one weight of a use, as the operation takes it.
+    expected     the flow of the source's code. SEEN is the flow of the model with some mapping.
     agree        said of a use whose output some use in the source's code gives, too. The models diverge at the first
                  use that does not.
     change       other expressions for some keys, which a proof tries: (label, key -> expression).

@@ -45,7 +45,9 @@ def under(signature: Signature, new: dict[str, str]) -> Signature:
 
 
 def require_size(source: Signature, target: Signature) -> None:
-    """Raise RuleError if the source has far more tensors than the model."""
+    """Raise RuleError if the source has more than 20,000 tensors and more than ten times as many as the model. Tied
+    tensors do not count.
+    """
     have, wanted = (sum(e.tied is None for e in side.entries.values()) for side in (source, target))
     if have > max(_MOST_TENSORS, _TIMES * wanted):
         raise RuleError(

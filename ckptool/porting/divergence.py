@@ -57,7 +57,9 @@ def divergence_table(rows: Sequence[MappingOf[str, Any]], width: int) -> Iterato
 
 
 def _shared(names: Sequence[str]) -> str:
-    """Return the components that all NAMES begin with, as text; "" if there are none."""
+    """Return the modules around all layers in NAMES that they have in common, as text; "" if there are none, or fewer
+    than two layers.
+    """
     paths = [name.split(".")[:-1] for name in names if name != "-"]
     if len(paths) < 2:
         return ""

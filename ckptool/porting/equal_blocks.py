@@ -132,7 +132,9 @@ class _Side:
         return start if _flow_alike(blocks[start:]) else len(blocks)
 
     def shortened(self, kept: MappingOf[int, int]) -> Signature | None:
-        """Return the side with so many blocks of the lists of a length; None if these need a block that is left out."""
+        """Return the side with only the first blocks of its lists: KEPT has, for lengths of lists, how many. Lists of
+        other lengths stay whole. None if these blocks need one that is left out.
+        """
         entries = {}
         for key, entry in self.signature.entries.items():
             place = self.places.get(key)

@@ -368,7 +368,10 @@ class _Instance:
         return Entry(key, shape, expr, f"line {line.number} of {self.family.name}", line=line.number)
 
     def _general(self, entries: Sequence[Entry], sides: Callable[[FamilyLine], tuple[str, str]]) -> Iterator[Entry]:
-        """Yield the entries of lines for any text."""
+        """Yield an entry for each key of the file that no entry of ENTRIES reads and that fits a line for any text; the
+        first such line counts. SIDES returns the patterns of a line, for the keys that it reads and for those that it
+        makes.
+        """
         lines = [line for line in self.family.lines if line.is_general]
         patterns = [(line, *sides(line)) for line in lines]
         read = {key for entry in entries for key in entry.sources}
@@ -448,7 +451,9 @@ class _Instance:
         )
 
     def fits(self) -> bool:
-        """Return whether most lines of the family find their keys in the file."""
+        """Return whether the file has the keys of most lines of the family. Optional lines do not count if it lacks
+        them.
+        """
         there = absent = 0
         try:
             for line, key, expr in self._written(self.family.lines):

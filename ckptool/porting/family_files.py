@@ -146,7 +146,7 @@ def _lines(document: Mapping[str, Any], name: str, path: StrPath) -> tuple[Famil
 
 
 def configuration_beside(path: Any) -> dict[str, Any]:
-    """Return the contents of config.json or params.json beside a file or in a folder; {} if there is neither."""
+    """Return the contents of params.json, or else config.json, beside a file or in a folder; {} if there is neither."""
     try:
         place = Path(path)
         folder = place if place.is_dir() else place.parent

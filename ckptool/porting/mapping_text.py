@@ -274,8 +274,8 @@ def _rivals(members: Sequence[Entry]) -> list[str]:
 
 
 def _modules(line: _Row) -> tuple[str, str, tuple[str, ...], tuple[str, ...]] | None:
-    """Return the two modules of a line that copies a tensor of equal name, the modules of its options, and its
-    doubts.
+    """Return the two modules of a line that copies a tensor of equal name, the modules of its options, and its doubts;
+    None for other lines.
     """
     (own, _, leaf), made = line.target.rpartition("."), [line.made, *line.rivals]
     exprs = [expr for e in line.members for expr in (e.expr, *e.rivals)]

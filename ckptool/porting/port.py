@@ -62,7 +62,7 @@ def port(
 
 
 def _matched(source: Signature, target: Signature, values: Values | None, lora_scale: float | None) -> Mapping:
-    """Match all that there is."""
+    """Return the mapping between these signatures as they are, with all of their blocks."""
     shapes = {key: entry.shape for key, entry in source.entries.items()}
     source = called_as_in(source, target)
     copied, others = copies(source, target)

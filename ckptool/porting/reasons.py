@@ -23,12 +23,12 @@ class Reason(Enum):
     SEVERAL_FIT = (
         Topic.ORDER,
         "{} tensors of the source fit equally well, and this one was chosen by its name and its neighbours; check "
-        "which of them the source's code uses in this layer",
+        "which of them the source's code uses in this layer, and correct a wrong pair with --hint OLD=NEW",
     )
     GUESSED_OF_SEVERAL = (
         Topic.OTHER,
         "{} tensors of the source fit equally well, and this one was chosen because its name is the most similar; "
-        "check which of them the source's code uses in this layer",
+        "check which of them the source's code uses in this layer, and correct a wrong pair with --hint OLD=NEW",
     )
     ORDERS_DIFFER = (
         Topic.ORDER,
@@ -48,201 +48,236 @@ class Reason(Enum):
     ORDER_SPEAKS_FOR_ANOTHER = (
         Topic.ORDER,
         "this tensor was paired by its neighbours, but by the {} another tensor of the source would go here; check "
-        "which tensor the source's code uses in this layer",
+        "which tensor the source's code uses in this layer, and correct a wrong pair with --hint OLD=NEW",
     )
     ONLY_NUMBERS = (
         Topic.ORDER,
-        "these layers were paired only by the numbers in their names; check that both codes count from the same end, "
-        "and correct wrong pairs with --hint OLD=NEW",
+        "these layers have other numbers in the source than in the model, and were paired only by the order of these "
+        "numbers; check in both codes that they count from the same end and that no layer is missing, and correct "
+        "wrong pairs with --hint OLD=NEW",
     )
     ONLY_FOLLOWS = (
         Topic.ORDER,
         "this layer was paired only because the layers directly before it in the model and in the source are a pair, "
-        "and the names do not confirm it; check in both codes that the same layer comes before it",
+        "and the names do not confirm it; check in both codes that the same layer comes before it, and correct a "
+        "wrong pair with --hint OLD=NEW",
+    )
+    ONLY_FIRST = (
+        Topic.ORDER,
+        "this layer was paired only because it is the first in the model and its tensor the first in the source, and "
+        "the names do not confirm it; check in both codes that these are the same layer, and correct a wrong pair "
+        "with --hint OLD=NEW",
     )
     LEFT_OUT_OF_A_ROW = (
         Topic.OTHER,
         "the model and the source have different numbers of layers of this shape in a row; they were paired from the "
-        "front, but any of them may be the one without a partner; check in both codes which layer is missing",
+        "front, but any of them may be the one without a partner; check in both codes which layer is missing, and "
+        "correct wrong pairs with --hint OLD=NEW",
     )
     NAMES_FOR_SWAP = (
         Topic.OTHER,
         "the names fit better if this layer gets {} of the source, and the layer that has it gets the chosen tensor; "
-        "check which of these two tensors the source's code uses in this layer",
+        "check which of these two tensors the source's code uses in this layer, and if it is the other one, take the "
+        "alternative below in both layers",
     )
     COMPANY_FOR_SWAP = (
         Topic.OTHER,
         "the neighbouring layers fit better if this layer gets {} of the source, and the layer that has it gets the "
-        "chosen tensor; check which of these two tensors the source's code uses in this layer",
+        "chosen tensor; check which of these two tensors the source's code uses in this layer, and if it is the other "
+        "one, take the alternative below in both layers",
     )
     ORDER_FOR_SWAP = (
         Topic.OTHER,
         "by the {}, this layer would get {} of the source, and the layer that has it would get the chosen tensor; "
-        "check which of these two tensors the source's code uses in this layer",
+        "check which of these two tensors the source's code uses in this layer, and if it is the other one, take the "
+        "alternative below in both layers",
     )
     ORDERS_ABOUT_SWAP = (
         Topic.OTHER,
         "the {} supports this pair, but by the {}, this layer would get {} of the source, and the layer that has it "
-        "would get the chosen tensor; check which of these two tensors the source's code uses in this layer",
+        "would get the chosen tensor; check which of these two tensors the source's code uses in this layer, and if "
+        "it is the other one, take the alternative below in both layers",
     )
     NO_ORDER_KEPT = (
         Topic.OTHER,
-        "only an order tells the chosen tensor from {} of the source, and the model and the file list other layers in"
-        " different orders; check which of these two tensors the source's code uses in this layer",
+        "only an order tells the chosen tensor from {} of the source, and the model and the file list other layers in "
+        "different orders; check which of these two tensors the source's code uses in this layer, and if it is the "
+        "other one, take the alternative below in both layers",
     )
     RUNS_BESIDE = (
         Topic.OTHER,
         "this layer and the layer that takes {} of the source are parallel branches in the model, and their tensors "
-        "were chosen only by the order in which code registers or runs the branches; check in the source's code which"
-        " branch is which",
+        "were chosen only by the order in which code registers or runs the branches; check in the source's code which "
+        "branch is which, and if they are exchanged, take the alternative below in both layers",
     )
     CONVENTION_OF_TWO = (
         Topic.OTHER,
         "the names do not show which is the gate, the chosen tensor or {} of the source; check which of them the "
-        "source's code passes through the activation",
+        "source's code passes through the activation, and if the model's gate did not get that one, take the "
+        "alternative below in both layers",
     )
     AGAINST_NUMBERS = (
         Topic.OTHER,
         "names and neighbouring layers chose this tensor, but by order or number {} of the source would go here; "
-        "check which of these two tensors the source's code uses in this layer",
+        "check which of these two tensors the source's code uses in this layer, and if it is the other one, take the "
+        "alternative below in both layers",
     )
     IN_ANOTHER_MODULE = (
         Topic.OTHER,
         "the other layers of the model's module {} come from the module of this name in the source, but this layer "
-        "comes from another module; check in the source's code which module it belongs to",
+        "comes from another module; check in the source's code which module it belongs to, and correct a wrong pair "
+        "with --hint OLD=NEW",
     )
     WANTED_ELSEWHERE = (
         Topic.OTHER,
-        "this tensor of the source fits the model's {} as well, which has no source; check in the source's code which"
-        " of these two layers it belongs to",
+        "this tensor of the source fits the model's {} as well, which has no source; check in the source's code which "
+        "of these two layers it belongs to, and correct a wrong pair with --hint OLD=NEW",
     )
     OUT_OF_ORDER = (
         Topic.OTHER,
         "{} of the source is not used, and it fits the order of the neighbouring layers better than the chosen "
-        "tensor; check which of these two tensors the source's code uses in this layer",
+        "tensor; check which of these two tensors the source's code uses in this layer, and correct a wrong pair with "
+        "--hint OLD=NEW",
     )
     OUT_OF_ORDER_HERE = (
         Topic.OTHER,
         "the model's {} has no source, and this tensor fits the order of the neighbouring layers better there; check "
-        "in both codes which of these two layers the tensor belongs to",
+        "in both codes which of these two layers the tensor belongs to, and correct a wrong pair with --hint OLD=NEW",
     )
     FROM_ANOTHER_BLOCK = (
         Topic.OTHER,
         "the other layers of {} in the model come from another block of the source, but this layer comes from {}; "
-        "check in the source's code which block it belongs to",
+        "check in the source's code which block it belongs to, and correct a wrong pair with --hint OLD=NEW",
     )
     BLOCKS_CHANGE_PLACES = (
         Topic.OTHER,
         "the blocks {} and {} of the source were paired with blocks that are in the opposite order in the model, and "
-        "they would also fit in the same order; check the order in which the source's code calls these blocks",
+        "they would also fit in the same order; check the order in which the source's code calls these blocks, and "
+        "correct wrong pairs with --hint OLD=NEW",
     )
     ANOTHER_IN_OTHER_BLOCKS = (
         Topic.OTHER,
         "in the other blocks of the model this layer comes from {} of the source, but here from {}; check in the "
-        "source's code whether this block differs from the others",
+        "source's code whether this block differs from the others, and if not, correct the pair with --hint OLD=NEW",
     )
     FROM_ANOTHER_PART = (
         Topic.OTHER,
         "the other layers of this module come from {} of the source, but this layer comes from {}; check in both "
-        "codes that the model's tensor and the source's tensor belong to the same layer",
+        "codes that the model's tensor and the source's tensor belong to the same layer, and correct a wrong pair "
+        "with --hint OLD=NEW",
     )
     WITHOUT_NAMES = (
         Topic.OTHER,
         "the file has no names, so its tensors were paired in order, but the tensors for this key and for {} would "
-        "also fit the other way round; check in which order the source's code registers these two parameters",
+        "also fit the other way round; check in which order the source's code registers these two parameters, and if "
+        "it is the other order, exchange their sources in the mapping file",
     )
 
     # Which of equal parts of the model
     PARTS_IN_ANOTHER_ORDER = (
         Topic.PARTS,
         "equal blocks were paired by the {}, but by the {} they would be paired differently; check in both codes "
-        "which of these blocks comes first",
+        "which of these blocks comes first, and correct wrong pairs with --hint OLD=NEW",
     )
     PARTS_BY_REGISTRATION = (
         Topic.PARTS,
-        "equal blocks were paired by the order in which the model registers them, and the order in which it runs them"
-        " is not known; check in both codes which of these blocks comes first",
+        "equal blocks were paired by the order in which the model registers them, and the order in which it runs them "
+        "is not known; check in both codes which of these blocks comes first, and correct wrong pairs with --hint "
+        "OLD=NEW",
     )
     OUTPUTS_TURNED = (
         Topic.OTHER,
-        "the outputs of the model equal those of the source's code in another order, which is also so if the layers of "
-        "two outputs were exchanged; check in both codes which output comes first",
+        "the outputs of the model equal those of the source's code in another order, which is also so if the layers "
+        "of two outputs were exchanged; check in both codes which output comes first: if it is the same one, exchange "
+        "the layers of the two outputs in the mapping file",
     )
     INPUTS_TURNED = (
         Topic.OTHER,
         "the outputs are equal only if two inputs of one size change places, which is also so if the layers of two "
-        "inputs were exchanged; check in both codes which argument comes first",
+        "inputs were exchanged; check in both codes which argument comes first: if it is the same one, exchange the "
+        "layers of the two inputs in the mapping file",
     )
     RUN_BACKWARDS = (
         Topic.COUNT,
         "these equal blocks were paired by their numbers, but the model runs them from the last to the first, and the "
         "source may number them in the order in which they run; check in the source's code which of its blocks runs "
-        "first",
+        "first; if its block 0 runs first, pair the first with the last and so on, each pair with a --hint OLD=NEW",
     )
     FROM_THE_OTHER_END = (
         Topic.COUNT,
         "another pair of layers shows that the model and the source number these blocks from opposite ends, so the "
-        "first block was paired with the last; check in the source's code which block comes first",
+        "first block was paired with the last; check in the source's code which block comes first, and correct wrong "
+        "pairs with --hint OLD=NEW",
     )
     AGAINST_LEVELS = (
         Topic.COUNT,
         "blocks with equal numbers were paired, but one code may number them in the order in which they run, and the "
-        "other code by resolution; check in both codes which block comes first",
+        "other code by resolution; check in both codes which block comes first; if they differ, pair the first with "
+        "the last and so on, each pair with a --hint OLD=NEW",
     )
     LEVELS_FROM_THE_OTHER_END = (
         Topic.COUNT,
         "the model numbers these blocks in the order in which they run, and the source seems to number them by "
-        "resolution, so the first block was paired with the last; check in the source's code which block comes first",
+        "resolution, so the first block was paired with the last; check in the source's code which block comes first; "
+        "if it numbers its blocks as the model does, pair equal numbers, each pair with a --hint OLD=NEW",
     )
 
     ONLY_THE_BLOCK = (
         Topic.OTHER,
-        "the chosen tensor and {} of the source have the same shape and are in the same block, no name tells which is"
-        " which, and the source lists them in another order than the model; check which of these two tensors the "
-        "source's code uses in this layer",
+        "the chosen tensor and {} of the source have the same shape and are in the same block, no name tells which is "
+        "which, and the source lists them in another order than the model; check which of these two tensors the "
+        "source's code uses in this layer, and correct a wrong pair with --hint OLD=NEW",
     )
 
     # Whether it is the same thing at all
     ONLY_ITS_SHAPE = (
         Topic.OTHER,
         "this tensor was chosen because no other tensor of its shape is left, and the names do not confirm it; check "
-        "in both codes that the model's tensor and the source's tensor belong to the same layer",
+        "in both codes that the model's tensor and the source's tensor belong to the same layer: if they do not, list "
+        "the key under left: in the mapping file",
     )
     ONLY_ITS_PLACE = (
         Topic.OTHER,
-        "the shape and the place of this pair match, but the names do not, and the place was found from a layer that "
-        "is itself a guess, because its tensor was changed to another size; check in both codes that the model's "
-        "tensor and the source's tensor belong to the same layer",
+        "the shape and the place of this pair match, but the names do not, and the place was found from a "
+        "neighbouring layer whose tensor was changed to another size, which is a guess; check in both codes that the "
+        "model's tensor and the source's tensor belong to the same layer: if they do not, list the key under left: in "
+        "the mapping file",
     )
     ANOTHER_NAME = (
         Topic.OTHER,
         "nearly all other layers have the same name in the model and in the source, but this layer was paired with "
-        "one of another name; check that it is not a new layer of the model, which would have no source",
+        "one of another name; check that it is not a new layer of the model, which would have no source: if it is "
+        "one, list the key under left: in the mapping file",
     )
     OTHER_WORDS = (
         Topic.OTHER,
         "this pair was made although its names contradict each other (the model's says {}, the source's says {}); "
-        "check in both codes that the model's tensor and the source's tensor belong to the same layer",
+        "check in both codes that the model's tensor and the source's tensor belong to the same layer, and correct a "
+        "wrong pair with --hint OLD=NEW",
     )
     AUXILIARY = (
         Topic.OTHER,
-        "in this pair, only one of the names marks a layer that is used only in training (such as an auxiliary head);"
-        " check in both codes that the model's tensor and the source's tensor belong to the same layer",
+        "in this pair, only one of the names marks a layer that is used only in training (such as an auxiliary head); "
+        "check in both codes that the model's tensor and the source's tensor belong to the same layer, and correct a "
+        "wrong pair with --hint OLD=NEW",
     )
     PARTS_UNNAMED = (
         Topic.OTHER,
         "the {} stores queries, keys and values as one tensor, and the names in the {} do not show which of its "
-        "layers is which; check in the code of the {} which layer makes queries, keys and values",
+        "layers is which; check in the code of the {} which layer makes queries, keys and values, and correct wrong "
+        "pairs with --hint OLD=NEW",
     )
     UNUSUAL_ATTENTION = (
         Topic.OTHER,
         "by its name in one of the codes this layer is the {} of an attention (q, k, v or o), but the model does not "
-        "use the layers in the order q, k, v, o; check in both codes which layer is which",
+        "use the layers in the order q, k, v, o; check in both codes which layer is which, and correct wrong pairs "
+        "with --hint OLD=NEW",
     )
     LEFT_BESIDE = (
         Topic.OTHER,
         "the source has {} in the same layer, and the model has no place for that tensor, so it was left out; check "
-        "in the source's code that the layer computes the same without it",
+        "in the source's code that the layer computes the same without it: if it does not, the model needs a place "
+        "for that tensor",
     )
     SEVERAL_COPIES = (
         Topic.OTHER,
@@ -259,20 +294,20 @@ class Reason(Enum):
     INPUTS_FIRST = (
         Topic.TURNED,
         "this matrix fits as it is and transposed, and the file does not show whether its rows are outputs (as in "
-        "torch.nn.Linear) or inputs; check that both codes compute x @ W.T, or that both compute x @ W: transpose it "
-        "only if they differ",
+        "torch.nn.Linear) or inputs; the expression shows what was chosen; check in both codes whether they compute x "
+        "@ W.T or x @ W: if both do the same, copy the matrix, and if not, transpose it",
     )
     INPUTS_FIRST_OF_SEVERAL = (
         Topic.TURNED,
-        "these matrices fit as they are and transposed, and the file does not show whether their rows are outputs (as"
-        " in torch.nn.Linear) or inputs; check that both codes compute x @ W.T, or that both compute x @ W: transpose"
-        " them only if they differ",
+        "these matrices fit as they are and transposed, and the file does not show whether their rows are outputs (as "
+        "in torch.nn.Linear) or inputs; the expression shows what was chosen; check in both codes whether they "
+        "compute x @ W.T or x @ W: if both do the same, copy the matrices, and if not, transpose them",
     )
     SQUARE_KERNEL = (
         Topic.TURNED,
         "one of the codes has a 2d convolution over the whole width of its input where the other code has a 1d "
         "convolution, and the kernel is square ({} x {}), so its last dimension was taken as the width; check along "
-        "which dimension the 2d convolution moves",
+        "which dimension the 2d convolution moves: if it is the last one, leave out the transpose in the mapping file",
     )
     SQUARE_SCORES = (
         Topic.TURNED,
@@ -281,8 +316,9 @@ class Reason(Enum):
     )
     TURNED_KERNEL = (
         Topic.TURNED,
-        "the source has a transposed convolution here (known from {}), and the model has a convolution, so inputs and"
-        " outputs were swapped and the kernel was flipped; check in both codes that the layer has stride 1",
+        "the source has a transposed convolution here (known from {}), and the model has a convolution, so inputs and "
+        "outputs were swapped and the kernel was flipped; check in both codes that the layer has stride 1: with "
+        "another stride, the model needs a transposed convolution",
     )
     KERNEL_BY_NAME = (
         Topic.TURNED,
@@ -292,96 +328,105 @@ class Reason(Enum):
     )
     HIDDEN_FIRST = (
         Topic.OTHER,
-        "one matrix multiplies the input and the hidden state, concatenated, and the file does not show which of them"
-        " comes first; the input was taken as the first; check the order of torch.cat in the code that has this "
-        "matrix",
+        "one matrix multiplies the input and the hidden state, concatenated, and the file does not show which of them "
+        "comes first; the input was taken as the first; check the order of torch.cat in the code that has this "
+        "matrix: if the hidden state comes first, exchange the two parts in the mapping file",
     )
     GATE_ORDER = (
         Topic.OTHER,
         "the file does not show the order of the gates in this matrix of an LSTM or GRU, and {} was assumed; check "
-        "the order in the source's code",
+        "the order in the source's code: if it is another one, reorder the gates in the mapping file",
     )
     RESET_BEFORE = (
         Topic.OTHER,
         "the source's GRU has one bias for each gate and the model's GRU has two, so the source's code may apply the "
-        "reset gate before the recurrent matrix (Keras: reset_after=False), which torch.nn.GRU cannot do; check where"
-        " the source's code uses the reset gate",
+        "reset gate before the recurrent matrix (Keras: reset_after=False), which torch.nn.GRU cannot do; check where "
+        "the source's code uses the reset gate: if it does so before that matrix, these weights do not fit "
+        "torch.nn.GRU",
     )
     BY_HEADS = (
         Topic.LAYOUT,
         "only one of the codes stores queries, keys and values as one tensor, and the file does not show whether its "
         "rows are all queries, then all keys, then all values, or q, k and v of the first head, then of the next "
-        "(written of_heads or by_heads); check how the code that has this tensor splits it",
+        "(written of_heads or by_heads); check how the code that has this tensor splits it: if it does not split it "
+        "as the expression shows, write the other way in the mapping file",
     )
     JOINED_BY_HEADS = (
         Topic.OTHER,
         "queries, keys and values are one tensor in one of the codes only, and it was taken to hold one after the "
         "other, but may hold q, k and v of the first head, then of the next; check how the code that has this tensor "
-        "splits it",
+        "splits it: if it does so head by head, write of_heads or by_heads in the mapping file",
     )
     HEADS_ARRANGED = (
         Topic.OTHER,
         "both codes store queries, keys and values as one tensor, so it was copied, but one code may store all "
         "queries, then all keys, then all values, and the other code q, k and v of one head after the other; check "
-        "how both codes split this tensor",
+        "how both codes split this tensor: if they differ, reorder the rows with of_heads and by_heads in the mapping "
+        "file",
     )
     ROWS_TAKE_TURNS = (
         Topic.LAYOUT,
         "the source stores gate and up projection as one tensor, and the file does not show whether all rows of the "
         "gate come before all rows of the up projection, as assumed, or their rows alternate; check how the source's "
-        "code splits this tensor",
+        "code splits this tensor: if the rows alternate, take the alternative below",
     )
     WHICH_HALF = (
         Topic.LAYOUT,
         "only one of the codes stores gate and up projection as one tensor, and the file does not show which half of "
-        "it is the gate; the usual order was assumed; check which half is passed through the activation",
+        "it is the gate; the usual order was assumed; check which half is passed through the activation: if it is not "
+        "the half assumed to be the gate, exchange the two in the mapping file",
     )
     PARTS_NAMED_OTHERWISE = (
         Topic.LAYOUT,
         "this projection was split in the order that its name gives ({}), but the model lists these parts in the "
-        "order {} (the alternative below); check how the source's code splits its output",
+        "order {}; check how the source's code splits its output: if in the model's order, take the alternative below",
     )
     ORDER_OF_PARTS = (
         Topic.OTHER,
-        "several tensors in one of the codes are one tensor in the other code, and the file does not show their order"
-        " in it; the likeliest order was assumed; check the order in the code where the tensors are concatenated or "
-        "split",
+        "several tensors in one of the codes are one tensor in the other code, and the file does not show their order "
+        "in it; the likeliest order was assumed; check the order in the code where the tensors are concatenated or "
+        "split, and correct it in the mapping file if it is another one",
     )
     PARTS_TAKE_TURNS = (
         Topic.OTHER,
         "several tensors in one of the codes are one tensor in the other code, and the file does not show whether "
         "their rows follow one another or alternate; alternating rows were assumed; check in the code where the "
-        "tensors are concatenated or split",
+        "tensors are concatenated or split: if the rows follow one another, take the alternative below",
     )
     NORMS_AS_ONE = (
         Topic.OTHER,
         "the {} has several norms where the {} has one norm over all their channels, and the weights were "
-        "concatenated; check over which channels each code normalises",
+        "concatenated; check over which channels each code normalises: if these are not the same, the two layers do "
+        "not compute the same",
     )
     STATED_BY_NAME = (
         Topic.TURNED,
         "the order of this kernel's dimensions was taken from its name, but its sizes fit another order as well; "
-        "check in the source's code which kind of layer it belongs to",
+        "check in the source's code which kind of layer it belongs to: if its dimensions are in the other order, take "
+        "the alternative below",
     )
     SEVERAL_OPERATORS = (
         Topic.OTHER,
         "the ONNX graph has several operators of this kind and size, and their tensors were grouped in the order of "
-        "the file; check in the graph which tensors belong to one operator",
+        "the file; check in the graph which tensors belong to one operator, and correct wrong pairs in the mapping "
+        "file",
     )
     LAYERS_IN_SEVERAL = (
         Topic.OTHER,
         "the tensors {} together hold one tensor for each layer, and were used in this order; check which of them "
-        "holds the first layer",
+        "holds the first layer, and correct the order in the mapping file if it is another one",
     )
     SHARED_HEADS = (
         Topic.OTHER,
         "the source has {} heads of keys and values, and each was repeated {} times for adjacent heads of queries; "
-        "check that the source's code shares them between adjacent heads (repeat_interleave)",
+        "check that the source's code shares them between adjacent heads (repeat_interleave): if it repeats all heads "
+        "one after the other, take the alternative below",
     )
     EXPORTED_NUMBERS = (
         Topic.OTHER,
         "the ONNX export numbers its matrices in the order of use, and several have this shape, so they were paired "
-        "with the biases in that order; check in the graph which matrix is used with which bias",
+        "with the biases in that order; check in the graph which matrix is used with which bias, and correct wrong "
+        "pairs in the mapping file",
     )
     SHARES_OF_RANKS = (
         Topic.OTHER,
@@ -392,7 +437,8 @@ class Reason(Enum):
     EITHER_DIMENSION = (
         Topic.OTHER,
         "the shares of the ranks were joined along dimension {}, and would also fit if joined along dimension {}; "
-        "check along which dimension the source's code splits this tensor",
+        "check along which dimension the source's code splits this tensor, and correct it in the mapping file if it "
+        "is the other one",
     )
 
     # What is computed from what is stored
@@ -404,13 +450,14 @@ class Reason(Enum):
     PRUNED = (
         Topic.OTHER,
         "the model is pruned and the source is not, so the zeros of the source's weight were taken as pruned "
-        "elements; check that no weight is zero for another reason",
+        "elements; check that no weight is zero for another reason: if one is, set its element of the model's mask to "
+        "1 afterwards",
     )
     PARAMETRIZED_HERE = (
         Topic.OTHER,
         "the model computes its {} from this tensor by a parametrization (torch.nn.utils.parametrize) that ckptool "
         "does not know, and the source's tensor was copied; check that the source stores the tensor before this "
-        "computation",
+        "computation: if it stores the result, invert the computation yourself",
     )
     PARAMETRIZED_THERE = (
         Topic.OTHER,
@@ -431,17 +478,18 @@ class Reason(Enum):
     UNFIT_ADAPTER = (
         Topic.OTHER,
         "the sizes of the adapter {} do not fit this weight, and it was not merged; check which weight the adapter's "
-        "code changes",
+        "code changes, and merge it with the library that made it",
     )
     ADAPTER_SCALE = (
         Topic.OTHER,
         "the file does not hold the scale of its low-rank adapters (LoRA), and 1 was used; compare with alpha / rank "
-        "in the adapter's configuration",
+        "in the adapter's configuration: if that is not 1, correct the scale in the mapping file",
     )
     ADAPTER_MAGNITUDES = (
         Topic.OTHER,
         "the file does not show whether the adapter's magnitudes (DoRA) scale the outputs or the inputs of the "
-        "weight, and outputs were assumed; check the adapter's code",
+        "weight, and outputs were assumed; check the adapter's code: if they scale the inputs, merge the adapter with "
+        "the library that made it",
     )
     FOLDED_NORM = (
         Topic.OTHER,
@@ -458,21 +506,23 @@ class Reason(Enum):
     )
     UNREAD_NORM = (
         Topic.OTHER,
-        "the source lists the batch norm {} directly after this layer, and the model has neither that norm nor a bias"
-        " to fold it into, so it was left out; check what the model does in its place",
+        "the source lists the batch norm {} directly after this layer, and the model has neither that norm nor a bias "
+        "to fold it into, so it was left out; check what the model does in its place: if nothing, the model needs "
+        "that norm or a bias in this layer",
     )
 
     # Conventions of code
     HALF_ARRANGED = (
         Topic.OTHER,
-        "both codes store gate and up projection as one tensor, so it was copied, but the file does not show which "
-        "half is the gate; check in both codes which half is passed through the activation",
+        "both codes store gate and up projection as one tensor, so it was copied, but it is not known which half is "
+        "the gate in the model or in the source; check in both codes which half is passed through the activation: if "
+        "they differ, exchange the two halves in the mapping file with cat(0, slice(…), slice(…))",
     )
     ROWS_ARRANGED = (
         Topic.OTHER,
         "both codes store gate and up projection as one tensor, so it was copied, but one code may store all rows of "
-        "the gate before all rows of the up projection, and the other code alternate them; check how both codes split"
-        " this tensor",
+        "the gate before all rows of the up projection, and the other code alternate them; check how both codes split "
+        "this tensor: if they differ, reorder the rows in the mapping file",
     )
     ROTARY = (
         Topic.OTHER,
@@ -489,13 +539,14 @@ class Reason(Enum):
     BRANCHES_JOINED = (
         Topic.OTHER,
         "this layer takes the output of a torch.cat, and the order of the source's layers suggests that its code "
-        "concatenates the branches in another order than the model; check torch.cat in the source's code: this tensor"
-        " and the alternative below are the two orders",
+        "concatenates the branches in another order than the model; check torch.cat in both codes: if they have the "
+        "same order, take the plain tensor, and if not, the reordered one",
     )
     BRANCHES_GUESSED = (
         Topic.OTHER,
         "this layer takes the output of a torch.cat, and the pairs of some of the concatenated branches are guesses; "
-        "check those guesses first, because they decide the order of this layer's inputs",
+        "check those guesses first, because they decide the order of this layer's inputs, and correct wrong pairs "
+        "with --hint OLD=NEW",
     )
     NORMS_AROUND_0 = (
         Topic.OTHER,
@@ -512,7 +563,8 @@ class Reason(Enum):
     PLUS_IN_CODE = (
         Topic.OTHER,
         "the source's code adds {} to this tensor before it uses it, and the model's code adds {}, so the difference "
-        "was added to the tensor; check the forward of this layer in both codes",
+        "was added to the tensor; check the forward of this layer in both codes: if both add the same number, take "
+        "the plain tensor",
     )
     EQUALISED = (
         Topic.OTHER,
@@ -546,27 +598,28 @@ class Reason(Enum):
     )
     MODULATION = (
         Topic.OTHER,
-        "the output of this layer is split into scale and shift, and the file does not show whether the source's code"
-        " takes scale first or shift first; check the order of chunk or split in the source's code: this tensor and "
-        "the alternative below are the two orders",
+        "the output of this layer is split into scale and shift, and the file does not show whether the source's code "
+        "takes scale first or shift first; check the order of chunk or split in both codes: if it is the same, take "
+        "the plain tensor, and if not, the one with exchanged parts",
     )
     MODULATION_UNSEEN = (
         Topic.OTHER,
         "the output of this layer is split into scale and shift, and the model could not be traced, so it is not "
-        "known whether it takes scale first or shift first; compare the order of chunk or split in both codes: if "
-        "they differ, take the alternative below",
+        "known whether the model takes scale first or shift first; compare the order of chunk or split in both codes: "
+        "if they differ, take the alternative below",
     )
     GATE_HALF = (
         Topic.OTHER,
         "the output of this layer is a value and its gate, and the file does not show which half is the gate in the "
-        "source's code; check which half is passed through the activation there: this tensor and the alternative "
-        "below are the two orders",
+        "source's code; check in both codes which half is passed through the activation: if it is the same, take the "
+        "plain tensor, and if not, the one with exchanged halves",
     )
     BACKGROUND = (
         Topic.OTHER,
         "one of these classes is the background, and the rows were copied in the source's order; check in both codes "
         "whether the background is the first or the last class: if they differ, move its row (the alternative below "
-        "moves the last row to the front)",
+        "moves the last row to the front; if the source has the background first and the model last, write the "
+        "opposite move yourself)",
     )
     COLOURS = (
         Topic.OTHER,
@@ -585,17 +638,19 @@ class Reason(Enum):
     RESHAPED = (
         Topic.OTHER,
         "the source's tensor has as many elements as the model's, but other dimensions, so it was reshaped; check in "
-        "both codes that the elements are in the same order",
+        "both codes that the elements are in the same order: if they are not, reorder them in the mapping file",
     )
     GROUPS = (
         Topic.OTHER,
         "a stack of matrices in the source became one grouped layer, with the outputs of each matrix as rows; check "
-        "in the source's code that each matrix is one group, and whether its rows are outputs or inputs",
+        "in the source's code that each matrix is one group, and whether its rows are outputs or inputs: if the "
+        "expression does not do the same, correct it in the mapping file",
     )
     TURNED_LAYER = (
         Topic.OTHER,
         "the matrix of a linear layer was transposed to become a transposed convolution, or the other way round; "
-        "check in both codes that the two layers compute the same",
+        "check in both codes that the two layers compute the same: if they do not, list the key under left: in the "
+        "mapping file",
     )
     OTHER_CHANNELS = (
         Topic.OTHER,
@@ -614,12 +669,13 @@ class Reason(Enum):
     FEWER_WORDS = (
         Topic.OTHER,
         "the model has fewer rows (words), so the first {} of {} rows were kept; check that the vocabulary of the "
-        "model is the beginning of the source's",
+        "model is the beginning of the source's: if it is not, choose the rows by their words yourself",
     )
     MORE_WORDS = (
         Topic.OTHER,
         "the model has {} more rows (words) than the source, and they were filled with the mean of the source's {} "
-        "rows; check that the vocabulary of the source is the beginning of the model's",
+        "rows; check that the vocabulary of the source is the beginning of the model's: if it is not, place the rows "
+        "by their words yourself",
     )
     GRID_RESIZED = (
         Topic.OTHER,
@@ -650,12 +706,14 @@ class Reason(Enum):
     PART_OF = (
         Topic.OTHER,
         "the model has several layers where the source has one layer, {}, which was split in the order in which the "
-        "model registers them; check the order where the source's code splits the output of that layer",
+        "model registers them; check the order where the source's code splits the output of that layer: if it is the "
+        "opposite one, take the alternative below",
     )
     JOINED_LAYERS = (
         Topic.OTHER,
-        "the model has one layer, {}, where the source has several, which were concatenated in the order in which the"
-        " file lists them; check the order where the source's code concatenates their outputs",
+        "the model has one layer, {}, where the source has several, which were concatenated in the order in which the "
+        "file lists them; check the order where the source's code concatenates their outputs: if it is the opposite "
+        "one, take the alternative below",
     )
     NO_SEGMENTS = (
         Topic.OTHER,
@@ -664,50 +722,54 @@ class Reason(Enum):
     )
     ONE_FOR_ALL = (
         Topic.OTHER,
-        "the source has one layer for all of {} in the model, and each got a copy of it; check that the source's code"
-        " uses this layer for all of them",
+        "the source has one layer for all of {} in the model, and each got a copy of it; check that the source's code "
+        "uses this layer for all of them: if it does not, list the key under left: in the mapping file",
     )
     ONE_TABLE = (
         Topic.OTHER,
         "the source has one word embedding, and this second one of the model got a copy of it; check that the "
-        "source's code uses one word embedding for the encoder and the decoder",
+        "source's code uses one word embedding for the encoder and the decoder: if it does not, list the key under "
+        "left: in the mapping file",
     )
     TIED_HEAD = (
         Topic.OTHER,
         "the source has no output layer, and its word embedding was used here; check that the source's code ties its "
-        "output layer to the word embedding",
+        "output layer to the word embedding: if it does not, list the key under left: in the mapping file",
     )
 
     # What a proof leaves open
     COPIES_OF_CODE = (
         Topic.OTHER,
-        "the file holds several copies of the source's model, and no output shows which of them is meant; choose one "
-        "by its path or prefix: --at PATH, or --hint PREFIX=",
+        "the file holds several copies of the weights of the source's model (such as averaged weights), the proof "
+        "used this one, and equal outputs cannot show which copy you want; choose one by its path or prefix: --at "
+        "PATH, or --hint PREFIX=",
     )
     FOUND_BY_TRIAL = (
         Topic.OTHER,
         "the proof tried this tensor here, and no output confirmed it; compare its name with the name of this layer "
-        "in the source's code",
+        "in the source's code: if it is another one, correct the pair with --hint OLD=NEW",
     )
     NOT_FELT = (
         Topic.OTHER,
         "the proof changed the tensor for this key, but the outputs do not depend on this layer, so nothing confirms "
-        "the change; compare the two names, and check the source's code",
+        "the change; compare the two names, and check the source's code: if the change is wrong, undo it in the "
+        "mapping file",
     )
     TAKEN_BY_ANOTHER = (
         Topic.OTHER,
         "the proof showed that this tensor of the source belongs to {}, and the outputs do not depend on this layer; "
-        "check in the source's code which tensor belongs here",
+        "check in the source's code which tensor belongs here, and correct a wrong pair with --hint OLD=NEW",
     )
     NO_OUTPUT_SHOWS_IT = (
         Topic.OTHER,
         "the proof filled this layer, because a layer of the source takes the same input, but no output depends on "
-        "it; compare the names of these two layers",
+        "it; compare the names of these two layers: if they name different layers, correct the pair with --hint "
+        "OLD=NEW",
     )
     ROWS_NOT_SEEN = (
         Topic.OTHER,
-        "the inputs of the proof never used rows {} to {} of this table, so these rows are not confirmed; check in "
-        "the expression where they come from",
+        "the inputs of the proof never used rows {} to {} of this table, so these rows are not confirmed; check that "
+        "the part of the expression that fills these rows is right, and correct it in the mapping file if not",
     )
 
     # What a user said
@@ -723,12 +785,12 @@ class Reason(Enum):
     )
     OTHER_SIZES = (
         Topic.LEFT,
-        "in its place the source has {} {}",
+        "in its place the source has {} with sizes {}, and no rule changes them to the model's sizes",
     )
     COMPUTED_OR_READ = (
         Topic.OTHER,
         "the tensor {} of the source may fill this buffer, or the model may compute the buffer itself; nothing was "
-        "filled in; check the model's code",
+        "filled in; check the model's code: if it does not compute the buffer, name that tensor in the mapping file",
     )
     LEFT_BY_FILE = (
         Topic.LEFT,

@@ -146,7 +146,9 @@ _WHOLE, _CUT_SHORT = 600, 60
 
 
 def accepting_command(mapping: Mapping, guessed: Sequence[Entry], unmapped: Sequence[Entry], command: str) -> str:
-    """Return the options, or the whole command, that accept these guesses and gaps."""
+    """Return the options that accept the guesses GUESSED and the gaps UNMAPPED: added to COMMAND, or as arguments of
+    `load_into` if it is empty.
+    """
     parts = []
     if guessed:
         parts.append("--accept-guesses")
@@ -162,8 +164,8 @@ def accepting_command(mapping: Mapping, guessed: Sequence[Entry], unmapped: Sequ
 
 
 def gap_patterns(mapping: Mapping, unmapped: Sequence[Entry]) -> list[str]:
-    """Return as few patterns as possible that fit these keys and no others, with whole modules if none of their keys is
-    kept.
+    """Return patterns that fit these keys and no others, with whole modules if none of their keys is kept. If they
+    would be more than eight, return "*" alone, which fits all keys.
     """
     wanted = {e.target for e in unmapped}
     kept = {e.target for e in mapping.entries if not e.default} - wanted

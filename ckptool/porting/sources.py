@@ -209,6 +209,9 @@ def _one_of_several(mapping: Mapping, weights: StateDict, others: Sequence[tuple
 def _with_code(signature: Signature, code: Signature | None) -> Signature:
     """Return the signature of a file with what CODE, the signature of the source's own code, shows about keys of equal
     names.
+
+    Raises:
+        NotFound: no key of the file is one of the code's.
     """
     if code is None:
         return signature
@@ -330,7 +333,9 @@ def _open(mapping: Mapping) -> tuple[int, int]:
 
 
 def _hinted(signature: Signature, hints: Sequence[str | Rename]) -> tuple[Signature, dict[str, str]]:
-    """Return the signature with its keys renamed by the hints, and old name -> new name."""
+    """Return the signature with its keys renamed by the hints, and old name -> new name. The first hint that fits a key
+    renames it.
+    """
     if not hints:
         return signature, {}
     rules = [hint if isinstance(hint, Rename) else Rename.parse(hint) for hint in hints]
@@ -439,8 +444,8 @@ def _blank(entry: Wanted) -> Entry:
 
 
 def require_fit(mapping: Mapping, source: Any, target: Signature) -> None:
-    """Raise NotFound if almost nothing fits: another family of models, or other sizes; the message has the nearest
-    misses.
+    """Raise NotFound if at most a tenth of the keys have a source: another family of models, or other sizes. The
+    message has the nearest misses.
 
     Raises:
         NotFound: next to nothing fits.

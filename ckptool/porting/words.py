@@ -365,8 +365,8 @@ _NUMBER = "000"
 
 @cache
 def _label_of_kind(group: Group, words: tuple[str, ...]) -> str | None:
-    """Return the label in GROUP of words, where words that no phrase has were left empty, so that equal blocks share a
-    result.
+    """Return the label in GROUP of words, or None. Words that no phrase has were left empty, so that equal blocks share
+    a result.
     """
     end = len(words)
     while end:

@@ -46,7 +46,7 @@ def test_a_key_without_a_source_is_explained_where_the_port_would_be_refused(run
     done = run("transfer", "old.pth", "net.py", "--kwargs", "classes=3", "--explain", "head.weight")
     assert done.code == 0, done.err
     assert "has no source" in done.out
-    assert "in its place the source has 2.weight [10, 8]" in done.out
+    assert "in its place the source has 2.weight with sizes [10, 8]" in done.out
 
 
 def test_a_key_that_is_nowhere_is_one_line_with_the_nearest(run: Run, folder: Path) -> None:

@@ -10,6 +10,7 @@ from sides import pairing, signature, wanted
 
 from ckptool.model_code.signature import Facts, Flow, Signature
 from ckptool.porting.port import port
+from ckptool.porting.sources import _hinted
 
 Shapes = dict[str, tuple[int, ...]]
 #: Channels of the feature maps of three levels.
@@ -127,6 +128,20 @@ def test_a_model_that_runs_a_list_from_its_end_asks_which_block_of_the_source_ru
     mapping = port(signature(source), backwards)
     assert {entry.target for entry in mapping.having("guessed")} == set(target) - {"entry.weight"}
     assert "from the last to the first" in mapping["up.0.fuse.0.weight"].doubts[0]
+
+
+def test_a_hint_for_each_block_turns_a_list_as_the_question_about_it_says() -> None:
+    source = decoder("shrink.{}.weight", "steps.{}", BLOCK)
+    target = coarse_to_fine(decoder("neck.convs.{}.weight", "fusion.layers.{}", BLOCK), by_level=False)
+    asked = port(signature(source), target)["fusion.layers.0.mix.weight"].doubts
+    assert "pair the first with the last and so on, each pair with a --hint OLD=NEW" in asked[0]
+    hinted, old = _hinted(signature(source), [f"steps.{n}=fusion.layers.{2 - n}" for n in range(3)])
+    names = {new: key for key, new in old.items()}
+    mapping = port(hinted, target)
+    for n in range(3):
+        for leaf in BLOCK:
+            entry = mapping[f"fusion.layers.{n}{leaf}"]
+            assert (entry.status, [names[key] for key in entry.sources]) == ("mapped", [f"steps.{2 - n}{leaf}"])
 
 
 def followed(shapes: Shapes, used: list[str]) -> Signature:

@@ -22,7 +22,7 @@ _A, _B, _C = ex.of("a"), ex.of("b"), ex.of("c")
 
 
 def test_what_a_question_speaks_of_stands_in_its_sentence() -> None:
-    assert str(ask(Reason.OTHER_SIZES, "a.weight", "[3, 4]")).endswith("a.weight [3, 4]")
+    assert "a.weight with sizes [3, 4]" in str(ask(Reason.OTHER_SIZES, "a.weight", "[3, 4]"))
 
 
 def test_a_name_with_braces_is_no_place_for_another() -> None:
@@ -41,6 +41,13 @@ def test_every_question_says_what_to_do_and_never_speaks_of_a_side(reason: Reaso
     advice = ("check ", "compare ", "accept ", "merge ", "join ", "choose ", "--at PATH", "remove ", "take ")
     assert any(one in reason.says.partition(";")[2] for one in advice)
     assert not any(one in reason.says for one in ("one side", "other side", "both sides", "which of the two "))
+
+
+@pytest.mark.parametrize("reason", [reason for reason in Reason if "; check " in reason.says])
+def test_a_check_ends_with_what_to_do_if_it_shows_the_other_thing(reason: Reason) -> None:
+    after = reason.says.partition("; check ")[2]
+    ends = (" if ", "if not", ", and correct ", ", and merge ", ", and save ", ", and exchange ", "with another ", "--")
+    assert any(one in after for one in ends) or "(the alternative below)" in after
 
 
 def test_a_refusal_shows_the_whole_advice_once() -> None:
@@ -80,7 +87,8 @@ def test_vectors_to_which_code_adds_another_number_are_not_said_to_lie_around_0(
     assert str(entry.expr) == "shift(norm.weight, 1.0)"
     assert [str(question) for question in entry.questions] == [
         "the source's code adds 1 to this tensor before it uses it, and the model's code adds 0, so the difference was "
-        "added to the tensor; check the forward of this layer in both codes"
+        "added to the tensor; check the forward of this layer in both codes: if both add the same number, take the "
+        "plain tensor"
     ]
 
 

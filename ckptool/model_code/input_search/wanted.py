@@ -17,7 +17,9 @@ ATTENTION = frozenset({"scaled_dot_product_attention", "bmm", "baddbmm"})
 
 
 def wanted_dimensions(stop: Stop) -> list[tuple[int, int]]:
-    """Return (dimensions that a tensor has, dimensions that it needs) for each reading of the error."""
+    """Return (number of dimensions that a tensor has, number that it needs) for each way to read the error of STOP. -1
+    stands for a number that the error does not say.
+    """
     said = stop.message
     args = [a for a in flat(stop.args) if isinstance(a, torch.Tensor)]
     x, weight = (args[0] if args else None), (args[1] if len(args) > 1 else None)
@@ -62,7 +64,9 @@ def wanted_dimensions(stop: Stop) -> list[tuple[int, int]]:
 
 
 def wanted_sizes(stop: Stop, x: torch.Tensor | None, weight: torch.Tensor | None) -> list[tuple[int, int]]:
-    """Return (size that a tensor has, size that it needs) for each reading of the error."""
+    """Return (size that a tensor has, size that it needs) for each way to read the error of STOP. X and WEIGHT are the
+    first two tensors of the operation that failed.
+    """
     said, name = stop.message, stop.name
     found: list[tuple[int, int]] = []
     if x is not None and weight is not None:

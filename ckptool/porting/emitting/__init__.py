@@ -312,7 +312,9 @@ _Templated = tuple[Step, tuple[Template, ...]]
 
 
 def _tables(steps: Sequence[_Templated]) -> list[list[_Templated]]:
-    """Group steps that can be rows of one table: copies of the same names below the same numbers."""
+    """Return the steps in groups that can be rows of one table: copies of the same names below the same numbers. Each
+    other step is a group of its own.
+    """
     groups: dict[Any, list[_Templated]] = {}
     for at, (step, templates) in enumerate(steps):
         key: Any = at

@@ -113,7 +113,7 @@ def _keys(x: Expr) -> list[str]:
 def steps_of(entries: Iterable[Entry]) -> list[Step]:
     """Return the steps for the entries that have a source or are zeros, in the order of the entries.
 
-    Copies of one module become one step.
+    Entries of one module that differ only in the end of their keys (`weight`, `bias`) become one step.
     """
     found: dict[Any, Step] = {}
     for entry in entries:
@@ -130,7 +130,11 @@ def steps_of(entries: Iterable[Entry]) -> list[Step]:
 
 
 def _general(entry: Entry, comments: tuple[str, ...]) -> Step:
-    """Return the step for one entry. The end of its key becomes a name if the keys that it reads have the same end."""
+    """Return the `Step` (a statement of the written module) for one entry.
+
+    If its key and all keys that it reads end in the same words, that end is put in `names`, so that entries with other
+    ends can share the statement. For an expression that is no copy, only `weight` and `bias` are such ends.
+    """
     expr = entry.expr
     assert expr is not None
     if expr.is_copy:
@@ -169,7 +173,9 @@ def _comments(entry: Entry) -> tuple[str, ...]:
 
 
 def loops_of(steps: Sequence[Step]) -> list[Loop]:
-    """Return loops of the steps that differ only in numbers, in the order of their first steps."""
+    """Return loops of the steps that differ only in numbers, in the order of their first steps. Successive steps in no
+    loop become one `Loop` without rows.
+    """
     alike: dict[Any, list[Step]] = defaultdict(list)
     for step in steps:
         shape = None if step.expr is None else _shape(step.expr)
@@ -208,7 +214,9 @@ def _shape(x: Expr) -> Any:
 
 
 def _folded(steps: list[Step]) -> list[Loop]:
-    """Return steps that differ only in numbers as few loops as possible."""
+    """Return steps that differ only in numbers as few loops as possible: one over the numbers of the target, one for
+    each value of its first number, or one over a table of numbers; else each step alone.
+    """
     rows = [tuple(int(n) for text in step.texts for n in _NUMBER.split(text)[1::2]) for step in steps]
     own = len(_NUMBER.split(steps[0].target)[1::2])
     varying = [at for at in range(len(rows[0])) if len({row[at] for row in rows}) > 1]
@@ -250,7 +258,7 @@ def _numbers_of_places(step: Step) -> set[int]:
 
 
 def _rule(rows: Sequence[Numbers], values: Sequence[int], *, is_place: bool) -> tuple[int, Numbers] | None:
-    """Return (constant, factors) that compute VALUES from the numbers of the rows, or None.
+    """Return (constant, factors) that compute VALUES from the numbers of the rows, or None. None of them is negative.
 
     Widths grow from stage to stage in many ways, and any two values fit a line. So indices count only if they equal the
     numbers of the rows, or if there are three.

@@ -104,7 +104,9 @@ def _without_wrapper(canon: Canon, base: _Path) -> None:
 
 
 def _base_of(source: Canon, base: _Path) -> Name | None:
-    """Return the name of the weight that an adapter adapts: in the same module, or spelled with other separators."""
+    """Return the name of the weight that an adapter adapts: in the same module, or spelled with other separators. None
+    if there is no such weight, or if several weights end in that name.
+    """
     name = Name(base, "weight")
     if name in source.pieces:
         return name
@@ -120,7 +122,7 @@ def _base_of(source: Canon, base: _Path) -> Name | None:
 
 def _factors(parts: dict[str, Piece]) -> tuple[Piece, Piece, bool] | None:
     """Return the factor that takes the inputs, the factor that returns the outputs, and whether their product is
-    transposed.
+    transposed; None if one of the two is missing.
     """
     for prefix in ("", "turned_"):
         if f"{prefix}down" in parts and f"{prefix}up" in parts:
@@ -160,7 +162,9 @@ def _all_turned(source: Canon, adapters: dict[_Path, _Adapter], bases: dict[_Pat
 def _merged(
     source: Canon, weight: Piece, adapter: _Adapter, scale: float | None, all_turned: bool
 ) -> Question[Expr] | None:
-    """Merge one adapter into a weight, or return the question why it was not merged."""
+    """Merge one adapter into a weight and return None, or return the question why it was not merged. SCALE is that of
+    all adapters, if the file has it; ALL_TURNED says how a square weight is laid out.
+    """
     named = list(adapter.parts.values())
     unknown = [p for parts in named for role, p in parts.items() if role == "other"]
     factors = _factors(named[0])

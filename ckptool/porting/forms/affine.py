@@ -56,7 +56,9 @@ def _layers(canon: Canon) -> dict[_Path, dict[str, Piece]]:
 
 
 def _by_name(bare: list[_Path], free: dict[_Path, int], layers: dict[_Path, dict[str, Piece]]) -> dict[_Path, _Path]:
-    """Return statistics -> scale and shift, by names that differ in the one word in which most of them differ."""
+    """Return statistics -> scale and shift, by names that differ in the one word in which most of them differ. BARE are
+    the paths of the statistics, FREE has the path and the size of each layer that may be a scale and shift.
+    """
     size = {path: prod(layers[path]["running_var"].shape) for path in bare}
     words = {path: words_of(path) for path in (*bare, *free)}
     ways: Counter[_Change] = Counter()

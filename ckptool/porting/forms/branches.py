@@ -135,8 +135,11 @@ class Branches:
                     self._kept[name, (self._kind[path], *sorted((a, b)))][said > 0] += 1
 
     def shown(self, one: Pair, other: Pair, order: str) -> bool:
-        """Return whether other branches show that ORDER is kept: of modules of the kind around ONE and OTHER, or else
-        of all modules.
+        """Return whether both sides keep the order named ORDER between parallel branches, so that it may tell the pairs
+        ONE and OTHER apart.
+
+        The same two branches in modules of this kind decide; without any, other branches in modules of this kind;
+        without enough of these, branches of all modules.
         """
         at = next(i for i, (a, b) in enumerate(zip(one[0].path, other[0].path, strict=False)) if a != b)
         kind = self._kind[one[0].path[:at]]

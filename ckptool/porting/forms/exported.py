@@ -63,9 +63,10 @@ def _convolutions(source: Canon, numbered: Sequence[tuple[str, Piece]]) -> None:
 
 
 def _layers(source: Canon, target: Canon, shape: Shape, lone: Sequence[Piece], count: int) -> list[tuple[_Path, bool]]:
-    """Return the layers of COUNT matrices of one SHAPE, in the order of use, and whether this order is certain.
+    """Return (path of the layer, whether it is certain) for each of COUNT matrices of one SHAPE, in the order of use;
+    [] if that is not known. LONE has the biases without a weight.
 
-    If the model has the names of all biases, it also shows in which order it uses these layers.
+    If the model has the names of all of LONE, it also shows in which order it uses these layers.
     """
     own = [p for p in lone if p.shape == shape[:1]]
     if all(p.name in target.pieces for p in lone) and target.signature.traced:

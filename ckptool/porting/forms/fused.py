@@ -57,7 +57,10 @@ def split_again(source: Canon, target: Canon) -> None:
 
 
 def split_fused(one: Canon, other: Canon, both: set[Shape]) -> None:
-    """Split fused projections, unless their shape is in BOTH, the shapes that are fused on both sides."""
+    """Split the fused projections of ONE into their parts. A projection stays whole if its shape is in BOTH, the shapes
+    that are fused on both sides, or if OTHER has as many tensors of its shape, unless the two codes split it in
+    different ways.
+    """
     fused = [(p, kind) for p in one.pieces.values() if p.role == "weight" and (kind := fused_kind(p))]
     if not fused:
         return
@@ -157,7 +160,9 @@ def _initials(canon: Canon) -> list[_Initials]:
 
 
 def _spelled_form(word: str, whole: Shape, modules: Sequence[_Initials]) -> _Form | None:
-    """Return how to split a layer of sizes WHOLE as a WORD of its name says, if all modules with such parts agree."""
+    """Return how to split a layer of sizes WHOLE as a WORD of its name says, if all modules with such parts agree; else
+    None. MODULES has the layers of each module by their first letters.
+    """
     forms = set()
     for letters in modules:
         parts = [letters[letter][0] for letter in word if len(letters.get(letter, ())) == 1]
@@ -212,7 +217,9 @@ _STEP = 1e-7
 
 
 def _form(one: Canon, other: _Parts, weight: Piece, kind: Fused, sizes: Sequence[int]) -> _Form:
-    """Return how to split a projection: as the code shows, as its name says, or in the likeliest way."""
+    """Return how to split the projection WEIGHT into parts of SIZES: as the code of its side shows, or else as its name
+    or its library says, or else in the likeliest way, with a question.
+    """
     parts, size = kind.parts, tuple(sizes)
     if (gate := weight.entry.facts.gate) is not None and "gate" in parts and (one.is_target or weight.expr.is_copy):
         return _Form(parts, size) if gate.half == 0 else _Form(parts[::-1], size[::-1])
@@ -347,7 +354,8 @@ def _alternating(target: Canon, weight: Piece, parts: int) -> int:
 
 
 def other_arrangement(target: Piece, source: Piece) -> Reason | None:
-    """Return the reason to ask whether two projections, both fused, arrange their parts differently; None if not.
+    """Return the reason to ask whether two projections, both fused, arrange their parts differently; None if names or
+    code show it, or if another rule asks.
 
     A layer with the same name on both sides is taken to have one layout, unless one of the two layers is a convolution.
     """

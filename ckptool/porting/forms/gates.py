@@ -132,8 +132,9 @@ def _alone(key: tuple[str, str] | None) -> _Gates | None:
 
 
 def _several_gates(tokens: tuple[str, ...], cell: RecurrentCell) -> _Gates | None:
-    """Return the side ("ih", "hh") and the gates of a matrix named by their letters (`ioux`, `W_iou`, `h_rz`),
-    or None.
+    """Return the side ("ih", "hh") and the gates of a matrix whose name, in TOKENS, has the letters of gates of CELL
+    (`ioux`, `W_iou`, `h_rz`), or None. A name that is only the letters of all gates has the side "ih", whatever its
+    side is.
     """
     word = tokens[0] if len(tokens) == 1 else ""
     if len(word) == len(cell.gates) == len({cell.words.get(letter) for letter in word} - {None}):
@@ -148,7 +149,9 @@ def _several_gates(tokens: tuple[str, ...], cell: RecurrentCell) -> _Gates | Non
 
 
 def _divide(one: Canon, scope: _Path, piece: Piece, side: str, gates: Sequence[str]) -> None:
-    """Split a matrix, and its bias, into one layer for each gate."""
+    """Split a matrix, and its bias, into one layer for each of GATES. The layers are in the module SCOPE, and SIDE
+    ("ih", "hh", "b") begins their names.
+    """
     for whole in (piece, one.pieces.get(piece.name.beside("bias"))):
         if whole is None:
             continue
@@ -266,8 +269,8 @@ _READINGS: tuple[_Reading, ...] = (
 
 
 def _cut_in_two(one: Canon, held: _Held) -> _Held:
-    """Split each matrix over the concatenated input and hidden state into one for the input and one for the hidden
-    state.
+    """Split each matrix of HELD, (side, gate) -> matrix over the concatenated input and hidden state, into one for the
+    input and one for the hidden state. Which of the two comes first is a question.
 
     Returns:
         (side, gate) -> the new matrix; {} if the sizes of the matrices do not fit.
@@ -293,7 +296,9 @@ def _cut_in_two(one: Canon, held: _Held) -> _Held:
 
 
 def _join(one: Canon, scope: _Path, cell: RecurrentCell, held: _Held, pieces: list[Piece], depth: int) -> None:
-    """Join the matrices of a cell, and their biases, in torch's order of gates."""
+    """Join the matrices of a cell, HELD: (side, gate) -> matrix, and their biases, in torch's order of gates. Nothing
+    is done if their sizes do not fit.
+    """
     rows = {p.shape[0] for p in held.values()}
     if not held or any(held["hh", gate].shape != held["hh", cell.gates[0]].shape for gate in cell.gates):
         return

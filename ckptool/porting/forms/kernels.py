@@ -95,7 +95,8 @@ def turn_transposed(one: Canon, other: Canon) -> None:
 
 
 def turn_kernels(source: Canon, target: Canon) -> None:
-    """Turn and flip kernels of transposed convolutions of the source ([in, out, k, k]) for a model with convolutions.
+    """Turn and flip kernels of transposed convolutions of the source ([in, out, k, k]) for a model that has only plain
+    convolutions.
 
     With stride 1 both compute the same. The source's code, the lengths of biases or the sizes show that a list of
     kernels is transposed; a name alone is a question.

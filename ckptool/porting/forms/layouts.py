@@ -155,7 +155,8 @@ def follow_names(source: Canon, target: Canon) -> None:
     """Transpose a matrix that the target transposes and the source has under the same name, unless its sizes forbid it.
 
     Tensors with one name and one shape usually have one layout. If other matrices of the same names have swapped sizes,
-    the source has another layout, and square matrices follow them.
+    the source has another layout, and square matrices follow them. For a weight of a layer, it is a question if nothing
+    else confirms it: no other such matrix, and not all keys of the model.
     """
     ends: dict[tuple[str, ...], list[Piece]] = defaultdict(list)
     for piece in source.pieces.values():
@@ -217,7 +218,7 @@ def turn_bare_matrices(source: Canon, target: Canon) -> None:
     """Transpose bare matrices of the source that have inputs first.
 
     Where the sizes do not show it, the order of all tensors is compared with the order of the model: once with these
-    matrices transposed, once as they are. If both agree equally, it is a question.
+    matrices transposed, once as they are. If both agree equally, and the model has both sizes, it is a question.
     """
     wanted = {squeezed(p.shape) for p in target.pieces.values()}
     turned_there = {p.entry.shape for p in target.pieces.values() if is_turned(target, p)}
@@ -262,8 +263,8 @@ def turn_bare_matrices(source: Canon, target: Canon) -> None:
 
 
 def _said(piece: Piece, target: Canon) -> bool | None:
-    """Return whether the target's piece of this name has swapped sizes (True) or equal sizes (False); None if it has
-    none.
+    """Return whether the target's pieces of this last name have swapped sizes (True) or equal sizes (False); if they do
+    not say, those with the same word for a part of a block. None if neither says.
     """
     group = table().group("neck")
     word = label(group, piece.words)

@@ -68,7 +68,9 @@ def doubt_order(mapping: Mapping, target: Signature) -> Mapping:
 
 
 def _beside(one: Entry, other: Entry, *, traced: bool) -> bool:
-    """Return whether two layers may be parallel: neither takes the output of the other, as far as that is known."""
+    """Return whether two layers may be parallel: neither takes the output of the other. Without a forward pass
+    (TRACED), these are layers of one module that is no numbered list.
+    """
     if not traced:
         return components(one.key)[:-2] == components(other.key)[:-2] and not components(one.key)[-2].isdecimal()
     a, b = one.facts.flow, other.facts.flow

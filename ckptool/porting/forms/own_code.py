@@ -77,8 +77,8 @@ def _one_way(found: Mapping[str, Mapping[tuple[str, ...], str | None]], place: t
 def _from_several_places(
     found: Mapping[str, Mapping[tuple[str, ...], str | None]], needed: Sequence[str]
 ) -> list[dict[str, str]]:
-    """Return [code key -> file key], from the only place of each key or the one nearest to the top; [] if a key is
-    missing.
+    """Return [code key -> file key], from the only place of each key or the one nearest to the top; [] if a key of
+    NEEDED has none, or if two keys would have one. FOUND has the places of each key.
     """
     way: dict[str, str] = {}
     for key, below in found.items():

@@ -12,7 +12,7 @@ from .pieces import Canon, Piece, squeezed
 
 
 def permute(source: Canon, target: Canon) -> None:
-    """Permute tensors of three or more dimensions to the order of dimensions in the target.
+    """Permute bare tensors of three or more dimensions to the order of dimensions in the target.
 
     Only if all sizes differ, so that one order fits, and both sides have equally many tensors of these sizes.
     """

@@ -54,7 +54,8 @@ def _part(name: str) -> str | None:
 
 
 def _said(name: str, phrases: Mapping[tuple[str, ...], _Meaning]) -> _Meaning | None:
-    """Return the meaning of a name in PHRASES: with its numbers, without, or by its last words.
+    """Return the meaning of a name in PHRASES: with its numbers, without, or by its last two words or its last; None if
+    it has none.
 
     A word for the kind of convolution is skipped: `qkv_dwconv`.
     """
@@ -86,7 +87,9 @@ def open_gate(entry: Entry) -> Gate | None:
 
 
 def layout_of(entry: Entry, parts: int, sizes: Sequence[int] = ()) -> tuple[str, int]:
-    """Return how the forward pass splits a projection of PARTS parts: ("block", 0), ("heads", how many), or ("", 0)."""
+    """Return how the forward pass splits a projection of PARTS parts, of SIZES if these are known: ("block", 0) for one
+    part after the other, ("heads", how many heads), or ("", 0) if it does not show it.
+    """
     kind, inner = entry.facts.layout
     if kind != "block" and len(set(sizes)) > 1:  # keys and values of fewer heads: (groups, parts of a group, width)
         grouped = len(inner) == 3 and inner[0] * inner[2] == sizes[-1]

@@ -46,7 +46,9 @@ _LAST = re.compile(r"(.*?)([a-z]+)((?::\d+)?)\Z")
 
 
 def merge_norms(one: Canon, other: Canon) -> None:
-    """Turn weight norm and spectral norm into a plain weight, if the other side has none, or none of this size."""
+    """Turn weight norm, and spectral norm of the source, into a plain weight, if the other side has none, or none of
+    this size.
+    """
     if not one.is_target:
         _name_gains(one, other)
     roles = {piece.role for piece in other.pieces.values()}

@@ -63,8 +63,9 @@ def _lists(target: Canon) -> Iterator[tuple[int, list[int]]]:
 
 
 def _holds(pieces: Sequence[Piece], dim: int, inside: Sequence[int], tolerance: float) -> bool:
-    """Return whether PIECES hold, along dimension DIM, as many elements for each layer as a member of a list, and
-    vectors of its sizes.
+    """Return whether PIECES hold, along dimension DIM, as many elements for each layer as a member of a list, whose
+    sizes are INSIDE: nearly as many, by the share TOLERANCE. All their vectors and most of all pieces need sizes of the
+    member.
     """
     each = [prod(p.shape) // p.shape[dim] for p in pieces]
     if abs(sum(each) - sum(inside)) > tolerance * sum(inside):

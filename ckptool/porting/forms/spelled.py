@@ -12,8 +12,8 @@ MOST_SPELLED = 4
 
 
 def spelled(names: Sequence[str], wholes: Set[str]) -> tuple[int, ...] | None:
-    """Return the order in which the name of a fused tensor spells its parts: `conv_z` and `conv_r` in `conv_zr`; or
-    None.
+    """Return the order in which the name of a fused tensor spells its parts: `conv_z` and `conv_r` in `conv_zr`. None
+    if no order fits, or several. WHOLES are the names that the fused tensor may have.
 
     The common beginning and end of the parts' names may appear once in the name or be replaced: `mix_rkv` for
     `time_mix_r`, `time_mix_k` and `time_mix_v`. Or the name has one word of each part, as `uqk` for `gate_u`, `query_q`

@@ -120,7 +120,9 @@ def _beside_others(one: Canon, piece: Piece) -> Piece:
 
 
 def _other_stacks(one: Canon, other: Canon) -> dict[int, set[Shape]]:
-    """Return number of layers -> shapes of the other side's stacks, for stacks that are fused on one side only."""
+    """Return number of layers -> shapes of the other side's stacks with so many layers, for numbers with a stack that
+    is fused on one side and in parts on the other.
+    """
     own, theirs = (
         [p for p in side.pieces.values() if len(p.shape) == 3 and p.role == "weight"] for side in (one, other)
     )
@@ -148,7 +150,9 @@ def _part(piece: Piece, shape: Shape) -> Shape:
 
 
 def _stand_up(one: Canon, other: Canon) -> None:
-    """Reshape matrices [experts * rows, columns] to stacks [experts, rows, columns]."""
+    """Reshape matrices [experts * rows, columns] and [rows, experts * columns] to stacks [experts, rows, columns], if
+    the other side has a list of experts with these sizes.
+    """
     theirs = Counter(squeezed(p.shape) for p in other.pieces.values())
     inside = numbered_lists(other, of=table().experts)
     for piece in list(one.pieces.values()):
@@ -332,7 +336,9 @@ def lists_of(canon: Canon, of: frozenset[str] = frozenset()) -> list[List]:
 
 
 def numbered_lists(canon: Canon, of: frozenset[str] = frozenset()) -> dict[int, set[Shape]]:
-    """Return length -> shapes inside the members, for numbered lists of equal members with one of the words OF."""
+    """Return length -> shapes inside the members, for numbered lists of equal members; if OF is given, only for lists
+    with one of these words.
+    """
     parts: dict[Shape, Shape] = {}
     for piece in canon.pieces.values():
         if piece.role in ("weight", "bias") and 0 < len(piece.shape) < 3 and _part(piece, piece.shape) != piece.shape:

@@ -34,7 +34,7 @@ Step = Callable[[Canon, Canon], None]
 
 
 def each(step: Step) -> Step:
-    """Return a step that changes the source for the target, then the target for the source."""
+    """Return a step that does STEP to the source (with the target as the other side), then to the target."""
 
     def run(source: Canon, target: Canon) -> None:
         step(source, target)

@@ -35,7 +35,8 @@ def doubt_conventions(filling: Filling) -> None:
 
 
 def _bare_squares(filling: Filling) -> None:
-    """Transpose square bare parameters if the file's other ones, by their sizes, are transposed; ask if there are none.
+    """Transpose square bare parameters if the file's other bare parameters, by their sizes, are transposed, and keep
+    them if one of these is not; ask if there are none.
 
     A bare parameter is no weight of a torch layer.
     """
@@ -184,7 +185,9 @@ def _are_queries(piece: Piece) -> bool:
 
 
 def _flatten(filling: Filling) -> None:
-    """Ask about linear layers after feature maps: only the code shows in which order it flattens them."""
+    """Ask about linear layers after feature maps that the two codes seem to flatten in different orders. If both
+    forward passes show the orders, the columns are reordered without a question.
+    """
     for hole, filled in filling.holes.items():
         t, s = filling.unit_of[hole]
         piece = t.pieces.get(hole.role)
@@ -369,7 +372,9 @@ def _as_matrix(piece: Piece) -> Shape | None:
 
 
 def _as_scores(piece: Piece) -> Shape | None:
-    """Return the shape of a square parameter that code takes numbers out of, such as scores from class to class."""
+    """Return the shape of a square parameter that code takes numbers out of, such as scores from class to class; None
+    for other pieces.
+    """
     of_own_code = is_bare(piece) and piece.entry.parameter and piece.entry.module != "Embedding"
     is_square = len(piece.shape) == 2 and piece.shape[0] == piece.shape[1] > 1
     return piece.shape if of_own_code and is_square and piece.entry.how in _TAKES else None

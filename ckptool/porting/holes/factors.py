@@ -65,9 +65,10 @@ def _rate(squares: list[float]) -> float:
 
 
 def multiplied_in_code(filling: Filling) -> None:
-    """Ask about tensors that the two codes multiply by different numbers before they use them.
+    """Rescale, with a question, tensors that the two codes multiply by different numbers before they use them.
 
-    The first option is right if the other code has no such factor at another place, such as on the layer's input.
+    The plain tensor is the option: it is right if the model has the missing factor at another place, such as on the
+    layer's input.
     """
     for hole, filled in filling.holes.items():
         t, s = filling.unit_of[hole]

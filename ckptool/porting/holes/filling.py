@@ -150,8 +150,10 @@ class Filling:
         return ex.zeros(*piece.shape), []
 
     def guess(self, targets: list[Unit], sources: list[Unit]) -> None:
-        """Pair units that no evidence tells apart, by similar names and then by order, with a
-        question about each pair.
+        """Pair units that no evidence tells apart, by similar names and then by order, with a question about each pair.
+
+        A unit whose name is like no other stays without a source. Buffers get no question if all SOURCES have equal
+        values.
         """
         free = sorted(sources, key=lambda u: u.order)
         own = sorted(targets, key=lambda u: u.used if u.used is not None else u.order)

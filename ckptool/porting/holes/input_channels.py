@@ -65,7 +65,7 @@ def _fewer(wanted: Shape, have: int, x: Expr) -> dict[str, Expr]:
 
 
 def rule_of(expr: Expr) -> str:
-    """Return the name of the rule that made a kernel, by its operations."""
+    """Return the input-channels rule (one of RULES) that made the kernel EXPR, told from its operations."""
     operations = set(expr.operations())
     if not operations.isdisjoint(("sum", "add")):
         return "mean" if not operations.isdisjoint(("scale", "repeat")) else "sum"

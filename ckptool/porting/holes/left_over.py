@@ -57,7 +57,10 @@ def parts(pairs: Sequence[tuple[Unit, Unit]], targets: Sequence[Unit], sources: 
 
 
 def _families(units: Sequence[Unit]) -> list[list[Unit]]:
-    """Return groups of two to four units in one module with the same roles, in order of registration."""
+    """Group UNITS by module, by the roles of their pieces, and by the number of dimensions of their main tensor.
+
+    Return the groups of two to four units, each in order of registration; larger groups are left out.
+    """
     found: dict[object, list[Unit]] = defaultdict(list)
     for unit in units:
         if unit.main.shape:

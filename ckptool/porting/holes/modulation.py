@@ -123,7 +123,9 @@ def _parts_of(unit: Unit) -> int:
 
 
 def _first_by_name(unit: Unit) -> tuple[str, bool] | None:
-    """Return which of shift and scale a layer returns first by its name, and whether all code with this name agrees."""
+    """Return which of shift and scale a layer returns first by its name, and whether all code with this name agrees;
+    None if the name does not say it.
+    """
     known = table().modulation
     words = words_of(unit.path[-3:])
     spans = sorted((words[a:b] for a in range(len(words)) for b in range(a + 1, len(words) + 1)), key=len, reverse=True)

@@ -116,7 +116,8 @@ def _in_other_blocks(filling: Filling, pairs: Sequence[Pair]) -> None:
 
 
 def _between_two_blocks(t: Unit, s: Unit, pairs: Sequence[Pair], blocks: int) -> bool:
-    """Return whether a layer stands between two blocks on both sides, and code counts it among either.
+    """Return whether a layer stands between two blocks on both sides, and code counts it among either. BLOCKS is the
+    difference of the numbers of its blocks on the two sides.
 
     It has the same name and the same place among all layers: for example, `downsample` at the end of a stage, or at the
     beginning of the next.
@@ -198,8 +199,8 @@ _Kind = frozenset[tuple[str, tuple[tuple[str, tuple[int, ...]], ...]]]
 def _inverted(
     of_one: Sequence[tuple[int, int]], of_other: Sequence[tuple[int, int]]
 ) -> Iterator[tuple[tuple[int, int], int]]:
-    """Yield each pair of numbers (i, j) in ONE that is in the opposite order to a pair of OTHER, with the farthest such
-    j.
+    """Yield each pair of numbers (i, j) in OF_ONE that is in the opposite order to a pair of OF_OTHER, with the j of
+    the farthest such pair: once for pairs before it, and once for pairs after it.
 
     Both lists of pairs are sorted by i.
     """

@@ -93,7 +93,9 @@ def _of_groups(wanted: Shape, narrow: Shape, have: Shape, expr: Expr) -> tuple[E
 
 
 def of_rows(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
-    """Return a word table or an output layer for another vocabulary: cut off, or filled up with the mean."""
+    """Return a word table or an output layer for another vocabulary: cut off, or filled up with the mean. None if more
+    than the number of rows differs.
+    """
     if 0 in (*wanted, *have) or not wanted or len(wanted) != len(have):
         return None
     if wanted[1:] != have[1:] or wanted == have:
@@ -104,7 +106,9 @@ def of_rows(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
 
 
 def _of_positions(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
-    """Return a position table for other positions: a grid with 0 to 2 rows before it, or a sequence."""
+    """Return a position table for other positions: a grid with 0 to 2 rows before it, or a sequence. None for other
+    tensors.
+    """
     if len(wanted) < 2 or len(have) < 2 or wanted[-1] != have[-1] or prod(wanted[:-2]) != 1 or prod(have[:-2]) != 1:
         return None
     for prefix in (1, 0, 2):

@@ -131,8 +131,10 @@ def _near_misses(filling: Filling) -> None:
 
 
 def _near_misses_once(filling: Filling, joined: list[Unit]) -> bool:
-    """Fill each tensor without a source once, if a rule is known, and add its unit to JOINED. Return whether any was
-    filled.
+    """Fill each tensor without a source from the only unused unit of the source that is like it: as it is if the names
+    agree or JOINED is not empty, or changed to the model's sizes if a rule is known.
+
+    Units of changed tensors are added to JOINED. Return whether there were any.
     """
     new = set(map(id, filling.matching.new))  # another head is not filled for its shape
     free_t = [u for u in filling.matching.free_targets if u.main.name not in filling.holes and id(u) not in new]
@@ -234,8 +236,8 @@ def _of_other_sizes(filling: Filling) -> None:
         near = [s for s in filling.matching.free_sources if filling.alike(t, s)]
         if t.main.name not in filling.holes and len(near) == 1:
             for role, piece in t.pieces.items():
-                if role in near[0].pieces:
-                    other = near[0].pieces[role].entry
+                other = near[0].pieces[role].entry if role in near[0].pieces else None
+                if other is not None and other.shape != piece.entry.shape:
                     filling.misses[piece.name] = ask(Reason.OTHER_SIZES, other.key, str(list(other.shape)))
 
 

@@ -40,7 +40,10 @@ def along_branches(cells: Cells) -> dict[int, Hashable]:
 
 
 def _found(targets: Sequence[Unit], sources: Sequence[Unit], beside: Sequence[Pair]) -> dict[int, Unit]:
-    """Return the `id` of targets -> the source that shares its own words with the partners along their branch."""
+    """Return the `id` of targets -> the source that shares its own words with the partners along their branch. BESIDE
+    has certain pairs of the same blocks; own words are those of no other source. Targets for which this gives no
+    source, or several, are left out.
+    """
     said = [set(words_of(s.path)) for s in sources]
     own = [words - set().union(*(other for other in said if other is not words)) for words in said]
     votes: dict[int, set[int]] = defaultdict(set)

@@ -125,7 +125,8 @@ class Cells:
         return bool(moved)
 
     def pair_off(self, evidence: Evidence, pairs: Iterable[Pair], doubt_of: DoubtOf) -> list[Pair]:
-        """Move each of PAIRS, (target, source) of one open cell, to a cell of its own, as `split` does for labels.
+        """Move each of PAIRS, (target, source) of one open cell, to a cell of its own with EVIDENCE, as `split` does
+        for labels. DOUBT_OF returns the question about a pair, or None.
 
         Returns:
             The pairs that this decides: these, and two units that are left alone in a cell.
@@ -147,8 +148,10 @@ class Cells:
         doubt: Question[Unit] | None,
         doubt_of: DoubtOf | None,
     ) -> dict[int, _Cell]:
-        """Move the units in each of PARTS, label -> (targets, sources), from CELL to a new cell. Return number -> units
-        of the new cells, and of what is left of CELL.
+        """Move the units of each of PARTS, (targets, sources), from CELL to a new cell of their own. They keep
+        EVIDENCE, and get the question DOUBT or that of DOUBT_OF, as do the units left behind.
+
+        Return number -> units of the new cells, and of what is left of CELL; {} if there are no parts.
         """
         targets, sources = cell
         before = targets[0].cell

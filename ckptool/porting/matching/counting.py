@@ -70,7 +70,8 @@ def turned(own: Mapping[int, Hashable], theirs: Mapping[int, Hashable]) -> bool:
 
 
 def backwards(pairs: Collection[tuple[Unit, Unit]]) -> set[tuple[Row, Row]]:
-    """Return the lists (of the target, of the source) whose members of different contents are in opposite order.
+    """Return the lists (of the target, of the source) whose members of different contents are in opposite order. Lists
+    whose members are all alike count if several lists beside them show it.
 
     Args:
         pairs: the pairs so far.

@@ -54,7 +54,7 @@ class Levels:
             own, theirs: the list in the model and in the source. Only numbers tell its members apart.
         Returns:
             0: No.
-            1: Yes, or only the source's numbers are sizes; what the source does is not known.
+            1: Yes, or the numbers of one of the two lists are sizes; what the source does is not known.
             -1: Yes, and the source's names count by levels, too, so that its first member is the model's last.
         """
         both = own.partition("{}")[0], theirs.partition("{}")[0]

@@ -308,7 +308,9 @@ class Matcher:
         """Return the pairs that are new heads: their names differ, and the model uses them after all units with equal
         names.
 
-        Pairs whose names contradict each other (a class token and a mask token) count anywhere.
+        If some other pair has different names or prefixes, a new head also has to follow layers without partners, or to
+        be in modules without pairs. Pairs whose names contradict each other (a class token and a mask token) count
+        anywhere.
         """
         strangers = self._strangers_among_namesakes(pairs)
         inside = {id(t) for t, _ in strangers}

@@ -249,7 +249,9 @@ class Naming:
         return self.cells.split(Evidence(Kind.TENSORS), lambda u, _: frozenset(u.pieces), mode="all")
 
     def by_similar_names(self) -> bool:
-        """Split by the similarity of names: pairs whose names are the most similar for both units, by a margin."""
+        """Split by the similarity of names: pairs with a similarity of 0.3 or more that is the highest for both units,
+        by more than 0.1. Cells with more than 24 units of a side are left as they are.
+        """
         changed = False
         for targets, sources in self.cells.open():
             if len(targets) > 24 or len(sources) > 24:
@@ -312,7 +314,8 @@ def _counted_alike(
     agreed: list[tuple[Unit, Unit]], below_t: Mapping[_Path, Unit], below_s: Mapping[_Path, Unit], *, unlike: bool
 ) -> list[tuple[Unit, Unit]]:
     """Return the pairs AGREED, of equal names, without those in lists that the two sides count differently: from
-    another number, or from the other end.
+    another number, or from the other end. UNLIKE says that the forward pass speaks against equal numbers in the
+    outermost list.
 
     `blocks.1` of a list from 1 to 4 is not `blocks.1` of a list from 0 to 3, nor of one whose last member has the sizes
     of this one's first. And `layers.0` of `first, layers.0, last` is not `layers.0` of `layers.0, 1, 2`.
@@ -358,8 +361,8 @@ def _lists(below: Mapping[_Path, Unit], named: Collection[_Path]) -> dict[_Path,
 
 
 def _continued(row: _Path, below_t: Mapping[_Path, Unit], below_s: Mapping[_Path, Unit]) -> bool:
-    """Return whether layers beside the list ROW in its module are members of a longer list of that
-    name in the source.
+    """Return whether the list ROW and the layers beside it in its module are one longer list of that name in the
+    source: both modules hold the same units, and the source has no layers of the other names.
     """
     held_t, held_s = (
         {path: unit.colour for path, unit in side.items() if path[: len(row) - 1] == row[:-1]}

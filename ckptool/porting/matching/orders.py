@@ -38,8 +38,11 @@ class Orders:
         self._places: dict[str, tuple[dict[int, int], ...]] = {}
 
     def by_numbers(self) -> bool:
-        """Split by the ranks of numbers: the unit with the lowest number is paired with the one of the lowest number,
-        and so on.
+        """Split cells with equally many units on both sides by the ranks of numbers: the lowest number is paired with
+        the lowest, and so on, or the lists are counted from opposite ends (see `_number_ranks`).
+
+        If an order contradicts this, only equal numbers in one list count. If the forward pass speaks against it, it is
+        a question.
         """
         changed = False
         for targets, sources in self.cells.open():
@@ -60,8 +63,9 @@ class Orders:
         return changed
 
     def _number_ranks(self, targets: list[Unit], sources: list[Unit]) -> dict[int, int] | None:
-        """Return the ranks of the units' numbers, from the other end if a known pair of the two series shows it; or
-        None.
+        """Return `id` of a unit -> rank of its numbers. The sources are ranked from the other end if known pairs of the
+        two series show it, or, without any, the forward pass and the names do. None if the numbers do not fit each
+        other.
         """
         ranks = number_ranks(targets, sources)
         if ranks is None or len({series(u) for u in targets}) > 1 or len({series(u) for u in sources}) > 1:
@@ -133,9 +137,10 @@ class Orders:
         return self.neighbours.split(lambda name: partial(self._doubt_of, name))
 
     def by_rank(self) -> bool:
-        """Split by place among look-alikes: the first of the target is the first of the source, and so on.
+        """Split by place among look-alikes: the first of the target is the first of the source, and so on. The first
+        order that both sides have counts; if another one contradicts it, it is a question.
 
-        This is the last rule, only for cells with equally many units on both sides.
+        This is the last rule, only for cells with equally many units on both sides. Each call splits at most one cell.
         """
         cells = sorted(((t, s) for t, s in self.cells.open() if len(t) == len(s)), key=lambda c: len(c[0]))
         for targets, sources in cells:
@@ -187,8 +192,10 @@ class Orders:
         return used == sorted(used) and len({series(u) for u in sources}) == len({series(u) for u in targets}) == 1
 
     def by_chain(self) -> bool:
-        """Pair units that directly follow a pair on both sides, from the front, in cells with more
-        units on one side.
+        """Pair two units of one cell that directly follow a pair on both sides, or are the first of both sides.
+
+        This is a question unless their names agree or they go on the series of that pair. It is also one if any unit of
+        a row may be the one without a partner. Each call makes at most one pair.
         """
         for name, targets, sources in self.sequences.all():
             before_t, _ = self.sequences.neighbours(targets)
@@ -211,7 +218,8 @@ class Orders:
                 goes_on = isinstance(b, Unit) and series(b) == series(t)
                 named = similarity(t, s) > SOME or related(t, s) or tables_of_words(t, s)
                 cell = next((c for c in self.cells.open() if any(u is t for u in c[0])), None)
-                doubt: Question[Unit] | None = None if goes_on or named else ask(Reason.ONLY_FOLLOWS)
+                why = Reason.ONLY_FIRST if b == "edge" else Reason.ONLY_FOLLOWS
+                doubt: Question[Unit] | None = None if goes_on or named else ask(why)
                 if cell is not None and not doubt and not named and self._left_in_the_middle(t, s, cell, targets):
                     doubt = ask(Reason.LEFT_OUT_OF_A_ROW)
                 if cell is not None and self.cells.split(
@@ -255,7 +263,9 @@ class Orders:
         return any(self._fits_between(t, s, ts, ss) for _, ts, ss in self.sequences.all())
 
     def at_the_end(self, t: Unit, s: Unit) -> bool:
-        """Return whether two units directly follow a pair in some order, and no unit after them has a partner."""
+        """Return whether, in some order, T and S directly follow the two units of one pair, and no later unit of either
+        side has a partner.
+        """
         return any(self._is_last(t, s, ts, ss) for _, ts, ss in self.sequences.all())
 
     def goes_on(self, t: Unit, s: Unit) -> bool:
@@ -308,7 +318,9 @@ class Orders:
         return self._against(t, s, targets, sources)
 
     def _against(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> Question[Unit] | None:
-        """Return a doubt if a reliable order gives two units different places among look-alikes, else None."""
+        """Return a question if a reliable order gives two units different places among look-alikes, or if no order is
+        reliable. None if names or numbers support the pair, or for batch norms.
+        """
         if len(targets) != len(sources) or all("running_var" in u.pieces for u in targets):
             return None
         inside_t, inside_s = set(map(id, targets)), set(map(id, sources))
@@ -341,7 +353,8 @@ class Orders:
         return len(same) == 2 and s.numbers == t.numbers
 
     def _agreement(self, name: str, targets: list[Unit], sources: list[Unit]) -> float:
-        """Return how well the order NAME is kept by pairs near these units that other evidence made: 0 to 1.
+        """Return how well the order NAME is kept by pairs near these units that other evidence made: 0 to 1, and 1 if
+        there are no such pairs.
 
         Near them means in the innermost pair of scopes around all of them. If all units of each side are of one series,
         only series are compared: one list after the other is the same order as interleaved lists.

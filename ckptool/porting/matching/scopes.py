@@ -177,7 +177,9 @@ class Scopes:
         return True
 
     def _pair_in_order(self, targets: list[Scope], sources: list[Scope]) -> None:
-        """Pair equal scopes by their numbers and by the orders of registration and execution."""
+        """Pair equal scopes by their numbers, or else by the orders of registration and execution. If these disagree,
+        or if the two sides may count from opposite ends, it is a question.
+        """
         votes: list[list[Scope]] = []
         orders: list[str] = []
         numbered = number_ranks(targets, sources)

@@ -67,7 +67,7 @@ class Unit:
 
     @property
     def doubts(self) -> list[Question[Unit]]:
-        """Return its open questions."""
+        """Return the open questions of this unit."""
         return still_open(self.questions)
 
     def ask(self, question: Question[Unit]) -> None:
@@ -175,8 +175,8 @@ def _without_numbers(path: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def number_ranks(targets: Sequence[Placed], sources: Sequence[Placed]) -> dict[int, int] | None:
-    """Return `id` of a unit -> rank of the numbers in its path among those of its side; None if the two sides do not
-    have equally many units for each number.
+    """Return `id` of a unit -> rank of the numbers in its path among those of its side. None if a side has one number
+    only, or paths with different counts of numbers, or if the two sides do not have equally many units for each rank.
     """
     ranks: dict[int, int] = {}
     counts = []

@@ -49,7 +49,7 @@ class Codes:
 
     @property
     def wide(self) -> Flow | None:
-        """Return the flow of the source's code in float64."""
+        """Return the flow of the source's code in float64; None if it cannot be run so."""
         if self._wide is None:
             self._wide = self.wider()
         return self._wide
@@ -74,7 +74,9 @@ class Sharp:
         return self.measured is not None and self.measured.of_outputs and self.measured.is_equal
 
     def is_ahead_of(self, other: Sharp) -> bool:
-        """Return whether more uses agree, or as many agree and the outputs are much nearer."""
+        """Return whether more uses agree, and the outputs are not much farther apart; or no fewer agree, and the
+        outputs are much nearer.
+        """
         ours, theirs = (one.verdict.agreeing + one.verdict.entered for one in (self, other))
         if self.measured is not None and other.measured is not None:
             if self.measured.difference < _LESS * other.measured.difference and ours >= theirs:
@@ -87,7 +89,9 @@ class Sharp:
 def sharp(
     codes: Codes, trial: Trial, entries: dict[str, Entry], seen: Flow, *, all_outputs: bool = True
 ) -> Sharp | None:
-    """Compare the models in float64, with the mapping ENTRIES; return None if the models cannot be run in float64."""
+    """Compare the models in float64, with the mapping ENTRIES; return None if the models cannot be run in float64.
+    ALL_OUTPUTS is as in `judge`.
+    """
     if codes.wide is None:
         return None
     wide = trial.run(entries.values(), wider=True)

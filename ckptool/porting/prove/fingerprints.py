@@ -48,7 +48,9 @@ APART, NOISE = 1e-3, 1e-5
 
 
 def pairing(wanted: torch.Tensor, have: torch.Tensor) -> list[int] | None:
-    """Return, for each channel of WANTED, its place in HAVE, if both hold the same channels in any order; else None."""
+    """Return, for each channel of WANTED, its place in HAVE, if both hold the same channels in any order; else None.
+    Orders of more than 8,192 channels are not searched for.
+    """
     if wanted.shape != have.shape:
         return None
     allowed = _allowed(wanted, have)
@@ -61,7 +63,9 @@ def pairing(wanted: torch.Tensor, have: torch.Tensor) -> list[int] | None:
 
 
 def _assigned(wanted: torch.Tensor, have: torch.Tensor, allowed: torch.Tensor) -> list[int] | None:
-    """Return the places for each channel. Channels that look alike (such as all zeros) go where their neighbours go."""
+    """Return, for each channel of WANTED, its place in HAVE; None if a channel has none. Both are fingerprints, which
+    may differ by ALLOWED. Channels that look alike (such as all zeros) go where their neighbours go.
+    """
     top, by_top = have[:, 4].sort()
     low = torch.searchsorted(top.contiguous(), (wanted[:, 4] - allowed[:, 0]).contiguous()).tolist()
     high = torch.searchsorted(top.contiguous(), (wanted[:, 4] + allowed[:, 0]).contiguous(), right=True).tolist()

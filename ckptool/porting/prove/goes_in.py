@@ -118,7 +118,7 @@ def _key_by_key(ground: Ground, f: Use, s: Use) -> Iterator[Change]:
 
 
 def tables(ground: Ground, f: Use, matched: Sequence[Use]) -> Iterator[Change]:
-    """Yield changes for word or position tables, of which the model may have fewer rows."""
+    """Yield changes for word or position tables, of which the model may have fewer rows or columns."""
     own = f.held["weight"]
     for s in matched:
         x = ground.theirs_of(s.held.get("weight"))
@@ -154,8 +154,8 @@ def made_together(ground: Ground, f: Use) -> Iterator[Change]:
 
 
 def _each_for_each(ground: Ground, own: Sequence[str], theirs: Sequence[str], turned: bool) -> dict[str, Expr] | None:
-    """Return keys of the source for keys of the model, with square matrices as they are or TURNED; None if sizes
-    differ.
+    """Return keys of the source, THEIRS, for keys of the model, OWN, one by one, with square matrices as they are or
+    TURNED; None if sizes differ.
     """
     new: dict[str, Expr] = {}
     for key, other in zip(own, theirs, strict=True):

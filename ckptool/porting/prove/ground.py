@@ -59,9 +59,9 @@ class Ground:
 
     def put(self, pairs: Sequence[tuple[Held | None, Expr | None]]) -> dict[str, Expr] | None:
         """Return key -> expression for the keys of the model that hold the weights in PAIRS, (weight, its new
-        expression).
+        expression). Pairs with None are skipped.
 
-        None if the weight is only a part of its key and no expression puts it there.
+        None if the code computes a weight, or if no expression for its key makes it.
         """
         own_shapes = {key: entry.shape for key, entry in self.entries.items()}
         pieces: dict[str, list[tuple[Expr, Expr]]] = {}
@@ -88,7 +88,9 @@ class Ground:
         return out
 
     def _whole(self, key: str, pieces: list[tuple[Expr, Expr]]) -> Expr | None:
-        """Return a key's expression made of its pieces. Parts without a piece keep their present expression."""
+        """Return a key's expression made of its pieces, (value, part of the key). Parts without a piece keep their
+        present expression. None if the pieces do not make the key.
+        """
         entry = self.entries[key]
         made = ex.reassembled(pieces, entry.shape)
         rows = [(*cut[1:], value) for value, piece in pieces if (cut := ex.rows_cut(piece)) is not None]
@@ -117,7 +119,9 @@ class Ground:
         return made
 
     def _going_on(self, rows: Expr, more: int) -> Expr | None:
-        """Return rows cut from a table, extended by MORE rows: a longer text would use these."""
+        """Return rows cut from a table, extended by up to MORE rows: a longer text would use these. None if they are
+        cut from no table, or if it has no more rows.
+        """
         cut = ex.rows_cut(ex.simplified(rows, self.shapes))
         if cut is None or not cut[0].is_copy:
             return None
@@ -126,8 +130,10 @@ class Ground:
         return ex.part(table, 0, start, end) if end > stop else None
 
     def theirs_of(self, held: Held | None) -> Expr | None:
-        """Return the expression over the source of a weight of its code; if the code computes the weight, the
-        expression that the mapping has for it.
+        """Return the expression, over keys of the source, that makes HELD, a weight in the source's code.
+
+        If the code computes the weight, this is the weight norm of its two tensors if their shapes fit, or else the
+        expression of an entry of the mapping that reads the same keys and has the same shape. None if there is neither.
         """
         if held is None:
             return None
@@ -150,8 +156,11 @@ class Ground:
         return any(e.expr == plain for e in self.entries.values())
 
     def change(self, label: str, pairs: Sequence[tuple[Held | None, Expr | None]]) -> Iterator[Change]:
-        """Yield the change LABEL that gives weights of the model expressions, PAIRS, if it exists
-        and changes anything.
+        """Yield the change with the name LABEL that puts expressions into weights of the model. PAIRS has (weight, its
+        new expression).
+
+        Nothing is yielded if no expressions for the keys of these weights do this, or if the keys have these
+        expressions already.
         """
         new = self.put(pairs)
         if new and any(self.entries[key].expr != expr for key, expr in new.items()):
@@ -176,7 +185,7 @@ class Ground:
         return Rows(self.now(u.held["weight"]), self.now(self.own.bias(u)), u.rows)
 
     def rows(self, label: str, uses: Sequence[Use], sources: Sequence[Rows]) -> Iterator[Change]:
-        """Yield the change LABEL that gives the rows of SOURCES, concatenated, to the weights of USES."""
+        """Yield the change with the name LABEL that gives the rows of SOURCES, concatenated, to the weights of USES."""
         weights = [s.weight for s in sources if s.weight is not None]
         some = any(s.bias is not None for s in sources)
         biases = [s.bias if s.bias is not None else ex.zeros(s.rows) for s in sources]

@@ -94,8 +94,10 @@ def _once(changes: list[tuple[str, dict[str, Expr]]]) -> list[tuple[str, dict[st
 def _in_all_blocks(
     label: str, entries: dict[str, Entry], new: MappingOf[str, Expr], found: _State, trial: Trial, expected: Flow
 ) -> _State:
-    """Try a change that worked in one block in all other blocks at once, together with earlier changes that showed
-    nothing when they were made in one block alone.
+    """Try the change NEW, which worked in one block, in all other blocks at once, together with earlier changes that
+    showed nothing when they were made in one block alone.
+
+    Return the state after it, or FOUND, the state after the change in one block, if no more agrees.
     """
     there = in_other_blocks(entries, new)
     if not there:
@@ -120,7 +122,7 @@ def _tried(
     trial: Trial,
     expected: Flow,
 ) -> _State | None:
-    """Return the state after changing ENTRIES, or None if no more agrees than before."""
+    """Return the state after the change NEW of ENTRIES, named LABEL, or None if no more agrees than in VERDICT."""
     if trial.is_over:
         return None
     candidate = dict(entries)

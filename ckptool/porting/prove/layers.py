@@ -57,7 +57,9 @@ def apart_at_most(expected: Flow, seen: Flow, entries: MappingOf[str, Entry]) ->
 
 
 def _difference(own: torch.Tensor, other: Use | None, expected: Flow) -> float | None:
-    """Return the difference from the source's output with its bias, or without, whichever is smaller."""
+    """Return the difference from the source's output with its bias, or without, whichever is smaller. If there is no
+    such output, return 0 if all channels are somewhere in the source, and else None.
+    """
     given = [] if other is None else [t for t in (other.given, other.bare) if t is not None and t.shape == own.shape]
     if not given:
         return 0.0 if expected.gives(own) else None

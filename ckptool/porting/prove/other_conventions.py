@@ -164,8 +164,8 @@ def _is_fused(entry: Entry) -> bool:
 
 
 def _channels_before(entries: list[Entry], place: int, width: int) -> list[int]:
-    """Return numbers of channels that feature maps may have before a layer of WIDTH inputs, by the convolutions before
-    it.
+    """Return at most two numbers of channels that feature maps may have before a layer of WIDTH inputs, by the
+    convolutions before it, the nearest first.
     """
     found = [e.shape[0] for e in entries[:place] if len(e.shape) == 4 and width % e.shape[0] == 0]
     return list(dict.fromkeys(reversed(found)))[:2]

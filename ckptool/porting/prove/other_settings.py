@@ -136,7 +136,7 @@ def _attributes(theirs: torch.nn.Module, own: torch.nn.Module, *, place: tuple[s
 
 
 def _of_step(theirs: Step, own: Step, place: tuple[str, str], note: Any) -> None:
-    """Note the settings of an operation that differ between the two codes."""
+    """Note, with NOTE, the settings of an operation that differ between the source's code (THEIRS) and the model."""
     a, b = dict(theirs.settings), dict(own.settings)
     differ = [name for name in a if name in b and a[name] != b[name]]
     if not differ:

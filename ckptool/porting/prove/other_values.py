@@ -65,7 +65,9 @@ def adapters(ground: Ground, f: Use) -> Iterator[Change]:
 
 
 def any_of_these_sizes(ground: Ground, f: Use) -> Iterator[Change]:
-    """Yield any weight of equal size in the source, the nearest in the order of execution first."""
+    """Yield changes that take any weight of equal size in the source, at most 16, the nearest in the order of execution
+    first.
+    """
     own = f.held.get("weight") or f.held.get("bias")
     if own is None:
         return

@@ -258,7 +258,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         return Held(base.keys, None if base.expr is None else _viewed(base, value), tuple(value.shape))
 
     def _derive(self, name: str, args: Any, held: list[torch.Tensor], out: torch.Tensor) -> None:
-        """Note a tensor that is made only of weights. A copy, or a concatenation of weights, keeps its expression."""
+        """Note a tensor that is made only of weights. A copy, a concatenation of weights, or a lookup of successive
+        rows has an expression.
+        """
         parts = [p for p in map(self.held, held) if p is not None]
         keys = tuple(dict.fromkeys(key for part in parts for key in part.keys))
         expr = None
@@ -347,7 +349,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         self._add("linear", roles, fingerprints(a, -1), fingerprints(out, -1), before, self._without(out, bias, -1))
 
     def _without(self, out: torch.Tensor, bias: Any, dim: int) -> torch.Tensor | None:
-        """Return the fingerprints of an output before the bias was added along a dimension, if they are asked for."""
+        """Return the fingerprints of an output before the bias was added along a dimension; None if they are not asked
+        for, or if BIAS has another length.
+        """
         if not self._bare or not isinstance(bias, torch.Tensor) or bias.numel() != out.shape[dim]:
             return None
         sizes = [-1 if d == dim % out.ndim else 1 for d in range(out.ndim)]

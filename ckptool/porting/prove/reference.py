@@ -66,7 +66,7 @@ def _under(raw: Any, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _inputs(found: dict[str, Any], path: StrPath, model: torch.nn.Module) -> Any:
-    """Return the inputs by position or by name, in the model's floating point type."""
+    """Return the inputs FOUND in the file PATH, by position or by name, in the model's floating point type."""
     if "" in found and len(found) > 1:
         raise RuleError("some inputs have a name and some have none", where=path, hint="name all of them, or none")
     given: Any = found.get("") if "" in found else nested(found, path)

@@ -84,7 +84,7 @@ class _Reached:
     @property
     def measured(self) -> Measured | None:
         """Return how far the outputs of the model, with this mapping and its own settings, are from those of the
-        source's code.
+        source's code; None if they were not compared in float64.
         """
         told = self.before if self.causes else self.sharply
         return None if told is None else told.measured
@@ -256,8 +256,8 @@ def _as_measured(found: Measured | None) -> dict[str, float | None]:
 def _without_vain_changes(
     entries: dict[str, Entry], mapping: Mapping, expected: Flow, seen: Flow | None
 ) -> dict[str, Entry]:
-    """Return ENTRIES without changes from trials after which a use of the key does not agree: outputs do not
-    show them.
+    """Return ENTRIES without the changes from trials that no use of the key confirms: all uses of a changed key have to
+    agree.
     """
     before = {e.target: e for e in mapping.entries}
     right: dict[str, bool] = {}

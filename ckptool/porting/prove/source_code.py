@@ -77,7 +77,11 @@ class OwnCode:
 
 
 def load_own(model: torch.nn.Module, ckpt: Checkpoint, mapping: Mapping) -> OwnCode:
-    """Load the source file into the source's own code, and return the expression of each of its keys."""
+    """Load the source file into the source's own code, and return the expression of each of its keys.
+
+    Raises:
+        NotFound: the file lacks too many keys of the code.
+    """
     wanted_here = signature_of(model, trace=False)
     found, copies = _by_names(wanted_here, ckpt, mapping) or (match_signature(ckpt, wanted_here, at=mapping.at), {})
     missing = _missing(found)
@@ -140,7 +144,9 @@ def adapter_factors(model: torch.nn.Module) -> list[float]:
 def _by_names(
     wanted: Signature, ckpt: Checkpoint, mapping: Mapping, *, share: float = 1.0
 ) -> tuple[Mapping, dict[str, list[str]]] | None:
-    """Return the mapping by equal names and sizes, and other keys with these names; None if keys are missing."""
+    """Return the mapping by equal names and sizes, and key -> other keys of the file with these names. None if less
+    than SHARE of the code's keys are in the file.
+    """
     shapes: dict[str, Shape] = {}
     for weights in ckpt.state_dicts():
         for key, tensor in weights.tensors.items():

@@ -73,7 +73,9 @@ class Trial:
                     own.copy_(to_torch(ex.lazy(entry.expr, self.tensors)))
 
     def run(self, entries: Iterable[Entry], *, wider: bool = False) -> Flow | None:
-        """Return the flow of the model with these entries, in float64 if WIDER; None if an entry cannot be made."""
+        """Return the flow of the model with these entries, in float64 if WIDER; None if an entry cannot be made, or if
+        the model raises.
+        """
         entries = list(entries)
         for entry in entries:
             if entry.expr is not None and self.loaded.get(entry.target) != entry.expr:

@@ -115,7 +115,9 @@ def judge(
 
 
 def _in_their_places(expected: Sequence[torch.Tensor], seen: Sequence[torch.Tensor], tolerance: float) -> bool:
-    """Return whether each output equals the one in its place, or one of the models has other outputs besides."""
+    """Return whether each output equals the one in its place. If the models have different numbers of outputs, or
+    outputs of different sizes, places say nothing, and the result is True.
+    """
     pairs = list(zip(expected, seen, strict=False))
     alike = len(expected) == len(seen) and all(a.numel() == b.numel() for a, b in pairs)
     return not alike or all(_equal(a, b, tolerance) for a, b in pairs if of_one_size(a, b, len(pairs) == 1))

@@ -88,7 +88,7 @@ def _by_names(pairs: list[Pair]) -> Iterator[Swap]:
 
 def _by_company(pairs: list[Pair]) -> Iterator[Swap]:
     """Yield two pairs of look-alikes each, in different blocks, that would both fit their blocks better if they were
-    swapped.
+    swapped, with the question about them.
     """
     blocks = by_block(pairs)
     for alike in _kinds(pairs).values():

@@ -34,7 +34,9 @@ def _doubt(pair: Pair, other: Pair, question: Question[Unit]) -> None:
 
 
 def settle(matching: Matching, swaps: Swaps) -> None:
-    """Answer questions about orders if other evidence excludes every swap, or if there is no look-alike."""
+    """Answer questions about orders and about equal parts of the model if other evidence excludes every swap, or if
+    there is no look-alike.
+    """
     certain = Certain(pair for pair in matching.pairs if not pair[0].doubts)
 
     def in_better_company(one: Pair, other: Pair) -> bool:

@@ -20,7 +20,9 @@ from .swaps import Swaps
 
 
 def take_up(matching: Matching) -> None:
-    """Pair the units that nothing told apart. These pairs get a doubt, so that later rules can swap them."""
+    """Pair the units that nothing told apart, in cells with equally many of both sides, unless they are too many to
+    compare. These pairs get a doubt, so that later rules can swap them.
+    """
     left = []
     for targets, sources in matching.undecided:
         if len(targets) != len(sources) or len(targets) > MOST:
@@ -46,7 +48,9 @@ def _fitness(t: Unit, s: Unit, around: list[Pair]) -> float:
 
 
 def rearrange(swaps: Swaps) -> None:
-    """Swap the sources of two pairs as long as all evidence together supports it."""
+    """Swap the sources of two pairs as long as all evidence together supports it. Swapped pairs get a question, unless
+    names, numbers or places confirm the swap.
+    """
     pairs = swaps.pairs
     certain = Certain(pair for pair in pairs if all(doubt.of_parts for doubt in pair[0].doubts))
     places = {id(t): at for at, (t, _) in enumerate(pairs)}

@@ -158,7 +158,9 @@ def by_convention(one: Pair, other: Pair) -> bool:
 
 
 def by_numbers(one: Pair, other: Pair) -> int:
-    """Return 1 if both sides number two pairs, each in one list, in the same direction; -1 if not; else 0."""
+    """Return 1 if both sides number two pairs, each in one list, in the direction in which these lists are counted; -1
+    if in the other direction, with steps of equal length or in lists that are known to be turned; else 0.
+    """
     t, t2, s, s2 = one[0], other[0], one[1], other[1]
     if series(t) != series(t2) or series(s) != series(s2):
         return 0

@@ -73,7 +73,9 @@ def _outputs(piece: Piece) -> int:
 
 
 def _join_cells(source: Canon, pieces: Sequence[Piece], have: tuple[str, ...], want: tuple[str, ...]) -> None:
-    """Split weights [directions, gates * width, …] of recurrent operators into torch's weights for each direction."""
+    """Split weights [directions, gates * width, …] of recurrent operators into torch's weights for each direction. HAVE
+    and WANT are the orders of the gates before and after. Operators whose sizes do not fit stay as they are.
+    """
     parts = {name: [p for p in pieces if _role(p).part == name] for name in ("kernel", "recurrent_kernel", "bias")}
     inputs, states, biases = parts.values()
     if len(inputs) != len(states) or len(biases) not in (0, len(inputs)):

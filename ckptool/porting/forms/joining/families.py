@@ -150,8 +150,11 @@ class Family:
 
 
 def families(pieces: list[Piece], sizes: SizeCounts) -> list[Family]:
-    """Return groups of tensors that may be parts of one tensor: numbered names first, then names of a table,
-    then all.
+    """Return groups of tensors that may be parts of one tensor, the likeliest first: three or more equal ones whose
+    names differ only in the last word; names with a number, a letter, or q, k, v; update and reset gates; names that
+    the vocabulary lists together; tensors whose sizes differ in one dimension only.
+
+    Tensors of a size of which the other side has as many as this side belong to no group.
     """
     pieces = sorted((p for p in pieces if sizes.wanted(p.shape) < 0), key=lambda p: p.order)
     listed = sorted((p for p in pieces if p.last.isdecimal()), key=lambda p: int(p.last))
@@ -303,8 +306,8 @@ def _fits_bias(join: Join, shapes: Sequence[Shape]) -> bool:
 
 
 def _asked(one: Canon, parts: Sequence[Piece], new: Piece, join: Join) -> Piece:
-    """Return the joined piece NEW with a question about the order of its PARTS, and with another
-    order as the option.
+    """Return the joined piece NEW with a question about the order of its PARTS. Another order is the option, except for
+    three or more parts that follow one another.
     """
     rest = parts[0].shape[1:]
     places = range(len(parts))

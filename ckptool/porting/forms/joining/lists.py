@@ -89,7 +89,8 @@ def plan_of_list(inner: _Inner, sizes: SizeCounts) -> _Plan | None:
 
 
 def _plan_of_layer(inner: _Inner, sizes: SizeCounts) -> _Plan | None:
-    """Return how to join one layer of each member of a list, if the other side has one layer over all members.
+    """Return how to join one layer of each member of a list, if the other side has one layer over all members; else
+    None.
 
     For example, one layer computes the filters of all blocks, and all other layers are in the blocks on both sides.
     """
