@@ -197,6 +197,11 @@ class Reason(Enum):
         "inputs were exchanged; check in both codes which argument comes first: if it is the same one, exchange the "
         "layers of the two inputs in the mapping file",
     )
+    HINT_NOT_FOLLOWED = (
+        Topic.OTHER,
+        "the hint {} was not followed, because other evidence filled this module with other tensors; give a hint for "
+        "each block or layer that looks like it, or write the pair into the file of --save-mapping",
+    )
     RUN_BACKWARDS = (
         Topic.COUNT,
         "these equal blocks were paired by their numbers, but the model runs them from the last to the first, and the "

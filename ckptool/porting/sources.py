@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping as MappingOf
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,7 +28,7 @@ from .forms.doubles import doubles
 from .forms.nameless import doubt_order, named_by_position
 from .forms.own_code import named_alike
 from .forms.ranks import joined_ranks
-from .mapping import Entry, Mapping
+from .mapping import Entry, Mapping, different
 from .port import port
 from .questions import Question, Reason, ask
 from .words import cut, table
@@ -324,6 +324,8 @@ def _ported(
                 mapping = other
     if by_place:
         mapping = doubt_order(mapping, target)
+    if hints:
+        mapping = _doubt_what_is_against(mapping, back)
     return _renamed(mapping, original) if back else mapping
 
 
@@ -359,6 +361,28 @@ def _hinted(signature: Signature, hints: Sequence[str | Rename]) -> tuple[Signat
     if len(set(new.values())) < len(new):
         raise RuleError("two keys of the source would have one name", where="--hint")
     return under(signature, new), new
+
+
+def _doubt_what_is_against(mapping: Mapping, new: MappingOf[str, str]) -> Mapping:
+    """Ask about each module of the model that hints name and that is filled with none of the tensors that they name.
+
+    NEW has old name -> new name for each key of the source. A hint is evidence among other evidence; that it was
+    overruled is not for the user to find out.
+    """
+    hinted: dict[str, list[str]] = defaultdict(list)
+    rules: dict[str, str] = {}
+    for old, key in new.items():
+        if old != key:
+            own, theirs = different(key, old)
+            hinted[own].append(key)
+            rules.setdefault(own, f"{theirs.removesuffix('.')}={own.removesuffix('.')}")
+    entries = {e.target: e for e in mapping.entries}
+    for head, keys in hinted.items():
+        inside = [e for e in mapping.entries if head and e.target.startswith(head) and e.expr is not None]
+        if inside and not any(set(keys) & set(e.sources) for e in inside):
+            for e in inside:
+                entries[e.target] = entries[e.target].asking(ask(Reason.HINT_NOT_FOLLOWED, rules[head]))
+    return mapping.with_entries(list(entries.values()))
 
 
 #: More than this no alpha and no rank are; a file may also say NaN, or a number that no float can hold.

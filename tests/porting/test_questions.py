@@ -38,7 +38,7 @@ def test_every_sentence_is_plain_and_takes_names_in_order(reason: Reason) -> Non
 
 @pytest.mark.parametrize("reason", [reason for reason in Reason if reason.topic is not Topic.LEFT])
 def test_every_question_says_what_to_do_and_never_speaks_of_a_side(reason: Reason) -> None:
-    advice = ("check ", "compare ", "accept ", "merge ", "join ", "choose ", "--at PATH", "remove ", "take ")
+    advice = ("check ", "compare ", "accept ", "merge ", "join ", "choose ", "--at PATH", "remove ", "take ", "give ")
     assert any(one in reason.says.partition(";")[2] for one in advice)
     assert not any(one in reason.says for one in ("one side", "other side", "both sides", "which of the two "))
 

@@ -118,3 +118,31 @@ def test_a_model_that_takes_its_inputs_in_another_order_is_proved_with_a_doubt()
     assert {"obs_fc.weight", "act_fc.weight"} <= {entry.target for entry in mapping.having("guessed")}
     assert mapping["out.weight"].status == "mapped"
     assert "changed places" in mapping.proof["text"]
+
+
+class Ups(nn.Module):
+    """Three equal blocks, which run from the first to the last or from the last to the first."""
+
+    def __init__(self, row: str, inner: str, *, back: bool) -> None:
+        super().__init__()
+        self.row, self.inner, self.back = row, inner, back
+        blocks = [nn.ModuleDict({f"{inner}1": nn.Linear(4, 4), f"{inner}2": nn.LayerNorm(4)}) for _ in range(3)]
+        setattr(self, row, nn.ModuleList(blocks))
+
+    def forward(self, x: Any) -> Any:
+        blocks = list(getattr(self, self.row))
+        for block in reversed(blocks) if self.back else blocks:
+            x = block[f"{self.inner}2"](block[f"{self.inner}1"](x)).relu()
+        return x
+
+
+def test_a_hint_that_was_not_followed_leaves_a_doubt() -> None:
+    source, model = Ups("ups", "conv", back=False), Ups("up", "fuse", back=True)
+    mapping = ckptool.transfer(source.state_dict(), model, hints=["ups.0=up.2"], inputs=["float32[2,4]"])
+    entry = mapping["up.2.fuse1.weight"]
+    assert entry.sources == ["ups.0.conv1.weight"] or "the hint ups.0=up.2 was not followed" in str(entry.doubts)
+    every = ckptool.transfer(
+        source.state_dict(), model, hints=["ups.0=up.2", "ups.1=up.1", "ups.2=up.0"], inputs=["float32[2,4]"]
+    )
+    assert every["up.2.fuse1.weight"].sources == ["ups.0.conv1.weight"]
+    assert not every.having("guessed")
