@@ -107,8 +107,8 @@ def test_inputs_of_one_size_stay_in_their_places_while_weights_are_searched_for(
 class Swapped(Sum):
     """The same critic, which takes the action first."""
 
-    def forward(self, action: Any, state: Any) -> Any:
-        return super().forward(state, action)
+    def forward(self, a: Any, s: Any) -> Any:
+        return super().forward(s, a)
 
 
 def test_a_model_that_takes_its_inputs_in_another_order_is_proved_with_a_doubt() -> None:
@@ -118,6 +118,62 @@ def test_a_model_that_takes_its_inputs_in_another_order_is_proved_with_a_doubt()
     assert {"obs_fc.weight", "act_fc.weight"} <= {entry.target for entry in mapping.having("guessed")}
     assert mapping["out.weight"].status == "mapped"
     assert "changed places" in mapping.proof["text"]
+
+
+class Named(Apart):
+    """The same two heads, whose outputs have names, in any order."""
+
+    def __init__(self, *, first: str) -> None:
+        super().__init__()
+        self.first = first
+
+    def forward(self, x: Any) -> Any:
+        mean, logvar = super().forward(x)
+        both = {"mean": mean, "var": logvar}
+        return {name: both[name] for name in sorted(both, key=lambda name: name != self.first)}
+
+
+@pytest.mark.parametrize("first", ["mean", "var"])
+def test_outputs_with_equal_names_are_equal_by_name(first: str) -> None:
+    source, model = random(Named(first="mean")), Named(first=first).eval()
+    mapping = transferred(source, model, "float32[2,3]")
+    assert mapping.proof["equal"]
+    assert not mapping.having("guessed")
+    assert mapping["mean.weight"].sources == ["mean.weight"]
+
+
+class Ordered(Sum):
+    """A sum over two inputs by the same names, in the other order, with layers of other names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = self.obs_fc, self.act_fc
+        del self.obs_fc, self.act_fc
+
+    def forward(self, action: Any, state: Any) -> Any:
+        return self.out((self.one(state) + self.two(action)).relu())
+
+
+def test_inputs_with_equal_names_are_linked_by_name() -> None:
+    source, model = random(Sum()), Ordered().eval()
+    mapping = transferred(source, model, "float32[2,4]", "float32[2,4]")
+    assert mapping.proof["equal"], mapping.proof
+    assert mapping["one.weight"].sources == ["obs_fc.weight"]
+    assert not mapping.having("guessed")
+
+
+class More(Apart):
+    """The same outputs behind the hidden layer, which only this code returns."""
+
+    def forward(self, x: Any) -> Any:
+        h = self.stem(x).relu()
+        return h, self.mean(h), self.logvar(h)
+
+
+def test_outputs_of_one_size_keep_their_order_beside_other_outputs() -> None:
+    source, model = random(Moments(variance_first=True)), More().eval()
+    mapping = transferred(source, model, "float32[2,3]")
+    assert str(mapping["mean.weight"].expr) == "slice(stats.weight, 0, 4, 8)" or mapping.having("guessed")
 
 
 class Ups(nn.Module):

@@ -92,6 +92,7 @@ def prove(
         return replace(mapping, proof=nothing_compared(error.what, trial.runs) | {"changes": [], "unfelt": []})
     plain = in_their_places(both)
     for inputs_of_both in (plain, both) if plain is not None else (both,):
+        trial.misses = 0  # a search on the first inputs takes nothing from that on the second
         found = _proved(mapping, trial, code, inputs_of_both, theirs, own)
         if found.proof is not None and found.proof["equal"]:
             break
@@ -146,7 +147,7 @@ def prove_against(
     told = Progress(progress, patience)
     trial = Trial(model, open_source(source), mapping, saved.inputs, progress=told)
     told.begin()
-    outputs = Flow([], saved.outputs)
+    outputs = Flow([], saved.outputs, places=saved.places)
     return settle(mapping, trial, Codes(outputs, lambda: outputs, coarse=saved.coarse), "the saved inputs")
 
 

@@ -22,6 +22,9 @@ from ..forms.pieces import substituted
 from .code_steps import Step
 from .fingerprints import APART, NOISE, Known
 
+#: Where a tensor is in what a model returns: keys, names of fields and indices.
+Place = tuple[str | int, ...]
+
 #: Kinds of uses that make each channel of all, and kinds that go channel by channel.
 MATRICES = frozenset({"linear", "conv"})
 VECTORS = frozenset({"norm", "scale", "shift", "depthwise"})
@@ -105,6 +108,8 @@ class Flow:
     behind: list[frozenset[int]] = field(default_factory=list)
     #: For each output what is done after those.
     tails: list[tuple[Step, ...]] = field(default_factory=list)
+    #: For each output its place in what the model returns.
+    places: list[Place] = field(default_factory=list)
     #: How far fingerprints of the same channel may lie apart, relative to the channel and to the largest of all.
     apart: tuple[float, float] = (APART, NOISE)
     _repeated: dict[tuple[Any, ...], list[Use]] | None = field(default=None, repr=False)
@@ -131,7 +136,8 @@ class Flow:
     def with_outputs(self, places: Sequence[int]) -> Flow:
         """Return the same flow with only the outputs at these places."""
         outputs, behind = [self.outputs[i] for i in places], [self.behind[i] for i in places]
-        return replace(self, outputs=outputs, behind=behind, tails=[self.tails[i] for i in places if self.tails])
+        tails = [self.tails[i] for i in places if self.tails]
+        return replace(self, outputs=outputs, behind=behind, tails=tails, places=[self.places[i] for i in places])
 
     def tell_apart_by(self, channel: float, noise: float) -> None:
         """Treat channels as equal if they differ by at most CHANNEL relative to the channel, or NOISE relative to the
@@ -175,7 +181,7 @@ class Flow:
     def renamed(self, made_of: MappingOf[str, Expr]) -> Flow:
         """Return the same flow over other keys: MADE_OF holds the expression of each key of the code."""
         uses = [_renamed(use, made_of) for use in self.uses]
-        return Flow(uses, self.outputs, self.behind, self.tails)
+        return Flow(uses, self.outputs, self.behind, self.tails, self.places)
 
 
 def _renamed(use: Use, made_of: MappingOf[str, Expr]) -> Use:

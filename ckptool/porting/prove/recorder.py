@@ -23,7 +23,7 @@ from .. import expression as ex
 from ..expression import Expr, Shape
 from .code_steps import Step, Swap, is_step, step_of
 from .fingerprints import fingerprints
-from .flow import Flow, Held, Use
+from .flow import Flow, Held, Place, Use
 from .precision import Wider, in_double
 
 _SEED = 20
@@ -51,9 +51,11 @@ def follow(
         out, error = attempt(model, inputs, recorder, wider=wider)
     if error is not None:
         return None
-    found = [t for t in tensors(out) if t.is_floating_point()]
+    given = [(place, t) for place, t in placed(out) if t.is_floating_point()]
+    found = [t for _, t in given]
     behind = [recorder.feeding(t) for t in found]
-    return Flow(recorder.uses, found, behind, [recorder.steps_to(t) for t in found])
+    places = [place for place, _ in given]
+    return Flow(recorder.uses, found, behind, [recorder.steps_to(t) for t in found], places)
 
 
 def attempt(
@@ -108,17 +110,25 @@ def called(model: torch.nn.Module, inputs: Any) -> Any:
 
 def tensors(value: Any) -> Iterator[torch.Tensor]:
     """Yield all tensors in lists, tuples, dicts and dataclasses, in their order."""
+    return (tensor for _, tensor in placed(value))
+
+
+def placed(value: Any, place: Place = ()) -> Iterator[tuple[Place, torch.Tensor]]:
+    """Yield the same tensors, each with its place: the keys, names of fields and indices that lead to it."""
     if isinstance(value, torch.Tensor):
-        yield value
+        yield place, value
     elif isinstance(value, MappingOf):
-        for item in value.values():
-            yield from tensors(item)
+        for key, item in value.items():
+            yield from placed(item, (*place, key if isinstance(key, int) else str(key)))
+    elif isinstance(value, tuple) and hasattr(value, "_fields"):
+        for name, item in zip(value._fields, value, strict=False):
+            yield from placed(item, (*place, str(name)))
     elif isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors(item)
+        for index, item in enumerate(value):
+            yield from placed(item, (*place, index))
     elif hasattr(value, "__dataclass_fields__"):
         for name in value.__dataclass_fields__:
-            yield from tensors(getattr(value, name, None))
+            yield from placed(getattr(value, name, None), (*place, name))
 
 
 @dataclass(slots=True)

@@ -14,8 +14,9 @@ from ...errors import CannotCarry, NotFound, RuleError, UnknownFormat, counted, 
 from ...formats.loading import load
 from ...inert.inert_object import Inert
 from ...model_code.inputs import inputs_text, leaves, nested, with_leaves
+from .flow import Place
 from .measure import of_one_size
-from .recorder import arguments, attempt, first_line, tensors
+from .recorder import arguments, attempt, first_line, placed, tensors
 
 _INPUTS, _OUTPUTS = ("input", "inputs"), ("output", "outputs")
 _PLAIN = (bool, int, float, str, type(None))
@@ -28,6 +29,7 @@ class Reference:
 
     inputs: Any
     outputs: list[torch.Tensor]
+    places: list[Place]
     #: What rounding to the type in which inputs are saved may have changed, relative to each number.
     coarse: float = 0.0
 
@@ -46,7 +48,8 @@ def read_reference(path: StrPath, model: torch.nn.Module) -> Reference:
         raise
     ins, outs = _under(raw, _INPUTS), _under(raw, _OUTPUTS)
     inputs = _inputs(ins, path, model)
-    outputs = _outputs(outs, path, model)
+    given = _outputs(outs, path, model)
+    outputs = [t for _, t in given]
     if not any(True for _ in tensors(inputs)) or not outs:
         missing = "inputs (`input…`)" if outs else "outputs (`output…`)" if ins else "inputs and outputs"
         raise NotFound(
@@ -54,7 +57,7 @@ def read_reference(path: StrPath, model: torch.nn.Module) -> Reference:
         )
     _try(model, inputs, outputs, path)
     coarse = max((torch.finfo(t.dtype).eps for t in tensors(ins) if t.dtype in _COARSE), default=0.0)
-    return Reference(inputs, outputs, coarse)
+    return Reference(inputs, outputs, [place for place, _ in given], coarse)
 
 
 def _under(raw: Any, names: Sequence[str]) -> dict[str, Any]:
@@ -92,8 +95,15 @@ def _inputs(found: dict[str, Any], path: StrPath, model: torch.nn.Module) -> Any
     return with_leaves(given, new)
 
 
-def _outputs(found: dict[str, Any], path: StrPath, model: torch.nn.Module) -> list[torch.Tensor]:
-    every = list(tensors(found))
+def _outputs(found: dict[str, Any], path: StrPath, model: torch.nn.Module) -> list[tuple[Place, torch.Tensor]]:
+    """Return the outputs, each with its place: names of files are sorted, and `10` stands before `2` there."""
+    named = {
+        tuple(int(n) if n.isdecimal() else n for n in rest.split(".") if n): value for rest, value in found.items()
+    }
+    if all(isinstance(n, int) for place in named for n in place):
+        named = dict(sorted(named.items()))
+    given = [one for place, value in named.items() for one in placed(value, place)]
+    every = [t for _, t in given]
     if found and not every:
         raise CannotCarry(
             "its outputs are not tensors", where=path, hint=f"where the source's code runs: {_save(model)}"
@@ -114,7 +124,7 @@ def _outputs(found: dict[str, Any], path: StrPath, model: torch.nn.Module) -> li
         )
     for t in fine:
         _require_values("output", t, path)
-    return fine
+    return [(place, t) for place, t in given if t.is_floating_point() and t.dtype not in _COARSE]
 
 
 def _require_values(name: str, value: torch.Tensor, path: StrPath) -> None:

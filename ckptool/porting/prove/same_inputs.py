@@ -208,10 +208,9 @@ def in_their_places(found: SameInputs) -> SameInputs | None:
 
 
 def _turned(plain: Sequence[_Link], links: Sequence[_Link]) -> bool:
-    """Return whether LINKS are PLAIN with inputs in other places, all of which the model takes as they are."""
+    """Return whether LINKS are PLAIN with inputs in other places."""
     sources = [[link.source for link in some] for some in (plain, links)]
-    alike = sorted(map(str, sources[0])) == sorted(map(str, sources[1]))
-    return alike and sources[0] != sources[1] and not any(link.how or link.order for link in links)
+    return sorted(map(str, sources[0])) == sorted(map(str, sources[1])) and sources[0] != sources[1]
 
 
 def _tried(candidate: SameInputs, judged: Callable[[Flow, Any], Judged]) -> tuple[Verdict, SameInputs] | None:
@@ -237,6 +236,10 @@ def _candidates(
         told = repr((_by_name(theirs, first), _by_name(own, second)))
         if told not in done:
             done.add(told)
+            named = _links_by_name(_by_name(theirs, first), _by_name(own, second))
+            if named is not None:
+                yield SameInputs(first, second, named, theirs)
+                return
             plain: tuple[_Link, ...] | None = None
             for links in islice(_links(first, second), _WAYS):
                 yield SameInputs(first, second, links, theirs, plain if plain and _turned(plain, links) else None)
@@ -298,6 +301,18 @@ def _by_name(model: torch.nn.Module, spec: Any) -> Any:
     except (TypeError, ValueError):
         return spec
     return dict(bound)
+
+
+def _links_by_name(first: Any, second: Any) -> tuple[_Link, ...] | None:
+    """Return the links of inputs whose names and sizes are all equal in both codes, which no other order replaces; None
+    for others.
+    """
+    if not (isinstance(first, dict) and isinstance(second, dict)) or len(first) < 2 or first.keys() != second.keys():
+        return None
+    single = all(isinstance(one, InputSpec) for side in (first, second) for one in side.values())
+    if not single or any(_told(first[name]) != _told(second[name]) for name in second):
+        return None
+    return tuple(_Link(list(first).index(name)) for name in second)
 
 
 def _respelled(example: Any, other: Any) -> Any:

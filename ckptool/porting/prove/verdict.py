@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from collections.abc import Mapping as MappingOf
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from ..mapping import Entry
 from .fingerprints import pairing
-from .flow import Flow, Use
+from .flow import Flow, Place, Use
 from .measure import of_one_size, orders
 
 #: Largest difference, relative to the spread of the values, with which trials go on: what proves is measured.
@@ -79,8 +80,8 @@ def judge(
 ) -> Verdict:
     """Compare the flow SEEN of a model with EXPECTED, that of the source's code.
 
-    Where both models give outputs of the same sizes in the same order, each has to equal the one in its place, unless
-    they may be TURNED: mean and variance of one size could otherwise change places, and their layers with them.
+    Outputs of one size have to be equal each in its place (see `in_their_places`), unless they may be TURNED: mean and
+    variance of one size could otherwise change places, and their layers with them.
     Outputs that depend on keys without a source cannot agree; they are skipped unless ALL_OUTPUTS. Two outputs are
     equal if they differ by at most TOLERANCE times the largest value.
     """
@@ -90,10 +91,12 @@ def judge(
     fine = shown_by(known, seen)
     followed = seen.uses if expected.uses else []
     front = [use for use in followed if not fine[use.index] and all(fine[i] for i in use.before)]
-    outputs = (seen if all_outputs else made_of_known(seen, entries)).outputs
+    given = seen if all_outputs else made_of_known(seen, entries)
+    outputs = given.outputs
     compared, equal, _ = compared_outputs(expected.outputs, outputs, tolerance)
-    if compared and equal and not turned and all_outputs:
-        equal = _in_their_places(expected.outputs, outputs, tolerance)
+    moved = bool(compared) and equal and not in_their_places(expected, given, tolerance)
+    if moved and not turned:
+        equal = not places_decide(expected, given)
     if not compared:
         open_front = [use for use in front if not _is_left(use, entries)]
         equal = bool(expected.uses) and not open_front and sum(known) > 0
@@ -110,17 +113,46 @@ def judge(
         tuple(dict.fromkeys(left)),
         sum(use.taken is not None and expected.entries.holds(use.taken) for use in seen.uses) if expected.uses else 0,
         same_to_the_last,
-        turned and equal,
+        moved and equal,
     )
 
 
-def _in_their_places(expected: Sequence[torch.Tensor], seen: Sequence[torch.Tensor], tolerance: float) -> bool:
-    """Return whether each output equals the one in its place. If the models have different numbers of outputs, or
-    outputs of different sizes, places say nothing, and the result is True.
+def in_their_places(expected: Flow, seen: Flow, tolerance: float = _TOLERANCE) -> bool:
+    """Return whether each output of SEEN equals the one in its place in EXPECTED.
+
+    If both models give their outputs names, and some names are equal, these decide. Else outputs of one size have to be
+    equal in their order; either model may have more of them.
     """
-    pairs = list(zip(expected, seen, strict=False))
-    alike = len(expected) == len(seen) and all(a.numel() == b.numel() for a, b in pairs)
-    return not alike or all(_equal(a, b, tolerance) for a, b in pairs if of_one_size(a, b, len(pairs) == 1))
+    own, theirs = ({place: at for at, place in enumerate(flow.places)} for flow in (seen, expected))
+    if _named(own) and _named(theirs) and own.keys() & theirs.keys():
+        both = [(expected.outputs[theirs[place]], seen.outputs[own[place]]) for place in own.keys() & theirs.keys()]
+        return all(_equal(a, b, tolerance) for a, b in both if of_one_size(a, b, len(seen.outputs) == 1))
+    sizes: dict[int, tuple[list[torch.Tensor], list[torch.Tensor]]] = defaultdict(lambda: ([], []))
+    for side, flow in enumerate((expected, seen)):
+        for output in flow.outputs:
+            sizes[output.numel()][side].append(output)
+    return all(_longest(a, b, tolerance) == min(len(a), len(b)) for a, b in sizes.values())
+
+
+def places_decide(expected: Flow, seen: Flow) -> bool:
+    """Return whether the places of outputs say which is which: both models name them alike, or neither names any."""
+    own, theirs = set(seen.places), set(expected.places)
+    return bool(own & theirs) if _named(own) and _named(theirs) else not (_named(own) or _named(theirs))
+
+
+def _named(places: Iterable[Place]) -> bool:
+    return any(isinstance(part, str) for place in places for part in place)
+
+
+def _longest(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor], tolerance: float) -> int:
+    """Return how many outputs of two rows are equal in one order: their longest common subsequence."""
+    best = [0] * (len(b) + 1)
+    for x in a:
+        row = [0]
+        for at, y in enumerate(b):
+            row.append(best[at] + 1 if _equal(x, y, tolerance) else max(best[at + 1], row[at]))
+        best = row
+    return best[-1]
 
 
 def shown_by(known: Sequence[bool], seen: Flow) -> list[bool]:
