@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -197,7 +198,13 @@ def _hollow(value: Any, device: str) -> Any:
 def _one_thread() -> Iterator[None]:
     """Compute in this thread alone: models without values have little to compute, and more threads wait for each other
     in loops that take most of the time on a busy machine.
+
+    Only in the main thread: torch keeps one number for the process and one for each thread, and two threads that set
+    and restore them at once would leave a wrong one behind.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -215,6 +215,8 @@ class Shortened:
                 return None
             if entry.parameter is False and not looked_at.isdisjoint(entry.sources):
                 return None  # other blocks may hold other values
+        if made.unused and made.having("unmapped"):
+            return None  # what all blocks hold together may be one tensor of the other side
         for key in target:
             if key not in found and (place := self._equal_place(key)) is not None:
                 found[key] = self._as_last(found, place)

@@ -202,6 +202,17 @@ class Reason(Enum):
         "the hint {} was not followed, because other evidence filled this module with other tensors; give a hint for "
         "each block or layer that looks like it, or write the pair into the file of --save-mapping",
     )
+    NAMED_ALONG = (
+        Topic.OTHER,
+        "this layer was chosen because its name has a word in common with the layer that takes its output or gives its "
+        "input; check in the source's code that the two are connected, and take the alternative below if they are not",
+    )
+    BIAS_OF_SUM = (
+        Topic.OTHER,
+        "one of the codes has this bias in a layer and the other code has it beside several layers, so it was taken as "
+        "the bias of their sum; check that both codes add the outputs of these layers, and correct it in the mapping "
+        "file if not",
+    )
     RUN_BACKWARDS = (
         Topic.COUNT,
         "these equal blocks were paired by their numbers, but the model runs them from the last to the first, and the "

@@ -12,7 +12,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -124,7 +123,7 @@ def _forked(module: str, package: str, file: File, out: int, part: str) -> int |
                 server.end()
                 return None
             except ConnectionError:
-                if (status := server.end()) > 0 or status not in (0, -signal.SIGKILL):  # as it imported the library
+                if (status := server.end()) not in (0, -signal.SIGKILL):  # as it imported the library
                     return status
             except BaseException:
                 server.end()
@@ -132,7 +131,7 @@ def _forked(module: str, package: str, file: File, out: int, part: str) -> int |
             finally:
                 if server.ended:
                     del _SERVERS[module]
-    return 1
+    return status
 
 
 class _Server:
@@ -173,7 +172,7 @@ class _Server:
         self._link.close()
         if self.known[0] != os.getpid():  # it is that of a process from which this one was forked
             self._child.returncode = 0
-        elif self._child.poll() is None:
+        elif not self.ended:  # also if the child itself has ended, whose number is its own until it is waited for
             with contextlib.suppress(OSError):
                 os.killpg(self._child.pid, signal.SIGKILL)
         self.ended = True
@@ -190,6 +189,19 @@ _SERVERS: dict[str, _Server] = {}
 _LOCK = threading.Lock()
 
 
+def _after_fork() -> None:
+    """Begin anew in a forked process: another thread may have held the lock, and the child answers its parent alone."""
+    global _LOCK
+    _LOCK = threading.Lock()
+    for server in _SERVERS.values():
+        server.end()
+    _SERVERS.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
 def serve(link: str, module: str, package: str) -> None:
     """Fork a process for each file that is asked about; called by the child. A parser that one file led astray is not
     the one that reads the next.
@@ -198,10 +210,15 @@ def serve(link: str, module: str, package: str) -> None:
         import_module(package)
     answer = import_module(module).answer
     with socket.socket(fileno=int(link)) as asked:
-        while select.select([asked], [], [], _IDLE)[0]:
-            part, descriptors, _, _ = socket.recv_fds(asked, 256, 2)
+        while True:
+            asked.settimeout(_IDLE)  # not `select`, which takes no descriptor above 1,023
+            try:
+                part, descriptors, _, _ = socket.recv_fds(asked, 256, 2)
+            except TimeoutError:
+                return
             if not part:
                 return
+            asked.settimeout(None)
             pid = os.fork()
             if not pid:
                 asked.close()
@@ -214,6 +231,7 @@ def serve(link: str, module: str, package: str) -> None:
 def _answer_and_end(answer: Callable[..., None], file: int, out: int, part: Iterable[str]) -> NoReturn:
     status = 1
     try:
+        signal.alarm(SECONDS + 10)  # also if nobody is left to end it
         os.dup2(out, 1)
         answer(str(file), *part)
         sys.stdout.flush()

@@ -11,6 +11,7 @@ from itertools import accumulate, combinations, pairwise
 
 from .. import expression as ex
 from ..expression import Expr, Shape
+from ..questions import Reason
 from ..words import label, numbers, table
 from .layouts import is_bare, turn
 from .pieces import Canon, Name, Piece, squeezed, unchanged
@@ -69,7 +70,7 @@ def _part_of_sum(lone: list[Piece], matrices: list[Piece], other: Canon) -> None
     """Take the bias of a sum of layers out of its layer, where the other side has it beside several such layers.
 
     `lin_rel(x) + lin_root(y)` with a bias in one of the two is `fc_neigh(x) + fc_self(y) + bias`. Both sides have
-    equally many such sums. What is taken apart here is no longer in LONE.
+    equally many such sums. That the outputs are added is a question. What is taken apart here is no longer in LONE.
     """
     sums: dict[Shape, list[Piece]] = defaultdict(list)
     for piece in lone:
@@ -91,7 +92,8 @@ def _part_of_sum(lone: list[Piece], matrices: list[Piece], other: Canon) -> None
     for shape, found in parts.items():
         if len(found) == len(sums[shape]):
             for bias in found:
-                other.become(bias, [(replace(bias, path=bias.path[:-1]), unchanged)], unchanged)
+                of_sum = replace(bias, path=bias.path[:-1]).asking(Reason.BIAS_OF_SUM)
+                other.become(bias, [(of_sum, unchanged)], unchanged)
             for piece in sums[shape]:
                 lone.remove(piece)
 

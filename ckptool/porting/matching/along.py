@@ -22,7 +22,8 @@ _MOST = 8
 def along_branches(cells: Cells) -> dict[int, Hashable]:
     """Return labels, equal for a unit of the target and of the source that are in one branch by flow and by name.
 
-    All units of a cell get one, or none does.
+    All units of a cell get one, or none does. Where the flow of the source's code is known, it has to be the same
+    there; elsewhere a name may say what a layer takes, and not what it serves, so the pair is a question.
     """
     decided: dict[Path, list[Pair]] = defaultdict(list)
     for pair in cells.pairs():
@@ -53,6 +54,11 @@ def _found(targets: Sequence[Unit], sources: Sequence[Unit], beside: Sequence[Pa
         named = [at for at, telling in enumerate(own) if telling & words]
         for flows in directions if len(named) == 1 else ():
             along = [t for t in targets if flows(t, other)]
-            if len(along) == 1:
+            there = sources[named[0]]
+            if len(along) == 1 and (not _followed(there) or flows(there, partner)):
                 votes[id(along[0])].add(named[0])
     return {t: sources[next(iter(places))] for t, places in votes.items() if len(places) == 1}
+
+
+def _followed(unit: Unit) -> bool:
+    return unit.main.entry.facts.flow is not None

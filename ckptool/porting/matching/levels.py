@@ -15,7 +15,7 @@ from itertools import combinations, pairwise
 
 from ..words import table, words_of
 from .cells import Cells
-from .counting import Row, direction, rows, turned
+from .counting import Row, direction, rows
 from .relation import Relation
 from .series import NUMBER, Series
 from .units import Unit
@@ -94,15 +94,16 @@ class Levels:
             for lists in (self._lists[True], self._lists[False])
         ]
         in_turn = [{tuple(held[n] for n in sorted(held)) for held in side.values()} for side in contents]
+        theirs_from_the_end: dict[tuple[Hashable, ...], list[Row]] = defaultdict(list)
+        for other, held in contents[1].items():
+            row = tuple(held[n] for n in sorted(held))
+            if row not in in_turn[0]:
+                theirs_from_the_end[row[::-1]].append(other)
         fitting: Relation[Row] = Relation(
             (own, other)
             for own, held in contents[0].items()
-            for other, theirs in contents[1].items()
-            if len(held) == len(theirs)
-            and turned(held, theirs)
-            and self.runs_back(own)
-            and tuple(held[n] for n in sorted(held)) not in in_turn[1]
-            and tuple(theirs[n] for n in sorted(theirs)) not in in_turn[0]
+            if self.runs_back(own) and (row := tuple(held[n] for n in sorted(held))) not in in_turn[1]
+            for other in theirs_from_the_end.get(row, ())
         )
         return {
             own: {

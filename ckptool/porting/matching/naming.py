@@ -8,7 +8,7 @@ from functools import partial
 from itertools import pairwise
 
 from ...keys.known_buffers import STATISTICS
-from ..questions import Question
+from ..questions import Question, Reason, ask
 from ..words import Group, cut, table, words_of
 from .along import along_branches
 from .cells import Cells, of, said
@@ -199,10 +199,9 @@ class Naming:
     def by_branches(self) -> bool:
         """Split look-alikes by the names of decided layers that take their output, or give their input."""
         labels = along_branches(self.cells)
-        for unit in self.cells.targets if labels else ():
-            if id(unit) in labels:
-                unit.settled["along"] = labels[id(unit)]
-        return self.cells.split(Evidence(Kind.NAME_ALONG), partial(of, labels))
+        known = any(id(unit) in labels and unit.main.entry.facts.flow is not None for unit in self.cells.sources)
+        doubt: Question[Unit] | None = None if known else ask(Reason.NAMED_ALONG)
+        return self.cells.split(Evidence(Kind.NAME_ALONG), partial(of, labels), doubt=doubt)
 
     def by_owners(self) -> bool:
         """Pair a norm that the source names after a layer (`conv2_bn`) with the norm that the model runs after that

@@ -2,6 +2,7 @@
 
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -87,6 +88,56 @@ def test_each_file_is_read_by_a_process_of_its_own_of_one_that_imported_the_libr
 
 
 h5py = pytest.importorskip("h5py")
+
+
+def _reader(monkeypatch, tmp_path, size=100):
+    (tmp_path / "a.h5").write_bytes(hdf5.SIGNATURE + bytes(size - len(hdf5.SIGNATURE)))
+    (tmp_path / "h5py.py").write_text(READERS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path / "a.h5"
+
+
+def test_more_than_1024_open_descriptors_do_not_matter(monkeypatch, tmp_path):
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 1300:
+        pytest.skip("may not open so many files")
+    file = _reader(monkeypatch, tmp_path)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1300), hard))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        with pytest.raises(Malformed, match="read by"):
+            ckptool.open(file)
+    finally:
+        for one in held:
+            os.close(one)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_process_that_was_forked_while_another_thread_read_a_file_can_read_one(monkeypatch, tmp_path):
+    if not hasattr(os, "fork"):
+        pytest.skip("needs fork")
+    program = f"""
+import os, signal, sys
+sys.path.insert(0, {str(tmp_path)!r})
+import ckptool
+from ckptool.formats.frameworks import apart
+def read():
+    try:
+        ckptool.open({str(_reader(monkeypatch, tmp_path))!r})
+    except ckptool.Malformed as error:
+        return "read by" in str(error)
+assert read()
+with apart._LOCK:
+    pid = os.fork()
+    if not pid:
+        signal.alarm(30)
+        os._exit(0 if read() else 1)
+assert os.waitpid(pid, 0)[1] == 0
+assert read()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("make", ["link", "storage", "virtual"])

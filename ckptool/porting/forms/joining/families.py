@@ -294,7 +294,7 @@ def join_family(one: Canon, parent: _Path, family: Family, join: Join) -> None:
         if family.by_heads:
             new = new.asking(Reason.JOINED_BY_HEADS)
         elif not family.numbered:
-            new = _asked(one, found, new, join)
+            new = asked(one, found, new, join)
         merge(one, found, new, join)
 
 
@@ -305,7 +305,7 @@ def _fits_bias(join: Join, shapes: Sequence[Shape]) -> bool:
     return join.dim == 0 and tuple(shape[0] for shape in shapes) == join.sizes
 
 
-def _asked(one: Canon, parts: Sequence[Piece], new: Piece, join: Join) -> Piece:
+def asked(one: Canon, parts: Sequence[Piece], new: Piece, join: Join) -> Piece:
     """Return the joined piece NEW with a question about the order of its PARTS. Another order is the option, except for
     three or more parts that follow one another.
     """

@@ -24,11 +24,13 @@ class Join:
         sizes: sizes of the parts along the joined dimension.
         dim: that dimension; None for a new first dimension.
         turns: in how many slices the parts are interleaved; 1 if they follow one another.
+        open: whether `turns` is a question.
     """
 
     sizes: tuple[int, ...]
     dim: int | None
     turns: int = 1
+    open: bool = False
 
     def shape(self, part: Shape) -> Shape:
         """Return the sizes of the joined tensor for the sizes of one part."""
@@ -91,11 +93,14 @@ class SizeCounts:
         """Return the join of COUNT equal weights along their first dimension, as the code of the other side shows it.
 
         BIASED says whether each has a bias beside it. Code that views the output of the joined layer as [rows, parts]
-        has a row of each part in turn; without such code, the parts follow one another.
+        has a row of each part in turn; without such code, the parts follow one another. It is a question if there are
+        as many rows as parts, or if other layers of that size have another view.
         """
         join = Join((part[0],) * count, 0)
-        interleaved = self._views.get((join.shape(part), biased)) == {(part[0], count)} and part[0] != count
-        return replace(join, turns=part[0]) if interleaved else join
+        views = self._views.get((join.shape(part), biased), set())
+        if (part[0], count) not in views:
+            return join
+        return replace(join, turns=part[0], open=len(views) > 1 or part[0] == count)
 
     def only_whole(self, part: Shape, whole: Shape, count: int) -> bool:
         """Return whether this side has COUNT tensors of the size PART and none of the size WHOLE, and the other side

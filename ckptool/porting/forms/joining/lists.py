@@ -8,7 +8,7 @@ from dataclasses import replace
 from ...matching.units import template
 from ...questions import Reason
 from ..pieces import Canon, Piece, squeezed
-from .families import families, join_of_family, siblings
+from .families import asked, families, join_of_family, siblings
 from .join import Join, SizeCounts, merge, merge_sum
 
 _Path = tuple[str, ...]
@@ -84,7 +84,7 @@ def plan_of_list(inner: _Inner, sizes: SizeCounts) -> _Plan | None:
         beside = plan.get((path, "weight"))
         if (path, role) not in plan and len(size) == 1 and (beside is None or beside.dim == 0):
             turns = 1 if beside is None else beside.turns
-            plan[path, role] = Join(size * len(members), 0, turns)
+            plan[path, role] = Join(size * len(members), 0, turns, beside is not None and beside.open)
     return plan
 
 
@@ -139,7 +139,7 @@ def _join_list(one: Canon, head: _Path, inner: _Inner, plan: _Plan) -> None:
             if len(new.shape) == 1 and (path, "weight") in inner and not _by_channel(inner, path):
                 several, whole = ("model", "source") if one.is_target else ("source", "model")
                 new = new.asking(Reason.NORMS_AS_ONE, several, whole)
-            merge(one, parts, new, join)
+            merge(one, parts, asked(one, parts, new, join) if join.open else new, join)
         elif len(new.shape) == 1:  # what is added to a sum of paths
             merge_sum(one, parts, new)
     if not one.is_target:
