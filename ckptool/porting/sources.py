@@ -325,7 +325,7 @@ def _ported(
     if by_place:
         mapping = doubt_order(mapping, target)
     if hints:
-        mapping = _doubt_what_is_against(mapping, back)
+        mapping = _doubt_what_is_against(mapping, back, renamed, target)
     return _renamed(mapping, original) if back else mapping
 
 
@@ -363,12 +363,17 @@ def _hinted(signature: Signature, hints: Sequence[str | Rename]) -> tuple[Signat
     return under(signature, new), new
 
 
-def _doubt_what_is_against(mapping: Mapping, new: MappingOf[str, str]) -> Mapping:
+def _doubt_what_is_against(mapping: Mapping, new: MappingOf[str, str], source: Signature, target: Signature) -> Mapping:
     """Ask about each module of the model that hints name and that is filled with none of the tensors that they name.
 
-    NEW has old name -> new name for each key of the source. A hint is evidence among other evidence; that it was
-    overruled is not for the user to find out.
+    NEW has old name -> new name for each key of SOURCE. A hint is evidence among other evidence; that it was overruled
+    is not for the user to find out. What is tied counts under either name.
     """
+
+    def tensor(key: str) -> str:
+        entry = source.entries.get(key)
+        return key if entry is None or entry.tied is None else entry.tied
+
     hinted: dict[str, list[str]] = defaultdict(list)
     rules: dict[str, str] = {}
     for old, key in new.items():
@@ -378,8 +383,9 @@ def _doubt_what_is_against(mapping: Mapping, new: MappingOf[str, str]) -> Mappin
             rules.setdefault(own, f"{theirs.removesuffix('.')}={own.removesuffix('.')}")
     entries = {e.target: e for e in mapping.entries}
     for head, keys in hinted.items():
-        inside = [e for e in mapping.entries if head and e.target.startswith(head) and e.expr is not None]
-        if inside and not any(set(keys) & set(e.sources) for e in inside):
+        below = [e for e in mapping.entries if head and e.target.startswith(head) and e.expr is not None]
+        inside = [e for e in below if target.entries[e.target].tied is None]
+        if inside and {*map(tensor, keys)}.isdisjoint(tensor(key) for e in inside for key in e.sources):
             for e in inside:
                 entries[e.target] = entries[e.target].asking(ask(Reason.HINT_NOT_FOLLOWED, rules[head]))
     return mapping.with_entries(list(entries.values()))
