@@ -44,6 +44,15 @@ def _synced(descriptor):
 os.fsync = _synced
 
 
+def pytest_configure():
+    """Let a test that takes all memory fail. Killed, its process would leave the others waiting for ever."""
+    if sys.platform == "linux":
+        import resource
+
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+        resource.setrlimit(resource.RLIMIT_AS, (20 << 30, hard))
+
+
 def pytest_collection_modifyitems(config, items):
     """Leave out what the run without torch need not repeat."""
     if os.environ.get("HYPOTHESIS_PROFILE") == "brief":
