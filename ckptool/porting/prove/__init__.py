@@ -22,7 +22,7 @@ from .flow import Flow
 from .progress import PATIENCE, Progress, Tell
 from .recorder import follow
 from .reference import read_reference
-from .same_inputs import SEED, SameInputs, in_their_places, same_inputs
+from .same_inputs import SEED, SameInputs, in_plain_places, same_inputs
 from .settle import nothing_compared, settle
 from .source_code import OwnCode, adapter_factors, built, load_own
 from .trial import Trial
@@ -90,7 +90,7 @@ def prove(
         if inputs is not None or source_inputs is not None:
             raise
         return replace(mapping, proof=nothing_compared(error.what, trial.runs) | {"changes": [], "unfelt": []})
-    plain = in_their_places(both)
+    plain = in_plain_places(both)
     for inputs_of_both in (plain, both) if plain is not None else (both,):
         trial.misses = 0  # a search on the first inputs takes nothing from that on the second
         found = _proved(mapping, trial, code, inputs_of_both, theirs, own)

@@ -197,7 +197,7 @@ def _rank(verdict: Verdict, candidate: SameInputs) -> tuple[Any, ...]:
     return proved, share * (verdict.agreeing + verdict.entered), verdict.compared, verdict.equal, -fresh
 
 
-def in_their_places(found: SameInputs) -> SameInputs | None:
+def in_plain_places(found: SameInputs) -> SameInputs | None:
     """Return the same inputs, each in its likeliest place, if FOUND has some of one size in other places; else None."""
     if found.plain is None:
         return None
