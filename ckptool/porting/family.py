@@ -289,8 +289,13 @@ class _Instance:
             return
         for row in self._rows(letters[:-1]):
             first, last = (self.evaluate(end, row) for end in self.family.numbers[letters[-1]].split("..", 1))
+            if last - first >= _MOST_LINES:
+                raise self._too_many()
             for value in range(first, last + 1):
                 yield {**row, letters[-1]: value}
+
+    def _too_many(self) -> RuleError:
+        return RuleError(f"stands for more than {_MOST_LINES:,} keys", where=self.family.name)
 
     def _filled(self, text: str, row: Mapping[str, int]) -> str:
         return _BRACES.sub(lambda found: str(self.evaluate(found[1], row)), text)
@@ -304,7 +309,7 @@ class _Instance:
                 for line in together:
                     total += 1
                     if total > _MOST_LINES:
-                        raise RuleError(f"stands for more than {_MOST_LINES:,} keys", where=self.family.name)
+                        raise self._too_many()
                     yield line, self._filled(line.key, row), self._parsed(line, self._filled(line.value, row))
 
     def _parsed(self, line: FamilyLine, text: str) -> Expr:
