@@ -16,6 +16,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable
 from functools import lru_cache
+from itertools import repeat
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -25,6 +26,8 @@ from ...tree import ABSENT, ByteString, Dict, Global, List, Object, Set, holds_t
 from .python2 import python2_name, python3_name
 
 _LONGEST_TEXT = (1 << 32) - 1  # bytes that the texts of protocol 2 can have
+#: Opcodes that are joined at once.
+_AT_ONCE = 1 << 16
 _BATCH = 1000  # items per APPENDS or SETITEMS, as the standard pickler does
 
 _ORDERED_DICT = Global("collections", "OrderedDict")
@@ -155,24 +158,30 @@ class _Emitter:
         used = sorted((n for n, count in enumerate(self._fetched) if count), key=lambda n: -self._fetched[n])
         place = {number: index for index, number in enumerate(used)}
         known: dict[int, bytes] = {}  # runs of opcodes that come again and again
-        parts = [bytes((0x80, self.protocol))]
+        pickle = bytearray((0x80, self.protocol))
         needed = iter(sorted(place))
         following = next(needed, None)
-        for at, item in enumerate(self._out):
-            while following is not None and self._puts[following] == at:
-                parts.append(_indexed(b"q", b"r", place[following]))
-                following = next(needed, None)
-            if type(item) is bytes:
-                parts.append(item)
-            elif type(item) is int:
-                parts.append(_indexed(b"h", b"j", place[item]))
-            elif type(item) is tuple:
-                if id(item) not in known:
-                    told = (one if isinstance(one, bytes) else _indexed(b"h", b"j", place[one]) for one in item)
-                    known[id(item)] = b"".join(told)
-                parts.append(known[id(item)])
-        parts.append(b".")
-        return b"".join(parts)
+        self._numbers_of.clear()
+        self._alive.clear()  # there may be a million keys and names of storages
+        for begin in range(0, len(self._out), _AT_ONCE):
+            batch = self._out[begin : begin + _AT_ONCE]
+            self._out[begin : begin + len(batch)] = repeat(b"", len(batch))  # what is written need not be kept
+            parts: list[bytes] = []
+            for at, item in enumerate(batch, begin):
+                while following is not None and self._puts[following] == at:
+                    parts.append(_indexed(b"q", b"r", place[following]))
+                    following = next(needed, None)
+                if type(item) is bytes:
+                    parts.append(item)
+                elif type(item) is int:
+                    parts.append(_indexed(b"h", b"j", place[item]))
+                elif type(item) is tuple:
+                    if id(item) not in known:
+                        told = (one if isinstance(one, bytes) else _indexed(b"h", b"j", place[one]) for one in item)
+                        known[id(item)] = b"".join(told)
+                    parts.append(known[id(item)])
+            pickle += b"".join(parts)
+        return bytes(pickle + b".")
 
     def _fetch(self, key: Any) -> bool:
         """Emit a fetch if the value was put already."""
@@ -485,7 +494,7 @@ def fit(pickle: bytes, length: int) -> bytes | None:
     long, short = divmod(missing, 5)
     if short % 2:  # one LONG_BINPUT less makes the rest even: 1 becomes 6, 3 becomes 8
         long, short = long - 1, short + 5
-    return pickle[:-1] + b"r\0\0\0\0" * long + b"q\0" * (short // 2) + b"."
+    return b"".join((memoryview(pickle)[:-1], b"r\0\0\0\0" * long, b"q\0" * (short // 2), b"."))
 
 
 def names_class(storage: Storage) -> Global:
