@@ -11,7 +11,6 @@ import itertools
 import math
 import threading
 import time
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +21,7 @@ from ..keys.known_buffers import FREQUENCIES
 from ..sharding.placing import is_sharded
 from .forward_pass import Follower, Use
 from .hollow import shape_only, without_memory
+from .in_eval import in_eval
 from .input_search import find_inputs
 from .inputs import InputSpec, guess_inputs, inputs_text, made
 from .signature import Entry, Facts, Signature
@@ -158,7 +158,6 @@ def _attempt(model: torch.nn.Module, inputs: Any) -> _Followed | None:
     names = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     device = next((str(t.device) for t in names.values()), "cpu")
     args, kwargs = (), {}
-    state = torch.get_rng_state()
     if isinstance(inputs, Mapping):
         kwargs = {key: _hollow(value, device) for key, value in inputs.items()}
     else:
@@ -167,20 +166,11 @@ def _attempt(model: torch.nn.Module, inputs: Any) -> _Followed | None:
     for key, tensor in names.items():
         keys.setdefault(id(tensor), key)
     mode = Follower(keys, dict(model.named_buffers(remove_duplicate=False)))
-    training = model.training
-    fast = torch.backends.mha.get_fastpath_enabled()
     try:
-        model.eval()
-        torch.backends.mha.set_fastpath_enabled(False)
-        with warnings.catch_warnings(), torch.no_grad(), _same_default_device(device), mode:
-            warnings.simplefilter("ignore")
+        with in_eval(model, device), mode:
             model(*args, **kwargs)
     except Exception:
         return _Followed(mode.uses) if mode.uses else None
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
-        model.train(training)
-        torch.set_rng_state(state)
     mode.finish()
     return _Followed(mode.uses, inputs_text(inputs), mode.rotary, frozenset(mode.cuts))
 
@@ -211,9 +201,3 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-@contextlib.contextmanager
-def _same_default_device(device: str) -> Iterator[None]:
-    with torch.device(device):
-        yield

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ..in_eval import in_eval
 from ..inputs import leaves, made
 
 #: Does an operation on tensors without values, where it can say what comes out; else gives None.
@@ -74,22 +74,14 @@ def attempt(model: torch.nn.Module, spec: Any, shortcut: Shortcut | None) -> Sto
     device = next((str(t.device) for t in itertools.chain(model.parameters(), model.buffers())), "cpu")
     given = made(spec, device, torch.Generator().manual_seed(0))
     watch = _Watch(model, [t for _, t in leaves(given)], shortcut)
-    training, fast, state = model.training, torch.backends.mha.get_fastpath_enabled(), torch.get_rng_state()
-    model.eval()
     try:
-        torch.backends.mha.set_fastpath_enabled(False)
-        with warnings.catch_warnings(), torch.no_grad(), torch.device(device), watch:
-            warnings.simplefilter("ignore")
+        with in_eval(model, device), watch:
             if isinstance(given, Mapping):
                 model(**given)
             else:
                 model(*given)
     except Exception as error:
         return watch.stopped(error)
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
-        model.train(training)
-        torch.set_rng_state(state)
     return Done(watch.used, frozenset(watch.touched), watch.tables)
 
 
