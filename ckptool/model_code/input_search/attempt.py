@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ..call import Call, flat
 from ..in_eval import in_eval
 from ..inputs import leaves, made
 
@@ -114,8 +115,8 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        name = getattr(func, "__name__", "")
-        taken = [t for t in flat((args, kwargs)) if isinstance(t, torch.Tensor)]
+        call = Call(getattr(func, "__name__", ""), args, kwargs)
+        name, taken = call.name, call.tensors
         origin = frozenset(itertools.chain.from_iterable(self._from.get(id(t), ()) for t in taken))
         self._last, self._failed = (name, (args, kwargs), origin), True
         if name not in _LOOKS:
@@ -228,21 +229,4 @@ _PICKS = frozenset({"__getitem__", "unbind"})
 _LOOKS = frozenset("__get__ size dim numel stride __len__".split())
 
 
-def flat(value: Any) -> list[Any]:
-    """Return the values in nested lists, tuples and dicts, in order."""
-    found: list[Any] = []
-    _gather(value, found)
-    return found
-
-
-def _gather(value: Any, found: list[Any]) -> None:
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, tuple | list):
-        for item in value:
-            _gather(item, found)
-    else:
-        found.append(value)
-
-
-__all__ = ["Done", "Shortcut", "Stop", "attempt", "flat"]
+__all__ = ["Budget", "Done", "Shortcut", "Stop", "attempt"]
