@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 import torch
 
+from ..garbage import all_kept
+
 
 @contextlib.contextmanager
 def in_eval(model: torch.nn.Module, device: str) -> Iterator[None]:
@@ -15,6 +17,7 @@ def in_eval(model: torch.nn.Module, device: str) -> Iterator[None]:
 
     Each module is in its own mode again afterwards: the statistics of some may have been frozen for a training. The
     layers of attention run step by step, so that each step is seen, and random numbers go on as if nobody had drawn.
+    Who follows a pass keeps all that it makes, so nothing is garbage before its end.
     """
     training = [module for module in model.modules() if module.training]
     whole = model.training
@@ -23,7 +26,7 @@ def in_eval(model: torch.nn.Module, device: str) -> Iterator[None]:
         if training:
             model.eval()
         torch.backends.mha.set_fastpath_enabled(False)
-        with warnings.catch_warnings(), torch.no_grad(), _making_on(torch.device(device)):
+        with warnings.catch_warnings(), torch.no_grad(), all_kept(), _making_on(torch.device(device)):
             warnings.simplefilter("ignore")
             yield
     finally:
