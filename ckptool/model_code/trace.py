@@ -44,13 +44,14 @@ def signature_of(
             a run share (with DTensors) is not followed, so that all ranks get the same result.
     """
     state = model.state_dict()
-    parameters = {id(parameter) for parameter in model.parameters()}
     owners = {
         f"{path}.{leaf}" if path else leaf: _class_of(module).__name__
         for path, module in model.named_modules(remove_duplicate=False)
         for leaf in (*module._parameters, *module._buffers)
     }
-    live = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    named, buffers = _tensors(model)
+    live = named | buffers
+    parameters = {id(parameter) for parameter in named.values()}
     first: dict[int, str] = {}
     ties: dict[str, str] = {}
     for key in state:
@@ -88,6 +89,11 @@ def signature_of(
         metadata={path: dict(value) for path, value in metadata.items()} if metadata else None,
         cuts=found.cuts,
     )
+
+
+def _tensors(model: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Return the parameters and the buffers of MODEL by name; those with several names under each of them."""
+    return dict(model.named_parameters(remove_duplicate=False)), dict(model.named_buffers(remove_duplicate=False))
 
 
 def _class_of(module: torch.nn.Module) -> type:
@@ -155,7 +161,8 @@ _MOST_INPUT = 1 << 22
 
 
 def _attempt(model: torch.nn.Module, inputs: Any) -> _Followed | None:
-    names = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    parameters, buffers = _tensors(model)
+    names = parameters | buffers
     device = next((str(t.device) for t in names.values()), "cpu")
     args, kwargs = (), {}
     if isinstance(inputs, Mapping):
@@ -165,7 +172,7 @@ def _attempt(model: torch.nn.Module, inputs: Any) -> _Followed | None:
     keys: dict[int, str] = {}
     for key, tensor in names.items():
         keys.setdefault(id(tensor), key)
-    mode = Follower(keys, dict(model.named_buffers(remove_duplicate=False)))
+    mode = Follower(keys, buffers)
     try:
         with in_eval(model, device), mode:
             model(*args, **kwargs)
