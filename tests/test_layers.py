@@ -19,7 +19,7 @@ MODULES = sorted(path.relative_to(PACKAGE).with_suffix("").as_posix() for path i
 
 #: From the ground up: files and folders of the package. Each imports from lower floors only.
 FLOORS = [
-    ["errors", "lazy", "records", "starting"],
+    ["errors", "garbage", "lazy", "records", "starting"],
     ["ranks"],
     ["disk", "drawing", "dtypes", "keys"],
     ["signs"],

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
-from .input_search import flat
+from .call import Call, flat
 from .signature import Parts
 
 #: What gives channels in the last dimension.
@@ -40,16 +40,16 @@ class Channels:
         self._key_of: dict[int, str] = {}  # number of a bit -> key of its weight
         self._waiting = 0  # the weights that met no data yet, as a set of bits
 
-    def see(self, name: str, args: Any, kwargs: Any, result: Any, keys: Mapping[int, str]) -> None:
+    def see(self, call: Call, keys: Mapping[int, str]) -> None:
         """Note what one call of a torch function shows about channels.
 
         Args:
-            name, args, kwargs, result: the name of the function, its arguments and its result. All tensors have to stay
-                alive, so that their ids stay unique.
+            call: the call, after it has run.
             keys: id of a parameter or buffer -> its key.
         """
-        values = () if name.startswith("new_") or name.endswith("_like") else tuple(flat((args, kwargs)))
-        behind = self._met(values, keys)
+        name, args, kwargs, result = call.name, call.args, call.kwargs, call.result
+        tensors = () if name.startswith("new_") or name.endswith("_like") else call.tensors
+        behind = self._met(tensors, keys)
         shape = getattr(result, "shape", None)
         if shape is None:
             if behind and isinstance(result, tuple | list):
@@ -58,7 +58,7 @@ class Channels:
             elif behind and name == "__setitem__":
                 self._behind[id(args[0])] = behind
             return
-        first = args[0] if args else kwargs.get("input")
+        first = call.first
         held = self._of.get(id(first))
         weight = keys.get(id(args[1])) if len(args) > 1 else None
         if weight is not None and (name.startswith("conv") or name in _ROWS):
@@ -81,16 +81,16 @@ class Channels:
                 self._of[id(result)] = passed
         if behind:
             self._behind[id(result)] = behind
-            if all(id(v) in self._only_weights or id(v) in keys for v in values if hasattr(v, "shape")):
+            if all(id(v) in self._only_weights or id(v) in keys for v in tensors):
                 self._only_weights.add(id(result))
 
-    def _met(self, values: Iterable[Any], keys: Mapping[int, str]) -> int:
-        """Return the weights that the arguments VALUES of a call were computed from, as a set of bits.
+    def _met(self, tensors: Iterable[Any], keys: Mapping[int, str]) -> int:
+        """Return the weights that TENSORS, the arguments of a call, were computed from, as a set of bits.
 
         Also note, for each weight that meets data for the first time, which weights that data was computed from.
         """
         data, own, meets = 0, 0, False
-        for value in values:
+        for value in tensors:
             at = id(value)
             key = keys.get(at)
             if key is not None:
@@ -102,7 +102,7 @@ class Channels:
                     own |= 1 << self.bit[key]
             elif at in self._only_weights:
                 own |= self._behind[at]
-            elif hasattr(value, "shape"):
+            else:
                 data |= self._behind.get(at, 0)
                 meets = True
         waiting = own & self._waiting if meets else 0

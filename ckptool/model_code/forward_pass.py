@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from .call import Call, flat
 from .channels import Channels
 from .gating import Gating
 from .hollow import shape_only
-from .input_search import Budget, flat
+from .input_search import Budget
 from .patches import Patches
 from .signature import BehindLayer, Facts, Flattened, Flow, Layout
 
@@ -117,21 +118,20 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        name = getattr(func, "__name__", "")
-        self._alive.append((args, kwargs))  # so that ids stay their own
-        values = [*flat([args, kwargs])]
-        for place, value in enumerate(values):
+        call = Call(getattr(func, "__name__", ""), args, kwargs)
+        name = call.name
+        self._alive.append(call)  # so that ids stay their own
+        for place, value in enumerate(call.values):
             key = self._keys.get(id(value))
             if key is not None and name not in _LOOKS:
                 self._use(key, name, place, args, value)
-        taken = [value for value in values if isinstance(value, torch.Tensor)]
-        self._taken_elsewhere(name, taken)
+        self._taken_elsewhere(name, call.tensors)
         result = shape_only(name, args, kwargs)
         if result is None:
             self._budget.before(name, args)
             result = func(*args, **kwargs)
         self._budget.after(result)
-        self._alive.append(result)
+        call.result = result
         if name in _VIEWS and args and id(args[0]) in self._keys and isinstance(result, torch.Tensor):
             self._keys.setdefault(id(result), self._keys[id(args[0])])
             if (name in ("t", "transpose") or (name == "permute" and result.ndim == 2)) != (
@@ -141,10 +141,10 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         elif name in _MEMBERS and args and id(args[0]) in self._keys and args[0].ndim > 2:
             self._members(args, result)
         self._learn(name, args, kwargs, result)
-        self._channels.see(name, args, kwargs, result, self._keys)
-        self._gating.see(name, args, kwargs, result, self._keys)
-        self._patches.see(name, args, kwargs, result, self._channels.learned)
-        self._credit(name, taken, result)
+        self._channels.see(call, self._keys)
+        self._gating.see(call, self._keys)
+        self._patches.see(call, self._channels.learned)
+        self._credit(name, call.tensors, result)
         return result
 
     def _credit(self, name: str, taken: Sequence[Any], result: Any) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .input_search import flat
+from .call import Call
 from .signature import Gate
 
 #: Functions that only torch's own activations have the names of.
@@ -41,9 +41,9 @@ class Gating:
         self._active: dict[int, str] = {}  # tensors that went through an activation, and which
         self._taken: dict[str, tuple[int, tuple[int, ...]]] = {}  # what a weight works on, and its sizes
 
-    def see(self, name: str, args: Any, kwargs: Any, result: Any, keys: Mapping[int, str]) -> None:
+    def see(self, call: Call, keys: Mapping[int, str]) -> None:
         """Note what one call of a torch function shows about gates. The arguments are those of `Channels.see`."""
-        tensors = [value for value in flat([args, kwargs]) if hasattr(value, "ndim")]
+        name, tensors, result = call.name, call.tensors, call.result
         if name in _PRODUCTS or name.startswith("conv"):
             self._begin(tensors, result, keys)
             return
@@ -62,7 +62,7 @@ class Gating:
             return
         if not hasattr(result, "ndim"):
             return
-        if half is None and name == "__getitem__" and (place := _half(args)) is not None:
+        if half is None and name == "__getitem__" and (place := _half(call.args)) is not None:
             half = place
         self._origin[id(result)] = key, half
         active = name if name in _ACTIVATIONS else next(filter(None, map(self._active.get, map(id, tensors))), None)

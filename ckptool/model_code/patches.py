@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .input_search import flat
+from .call import Call, flat
 
 #: What the dimensions of a picture are called, and what each of them becomes when it is cut into patches: the place of
 #: a patch (a capital letter) and the place in it.
@@ -30,24 +30,23 @@ class Patches:
         last = self._dims.get(id(value), ("",))[-1]
         return last if sorted(last) == ["c", "h", "w"] else ""
 
-    def see(self, name: str, args: Any, kwargs: Any, result: Any, learned: Callable[[Any], bool]) -> None:
-        """Note what one call of a torch function shows about patches.
-
-        The first arguments are those of `Channels.see`; LEARNED tells whether a tensor was computed from weights.
+    def see(self, call: Call, learned: Callable[[Any], bool]) -> None:
+        """Note what one call of a torch function shows about patches. LEARNED tells whether a tensor was computed from
+        weights.
         """
-        first = args[0] if args else kwargs.get("input")
+        first, result = call.first, call.result
         if not hasattr(result, "shape") or not hasattr(first, "shape"):
             return
         dims = self._dims.get(id(first))
         if dims is None and len(first.shape) == 4 and not learned(first):
             dims = _PICTURE
-        made = None if dims is None else _after(name, dims, first.shape, args, kwargs, tuple(result.shape))
+        made = None if dims is None else _after(call.name, dims, first.shape, call.args, tuple(result.shape))
         if made is not None:
             self._dims[id(result)] = made
 
 
 def _after(
-    name: str, dims: tuple[str, ...], before: Sequence[int], args: Any, kwargs: Any, after: tuple[int, ...]
+    name: str, dims: tuple[str, ...], before: Sequence[int], args: Any, after: tuple[int, ...]
 ) -> tuple[str, ...] | None:
     if name in ("reshape", "view", "flatten", "unflatten"):
         return _cut_or_joined(dims, before, after)

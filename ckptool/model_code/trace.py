@@ -11,7 +11,6 @@ import itertools
 import math
 import threading
 import time
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +21,7 @@ from ..keys.known_buffers import FREQUENCIES
 from ..sharding.placing import is_sharded
 from .forward_pass import Follower, Use
 from .hollow import shape_only, without_memory
+from .in_eval import in_eval
 from .input_search import find_inputs
 from .inputs import InputSpec, guess_inputs, inputs_text, made
 from .signature import Entry, Facts, Signature
@@ -44,13 +44,14 @@ def signature_of(
             a run share (with DTensors) is not followed, so that all ranks get the same result.
     """
     state = model.state_dict()
-    parameters = {id(parameter) for parameter in model.parameters()}
     owners = {
         f"{path}.{leaf}" if path else leaf: _class_of(module).__name__
         for path, module in model.named_modules(remove_duplicate=False)
         for leaf in (*module._parameters, *module._buffers)
     }
-    live = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    named, buffers = _tensors(model)
+    live = named | buffers
+    parameters = {id(parameter) for parameter in named.values()}
     first: dict[int, str] = {}
     ties: dict[str, str] = {}
     for key in state:
@@ -88,6 +89,11 @@ def signature_of(
         metadata={path: dict(value) for path, value in metadata.items()} if metadata else None,
         cuts=found.cuts,
     )
+
+
+def _tensors(model: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Return the parameters and the buffers of MODEL by name; those with several names under each of them."""
+    return dict(model.named_parameters(remove_duplicate=False)), dict(model.named_buffers(remove_duplicate=False))
 
 
 def _class_of(module: torch.nn.Module) -> type:
@@ -155,10 +161,10 @@ _MOST_INPUT = 1 << 22
 
 
 def _attempt(model: torch.nn.Module, inputs: Any) -> _Followed | None:
-    names = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    parameters, buffers = _tensors(model)
+    names = parameters | buffers
     device = next((str(t.device) for t in names.values()), "cpu")
     args, kwargs = (), {}
-    state = torch.get_rng_state()
     if isinstance(inputs, Mapping):
         kwargs = {key: _hollow(value, device) for key, value in inputs.items()}
     else:
@@ -166,21 +172,12 @@ def _attempt(model: torch.nn.Module, inputs: Any) -> _Followed | None:
     keys: dict[int, str] = {}
     for key, tensor in names.items():
         keys.setdefault(id(tensor), key)
-    mode = Follower(keys, dict(model.named_buffers(remove_duplicate=False)))
-    training = model.training
-    fast = torch.backends.mha.get_fastpath_enabled()
+    mode = Follower(keys, buffers)
     try:
-        model.eval()
-        torch.backends.mha.set_fastpath_enabled(False)
-        with warnings.catch_warnings(), torch.no_grad(), _same_default_device(device), mode:
-            warnings.simplefilter("ignore")
+        with in_eval(model, device), mode:
             model(*args, **kwargs)
     except Exception:
         return _Followed(mode.uses) if mode.uses else None
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
-        model.train(training)
-        torch.set_rng_state(state)
     mode.finish()
     return _Followed(mode.uses, inputs_text(inputs), mode.rotary, frozenset(mode.cuts))
 
@@ -211,9 +208,3 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-@contextlib.contextmanager
-def _same_default_device(device: str) -> Iterator[None]:
-    with torch.device(device):
-        yield

@@ -57,14 +57,13 @@ The words of this package, in the order in which a port meets them:
 
 from __future__ import annotations
 
-import contextlib
-import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Mapping as MappingOf
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import RuleError, require
+from ..garbage import all_kept, only_new_objects
 from . import mapping as data
 from .mapping import Entry
 
@@ -135,22 +134,7 @@ class Mapping(data.Mapping):
         return apply(self, source)
 
 
-@contextlib.contextmanager
-def _only_new_objects() -> Iterator[None]:
-    """Let the garbage collector look at objects made from here on alone: a large model would have it look at all others
-    again and again. The command line, which ends soon, runs without it.
-    """
-    ours = gc.isenabled() and not gc.get_freeze_count()
-    if ours:
-        gc.freeze()
-    try:
-        yield
-    finally:
-        if ours:
-            gc.unfreeze()
-
-
-@_only_new_objects()
+@only_new_objects()
 def transfer(
     source: Any,
     model: Any,
@@ -211,7 +195,8 @@ def transfer(
     from .sources import by_position, match_signature, require_fit
 
     given, own = read_inputs(inputs), read_inputs(source_inputs, "--source-input")
-    ckpt = open_source(source)
+    with all_kept():
+        ckpt = open_source(source)
     target = signature_for(model, inputs=given)
     found: data.Mapping
     if mapping is not None:
@@ -222,7 +207,8 @@ def transfer(
         theirs = given if own is None else own
         code = None if source_model is None else signature_for(source_model, inputs=theirs)
         rules = [hints] if isinstance(hints, str) else hints
-        found = match_signature(ckpt, target, at=at, hints=rules, source_code=code)
+        with all_kept():
+            found = match_signature(ckpt, target, at=at, hints=rules, source_code=code)
         if not target.traced and not all(entry.keeps_its_name for entry in found.entries):
             found = replace(found, notes=(*found.notes, _NOT_FOLLOWED))
     if input_channels is not None:

@@ -1,4 +1,7 @@
-"""What a layer makes of sizes is what torch makes of them."""
+"""What a layer makes of sizes is what torch makes of them, and a copy without values is a deepcopy."""
+
+import copy
+from collections import OrderedDict
 
 import pytest
 from hypothesis import given
@@ -6,7 +9,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from ckptool.model_code.hollow import shape_only
+from ckptool.model_code.hollow import shape_only, without_memory
 from ckptool.model_code.trace import signature_of
 
 
@@ -68,3 +71,115 @@ def test_a_model_without_values_is_followed_in_one_thread():
         assert (threads, torch.get_num_threads()) == ({1}, 3)
     finally:
         torch.set_num_threads(before)
+
+
+class Own(torch.nn.Module):
+    """A module that is copied by its own code."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.copies = torch.nn.Linear(3, 3), 0
+
+    def __deepcopy__(self, memo):
+        made = Own()
+        made.layer, made.copies = copy.deepcopy(self.layer, memo), self.copies + 1
+        return made
+
+
+class Stated(torch.nn.Module):
+    """A module that leaves something out of its state, and has a place outside of its dict."""
+
+    __slots__ = ("outside",)
+
+    def __init__(self):
+        super().__init__()
+        self.handle, self.outside, self.weight = open, [1], torch.nn.Parameter(torch.ones(2))
+
+    def __getstate__(self):
+        return {key: value for key, value in super().__getstate__().items() if key != "handle"}, {"outside": [2]}
+
+    def __setstate__(self, state):
+        super().__setstate__(state[0])
+        self.handle, self.outside = None, state[1]["outside"]
+
+
+class Counting(torch.nn.Module):
+    """A module that looks at its parts when its state is set."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.count = torch.nn.Linear(3, 3), 0
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        self.count = len(list(self.layer.parameters()))
+
+
+class Everything(torch.nn.Module):
+    """A model of modules that refer to each other in every way, and that holds what is no module."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell = torch.nn.LSTM(3, 3)
+        self.attention = torch.nn.MultiheadAttention(4, 2)
+        self.normed = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(3, 3))
+        self.blocks = torch.nn.ModuleList([torch.nn.Linear(3, 3), Own(), Stated(), Counting()])
+        self.again = self.blocks[0]
+        self.blocks[0].weight = self.blocks[1].layer.weight
+        self.outside = [torch.nn.Linear(3, 2), {"of": self.blocks[0]}]
+        self.cache = self.blocks[0].cache = {}
+        self.steps = self.again.steps = OrderedDict()
+        self.settings = {"sizes": [1, 2], "more": {"a": {1}}}
+        self.register_buffer("places", torch.arange(4), persistent=False)
+        self.hook = self.register_forward_hook(self.seen)
+
+    def seen(self, *_):
+        self.settings["more"]["seen"] = True
+
+    def forward(self, x):
+        return self.again(x)
+
+
+def _shape(value, found):
+    """Return VALUE with the objects in it as their classes, and as numbers where they are met again."""
+    if value is None or isinstance(value, bool | int | float | str | torch.dtype):
+        return value
+    if id(value) in found:
+        return found[id(value)][0]
+    found[id(value)] = len(found), value  # which keeps what was made for the moment, and its id
+    if isinstance(value, torch.Tensor):
+        return type(value), value.dtype, value.shape
+    if isinstance(value, dict):
+        return type(value), [(_shape(key, found), _shape(item, found)) for key, item in value.items()]
+    if isinstance(value, list | tuple | set):
+        return type(value), [_shape(item, found) for item in value]
+    if isinstance(value, torch.nn.Module):
+        outside = getattr(value, "outside", None)
+        return type(value).__qualname__, _shape(vars(value), found), _shape(outside, found)
+    if hasattr(value, "__self__"):
+        return value.__func__, _shape(value.__self__, found)
+    return type(value)
+
+
+def test_a_copy_without_values_has_the_parts_of_a_deepcopy_and_their_ties():
+    model = Everything()
+    expected = _shape(copy.deepcopy(model), {})
+    assert [_shape(hollow, {}) for hollow in without_memory(model)] == [expected, expected]
+
+
+def test_what_a_copy_without_values_does_is_not_seen_in_the_model():
+    model = Everything()
+    hollow = next(without_memory(model))
+    hollow(torch.zeros(2, 3))
+    hollow.cache["a"] = hollow.steps["b"] = 1
+    assert (hollow.settings["more"], hollow.again.cache) == ({"a": {1}, "seen": True}, {"a": 1})
+    assert (model.settings["more"], model.cache, model.steps) == ({"a": {1}}, {}, OrderedDict())
+
+
+def test_copies_without_values_share_no_memory_with_the_model():
+    model = Everything()
+    zeros, on_meta = without_memory(model)
+    assert not any(any(tensor.stride()) for tensor in zeros.parameters())
+    assert all(tensor.is_meta for tensor in on_meta.parameters())
+    for hollow in (zeros, on_meta):
+        assert not {id(t) for t in model.state_dict(keep_vars=True).values()} & {id(t) for t in hollow.parameters()}

@@ -8,7 +8,7 @@ ONE is one of these, and STOP says how a try failed.
 
 from __future__ import annotations
 
-from .attempt import Budget, flat
+from .attempt import Budget
 from .search import find_inputs, working_inputs
 
-__all__ = ["Budget", "find_inputs", "flat", "working_inputs"]
+__all__ = ["Budget", "find_inputs", "working_inputs"]

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ..call import Call, flat
+from ..in_eval import in_eval
 from ..inputs import leaves, made
 
 #: Does an operation on tensors without values, where it can say what comes out; else gives None.
@@ -74,22 +75,14 @@ def attempt(model: torch.nn.Module, spec: Any, shortcut: Shortcut | None) -> Sto
     device = next((str(t.device) for t in itertools.chain(model.parameters(), model.buffers())), "cpu")
     given = made(spec, device, torch.Generator().manual_seed(0))
     watch = _Watch(model, [t for _, t in leaves(given)], shortcut)
-    training, fast, state = model.training, torch.backends.mha.get_fastpath_enabled(), torch.get_rng_state()
-    model.eval()
     try:
-        torch.backends.mha.set_fastpath_enabled(False)
-        with warnings.catch_warnings(), torch.no_grad(), torch.device(device), watch:
-            warnings.simplefilter("ignore")
+        with in_eval(model, device), watch:
             if isinstance(given, Mapping):
                 model(**given)
             else:
                 model(*given)
     except Exception as error:
         return watch.stopped(error)
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
-        model.train(training)
-        torch.set_rng_state(state)
     return Done(watch.used, frozenset(watch.touched), watch.tables)
 
 
@@ -122,8 +115,8 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        name = getattr(func, "__name__", "")
-        taken = [t for t in flat((args, kwargs)) if isinstance(t, torch.Tensor)]
+        call = Call(getattr(func, "__name__", ""), args, kwargs)
+        name, taken = call.name, call.tensors
         origin = frozenset(itertools.chain.from_iterable(self._from.get(id(t), ()) for t in taken))
         self._last, self._failed = (name, (args, kwargs), origin), True
         if name not in _LOOKS:
@@ -236,21 +229,4 @@ _PICKS = frozenset({"__getitem__", "unbind"})
 _LOOKS = frozenset("__get__ size dim numel stride __len__".split())
 
 
-def flat(value: Any) -> list[Any]:
-    """Return the values in nested lists, tuples and dicts, in order."""
-    found: list[Any] = []
-    _gather(value, found)
-    return found
-
-
-def _gather(value: Any, found: list[Any]) -> None:
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, tuple | list):
-        for item in value:
-            _gather(item, found)
-    else:
-        found.append(value)
-
-
-__all__ = ["Done", "Shortcut", "Stop", "attempt", "flat"]
+__all__ = ["Budget", "Done", "Shortcut", "Stop", "attempt"]

@@ -10,8 +10,9 @@ from dataclasses import replace
 
 import torch
 
+from ..call import flat
 from ..inputs import InputSpec
-from .attempt import Stop, flat
+from .attempt import Stop
 from .wanted import ATTENTION, BY_ELEMENT, NUMBER, wanted_dimensions, wanted_sizes
 
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
+from ..call import flat
 from ..inputs import leaves, with_leaves
-from .attempt import Stop, flat
+from .attempt import Stop
 from .wanted import wanted_sizes
 
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
+from ..call import flat
 from ..inputs import Fields, InputSpec, inputs_for, leaves, with_leaves
-from .attempt import Stop, flat
+from .attempt import Stop
 from .changes import changes, deeper
 from .wanted import BY_ELEMENT, wanted_dimensions, wanted_sizes
 

@@ -7,7 +7,8 @@ import re
 
 import torch
 
-from .attempt import Stop, flat
+from ..call import flat
+from .attempt import Stop
 
 NUMBER = re.compile(r"\d+")
 
