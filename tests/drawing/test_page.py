@@ -1,10 +1,12 @@
 """The pages of reports in a real browser: they load, search, zoom and filter, and run nothing that is in a file."""
 
+import contextlib
 import functools
 import json
 import os
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -95,10 +97,28 @@ def browser():
     if not program or sync_playwright is None:
         message = "no Chromium or no Playwright: run `make test-page`"
         pytest.fail(message) if required else pytest.skip(message)
-    with sync_playwright() as playwright:
+    with contextlib.ExitStack() as stack:
+        with much_address_space():
+            playwright = stack.enter_context(sync_playwright())
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         yield browser
         browser.close()
+
+
+@contextlib.contextmanager
+def much_address_space():
+    """Lift the limit of `tests/conftest.py` for the programs that are started here: Chromium reserves terabytes."""
+    if sys.platform != "linux":
+        yield
+        return
+    import resource
+
+    limit, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
 
 
 @pytest.fixture
