@@ -1,7 +1,8 @@
 """Pages of HTML, for what is better looked at than read.
 
 A page is one file. It asks for nothing on the network, and everything that comes out of a checkpoint is in it as JSON,
-which its script puts on the screen as text only. `page.html` beside this file is that page without its data.
+which its script puts on the screen as text only. `page.html` beside this file has what pages share: the style, lists
+and commands. The `.js` files are what each shows: `treemap` for inspect, `pairs` for diff and transfer.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ def pairs_page(
             "summary": summary,
             "notes": [shown(note) for note in notes],
             "commands": list(commands),
-        }
+        },
+        "pairs",
     )
 
 
@@ -52,11 +54,16 @@ def _link(link: dict[str, Any]) -> dict[str, Any]:
     return {**link, **names, "details": [(name, shown(str(value))) for name, value in link["details"]]}
 
 
-def render(data: dict[str, Any]) -> str:
-    """The page with DATA in it. `<` is written as an escape, so that no text in it can end the element it stands in."""
+def render(data: dict[str, Any], *scripts: str) -> str:
+    """The page that SCRIPTS draw of DATA. `<` is written as an escape, so that no text ends its element."""
     text = json.dumps(data, ensure_ascii=True, separators=(",", ":")).replace("<", "\\u003c")
-    template = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
-    return template.replace("{{DATA}}", text, 1)
+    page, *drawing = (_beside(name) for name in ("page.html", *(f"{name}.js" for name in scripts)))
+    # the data last: a key in it may be named {{SCRIPT}}
+    return page.replace("{{SCRIPT}}", "\n".join(drawing), 1).replace("{{DATA}}", text, 1)
+
+
+def _beside(name: str) -> str:
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 def shown(text: str) -> str:
