@@ -2,7 +2,8 @@
 
 A page is one file. It asks for nothing on the network, and everything that comes out of a checkpoint is in it as JSON,
 which its script puts on the screen as text only. `page.html` beside this file has what pages share: the style, lists
-and commands. The `.js` files are what each shows: `treemap` for inspect, `pairs` for diff and transfer.
+and commands. The `.js` files draw what each shows: `treemap` for inspect, `pairs` for diff, transfer
+and, within `diagnosis`, for doctor.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def pairs_page(
             "title": shown(title),
             "left": shown(left),
             "right": shown(right),
-            "links": [_link(link) for link in links],
+            "links": [pair(link) for link in links],
             "summary": summary,
             "notes": [shown(note) for note in notes],
             "commands": list(commands),
@@ -49,7 +50,8 @@ def pairs_page(
     )
 
 
-def _link(link: dict[str, Any]) -> dict[str, Any]:
+def pair(link: dict[str, Any]) -> dict[str, Any]:
+    """A link as `pairs.js` takes it: its names printable, and cut."""
     names = {side: shown(link[side]) if link[side] is not None else None for side in ("left", "right")}
     return {**link, **names, "details": [(name, shown(str(value))) for name, value in link["details"]]}
 
