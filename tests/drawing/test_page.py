@@ -129,6 +129,13 @@ def test_the_page_follows_the_colours_of_the_system(show, scheme):
     assert background == {"light": "rgb(255, 255, 255)", "dark": "rgb(13, 17, 23)"}[scheme]
 
 
+def test_paper_is_white_also_where_the_screen_is_dark(show):
+    tab = show(inspect_page([describe(state_dict(keys(2)))]))
+    tab.emulate_media(color_scheme="dark", media="print")
+    assert tab.evaluate("getComputedStyle(document.body).color") == "rgb(27, 31, 36)"
+    assert tab.evaluate(CONTRAST, ".row .name") > 4.5
+
+
 def test_pairs_are_joined_by_lines_of_their_status_and_can_be_filtered(show):
     tab = show(pairs_page("a.pth -> Net", "a.pth", "Net", LINKS, summary="1 of 4 mapped"))
     assert tab.locator(".row").count() == 4
