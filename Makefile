@@ -137,7 +137,7 @@ test-page: $(STAMP) ## Test the pages of HTML in a headless Chromium, which must
 	$(BIN)/python $(PIP) --group page
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || { \
 		echo "installing chromium"; apt-get install -y --no-install-recommends chromium; }
-	CKPTOOL_REQUIRE_BROWSER=1 $(BIN)/pytest -q tests/drawing/test_page.py
+	CKPTOOL_REQUIRE_BROWSER=1 $(BIN)/pytest -q tests/drawing
 
 # NO_MKDOCS_2_WARNING: mkdocs-material advertises its successor at each build.
 site: $(SITE_STAMP) ## Build the documentation site in build/site

@@ -16,8 +16,8 @@ from ..reports.diagnosis import doctor as report
 from ..reports.diagnosis.doctor_text import doctor_text, explanation_text
 from .documents import as_entry, print_json
 from .help import Command
-from .options import FileName, parts_option
-from .output import fetching, progress_bar, status_line, terminal_width
+from .options import FileName, SideOutput, output_option, parts_option
+from .output import check_side_outputs, fetching, progress_bar, status_line, terminal_width, write_page
 from .typed import keyword_arguments
 
 _LONGEST = 1 << 20
@@ -33,6 +33,9 @@ _LONGEST = 1 << 20
 @click.option("--recover", is_flag=True, help="Finish or undo an interrupted --patch of FILE.")
 @click.option("--remove-leftovers", is_flag=True, help="Remove temporary files of interrupted runs in or beside FILE.")
 @click.option("--json", "as_json", is_flag=True, help="Print one document of JSON.")
+@output_option("--html", type=SideOutput("page"), metavar="REPORT", help="Also write the report as a web page.")
+@output_option("--open", "show", is_flag=True, help="Open that page in the browser.")
+@output_option("--overwrite", is_flag=True, help="Replace REPORT if it exists.")
 @click.option("-q", "--quiet", is_flag=True, help="Print only problems and the commands that fix them.")
 @click.option("-v", "--verbose", is_flag=True, help="List everything, however long.")
 def doctor(
@@ -44,6 +47,9 @@ def doctor(
     recover: bool,
     remove_leftovers: bool,
     as_json: bool,
+    html: str | None,
+    show: bool,
+    overwrite: bool,
     quiet: bool,
     verbose: bool,
 ) -> int:
@@ -59,10 +65,16 @@ def doctor(
     ckptool doctor --error - < log.txt
     ckptool doctor folder/ --remove-leftovers
     ckptool doctor model.pth --recover
+    ckptool doctor model.pth --html report.html --open
     ckptool doctor model.pth -q
     """
     if file is None and error is None:
         raise click.UsageError("Missing FILE, or --error TEXT.")
+    if html and (recover or remove_leftovers):
+        raise click.UsageError(
+            f"--html writes what doctor found; {'--recover' if recover else '--remove-leftovers'} looks for nothing."
+        )
+    check_side_outputs()
     if recover:
         return _recover(file, as_json=as_json)
     if file is not None and file.endswith(".py") and model is not None and not model.partition(":")[0].endswith(".py"):
@@ -92,6 +104,10 @@ def doctor(
         text = doctor_text(found, everything=verbose, width=width, only_problems=quiet)
         click.echo(("\n" if explained is not None else "") + text)
     unknown = explained is not None and not explained and found is None
+    if html and not unknown:
+        from ..reports.diagnosis.doctor_page import doctor_page
+
+        write_page(doctor_page(found, explained), html, overwrite=overwrite, show=show)
     if as_json:
         messages = [asdict(one) for one in explained] if explained is not None else None
         errors = [as_entry(NotFound("ckptool does not know this error message", where="--error"))] if unknown else []

@@ -15,7 +15,7 @@ import click
 from ..drawing import styles
 
 #: Headings in the order in which help shows them. Options without one come first.
-_HEADINGS = ("", "Matching", "Proof", "Processes", "Learning", "Data", "Model", "Output", "General")
+_HEADINGS = ("", "Matching", "Proof", "Process", "Learning", "Data", "Model", "Output", "General")
 
 
 class Option(click.Option):

@@ -107,7 +107,7 @@ Kinds of --save, each as KIND or KIND:CONTAINER ({", ".join(CONTAINERS)}):
 
 {_table(SAVES)}
 
-Files are named TASK-STRATEGY-KIND and stand in the folder of --out.
+Files are named TASK-STRATEGY-KIND and are in the folder of --out.
 
 Examples:
 
@@ -149,10 +149,10 @@ def _option(name: str, help: str, **more: Any) -> Callable[[_Command], _Command]
 
 
 @click.command(cls=Command, help=_HELP)
-@_option("--task", "What is learned.", metavar="TASK")
-@_option("--strategy", "How it is spread over devices.", metavar="STRATEGY")
+@_option("--task", "The task to learn.", metavar="TASK")
+@_option("--strategy", "How the training uses several devices.", metavar="STRATEGY")
 @click.option(
-    "--output", "--out", "-o", "out", type=FileName(), metavar="DIR", required=True, help="Folder for what is saved."
+    "--output", "--out", "-o", "out", type=FileName(), metavar="DIR", required=True, help="Folder for the files."
 )
 @click.option(
     "--devices",
@@ -161,15 +161,17 @@ def _option(name: str, help: str, **more: Any) -> Callable[[_Command], _Command]
     metavar="LIST",
     help="cpu, cuda, or cuda:0,cuda:1. Default: all GPUs, else the CPU.",
     cls=Option,
-    heading="Processes",
+    heading="Process",
 )
-@_option("--nproc", "Processes, or replicas of `manual` on a CPU.", type=int, metavar="N", heading="Processes")
-@_option("--wrap-optimizer", "With data-parallel: wrap the optimizer too, as in 2018.", heading="Processes")
+@_option(
+    "--nproc", "Number of processes; for `manual` on a CPU, of replicas.", type=int, metavar="N", heading="Process"
+)
+@_option("--wrap-optimizer", "With data-parallel: wrap the optimizer too, as in 2018.", heading="Process")
 @_option("--epochs", "Epochs in all, those before --resume included.")
 @click.option("--save", multiple=True, callback=_several, metavar="KINDS", help="What to save. Default: wrapped,full.")
 @_option("--save-every", "Save after every N epochs; 0: after the last only.", metavar="N")
-@_option("--resume", "Go on from this checkpoint, of any strategy.", type=FileName(), metavar="FILE")
-@_option("--overwrite", "Replace what another run left in DIR.", heading="Output")
+@_option("--resume", "Continue this run; any strategy may have saved it.", type=FileName(), metavar="FILE")
+@_option("--overwrite", "Replace the files of another run in DIR.", heading="Output")
 @_option("--batch-size", "Samples of a step, over all devices.", heading="Learning")
 @_option("--accumulate", "Forward passes whose gradients make a step.", metavar="N", heading="Learning")
 @_option("--drop-last", "Leave out the last batch if it is smaller.", heading="Learning")
@@ -185,26 +187,26 @@ def _option(name: str, help: str, **more: Any) -> Callable[[_Command], _Command]
     cls=Option,
     heading="Learning",
 )
-@_option("--momentum", "Of sgd.", heading="Learning")
-@_option("--weight-decay", "Pull of the weights towards 0.", heading="Learning")
+@_option("--momentum", "Momentum of sgd.", heading="Learning")
+@_option("--weight-decay", "Weight decay of the optimizer.", heading="Learning")
 @_option("--schedule", f"{', '.join(SCHEDULES)}; with numbers: step:10:0.1.", metavar="NAME", heading="Learning")
 @_option("--init", f"{', '.join(INITS)}; with a number: constant:0.01.", metavar="SCHEME", heading="Learning")
 @_option("--amp", f"Mixed precision: {', '.join(AMP)}.", metavar="TYPE", heading="Learning")
-@_option("--seed", "Of everything that is drawn at random.", heading="Learning")
+@_option("--seed", "Seed of all random numbers.", heading="Learning")
 @_option("--data", "Table of `housing`, or folder of `imagefolder`.", type=FileName(), metavar="PATH", heading="Data")
-@_option("--target", "Column that is predicted. Default: the last.", type=str, metavar="NAME", heading="Data")
-@_option("--labels", "Numbers of the classes, as JSON.", type=FileName(), metavar="FILE", heading="Data")
-@_option("--samples", "Synthetic samples.", type=int, metavar="N", heading="Data")
-@_option("--test-fraction", "Part of the samples that is held out.", heading="Data")
-@_option("--workers", "Processes that load the data.", metavar="N", heading="Data")
+@_option("--target", "Column to predict. Default: the last.", type=str, metavar="NAME", heading="Data")
+@_option("--labels", "A JSON file with the number of each class.", type=FileName(), metavar="FILE", heading="Data")
+@_option("--samples", "Number of synthetic samples.", type=int, metavar="N", heading="Data")
+@_option("--test-fraction", "Share of the samples to test with.", heading="Data")
+@_option("--workers", "Number of processes that load data.", metavar="N", heading="Data")
 @_option("--depth", f"Layers of `vgg`: {', '.join(map(str, DEPTHS))}.", heading="Model")
 @_option("--width", "Channels of `vgg`, as a part of the real ones; 1 is the real VGG.", heading="Model")
 @_option("--batch-norm", "Batch norm in `vgg`.", heading="Model")
-@_option("--classes", "Classes of synthetic images.", heading="Data")
-@_option("--image-size", "Side to which images of a folder are scaled.", heading="Data")
-@_option("--backend", f"{', '.join(BACKENDS)}; auto is nccl on GPUs, else gloo.", metavar="NAME", heading="Processes")
+@_option("--classes", "Number of classes of synthetic images.", heading="Data")
+@_option("--image-size", "Scale images of a folder to this size.", heading="Data")
+@_option("--backend", f"{', '.join(BACKENDS)}; auto is nccl on GPUs, else gloo.", metavar="NAME", heading="Process")
 @_option(
-    "--rendezvous", "Where processes meet: env://, tcp://HOST:PORT, file:///PATH.", metavar="URL", heading="Processes"
+    "--rendezvous", "Where processes meet: env://, tcp://HOST:PORT, file:///PATH.", metavar="URL", heading="Process"
 )
 @click.option(
     "--curves/--no-curves",
@@ -215,9 +217,9 @@ def _option(name: str, help: str, **more: Any) -> Callable[[_Command], _Command]
 )
 @_option("--tensorboard", "Write logs for TensorBoard.", heading="Output")
 @click.option(
-    "--json", "as_json", is_flag=True, help="Print what the run came to as JSON.", cls=Option, heading="Output"
+    "--json", "as_json", is_flag=True, help="Print the result of the run as JSON.", cls=Option, heading="Output"
 )
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing.", cls=Option, heading="Output")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing.", cls=Option, heading="Output")
 @_option("--verbose", "Show devices, and batch sizes outside and inside the model.", short=("-v",), heading="Output")
 def train(as_json: bool, quiet: bool, **options: Any) -> None:
     """See _HELP."""

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 @output_option("--partial-file", is_flag=True, help="Use one shard of several on its own.")
 @output_option("-n", "--dry-run", is_flag=True, help="Match and report, but write nothing.")
 @output_option("--at", metavar="PATH", help="Where the weights are in the file (`state_dict`, `models/0`).")
-@click.option("--kwargs", multiple=True, metavar="NAME=VALUE", help="An argument for the class or factory.")
+@click.option("--kwargs", multiple=True, metavar="NAME=VALUE", help="An argument for the class or factory of MODEL.py.")
 @click.option(
     "--accept-guesses",
     is_flag=False,
@@ -82,8 +82,8 @@ if TYPE_CHECKING:
 @output_option("--open", "show", is_flag=True, help="Open that page in the browser.")
 @output_option("--explain", multiple=True, metavar="KEY", help="Explain how KEY was matched; write nothing.")
 @output_option("--json", "as_json", is_flag=True, help="Print the mapping as JSON.")
-@output_option("-q", "--quiet", is_flag=True, help="No report, no progress bar.")
-@output_option("-v", "--verbose", is_flag=True, help="One line for every key, with its evidence.")
+@output_option("-q", "--quiet", is_flag=True, help="Print no report and no progress bar.")
+@output_option("-v", "--verbose", is_flag=True, help="Print one line for every key, with its evidence.")
 def transfer(source: str, model: str | None, **options: Any) -> int:
     """Port weights into different model code: find which tensor goes where, and write a state dict for the model.
 

@@ -1,7 +1,9 @@
 """Pages of HTML, for what is better looked at than read.
 
 A page is one file. It asks for nothing on the network, and everything that comes out of a checkpoint is in it as JSON,
-which its script puts on the screen as text only. `page.html` beside this file is that page without its data.
+which its script puts on the screen as text only. `page.html` beside this file has what pages share: the style, lists
+and commands. The `.js` files draw what each shows: `treemap` for inspect, `pairs` for diff, transfer
+and, within `diagnosis`, for doctor.
 """
 
 from __future__ import annotations
@@ -39,24 +41,31 @@ def pairs_page(
             "title": shown(title),
             "left": shown(left),
             "right": shown(right),
-            "links": [_link(link) for link in links],
+            "links": [pair(link) for link in links],
             "summary": summary,
             "notes": [shown(note) for note in notes],
             "commands": list(commands),
-        }
+        },
+        "pairs",
     )
 
 
-def _link(link: dict[str, Any]) -> dict[str, Any]:
+def pair(link: dict[str, Any]) -> dict[str, Any]:
+    """A link as `pairs.js` takes it: its names printable, and cut."""
     names = {side: shown(link[side]) if link[side] is not None else None for side in ("left", "right")}
     return {**link, **names, "details": [(name, shown(str(value))) for name, value in link["details"]]}
 
 
-def render(data: dict[str, Any]) -> str:
-    """The page with DATA in it. `<` is written as an escape, so that no text in it can end the element it stands in."""
+def render(data: dict[str, Any], *scripts: str) -> str:
+    """The page that SCRIPTS draw of DATA. `<` is written as an escape, so that no text ends its element."""
     text = json.dumps(data, ensure_ascii=True, separators=(",", ":")).replace("<", "\\u003c")
-    template = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
-    return template.replace("{{DATA}}", text, 1)
+    page, *drawing = (_beside(name) for name in ("page.html", *(f"{name}.js" for name in scripts)))
+    # the data last: a key in it may be named {{SCRIPT}}
+    return page.replace("{{SCRIPT}}", "\n".join(drawing), 1).replace("{{DATA}}", text, 1)
+
+
+def _beside(name: str) -> str:
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 def shown(text: str) -> str:

@@ -24,7 +24,8 @@ def inspect_page(reports: Sequence[Inspection], stats: Sequence[Sequence[dict[st
             "notes": [shown(text) for report in reports for text in _notes(report)],
             "commands": [(command, what) for report in reports for command, what in report.suggestions],
             "files": [_file(report, stats[number] if stats else None) for number, report in enumerate(reports)],
-        }
+        },
+        "treemap",
     )
 
 

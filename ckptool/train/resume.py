@@ -122,7 +122,7 @@ class Progress:
             else:
                 part.load_state_dict(state)
         line = (
-            f"going on after epoch {session.epoch}" if self.history else "starting from the weights of the checkpoint"
+            f"continuing after epoch {session.epoch}" if self.history else "starting from the weights of the checkpoint"
         )
         line += f"; it holds no {', no '.join(lacking)}" if lacking else ""
         return [line, *remarks, *self._restore_rng(session)]

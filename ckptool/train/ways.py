@@ -43,8 +43,8 @@ WAYS = {
     "data-parallel": Way(
         "nn.DataParallel: one process, the batch split over several GPUs",
         on_cpu="no GPU: torch's DataParallel runs the module on the CPU without splitting the batch; nothing gets "
-        "faster, but the keys have 'module.' all the same",
-        on_one_gpu="one GPU: DataParallel does not split the batch; the keys have 'module.' all the same",
+        "faster, but the keys have 'module.' anyway",
+        on_one_gpu="one GPU: DataParallel does not split the batch; the keys have 'module.' anyway",
         takes_every_gpu=True,
         wraps_optimizer=True,
     ),

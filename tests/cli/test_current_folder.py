@@ -56,7 +56,7 @@ COMMANDS = [
     "diff dp.pth plain.pth --html page.html",
     "verify plain.safetensors --digest",
     "scan evil.pth",
-    "doctor dp.pth",
+    "doctor dp.pth --html diagnosis.html",
     "repair cut.pth out.pth --allow-loss",
     "formats --json",
     "convert dp.pth out/ -t dcp",

@@ -75,7 +75,8 @@ def test_what_it_says_to_type_mends_the_file(run: Run, files: Files) -> None:
 def test_the_json_document_has_every_field_that_is_promised(run: Run, files: Files) -> None:
     document = json.loads(run("doctor", "dp.pth", "--error", ERROR, "--json").out)
     assert set(document) == {
-        "ckptool", "command", "messages", "healthy", "path", "kind", "findings", "cure", "fit", "errors",
+        "ckptool", "command", "messages", "healthy", "path", "kind", "findings", "cure", "fit", "checked",
+        "errors",
     }  # fmt: skip
     assert set(document["findings"][0]) == {"name", "what", "trouble", "commands", "actions"}
     assert document["messages"][0]["name"] == "module-unexpected"
@@ -121,3 +122,49 @@ def test_no_command_is_shown_twice_with_another_output(run: Run) -> None:
     message = 'Missing key(s) in state_dict: "a.weight". Unexpected key(s) in state_dict: "tower.a.weight".'
     out = run("doctor", "tower.pth", "--error", message).out
     assert out.count("--strip-prefix tower.") == 1
+
+
+def test_the_page_is_written_beside_the_text_and_the_exit_code_stays(run: Run, files: Files) -> None:
+    plain = run("doctor", "dp.pth")
+    ran = run("doctor", "dp.pth", "--html", "page.html")
+    assert (ran.code, ran.out) == (plain.code, plain.out)
+    assert ran.err == "wrote page.html\n"
+    page = Path("page.html").read_text(encoding="utf-8")
+    assert page.startswith("<!doctype html>")
+    assert "convert dp.pth dp-fixed.pth --unwrap --map-location cpu" in page
+    assert run("doctor", "plain.pth", "--html", "page.html").code == 2
+    assert run("doctor", "plain.pth", "-q", "--html", "page.html", "--overwrite").out == ""
+    assert "no problem found" in Path("page.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["absent.pth", "--error nonsense", "dp.pth --recover", ". --remove-leftovers", "dp.pth --html dp.pth --overwrite"],
+)
+def test_no_page_is_written_where_there_is_nothing_to_show(run: Run, files: Files, words: str) -> None:
+    before = Path("dp.pth").read_bytes()
+    assert run("doctor", "--html", "page.html", *words.split()).code == 2
+    assert not Path("page.html").exists()
+    assert Path("dp.pth").read_bytes() == before
+
+
+def test_what_was_checked_is_listed_with_v_and_in_the_document(run: Run, files: Files, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert "checked, without a problem" not in run("doctor", "dp.pth").out
+    told = run("doctor", "dp.pth", "-v").out.partition("checked, without a problem:\n")[2]
+    document = json.loads(run("doctor", "dp.pth", "--json").out)
+    assert [line.strip() for line in told.splitlines()] == document["checked"]
+    assert "torch.load(weights_only=True) accepts every class that it names" in document["checked"]
+    assert not any("GPU" in one or "wrapper" in one for one in document["checked"])  # these are its problems
+
+
+@pytest.mark.parametrize(
+    ("name", "claim"),
+    [
+        ("dp.pth", "prefix of a wrapper"), ("dp.pth", "needs a GPU"), ("last.ckpt", "at the top of the file"),
+        ("evil.pth", "runs code"), ("evil.pth", "weights_only=True"), ("gan.pth", "at the top of the file"),
+    ],
+)  # fmt: skip
+def test_nothing_that_is_a_problem_is_said_to_be_fine(run: Run, files: Files, name: str, claim: str) -> None:
+    assert claim in " ".join(json.loads(run("doctor", "plain.pth", "--json").out)["checked"])
+    assert claim not in " ".join(json.loads(run("doctor", name, "--json").out)["checked"])

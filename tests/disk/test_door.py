@@ -125,7 +125,7 @@ COMMANDS = [
     "diff out.pth mean.pth --html other.html",
     "verify out.pth --write-manifest m.json",
     "scan out.pth",
-    "doctor out.pth",
+    "doctor out.pth --html diagnosis.html",
     "doctor . --remove-leftovers",
 ]
 

@@ -1,50 +1,22 @@
 """The pages of reports in a real browser: they load, search, zoom and filter, and run nothing that is in a file."""
 
 import functools
-import json
-import os
 import re
-import shutil
-from pathlib import Path
 
 import pytest
+from looks import CONTRAST, HOSTILE, SCREENS, data_of, is_inside, state_dict, tabbed
 
 import ckptool
-from ckptool.checkpoint import Checkpoint
-from ckptool.disk.files import Buffer
 from ckptool.drawing.page import pairs_page
-from ckptool.dtypes import BY_NAME
 from ckptool.reports.inspect import describe
 from ckptool.reports.inspect_page import inspect_page
-from ckptool.tensor import LazyTensor, Storage
-from ckptool.tree import Dict
 
-HOSTILE = [
-    "</script><script>document.title='taken'</script>",
-    "<img src=x onerror=document.title='taken'>",
-    "{{DATA}}",
-    "javascript:alert(1)",
-    "a\u2028b\u202e\x1b[31m",
-]
 LINKS = [
     {"left": "conv1.weight", "right": "stem.weight", "status": "mapped", "details": [["evidence", "name and shape"]]},
     {"left": "fc.weight", "right": "head.weight", "status": "guessed", "details": [["rivals", "fc2.weight"]]},
     {"left": None, "right": HOSTILE[0], "status": "unmapped", "details": []},
     {"left": HOSTILE[1], "right": None, "status": "unused", "details": []},
 ]
-
-
-def state_dict(keys, numel=16):
-    dtype = BY_NAME["float32"]
-    entries = []
-    for number, key in enumerate(keys):
-        storage = Storage(Buffer(bytes(4 * numel)), "cpu", dtype, str(number))
-        entries.append((key, LazyTensor(storage, dtype, (numel,), (1,), 0)))
-    return Checkpoint(Dict(entries), "torch-zip", Path("model.pth"))
-
-
-def data_of(page):
-    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)[1])
 
 
 def test_the_data_of_a_page_can_be_read_back_whatever_the_keys_are():
@@ -81,44 +53,6 @@ def test_the_command_writes_the_page_beside_its_text(tmp_path, capfd):
 
 
 # -- in a browser
-
-
-@pytest.fixture(scope="module")
-def browser():
-    """A headless Chromium. `make test-page` requires one; elsewhere these tests say that it is missing."""
-    required = os.environ.get("CKPTOOL_REQUIRE_BROWSER") == "1"
-    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError:
-        sync_playwright = None
-    if not program or sync_playwright is None:
-        message = "no Chromium or no Playwright: run `make test-page`"
-        pytest.fail(message) if required else pytest.skip(message)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def show(browser, tmp_path):
-    """Open a page as a file. The test fails if its script fails or it asks for anything."""
-    context = browser.new_context(viewport={"width": 1200, "height": 800})
-    tab = context.new_page()
-    trouble = []
-    tab.on("pageerror", lambda error: trouble.append(str(error)))
-    tab.on("console", lambda message: trouble.append(message.text) if message.type == "error" else None)
-    tab.on("request", lambda request: trouble.append(request.url) if not request.url.startswith("file:") else None)
-
-    def show(page):
-        (tmp_path / "page.html").write_text(page, encoding="utf-8")
-        tab.goto((tmp_path / "page.html").as_uri())
-        return tab
-
-    yield show
-    context.close()
-    assert trouble == []
 
 
 def keys(layers):
@@ -193,6 +127,13 @@ def test_the_page_follows_the_colours_of_the_system(show, scheme):
     tab.emulate_media(color_scheme=scheme)
     background = tab.evaluate("getComputedStyle(document.body).backgroundColor")
     assert background == {"light": "rgb(255, 255, 255)", "dark": "rgb(13, 17, 23)"}[scheme]
+
+
+def test_paper_is_white_also_where_the_screen_is_dark(show):
+    tab = show(inspect_page([describe(state_dict(keys(2)))]))
+    tab.emulate_media(color_scheme="dark", media="print")
+    assert tab.evaluate("getComputedStyle(document.body).color") == "rgb(27, 31, 36)"
+    assert tab.evaluate(CONTRAST, ".row .name") > 4.5
 
 
 def test_pairs_are_joined_by_lines_of_their_status_and_can_be_filtered(show):
@@ -352,30 +293,6 @@ def large_page(kind):
     return pairs_page("a.pth | b.pth", "a.pth", "b.pth", [*LINKS, *links], summary="different", commands=commands)
 
 
-CONTRAST = """(selector) => {
-  const linear = (n) => n <= 0.04045 ? n / 12.92 : ((n + 0.055) / 1.055) ** 2.4;
-  const of = (colour) => {
-    const [r, g, b] = colour.match(/\\d+/g).map((n) => linear(n / 255));
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  };
-  const style = getComputedStyle(document.querySelector(selector));
-  const a = of(style.stroke === "none" ? style.color : style.stroke);
-  const b = of(getComputedStyle(document.body).backgroundColor);
-  return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-}"""
-
-SCREENS = [(390, 844), (768, 1024), (1280, 800), (1920, 1080)]
-
-
-def is_inside(inner, outer):
-    return (
-        inner["y"] >= outer["y"] - 1
-        and inner["y"] + inner["height"] <= outer["y"] + outer["height"] + 1
-        and inner["x"] >= outer["x"] - 1
-        and inner["x"] + inner["width"] <= outer["x"] + outer["width"] + 1
-    )
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", SCREENS)
 @pytest.mark.parametrize("kind", ["inspect", "pairs"])
@@ -407,33 +324,13 @@ def test_20_000_tensors_can_be_read_on_every_screen(show, kind, size, scheme):
             assert is_inside(tab.locator(part).bounding_box(), tab.locator(".details").bounding_box()), part
 
 
-FOCUSED = """() => {
-  const at = document.activeElement, ring = at.closest(".list") || at;
-  const style = getComputedStyle(ring);
-  return at === document.body ? null
-    : [at.ariaLabel || at.textContent, style.outlineStyle !== "none" && parseFloat(style.outlineWidth) > 1];
-}"""
-
-
-def tabbed(tab):
-    """What the Tab key leads to, in order, as (name, whether a ring shows that it has the focus)."""
-    stops = []
-    for _ in range(40):
-        tab.keyboard.press("Tab")
-        stop = tab.evaluate(FOCUSED)
-        if stop is None or stop in stops:
-            return stops
-        stops.append(stop)
-    raise AssertionError("the Tab key never leaves the page")
-
-
 def test_the_tab_key_leads_through_the_page_in_order_and_shows_where_it_is(show):
     stops = tabbed(show(large_page("inspect")))
     assert [name for name, _ in stops] == ["model.pth", "Colour by", "Search tensors", "Order", "Tensors"]
     assert all(seen for _, seen in stops)
     stops = tabbed(show(large_page("pairs")))
     names = [name for name, _ in stops]
-    assert names[0] == "Copy"
+    assert names[0] == "Copy: ckptool rename a.pth b.pth --rename block_sparse_moe=moe --rename w1=up"
     assert [*names[1:3], names[-1]] == ["Search entries", "only problems 3", "Pairs"]
     assert all(seen for _, seen in stops)
 

@@ -63,7 +63,7 @@ def test_one_process_goes_on_where_any_strategy_was(trained, tmp_path, source, k
         replace(SAME, strategy=strategy, nproc=2 if strategy == "manual" else None, out=tmp_path),
         told,
     )
-    assert "going on after epoch 2" in told
+    assert "continuing after epoch 2" in told
     rng = [line for line in told if "random number states" in line]
     if source in DISTRIBUTED:
         assert rng == [
@@ -88,7 +88,7 @@ def test_several_processes_go_on_where_another_strategy_was(
     config = replace(SAME, strategy=strategy, nproc=2, out=tmp_path, **options)
     goes_on(trained, source, kind, config, Keeper(tmp_path), partial(run_in_forks, forks))
     told = (tmp_path / "told").read_text().splitlines()
-    assert told[:2] == ["no GPU: 2 processes on the CPU, joined by gloo", "going on after epoch 2"]
+    assert told[:2] == ["no GPU: 2 processes on the CPU, joined by gloo", "continuing after epoch 2"]
     assert told[-1].startswith("epoch 3 of 3: ")
     assert len(told) == (4 if line else 3)  # with as many ranks as before, their random numbers go on
     assert line is None or told[2].startswith(line)
@@ -114,7 +114,7 @@ def test_dropout_draws_the_numbers_that_it_would_have_drawn(tmp_path):
             for kind in ("wrapped.pth", "wrapped.legacy.pth", "unwrapped.safetensors", "compiled.pth", "ema.pth")
         ),
         ("housing-ddp-model.pth", "starting from the weights of the checkpoint; it holds no optimizer state, no epoch"),
-        ("housing-data-parallel-full-2018.pth", "going on after epoch 2; it holds no optimizer state"),
+        ("housing-data-parallel-full-2018.pth", "continuing after epoch 2; it holds no optimizer state"),
     ],
 )
 def test_from_weights_alone_a_run_starts_and_says_what_is_missing(tmp_path, name, line):
@@ -132,7 +132,7 @@ def test_what_a_run_needs_and_the_checkpoint_has_not_is_named(tmp_path):
     told = Told()
     source = TRAINED / "housing-single-full.pth"
     run(replace(ONE_EPOCH, epochs=3, schedule="cosine", amp="fp16", out=tmp_path, resume=source), told)
-    assert told[0] == "going on after epoch 2; it holds no scheduler, no gradient scaler"
+    assert told[0] == "continuing after epoch 2; it holds no scheduler, no gradient scaler"
 
 
 def test_settings_of_the_checkpoint_go_on_and_that_is_said(tmp_path):

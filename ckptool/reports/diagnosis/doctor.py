@@ -21,8 +21,9 @@ from ...keys import common_prefix
 from ...tensor import LazyTensor, distinct, totals
 from ...tree import children, component_text, walk
 from ...weights import is_training_state
-from ..scanning.scan import scan
-from ..verify import verify
+from ..scanning.scan import Scan, scan
+from ..verify import Verification, verify
+from .checked import checked
 from .cures import cure, keeping_all
 from .finding import Diagnosis, Finding
 from .fits import best_fit
@@ -65,13 +66,16 @@ def doctor(
         unopened.findings.extend(_left_behind(path))
         return unopened
     weights, tree = weights_in(ckpt, at), look_through(ckpt)
+    scanned, read = _scanned(path), _read(ckpt, progress)
     findings = [
-        *_dangers(path),
-        *_damage(ckpt, path, progress),
+        *_dangers(path, scanned),
+        *_damage(path, read),
         *in_headers(ckpt, weights, tree),
         *_worth_knowing(ckpt, weights, tree),
         *_left_behind(path),
     ]
+    whole = read if isinstance(read, Verification) else None
+    well = checked(ckpt, kind_of(ckpt), weights, {one.name for one in findings}, whole, scanned)
     found = best_fit(ckpt, model, at, kwargs) if model is not None else None
     for line in found.optimizers if found is not None else ():
         command = f"ckptool extract-weights {shell_path(path)} {beside(path, 'weights')}"
@@ -89,7 +93,7 @@ def doctor(
         f", {counted(weights.parameters, 'parameter')} in {counted(len(weights), 'tensor')}" if weights else ""
     )
     commands = cure(ckpt, weights, findings, found)
-    return Diagnosis(str(path), kind, sorted(findings, key=lambda one: not one.trouble), commands, found)
+    return Diagnosis(str(path), kind, sorted(findings, key=lambda one: not one.trouble), commands, found, well)
 
 
 #: Entries beside the weights that are named.
@@ -177,10 +181,22 @@ def _unopened(path: StrPath, error: CheckpointError) -> Diagnosis:
 # -- files that open
 
 
-def _dangers(path: StrPath) -> Iterator[Finding]:
+def _scanned(path: StrPath) -> Scan | None:
     try:
-        found = scan(path, opened=True)
+        return scan(path, opened=True)
     except CheckpointError:  # a folder
+        return None
+
+
+def _read(ckpt: Checkpoint, progress: Callable[[int], None] | None) -> Verification | CheckpointError:
+    try:
+        return verify(ckpt, progress=progress)
+    except CheckpointError as error:
+        return error
+
+
+def _dangers(path: StrPath, found: Scan | None) -> Iterator[Finding]:
+    if found is None:
         return
     bad = [one for one in found.findings if one.group == "code execution" and not one.name.startswith("torch.")]
     if bad:
@@ -193,11 +209,9 @@ def _dangers(path: StrPath) -> Iterator[Finding]:
         )
 
 
-def _damage(ckpt: Checkpoint, path: StrPath, progress: Callable[[int], None] | None) -> Iterator[Finding]:
-    try:
-        found = verify(ckpt, progress=progress)
-    except CheckpointError as error:
-        yield Finding("damaged", error.what)
+def _damage(path: StrPath, found: Verification | CheckpointError) -> Iterator[Finding]:
+    if isinstance(found, CheckpointError):
+        yield Finding("damaged", found.what)
         return
     if found.damage:
         more = f" and {len(found.damage) - 3:,} more" if len(found.damage) > 3 else ""
@@ -240,7 +254,12 @@ def _worth_knowing(ckpt: Checkpoint, weights: StateDict | None, tree: Tree) -> I
     mapped = kind.mapped and kind.loader == "weights_only"
     if mapped and isinstance(kind, Format) and any(hasattr(storage.source, "packed") for storage in tree.storages):
         command = f"ckptool repair {file} {beside(ckpt.where, 'repaired')}"
-        yield Finding("compressed", "it is compressed, so torch cannot map it (mmap=True)", False, [(command, "")])
+        yield Finding(
+            "compressed",
+            "it is compressed, so torch cannot map it (mmap=True)",
+            False,
+            [(command, "to make a file that torch can map")],
+        )
     if weights is not None and kind.loader == "other" and isinstance(kind, FolderFormat) and not kind.of_ranks:
         command = f"ckptool convert {file} {beside(ckpt.where, 'whole', '.pth')} --extract"
         what = f"its own loader reads it ({kind.name}), and torch.load does not"

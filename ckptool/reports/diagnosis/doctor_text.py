@@ -38,20 +38,42 @@ def explanation_text(
 
 
 def _explained(one: Finding) -> Iterator[str]:
-    yield f"{one.what[0].upper()}{one.what[1:]}"
+    yield sentence(one)
     yield from (f"    {paint(command, 'command')}" for command, _ in one.commands)
     yield from (f"  - {action}" for action in one.actions)
+
+
+def verdict(found: Diagnosis) -> str:
+    """What a diagnosis comes to, in a few words."""
+    trouble = sum(one.trouble for one in found.findings)
+    if trouble:
+        return f"{counted(trouble, 'problem')} found"
+    return "it does not fit the model" if found.fit and not found.fit.fits else "no problem found"
+
+
+def cure_title(found: Diagnosis) -> str:
+    """What stands above the commands of a cure."""
+    return "to fix it, run" if len(found.cure) == 1 else "to fix it, run in this order"
+
+
+def more_commands(found: Diagnosis, one: Finding) -> list[tuple[str, str]]:
+    """The (what for, command) of a finding that the cure does not have already."""
+    if one.trouble:
+        return [(what or "to see more", command) for command, what in one.commands if command not in found.cure]
+    done = {_without_out(command) for command in found.cure}
+    return [(what or "for that", command) for command, what in one.commands if _without_out(command) not in done]
+
+
+def sentence(one: Finding) -> str:
+    """What an error message means, as a sentence."""
+    return f"{one.what[0].upper()}{one.what[1:]}"
 
 
 def _parts(found: Diagnosis, everything: bool, only_problems: bool) -> Iterator[Part]:
     trouble = [one for one in found.findings if one.trouble]
     others = [one for one in found.findings if not one.trouble and not only_problems]
-    verdict = paint("no problem found", "good")
-    if trouble:
-        verdict = paint(f"{counted(len(trouble), 'problem')} found", "bad")
-    elif found.fit and not found.fit.fits:
-        verdict = paint("it does not fit the model", "bad")
-    yield f"{paint(printable(found.path), 'name')}: {verdict} ({printable(found.kind)})"
+    said = paint(verdict(found), "good" if found.healthy else "bad")
+    yield f"{paint(printable(found.path), 'name')}: {said} ({printable(found.kind)})"
     numbered = [
         [f"{paint(f'{n}.', 'heading')} {one.what}", *(f"   - {action}" for action in one.actions)]
         for n, one in enumerate(trouble, 1)
@@ -60,20 +82,16 @@ def _parts(found: Diagnosis, everything: bool, only_problems: bool) -> Iterator[
     if found.fit is not None:
         yield from fit_lines(found.fit, everything)
     if found.cure:
-        title = "to fix it, run" if len(found.cure) == 1 else "to fix it, run in this order"
-        yield from section(title, [paint(command, "command") for command in found.cure])
+        yield from section(cure_title(found), [paint(command, "command") for command in found.cure])
         if found.fit and found.fit.commands:
             yield f"    ({found.fit.commands[0][1]})"
-    known = set(found.cure)
-    commands = [(what, command) for one in trouble for command, what in one.commands if command not in known]
-    for what, command in commands:
-        yield from section(what or "to see more", [paint(command, "command")])
+    for what, command in (more for one in trouble for more in more_commands(found, one)):
+        yield from section(what, [paint(command, "command")])
     yield from section("worth knowing", [one.what for one in others])
-    done = {_without_out(command) for command in found.cure}
-    for what, command in [(what, command) for one in others for command, what in one.commands]:
-        if _without_out(command) in done:
-            continue
-        yield from section(what or "for that", [paint(command, "command")])
+    for what, command in (more for one in others for more in more_commands(found, one)):
+        yield from section(what, [paint(command, "command")])
+    if everything and not only_problems:
+        yield from section("checked, without a problem", found.checked)
 
 
 def _without_out(command: str) -> tuple[str, ...]:
@@ -85,11 +103,8 @@ def _without_out(command: str) -> tuple[str, ...]:
 def fit_lines(fit: Fit, everything: bool) -> Iterator[str]:
     """How a file fits a model."""
     yield ""
-    model = printable(fit.model)
-    met, whole = fit.parameters
-    share = f"{fit.common[0]:,} of {counted(fit.common[1], 'key')}, {percent(met, whole)} of {parameters_text(whole)}"
-    verdict = paint("fits", "good") if fit.fits else paint("DOES NOT FIT", "bad")
-    yield f"  {paint(model, 'name')}: {verdict}, {share}"
+    said = paint("fits", "good") if fit.fits else paint("DOES NOT FIT", "bad")
+    yield f"  {paint(printable(fit.model), 'name')}: {said}, {fit_share(fit)}"
     groups = (
         ("missing in the file", [printable(key, 80) for key in fit.missing]),
         ("not in the model", [printable(key, 80) for key in fit.unexpected]),
@@ -101,4 +116,13 @@ def fit_lines(fit: Fit, everything: bool) -> Iterator[str]:
             more = f", … {len(lines) - len(shown):,} more" if len(lines) > len(shown) else ""
             yield f"    {title} ({len(lines):,}): {', '.join(shown)}{more}"
     if not fit.fits and not fit.commands:
-        yield "    nothing of the file fits by name, shape or structure: it is of another model, or of other sizes"
+        yield f"    {NOTHING_FITS}"
+
+
+def fit_share(fit: Fit) -> str:
+    """How much of a model a file has."""
+    met, whole = fit.parameters
+    return f"{fit.common[0]:,} of {counted(fit.common[1], 'key')}, {percent(met, whole)} of {parameters_text(whole)}"
+
+
+NOTHING_FITS = "nothing of the file fits by name, shape or structure: it is of another model, or of other sizes"

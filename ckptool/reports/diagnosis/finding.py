@@ -38,6 +38,7 @@ class Diagnosis:
         findings: what was found, the most serious first.
         cure: the commands that make the file load, in order; empty if there are none or none is needed.
         fit: how it fits the model, if one was given.
+        checked: what was looked at and is as it should be, a sentence each; empty if the file does not open.
     """
 
     path: str
@@ -45,6 +46,7 @@ class Diagnosis:
     findings: list[Finding]
     cure: list[str]
     fit: Fit | None = None
+    checked: list[str] = field(default_factory=list)
 
     @property
     def healthy(self) -> bool:
