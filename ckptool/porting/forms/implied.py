@@ -1,4 +1,4 @@
-"""Add words to names whose meaning follows from the names beside them."""
+"""Add words to names whose meaning follows from other names in the same module."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NON_LOCAL = {"theta": "q", "phi": "k", "g": "v"}
 
 
 def _together(meaning: Mapping[str, str], *, modules: bool = False) -> Callable[[Canon], None]:
-    """Return a function that adds words to the layers of a side, where one module has all names of MEANING.
+    """Return a function that adds words to the layers of a side, if one module has all names of MEANING.
 
     Args:
         meaning: name in small letters -> the word to add.
@@ -49,8 +49,8 @@ def _together(meaning: Mapping[str, str], *, modules: bool = False) -> Callable[
 
 
 def _seen_gates(canon: Canon) -> None:
-    """Add the word "gate" or "up" to the names of two layers whose outputs are multiplied, as the
-    forward pass shows.
+    """Add the word "gate" or "up" to the names of two layers whose outputs are multiplied, as the forward
+    pass shows.
     """
     attention = table().group("attention")
     for piece in [p for p in canon.pieces.values() if p.entry.facts.beside_gate]:
@@ -60,10 +60,11 @@ def _seen_gates(canon: Canon) -> None:
 
 
 def forget_plain_words(one: Canon, other: Canon) -> None:
-    """Drop the words for expanding and contracting from two layers that are a gate and the layer multiplied with it.
+    """Drop the words for expanding ("up") and contracting from two layers of ONE that are a gate and the layer
+    multiplied with it.
 
-    The other side has a gate with these sizes. The numbers of `fc1` and `fc2` with one size in one module then only
-    show which was registered first.
+    OTHER has a gate with these sizes. The numbers of `fc1` and `fc2` with one size in one module then only show which
+    was registered first.
     """
     gated = {p.shape for p in other.pieces.values() if p.entry.facts.beside_gate and p.role == "weight"}
     neck = table().group("neck")
@@ -105,10 +106,10 @@ _ATTENTION = frozenset({"attn", "attention", "mha", "att"})
 
 
 def _norm_of_layer(canon: Canon) -> None:
-    """Name a norm that is stored in the layer after it (`qkv.layer_norm_weight` beside `qkv.weight`) as that layer's
-    norm.
+    """Add words to a norm that is stored in the layer after it (`qkv.layer_norm_weight` beside `qkv.weight`): "attn
+    norm" or "ffn norm", by that layer.
 
-    `LayerNormLinear` of Transformer Engine stores its norm so.
+    `LayerNormLinear` of Transformer Engine stores its norm in this way.
     """
     layers = {p.entry.key.removesuffix("weight"): p for p in canon.pieces.values() if len(p.shape) == 2}
     for piece in [p for p in canon.pieces.values() if len(p.shape) == 1]:
@@ -131,7 +132,7 @@ _NORM_OF_LAYER = ("layer_norm_", "layernorm_")
 
 
 def _third_norm(canon: Canon) -> None:
-    """In a block with three norms, give the norm of the feed-forward part the word `norm3`.
+    """Add the word `norm3` to the norm of the feed-forward part in blocks with three norms.
 
     A block with two attentions has a norm before each of them, and the feed-forward part comes last.
     """
@@ -151,7 +152,9 @@ def _third_norm(canon: Canon) -> None:
 
 
 def _singular(path: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the words of the last name of a path; for a member of a list (`norms.1`), in the singular."""
+    """Return the words of the last name of PATH that is not a number; for a member of a list (`norms.1`), in
+    the singular.
+    """
     words = cut(next((component for component in reversed(path) if not component.isdecimal()), ""))
     return (*words[:-1], words[-1].removesuffix("s")) if path[-1].isdecimal() and words else words
 

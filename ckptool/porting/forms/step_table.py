@@ -1,7 +1,7 @@
 """The table of the steps that bring both sides into the common form, in their order.
 
-A step takes the source and the target. A step that changes one side for the other is taken in both directions. Pieces
-keep the names of the steps that made them, for `--explain`.
+A step takes the source and the target. A step that changes one side by what the other side has is run in both
+directions. Pieces keep the names of the steps that made them, for `--explain`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Step = Callable[[Canon, Canon], None]
 
 
 def each(step: Step) -> Step:
-    """Return a step that does STEP to the source (with the target as the other side), then to the target."""
+    """Return a step that runs STEP for the source (with the target as the other side), then for the target."""
 
     def run(source: Canon, target: Canon) -> None:
         step(source, target)
@@ -44,7 +44,7 @@ def each(step: Step) -> Step:
 
 
 def target_first(step: Step) -> Step:
-    """Return a step that changes the target for the source, then the source for the target."""
+    """Return a step that runs STEP for the target (with the source as the other side), then for the source."""
 
     def run(source: Canon, target: Canon) -> None:
         step(target, source)
@@ -54,7 +54,7 @@ def target_first(step: Step) -> Step:
 
 
 def alone(step: Callable[[Canon], None]) -> Step:
-    """Return a step that changes each side without the other."""
+    """Return a step that runs STEP on the source, then on the target, without the other side."""
 
     def run(source: Canon, target: Canon) -> None:
         step(source)
@@ -64,7 +64,7 @@ def alone(step: Callable[[Canon], None]) -> Step:
 
 
 def of_source(step: Callable[[Canon], None]) -> Step:
-    """Return a step that changes only the source."""
+    """Return a step that runs STEP on the source only."""
 
     def run(source: Canon, target: Canon) -> None:
         step(source)
@@ -334,7 +334,7 @@ STEPS: tuple[Rule[Step], ...] = in_order(
 
 
 def bring_together(source: Canon, target: Canon) -> None:
-    """Run every step of the table."""
+    """Run every step of the table on both sides."""
     for step in STEPS:
         source.step = target.step = step.name
         step.run(source, target)
