@@ -1,4 +1,4 @@
-"""Ask about every pair whose swap with another pair would fit as well.
+"""Ask about every pair of layers whose swap with another pair would fit as well.
 
 Two pairs of look-alikes in one block can be swapped, and no shape shows it. Names, words and the orders of both sides
 are weighed here once more, each order only as far as it is reliable in this block. If nothing supports a pair against
@@ -40,7 +40,7 @@ class Weighing:
 
     @property
     def pairs(self) -> list[Pair]:
-        """Return the pairs as they are now."""
+        """Return the pairs (target, source) as they are now."""
         return self.matching.pairs
 
     @property
@@ -52,7 +52,8 @@ class Weighing:
 
 
 def weigh(matching: Matching, sequences: Sequences) -> None:
-    """Ask about every pair whose swap with another pair fits as well, by the rules of the table below.
+    """Ask about every pair whose swap with another pair fits as well, by the rules of the table `WEIGHING`; some pairs
+    are swapped, and some questions answered.
 
     Args:
         matching: the finished matching, whose units get questions.
@@ -74,7 +75,7 @@ def _keep_together(weighing: Weighing) -> None:
 
 
 def _count_backwards(pairs: list[Pair]) -> None:
-    """Note on each unit the lists around it that the two sides count from opposite ends."""
+    """Note on each unit of PAIRS the lists around it that the two sides count from opposite ends (`backwards`)."""
     turned = backwards(pairs)
     for pair in pairs:
         for side, unit in enumerate(pair):
@@ -123,7 +124,7 @@ def _in_question(found: Iterable[tuple[Pair, Pair, Question[Unit] | bool | None]
 
 
 def _certain(pairs: list[Pair], open_to: set[int]) -> list[Pair]:
-    """Return the pairs without a doubt whose target is not in OPEN_TO."""
+    """Return those of PAIRS without a doubt whose target's `id` is not in OPEN_TO."""
     return [pair for pair in pairs if id(pair[0]) not in open_to and not pair[0].doubts]
 
 
