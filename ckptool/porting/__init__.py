@@ -97,7 +97,8 @@ class Mapping(data.Mapping):
     def explain(self, key: str) -> str:
         """Return how one KEY of the model or of the source was matched, as `ckptool transfer --explain` prints it.
 
-        The text has the operations on it, the rules that told it from its look-alikes, its questions, and what decided.
+        The text has the operations on the key, the rules that told it from its look-alikes, its questions, and what
+        decided.
         Raises:
             NotFound: neither side has the key.
         """
@@ -106,13 +107,16 @@ class Mapping(data.Mapping):
         return explained(self, key)
 
     def save(self, path: StrPath, *, overwrite: bool = False) -> None:
-        """Write the mapping to a file (YAML) that can be read, edited and used again (see `ckptool.read_mapping`)."""
+        """Write the mapping to the file PATH (YAML), which can be read, edited and used again (see
+        `ckptool.read_mapping`). OVERWRITE replaces an existing file.
+        """
         from .mapping_file import save
 
         save(self, path, overwrite=overwrite)
 
     def emit(self, path: StrPath, *, overwrite: bool = False) -> None:
-        """Write the mapping as a Python module that needs only torch.
+        """Write the mapping to the file PATH as a Python module that needs only torch. OVERWRITE replaces an existing
+        file.
 
         Its function `convert(state_dict)` makes the model's state dict from any checkpoint with these names, as `apply`
         does. It raises KeyError and ValueError for other checkpoints.
@@ -137,8 +141,8 @@ class Mapping(data.Mapping):
 
 @contextlib.contextmanager
 def _only_new_objects() -> Iterator[None]:
-    """Let the garbage collector look at objects made from here on alone: a large model would have it look at all others
-    again and again. The command line, which ends soon, runs without it.
+    """Let the garbage collector look only at objects made in this context: it would look at all objects of a large
+    model again and again. The command line, which ends soon, runs without it.
     """
     ours = gc.isenabled() and not gc.get_freeze_count()
     if ours:
@@ -314,7 +318,7 @@ def load_into(
 
 
 def _for_model(mapping: data.Mapping, source: Any, model: Any) -> Mapping:
-    """Return a mapping that was read or made before, for this model and source. Its shapes have to fit."""
+    """Return MAPPING, which was read or made before, for this MODEL and SOURCE."""
     from ..model_code.trace import signature_of
     from .applying import open_source
 
@@ -330,7 +334,12 @@ def _replayed(
     invert: bool = False,
     numbers: MappingOf[str, int] | None = None,
 ) -> data.Mapping:
-    """Return a mapping that was read or made before, or its inverse, for the sizes of this target and source."""
+    """Return MAPPING, which was read or made before, or its inverse, for the sizes of TARGET and of the source CKPT.
+    The other arguments are as in `transfer`.
+
+    Raises:
+        RuleError: its sizes are not those of the model and the source.
+    """
     from . import mapping_file
     from .family import Family
 
@@ -353,7 +362,7 @@ def apply_mapping(
     numbers: MappingOf[str, int] | None = None,
     leave: bool = False,
 ) -> Mapping:
-    """Return a mapping for SOURCE without a model; its method `apply(source)` makes the weights.
+    """Return MAPPING for SOURCE without a model; the method `apply(source)` of the result makes the weights.
 
     Args:
         source: a path, a Checkpoint or a dict of torch tensors.
@@ -363,7 +372,7 @@ def apply_mapping(
         numbers: numbers that the weights do not show, such as {"heads": 32}; else config.json or params.json is read.
         leave: ignore tensors that the mapping does not know.
     Raises:
-        RuleError: the source does not fit the mapping.
+        RuleError: the source does not have the sizes of the mapping.
         NotFound: a number is needed and missing.
     """
     from .applying import open_source
@@ -393,7 +402,7 @@ def _patterns(given: bool | Sequence[str]) -> Sequence[str] | None:
 
 
 def read_mapping(path: Any) -> Mapping:
-    """Read a mapping file (YAML). docs/transfer.md describes its contents."""
+    """Return the mapping in the file PATH (YAML). docs/transfer.md describes its contents."""
     from .mapping_file import read
 
     return Mapping.of(read(path))

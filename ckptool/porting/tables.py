@@ -56,7 +56,7 @@ TABLES: dict[str, tuple[str, tuple[Rule[object], ...]]] = {
 
 @cache
 def rule(name: str) -> Rule[object] | None:
-    """Return the row of this name in any table, or None."""
+    """Return the rule called NAME in any table; None if there is none."""
     return next((row for _, rows in TABLES.values() for row in rows if row.name == name), None)
 
 
@@ -106,7 +106,7 @@ def _lines() -> Iterator[str]:
 
 
 def _example(name: str) -> str:
-    """Return a cell with the example of a rule: a key and its expression."""
+    """Return a table cell with the example of the rule called NAME, a key and its expression; "" if it has none."""
     example = examples().get(name)
     if example is None:
         return ""

@@ -37,8 +37,8 @@ def selected(x: LazyTensor, dim: int, index: int) -> LazyTensor:
 
 
 def contiguous(x: LazyTensor) -> LazyTensor:
-    """Return the values of X in C order over a storage of their own, which reads the bytes of the source when
-    it is read.
+    """Return the values of X in C order over a storage of their own, which reads the bytes of the source when it is
+    read; X itself if it fills its storage.
     """
     if x.fills_storage:
         return x
