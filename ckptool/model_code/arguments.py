@@ -42,7 +42,9 @@ def converted(found: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _kinds(found: Any) -> dict[str, type]:
-    """Return argument of FOUND -> the configuration class in its annotation; other arguments are left out."""
+    """Return argument -> configuration class in its annotation, for the arguments of FOUND, a class or a function, that
+    have one.
+    """
     function = found
     if isinstance(found, type):
         function = next((vars(one)["__init__"] for one in found.__mro__ if "__init__" in vars(one)), found)

@@ -66,9 +66,8 @@ class Entry:
 
     @property
     def status(self) -> Status:
-        """Return whether the entry is certain. This is the only place where that is decided.
-
-        "mapped": no question is open. "guessed": a question is open. "unmapped": the model keeps its own value.
+        """Return "mapped" if no question about the entry is open, "guessed" if one is, and "unmapped" if the key needs
+        a source and has none. This is the only place where that is decided.
         """
         if self.expr is None and not self.default:
             return "unmapped"

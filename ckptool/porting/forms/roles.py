@@ -43,8 +43,8 @@ def _is_table(path: Sequence[str]) -> bool:
 
 
 def numbered(paths: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Return PATHS, names by scopes, with the number that frameworks omit for the first layer: `conv` beside `conv_1`
-    becomes `conv_0`.
+    """Return PATHS (a path is the names of the scopes around a layer, and its own) with the number that frameworks omit
+    for the first layer: `conv` beside `conv_1` becomes `conv_0`.
     """
     paths = list(paths)
     beside: dict[tuple[str, ...], set[str]] = defaultdict(set)

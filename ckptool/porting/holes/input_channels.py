@@ -17,11 +17,11 @@ from ..questions import Question, Reason
 
 #: What each rule does, as the report says it, with the numbers of channels that the file and the model have.
 RULES = {
-    "repeat": "repeated in turn, times {have}/{wanted}",
-    "sum": "summed in turn",
-    "mean": "the mean of all",
-    "zeros": "the others are zeros",
-    "first": "the first {wanted}",
+    "repeat": "its channels were repeated in turn, times {have}/{wanted}",
+    "sum": "its channels were summed to {wanted}",
+    "mean": "each channel got the mean of all",
+    "zeros": "the new channels were filled with zeros",
+    "first": "only the first {wanted} were kept",
 }
 
 

@@ -133,10 +133,9 @@ def _near_misses(filling: Filling) -> None:
 
 
 def _near_misses_once(filling: Filling, joined: list[Unit]) -> bool:
-    """Fill each tensor without a source from the only unused unit of the source that is like it: as it is if the names
-    agree or JOINED is not empty, or changed to the model's sizes if a rule is known.
-
-    Units of changed tensors are added to JOINED. Return whether there were any.
+    """Fill each tensor without a source from an unused unit of the source, if only one resembles its unit: with the
+    tensor as it is if the names agree or JOINED is not empty, or changed to the model's sizes if a rule for that is
+    known. Units of the target whose tensors were changed are added to JOINED. Return whether there were any.
     """
     new = set(map(id, filling.matching.new))  # another head is not filled for its shape
     free_t = [u for u in filling.matching.free_targets if u.main.name not in filling.holes and id(u) not in new]

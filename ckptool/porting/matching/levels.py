@@ -37,8 +37,8 @@ class _Part:
 
 
 class Levels:
-    """The numbered lists of both sides, and which list of the model takes the outputs of which other list, member by
-    member.
+    """The numbered lists of both sides, and which numbered list of the model takes, member by member, the outputs of
+    which other list.
     """
 
     def __init__(self, cells: Cells) -> None:

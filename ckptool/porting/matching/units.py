@@ -80,7 +80,9 @@ class Unit:
 
     @property
     def main(self) -> Piece:
-        """Return its main tensor: the weight, if it has one."""
+        """Return the main tensor of the unit: the weight, if it has one, else another tensor by its role (a running
+        mean before a bias).
+        """
         for role in _MAIN:
             if (piece := self.pieces.get(role)) is not None:
                 return piece

@@ -127,8 +127,9 @@ def _tried(
     trial: Trial,
     expected: Flow,
 ) -> _State | None:
-    """Return the state (entries, flow, verdict) after the change NEW of ENTRIES, called LABEL. None if no more agrees
-    than in VERDICT, if the model cannot be run, if nothing changes, or if the search is over.
+    """Return the state (entries, flow, verdict) after the change NEW (key -> expression) of ENTRIES, called LABEL. None
+    if no more uses agree with EXPECTED than in VERDICT, if the model cannot be run, if nothing changes, or if the
+    search is over.
     """
     if trial.is_over:
         return None
