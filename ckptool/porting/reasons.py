@@ -229,9 +229,9 @@ class Reason(Enum):
     )
     FROM_THE_OTHER_END = (
         Topic.COUNT,
-        "another pair of layers shows that the model and the source number these blocks from opposite ends, so the "
-        "first block was paired with the last; check in the source's code which block comes first, and correct wrong "
-        "pairs with --hint OLD=NEW",
+        "known pairs show that the model and the source number these blocks from opposite ends, so the first block "
+        "was paired with the last; check in the source's code which block comes first, and correct wrong pairs with "
+        "--hint OLD=NEW",
     )
     AGAINST_LEVELS = (
         Topic.COUNT,
@@ -287,9 +287,9 @@ class Reason(Enum):
     )
     PARTS_UNNAMED = (
         Topic.OTHER,
-        "the {} stores queries, keys and values as one tensor, and the names in the {} do not show which of its "
-        "layers is which; check in the code of the {} which layer makes queries, keys and values, and correct wrong "
-        "pairs with --hint OLD=NEW",
+        "the {} stores queries, keys and values as one tensor, and the names in the {} do not show which of its three "
+        "layers is which, so they were paired without their names; check in the code of the {} which layer makes "
+        "queries, keys and values, and correct wrong pairs with --hint OLD=NEW",
     )
     UNUSUAL_ATTENTION = (
         Topic.OTHER,
@@ -408,9 +408,9 @@ class Reason(Enum):
     )
     ORDER_OF_PARTS = (
         Topic.OTHER,
-        "several tensors in one of the codes are one tensor in the other code, and the file does not show their order "
-        "in it; the likeliest order was assumed; check the order in the code where the tensors are concatenated or "
-        "split, and correct it in the mapping file if it is another one",
+        "several tensors in one of the codes are one tensor in the other code, and the file does not show in which "
+        "order it holds them, so the likeliest order was assumed; check the order in the code where the tensors are "
+        "concatenated or split, and correct it in the mapping file if it is another one",
     )
     PARTS_TAKE_TURNS = (
         Topic.OTHER,
@@ -470,7 +470,7 @@ class Reason(Enum):
     GAIN = (
         Topic.OTHER,
         "{} was taken as the gain of a weight norm on this matrix, because of its name; check that the source's code "
-        "normalises the matrix, and take the alternative below if it does not",
+        "normalises the matrix, and if it does not, take the alternative below, which is the plain matrix",
     )
     PRUNED = (
         Topic.OTHER,
@@ -576,8 +576,8 @@ class Reason(Enum):
     NORMS_AROUND_0 = (
         Topic.OTHER,
         "the source's norm weights lie around 0, as if the source's code adds 1 to them, and the model's code does "
-        "not add 1; check the forward of the norm in the source's code: take the line with shift(…, 1.0) if it adds 1, "
-        "and the plain one if not",
+        "not add 1; the first line below is the likelier choice; check the forward of the norm in the source's code: "
+        "take the line with shift(…, 1.0) if it adds 1, and the plain one if not",
     )
     NORMS_AROUND_1 = (
         Topic.OTHER,
@@ -624,8 +624,8 @@ class Reason(Enum):
     MODULATION = (
         Topic.OTHER,
         "the output of this layer is split into scale and shift, and the file does not show whether the source's code "
-        "takes scale first or shift first; check the order of chunk or split in both codes: if it is the same, take "
-        "the plain tensor, and if not, the one with exchanged parts",
+        "takes scale first or shift first, so the likelier order was chosen; check the order of chunk or split in "
+        "both codes: if it is the same, take the plain tensor, and if not, the one with exchanged parts",
     )
     MODULATION_UNSEEN = (
         Topic.OTHER,
@@ -636,8 +636,8 @@ class Reason(Enum):
     GATE_HALF = (
         Topic.OTHER,
         "the output of this layer is a value and its gate, and the file does not show which half is the gate in the "
-        "source's code; check in both codes which half is passed through the activation: if it is the same, take the "
-        "plain tensor, and if not, the one with exchanged halves",
+        "source's code, so the usual order was assumed; check in both codes which half is passed through the "
+        "activation: if it is the same, take the plain tensor, and if not, the one with exchanged halves",
     )
     BACKGROUND = (
         Topic.OTHER,
@@ -649,8 +649,8 @@ class Reason(Enum):
     COLOURS = (
         Topic.OTHER,
         "the source's code mentions {} and the model's code mentions {}, and a proof on random inputs cannot show "
-        "this difference; check the order of the colour channels in both codes: if they differ, take the alternative "
-        "below, with the channels reversed",
+        "this difference, so the channels may be in the wrong order; check the order of the colour channels in both "
+        "codes: if they differ, take the alternative below, with the channels reversed",
     )
 
     # Other sizes, and what is put where nothing was found
@@ -788,9 +788,9 @@ class Reason(Enum):
     )
     NO_OUTPUT_SHOWS_IT = (
         Topic.OTHER,
-        "the proof filled this layer, because a layer of the source takes the same input, but no output depends on "
-        "it; compare the names of these two layers: if they name different layers, correct the pair with --hint "
-        "OLD=NEW",
+        "the proof filled this layer with the weights of a layer of the source that takes the same input, but no "
+        "output depends on it; compare the names of these two layers: if they name different layers, correct the pair "
+        "with --hint OLD=NEW",
     )
     ROWS_NOT_SEEN = (
         Topic.OTHER,
@@ -808,7 +808,7 @@ class Reason(Enum):
     # Why nothing goes there
     NOTHING = (
         Topic.LEFT,
-        "nothing in the source goes here",
+        "no tensor of the source belongs to this key",
     )
     OTHER_SIZES = (
         Topic.LEFT,
@@ -821,9 +821,9 @@ class Reason(Enum):
     )
     LEFT_BY_FILE = (
         Topic.LEFT,
-        "the mapping file says that this keeps the model's initial value",
+        "the mapping file lists this key under left:, so it keeps the model's initial value",
     )
     BEYOND_FIRST = (
         Topic.LEFT,
-        "only the first {} tensors are filled, and this is not one of them",
+        "only the first {} tensors of the model are filled (--first), and this one comes after them",
     )

@@ -143,7 +143,7 @@ def _lines(entries: Sequence[Entry]) -> Iterator[str]:
     """
     said: set[str] = set()
     for entry in entries:
-        reason = entry.doubts[0] if entry.doubts else "nothing in the source goes here"
+        reason = entry.doubts[0] if entry.doubts else "no tensor of the source belongs to this key"
         made = f" <- {entry.expr}" if entry.expr is not None else ""
         limit = _CUT_SHORT if reason in said else _WHOLE
         said.add(reason)
