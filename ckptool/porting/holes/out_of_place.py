@@ -244,7 +244,9 @@ def _in_other_parts(filling: Filling, pairs: Sequence[Pair]) -> None:
 
 
 class _Beside:
-    """The paths of the partners of all units in one module."""
+    """The paths of the partners of all units in one module, from which `shared` computes what the paths have
+    in common.
+    """
 
     def __init__(self, units: Sequence[Unit]) -> None:
         self._paths = sorted(unit.path for unit in units)

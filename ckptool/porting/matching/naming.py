@@ -46,7 +46,9 @@ class Naming:
         return found is None or (found[0] != () != found[1] and found[0] != found[1])
 
     def by_exact_names(self) -> bool:
-        """Split cells by equal paths below a prefix of each side, if most paths below the two prefixes agree."""
+        """Split cells by equal paths below a prefix of each side, if most paths below the two prefixes agree. Return
+        whether any cell was split.
+        """
         return self.cells.split(Evidence(Kind.NAME), partial(of, self.exact))
 
     def _prefix_labels(self) -> dict[int, Exact]:
@@ -113,11 +115,15 @@ class Naming:
         return None
 
     def by_hard_words(self) -> bool:
-        """Split cells by words that exclude one another: query and key, encoder and decoder."""
+        """Split cells by words that exclude one another: query and key, encoder and decoder. Return whether any cell
+        was split.
+        """
         return self._by_groups(hard=True)
 
     def by_soft_words(self) -> bool:
-        """Split cells by words that do not exclude one another, if both sides use them alike."""
+        """Split cells by words that do not exclude one another, if both sides use them alike. Return whether any cell
+        was split.
+        """
         return self._by_groups(hard=False)
 
     def _by_groups(self, *, hard: bool) -> bool:
@@ -131,7 +137,7 @@ class Naming:
 
     def by_other_blocks(self) -> bool:
         """Split cells by pairs in other blocks: if `h.{}.a` is paired with `layers.{}.b` in another block, it is in
-        this block, too.
+        this block, too. Return whether any cell was split.
 
         Also if `conv1` is paired with `first` in another module whose layers have the same names.
         """
@@ -161,7 +167,8 @@ class Naming:
         yield [own, _last_names_in_company(sides[1])], sure
 
     def by_series(self) -> bool:
-        """Split cells by how other members of a numbered series, or of a series in the same module, are paired.
+        """Split cells by how other members of a numbered series, or of a series in the same module, are paired. Return
+        whether any cell was split.
 
         If `h.0.a` and `h.1.a` are paired with `layers.0.b` and `layers.1.b`, `h.2.a` is paired with `layers.2.b`.
         """
@@ -184,7 +191,7 @@ class Naming:
 
     def by_words_beside(self) -> bool:
         """Split cells by a word that tells look-alikes apart, if known pairs show which word of the other side means
-        the same.
+        the same. Return whether any cell was split.
         """
         known = [(t.path, s.path) for t, s in self.cells.pairs() if not t.doubts]
         changed = False
@@ -200,7 +207,7 @@ class Naming:
 
     def by_branches(self) -> bool:
         """Split cells by the names of decided layers that take the output of a look-alike, or give its input. The pairs
-        are a question unless the flow of the source's code is known.
+        are a question unless the flow of the source's code is known. Return whether any cell was split.
         """
         labels = along_branches(self.cells)
         known = any(id(unit) in labels and unit.main.entry.facts.flow is not None for unit in self.cells.sources)
@@ -209,7 +216,7 @@ class Naming:
 
     def by_owners(self) -> bool:
         """Pair a norm that the source names after a layer (`conv2_bn`) with the norm that the model runs after that
-        layer's partner.
+        layer's partner. Return whether any pair was made.
         """
         layers = {self._layer(u): u for u in self.cells.sources if len(u.main.shape) > 1}
         labels: dict[int, Hashable] = {}
@@ -224,8 +231,8 @@ class Naming:
         return self.cells.split(Evidence(Kind.NAME_OF_ONE_BEFORE), partial(of, labels), mode="one")
 
     def by_parts(self) -> bool:
-        """Pair norms that are named after a part of their module (`norm_attn`) with the norms at the partner
-        of that part.
+        """Pair norms that are named after a part of their module (`norm_attn`) with the norms at the partner of that
+        part. Return whether any pair was made.
         """
         labels: dict[int, Hashable] = {}
         for t, s in self._owners.pairs():
@@ -250,12 +257,15 @@ class Naming:
         return path[:-1], cut(path[-1]) if path else ()
 
     def by_roles(self) -> bool:
-        """Split cells by the tensors that a unit holds: a weight alone, or a weight with a bias."""
+        """Split cells by the tensors that a unit holds: a weight alone, or a weight with a bias. Return whether any
+        cell was split.
+        """
         return self.cells.split(Evidence(Kind.TENSORS), lambda u, _: frozenset(u.pieces), mode="all")
 
     def by_similar_names(self) -> bool:
         """Split cells by the similarity of names: pairs with a similarity of 0.3 or more that is the highest for both
-        units, by more than 0.1. Cells with more than 24 units of a side are left as they are.
+        units, by more than 0.1. Cells with more than 24 units of a side are left as they are. Return whether any cell
+        was split.
         """
         changed = False
         for targets, sources in self.cells.open():

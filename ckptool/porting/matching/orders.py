@@ -39,7 +39,8 @@ class Orders:
 
     def by_numbers(self) -> bool:
         """Split cells with equally many units on both sides by the ranks of numbers: the lowest number is paired with
-        the lowest, and so on, or the lists are counted from opposite ends (see `_number_ranks`).
+        the lowest, and so on, or the lists are counted from opposite ends (see `_number_ranks`). Return whether any
+        cell was split.
 
         If an order contradicts the ranks, only equal numbers in one list count. If the forward pass speaks against the
         ranks, the pairs are a question.
@@ -116,7 +117,7 @@ class Orders:
 
     def by_said_places(self) -> bool:
         """Pair norms of a block whose names in the source say their place in words ("first", "second") with the norms
-        of the model in the order of execution.
+        of the model in the order of execution. Return whether any pair was made.
         """
         changed, place = False, table().group("position")
         for targets, sources in self.cells.open():
@@ -136,12 +137,15 @@ class Orders:
         return changed
 
     def by_neighbours(self) -> bool:
-        """Split cells by the units directly before and after, if these are paired."""
+        """Split cells by the units directly before and after, if these are paired. Return whether other rules should
+        run again, as `Neighbours.split` does.
+        """
         return self.neighbours.split(lambda name: partial(self._doubt_of, name))
 
     def by_rank(self) -> bool:
         """Split one cell by place among look-alikes: the first of the target is the first of the source, and so on. The
         most reliable order that both sides have counts; if another order contradicts it, the pairs are a question.
+        Return whether any cell was split.
 
         This is for cells with equally many units on both sides that no other rule splits.
         """
@@ -198,7 +202,7 @@ class Orders:
 
     def by_chain(self) -> bool:
         """Pair two units of one cell that directly follow a pair on both sides, or are the first of both sides. Each
-        call makes at most one pair.
+        call makes at most one pair. Return whether any pair was made.
 
         The pair is a question unless the names agree or it goes on the series of the pair before. It is also a question
         if any unit of a row may be the one without a partner.

@@ -362,8 +362,8 @@ _MOST_CAUSES = 4
 
 
 def _that(may_be: Sequence[Setting]) -> str:
-    """Return the end of a sentence that names at most two settings which may be the cause, though no trial confirmed
-    it; "" if there are none.
+    """Return the end of a sentence that names the settings MAY_BE, at most two, which may be the cause of the
+    difference although no trial confirmed it; "" if there are none.
     """
     return f"; it may be that {'; '.join(map(str, may_be[:2]))}" if may_be else ""
 
