@@ -679,8 +679,8 @@ class Reason(Enum):
     )
     OTHER_CHANNELS = (
         Topic.OTHER,
-        "the kernel takes {} input channels in the file and {} in the model, so {}; check that this suits your "
-        "inputs: if not, choose another rule with --input-channels ({})",
+        "the kernel's number of input channels is {} in the file and {} in the model, so {}; check that this suits "
+        "your inputs: if not, choose another rule with --input-channels ({})",
     )
     FRAMES_REPEATED = (
         Topic.OTHER,
