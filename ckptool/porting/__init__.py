@@ -1,58 +1,31 @@
 """Port weights into other model code: matching, the mapping, and its proof (see `ckptool.transfer`).
 
-The words of this package, in the order in which a port meets them:
+The words of this package, in the order in which a port meets them. The words of one step alone are at the top of its
+package: `forms`, `matching`, `prove`.
 
     side         the source (a file) or the target (a model in code). In rules for both directions, ONE is the side that
-                 is changed or looked at, and OTHER is the other side. In other places, ONE and OTHER are any two things
-                 of one kind.
-    own, theirs  what is of the target, and what is of the source; in rules for both directions, of ONE and of OTHER.
-                 TARGETS and SOURCES are units (or scopes) of the two sides, as a rule those of one cell.
+                 is changed or looked at, OTHER the other side; elsewhere they are any two things of one kind. OWN and
+                 THEIRS are of the target and of the source, in rules for both directions of ONE and of OTHER.
     signature    the keys and shapes of a side, in order. That of code also has facts from its forward pass.
-    operation    what can be done with tensors (`transpose`, `cat`, `rotary`): a class in `operations`.
-    expression   operations over the keys of the source, which make one tensor of the target (`expression`).
-    copy         an expression without operations: one tensor of the source as it is.
-    form         the common form of both sides, in which they hold tensors of equal sizes (`forms`).
-    step         a change of a side towards the common form, a row of `forms.step_table`. In `emitting`: a statement
-                 of the written module. In a proof: an operation without weights.
+    expression   operations (`transpose`, `cat`) over keys of the source, which make one tensor of the target
+                 (`expression`, `operations`). A copy is an expression without operations.
+    form         the common form of both sides, in which they hold tensors of equal sizes (`forms`). A change towards
+                 this form is a step.
     piece        one tensor in that form. Its name is the path of its module, and its role there ("weight", "bias").
-    bare         said of a parameter that is no weight of a torch layer, but an `nn.Parameter` of a larger module.
-    fused        said of a projection that holds several: queries, keys and values; gate and up. They may be stored one
-                 after the other, or head by head (interleaved).
-    turned       said of a matrix that is transposed, of a convolution kernel whose inputs and outputs are swapped, and
-                 of a list that is counted from its end.
-    list         a module whose members have numbers as names (`layers.0`, `layers.1`).
-    stack        a tensor that holds one tensor of each member of a list, along its first dimension.
-    family       tensors of one module that may be parts of one tensor. In `family`: models of one kind and all sizes.
     hole         the place of a piece of the target, to be filled with an expression (`holes`). In a text: the place of
                  a number or a name.
     unit         a module of the form with all its pieces: matching pairs units of the two sides (`matching`).
     pair         a unit of the target and a unit of the source, its partner. T and S are the two units of a pair.
-    cell         units of both sides that nothing tells apart yet. Matching splits cells until each holds a pair; a rule
-                 that splits cells returns whether it split any. The cell of an LSTM is called a recurrent cell.
-    scope        a module around units. Scopes are paired first, and their units inside of them.
-    beside       in the same module; of layers in a forward pass: parallel, so that neither takes the other's output. A
-                 neighbour of a unit is in its module, or directly before or after it in an order.
-    series       paths that differ in one number: `blocks.{}.norm1`.
-    block        a module in a numbered list of modules with equal contents (`layers.3`).
-    order        the order of registration, of execution, or of the numbers in names.
-    word, label  a part of a name (`q`, `proj`), and what it means ("query"): `words` has the vocabulary.
+    cell         units of both sides that nothing tells apart yet. Matching splits cells until each holds a pair.
     look-alikes  units of equal shapes, which only names, orders and neighbours tell apart.
     swap         two pairs of look-alikes with their sources exchanged (`rivals`).
     evidence     what told a unit from its look-alikes: a name, an order, the modules around it.
-    certain      said of a pair, a unit or a rule without a question.
-    question     what a rule is not sure of: a reason, which is a sentence, and options (`questions`).
+    question     what a rule is not sure of: a reason, which is a sentence, and options (`questions`). The sentence of
+                 an open question is a doubt. A pair, a unit or a rule without a question is certain.
     option       what else it may be: another unit, or another expression for the same tensor (also called a rival).
-    doubt        the sentence of an open question.
     guess        an entry with a doubt. Nothing is loaded from a guess unless the user accepts it.
     mapping      the result: an entry for each key of the target, mapped, guessed or unmapped (`mapping`).
     proof        both models run on the same inputs: equal outputs settle doubts (`prove`). One run of it is a trial.
-    use, flow    an operation on weights in a forward pass, with its input and output; all uses of a forward pass. HELD
-                 is one weight of a use, as the operation takes it.
-    expected     the flow of the source's code. SEEN is the flow of the model with some mapping.
-    agree        said of a use whose output some use in the source's code gives, too. The models diverge at the first
-                 use that does not.
-    change       other expressions for some keys, which a proof tries: (label, key -> expression).
-    fingerprint  a few numbers made from the values of one channel, by which a proof finds equal channels.
 """
 
 from __future__ import annotations

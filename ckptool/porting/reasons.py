@@ -366,8 +366,8 @@ class Reason(Enum):
         Topic.OTHER,
         "the source's GRU has one bias for each gate and the model's GRU has two, so the source's code may apply the "
         "reset gate before the recurrent matrix (Keras: reset_after=False), which torch.nn.GRU cannot do; check where "
-        "the source's code uses the reset gate: if it does so before that matrix, these weights do not fit "
-        "torch.nn.GRU",
+        "the source's code uses the reset gate: if it does so before that matrix, the model needs a GRU of its own "
+        "that does the same",
     )
     BY_HEADS = (
         Topic.LAYOUT,

@@ -145,7 +145,7 @@ def _other_stacks(one: Canon, other: Canon) -> dict[int, set[Shape]]:
 
 
 def _part(piece: Piece, shape: Shape) -> Shape:
-    """Return the shape of one part if the name of PIECE says that it is fused; else SHAPE."""
+    """Return the sizes of one part of PIECE, a matrix of sizes SHAPE, if its name says that it is fused; else SHAPE."""
     kind = fused_kind(piece)
     return shape if kind is None or shape[0] % len(kind.parts) else (shape[0] // len(kind.parts), *shape[1:])
 

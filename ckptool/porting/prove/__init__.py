@@ -5,6 +5,16 @@ is looked up among the outputs of all uses in the source's code. The models dive
 missing there while the outputs of all uses before it are found. Other expressions for the weights at that use
 (`hypotheses`) are tried; a change is kept if more uses agree. A change that worked in one block is tried first in the
 next block. Combinations of changes are never searched.
+
+The words of this package, beside those of `ckptool.porting`:
+
+    use, flow    an operation on weights in a forward pass, with its input and output; all uses of a forward pass. HELD
+                 is one weight of a use, as the operation takes it. A step is an operation without weights.
+    expected     the flow of the source's code. SEEN is the flow of the model with some mapping.
+    agree        said of a use whose output some use in the source's code gives, too. The models diverge at the first
+                 use that does not.
+    change       other expressions for some keys, which a proof tries: (label, key -> expression).
+    fingerprint  a few numbers made from the values of one channel, by which a proof finds equal channels.
 """
 
 from __future__ import annotations
