@@ -82,50 +82,52 @@ class Reason(Enum):
     NAMES_FOR_SWAP = (
         Topic.OTHER,
         "the names fit better if this layer and the layer that got {} of the source exchange their tensors; check "
-        "which of these two tensors the source's code uses in this layer, and if it is not the chosen one, take the "
-        "alternative below in both layers",
+        "which of these two tensors the source's code uses in this layer, and if it is not the chosen one, exchange "
+        "the tensors of the two layers (among the alternatives below)",
     )
     COMPANY_FOR_SWAP = (
         Topic.OTHER,
         "the neighbouring layers fit better if this layer and the layer that got {} of the source exchange their "
         "tensors; check which of these two tensors the source's code uses in this layer, and if it is not the chosen "
-        "one, take the alternative below in both layers",
+        "one, exchange the tensors of the two layers (among the alternatives below)",
     )
     ORDER_FOR_SWAP = (
         Topic.OTHER,
         "by the {}, this layer and the layer that got {} of the source would have each other's tensor; check which of "
-        "these two tensors the source's code uses in this layer, and if it is not the chosen one, take the "
-        "alternative below in both layers",
+        "these two tensors the source's code uses in this layer, and if it is not the chosen one, exchange the "
+        "tensors of the two layers (among the alternatives below)",
     )
     ORDERS_ABOUT_SWAP = (
         Topic.OTHER,
         "the {} supports this pair, but by the {}, this layer and the layer that got {} of the source would have each "
         "other's tensor; check which of these two tensors the source's code uses in this layer, and if it is not the "
-        "chosen one, take the alternative below in both layers",
+        "chosen one, exchange the tensors of the two layers (among the alternatives below)",
     )
     NO_ORDER_KEPT = (
         Topic.OTHER,
         "only their order tells the chosen tensor from {} of the source, which another layer got, and other layers "
         "are in another order in the model than in the source; check which of these two tensors the source's code "
-        "uses in this layer, and if it is not the chosen one, take the alternative below in both layers",
+        "uses in this layer, and if it is not the chosen one, exchange the tensors of the two layers (among the "
+        "alternatives below)",
     )
     RUNS_BESIDE = (
         Topic.OTHER,
         "this layer and the layer that got {} of the source are parallel branches in the model, and their tensors "
         "were chosen only by the order in which code registers or runs the branches; check in the source's code which "
-        "branch is which, and if they are exchanged, take the alternative below in both layers",
+        "branch is which, and if each layer got the other's tensor, exchange the two (among the alternatives below)",
     )
     CONVENTION_OF_TWO = (
         Topic.OTHER,
         "one of the codes does not name its gate, so the gate may be the chosen tensor or {} of the source, which "
         "another layer got; check which of these two tensors the source's code passes through the activation, and if "
-        "the model's gate did not get that one, take the alternative below in both layers",
+        "the model's gate did not get that one, exchange the tensors of the two layers (among the alternatives below)",
     )
     AGAINST_NUMBERS = (
         Topic.OTHER,
         "names and neighbouring layers chose this tensor, but by order or number, this layer and the layer that got "
         "{} of the source would have each other's tensor; check which of these two tensors the source's code uses in "
-        "this layer, and if it is not the chosen one, take the alternative below in both layers",
+        "this layer, and if it is not the chosen one, exchange the tensors of the two layers (among the alternatives "
+        "below)",
     )
     IN_ANOTHER_MODULE = (
         Topic.OTHER,
