@@ -25,11 +25,12 @@ _CONFIGS = ("cfg", "config", "conf", "args", "opt", "opts", "hparams", "params",
 
 
 def converted(found: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return KWARGS, the arguments of a user for the class or function FOUND, with JSON objects as configurations.
+    """Return KWARGS, the arguments of a user for the class or function FOUND, with JSON objects converted to
+    configurations.
 
     For example, a dict for the argument `config: Config` becomes a `Config`.
     Raises:
-        RuleError: the configuration does not have an entry, or does not accept it.
+        RuleError: the configuration class does not have an entry of the dict, or does not accept it.
     """
     if not any(isinstance(value, dict) for value in kwargs.values()):
         return dict(kwargs)
@@ -41,7 +42,9 @@ def converted(found: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _kinds(found: Any) -> dict[str, type]:
-    """Return argument of FOUND -> the configuration class in its annotation; other arguments are left out."""
+    """Return argument -> configuration class in its annotation, for the arguments of FOUND, a class or a function, that
+    have one.
+    """
     function = found
     if isinstance(found, type):
         function = next((vars(one)["__init__"] for one in found.__mro__ if "__init__" in vars(one)), found)
@@ -94,7 +97,8 @@ def _signature(found: Any) -> str:
 
 
 def needed(found: Any, name: str, place: str, missing: Sequence[str]) -> tuple[list[str], str]:
-    """Return evidence and a hint for the arguments that are MISSING from the call of NAME.
+    """Return evidence lines and a hint for the arguments that are MISSING from the call of the class or function FOUND,
+    called NAME.
 
     If the code in the file PLACE calls FOUND with them, the evidence names that line and the hint gives its arguments;
     else the hint lists the arguments.
@@ -148,7 +152,7 @@ def _takes_nothing(kind: type) -> bool:
 
 
 def _call_in(found: Any, name: str) -> tuple[int, dict[str, Any]] | None:
-    """Return the line number and the arguments of the last call NAME(…) in the file of FOUND whose arguments are all
+    """Return (line number, argument -> value) of the last call NAME(…) in the file of FOUND whose arguments are all
     literals; None if there is no such call.
     """
     try:

@@ -62,18 +62,17 @@ def find_model(
     option: str = "MODEL.py",
     weights: Shapes | None = None,
 ) -> ModelSource:
-    """Import the code that TEXT names and find the model in it. This runs that code.
+    """Import the code that TEXT names, which runs it, and return the model in it, not yet built.
 
     Args:
         text: `MODEL.py`, `MODEL.py:Name` or `package.module:Name`; Name is a class, a factory or an instance.
         kwargs: arguments for the class or factory.
         option: the option that TEXT was given to, for messages.
-        weights: name -> shape of the weights to load; of several models, the one that fits most of them is chosen.
+        weights: name -> shape of the weights to load; of several models, the one that has most of them is chosen.
     Raises:
         Unreadable: there is no such file, or importing it raises an exception.
         NotFound: there is no model in it, or none of that name.
         Ambiguous: there are several and TEXT does not say which.
-        RuleError: the arguments do not fit.
     """
     place, name = user_code.split(text)
     module = _import(place)
@@ -171,7 +170,9 @@ def _signature_of(found: Any) -> inspect.Signature:
 
 
 def _after_failing(name: str, place: str, signature: inspect.Signature, kwargs: Mapping[str, Any]) -> str:
-    """Return the hint for the message that the model NAME could not be built: what to type instead."""
+    """Return the hint for the message that the model NAME in the file PLACE could not be built: what to type instead.
+    SIGNATURE is that of the class or function, KWARGS the user's arguments.
+    """
     if signature.parameters:
         return "check the --kwargs" if kwargs else "--kwargs NAME=VALUE gives it arguments"
     if not user_code.names_file(place) or not Path(place).stem.isidentifier():
@@ -219,7 +220,9 @@ def _error_text(error: BaseException) -> str:
 
 
 def _where_in_user_code(error: BaseException, place: str) -> list[str]:
-    """Return the innermost line of the user's file in the traceback of ERROR, or []."""
+    """Return ["line N of FILE"] for the innermost line of the user's file PLACE in the traceback of ERROR; [] if there
+    is none.
+    """
     frame, shown = error.__traceback__, ""
     while frame is not None:
         name = frame.tb_frame.f_code.co_filename
@@ -233,10 +236,12 @@ def _where_in_user_code(error: BaseException, place: str) -> list[str]:
 
 
 def signature_for(model: Any, *, inputs: Any = None, kwargs: Mapping[str, Any] | None = None) -> Signature:
-    """Return the signature of a module, of code that was found, or of the code that a text names (which is then run).
+    """Return the signature of MODEL: a module, a `ModelSource`, or a text that names code, which is then run with
+    KWARGS. INPUTS are example inputs for a forward pass.
 
     Raises:
         RuleError: MODEL is none of these.
+        CheckpointError: the code has no model, or the model cannot be built.
     """
     if isinstance(model, str | os.PathLike):
         model = find_model(str(model), kwargs)
@@ -245,7 +250,11 @@ def signature_for(model: Any, *, inputs: Any = None, kwargs: Mapping[str, Any] |
 
 
 def require_model(model: Any) -> torch.nn.Module:
-    """Return MODEL if it is a torch.nn.Module, else raise RuleError that says what it is."""
+    """Return MODEL if it is a torch.nn.Module.
+
+    Raises:
+        RuleError: it is something else, which the message names.
+    """
     if is_model(model):
         return model
     name = getattr(model, "__name__", None)
@@ -257,7 +266,7 @@ def require_model(model: Any) -> torch.nn.Module:
 
 
 def initial_values(source: ModelSource, keys: Sequence[str]) -> dict[str, LazyTensor]:
-    """Return key -> initial value for KEYS of the model, as building the model makes them.
+    """Return key -> initial value for KEYS of the model that SOURCE makes, as building the model sets them.
 
     The model is built once more, and only the parameters of KEYS get memory: a new head on a big model costs only the
     head. If that is not possible, the whole model gets memory.
@@ -274,8 +283,8 @@ def initial_values(source: ModelSource, keys: Sequence[str]) -> dict[str, LazyTe
 
 
 def _partly_real(source: ModelSource, keys: set[str]) -> torch.nn.Module | None:
-    """Return the model with all parameters except KEYS on the meta device, or None if their order changes between
-    builds.
+    """Return the model that SOURCE makes with all parameters except KEYS on the meta device; None if SOURCE is an
+    instance, or if the order of parameters changes between builds.
 
     Parameters are identified by the order in which modules register them, which is noted on the meta device first. They
     are empty when registered, and are filled afterwards.
@@ -303,8 +312,8 @@ def _partly_real(source: ModelSource, keys: set[str]) -> torch.nn.Module | None:
 
 @contextlib.contextmanager
 def _on_registration(then: Callable[[str, torch.nn.Parameter], torch.nn.Parameter | None]) -> Iterator[None]:
-    """Call THEN with every parameter that a module registers in this context, and register the result of THEN in its
-    place.
+    """Call THEN(name, parameter) for every parameter that a module registers in this context, and register the result
+    in its place (the parameter itself for None).
     """
 
     def hook(_module: torch.nn.Module, name: str, parameter: Any) -> Any:
@@ -370,7 +379,9 @@ _DRAWING = frozenset({torch.Tensor.normal_, torch.nn.init.normal_})
 
 
 def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
-    """Return the model inside of DataParallel, DistributedDataParallel and torch.compile."""
+    """Return the model inside of MODEL, if that is a DataParallel, DistributedDataParallel or torch.compile wrapper;
+    else MODEL.
+    """
     while True:
         inner = getattr(model, "_orig_mod", None)
         if inner is None and type(model).__name__ in ("DataParallel", "DistributedDataParallel"):
@@ -381,7 +392,8 @@ def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def parameters_of(text: str, kwargs: Mapping[str, Any] | None = None) -> dict[str, tuple[int, ...]]:
-    """Return name -> shape of the parameters of the model that TEXT names, in its order, tied ones once.
+    """Return name -> shape of the parameters of the model that TEXT names, in its order, tied ones once. KWARGS are
+    arguments for its class or factory.
 
     Raises:
         CheckpointError: as `find_model`, and if the model cannot be built.
@@ -391,9 +403,9 @@ def parameters_of(text: str, kwargs: Mapping[str, Any] | None = None) -> dict[st
 
 
 def refused(model: torch.nn.Module, weights: StateDict) -> str | None:
-    """Return the error of `model.load_state_dict(…, strict=True)` for WEIGHTS, or None if it accepts them.
+    """Return the text of the error of `MODEL.load_state_dict(WEIGHTS, strict=True)`; None if MODEL accepts them.
 
-    It is called with tensors of these shapes without memory. MODEL has no memory either afterwards.
+    The call gets tensors of these shapes without memory. MODEL has no memory either afterwards.
     """
     state: OrderedDict[str, Any] = OrderedDict()
     for key, tensor in weights.tensors.items():

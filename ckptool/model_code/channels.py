@@ -85,7 +85,8 @@ class Channels:
                 self._only_weights.add(id(result))
 
     def _met(self, tensors: Iterable[Any], keys: Mapping[int, str]) -> int:
-        """Return the weights that TENSORS, the arguments of a call, were computed from, as a set of bits.
+        """Return the weights that TENSORS, the arguments of a call, were computed from, as a set of bits. KEYS has id of
+        a parameter or buffer -> its key.
 
         Also note, for each weight that meets data for the first time, which weights that data was computed from.
         """
@@ -119,8 +120,9 @@ class Channels:
         return id(value) in self._behind
 
     def _side_by_side(self, parts: Any, dim: Any, rank: int) -> tuple[bool, Parts] | None:
-        """Return the layers whose outputs a concatenation holds, if it joins channels and all of them are known; else
-        None.
+        """Return (whether channels are the last dimension, the layers whose outputs are concatenated) for a
+        concatenation of PARTS along DIM with RANK dimensions; None if it does not join channels, or if one part comes
+        from an unknown layer.
         """
         held = [self._of.get(id(part)) for part in parts]
         if not isinstance(dim, int) or any(one is None for one in held) or len({one[0] for one in held if one}) != 1:
@@ -141,8 +143,8 @@ class Channels:
         return None
 
     def _join(self, key: str, parts: Parts) -> None:
-        """Note that the weight KEY takes the concatenated outputs of the layers PARTS, unless one of these is computed
-        from another.
+        """Note that the weight KEY takes the concatenated outputs of the layers PARTS, (key, number of channels) each,
+        unless one of these is computed from another.
         """
         names = [name for name, _ in parts]
         apart = len(set(names)) == len(names) and not any(

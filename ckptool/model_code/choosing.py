@@ -1,8 +1,8 @@
 """Find which class, function or instance in a file is the model, if the user does not name it.
 
 The file itself decides first: a usual name (`build_model`), an instance, the class that no other class uses. Of the
-remaining ones, those that can be built with the given arguments are built on the meta device and compared with the
-weights to load: the model that fits most of them is chosen. If two fit equally well, none is chosen.
+remaining candidates, those that can be built with the given arguments are built on the meta device and compared with
+the weights to load: the model that has most of them is chosen. If two have equally many, none is chosen.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def is_model(value: Any) -> bool:
-    """Return whether a value is a torch.nn.Module."""
+    """Return whether VALUE is a torch.nn.Module."""
     return isinstance(value, torch.nn.Module)
 
 
@@ -70,7 +70,7 @@ def _makes_a_model(name: str, function: Any, outer: set[str]) -> bool:
 
 
 def _made_by(function: Any) -> set[str]:
-    """Return the names of the functions whose result FUNCTION returns, read from its source.
+    """Return the names of the functions and classes whose result FUNCTION returns, read from its source.
 
     {"VGG"} for `return VGG(…)`, {"nn.Sequential"} for `net = nn.Sequential(…); return net.eval()`.
     """
@@ -91,7 +91,7 @@ def _made_by(function: Any) -> set[str]:
 
 
 def _called(node: ast.expr) -> str:
-    """Return the name of the function that the syntax tree NODE calls, "" if it is no call.
+    """Return the name of the function that the syntax tree NODE calls; "" if it is no call.
 
     `nn.Sequential` for `nn.Sequential(…)` and for `nn.Sequential(…).to(device)`.
     """
@@ -129,17 +129,18 @@ def _gives_a_module(function: Any, seen: set[Any]) -> bool:
 def only_choice(
     module: Any, place: str, weights: Shapes | None = None, kwargs: Mapping[str, Any] | None = None
 ) -> tuple[str, Any]:
-    """Return the name and the value of the model in a module.
+    """Return (name, value) of the model in MODULE.
 
-    The first of these decides: a factory with a usual name such as `build`; a single instance; a single factory, beside
-    no instance; a single class that no other class uses, beside neither; the candidate that fits WEIGHTS best.
+    The first of these decides: a factory with a usual name such as `build`; a single instance; a single factory, if
+    there is no instance; a single class that no other class uses, if there is neither; the candidate that has most of
+    WEIGHTS.
     Args:
         module, place: the module, and the text that named it.
         weights: name -> shape of the weights to load, if known.
         kwargs: arguments for the class or factory.
     Raises:
         NotFound: there is no model.
-        Ambiguous: there are several. The best fits are listed first.
+        Ambiguous: there are several. The message lists the best candidates first.
     """
     found = choices(module)
     for name in _FACTORIES:
@@ -170,7 +171,8 @@ def only_choice(
 
 
 def _ranked(shown: Mapping[str, Any], weights: Shapes | None, kwargs: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """Return name -> (elements of WEIGHTS that fit by name and shape, elements that fit by shape) for candidates.
+    """Return name -> (elements of WEIGHTS that it has by name and shape, elements that it has by shape) for the
+    candidates SHOWN.
 
     Only candidates that can be built with KWARGS and have parameters are in it. Without WEIGHTS all are equal.
     """
@@ -187,7 +189,9 @@ def _ranked(shown: Mapping[str, Any], weights: Shapes | None, kwargs: Mapping[st
 
 
 def _shapes(value: Any, kwargs: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return key -> shape of the state dict of a candidate; {} if it is empty or cannot be built with KWARGS."""
+    """Return key -> shape of the state dict of the candidate VALUE; {} if it is empty or cannot be built with
+    KWARGS.
+    """
     try:
         with torch.device("meta"), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -230,7 +234,9 @@ def _none(module: Any, place: str) -> NotFound:
 
 
 def _made_in_main(module: Any) -> tuple[int, str] | None:
-    """Return line and name of the first value that is made by a call under `if __name__ == "__main__":`, or None."""
+    """Return (line, name) of the first value that MODULE makes by a call under `if __name__ == "__main__":`; None if
+    there is none.
+    """
     try:
         tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
     except (OSError, TypeError, ValueError, SyntaxError, AttributeError):
@@ -243,7 +249,7 @@ def _made_in_main(module: Any) -> tuple[int, str] | None:
 
 
 def listing(shown: Mapping[str, Any]) -> list[str]:
-    """Return the candidates with their kinds, as lines."""
+    """Return a line for each of the candidates SHOWN (name -> value), with its kind ("class"), at most 20."""
     return [f"{printable(name)} ({_kind(value)})" for name, value in list(shown.items())[:20]]
 
 
@@ -252,9 +258,9 @@ def _kind(value: Any) -> str:
 
 
 def hint(place: str, shown: Mapping[str, Any], wanted: str = "") -> str | None:
-    """Return one of the candidates SHOWN as a user would type it, `PLACE:Name`, or None.
+    """Return one of the candidates SHOWN as a user would type it, `PLACE:Name`; None if there are none.
 
-    It is the one whose name is most like WANTED, or else the one that no other candidate uses.
+    It is the candidate whose name is most like WANTED, or else the one that no other candidate uses.
     """
     near = closest(wanted, list(shown), 1) if wanted else []
     return f"{shell_path(place)}:{(near or list(_outermost(shown)))[0]}" if shown else None

@@ -74,8 +74,8 @@ class Use:
 
 
 def _turned_to(name: str, args: Any) -> list[int] | None:
-    """Return, for each of the four dimensions of the result of a permutation, its place before; None if that is not
-    shown.
+    """Return, for each of the four dimensions of the result of the function NAME (`permute`, `transpose` …), its place
+    before; None if ARGS do not show it.
     """
     given = args[1] if len(args) == 2 and isinstance(args[1], tuple | list | torch.Size) else args[1:]
     if not all(isinstance(dim, int) for dim in given):
@@ -94,7 +94,7 @@ def _turned_to(name: str, args: Any) -> list[int] | None:
 
 
 class Follower(TorchFunctionMode):  # type: ignore[misc]
-    """Notes when each parameter is used, by which function, and what happens to the result."""
+    """A mode of torch that notes when each parameter is used, by which function, and what happens to the result."""
 
     def __init__(self, keys: dict[int, str], buffers: Container[str]) -> None:
         super().__init__()
@@ -148,7 +148,9 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         return result
 
     def _credit(self, name: str, taken: Sequence[Any], result: Any) -> None:
-        """Note which matrices made RESULT: those that its data was last multiplied with."""
+        """Note which matrices made RESULT, the output of the function NAME: those that its data was last multiplied
+        with. TAKEN are the tensors that the function took.
+        """
         if name in _MULTIPLY or name.startswith("conv"):
             made = frozenset(self._keys[id(t)] for t in taken[1:] if id(t) in self._keys and t.ndim > 1)
         else:
@@ -159,7 +161,9 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
                     self._outputs.setdefault(id(one), made)
 
     def _rotates(self, kind: str, value: Any, width: int = 0) -> None:
-        """Note that WIDTH outputs of each head of some matrices are rotated in pairs, as rotary embeddings do."""
+        """Note, for the matrices that made VALUE, that WIDTH of their outputs in each head are rotated in pairs of this
+        KIND ("half", "interleaved"), as rotary embeddings do.
+        """
         for key in self._outputs.get(id(value), ()):
             if key in self.uses and self.uses[key].facts.rotary is None:
                 self.uses[key].facts.rotary, self.uses[key].facts.turned = kind, width
@@ -203,8 +207,8 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             facts.inputs_first = inputs_first
 
     def _members(self, args: Any, result: Any) -> None:
-        """Note that a matrix that is taken out of a stack by index (`w[i]`) belongs to the parameter that holds the
-        stack.
+        """Note that RESULT, a matrix taken out of a stack by index (`w[i]`), belongs to the parameter that holds the
+        stack, ARGS[0].
         """
         index = args[1] if len(args) > 1 else 0
         whole = isinstance(index, int) or (isinstance(index, torch.Tensor) and not index.is_floating_point())
@@ -215,7 +219,9 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
                     self._turned.add(id(one))
 
     def _summed(self, key: str, args: Any, value: torch.Tensor) -> None:
-        """Note which dimensions of a parameter are inputs, if an einsum equation sums over them."""
+        """Note which dimensions of the parameter KEY are inputs, if the einsum equation in ARGS sums over them. VALUE
+        is the parameter.
+        """
         equation, *operands = args
         operands = operands[0] if len(operands) == 1 and isinstance(operands[0], tuple | list) else operands
         if not isinstance(equation, str) or "->" not in equation:
@@ -233,7 +239,9 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             self.uses[key].facts.dims = tuple(kinds)
 
     def _learn(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
-        """Note facts from a result: how features are flattened, how fused projections are split, rotary embeddings."""
+        """Note facts that RESULT, of the call of a function NAME, shows: how features are flattened, how fused
+        projections are split, rotary embeddings.
+        """
         every_second = name == "__getitem__" and _every_second(args) and self._channels.learned(args[0])
         if name == "view_as_complex" or name == "polar" or every_second:
             self.rotary = "interleaved"
@@ -288,7 +296,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
                 self._from[id(result)] = made
 
     def _behind(self, args: Any, kwargs: Any) -> None:
-        """Note for a batch norm which layer's output it takes directly, and its eps."""
+        """Note for the batch norm called with these arguments which layer's output it takes directly, and its eps."""
         given = dict(zip(_OF_BATCH_NORM, args, strict=False)) | kwargs
         layer, mean = self._made.get(id(given.get("input"))), self._keys.get(id(given.get("running_mean")))
         eps = given.get("eps", 1e-5)
@@ -297,21 +305,23 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             self._normed[id(given["input"])] = mean
 
     def _taken_elsewhere(self, name: str, values: Sequence[Any]) -> None:
-        """Forget that a batch norm follows a layer directly, if another function takes the layer's output, too."""
+        """Forget that a batch norm directly follows a layer whose output is in VALUES, if the function NAME, which
+        takes VALUES, is another one.
+        """
         for value in values if name != "batch_norm" and name not in _LOOKS else ():
             self._made.pop(id(value), None)
             if (mean := self._normed.pop(id(value), None)) is not None:
                 self.uses[mean].facts.behind = None
 
     def _cut(self, name: str, parts: Sequence[Any]) -> None:
-        """Note the sizes if a tensor is split into unequal parts."""
+        """Note the sizes of PARTS if the function NAME splits a tensor into unequal parts."""
         shapes = [tuple(part.shape) for part in parts if isinstance(part, torch.Tensor)]
         if name in ("split", "split_with_sizes", "tensor_split") and len(set(shapes)) > 1:
             self.cuts.update(sizes for sizes in zip(*shapes, strict=False) if len(set(sizes)) > 1)
 
     def _sliced(self, whole: Any, index: Any) -> None:
-        """Note the sizes of slices along one dimension, if they cover the whole tensor one after the other and are not
-        all equal.
+        """Note the sizes of the slices that were taken from WHOLE along one dimension, INDEX being the latest, if they
+        cover it one after the other and are not all equal.
         """
         places = list(index) if isinstance(index, tuple) else [index]
         if not all(one is Ellipsis or isinstance(one, slice) for one in places):
@@ -376,7 +386,9 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         return None
 
     def _modulated(self, name: str, args: Any, result: torch.Tensor) -> None:
-        """Note which parts of the output of a layer are added to other tensors (shifts) or multiply them (scales)."""
+        """Note which parts of the output of a layer are added to other tensors (shifts) or multiply them (scales), for
+        a call of the function NAME that adds or multiplies.
+        """
         for part, other in itertools.permutations(args[:2]):
             kind, what = self._from.get(id(part), ("", None))
             if kind != "part" or what[0] not in self.uses:
@@ -393,7 +405,9 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             facts.modulates = tuple(done)
 
     def _inside(self, what: Any) -> None:
-        """Note that a projection's output is reshaped first, and then split along the last of the new sizes."""
+        """Note that the output of the projection WHAT, (key, rows), is reshaped first, and then split along the last of
+        the new sizes.
+        """
         key = what[0]
         if key in self.uses and self.uses[key].facts.layout.kind == "grouped":
             facts = self.uses[key].facts
@@ -415,7 +429,7 @@ _CUTS = frozenset("chunk split split_with_sizes tensor_split unsafe_chunk".split
 
 
 def _along_last(args: Any, kwargs: Any, whole: Any) -> bool:
-    """Return whether a call splits a tensor along its last dimension."""
+    """Return whether a call with these arguments splits the tensor WHOLE along its last dimension."""
     dim = kwargs.get("dim", args[2] if len(args) > 2 else 0)
     return isinstance(dim, int) and dim % whole.ndim == whole.ndim - 1
 
@@ -425,9 +439,9 @@ _OF_BATCH_NORM = ("input", "running_mean", "running_var", "weight", "bias", "tra
 
 
 def _number(name: str, args: Any, names: frozenset[str], nothing: float) -> float | None:
-    """Return the number that a function of NAMES adds to a parameter or multiplies it by.
+    """Return the number that the function NAME, if it is one of NAMES, adds to a parameter or multiplies it by.
 
-    It is NOTHING if this is another function, and None if it is one of them with something else than a number.
+    It is NOTHING if NAME is another function, and None if it is given something else than one number.
     """
     if name not in names:
         return nothing
@@ -436,16 +450,18 @@ def _number(name: str, args: Any, names: frozenset[str], nothing: float) -> floa
 
 
 def _sorts_pairs(before: Any, after: torch.Tensor) -> bool:
-    """Return whether neighbours [..., pairs, 2] become halves [..., 2, pairs].
+    """Return whether AFTER is BEFORE with neighbours [..., pairs, 2] moved into halves [..., 2, pairs].
 
-    The code after it then seems to rotate other pairs than it does.
+    Then the function that rotates the halves afterwards does not show which elements of BEFORE are pairs.
     """
     swapped = isinstance(before, torch.Tensor) and before.ndim >= 4 and before.shape[-1] == 2 != before.shape[-2]
     return swapped and after.shape == (*before.shape[:-2], 2, before.shape[-2])
 
 
 def _every_second(args: Any) -> bool:
-    """Return whether the even or odd elements of a last dimension are taken, as interleaved rotary embeddings do."""
+    """Return whether a call of `__getitem__` with ARGS takes the even or odd elements of the last dimension, as
+    interleaved rotary embeddings do.
+    """
     index = args[1] if len(args) > 1 else None
     if not isinstance(index, tuple) or not index:
         return False

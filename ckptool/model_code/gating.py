@@ -1,4 +1,5 @@
-"""Find gated pairs (SwiGLU, GEGLU): the layer whose activated output multiplies the output of another is its gate.
+"""Find gated pairs (SwiGLU, GEGLU): the layer whose activated output multiplies the output of another layer is its
+gate.
 
 In `down(silu(a(x)) * b(x))` the gate is a, whatever its name is. A layer that computes both has the gate in one half of
 its output (Shazeer, "GLU Variants Improve Transformer", 2020). No other module follows gates.
@@ -27,7 +28,7 @@ _Origin = tuple[str, int | None]
 
 
 class Gating:
-    """Follows the output of each weight until it is multiplied with the output of another.
+    """Follows the output of each weight until it is multiplied with the output of another weight.
 
     Attributes:
         roles: key of a weight -> "gate" or "up", for two layers of one size and one input whose outputs are multiplied.
@@ -70,7 +71,7 @@ class Gating:
             self._active[id(result)] = active
 
     def comes_from(self, value: Any, key: str) -> bool:
-        """Return whether a tensor was computed from the output of the weight KEY, and of no other weight."""
+        """Return whether the tensor VALUE was computed from the output of the weight KEY, and of no other weight."""
         return self._origin.get(id(value), ("", None))[0] == key
 
     def _begin(self, tensors: list[Any], result: Any, keys: Mapping[int, str]) -> None:
@@ -82,7 +83,8 @@ class Gating:
             self._taken[key] = id(data[0]), tuple(weights[0].shape)
 
     def _judge(self, one: Any, other: Any) -> None:
-        """Note which of two tensors that are multiplied is the gate: the one that went through an activation.
+        """Note which of ONE and OTHER, two tensors that are multiplied, is the gate: the one that went through an
+        activation.
 
         If both halves of one layer did, the gate is the half that went through a sigmoid (van den Oord et al.,
         "WaveNet", 2016). If two layers did, neither is a gate: recurrent cells multiply such layers as well.
@@ -104,7 +106,9 @@ class Gating:
 
 
 def _half(args: Any) -> int | None:
-    """Return which half of the last dimension a slice with these arguments takes, 0 or 1; None if it takes no half."""
+    """Return which half of the last dimension a call of `__getitem__` with ARGS takes, 0 or 1; None if it
+    takes no half.
+    """
     index = args[1] if len(args) > 1 else None
     if not isinstance(index, tuple) or not index:
         return None

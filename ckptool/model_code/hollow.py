@@ -14,11 +14,11 @@ import torch
 
 
 def without_memory(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """Yield copies of the model without values: with zeros that share one element, then on the meta device.
+    """Yield copies of MODEL without values: with zeros that share one element, then on the meta device.
 
     The first runs on a CPU like any model, also if code reads values, and starts fast: the first pass on the meta
     device imports two seconds of torch. The second is for models whose operations themselves are too big. A model that
-    is wholly on the meta device follows them itself, for code that cannot be copied.
+    is wholly on the meta device is yielded itself at the end, for code that cannot be copied.
     """
     for hollow in (_zeros, _on_meta):
         memo: dict[int, Any] = {}
@@ -122,8 +122,8 @@ def shape_only(name: str, args: Any, kwargs: Any) -> torch.Tensor | None:
 def _convolved(
     sizes: Sequence[int], kernel: Sequence[int], stride: Any = 1, padding: Any = 0, dilation: Any = 1
 ) -> list[int] | None:
-    """Return the sizes of a convolution's output (for a line, an image or a volume), or None if torch has to compute
-    them.
+    """Return the sizes of the output of a convolution (of a line, an image or a volume) over SIZES; None if torch has
+    to compute them, because an argument is no plain number.
     """
     each = [
         tuple(n) * (len(sizes) if len(n) == 1 else 1) if isinstance(n, tuple | list) else (n,) * len(sizes)

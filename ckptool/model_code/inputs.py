@@ -41,7 +41,9 @@ class Fields(dict[str, Any]):
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, ...], Any]]:
-    """Return every spec or tensor in nested inputs, each with the path to it."""
+    """Return (path, value) for every spec or tensor in the nested inputs VALUE; the path is the names and indices that
+    lead to it.
+    """
     if isinstance(value, Mapping):
         return [one for key, item in value.items() for one in leaves(item, (*path, key))]
     if isinstance(value, list | tuple):
@@ -50,7 +52,7 @@ def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, ...]
 
 
 def with_leaves(value: Any, new: Sequence[Any]) -> Any:
-    """Return inputs of the same structure with the values NEW, in the order of `leaves`."""
+    """Return inputs of the same structure as VALUE with the values NEW, in the order of `leaves`."""
     left = iter(new)
 
     def put(item: Any) -> Any:
@@ -65,12 +67,13 @@ def with_leaves(value: Any, new: Sequence[Any]) -> Any:
 
 
 def parse_inputs(texts: Sequence[str], option: str = "--input") -> list[Any] | dict[str, Any] | None:
-    """Parse inputs from the command line: `float32[2,3,64,64]`, `int64[2,12]<100`, `name=float32[2,8]`.
+    """Return the inputs that TEXTS from the command line name: `float32[2,3,64,64]`, `int64[2,12]<100`,
+    `name=float32[2,8]`. A list, a dict if they have names, None if there are none.
 
     `batch.image=…` is an entry of a dict (or an attribute); `maps.0=…`, `maps.1=…` are a list. OPTION is the option
-    that they were given to.
+    that the texts were given to.
     Raises:
-        RuleError: a text is none of these.
+        RuleError: a text is none of these, or some inputs have a name and some have none.
     """
     positional: list[InputSpec] = []
     named: dict[str, InputSpec] = {}
@@ -97,7 +100,12 @@ _DEEPEST = 32
 
 
 def nested(flat: Mapping[str, Any], where: object = "--input") -> dict[str, Any]:
-    """Turn dotted names into nested dicts, or lists if the parts are numbers."""
+    """Return FLAT, dotted name -> value, as nested dicts, or lists if the parts of a name are numbers. WHERE is for
+    messages.
+
+    Raises:
+        RuleError: a name is too deep, or is inside of another input.
+    """
     out: dict[str, Any] = {}
     for name, value in flat.items():
         at = out
@@ -147,7 +155,7 @@ def made(value: Any, device: str = "cpu", generator: Any = None) -> Any:
 
 
 def inputs_text(inputs: Any) -> str:
-    """Return inputs as a user would type them."""
+    """Return INPUTS as a user would type them; "no input" if there are none."""
     told = []
     for path, value in leaves(inputs):
         name = ".".join(map(str, path)) if isinstance(inputs, Mapping) or len(path) > 1 else ""
@@ -206,7 +214,9 @@ def guess_inputs(model: torch.nn.Module) -> Iterator[Any]:
 
 
 def _combined(model: torch.nn.Module, wanted: list[str], *, by_name: bool) -> Iterator[Any]:
-    """Yield inputs for the arguments WANTED, the likeliest combinations first, as lists or, if BY_NAME, as dicts."""
+    """Yield inputs for the arguments WANTED of MODEL, the likeliest combinations first, as lists or, if
+    BY_NAME, as dicts.
+    """
     options = [list(inputs_for(model, name, len(wanted))) for name in wanted]
     if len(wanted) == 1:
         combined: Iterator[tuple[InputSpec, ...]] = ((one,) for one in options[0])
@@ -279,8 +289,8 @@ def _layers(model: torch.nn.Module) -> _Layers:
 
 
 def _sides(model: torch.nn.Module) -> list[tuple[int, int]]:
-    """Return (height, width) of pictures that leave the right number of features for a linear layer, by the strides of
-    the layers. Empty if any size will do, or if none is found.
+    """Return (height, width) of pictures that leave the right number of features for a linear layer of MODEL, by the
+    strides of the layers. [] if any size will do, or if none is found.
     """
     stride, channels, widths = 1, 0, []
     for module in model.modules():
@@ -302,7 +312,7 @@ def _sides(model: torch.nn.Module) -> list[tuple[int, int]]:
 
 
 def _pictures(found: _Layers) -> Iterator[InputSpec]:
-    """Yield inputs of convolutions: one of each kind before another size of the first."""
+    """Yield specs for the inputs of the convolutions in FOUND: one of each kind before another size of the first."""
     sizes = {
         (dims, channels): [InputSpec("float32", (2, abs(channels), *one)) for one in _extents(found, dims, channels)]
         for dims, channels in found.convolutions
@@ -340,8 +350,8 @@ _POSITIONS = re.compile(r"pos(ition)?")
 
 
 def inputs_for(model: torch.nn.Module, name: str, among: int) -> Iterator[InputSpec]:
-    """Yield inputs for the argument NAME: tokens, pictures or vectors, by its name and by the first layers of each
-    kind.
+    """Yield specs for the argument NAME of MODEL: tokens, pictures or vectors, by its name and by the first layers of
+    each kind.
 
     AMONG is the number of arguments whose inputs are combined: if it is more than one, few of each kind are yielded.
     """
@@ -402,7 +412,9 @@ def inputs_for(model: torch.nn.Module, name: str, among: int) -> Iterator[InputS
 
 
 def read_inputs(inputs: Any, option: str = "--input") -> Any:
-    """Return inputs from texts, tensors or specs, by position or by name. OPTION is as in `parse_inputs`."""
+    """Return INPUTS, which may be texts, tensors or specs, by position (a list) or by name (a dict), with texts read;
+    None for None. OPTION is as in `parse_inputs`.
+    """
     if inputs is None:
         return None
     if isinstance(inputs, str):

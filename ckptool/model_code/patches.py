@@ -1,7 +1,7 @@
-"""In which order code lists the numbers of a patch, where it cuts pictures into patches for a linear layer.
+"""The order in which code lists the numbers of a patch, if it cuts pictures into patches for a linear layer.
 
-A picture [n, c, h, w] becomes [n, c, rows, p, columns, q] by a reshape, is turned, and is flattened again; or `unfold`
-does this. Which of the dimensions ends up inside the last one, in which order, is all that is followed here.
+A picture [n, c, h, w] becomes [n, c, rows, p, columns, q] by a reshape, is permuted, and is flattened again; or
+`unfold` does this. This module follows only which of the dimensions end up inside the last one, and in which order.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Patches:
         self._dims: dict[int, tuple[str, ...]] = {}  # id of a tensor -> the letters in each of its dimensions
 
     def order_of(self, value: Any) -> str:
-        """Return the order in which each row of VALUE lists the numbers of its patch ("chw", "hwc"), "" if that is not
-        known.
+        """Return the order in which each row of the tensor VALUE lists the numbers of its patch ("chw", "hwc"); "" if
+        that is not known.
         """
         last = self._dims.get(id(value), ("",))[-1]
         return last if sorted(last) == ["c", "h", "w"] else ""
@@ -65,10 +65,10 @@ def _after(
 
 
 def _cut_or_joined(dims: tuple[str, ...], before: Sequence[int], after: Sequence[int]) -> tuple[str, ...] | None:
-    """Return the letters in each dimension after a reshape that cuts single dimensions in two, or joins neighbours.
+    """Return the letters in each dimension after a reshape that cuts single dimensions in two, or joins neighbours;
+    None if it does something else.
 
-    DIMS are the letters in each dimension before it; BEFORE and AFTER are the sizes. None if the reshape does something
-    else.
+    DIMS are the letters in each dimension before it; BEFORE and AFTER are the sizes.
     """
     made: list[str] = []
     left, at = list(zip(dims, before, strict=True)), 0

@@ -1,6 +1,6 @@
 """The signature of a model or a file: keys with shapes, in order, and what code shows about their use.
 
-A `Signature` holds no values. That of a file is its keys and shapes. That of a model in code (see
+A `Signature` holds no values. The signature of a file is its keys and shapes. The signature of a model in code (see
 `ckptool.model_code.building`) also has the classes of modules, which entries share memory, and when and how each is
 first used in a forward pass.
 """
@@ -31,7 +31,7 @@ class Flow(NamedTuple):
 
     @property
     def bit(self) -> int:
-        """Return its own number as a bit."""
+        """Return the number of this weight as a bit of `before`."""
         return 1 << self.number
 
     def into(self, other: Flow) -> bool:
@@ -39,7 +39,7 @@ class Flow(NamedTuple):
         return self.number != other.number and bool(other.before & self.bit)
 
     def beside(self, other: Flow) -> bool:
-        """Return whether two weights are parallel: neither takes the output of the other."""
+        """Return whether this weight and OTHER are parallel: neither takes the output of the other."""
         return self.number != other.number and not (self.into(other) or other.into(self))
 
 
@@ -175,7 +175,7 @@ class Entry:
 
     @property
     def numel(self) -> int:
-        """Return the number of elements."""
+        """Return the number of elements of the tensor."""
         return prod(self.shape)
 
 
@@ -212,7 +212,7 @@ class Signature:
 
 
 def of_state_dict(weights: StateDict, ckpt: Checkpoint, *, ordered: bool = True) -> Signature:
-    """Return the signature of a state dict of a file, without entries that are not dense tensors.
+    """Return the signature of WEIGHTS, a state dict of a file, without entries that are not dense tensors.
 
     Args:
         weights: the state dict.

@@ -97,13 +97,15 @@ def _tensors(model: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str,
 
 
 def _class_of(module: torch.nn.Module) -> type:
-    """Return the class of a module in its code, without the subclass that `fully_shard` makes."""
+    """Return the class of MODULE in its code, without the subclass that `fully_shard` makes."""
     made, *bases = type(module).__mro__
     return bases[1] if bases[0].__name__ == "FSDPModule" and made.__name__.startswith("FSDP") else made
 
 
 def _rotary_by_parts(model: torch.nn.Module) -> str | None:
-    """Return "unknown" if the modules of a model that was not followed show a rotary embedding, else None."""
+    """Return "unknown" (how pairs are formed) if the modules of MODEL, which was not followed, show a rotary embedding;
+    None if they do not.
+    """
     classes = {_class_of(module).__name__.lower() for module in model.modules()}
     buffers = {name.rpartition(".")[2] for name, _ in model.named_buffers()}
     said = any("rotary" in name or name.startswith("rope") for name in classes) or not FREQUENCIES.isdisjoint(buffers)
@@ -152,7 +154,9 @@ def _follow(model: torch.nn.Module, live: Mapping[str, torch.Tensor], inputs: An
 
 
 def _is_small(inputs: Any) -> bool:
-    """Return whether guessed inputs have few enough elements to be tried: some layers take thousands of channels."""
+    """Return whether the guessed INPUTS have few enough elements to be tried: some layers take thousands of
+    channels.
+    """
     specs = inputs.values() if isinstance(inputs, Mapping) else inputs
     return all(math.prod(spec.shape) <= _MOST_INPUT for spec in specs)
 
@@ -183,8 +187,8 @@ def _attempt(model: torch.nn.Module, inputs: Any) -> _Followed | None:
 
 
 def _hollow(value: Any, device: str) -> Any:
-    """Return an input for SPEC: on a CPU, floating point zeros that share one element, because their values do not
-    matter.
+    """Return the input for the spec or tensor VALUE: on a CPU, floating point zeros that share one element, because
+    their values do not matter.
     """
     if isinstance(value, InputSpec) and device == "cpu" and getattr(torch, value.dtype).is_floating_point:
         return torch.zeros((), dtype=getattr(torch, value.dtype)).expand(value.shape)
@@ -193,11 +197,11 @@ def _hollow(value: Any, device: str) -> Any:
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Compute in this thread alone: models without values have little to compute, and more threads wait for each other
-    in loops that take most of the time on a busy machine.
+    """Compute in this thread alone, in this context: models without values have little to compute, and more threads
+    wait for each other in loops that take most of the time on a busy machine.
 
-    Only in the main thread: torch keeps one number for the process and one for each thread, and two threads that set
-    and restore them at once would leave a wrong one behind.
+    This is done only in the main thread: torch keeps one number for the process and one for each thread, and two
+    threads that set and restore them at once would leave a wrong number behind.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -23,7 +23,9 @@ _WAYS = "MODEL.py, MODEL.py:Name or package.module:Name"
 
 
 def split(text: str) -> tuple[str, str]:
-    """Split `a/b.py:Net` into (`a/b.py`, `Net`). A drive letter of Windows is not a name."""
+    """Return (place, name) for TEXT: (`a/b.py`, `Net`) for `a/b.py:Net`; the name is "" if there is none. A drive
+    letter of Windows is not a name.
+    """
     place, colon, name = text.rpartition(":")
     if not colon or re.search(r"[\\/]", name):
         return text, ""
@@ -31,8 +33,8 @@ def split(text: str) -> tuple[str, str]:
 
 
 def file_of(text: str) -> Path | None:
-    """Return the file of a module's name, found without running code. None if TEXT is a file itself, or if there is no
-    such module.
+    """Return the file of the module that TEXT names, found without running code. None if TEXT is a file itself, or if
+    there is no such module.
     """
     place, _ = split(text)
     if place.endswith(".py") or not all(part.isidentifier() for part in place.split(".")):
@@ -52,7 +54,8 @@ def file_of(text: str) -> Path | None:
 
 
 def import_code(place: str) -> Any:
-    """Import the file or the module that PLACE names, which runs it. Exceptions of the code are not caught.
+    """Import the file or the module that PLACE names, which runs it, and return the module. Exceptions of the code are
+    not caught.
 
     Raises:
         Unreadable: there is no such file.
@@ -66,10 +69,10 @@ def import_code(place: str) -> Any:
 
 
 def require_file(place: str) -> None:
-    """See that the file that PLACE names is there, if it names one.
+    """Raise Unreadable if PLACE names a file that is not there.
 
     Raises:
-        Unreadable: it is not.
+        Unreadable: there is no such file, or it is a folder.
     """
     if names_file(place) and not is_file(place):
         what = "is a folder" if is_folder(place) else "no such file or directory"
@@ -90,7 +93,8 @@ def _import_file(path: Path) -> Any:
 
 @contextlib.contextmanager
 def _own_command_line(path: Path) -> Iterator[None]:
-    """In this context, give code an empty command line: it may read `sys.argv` when it is imported.
+    """In this context, give the code of the file PATH an empty command line: it may read `sys.argv` when it is
+    imported.
 
     Python writes no bytecode beside the code either: a command that writes nothing leaves nothing.
     """
@@ -103,8 +107,8 @@ def _own_command_line(path: Path) -> Iterator[None]:
 
 
 def _import_in_package(path: Path) -> Any:
-    """Import a file beside an `__init__.py` as a module of that package, so that its relative imports work; import
-    another file alone.
+    """Import the file PATH, which is beside an `__init__.py`, as a module of that package, so that its relative imports
+    work; if that is not possible, import it alone. Return the module.
     """
     place = path.resolve()
     names = [] if place.stem == "__init__" else [place.stem]
@@ -125,7 +129,7 @@ def _import_in_package(path: Path) -> Any:
 
 
 def _is_another(known: Any, place: Path) -> bool:
-    """Return whether a package with the name of KNOWN is imported already, from another folder than PLACE."""
+    """Return whether KNOWN, an imported package or None, comes from another folder than those around PLACE."""
     origin = getattr(known, "__file__", None)
     return known is not None and (origin is None or Path(origin).resolve().parent not in place.parents)
 

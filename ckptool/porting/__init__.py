@@ -1,58 +1,31 @@
 """Port weights into other model code: matching, the mapping, and its proof (see `ckptool.transfer`).
 
-The words of this package, in the order in which a port meets them:
+The words of this package, in the order in which a port meets them. The words of one step alone are at the top of its
+package: `forms`, `matching`, `prove`.
 
     side         the source (a file) or the target (a model in code). In rules for both directions, ONE is the side that
-                 is changed or looked at, and OTHER is the other side. In other places, ONE and OTHER are any two things
-                 of one kind.
-    own, theirs  what is of the target, and what is of the source; in rules for both directions, of ONE and of OTHER.
-                 TARGETS and SOURCES are units (or scopes) of the two sides, as a rule those of one cell.
+                 is changed or looked at, OTHER the other side; elsewhere they are any two things of one kind. OWN and
+                 THEIRS are of the target and of the source, in rules for both directions of ONE and of OTHER.
     signature    the keys and shapes of a side, in order. That of code also has facts from its forward pass.
-    operation    what can be done with tensors (`transpose`, `cat`, `rotary`): a class in `operations`.
-    expression   operations over the keys of the source, which make one tensor of the target (`expression`).
-    copy         an expression without operations: one tensor of the source as it is.
-    form         the common form of both sides, in which they hold tensors of equal sizes (`forms`).
-    step         a change of a side towards the common form, a row of `forms.step_table`. In `emitting`: a statement
-                 of the written module. In a proof: an operation without weights.
+    expression   operations (`transpose`, `cat`) over keys of the source, which make one tensor of the target
+                 (`expression`, `operations`). A copy is an expression without operations.
+    form         the common form of both sides, in which they hold tensors of equal sizes (`forms`). A change towards
+                 this form is a step.
     piece        one tensor in that form. Its name is the path of its module, and its role there ("weight", "bias").
-    bare         said of a parameter that is no weight of a torch layer, but an `nn.Parameter` of a larger module.
-    fused        said of a projection that holds several: queries, keys and values; gate and up. They may be stored one
-                 after the other, or head by head (interleaved).
-    turned       said of a matrix that is transposed, of a convolution kernel whose inputs and outputs are swapped, and
-                 of a list that is counted from its end.
-    list         a module whose members have numbers as names (`layers.0`, `layers.1`).
-    stack        a tensor that holds one tensor of each member of a list, along its first dimension.
-    family       tensors of one module that may be parts of one tensor. In `family`: models of one kind and all sizes.
     hole         the place of a piece of the target, to be filled with an expression (`holes`). In a text: the place of
                  a number or a name.
     unit         a module of the form with all its pieces: matching pairs units of the two sides (`matching`).
     pair         a unit of the target and a unit of the source, its partner. T and S are the two units of a pair.
-    cell         units of both sides that nothing tells apart yet. Matching splits cells until each holds a pair; a rule
-                 that splits cells returns whether it split any. The cell of an LSTM is called a recurrent cell.
-    scope        a module around units. Scopes are paired first, and their units inside of them.
-    beside       in the same module; of layers in a forward pass: parallel, so that neither takes the other's output. A
-                 neighbour of a unit is in its module, or directly before or after it in an order.
-    series       paths that differ in one number: `blocks.{}.norm1`.
-    block        a module in a numbered list of modules with equal contents (`layers.3`).
-    order        the order of registration, of execution, or of the numbers in names.
-    word, label  a part of a name (`q`, `proj`), and what it means ("query"): `words` has the vocabulary.
+    cell         units of both sides that nothing tells apart yet. Matching splits cells until each holds a pair.
     look-alikes  units of equal shapes, which only names, orders and neighbours tell apart.
     swap         two pairs of look-alikes with their sources exchanged (`rivals`).
     evidence     what told a unit from its look-alikes: a name, an order, the modules around it.
-    certain      said of a pair, a unit or a rule without a question.
-    question     what a rule is not sure of: a reason, which is a sentence, and options (`questions`).
+    question     what a rule is not sure of: a reason, which is a sentence, and options (`questions`). The sentence of
+                 an open question is a doubt. A pair, a unit or a rule without a question is certain.
     option       what else it may be: another unit, or another expression for the same tensor (also called a rival).
-    doubt        the sentence of an open question.
     guess        an entry with a doubt. Nothing is loaded from a guess unless the user accepts it.
     mapping      the result: an entry for each key of the target, mapped, guessed or unmapped (`mapping`).
     proof        both models run on the same inputs: equal outputs settle doubts (`prove`). One run of it is a trial.
-    use, flow    an operation on weights in a forward pass, with its input and output; all uses of a forward pass. HELD
-                 is one weight of a use, as the operation takes it.
-    expected     the flow of the source's code. SEEN is the flow of the model with some mapping.
-    agree        said of a use whose output some use in the source's code gives, too. The models diverge at the first
-                 use that does not.
-    change       other expressions for some keys, which a proof tries: (label, key -> expression).
-    fingerprint  a few numbers made from the values of one channel, by which a proof finds equal channels.
 """
 
 from __future__ import annotations
@@ -96,7 +69,8 @@ class Mapping(data.Mapping):
     def explain(self, key: str) -> str:
         """Return how one KEY of the model or of the source was matched, as `ckptool transfer --explain` prints it.
 
-        The text has the operations on it, the rules that told it from its look-alikes, its questions, and what decided.
+        The text has the operations on the key, the rules that told it from its look-alikes, its questions, and what
+        decided.
         Raises:
             NotFound: neither side has the key.
         """
@@ -105,13 +79,16 @@ class Mapping(data.Mapping):
         return explained(self, key)
 
     def save(self, path: StrPath, *, overwrite: bool = False) -> None:
-        """Write the mapping to a file (YAML) that can be read, edited and used again (see `ckptool.read_mapping`)."""
+        """Write the mapping to the file PATH (YAML), which can be read, edited and used again (see
+        `ckptool.read_mapping`). OVERWRITE replaces an existing file.
+        """
         from .mapping_file import save
 
         save(self, path, overwrite=overwrite)
 
     def emit(self, path: StrPath, *, overwrite: bool = False) -> None:
-        """Write the mapping as a Python module that needs only torch.
+        """Write the mapping to the file PATH as a Python module that needs only torch. OVERWRITE replaces an existing
+        file.
 
         Its function `convert(state_dict)` makes the model's state dict from any checkpoint with these names, as `apply`
         does. It raises KeyError and ValueError for other checkpoints.
@@ -300,7 +277,7 @@ def load_into(
 
 
 def _for_model(mapping: data.Mapping, source: Any, model: Any) -> Mapping:
-    """Return a mapping that was read or made before, for this model and source. Its shapes have to fit."""
+    """Return MAPPING, which was read or made before, for this MODEL and SOURCE."""
     from ..model_code.trace import signature_of
     from .applying import open_source
 
@@ -316,7 +293,12 @@ def _replayed(
     invert: bool = False,
     numbers: MappingOf[str, int] | None = None,
 ) -> data.Mapping:
-    """Return a mapping that was read or made before, or its inverse, for the sizes of this target and source."""
+    """Return MAPPING, which was read or made before, or its inverse, for the sizes of TARGET and of the source CKPT.
+    The other arguments are as in `transfer`.
+
+    Raises:
+        RuleError: its sizes are not those of the model and the source.
+    """
     from . import mapping_file
     from .family import Family
 
@@ -339,7 +321,7 @@ def apply_mapping(
     numbers: MappingOf[str, int] | None = None,
     leave: bool = False,
 ) -> Mapping:
-    """Return a mapping for SOURCE without a model; its method `apply(source)` makes the weights.
+    """Return MAPPING for SOURCE without a model; the method `apply(source)` of the result makes the weights.
 
     Args:
         source: a path, a Checkpoint or a dict of torch tensors.
@@ -349,7 +331,7 @@ def apply_mapping(
         numbers: numbers that the weights do not show, such as {"heads": 32}; else config.json or params.json is read.
         leave: ignore tensors that the mapping does not know.
     Raises:
-        RuleError: the source does not fit the mapping.
+        RuleError: the source does not have the sizes of the mapping.
         NotFound: a number is needed and missing.
     """
     from .applying import open_source
@@ -379,7 +361,7 @@ def _patterns(given: bool | Sequence[str]) -> Sequence[str] | None:
 
 
 def read_mapping(path: Any) -> Mapping:
-    """Read a mapping file (YAML). docs/transfer.md describes its contents."""
+    """Return the mapping in the file PATH (YAML). docs/transfer.md describes its contents."""
     from .mapping_file import read
 
     return Mapping.of(read(path))

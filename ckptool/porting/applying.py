@@ -22,7 +22,7 @@ from .mapping import Entry, Mapping
 
 
 def open_source(source: Any) -> Checkpoint:
-    """Return a path, a Checkpoint or a dict of torch tensors as a Checkpoint."""
+    """Return SOURCE, a path, a Checkpoint or a dict of torch tensors, as a Checkpoint."""
     if isinstance(source, Checkpoint):
         return _with_arrays(source)
     if isinstance(source, MappingOf):
@@ -33,7 +33,9 @@ def open_source(source: Any) -> Checkpoint:
 
 
 def _with_arrays(ckpt: Checkpoint) -> Checkpoint:
-    """Return the checkpoint with tensors for numpy arrays, if its weights are stored as these (Paddle, pickles)."""
+    """Return CKPT with tensors in place of numpy arrays, if its weights are stored as arrays (Paddle, pickles); else as
+    it is.
+    """
     found = ckpt.state_dicts()
     arrays = any(other.kind == "numpy" for one in found for other in one.others.values())
     if ckpt.framework not in ("paddle", "joblib") and (any(one.tensors for one in found) or not arrays):
@@ -43,10 +45,11 @@ def _with_arrays(ckpt: Checkpoint) -> Checkpoint:
 
 
 def source_tensors(source: Any, mapping: Mapping) -> dict[str, LazyTensor]:
-    """Return the tensors that MAPPING reads, by their keys in the mapping.
+    """Return key -> tensor for the keys that MAPPING reads from SOURCE, a path, a Checkpoint or a dict of torch
+    tensors.
 
     Raises:
-        NotFound: some are not there.
+        NotFound: the source lacks some of these keys.
     """
     ckpt = open_source(source)
     weights = ckpt.state_dict(mapping.at)
@@ -77,13 +80,18 @@ def source_tensors(source: Any, mapping: Mapping) -> dict[str, LazyTensor]:
 def apply(
     mapping: Mapping, source: Any, initial: Callable[[Sequence[str]], MappingOf[str, LazyTensor]] | None = None
 ) -> Checkpoint:
-    """Return the state dict of the target, made of SOURCE by MAPPING. Tensors are read when they are written.
+    """Return the state dict of the target, made of SOURCE by MAPPING, as a Checkpoint. Tensors are read when they are
+    written.
 
     Args:
         mapping: from `transfer`, or read from a file.
         source: a path, a Checkpoint or a dict of torch tensors.
         initial: returns the model's initial values for the keys without a source; without it these keys are left out,
             except counters, which are 0.
+
+    Raises:
+        NotFound: the source lacks a key that the mapping reads.
+        RuleError: an expression gives other sizes than the model's.
     """
     ckpt = open_source(source)
     tensors = source_tensors(ckpt, mapping)
@@ -141,10 +149,11 @@ def _tree(value: Any) -> Any:
 
 
 def require_types(mapping: Mapping, ckpt: Checkpoint) -> None:
-    """Raise CannotCarry for complex weights in a real model: torch would drop half of each value.
+    """Raise CannotCarry if MAPPING puts complex weights of CKPT into real tensors of the model: torch would drop half
+    of each value.
 
     Raises:
-        CannotCarry: there are some.
+        CannotCarry: there are such weights.
     """
     tensors = ckpt.state_dict(mapping.at).tensors if ckpt.state_dicts() else {}
     for entry in mapping.entries:

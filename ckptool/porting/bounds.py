@@ -24,7 +24,9 @@ _MOST_TRIED = 16
 
 
 def stand_ins(signature: Signature) -> dict[str, str]:
-    """Return key -> short name for the keys of a signature that are too long to match; empty if there are none."""
+    """Return key -> short name for the keys of SIGNATURE that are too long to match (over 400 characters or 64
+    components); {} if there are none.
+    """
     long = [key for key in signature.entries if len(key) > _LONGEST or key.count(".") >= _DEEPEST]
     found = {}
     for number, key in enumerate(long):
@@ -45,7 +47,7 @@ def under(signature: Signature, new: dict[str, str]) -> Signature:
 
 
 def require_size(source: Signature, target: Signature) -> None:
-    """Raise RuleError if the source has more than 20,000 tensors and more than ten times as many as the model. Tied
+    """Raise RuleError if SOURCE has more than 20,000 tensors and more than ten times as many as the model TARGET. Tied
     tensors do not count.
     """
     have, wanted = (sum(e.tied is None for e in side.entries.values()) for side in (source, target))
@@ -60,9 +62,8 @@ def require_size(source: Signature, target: Signature) -> None:
 
 
 def likely(found: Sequence[StateDict], target: Signature) -> list[StateDict]:
-    """Return the state dicts of FOUND to try: all, or the 16 with the most tensors of the model's sizes.
-
-    They are in the order of the file.
+    """Return the state dicts of FOUND to try for the model TARGET: all, or the 16 with the most tensors of the model's
+    sizes, in the order of that number.
     """
     if len(found) <= _MOST_TRIED:
         return list(found)

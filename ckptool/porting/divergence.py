@@ -1,4 +1,4 @@
-"""Show where two models diverge, as a table of the layers around the first one that differs."""
+"""Show where two models diverge, as a table of the layers around the first layer that differs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ _MARGIN, _NUMBER = 6, 12
 
 
 def divergence_table(rows: Sequence[MappingOf[str, Any]], width: int) -> Iterator[str]:
-    """Yield the lines of a table of the layers around the first that differs, in the order of execution.
+    """Yield the lines of a table of the layers around the first that differs, in the order of execution; nothing if
+    none differs.
 
     Args:
         rows: `proof["layers"]`.
-        width: columns to fill. Names that are too long lose their common beginning, which is printed once, and
-            then their middle.
+        width: columns to fill. Names that are too long lose their common beginning, which is printed once, and then
+            their middle.
     """
     first = next((n for n, row in enumerate(rows) if row["first"]), None)
     if first is None:
@@ -57,8 +58,8 @@ def divergence_table(rows: Sequence[MappingOf[str, Any]], width: int) -> Iterato
 
 
 def _shared(names: Sequence[str]) -> str:
-    """Return the modules around all layers in NAMES that they have in common, as text; "" if there are none, or fewer
-    than two layers.
+    """Return the path of the modules around all layers in NAMES that they have in common, with a dot at its end; "" if
+    there are none, or fewer than two layers.
     """
     paths = [name.split(".")[:-1] for name in names if name != "-"]
     if len(paths) < 2:
@@ -68,8 +69,8 @@ def _shared(names: Sequence[str]) -> str:
 
 
 def _cut(name: str, room: int) -> str:
-    """Return a name without its middle if it is too long, because numbers are in front and the kind of layer at the
-    end.
+    """Return NAME, cut to ROOM characters without its middle if it is longer: numbers are in front, and the kind of
+    layer at the end.
     """
     name, room = printable(name, 400), max(room, 9)
     head = (room - 1) // 3

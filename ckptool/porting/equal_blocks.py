@@ -1,12 +1,12 @@
-"""Match a few of many equal blocks, and let the others go where these go.
+"""Match a few of many equal blocks, and let the other blocks follow them.
 
 A large model is a stack of equal blocks: 80 layers, or 256 experts in each of 60 layers. What is true of `layers.30` is
-true of `layers.31`, so the first blocks of a long list are matched as if the model ended behind them, and the others
-are paired as these were. That is done only if nothing tells the blocks apart, on either side: names, sizes, types, the
-order of the keys, the order of execution, and what the forward pass shows of each weight. The blocks that were matched
-have to have one result, too. Otherwise the whole model is matched.
+true of `layers.31`. Therefore the first blocks of a long list are matched as if the model ended behind them, and the
+others are paired in the same way. That is done only if nothing tells the blocks apart, on either side: names, sizes,
+types, the order of the keys, the order of execution, and what the forward pass shows of each weight. The blocks that
+were matched have to have one result, too. Otherwise the whole model is matched.
 
-Lists inside of lists come after those around them: `port` shortens what was shortened once more.
+Lists inside of lists come after the lists around them: `port` shortens again what was shortened once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ _MATCHED = 33
 
 
 class _Place(NamedTuple):
-    """Where a name stands: what is before the number of a block (`model.layers`), the number, and what is behind it."""
+    """Where a name is in a list: the path before the number of a block (`model.layers`), the number, and the path after
+    it.
+    """
 
     list: str
     number: int
@@ -40,7 +42,7 @@ class _Place(NamedTuple):
         return f"{self.list}.{self.number}.{self.rest}" if self.rest else f"{self.list}.{self.number}"
 
     def moved(self, by: int) -> _Place:
-        """Return the same place so many blocks behind this one."""
+        """Return the same place in the block whose number is greater BY so many."""
         return self._replace(number=self.number + by)
 
 
@@ -69,7 +71,7 @@ class _Side:
     Attributes:
         lengths: how many blocks the lists have, long or not.
         first: list -> the number of its first block.
-        places: key -> where it stands in a long list.
+        places: key -> where it is in a long list.
     """
 
     def __init__(self, signature: Signature) -> None:
@@ -89,12 +91,14 @@ class _Side:
         return next((place for place in found if place.list in self.first), None)
 
     def place(self, name: str) -> _Place | None:
-        """Return where a key, or the name of a module, stands in the outermost long list around it, or None."""
+        """Return where NAME, a key or the path of a module, is in the outermost long list around it; None if it is in
+        none.
+        """
         return self.places[name] if name in self.places else self._outermost(_places(name))
 
     @cached_property
     def blocks(self) -> dict[str, list[_Block]]:
-        """List -> its blocks, for lists that are in no other."""
+        """Return list -> its blocks, for long lists that are in no other long list."""
         found: dict[str, dict[int, _Block]] = defaultdict(lambda: defaultdict(lambda: _Block([], ([], [], []), [])))
         entries = self.signature.entries
         sorted_by_name = not self.signature.ordered or [*entries] == sorted(entries)
@@ -114,12 +118,16 @@ class _Side:
         return {name: [held[number] for number in sorted(held)] for name, held in found.items()}
 
     def _seen_from(self, name: str, number: int) -> _Place | str:
-        """Return the place of another tensor, with the distance from block NUMBER to its block; its name elsewhere."""
+        """Return the place of the tensor NAME in a long list, with the distance from block NUMBER in place of its
+        number; NAME itself if it is in none.
+        """
         place = self.places.get(name)
         return name if place is None else place.moved(-number)
 
     def equal_from(self, name: str) -> int:
-        """Return from which block on all blocks of a list are equal; their number if none are."""
+        """Return the index from which on all blocks of the list NAME are equal; the number of its blocks if
+        none are.
+        """
         blocks = self.blocks[name]
         steps = _steps(*blocks[-2:])
         start = len(blocks) - 1
@@ -132,8 +140,8 @@ class _Side:
         return start if _flow_alike(blocks[start:]) else len(blocks)
 
     def shortened(self, kept: MappingOf[int, int]) -> Signature | None:
-        """Return the side with only the first blocks of its lists: KEPT has, for lengths of lists, how many. Lists of
-        other lengths stay whole. None if these blocks need one that is left out.
+        """Return the side with only the first blocks of its lists: KEPT has length of a list -> how many. Lists of
+        other lengths stay whole. None if these blocks need a tensor that is left out.
         """
         entries = {}
         for key, entry in self.signature.entries.items():
@@ -146,7 +154,7 @@ class _Side:
 
 
 def _places(name: str) -> list[_Place]:
-    """Return the places of a name in the lists around it, the outermost first."""
+    """Return the places of NAME in the lists around it, the outermost first."""
     parts = name.split(".")
     return [
         _Place(".".join(parts[:at]), int(part), ".".join(parts[at + 1 :]))
@@ -156,18 +164,20 @@ def _places(name: str) -> list[_Place]:
 
 
 def _others(entry: Tensor) -> list[str | None]:
-    """Return the keys of the other tensors that an entry names."""
+    """Return the keys of the other tensors that ENTRY names (None where it names none)."""
     behind = entry.facts.behind
     return [entry.tied, behind and behind.weight, *(key for key, _ in entry.facts.joined)]
 
 
 def _steps(one: _Block, other: _Block) -> list[set[int]]:
-    """Return how far the tensors of two blocks stand from each other in each order."""
+    """Return, for each order, the set of distances between the corresponding tensors of two blocks."""
     return [{b - a for a, b in zip(*both, strict=False)} for both in zip(one.orders, other.orders, strict=True)]
 
 
 def _flow_alike(blocks: Sequence[_Block]) -> bool:
-    """Return whether every block takes what the one before it takes, one block later, and the same from elsewhere."""
+    """Return whether each of BLOCKS takes what the block before it takes, one block later, and the same from
+    elsewhere.
+    """
     if len(blocks) < 2 or any(len(steps) > 1 for steps in _steps(*blocks[:2])):
         return False
     step, *_ = *_steps(*blocks[:2])[2], 0
@@ -198,13 +208,15 @@ class Shortened:
     notes: tuple[str, ...]
 
     def carried(self, made: Mapping, looked_at: set[str]) -> Mapping | None:
-        """Return the mapping of the whole sides: each block that was left out goes where the last equal block goes.
+        """Return the mapping of the whole sides: each block that was left out is filled as the last equal block that
+        was matched.
 
         Args:
             made: the mapping of the shorter sides.
             looked_at: the source keys whose values were looked at.
         Returns:
-            The mapping; None if the equal blocks that were matched do not have one result.
+            The mapping; None if the equal blocks that were matched do not have one result, if other blocks may hold
+            other values, or if unused keys of the source may fill keys without a source.
         """
         source, target = (side.signature.entries for side in self.whole)
         found = {entry.target: entry for entry in made.entries}
@@ -227,13 +239,15 @@ class Shortened:
         return whole.with_entries([found[key] for key in target])
 
     def _equal_place(self, key: str) -> _Place | None:
-        """Return where a key of the target stands in a list of equal blocks; None if it stands in none."""
+        """Return where KEY of the target is in a list of equal blocks; None if it is in none."""
         place = self.whole[1].places.get(key)
         within = place is not None and place.list in self.equal and place.number >= self.equal[place.list].start
         return place if within else None
 
     def _as_last(self, found: MappingOf[str, Entry], place: _Place) -> Entry:
-        """Return the entry for a place, made of the entry for this place in the last equal block that was matched."""
+        """Return the entry for PLACE, made of the entry FOUND for this place in the last equal block that was matched,
+        with the numbers of the block changed.
+        """
         last = place._replace(number=self.equal[place.list][-1])
         like, by = found[str(last)], place.number - last.number
         source, target = self.whole
@@ -265,7 +279,7 @@ class Shortened:
 
 
 def shortened(source: Signature, target: Signature) -> Shortened | None:
-    """Return both sides without most of their equal blocks; None if they have no long lists of such.
+    """Return both sides without most of their equal blocks; None if they have no long lists of equal blocks.
 
     Lists of one length stay of one length, and others differ as before: a list may be known by its length.
     """

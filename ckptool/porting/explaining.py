@@ -16,10 +16,10 @@ _SEVERAL = 5
 
 
 def explained(mapping: Mapping, key: str, width: int = 100) -> str:
-    """Return how KEY, of the model or of the file, was matched, as text.
+    """Return how KEY, of the model or of the file, was matched, as text with lines of WIDTH columns.
 
     Raises:
-        NotFound: neither has it.
+        NotFound: neither the model nor the file has the key.
     """
     own = [entry for entry in mapping.entries if entry.target == key]
     if not own and key not in mapping.source_shapes:
@@ -38,7 +38,7 @@ def explained(mapping: Mapping, key: str, width: int = 100) -> str:
 
 
 def rows_of(entry: Entry) -> list[tuple[str, str]]:
-    """Return how an entry was matched as rows (label, text), for the web page."""
+    """Return how ENTRY was matched as rows (label, text), for the web page: steps, rules, answered questions."""
     rows: list[tuple[str, str]] = []
     for part in entry.way:
         for label, steps in (("in the file", part.source_steps), ("in the model", part.target_steps)):
@@ -120,7 +120,9 @@ def _asked(entry: Entry, width: int) -> Iterator[str]:
 
 
 def _alike(mapping: Mapping, entry: Entry, width: int) -> Iterator[str]:
-    """Yield lines about a key without a source: where the tensors of its sizes go."""
+    """Yield lines about ENTRY, a key without a source: where the source's tensors of its sizes go. Nothing
+    for other keys.
+    """
     if entry.expr is not None or entry.default:
         return
     goes = {key: one.target for one in mapping.entries for key in one.sources}

@@ -67,10 +67,11 @@ _MOST_ELEMENTS = 1 << 28
 
 
 def lazy(x: Expr, tensors: Mapping[str, LazyTensor]) -> LazyTensor:
-    """Return the result of X over TENSORS as a lazy tensor.
+    """Return the result of the expression X over TENSORS (key -> tensor) as a lazy tensor.
 
     Raises:
-        RuleError: an operation does not fit, or its result is far larger than the tensors (`repeat(x, 0, 1000000000)`).
+        RuleError: an operation cannot be applied to these sizes, or its result is far larger than the tensors
+            (`repeat(x, 0, 1000000000)`).
     """
     shapes = {key: tensors[key].shape for key in x.keys()}  # noqa: SIM118
     most = max(_MOST_ELEMENTS, 8 * sum(map(prod, shapes.values())))
@@ -96,10 +97,10 @@ DEEPEST = 64
 
 
 def parse(text: str) -> Expr:
-    """Parse TEXT as an expression.
+    """Return TEXT, such as `cat(0, q.weight, k.weight)`, as an expression.
 
     Raises:
-        RuleError: it is not an expression.
+        RuleError: the text is not an expression.
     """
     tokens: list[str] = []
     at, end = 0, len(text.rstrip())
@@ -199,7 +200,8 @@ def _number(text: str) -> Number:
 
 
 def inverted(target: str | Expr, x: Expr, shapes: Mapping[str, Shape]) -> dict[str, list[tuple[Expr, Expr]]] | None:
-    """Return how to make the keys that X reads from TARGET, the result of X; None if X loses values.
+    """Return how to make the keys that X reads from TARGET, the result of X; None if X loses values. SHAPES has the
+    sizes of these keys.
 
     The result is key -> [(expression over TARGET, the part of the key that it gives: the key itself, or a cut of it)].
     """
@@ -217,7 +219,9 @@ def _undo(x: Expr, value: Expr, out: dict[str, list[tuple[Expr, Expr]]], shapes:
 
 
 def reassembled(pieces: Sequence[tuple[Expr, Expr]], shape: Shape) -> Expr | None:
-    """Return one tensor of sizes SHAPE made of its PIECES (see `inverted`), or None if some are missing."""
+    """Return the expression of one tensor of sizes SHAPE made of PIECES, (value, part of the tensor) as in `inverted`;
+    None if parts are missing.
+    """
     for value, piece in pieces:
         if piece.is_copy:
             return value

@@ -55,8 +55,12 @@ _LARGEST = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class FamilyLine:
-    """A line of a family's mapping: key, expression with braces, whether the source may lack it, and its line
-    number.
+    """A line of a family's mapping.
+
+    Attributes:
+        key, value: the key that it makes and the expression for it, both with text in braces.
+        optional: whether the source may lack the tensors of the expression.
+        number: its line number in the file.
     """
 
     key: str
@@ -66,7 +70,7 @@ class FamilyLine:
 
     @property
     def is_general(self) -> bool:
-        """Return whether the line is for any text: its key has the hole that stands for any text."""
+        """Return whether the line is for any key: `{...}` in its key stands for any text."""
         return f"{{{ANY}}}" in self.key
 
 
@@ -143,7 +147,9 @@ class _Instance:
         self.values: dict[tuple[Any, ...], int] = {}
 
     def _names(self, shapes: Mapping[str, Shape]) -> tuple[dict[str, str], list[str]]:
-        """Return key as the lines write it -> key of the file, and the keys of other parts of the file."""
+        """Return (key as the lines write it -> key of the file, keys of other parts of the file), for the
+        keys of SHAPES.
+        """
         plain = unwrap(shapes)
         names = {name: key for key, name in plain.items()} if len(set(plain.values())) == len(plain) else {}
         names = names or {key: key for key in shapes}
@@ -156,8 +162,11 @@ class _Instance:
     # ------------------------------------------------------------------------------------------------ numbers
 
     def number(self, name: str, letters: Mapping[str, int]) -> int:
-        """Return the value of the number NAME for these LETTERS (the counters of the line); it is computed once for
-        each.
+        """Return the value of the number NAME for LETTERS, the counters of a line and their values; it is computed once
+        for each.
+
+        Raises:
+            Malformed: the family does not define the number.
         """
         if name in letters:
             return letters[name]
@@ -174,8 +183,12 @@ class _Instance:
         return self.values[at]
 
     def evaluate(self, text: str, letters: Mapping[str, int], name: str = "") -> int:
-        """Return the value of TEXT, a formula over numbers such as `2 * width`, for these LETTERS. NAME is the number
-        that it defines, for messages.
+        """Return the value of TEXT, a formula over numbers such as `2 * width`, for LETTERS (counter -> value). NAME is
+        the number that it defines, for messages.
+
+        Raises:
+            Malformed: TEXT is no formula, or its value is far too large.
+            RuleError, NotFound: the file lacks a tensor or number that the formula needs.
         """
         try:
             found = self._value(ast.parse(text.strip(), mode="eval").body, letters, name)
@@ -220,7 +233,9 @@ class _Instance:
         return f"say it with --number {wanted[0]}=N" if wanted else None
 
     def _text(self, node: ast.expr, letters: Mapping[str, int]) -> str | None:
-        """Return the text of a node: quoted, or joined with numbers ("layer" + s + ".weight"); None for a number."""
+        """Return the text of NODE, quoted or joined with numbers ("layer" + s + ".weight"); None for a number. LETTERS
+        has counter -> value.
+        """
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             return node.value
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
@@ -301,7 +316,9 @@ class _Instance:
         return _BRACES.sub(lambda found: str(self.evaluate(found[1], row)), text)
 
     def _written(self, lines: Sequence[FamilyLine]) -> Iterator[tuple[FamilyLine, str, Expr]]:
-        """Yield the lines written out, block by block: neighbouring lines with the same letters alternate."""
+        """Yield (line, key, expression) for LINES written out, block by block: successive lines with the same letters
+        alternate.
+        """
         total = 0
         for letters, some in itertools.groupby((line for line in lines if not line.is_general), key=self._letters):
             together = list(some)
@@ -322,7 +339,7 @@ class _Instance:
     # ------------------------------------------------------------------------------------------------ mapping
 
     def mapping(self, *, leave: bool) -> Port:
-        """Return the mapping; see `Family.mapping`."""
+        """Return the mapping for the file; see `Family.mapping`."""
         entries = self._back() if self.invert else self._forth()
         if all(entry.line in self._takes_all for entry in entries):
             raise self._other_file([])
@@ -347,8 +364,8 @@ class _Instance:
 
     @property
     def _takes_all(self) -> set[int]:
-        """Return the line numbers of the lines that take every key of a file. They do not show that a file belongs to
-        the family.
+        """Return the numbers of the lines that take every key of a file. They do not show that a file belongs to the
+        family.
         """
         return {line.number for line in self.family.lines if line.value == f"{{{ANY}}}"}
 
@@ -373,9 +390,9 @@ class _Instance:
         return Entry(key, shape, expr, f"line {line.number} of {self.family.name}", line=line.number)
 
     def _general(self, entries: Sequence[Entry], sides: Callable[[FamilyLine], tuple[str, str]]) -> Iterator[Entry]:
-        """Yield an entry for each key of the file that no entry of ENTRIES reads and that fits a line for any text; the
-        first such line counts. SIDES returns the patterns of a line, for the keys that it reads and for those that it
-        makes.
+        """Yield an entry for each key of the file that no entry of ENTRIES reads and that matches a line for any key;
+        the first such line counts. SIDES returns (pattern of the keys that a line reads, pattern of the keys that it
+        makes).
         """
         lines = [line for line in self.family.lines if line.is_general]
         patterns = [(line, *sides(line)) for line in lines]
@@ -419,7 +436,9 @@ class _Instance:
         return [replace(entry, target=below + entry.target) for entry in entries]
 
     def _require_whole(self, entries: Sequence[Entry], missing: Sequence[str]) -> None:
-        """Raise RuleError if the file lacks the tensors MISSING, or belongs to another family."""
+        """Raise RuleError if there are MISSING tensors, which the file lacks: it belongs to another family if they are
+        more than ENTRIES.
+        """
         if not missing:
             return
         if len(entries) < len(missing):
@@ -435,8 +454,8 @@ class _Instance:
         return f"{self.family.name} --invert" if self.invert else self.family.name
 
     def _other_file(self, wanted: Sequence[str]) -> RuleError:
-        """Return the error for a file that the family does not take. It says if the file fits the opposite
-        direction.
+        """Return the error for a file that the family does not take, with WANTED[0] as an example of what it takes. The
+        error says if the file suits the opposite direction.
         """
         family = self.family
         takes = family.target if self.invert else family.source
@@ -456,8 +475,8 @@ class _Instance:
         )
 
     def fits(self) -> bool:
-        """Return whether the file has the keys of most lines of the family. Optional lines do not count if it lacks
-        them.
+        """Return whether the file has the keys of most lines of the family. Optional lines that it lacks do
+        not count.
         """
         there = absent = 0
         try:

@@ -30,13 +30,13 @@ def shipped() -> list[Family]:
 
 
 def file_of(text: str) -> Path | None:
-    """Return the file of a built-in mapping by its name, or None if there is no such mapping."""
+    """Return the path of the built-in mapping called TEXT; None if there is no such mapping."""
     path = _SHIPPED / f"{text}.yaml"
     return path if re.fullmatch(r"[\w-]+", text) and path.is_file() else None
 
 
 def named(text: str) -> Family | Port:
-    """Return a built-in mapping by its name, or the mapping in a file.
+    """Return the built-in mapping called TEXT, or the mapping in the file of this path.
 
     Raises:
         NotFound: there is no such mapping and no such file.
@@ -55,7 +55,7 @@ def named(text: str) -> Family | Port:
 
 
 def read(path: StrPath) -> Family | Port:
-    """Return the mapping in a file, for a family or for one model.
+    """Return the mapping in the file PATH, for a family or for one model.
 
     Raises:
         Unreadable, Malformed: it is not a mapping file.
@@ -69,10 +69,11 @@ def read(path: StrPath) -> Family | Port:
 
 
 def without_model(mapping: Port, shapes: Mapping[str, Shape]) -> Port:
-    """Return a mapping for a source of these SHAPES, without a model to compare with.
+    """Return MAPPING with the sizes that its expressions give for a source of these SHAPES, without a model to compare
+    with.
 
     Raises:
-        RuleError: an expression does not fit the sizes.
+        RuleError: an expression cannot be applied to these sizes.
     """
     mapping = mapping_file.fitted(mapping, shapes)
     entries = []
@@ -146,7 +147,9 @@ def _lines(document: Mapping[str, Any], name: str, path: StrPath) -> tuple[Famil
 
 
 def configuration_beside(path: Any) -> dict[str, Any]:
-    """Return the contents of params.json, or else config.json, beside a file or in a folder; {} if there is neither."""
+    """Return the contents of params.json, or else config.json, in the folder PATH or beside the file PATH; {} if there
+    is neither.
+    """
     try:
         place = Path(path)
         folder = place if place.is_dir() else place.parent

@@ -66,9 +66,8 @@ class Entry:
 
     @property
     def status(self) -> Status:
-        """Return whether the entry is certain. This is the only place where that is decided.
-
-        "mapped": no question is open. "guessed": a question is open. "unmapped": the model keeps its own value.
+        """Return "mapped" if no question about the entry is open, "guessed" if one is, and "unmapped" if the key needs
+        a source and has none. This is the only place where that is decided.
         """
         if self.expr is None and not self.default:
             return "unmapped"
@@ -76,17 +75,17 @@ class Entry:
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """Return the sentences of its open questions; for an unmapped key, why it has no source."""
+        """Return the sentences of the open questions of this entry; for an unmapped key, why it has no source."""
         return tuple(dict.fromkeys(map(str, still_open(self.questions))))
 
     @property
     def rivals(self) -> tuple[Expr, ...]:
-        """Return the options of its open questions: other expressions for the key."""
+        """Return the options of the open questions of this entry: other expressions for the key."""
         options = dict.fromkeys(option for question in still_open(self.questions) for option in question.options)
         return tuple(option for option in options if option != self.expr)
 
     def asking(self, *questions: Question[Expr]) -> Entry:
-        """Return the entry with more questions."""
+        """Return the entry with QUESTIONS added. A question that is open already gets the options of the new one."""
         every = self.questions
         for question in questions:
             every = tuple(joined(every, question))
@@ -94,7 +93,7 @@ class Entry:
 
     def tried(self, expr: Expr) -> Entry:
         """Return the entry with the expression EXPR, which a proof found by trial. The old expression becomes the first
-        option.
+        option of its open question.
         """
         had = () if self.expr is None else (self.expr,)
         found = Question(Reason.FOUND_BY_TRIAL, (), had)
@@ -111,7 +110,7 @@ class Entry:
 
     @property
     def keeps_its_name(self) -> bool:
-        """Return whether it has no source, or is a copy of the source's tensor of the same name."""
+        """Return whether the key has no source, or is a copy of the source's tensor of the same name."""
         return self.expr is None or (self.expr.is_copy and self.expr.key == self.target)
 
     @property
@@ -121,7 +120,7 @@ class Entry:
 
     @property
     def sources(self) -> list[str]:
-        """Return the source keys that the expression reads."""
+        """Return the source keys that the expression reads; [] if there is none."""
         return self.expr.keys() if self.expr is not None else []
 
     def as_json(self) -> dict[str, Any]:
@@ -176,7 +175,7 @@ class Mapping:
         return next(entry for entry in self.entries if entry.target == key)
 
     def having(self, status: Status) -> list[Entry]:
-        """Return the entries of one status."""
+        """Return the entries with this STATUS."""
         return [entry for entry in self.entries if entry.status == status]
 
     @property
@@ -190,7 +189,7 @@ class Mapping:
 
     @property
     def is_sure(self) -> bool:
-        """Return whether every key is mapped."""
+        """Return whether every key is mapped: none is a guess or without a source."""
         return all(entry.status == "mapped" for entry in self.entries)
 
     def open_questions(self, guesses: Sequence[str] | None, gaps: Sequence[str] | None) -> list[Entry]:
@@ -206,7 +205,7 @@ class Mapping:
         ]
 
     def with_entries(self, entries: Sequence[Entry]) -> Mapping:
-        """Return the mapping with other entries, and with its unused keys updated."""
+        """Return the mapping with ENTRIES in place of its entries, and with its unused keys updated."""
         used = {key for entry in entries for key in entry.sources}
         return replace(self, entries=tuple(entries), unused=tuple(key for key in self.source_shapes if key not in used))
 
@@ -222,7 +221,9 @@ class Mapping:
 
 
 def different(target: str, source: str) -> tuple[str, str]:
-    """Return what is before the components that two keys share at their end: ("a.x.w", "b.c.x.w") -> ("a.", "b.c.")."""
+    """Return the beginnings of the keys TARGET and SOURCE before the components that they share at their end: ("a.x.w",
+    "b.c.x.w") -> ("a.", "b.c.").
+    """
     own, theirs = target.split("."), source.split(".")
     shared = 0
     while shared < min(len(own), len(theirs)) and own[-1 - shared] == theirs[-1 - shared]:

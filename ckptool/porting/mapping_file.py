@@ -46,7 +46,7 @@ _VERSION = 1
 
 
 def text_of(mapping: Mapping) -> str:
-    """Return a mapping as the text of a file."""
+    """Return MAPPING as the text of a mapping file."""
     lines = [f"ckptool-mapping: {_VERSION}"]
     lines += [
         f"{name}: {quoted(value)}" for name, value in (("source", mapping.source), ("target", mapping.target)) if value
@@ -99,7 +99,9 @@ def _yaml_value(text: str) -> str:
 
 
 def folded(entries: Sequence[Entry]) -> list[tuple[str, str, list[Entry]]]:
-    """Return entries as lines: (pattern of target keys, expression with holes, the entries), in their order."""
+    """Return ENTRIES as lines of a mapping file, (pattern of target keys, expression with holes, the entries of the
+    line), in their order.
+    """
     groups: dict[tuple[str, ...], list[Entry]] = defaultdict(list)
     for entry in entries:
         groups[_shape_of_key(entry)].append(entry)
@@ -120,15 +122,15 @@ def folded(entries: Sequence[Entry]) -> list[tuple[str, str, list[Entry]]]:
 
 
 def _shape_of_key(entry: Entry) -> tuple[str, ...]:
-    """Return the target and the source keys of an entry with `#` for numbers. Entries with equal results may share a
-    line.
+    """Return the target and the source keys of ENTRY with `#` for numbers. Entries with equal results may
+    share a line.
     """
     keys = [entry.target, *entry.sources]
     return tuple(".".join("#" if _is_number(c) else c for c in key.split(".")) for key in keys)
 
 
 def _templates(members: Sequence[Entry]) -> dict[str, str]:
-    """Return target -> expression with its numbers as holes `{#1}` if this is right for all entries; else the
+    """Return target -> expression with its numbers as holes `{#1}` if this is right for all MEMBERS; else the
     expressions as they are.
     """
     numbers = [[c for c in e.target.split(".") if _is_number(c)] for e in members]
@@ -164,7 +166,7 @@ def _templates(members: Sequence[Entry]) -> dict[str, str]:
 
 
 def _text(expr: Expr, names: dict[str, str]) -> str:
-    """Return the text of an expression with some keys under other names, which may have holes."""
+    """Return the text of EXPR with NAMES (key -> name, which may have holes) in place of its keys."""
 
     def written(key: str) -> str:
         name = names.get(key) or _with_braces(key)
@@ -174,12 +176,12 @@ def _text(expr: Expr, names: dict[str, str]) -> str:
 
 
 def _with_braces(key: str) -> str:
-    """Return a key with its own braces doubled, because single ones are ranges and holes."""
+    """Return KEY with its own braces doubled, because single braces are ranges and holes."""
     return key.replace("{", "{{").replace("}", "}}")
 
 
 def _is_range(component: str) -> bool:
-    """Return whether a component is a range of several numbers, made by `collapse`."""
+    """Return whether COMPONENT is a range of several numbers (`{0..3}`), made by `collapse`."""
     return component.startswith("{") and not component.startswith("{{")
 
 
@@ -196,10 +198,10 @@ def _is_number(component: str) -> bool:
 
 
 def save(mapping: Mapping, path: StrPath, *, overwrite: bool = False) -> None:
-    """Write a mapping file. A file that already holds the same text is left as it is.
+    """Write MAPPING to the mapping file PATH. A file that already holds the same text is left as it is.
 
     Raises:
-        RuleError: it could not be read again: it is too large, or has a name that is not text.
+        RuleError: the file could not be read again: it is too large, or has a name that is not text.
     """
     text = text_of(mapping)
     check_size(text, path, largest=LARGEST_LIST)
@@ -210,7 +212,7 @@ def save(mapping: Mapping, path: StrPath, *, overwrite: bool = False) -> None:
 
 
 def read(path: StrPath) -> Mapping:
-    """Read a mapping file. It holds no shapes; `for_target` adds those of a model.
+    """Return the mapping in the file PATH. It holds no shapes; `for_target` adds those of a model.
 
     Raises:
         Unreadable: there is no such file, or it is not text.
@@ -220,7 +222,7 @@ def read(path: StrPath) -> Mapping:
 
 
 def document_of(path: StrPath) -> dict[str, Any]:
-    """Return the contents of a mapping file.
+    """Return the sections of the mapping file PATH: name -> contents.
 
     Raises:
         Unreadable, Malformed: as `read`.
@@ -237,7 +239,7 @@ def document_of(path: StrPath) -> dict[str, Any]:
 
 
 def mapping_of(document: dict[str, Any], path: StrPath) -> Mapping:
-    """Return the mapping of one model to another in the DOCUMENT from the file PATH.
+    """Return the mapping for one model in DOCUMENT, the sections of the file PATH.
 
     Raises:
         Malformed: as `read`.
@@ -302,10 +304,12 @@ _HOW_WRITTEN = "`ckptool inspect FILE -v` shows the shapes; docs/transfer.md, Op
 
 
 def for_target(mapping: Mapping, target: Signature, shapes: dict[str, Shape]) -> Mapping:
-    """Return a mapping from a file for this model and source: with shapes, and with unmapped entries for other keys.
+    """Return MAPPING, from a file, for the model TARGET and a source of SHAPES: with sizes, and with entries for all
+    other keys, without a source unless the model computes them.
 
     Raises:
-        RuleError: it names keys that the model does not have, or an expression gives another shape than the model's.
+        RuleError: the mapping names keys that the model does not have, or an expression gives another shape than the
+            model's.
     """
     mapping = fitted(mapping, shapes)
     known = {e.target: e for e in mapping.entries}
@@ -344,8 +348,8 @@ def for_target(mapping: Mapping, target: Signature, shapes: dict[str, Shape]) ->
 
 
 def fitted(mapping: Mapping, keys: Iterable[str]) -> Mapping:
-    """Return the mapping for the names in KEYS: with or without the prefix of a wrapper (`module.`), if all names on
-    one side have it and none on the other.
+    """Return MAPPING for a source with the names KEYS: its own names with or without the prefix of a wrapper
+    (`module.`), if all names on one side have it and none on the other; else as it is.
     """
     there = set(keys)
     own = list(dict.fromkeys(key for entry in mapping.entries for key in entry.sources))
@@ -362,10 +366,10 @@ def fitted(mapping: Mapping, keys: Iterable[str]) -> Mapping:
 
 
 def invert(mapping: Mapping, shapes: dict[str, Shape]) -> Mapping:
-    """Return the inverse mapping. SHAPES are those of the keys that the mapping reads, with or without a wrapper.
+    """Return the inverse of MAPPING. SHAPES are those of the keys that it reads, with or without a wrapper.
 
     Raises:
-        RuleError: values are lost, or an expression does not fit its keys; the message names the keys.
+        RuleError: values are lost, or an expression cannot be applied to its keys; the message names the keys.
     """
     mapping = fitted(mapping, shapes)
     pieces: dict[str, list[tuple[Expr, Expr]]] = defaultdict(list)

@@ -19,7 +19,7 @@ from .mapping_file import folded
 
 
 def mapping_text(mapping: Mapping, *, everything: bool = False, width: int = 100) -> str:
-    """Return the report of a mapping: coverage, doubts first, then the rest, with equal blocks in one line.
+    """Return the report of MAPPING: coverage, doubts first, then the rest, with equal blocks in one line.
 
     Args:
         mapping: the mapping.
@@ -30,7 +30,7 @@ def mapping_text(mapping: Mapping, *, everything: bool = False, width: int = 100
 
 
 def mapping_page(mapping: Mapping) -> str:
-    """Return a mapping as a page of HTML: the source's keys beside the target's, coloured by their status."""
+    """Return MAPPING as a page of HTML: the source's keys beside the target's, coloured by their status."""
     links = []
     for entry in mapping.entries:
         details = [("shape", "x".join(map(str, entry.shape))), ("evidence", entry.evidence)]
@@ -147,7 +147,9 @@ class _Row:
 
 
 def _folded(line: str, width: int, indent: int) -> list[str]:
-    """Return a long line as several lines, indented by INDENT if the longest word leaves room."""
+    """Return LINE as several lines of at most WIDTH columns, all but the first indented by INDENT if the longest word
+    leaves room.
+    """
     if len(line) <= width:
         return [line.replace(_SPACE, " ")]
     indent = max(min(indent, width - max(map(len, line.split(" ")))), 6)
@@ -160,7 +162,7 @@ _SPACE = "\N{NO-BREAK SPACE}"
 
 
 def _unused(mapping: Mapping) -> list[str]:
-    """Return lines about unused source keys, with one line for a wholly unused module and for equal blocks."""
+    """Return lines about the unused source keys, with one line for a wholly unused module and for equal blocks."""
     unused = set(mapping.unused)
     read = {key[:end] for key in mapping.source_shapes if key not in unused for end in _ends(key)}
     below: dict[str, list[str]] = {}
@@ -176,8 +178,8 @@ def _unused(mapping: Mapping) -> list[str]:
 
 
 def _blocks_left(mapping: Mapping) -> Iterator[str]:
-    """Yield a line for each list of equal blocks of the source of which only some are used: the
-    model has fewer layers.
+    """Yield a line for each list of equal blocks of the source of which only some are used: the model has
+    fewer layers.
     """
     unused = set(mapping.unused)
     blocks: dict[str, dict[str, list[str]]] = {}
@@ -205,7 +207,7 @@ _A_BLOCK = 4
 
 
 def _ends(key: str) -> Iterator[int]:
-    """Yield the ends of the modules around a key, from the outermost, up to a limit that no model reaches."""
+    """Yield the places of the dots in KEY, the ends of the modules around it, the outermost first, at most 64."""
     return islice((place for place, character in enumerate(key) if character == "."), _DEEPEST)
 
 
@@ -213,7 +215,7 @@ _DEEPEST = 64
 
 
 def _by_doubts(entries: Sequence[Entry]) -> list[list[Entry]]:
-    """Return entries grouped by their doubts, in the order of the first of each group."""
+    """Return ENTRIES in groups with equal doubts, in the order of the first of each group."""
     found: dict[tuple[str, ...], list[Entry]] = {}
     for entry in entries:
         found.setdefault(entry.doubts, []).append(entry)
@@ -221,8 +223,8 @@ def _by_doubts(entries: Sequence[Entry]) -> list[list[Entry]]:
 
 
 def _from_one_prefix(entries: Sequence[Entry]) -> _Row | None:
-    """Return one row for copies from one prefix to another (`* <- student.*`), if their options differ only in the
-    prefix; else None.
+    """Return one row for copies from one prefix to another (`* <- student.*`), if there are at least eight and their
+    options differ only in the prefix; else None.
     """
     first = entries[0]
     if len(entries) < _WORTH_A_STAR or first.expr is None or not first.expr.is_copy:
@@ -247,8 +249,8 @@ _WORTH_A_STAR = 8
 
 
 def _rows(entries: Sequence[Entry]) -> list[_Row]:
-    """Return entries as rows: one for equal blocks, and one for a module that copies all its tensors from one
-    module.
+    """Return ENTRIES as rows of the report: one for equal blocks, and one for a module that copies all its tensors from
+    one module.
     """
     rows: list[_Row] = []
     found = [_Row(pattern, made, _sizes(some), some, _rivals(some)) for pattern, made, some in folded(entries)]
@@ -265,7 +267,9 @@ def _rows(entries: Sequence[Entry]) -> list[_Row]:
 
 
 def _rivals(members: Sequence[Entry]) -> list[str]:
-    """Return the options of a line of the report as texts, with holes for numbers as in the line."""
+    """Return the options of one line of the report as texts, with holes for numbers as in the line. MEMBERS are its
+    entries.
+    """
     texts = []
     for number in range(max(len(e.rivals) for e in members)):
         some = folded([replace(e, expr=e.rivals[number]) for e in members if len(e.rivals) > number])
@@ -274,8 +278,8 @@ def _rivals(members: Sequence[Entry]) -> list[str]:
 
 
 def _modules(line: _Row) -> tuple[str, str, tuple[str, ...], tuple[str, ...]] | None:
-    """Return the two modules of a line that copies a tensor of equal name, the modules of its options, and its doubts;
-    None for other lines.
+    """Return (module of the target, of the source, modules of the options, doubts) of a line that copies a tensor of
+    equal name; None for other lines.
     """
     (own, _, leaf), made = line.target.rpartition("."), [line.made, *line.rivals]
     exprs = [expr for e in line.members for expr in (e.expr, *e.rivals)]

@@ -1,4 +1,4 @@
-"""Make a mapping from two signatures."""
+"""Make a mapping from the signatures of a source and of a target."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def port(
     values: Values | None = None,
     lora_scale: float | None = None,
 ) -> Mapping:
-    """Find which source tensor goes where.
+    """Return the mapping from the source to the target: which tensor goes where.
 
     Args:
         source: the keys and shapes of the file.
@@ -62,7 +62,9 @@ def port(
 
 
 def _matched(source: Signature, target: Signature, values: Values | None, lora_scale: float | None) -> Mapping:
-    """Return the mapping between these signatures as they are, with all of their blocks."""
+    """Return the mapping between these signatures as they are, with all of their blocks. VALUES and LORA_SCALE are as
+    in `port`.
+    """
     shapes = {key: entry.shape for key, entry in source.entries.items()}
     source = called_as_in(source, target)
     copied, others = copies(source, target)
@@ -111,9 +113,11 @@ class _Entries:
         return self._without_company(made.with_entries(entries))
 
     def _without_company(self, made: Mapping) -> Mapping:
-        """Ask about keys from a layer of the source that has an unused tensor: an adapter, a mask, a scale.
+        """Return MADE with a question about keys from a layer of the source that has an unused tensor: an adapter, a
+        mask, a scale.
 
-        Or the layer has an unused tensor of the right size for a key without a source in the same module of the model.
+        The unused tensor may also have the size of a key without a source in the same module of the model, or be of a
+        layer that the source's code runs on the same input.
         """
         left: dict[str, list[str]] = defaultdict(list)
         for key in made.unused:
@@ -154,8 +158,8 @@ class _Entries:
         return replace(made, entries=tuple(entries))
 
     def _left_out(self, one: Entry, unused: Sequence[Tensor]) -> str | None:
-        """Return the layer that the source's code runs beside the layer of an entry, with the same input and as many
-        outputs, and that the model does not take; or None. The model may need the sum of the two.
+        """Return the path of a layer in UNUSED that the source's code runs on the same input as the layer of ONE, with
+        as many outputs; None if there is none. The model may need the sum of the two.
         """
         for key in one.sources if unused else ():
             used = self._source.signature.entries.get(key)
@@ -204,7 +208,7 @@ class _Entries:
         return replace(blank, expr=expr, evidence=evidence, questions=tuple(questions), way=way)
 
     def _part(self, hole: str) -> Part:
-        """Return how the source of a hole was matched."""
+        """Return how the source of HOLE was matched, for `--explain`."""
         name = self._names[hole]
         t, s = self._unit_of[name]
         own, theirs = self._target.pieces.get(name), s.pieces.get(name.role, s.main)
@@ -212,7 +216,7 @@ class _Entries:
         return Part(".".join(t.path), ".".join(s.path), steps, theirs.steps, tuple(t.told), t.support)
 
     def _questions(self, assembly: Expr, filled: MappingOf[str, Filled]) -> list[Question[Expr]]:
-        """Return the questions about the key, from those about its holes, with options for the whole key.
+        """Return the questions about a key, from those about its holes, with options for the whole key.
 
         ASSEMBLY is the key's expression over its holes, FILLED holds what fills them. A question about several holes
         has one answer: each option applies to all of them.
@@ -252,7 +256,9 @@ class _Entries:
         return entry.parameter is False and (piece is None or piece.role not in STATISTICS)
 
     def _could_fill(self, key: str) -> str | None:
-        """Return an unused key of the source with the sizes of a buffer of the model, or None."""
+        """Return an unused key of the source with the sizes and type of the buffer KEY of the model; None if there is
+        none.
+        """
         if self._unused is None:
             used = {k for filled in self._holes.values() for k in filled.expr.keys()}  # noqa: SIM118 - a method of ours
             used |= self._source.counters.keys() | self._copied.keys()
@@ -269,8 +275,8 @@ class _Entries:
 
 
 def _left_in(left: MappingOf[str, Sequence[str]], path: str, leaf: str) -> str | None:
-    """Return an unused key of the layer PATH whose tensor LEAF is used, or None. A wrapped layer may have it
-    outside.
+    """Return an unused key of the layer PATH whose tensor LEAF is used; None if there is none. LEFT has path -> unused
+    keys below it. A wrapped layer may have the unused key outside.
     """
     for layer in (path, path.removesuffix(".module")):
         for key in left.get(layer, ()):

@@ -1,4 +1,4 @@
-"""What is uncertain about a tensor: a question, with what else the tensor may be as options.
+"""What is uncertain about a tensor: a question, with the things that the tensor may be instead as options.
 
 A rule that is not sure asks a question. It has a reason, which is a row of the table in `reasons`, and options: units
 while modules are matched, expressions later. Questions are only added, and may be answered by later evidence; none is
@@ -24,7 +24,7 @@ MOST_OPTIONS = 8
 
 @dataclass(frozen=True, slots=True)
 class Question(Generic[T]):
-    """What a rule is not sure of about one tensor or unit.
+    """One uncertainty of a rule about one tensor or unit.
 
     Attributes:
         reason: the sentence that the report prints, a member of `Reason`.
@@ -48,18 +48,20 @@ class Question(Generic[T]):
 
     @property
     def of_parts(self) -> bool:
-        """Return whether it is about whole blocks of the model, so that swapping two layers cannot answer it."""
+        """Return whether the question is about whole blocks of the model, so that swapping two layers cannot
+        answer it.
+        """
         return self.reason.topic in (Topic.PARTS, Topic.COUNT)
 
     @property
     def asked(self) -> tuple[Reason, tuple[str, ...]]:
-        """Return the reason and its names. Two questions with equal results are one question, even if their options
-        differ.
+        """Return (reason, names in its sentence). Two questions for which these are equal are one question, even if
+        their options differ.
         """
         return self.reason, self.named
 
     def about(self, *options: T) -> Question[T]:
-        """Return the same question with these options."""
+        """Return the same question with OPTIONS in place of its options."""
         return replace(self, options=options)
 
     def translated(self, into: Callable[[T], S | None]) -> Question[S]:
@@ -69,22 +71,26 @@ class Question(Generic[T]):
 
 
 def ask(reason: Reason, *named: str) -> Question[T]:
-    """Return an open question for REASON, without options."""
+    """Return an open question for REASON, with the texts NAMED in its sentence and without options."""
     return Question(reason, named)
 
 
 def ask_code(reason: Reason, *named: str, shows: str) -> Question[T]:
-    """Return an answered question for REASON: the source's code answers it, and SHOWS says what that code does."""
+    """Return an answered question for REASON, with the texts NAMED in its sentence: the source's code answers it, and
+    SHOWS says what that code does.
+    """
     return Question(reason, named, answer=f"the source's code {shows}")
 
 
 def still_open(questions: Iterable[Question[T]]) -> list[Question[T]]:
-    """Return the questions that nothing has answered."""
+    """Return those of QUESTIONS that nothing has answered."""
     return [question for question in questions if question.is_open]
 
 
 def joined(questions: Iterable[Question[T]], more: Question[T]) -> list[Question[T]]:
-    """Return QUESTIONS with MORE added. If the same question is open already, it gets the options of MORE."""
+    """Return QUESTIONS with MORE added. If the same question is open already, it gets the options of MORE instead; each
+    keeps at most eight options.
+    """
     found = list(questions)
     for place, question in enumerate(found):
         if question.is_open and more.is_open and question.asked == more.asked:
@@ -95,7 +101,9 @@ def joined(questions: Iterable[Question[T]], more: Question[T]) -> list[Question
 
 
 def answered(questions: Sequence[Question[T]], topic: Topic | None, answer: str) -> list[Question[T]]:
-    """Return QUESTIONS with ANSWER as the answer of the open ones about TOPIC, or of all open ones if TOPIC is None."""
+    """Return QUESTIONS with ANSWER as the answer of the open questions about TOPIC, or of all open questions if TOPIC
+    is None.
+    """
     return [
         replace(one, answer=answer) if one.is_open and topic in (None, one.reason.topic) else one for one in questions
     ]

@@ -40,22 +40,22 @@ class Line:
     def malformed(
         self, what: str, path: StrPath, *, evidence: Sequence[str] = (), hint: str | None = None
     ) -> Malformed:
-        """Return an error about this line, with its number."""
+        """Return an error about this line that begins with its number; the arguments are those of the error."""
         return Malformed(place_of(self.number) + what, where=path, evidence=evidence, hint=hint)
 
 
 def place_of(number: int) -> str:
-    """Return the beginning of a message about a line of a file: "line 7: "."""
+    """Return the beginning of a message about line NUMBER of a file, "line 7: "; "" for 0."""
     return f"line {number}: " if number else ""
 
 
 def number_of(*texts: object) -> int:
-    """Return the line number of the last of TEXTS that was read from a file, else 0."""
+    """Return the line number of the last of TEXTS that was read from a file; 0 if none was."""
     return next((text.line for text in reversed(texts) if isinstance(text, Placed)), 0)
 
 
 def line(pattern: str, value: str | None, path: StrPath) -> Line:
-    """Return a line of the file PATH.
+    """Return the line PATTERN: VALUE of the file PATH, with its ranges read.
 
     Raises:
         Malformed: the text in braces is not a range.
@@ -72,7 +72,7 @@ def line(pattern: str, value: str | None, path: StrPath) -> Line:
 
 
 def within_limits(lines: Iterable[Line], path: StrPath) -> list[Line]:
-    """Return LINES if they do not stand for too many keys or characters.
+    """Return LINES of the file PATH, if they do not stand for too many keys or characters.
 
     Raises:
         Malformed: they do.
@@ -96,7 +96,8 @@ def within_limits(lines: Iterable[Line], path: StrPath) -> list[Line]:
 
 
 def written_out(one: Line, path: StrPath) -> Iterator[tuple[str, str | None]]:
-    """Yield the keys that a line stands for, each with its expression.
+    """Yield (key, expression as text) for each key that the line ONE of the file PATH stands for; None for the
+    expression of a key under `left`.
 
     Raises:
         Malformed: the expression has a hole without a range.
@@ -120,7 +121,7 @@ def written_out(one: Line, path: StrPath) -> Iterator[tuple[str, str | None]]:
 
 
 def _pieces(text: str) -> Iterator[tuple[str, str | None]]:
-    """Yield the parts of a text: (literal text, None), with double braces as single ones, or ("", text in braces)."""
+    """Yield the parts of TEXT: (literal text, None), with double braces as single ones, or ("", text in braces)."""
     at = 0
     for found in _BRACES.finditer(text):
         yield text[at : found.start()], None

@@ -22,39 +22,44 @@ class Reason(Enum):
     # Which of several look-alikes
     SEVERAL_FIT = (
         Topic.ORDER,
-        "{} tensors of the source fit equally well, and this one was chosen by its name and its neighbours; check "
-        "which of them the source's code uses in this layer, and correct a wrong pair with --hint OLD=NEW",
+        "{} tensors of the source fit this layer equally well, and this one was chosen by its name and its "
+        "neighbours; check which of them the source's code uses in this layer, and correct a wrong pair with --hint "
+        "OLD=NEW",
     )
     GUESSED_OF_SEVERAL = (
         Topic.OTHER,
-        "{} tensors of the source fit equally well, and this one was chosen because its name is the most similar; "
-        "check which of them the source's code uses in this layer, and correct a wrong pair with --hint OLD=NEW",
+        "{} tensors of the source fit this layer equally well, and this one was chosen because its name is the most "
+        "similar; check which of them the source's code uses in this layer, and correct a wrong pair with --hint "
+        "OLD=NEW",
     )
     ORDERS_DIFFER = (
         Topic.ORDER,
-        "several tensors have this shape, and this one was paired by its place among them, but the model and the file"
-        " list their tensors in different orders; compare the two names, and correct a wrong pair with --hint OLD=NEW",
+        "several tensors have this shape, and this one was chosen by its place among them, but the layers that are "
+        "certain have no common order in the model and in the source; check which tensor of this shape the source's "
+        "code uses in this layer, and correct a wrong pair with --hint OLD=NEW",
     )
     ORDERS_DIFFER_ELSEWHERE = (
         Topic.ORDER,
-        "several tensors have this shape, and this one was paired by its place among them, but the model and the file"
-        " list other tensors in different orders; compare the two names, and correct a wrong pair with --hint OLD=NEW",
+        "several tensors have this shape, and this one was chosen by its place among them, but many other layers have "
+        "another order in the model than in the source; check which tensor of this shape the source's code uses in "
+        "this layer, and correct a wrong pair with --hint OLD=NEW",
     )
     ORDERS_DISAGREE = (
         Topic.ORDER,
-        "this tensor was paired by the {}, but by the {} another tensor of the source would go here; compare the two "
-        "names, and correct a wrong pair with --hint OLD=NEW",
+        "this tensor was chosen by the {} of the layers, but by the {} another tensor of the source would go here; "
+        "check which tensor of this shape the source's code uses in this layer, and correct a wrong pair with --hint "
+        "OLD=NEW",
     )
     ORDER_SPEAKS_FOR_ANOTHER = (
         Topic.ORDER,
-        "this tensor was paired by its neighbours, but by the {} another tensor of the source would go here; check "
-        "which tensor the source's code uses in this layer, and correct a wrong pair with --hint OLD=NEW",
+        "this tensor was chosen by its place among other layers, but by the {} another tensor of this shape would go "
+        "here; check which of them the source's code uses in this layer, and correct a wrong pair with --hint OLD=NEW",
     )
     ONLY_NUMBERS = (
         Topic.ORDER,
-        "these layers have other numbers in the source than in the model, and were paired only by the order of these "
-        "numbers; check in both codes that they count from the same end and that no layer is missing, and correct "
-        "wrong pairs with --hint OLD=NEW",
+        "this layer and others of its shape have other numbers in the source than in the model, and were paired from "
+        "the lowest number to the highest; check in both codes that they count from the same end and that no layer is "
+        "missing, and correct wrong pairs with --hint OLD=NEW",
     )
     ONLY_FOLLOWS = (
         Topic.ORDER,
@@ -76,51 +81,53 @@ class Reason(Enum):
     )
     NAMES_FOR_SWAP = (
         Topic.OTHER,
-        "the names fit better if this layer gets {} of the source, and the layer that has it gets the chosen tensor; "
-        "check which of these two tensors the source's code uses in this layer, and if it is the other one, take the "
-        "alternative below in both layers",
+        "the names fit better if this layer and the layer that got {} of the source exchange their tensors; check "
+        "which of these two tensors the source's code uses in this layer, and if it is not the chosen one, exchange "
+        "the tensors of the two layers (among the alternatives below)",
     )
     COMPANY_FOR_SWAP = (
         Topic.OTHER,
-        "the neighbouring layers fit better if this layer gets {} of the source, and the layer that has it gets the "
-        "chosen tensor; check which of these two tensors the source's code uses in this layer, and if it is the other "
-        "one, take the alternative below in both layers",
+        "the neighbouring layers fit better if this layer and the layer that got {} of the source exchange their "
+        "tensors; check which of these two tensors the source's code uses in this layer, and if it is not the chosen "
+        "one, exchange the tensors of the two layers (among the alternatives below)",
     )
     ORDER_FOR_SWAP = (
         Topic.OTHER,
-        "by the {}, this layer would get {} of the source, and the layer that has it would get the chosen tensor; "
-        "check which of these two tensors the source's code uses in this layer, and if it is the other one, take the "
-        "alternative below in both layers",
+        "by the {}, this layer and the layer that got {} of the source would have each other's tensor; check which of "
+        "these two tensors the source's code uses in this layer, and if it is not the chosen one, exchange the "
+        "tensors of the two layers (among the alternatives below)",
     )
     ORDERS_ABOUT_SWAP = (
         Topic.OTHER,
-        "the {} supports this pair, but by the {}, this layer would get {} of the source, and the layer that has it "
-        "would get the chosen tensor; check which of these two tensors the source's code uses in this layer, and if "
-        "it is the other one, take the alternative below in both layers",
+        "the {} supports this pair, but by the {}, this layer and the layer that got {} of the source would have each "
+        "other's tensor; check which of these two tensors the source's code uses in this layer, and if it is not the "
+        "chosen one, exchange the tensors of the two layers (among the alternatives below)",
     )
     NO_ORDER_KEPT = (
         Topic.OTHER,
-        "only an order tells the chosen tensor from {} of the source, and the model and the file list other layers in "
-        "different orders; check which of these two tensors the source's code uses in this layer, and if it is the "
-        "other one, take the alternative below in both layers",
+        "only their order tells the chosen tensor from {} of the source, which another layer got, and other layers "
+        "are in another order in the model than in the source; check which of these two tensors the source's code "
+        "uses in this layer, and if it is not the chosen one, exchange the tensors of the two layers (among the "
+        "alternatives below)",
     )
     RUNS_BESIDE = (
         Topic.OTHER,
-        "this layer and the layer that takes {} of the source are parallel branches in the model, and their tensors "
+        "this layer and the layer that got {} of the source are parallel branches in the model, and their tensors "
         "were chosen only by the order in which code registers or runs the branches; check in the source's code which "
-        "branch is which, and if they are exchanged, take the alternative below in both layers",
+        "branch is which, and if each layer got the other's tensor, exchange the two (among the alternatives below)",
     )
     CONVENTION_OF_TWO = (
         Topic.OTHER,
-        "the names do not show which is the gate, the chosen tensor or {} of the source; check which of them the "
-        "source's code passes through the activation, and if the model's gate did not get that one, take the "
-        "alternative below in both layers",
+        "one of the codes does not name its gate, so the gate may be the chosen tensor or {} of the source, which "
+        "another layer got; check which of these two tensors the source's code passes through the activation, and if "
+        "the model's gate did not get that one, exchange the tensors of the two layers (among the alternatives below)",
     )
     AGAINST_NUMBERS = (
         Topic.OTHER,
-        "names and neighbouring layers chose this tensor, but by order or number {} of the source would go here; "
-        "check which of these two tensors the source's code uses in this layer, and if it is the other one, take the "
-        "alternative below in both layers",
+        "names and neighbouring layers chose this tensor, but by order or number, this layer and the layer that got "
+        "{} of the source would have each other's tensor; check which of these two tensors the source's code uses in "
+        "this layer, and if it is not the chosen one, exchange the tensors of the two layers (among the alternatives "
+        "below)",
     )
     IN_ANOTHER_MODULE = (
         Topic.OTHER,
@@ -130,35 +137,37 @@ class Reason(Enum):
     )
     WANTED_ELSEWHERE = (
         Topic.OTHER,
-        "this tensor of the source fits the model's {} as well, which has no source; check in the source's code which "
-        "of these two layers it belongs to, and correct a wrong pair with --hint OLD=NEW",
+        "this tensor of the source fits the model's {} as well, and that layer has no source; check in both codes "
+        "which of these two layers the tensor belongs to, and correct a wrong pair with --hint OLD=NEW",
     )
     OUT_OF_ORDER = (
         Topic.OTHER,
-        "{} of the source is not used, and it fits the order of the neighbouring layers better than the chosen "
-        "tensor; check which of these two tensors the source's code uses in this layer, and correct a wrong pair with "
-        "--hint OLD=NEW",
+        "{} of the source is not used, and in this layer it would be in order with the other layers, while the chosen "
+        "tensor is not; check which of these two tensors the source's code uses in this layer, and correct a wrong "
+        "pair with --hint OLD=NEW",
     )
     OUT_OF_ORDER_HERE = (
         Topic.OTHER,
-        "the model's {} has no source, and this tensor fits the order of the neighbouring layers better there; check "
-        "in both codes which of these two layers the tensor belongs to, and correct a wrong pair with --hint OLD=NEW",
+        "the model's {} has no source, and there this tensor would be in order with the other layers, while here it "
+        "is not; check in both codes which of these two layers the tensor belongs to, and correct a wrong pair with "
+        "--hint OLD=NEW",
     )
     FROM_ANOTHER_BLOCK = (
         Topic.OTHER,
         "the other layers of {} in the model come from another block of the source, but this layer comes from {}; "
-        "check in the source's code which block it belongs to, and correct a wrong pair with --hint OLD=NEW",
+        "check in both codes which block this layer belongs to, and correct a wrong pair with --hint OLD=NEW",
     )
     BLOCKS_CHANGE_PLACES = (
         Topic.OTHER,
-        "the blocks {} and {} of the source were paired with blocks that are in the opposite order in the model, and "
-        "they would also fit in the same order; check the order in which the source's code calls these blocks, and "
-        "correct wrong pairs with --hint OLD=NEW",
+        "this block and another block of the model got {} and {} of the source, which are in the opposite order "
+        "there, although the same order would fit as well; check the order in which the source's code calls these two "
+        "blocks, and if it is the order in the model, exchange them with --hint OLD=NEW",
     )
     ANOTHER_IN_OTHER_BLOCKS = (
         Topic.OTHER,
-        "in the other blocks of the model this layer comes from {} of the source, but here from {}; check in the "
-        "source's code whether this block differs from the others, and if not, correct the pair with --hint OLD=NEW",
+        "in the other blocks of the model this layer comes from {} of the source, but in this block from {}; check in "
+        "the source's code whether this block differs from the others, and if not, correct the pair with --hint "
+        "OLD=NEW",
     )
     FROM_ANOTHER_PART = (
         Topic.OTHER,
@@ -168,34 +177,35 @@ class Reason(Enum):
     )
     WITHOUT_NAMES = (
         Topic.OTHER,
-        "the file has no names, so its tensors were paired in order, but the tensors for this key and for {} would "
-        "also fit the other way round; check in which order the source's code registers these two parameters, and if "
-        "it is the other order, exchange their sources in the mapping file",
+        "the file has no names, so its tensors were paired in order, but the tensors for this key and for {} have the "
+        "same shape and may be exchanged; check in which order the source's code registers these two parameters, and "
+        "if it is the other order, exchange their sources in the mapping file",
     )
 
     # Which of equal parts of the model
     PARTS_IN_ANOTHER_ORDER = (
         Topic.PARTS,
-        "equal blocks were paired by the {}, but by the {} they would be paired differently; check in both codes "
-        "which of these blocks comes first, and correct wrong pairs with --hint OLD=NEW",
+        "this block and others that are equal to it were paired by the {}, but by the {} they would be paired "
+        "differently; check in both codes which of these blocks comes first, and correct wrong pairs with --hint "
+        "OLD=NEW",
     )
     PARTS_BY_REGISTRATION = (
         Topic.PARTS,
-        "equal blocks were paired by the order in which the model registers them, and the order in which it runs them "
-        "is not known; check in both codes which of these blocks comes first, and correct wrong pairs with --hint "
-        "OLD=NEW",
+        "this block and others that are equal to it were paired by the order in which the model registers them, and "
+        "the order in which it runs them is not known; check in both codes which of these blocks comes first, and "
+        "correct wrong pairs with --hint OLD=NEW",
     )
     OUTPUTS_TURNED = (
         Topic.OTHER,
-        "the outputs of the model equal those of the source's code in another order, which is also so if the layers "
-        "of two outputs were exchanged; check in both codes which output comes first: if it is the same one, exchange "
-        "the layers of the two outputs in the mapping file",
+        "the outputs of the model equal those of the source's code, but in another order: either the two codes return "
+        "them in different orders, or the layers of two outputs are exchanged; check in both codes which output comes "
+        "first: if it is the same one, exchange the layers of the two outputs in the mapping file",
     )
     INPUTS_TURNED = (
         Topic.OTHER,
-        "the outputs are equal only if two inputs of one size change places, which is also so if the layers of two "
-        "inputs were exchanged; check in both codes which argument comes first: if it is the same one, exchange the "
-        "layers of the two inputs in the mapping file",
+        "the outputs are equal only if two inputs of one size change places: either the two codes take them in "
+        "different orders, or the layers of the two inputs are exchanged; check in both codes which argument comes "
+        "first: if it is the same one, exchange the layers of the two inputs in the mapping file",
     )
     HINT_NOT_FOLLOWED = (
         Topic.OTHER,
@@ -204,8 +214,8 @@ class Reason(Enum):
     )
     NAMED_ALONG = (
         Topic.OTHER,
-        "this layer was chosen because its name has a word in common with the layer that takes its output or gives its "
-        "input; check in the source's code that the two are connected, and take the alternative below if they are not",
+        "this tensor was chosen because its name has a word in common with the layer before or after this one; check "
+        "in the source's code that these two are connected, and if they are not, correct the pair with --hint OLD=NEW",
     )
     BIAS_OF_SUM = (
         Topic.OTHER,
@@ -221,9 +231,9 @@ class Reason(Enum):
     )
     FROM_THE_OTHER_END = (
         Topic.COUNT,
-        "another pair of layers shows that the model and the source number these blocks from opposite ends, so the "
-        "first block was paired with the last; check in the source's code which block comes first, and correct wrong "
-        "pairs with --hint OLD=NEW",
+        "known pairs show that the model and the source number these blocks from opposite ends, so the first block "
+        "was paired with the last; check in the source's code which block comes first, and correct wrong pairs with "
+        "--hint OLD=NEW",
     )
     AGAINST_LEVELS = (
         Topic.COUNT,
@@ -261,8 +271,8 @@ class Reason(Enum):
     )
     ANOTHER_NAME = (
         Topic.OTHER,
-        "nearly all other layers have the same name in the model and in the source, but this layer was paired with "
-        "one of another name; check that it is not a new layer of the model, which would have no source: if it is "
+        "nearly all other layers have the same name in the model and in the source, but this layer was paired with a "
+        "layer of another name; check that it is not a new layer of the model, which would have no source: if it is "
         "one, list the key under left: in the mapping file",
     )
     OTHER_WORDS = (
@@ -279,9 +289,9 @@ class Reason(Enum):
     )
     PARTS_UNNAMED = (
         Topic.OTHER,
-        "the {} stores queries, keys and values as one tensor, and the names in the {} do not show which of its "
-        "layers is which; check in the code of the {} which layer makes queries, keys and values, and correct wrong "
-        "pairs with --hint OLD=NEW",
+        "the {} stores queries, keys and values as one tensor, and the names in the {} do not show which of its three "
+        "layers is which, so they were paired without their names; check in the code of the {} which layer makes "
+        "queries, keys and values, and correct wrong pairs with --hint OLD=NEW",
     )
     UNUSUAL_ATTENTION = (
         Topic.OTHER,
@@ -327,8 +337,9 @@ class Reason(Enum):
     )
     SQUARE_SCORES = (
         Topic.TURNED,
-        "this matrix is square and used element by element, so it fits as it is and transposed; check in both codes "
-        "whether its entry [i, j] is for i to j or for j to i: transpose it only if they differ",
+        "this matrix is square and used element by element, so it fits as it is and transposed, and it was copied; "
+        "check in both codes whether its entry [i, j] is for i to j or for j to i: if they differ, take the "
+        "transposed one",
     )
     TURNED_KERNEL = (
         Topic.TURNED,
@@ -351,14 +362,14 @@ class Reason(Enum):
     GATE_ORDER = (
         Topic.OTHER,
         "the file does not show the order of the gates in this matrix of an LSTM or GRU, and {} was assumed; check "
-        "the order in the source's code: if it is another one, reorder the gates in the mapping file",
+        "the order in the code that has this matrix: if it is another one, reorder the gates in the mapping file",
     )
     RESET_BEFORE = (
         Topic.OTHER,
         "the source's GRU has one bias for each gate and the model's GRU has two, so the source's code may apply the "
         "reset gate before the recurrent matrix (Keras: reset_after=False), which torch.nn.GRU cannot do; check where "
-        "the source's code uses the reset gate: if it does so before that matrix, these weights do not fit "
-        "torch.nn.GRU",
+        "the source's code uses the reset gate: if it does so before that matrix, the model needs a GRU of its own "
+        "that does the same",
     )
     BY_HEADS = (
         Topic.LAYOUT,
@@ -399,9 +410,9 @@ class Reason(Enum):
     )
     ORDER_OF_PARTS = (
         Topic.OTHER,
-        "several tensors in one of the codes are one tensor in the other code, and the file does not show their order "
-        "in it; the likeliest order was assumed; check the order in the code where the tensors are concatenated or "
-        "split, and correct it in the mapping file if it is another one",
+        "several tensors in one of the codes are one tensor in the other code, and the file does not show in which "
+        "order it holds them, so the likeliest order was assumed; check the order in the code where the tensors are "
+        "concatenated or split, and correct it in the mapping file if it is another one",
     )
     PARTS_TAKE_TURNS = (
         Topic.OTHER,
@@ -413,7 +424,7 @@ class Reason(Enum):
         Topic.OTHER,
         "the {} has several norms where the {} has one norm over all their channels, and the weights were "
         "concatenated; check over which channels each code normalises: if these are not the same, the two layers do "
-        "not compute the same",
+        "not compute the same, and the keys belong under left: in the mapping file",
     )
     STATED_BY_NAME = (
         Topic.TURNED,
@@ -446,9 +457,9 @@ class Reason(Enum):
     )
     SHARES_OF_RANKS = (
         Topic.OTHER,
-        "this tensor holds several projections (such as q, k and v), and the shares of the ranks were put one after "
-        "the other; if each share holds a part of every projection, this is wrong: join the shares with the merge "
-        "script of the source first",
+        "this tensor holds several projections (such as q, k and v), and the file's shares of it, one for each rank, "
+        "were concatenated as a whole; if each share holds a part of every projection, this is wrong: join the shares "
+        "with the merge script of the source first",
     )
     EITHER_DIMENSION = (
         Topic.OTHER,
@@ -461,7 +472,7 @@ class Reason(Enum):
     GAIN = (
         Topic.OTHER,
         "{} was taken as the gain of a weight norm on this matrix, because of its name; check that the source's code "
-        "normalises the matrix, and take the alternative below if it does not",
+        "normalises the matrix, and if it does not, take the alternative below, which is the plain matrix",
     )
     PRUNED = (
         Topic.OTHER,
@@ -484,7 +495,7 @@ class Reason(Enum):
     SEVERAL_ADAPTERS = (
         Topic.OTHER,
         "the file has {} adapters for this weight ({}), and none was merged into it; merge one of them into the "
-        "weights first",
+        "weights with the library that made them, and port the merged file",
     )
     UNKNOWN_ADAPTER = (
         Topic.OTHER,
@@ -567,8 +578,8 @@ class Reason(Enum):
     NORMS_AROUND_0 = (
         Topic.OTHER,
         "the source's norm weights lie around 0, as if the source's code adds 1 to them, and the model's code does "
-        "not add 1; check the forward of the norm in the source's code: take the line with shift(…, 1.0) if it adds 1, "
-        "and the plain one if not",
+        "not add 1; the first line below is the likelier choice; check the forward of the norm in the source's code: "
+        "take the line with shift(…, 1.0) if it adds 1, and the plain one if not",
     )
     NORMS_AROUND_1 = (
         Topic.OTHER,
@@ -597,14 +608,14 @@ class Reason(Enum):
     FACTOR_IN_CODE = (
         Topic.OTHER,
         "the source's code multiplies this tensor by {} before it uses it, and the model's code by {}, so the tensor "
-        "was rescaled; if the model applies the missing factor elsewhere in this layer (such as on its input), take "
-        "the plain tensor",
+        "was rescaled; check the model's code: if it applies the missing factor elsewhere in this layer (such as on "
+        "its input), take the plain tensor",
     )
     MAY_ADD_1 = (
         Topic.OTHER,
         "the source calls this norm weight {} and has no bias beside it, as code that adds 1 to its norm weights "
-        "often does, and the model does not add 1; check the forward of the norm in the source's code: take the line "
-        "with shift(…, 1.0) if it adds 1, and the plain one if not",
+        "often does, and the model does not add 1; the tensor was copied; check the forward of the norm in the "
+        "source's code: take the line with shift(…, 1.0) if it adds 1, and the plain one if not",
     )
     MODULATION_ELSEWHERE = (
         Topic.OTHER,
@@ -615,8 +626,8 @@ class Reason(Enum):
     MODULATION = (
         Topic.OTHER,
         "the output of this layer is split into scale and shift, and the file does not show whether the source's code "
-        "takes scale first or shift first; check the order of chunk or split in both codes: if it is the same, take "
-        "the plain tensor, and if not, the one with exchanged parts",
+        "takes scale first or shift first, so the likelier order was chosen; check the order of chunk or split in "
+        "both codes: if it is the same, take the plain tensor, and if not, the one with exchanged parts",
     )
     MODULATION_UNSEEN = (
         Topic.OTHER,
@@ -627,8 +638,8 @@ class Reason(Enum):
     GATE_HALF = (
         Topic.OTHER,
         "the output of this layer is a value and its gate, and the file does not show which half is the gate in the "
-        "source's code; check in both codes which half is passed through the activation: if it is the same, take the "
-        "plain tensor, and if not, the one with exchanged halves",
+        "source's code, so the usual order was assumed; check in both codes which half is passed through the "
+        "activation: if it is the same, take the plain tensor, and if not, the one with exchanged halves",
     )
     BACKGROUND = (
         Topic.OTHER,
@@ -640,8 +651,8 @@ class Reason(Enum):
     COLOURS = (
         Topic.OTHER,
         "the source's code mentions {} and the model's code mentions {}, and a proof on random inputs cannot show "
-        "this difference; check the order of the colour channels in both codes: if they differ, take the alternative "
-        "below, with the channels reversed",
+        "this difference, so the channels may be in the wrong order; check the order of the colour channels in both "
+        "codes: if they differ, take the alternative below, with the channels reversed",
     )
 
     # Other sizes, and what is put where nothing was found
@@ -670,17 +681,18 @@ class Reason(Enum):
     )
     OTHER_CHANNELS = (
         Topic.OTHER,
-        "input channels: {} in the file, {} in the model; {}; check that this suits your inputs; --input-channels "
-        "chooses another rule ({})",
+        "the kernel's number of input channels is {} in the file and {} in the model, so {}; check that this suits "
+        "your inputs: if not, choose another rule with --input-channels ({})",
     )
     FRAMES_REPEATED = (
         Topic.OTHER,
-        "the kernel for pictures was repeated for {} frames and divided by {}; accept this if the model takes videos",
+        "the source's kernel takes single pictures, so it was repeated for {} frames and divided by {}; accept this "
+        "if the model takes videos",
     )
     FRAMES_SUMMED = (
         Topic.OTHER,
-        "the kernels of {} frames were summed to one kernel for pictures; accept this if the model takes single "
-        "pictures",
+        "the source's kernel takes {} frames of a video, so its frames were summed to one; accept this if the model "
+        "takes single pictures",
     )
     FEWER_WORDS = (
         Topic.OTHER,
@@ -695,8 +707,8 @@ class Reason(Enum):
     )
     GRID_RESIZED = (
         Topic.OTHER,
-        "the position table was resized from {} to {} patches (bicubic, {} kept); accept this if the model takes "
-        "pictures of another size",
+        "the position table was resized from {} to {} patches (bicubic, {} kept at its start); accept this if the "
+        "model takes pictures of another size than the source",
     )
     PADDING_LEFT_OUT = (
         Topic.OTHER,
@@ -757,13 +769,13 @@ class Reason(Enum):
     COPIES_OF_CODE = (
         Topic.OTHER,
         "the file holds several copies of the weights of the source's model (such as averaged weights), the proof "
-        "used this one, and equal outputs cannot show which copy you want; choose one by its path or prefix: --at "
-        "PATH, or --hint PREFIX=",
+        "used this one, and equal outputs cannot show which copy you want; choose one by its path (--at PATH) or its "
+        "prefix (--hint PREFIX=)",
     )
     FOUND_BY_TRIAL = (
         Topic.OTHER,
-        "the proof tried this tensor here, and no output confirmed it; compare its name with the name of this layer "
-        "in the source's code: if it is another one, correct the pair with --hint OLD=NEW",
+        "the proof put this tensor here as a trial, and no output confirmed it; compare its name with the name of "
+        "this layer in the source's code: if it is another one, correct the pair with --hint OLD=NEW",
     )
     NOT_FELT = (
         Topic.OTHER,
@@ -778,9 +790,9 @@ class Reason(Enum):
     )
     NO_OUTPUT_SHOWS_IT = (
         Topic.OTHER,
-        "the proof filled this layer, because a layer of the source takes the same input, but no output depends on "
-        "it; compare the names of these two layers: if they name different layers, correct the pair with --hint "
-        "OLD=NEW",
+        "the proof filled this layer with the weights of a layer of the source that takes the same input, but no "
+        "output depends on it; compare the names of these two layers: if they name different layers, correct the pair "
+        "with --hint OLD=NEW",
     )
     ROWS_NOT_SEEN = (
         Topic.OTHER,
@@ -791,13 +803,14 @@ class Reason(Enum):
     # What a user said
     CALLED_A_GUESS = (
         Topic.OTHER,
-        "the mapping file marks this as a guess; if it is right, remove guess( ) around it",
+        "the mapping file marks this with guess( ); if it is right, remove guess( ) around it, and if not, write "
+        "another expression",
     )
 
     # Why nothing goes there
     NOTHING = (
         Topic.LEFT,
-        "nothing in the source goes here",
+        "no tensor of the source belongs to this key",
     )
     OTHER_SIZES = (
         Topic.LEFT,
@@ -810,9 +823,9 @@ class Reason(Enum):
     )
     LEFT_BY_FILE = (
         Topic.LEFT,
-        "the mapping file says that this keeps the model's initial value",
+        "the mapping file lists this key under left:, so it keeps the model's initial value",
     )
     BEYOND_FIRST = (
         Topic.LEFT,
-        "only the first {} tensors are filled, and this is not one of them",
+        "only the first {} tensors of the model are filled (--first), and this one comes after them",
     )

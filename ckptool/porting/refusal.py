@@ -12,7 +12,7 @@ from .mapping import Entry, Mapping, different
 
 
 def require_proof(mapping: Mapping, unproved: str, to_look: str) -> None:
-    """Raise Doubtful if a proof failed.
+    """Raise Doubtful if the proof of MAPPING failed; do nothing if there is no proof, or if it succeeded.
 
     Args:
         mapping: as it was found, with its proof.
@@ -37,11 +37,16 @@ def require_proof(mapping: Mapping, unproved: str, to_look: str) -> None:
 def require_accepted(
     mapping: Mapping, guesses: Sequence[str] | None, gaps: Sequence[str] | None, command: str = ""
 ) -> None:
-    """Raise Doubtful for guesses and gaps that were not accepted.
+    """Raise Doubtful for guesses and gaps (keys without a source) of MAPPING that were not accepted.
+
+    Args:
+        mapping: the mapping.
+        guesses, gaps: patterns of keys that the user accepts as guesses, or as gaps; None for none.
+        command: the user's command, to which the message adds options; "" for a call of the library.
 
     Raises:
-        NoMatch: a pattern fits no key of the model.
-        Doubtful: there are some; the message ends with the options that accept them.
+        NoMatch: a pattern matches no key of the model.
+        Doubtful: some were not accepted; the message ends with the options that accept them.
     """
     for name, patterns in (("--accept-guesses", guesses), ("--partial", gaps)):
         _require_known(mapping, patterns or (), name if command else name[2:].replace("-", "_"))
@@ -68,8 +73,8 @@ def require_accepted(
 
 
 def _ways_to_settle(mapping: Mapping, guessed: Sequence[Entry], command: str) -> list[str]:
-    """Return lines that say how to settle guesses with options, which is better than accepting
-    them: a hint or a proof.
+    """Return lines that say how to settle the guesses GUESSED with a hint or a proof, which is better than accepting
+    them; [] if they have no options.
     """
     if not any(entry.rivals for entry in guessed):
         return []
@@ -90,7 +95,9 @@ def _ways_to_settle(mapping: Mapping, guessed: Sequence[Entry], command: str) ->
 
 
 def _rule(target: str, source: str, mapping: Mapping) -> str | None:
-    """Return the shortest hint that renames SOURCE to TARGET without giving two keys one name, or None."""
+    """Return the shortest hint (OLD=NEW) that renames the key SOURCE to TARGET without giving two keys one name; None
+    if there is none.
+    """
     own, theirs = (head.removesuffix(".") for head in different(target, source))
     for old, new in ((theirs, own), (source, target)):
         if not old or any(mark in old + new for mark in "={}*") or old.startswith("re:"):
@@ -131,10 +138,12 @@ _DIGITS = str.maketrans("123456789", "000000000")
 
 
 def _lines(entries: Sequence[Entry]) -> Iterator[str]:
-    """Yield a line for each entry with its first doubt: whole at the first entry that has it, cut short at others."""
+    """Yield a line for each entry with its first doubt: the whole doubt at the first entry that has it, cut short at
+    others.
+    """
     said: set[str] = set()
     for entry in entries:
-        reason = entry.doubts[0] if entry.doubts else "nothing in the source goes here"
+        reason = entry.doubts[0] if entry.doubts else "no tensor of the source belongs to this key"
         made = f" <- {entry.expr}" if entry.expr is not None else ""
         limit = _CUT_SHORT if reason in said else _WHOLE
         said.add(reason)
@@ -147,7 +156,7 @@ _WHOLE, _CUT_SHORT = 600, 60
 
 def accepting_command(mapping: Mapping, guessed: Sequence[Entry], unmapped: Sequence[Entry], command: str) -> str:
     """Return the options that accept the guesses GUESSED and the gaps UNMAPPED: added to COMMAND, or as arguments of
-    `load_into` if it is empty.
+    `load_into` if COMMAND is empty.
     """
     parts = []
     if guessed:
@@ -164,8 +173,8 @@ def accepting_command(mapping: Mapping, guessed: Sequence[Entry], unmapped: Sequ
 
 
 def gap_patterns(mapping: Mapping, unmapped: Sequence[Entry]) -> list[str]:
-    """Return patterns that fit these keys and no others, with whole modules if none of their keys is kept. If they
-    would be more than eight, return "*" alone, which fits all keys.
+    """Return patterns that match the keys UNMAPPED and no others, with whole modules (`head.*`) if none of their keys
+    is kept. If they would be more than eight, return ["*"], which matches all keys.
     """
     wanted = {e.target for e in unmapped}
     kept = {e.target for e in mapping.entries if not e.default} - wanted
@@ -187,5 +196,5 @@ def gap_patterns(mapping: Mapping, unmapped: Sequence[Entry]) -> list[str]:
 
 
 def _only(key: str) -> str:
-    """Return a pattern that fits only KEY, also if it has special characters."""
+    """Return a pattern that matches only KEY, also if it has special characters."""
     return f"re:^{re.escape(key)}$" if re.search(r"[{}*]|^re:", key) else key

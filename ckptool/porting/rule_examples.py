@@ -1,7 +1,7 @@
-"""Small examples for each rule, in `rule_examples.json`: rule -> the smallest pair of sides that needs it.
+"""Small examples for each rule, in `rule_examples.json`: name of the rule -> the smallest pair of sides that needs it.
 
-Each is run as a test: with the rule a key becomes what the example says, and without it something else. Where an
-example says what the rule needs (`unless`), the rule makes no difference on sides that do not have it.
+Each is run as a test: with the rule, a key gets the result in the example, and without it another result. If an example
+says what the rule needs (`unless`), the rule makes no difference on sides that do not have it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Example:
 
     @property
     def outcome(self) -> Outcome:
-        """Return the status, the expression and the open questions of its key, with the rule."""
+        """Return (status, expression, reasons of the open questions) of its key, with the rule."""
         return self.status, self.gives, tuple(self.asks)
 
     def without_need(self) -> Example:
@@ -68,13 +68,13 @@ class Example:
 
 @cache
 def examples() -> dict[str, Example]:
-    """Return rule -> its example."""
+    """Return name of a rule -> its example."""
     text = files(__package__).joinpath("rule_examples.json").read_text(encoding="utf-8")
     return {name: Example(**one) for name, one in read_json(text).items()}
 
 
 def signature(side: Mapping[str, Any], *, is_target: bool) -> Signature:
-    """Return the signature of one side of an example: `tensors` (key -> sizes), and more facts for some keys."""
+    """Return the signature of SIDE, one side of an example: `tensors` (key -> sizes), and more facts for some keys."""
     used = {key: place for place, key in enumerate(side.get("used", ()))}
     learned = {field.name for field in fields(Entry)}
     entries = {}

@@ -49,7 +49,7 @@ Row = TypeVar("Row")
 
 
 def in_order(*rows: Rule[Row]) -> tuple[Rule[Row], ...]:
-    """Return the rows sorted by their numbers, which have to be unique."""
+    """Return ROWS sorted by their numbers. Numbers and names have to be unique."""
     found = tuple(sorted(rows, key=lambda row: row.order))
     assert len({row.order for row in found}) == len({row.name for row in found}) == len(found), "two rows in one place"
     return found

@@ -55,8 +55,9 @@ def match_signature(
         source_code: the signature of the source's own code, whose order of execution then counts, too.
 
     Raises:
-        NotFound: there is no state dict in the source, or nothing in it fits.
-        NoMatch: a hint fits no key.
+        NotFound: there is no state dict in the source, or none has the keys of SOURCE_CODE.
+        NoMatch: a hint matches no key.
+        RuleError: the source has far too many tensors, or hints give two keys one name.
     """
     ckpt = open_source(source)
     found = [ckpt.state_dict(at)] if at is not None or len(ckpt.state_dicts()) < 2 else ckpt.state_dicts()
@@ -105,9 +106,7 @@ _MOST_PARTS = 8
 
 
 def _is_one_module(weights: StateDict) -> bool:
-    """Return whether a state dict holds one module, as in frameworks of functions, which store a dict for each
-    module.
-    """
+    """Return whether WEIGHTS hold one module, as in frameworks of functions, which store a dict for each module."""
     return not any("." in key or "/" in key for key in weights.tensors)
 
 
@@ -119,8 +118,8 @@ def _all_together(
     scale: float | None,
     code: Signature | None = None,
 ) -> Mapping:
-    """Return the mapping from all state dicts of a file as one source: the file stores the parts of the model
-    separately.
+    """Return the mapping from all state dicts FOUND in a file as one source, because the file stores the parts of the
+    model separately. The other arguments are as in `match_signature`.
     """
     tensors: dict[str, LazyTensor] = {}
     entries: dict[str, Wanted] = {}
@@ -146,7 +145,7 @@ def _wanted(mapping: Mapping) -> int:
 
 
 def _renamed(mapping: Mapping, names: MappingOf[str, str]) -> Mapping:
-    """Return the mapping over the same tensors under other names."""
+    """Return MAPPING over the same tensors of the source under other names: NAMES has old key -> new key."""
 
     def new(key: str) -> str:
         return names.get(key, key)
@@ -193,7 +192,9 @@ def _named_by_model(paths: Sequence[str], target: Signature) -> str | None:
 
 
 def _one_of_several(mapping: Mapping, weights: StateDict, others: Sequence[tuple[StateDict, Mapping]]) -> Mapping:
-    """Return the mapping with a question on every entry: other state dicts of the file fit as well."""
+    """Return MAPPING with a question on every entry: OTHERS, state dicts of the file with their mappings, fill as much
+    of the model as WEIGHTS.
+    """
     names = ", ".join(printable(other.path, 60) or "the root" for other, _ in others[:_MOST_PARTS])
     asked: Question[Expr] = ask(Reason.SEVERAL_SETS, f"{printable(weights.path, 60)}, {names}")
     entries = []
@@ -207,7 +208,7 @@ def _one_of_several(mapping: Mapping, weights: StateDict, others: Sequence[tuple
 
 
 def _with_code(signature: Signature, code: Signature | None) -> Signature:
-    """Return the signature of a file with what CODE, the signature of the source's own code, shows about keys of equal
+    """Return SIGNATURE, of a file, with what CODE, the signature of the source's own code, shows about keys of equal
     names.
 
     Raises:
@@ -258,8 +259,8 @@ def _with_code(signature: Signature, code: Signature | None) -> Signature:
 
 
 def _as_in_code(entry: Wanted, seen: Wanted, names: MappingOf[str, str]) -> Wanted:
-    """Return the tensor ENTRY of the file with what a forward pass of its code showed, SEEN; NAMES are the file's keys
-    for the keys of the code.
+    """Return the tensor ENTRY of the file with what a forward pass of its code showed, SEEN; NAMES has key of the code
+    -> key of the file.
     """
     return replace(
         entry,
@@ -277,7 +278,7 @@ _LONG_NUMBER = re.compile(rf"\d{{{_MOST_DIGITS + 1},}}")
 
 
 def _require_numbers(signature: Signature) -> None:
-    """Raise NotFound for names with very long numbers, before anything computes with these."""
+    """Raise NotFound if a key has a number of more than 1,000 digits, before anything computes with it."""
     for key in signature.entries:
         if found := _LONG_NUMBER.search(key):
             digits = (
@@ -330,13 +331,17 @@ def _ported(
 
 
 def _open(mapping: Mapping) -> tuple[int, int]:
-    """Return how many entries have no source, and how many are guesses."""
+    """Return (number of entries without a source, number of guesses) of MAPPING."""
     return len(mapping.having("unmapped")), len(mapping.having("guessed"))
 
 
 def _hinted(signature: Signature, hints: Sequence[str | Rename]) -> tuple[Signature, dict[str, str]]:
-    """Return the signature with its keys renamed by the hints, and old name -> new name. The first hint that fits a key
+    """Return SIGNATURE with its keys renamed by HINTS, and old name -> new name. The first hint that matches a key
     renames it.
+
+    Raises:
+        NoMatch: a hint matches no key.
+        RuleError: two keys would have one name.
     """
     if not hints:
         return signature, {}
@@ -364,10 +369,11 @@ def _hinted(signature: Signature, hints: Sequence[str | Rename]) -> tuple[Signat
 
 
 def _doubt_what_is_against(mapping: Mapping, new: MappingOf[str, str], source: Signature, target: Signature) -> Mapping:
-    """Ask about each module of the model that hints name and that is filled with none of the tensors that they name.
+    """Return MAPPING with a question about each module of the model that hints name and that is filled with none of the
+    tensors that they name.
 
-    NEW has old name -> new name for each key of SOURCE. A hint is evidence among other evidence; that it was overruled
-    is not for the user to find out. What is tied counts under either name.
+    NEW has old name -> new name for each key of SOURCE. A hint is evidence among other evidence; the user shall not
+    have to find out that it was overruled. A tied tensor counts under either name.
     """
 
     def tensor(key: str) -> str:
@@ -396,8 +402,8 @@ _LARGEST_SCALE = 1e9
 
 
 def _lora_scale(ckpt: Checkpoint) -> float | None:
-    """Return alpha / r of low-rank adapters if the file has both in one dict, and no other values for some layers; else
-    None.
+    """Return the scale of low-rank adapters, alpha / r, if the file has both numbers in one dict, and no other values
+    for some layers; else None.
     """
     for trail, node in walk(ckpt.root):
         if isinstance(node, Dict):
@@ -417,7 +423,7 @@ def _lora_scale(ckpt: Checkpoint) -> float | None:
 def by_position(
     source: Any, target: Signature, *, at: str | None = None, first: int | None = None, start: int = 0
 ) -> Mapping:
-    """Match tensors by their order, with equal shapes. Counters of batch norms are skipped.
+    """Return the mapping that pairs tensors by their order. Counters of batch norms are skipped.
 
     Args:
         source, target, at: as in `match_signature`.
@@ -474,11 +480,11 @@ def _blank(entry: Wanted) -> Entry:
 
 
 def require_fit(mapping: Mapping, source: Any, target: Signature) -> None:
-    """Raise NotFound if at most a tenth of the keys have a source: another family of models, or other sizes. The
-    message has the nearest misses.
+    """Raise NotFound if at most a tenth of the keys have a source: the file is for another family of models, or other
+    sizes. The message has the nearest misses.
 
     Raises:
-        NotFound: next to nothing fits.
+        NotFound: next to nothing has a source.
     """
     wanted = [e for e in mapping.entries if not e.default]
     fitting = [e for e in wanted if e.expr is not None]
@@ -497,7 +503,9 @@ def require_fit(mapping: Mapping, source: Any, target: Signature) -> None:
 
 
 def _misses(mapping: Mapping, target: Signature) -> list[str]:
-    """Return lines about near misses: equal names with other sizes, and the factor between the sizes."""
+    """Return lines about near misses: keys of the model and of the source with equal last names and other sizes, and
+    the factor between the sizes.
+    """
     lines: list[str] = []
     tails: dict[str, list[str]] = {}
     for key in mapping.source_shapes:

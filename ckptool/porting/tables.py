@@ -22,32 +22,33 @@ from .rules import Rule, Strength
 #: Title -> (what the table is for, its rows).
 TABLES: dict[str, tuple[str, tuple[Rule[object], ...]]] = {
     "Steps towards a common form": (
-        "Both sides are brought into one form first, so that they hold tensors of equal sizes: a projection that is "
-        "fused on one side only is split there. Each step has an inverse, so a tensor that both sides have in the "
-        "same other form comes out as a copy.",
+        "First, both sides are changed to a common form, so that they hold tensors of equal sizes: a projection that "
+        "is fused on one side only is split there. Each step has an inverse, so a tensor that both sides store in the "
+        "same way is copied in the end, also if a step changed it on both sides.",
         STEPS,
     ),
     "What tells modules apart": (
         "Modules of both sides with tensors of equal sizes may be partners. Each rule tells some of them apart. "
-        "Certain rules run until they tell no more apart, then all rules; whenever one did, it starts again.",
+        "The certain rules run first, until they tell nothing apart any more, then all rules. Whenever a rule told "
+        "modules apart, the certain rules start again.",
         TELLING,
     ),
     "What supports a pair": (
-        "A pair that was made only because nothing else has its shape needs support. The first rule that says yes or "
-        "no decides; without such a rule, the two are not paired.",
+        "If a pair was made only because no other module has this shape, it needs support. The first rule that says "
+        "yes or no decides; if no rule does, the two are not paired.",
         SUPPORT,
     ),
     "What weighs pairs against their swaps": (
-        "Two pairs of equal sizes could be swapped, and no shape would show it. A pair counts as certain only if its "
-        "swap does not fit as well.",
+        "Two pairs of look-alikes could have each other's tensors, and no shape would show it. A pair is certain only "
+        "if the evidence is worse for every such swap.",
         WEIGHING,
     ),
     "What fills what has no partner": (
-        "How keys of the model are filled that no tensor was matched with.",
+        "These rules fill keys of the model that were not matched with any tensor of the source.",
         SUBSTITUTES,
     ),
     "Conventions of code": (
-        "Code may do these things in two ways, and neither names nor shapes show which. Each rule asks a question, "
+        "Code may do each of these in two ways, and neither names nor shapes show in which. Each rule asks a question, "
         "unless other evidence answers it.",
         CONVENTIONS,
     ),
@@ -56,7 +57,7 @@ TABLES: dict[str, tuple[str, tuple[Rule[object], ...]]] = {
 
 @cache
 def rule(name: str) -> Rule[object] | None:
-    """Return the row of this name in any table, or None."""
+    """Return the rule called NAME in any table; None if there is none."""
     return next((row for _, rows in TABLES.values() for row in rows if row.name == name), None)
 
 
@@ -106,7 +107,7 @@ def _lines() -> Iterator[str]:
 
 
 def _example(name: str) -> str:
-    """Return a cell with the example of a rule: a key and its expression."""
+    """Return a table cell with the example of the rule called NAME, a key and its expression; "" if it has none."""
     example = examples().get(name)
     if example is None:
         return ""

@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class Topic(Enum):
-    """The topic of a question, so that a later rule can answer it; the text says what it is about,
+    """The topic of a question, so that a later rule can answer the question; the text says what the question is about,
     and what answers it.
     """
 

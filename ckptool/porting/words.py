@@ -125,15 +125,15 @@ class Together:
     needed: int
 
     def label(self, words: Sequence[str]) -> str | None:
-        """Return the part that the words of a name mean, by the longest phrase, or None."""
+        """Return the part that the words of a name mean, by the longest phrase; None if they mean none."""
         spans = [tuple(words[a:b]) for a in range(len(words)) for b in range(a + 1, len(words) + 1)]
         return next((self.phrases[s] for s in sorted(spans, key=len, reverse=True) if s in self.phrases), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """The vocabulary of names, read from `words.yaml`: every word and phrase that has a meaning in the name of a
-    tensor.
+    """The vocabulary of names, read from `words.yaml`: every word and phrase that has a meaning in the name
+    of a tensor.
     """
 
     leaves: dict[tuple[str, ...], str]
@@ -173,7 +173,7 @@ class Words:
     glued_to: frozenset[str]
 
     def group(self, name: str) -> Group:
-        """Return the group of words with this name."""
+        """Return the group of words called NAME."""
         return next(group for group in self.groups if group.name == name)
 
 
@@ -268,13 +268,13 @@ def table() -> Words:
 
 @cache
 def cut(name: str) -> tuple[str, ...]:
-    """Return the words of a name, in lower case; numbers are words: "queryProj2" gives ("query", "proj", "2")."""
+    """Return the words of NAME, in lower case; numbers are words: "queryProj2" gives ("query", "proj", "2")."""
     return tuple(word.lower() for word in _WORD.findall(name))
 
 
 @cache
 def alike(a: str, b: str) -> bool:
-    """Return whether two words are equal, or one abbreviates the other: "attn" and "attention", "residual" and
+    """Return whether the words A and B are equal, or one abbreviates the other: "attn" and "attention", "residual" and
     "res".
     """
     if a == b:
@@ -286,7 +286,7 @@ def alike(a: str, b: str) -> bool:
 
 
 def common_start(names: Sequence[Sequence[str]]) -> int:
-    """Return the length of the common beginning of all names (in letters) or paths (in components)."""
+    """Return the length of the common beginning of all NAMES: in letters for texts, in components for paths."""
     return sum(1 for _ in takewhile(lambda some: len(set(some)) == 1, zip(*names, strict=False)))
 
 
@@ -305,13 +305,13 @@ def shared(a: Iterable[str], b: Collection[str]) -> int:
 
 @cache
 def initials(words: tuple[str, ...]) -> frozenset[str]:
-    """Return the first letters of neighbouring words: "ff" of "feed_forward"."""
+    """Return the first letters of all runs of two or more neighbouring words: {"ff"} for ("feed", "forward")."""
     spans = (words[a:b] for a in range(len(words)) for b in range(a + 2, len(words) + 1))
     return frozenset("".join(word[0] for word in span) for span in spans)
 
 
 def words_of(path: Sequence[str]) -> tuple[str, ...]:
-    """Return the words of all components of a path; "skipbn" is two words."""
+    """Return the words of all components of PATH; "skipbn" is two words."""
     return _words_of(tuple(path))
 
 
@@ -322,8 +322,8 @@ def _words_of(path: tuple[str, ...]) -> tuple[str, ...]:
 
 @cache
 def _apart(word: str) -> tuple[str, ...]:
-    """Return WORD as two words if it ends in a kind of layer or has one letter before one ("skipbn", "xproj"); else
-    alone.
+    """Return WORD as two words if it ends in a kind of layer or has one letter before a known word ("skipbn", "xproj");
+    else (WORD,).
     """
     if word not in _known():
         for end in table().endings:
@@ -343,19 +343,23 @@ def _known() -> frozenset[str]:
 
 @cache
 def singular(words: tuple[str, ...]) -> tuple[str, ...]:
-    """Return words with the singular of a known word for its plural, which lists have as their name (`norms.0`)."""
+    """Return WORDS with the singular of a known word in place of its plural, which lists have as their name
+    (`norms.0`).
+    """
     known = _known()
     return tuple(w[:-1] if w.endswith("s") and w not in known and w[:-1] in known else w for w in words)
 
 
 def label(group: Group, words: Sequence[str]) -> str | None:
-    """Return the label in GROUP that the words of a path mean: of the phrase that ends last, the longest; or None."""
+    """Return the label in GROUP that WORDS, those of a path, mean: of the phrase that ends last, the longest. None if
+    they mean none.
+    """
     return None if group.known.isdisjoint(words) else _label(group, tuple(words))
 
 
 @lru_cache(maxsize=1 << 16)
 def _label(group: Group, words: tuple[str, ...]) -> str | None:
-    """Do the work of `label`, cached, because every rule asks about the same names."""
+    """Return the result of `label`, cached, because every rule asks about the same names."""
     return _label_of_kind(group, tuple(w if w in group.known else _NUMBER if w.isdecimal() else "" for w in words))
 
 
@@ -365,8 +369,8 @@ _NUMBER = "000"
 
 @cache
 def _label_of_kind(group: Group, words: tuple[str, ...]) -> str | None:
-    """Return the label in GROUP of words, or None. Words that no phrase has were left empty, so that equal blocks share
-    a result.
+    """Return the label in GROUP of WORDS; None if they mean none. Words that are in no phrase were replaced by "", so
+    that equal blocks share a cached result.
     """
     end = len(words)
     while end:
@@ -384,7 +388,8 @@ def _label_of_kind(group: Group, words: tuple[str, ...]) -> str | None:
 
 
 def _without_number(group: Group, words: Sequence[str], size: int) -> str | None:
-    """Return the label of the words before a number, if it comes from a phrase longer than SIZE words; else None.
+    """Return the label in GROUP of the words before a number at the end of WORDS, if it comes from a phrase of at least
+    SIZE words; else None.
 
     If a name spells its meaning, a number only counts: the `attn2` of `self_attn2` is not cross-attention.
     """
@@ -397,7 +402,9 @@ def _without_number(group: Group, words: Sequence[str], size: int) -> str | None
 
 @cache
 def labels(words: tuple[str, ...], *, hard: bool) -> dict[str, str]:
-    """Return group -> label of words, for the groups whose labels exclude each other (HARD), or for the others."""
+    """Return name of a group -> label of WORDS in it, for the groups whose labels exclude each other (HARD), or for the
+    other groups.
+    """
     groups = (group for group in table().groups if group.hard is hard)
     return {group.name: said for group in groups if (said := label(group, words)) is not None}
 
@@ -408,7 +415,7 @@ _NOTHING = "nothing"
 
 @cache
 def telling_words(path: tuple[str, ...]) -> frozenset[str]:
-    """Return the words of a path that tell it from others: no numbers, no words for kinds of layers or containers."""
+    """Return the words of PATH that tell it from others: no numbers, no words for kinds of layers or containers."""
     words = (word for component in path for word in _placed(words_of((component,))))
     return frozenset(w for w in words if w not in table().empty and w not in _kinds() and not w.isdecimal())
 
@@ -427,7 +434,7 @@ def _placed(words: tuple[str, ...]) -> Iterator[str]:
 
 @cache
 def _kinds() -> frozenset[str]:
-    """Return words for kinds of layers, which do not tell one norm from another."""
+    """Return the words for kinds of layers, which do not tell one norm from another."""
     purpose = table().group("purpose")
     words = {w for phrase, said in purpose.phrases.items() if said in ("norm", "conv") for w in phrase}
     return frozenset(words | {"linear", "dense", "fc", "proj", "projection", "batch", "weight", "bias"})

@@ -49,7 +49,8 @@ def test_channels_are_repeated_as_timm_does_it(wanted: int) -> None:
 def test_to_grey_channels_are_summed() -> None:
     old, new, mapping = kernel(3, 1)
     torch.testing.assert_close(new, old.sum(1, keepdim=True))
-    assert "input channels: 3 in the file, 1 in the model; summed" in mapping["0.weight"].doubts[0]
+    said = "input channels is 3 in the file and 1 in the model, so its channels were summed to 1; check"
+    assert said in mapping["0.weight"].doubts[0]
 
 
 @pytest.mark.parametrize("stored", [False, True], ids=["matched", "by a mapping"])

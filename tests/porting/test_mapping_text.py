@@ -86,7 +86,7 @@ def guesses(*pairs: tuple[str, str, tuple[str, ...]]) -> list[Entry]:
 
 def shown(entries: list[Entry]) -> list[str]:
     text = mapping_text(Mapping(tuple(entries), ()))
-    lines = text[text.index("(2 tensors of the source fit equally well") :].splitlines()
+    lines = text[text.index("(2 tensors of the source fit this layer equally well") :].splitlines()
     return lines[next(place for place, line in enumerate(lines) if line.endswith(")")) + 1 :]
 
 

@@ -1,5 +1,5 @@
-"""Run one forward pass on inputs that may not fit, and note how far it gets, what stops it, and which inputs it
-used.
+"""Run one forward pass on inputs that the model may not take, and note how far it gets, what stops it, and which inputs
+it used.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class Done:
 
 
 def attempt(model: torch.nn.Module, spec: Any, shortcut: Shortcut | None) -> Stop | Done:
-    """Run MODEL on random inputs of SPEC, and return how the try ended. SHORTCUT replaces operations, as
-    `shape_only`.
+    """Run MODEL on random inputs of SPEC, and return how the try ended: `Done` or `Stop`. SHORTCUT replaces operations,
+    as `shape_only`.
     """
     device = next((str(t.device) for t in itertools.chain(model.parameters(), model.buffers())), "cpu")
     given = made(spec, device, torch.Generator().manual_seed(0))
@@ -182,7 +182,7 @@ class Budget:
         self._left = _MOST_BYTES
 
     def before(self, name: str, args: Any) -> None:
-        """Raise MemoryError if the arguments of an operation show that its result is too big."""
+        """Raise MemoryError if the arguments ARGS of the operation NAME show that its result is too big."""
         pair = [one for one in args[-2:] if isinstance(one, torch.Tensor) and one.ndim > 1 and not one.is_meta]
         if name in _OF_PAIRS and len(pair) == 2:
             a, b = pair
@@ -194,7 +194,7 @@ class Budget:
                 _refuse(rows.numel() * math.prod(args[0].shape[1:]) > _MOST_MADE)
 
     def after(self, result: Any) -> None:
-        """Raise MemoryError if a result is too big, or all results together are."""
+        """Raise MemoryError if RESULT is too big, or all results of the try together are."""
         for one in flat(result):
             if not isinstance(one, torch.Tensor) or one.is_meta or one.layout is not torch.strided:
                 continue
@@ -220,7 +220,7 @@ _OF_PAIRS = frozenset("cdist matmul __matmul__ bmm mm baddbmm".split())
 
 
 def _stored(tensor: torch.Tensor) -> int:
-    """Return how many elements of a tensor need memory."""
+    """Return how many elements of TENSOR need memory: an expanded dimension counts once."""
     return 0 if tensor.is_meta else math.prod(n for n, s in zip(tensor.shape, tensor.stride(), strict=True) if s)
 
 

@@ -17,7 +17,7 @@ from .wanted import ATTENTION, BY_ELEMENT, NUMBER, wanted_dimensions, wanted_siz
 
 
 def changes(one: InputSpec, stop: Stop) -> Iterator[InputSpec]:
-    """Yield inputs to try in place of the input ONE, as the error of the try STOP suggests."""
+    """Yield specs to try in place of the input ONE, as the error of the failed try STOP suggests."""
     said, name = stop.message, stop.name
     floats = getattr(torch, one.dtype).is_floating_point
     args = [a for a in flat(stop.args) if isinstance(a, torch.Tensor)]
@@ -160,7 +160,9 @@ def deeper(one: InputSpec, rank: tuple[int, int]) -> InputSpec:
 
 
 def _resized(one: InputSpec, have: int, want: int) -> Iterator[InputSpec]:
-    """Yield inputs with other sizes, so that a tensor made of them with size HAVE gets size WANT."""
+    """Yield specs for the input ONE with other sizes, with which a tensor that was computed from it with size HAVE may
+    get size WANT.
+    """
     shape = one.shape
     places = [*range(1, len(shape)), 0] if len(shape) > 1 else [0]
     equal = [d for d in places if shape[d] == have]

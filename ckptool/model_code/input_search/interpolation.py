@@ -27,8 +27,8 @@ class SizesSeen:
         self._seen: dict[tuple[Any, ...], list[tuple[Any, int]]] = {}
 
     def fitting(self, spec: Any, stop: Stop) -> Iterator[Any]:
-        """Yield inputs whose sizes are between those of earlier tries, or beyond, so that the operation gets the size
-        it needs.
+        """Yield inputs like SPEC whose sizes are between those of earlier tries, or beyond, so that the operation where
+        the try STOP failed gets the size it needs.
         """
         args = [a for a in flat(stop.args) if isinstance(a, torch.Tensor)]
         if not stop.name or len(args) < 2:

@@ -54,7 +54,7 @@ def find_inputs(
 def _searched(
     model: torch.nn.Module, like: Sequence[Any], shortcut: Shortcut | None, patience: float, memory: float
 ) -> Iterator[Any]:
-    """Yield inputs on which the model runs, from one search.
+    """Yield inputs on which MODEL runs, from one search of PATIENCE seconds. LIKE and SHORTCUT are as in `find_inputs`.
 
     MEMORY is how much the errors of earlier tries count: with little memory, the error of the latest try decides alone.
     """
@@ -110,8 +110,8 @@ def _searched(
 
 
 def _smaller(spec: Any) -> Any:
-    """Return inputs with the sizes of all pictures halved, if they have too many elements; all are halved together, so
-    that they still fit each other.
+    """Return the inputs SPEC with the sizes of all pictures halved until they have few enough elements; all are halved
+    together, so that they still suit each other.
     """
     while not _is_small(spec):
         told = [one for _, one in leaves(spec)]
@@ -126,7 +126,7 @@ def _smaller(spec: Any) -> Any:
 
 
 def _is_small(spec: Any) -> bool:
-    """Return whether inputs have elements, and few enough for code that compares each element with each."""
+    """Return whether all inputs in SPEC have elements, and few enough for code that compares each element with each."""
     return all(
         all(0 < n <= _MOST for n in one.shape)
         and math.prod(one.shape) <= _MOST
@@ -143,8 +143,8 @@ _LONGER = 24
 
 
 def _fuller(model: torch.nn.Module, spec: Any, done: Done, shortcut: Shortcut | None) -> tuple[Any, Done]:
-    """Return inputs that show more of the model: without unused inputs, with every word of a vocabulary, and with
-    larger pictures if they are very small.
+    """Return inputs like SPEC, which run, that show more of MODEL, and how their try ended: without unused inputs, with
+    every word of a vocabulary, and with larger pictures if they are very small. DONE is how the try of SPEC ended.
     """
 
     def tried(other: Any) -> bool:
@@ -180,7 +180,9 @@ def _fuller(model: torch.nn.Module, spec: Any, done: Done, shortcut: Shortcut | 
 
 
 def working_inputs(model: torch.nn.Module, *, like: Sequence[Any] = ()) -> Iterator[Any]:
-    """Yield the inputs of `find_inputs`, tried on a copy of the model without values if that runs."""
+    """Yield the inputs of `find_inputs` on which MODEL runs, tried on a copy without values if that runs; LIKE are
+    inputs to begin with.
+    """
     small = sum(p.numel() for p in model.parameters()) < _SMALL
     for one in () if small else without_memory(model):
         found = False
@@ -197,7 +199,9 @@ _SMALL = 50_000_000
 
 
 def _seeds(model: torch.nn.Module) -> Iterator[Any]:
-    """Yield the first inputs to try: one guess for each combination of element types and numbers of dimensions."""
+    """Yield the first inputs of MODEL to try: one guess for each combination of element types and numbers of
+    dimensions.
+    """
     kinds = set()
     yield from _said_to_be_tensors(model)
     for spec in itertools.islice(guess_inputs(model), 150):
@@ -223,7 +227,9 @@ def _seeds(model: torch.nn.Module) -> Iterator[Any]:
 
 
 def _said_to_be_tensors(model: torch.nn.Module) -> Iterator[Any]:
-    """Yield inputs for all arguments annotated as tensors, if some of them have None as their default."""
+    """Yield inputs by name for all arguments of MODEL annotated as tensors, if some of them have None as
+    their default.
+    """
     try:
         parameters = list(inspect.signature(model.forward).parameters.values())
     except (TypeError, ValueError):

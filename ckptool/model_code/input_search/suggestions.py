@@ -19,7 +19,7 @@ from .wanted import BY_ELEMENT, wanted_dimensions, wanted_sizes
 
 
 def suggestions(model: torch.nn.Module, spec: Any, stop: Stop) -> Iterator[Any]:
-    """Yield other inputs that the error of a try suggests, the likeliest first."""
+    """Yield other inputs than SPEC for MODEL that the error of the failed try STOP suggests, the likeliest first."""
     told = leaves(spec)
     specs = [one for _, one in told]
     blamed = stop.blamed or list(range(len(specs)))
@@ -49,7 +49,8 @@ _NO_SUCH_LAYER = re.compile(r"'[A-Za-z_]*(\d+)'|index (\d+) is out of range")
 
 
 def _counted(specs: Sequence[InputSpec], stop: Stop) -> Iterator[list[InputSpec]]:
-    """Yield inputs with one column per layer, if code with a layer for each column has no layer for the last columns.
+    """Yield inputs with one column per layer, if code with a layer for each column has no layer for the last columns,
+    as the error of the try STOP says. SPECS are the inputs of that try.
 
     For example, it has no `embed_4` for a fifth column.
     """
@@ -64,8 +65,8 @@ def _counted(specs: Sequence[InputSpec], stop: Stop) -> Iterator[list[InputSpec]
 
 
 def _beside(specs: Sequence[InputSpec], stop: Stop) -> Iterator[list[InputSpec]]:
-    """Yield inputs with the sizes of the tensor that they are added to or concatenated with in the operation that
-    failed.
+    """Yield inputs with the sizes of the tensor that they are added to or concatenated with in the operation where the
+    try STOP failed. SPECS are the inputs of that try.
     """
     if stop.name not in BY_ELEMENT | {"cat", "concat"}:
         return
@@ -84,7 +85,9 @@ def _beside(specs: Sequence[InputSpec], stop: Stop) -> Iterator[list[InputSpec]]
 
 
 def _together(specs: Sequence[InputSpec], blamed: Sequence[int], stop: Stop) -> Iterator[list[InputSpec]]:
-    """Yield inputs of which several get another size: the size that they share, or sizes whose sum is needed."""
+    """Yield inputs of which several get another size, the size that they share, or sizes whose sum is needed. SPECS are
+    the inputs of the try STOP, BLAMED the places of the inputs to change.
+    """
     args = [a for a in flat(stop.args) if isinstance(a, torch.Tensor)]
     x, weight = (args[0] if args else None), (args[1] if len(args) > 1 else None)
     groups: dict[tuple[int, int], list[int]] = {}
@@ -120,7 +123,7 @@ def _first(model: torch.nn.Module, name: str, like: InputSpec) -> InputSpec:
 
 
 def _named(model: torch.nn.Module, spec: Any, stop: Stop) -> Iterator[Any]:
-    """Yield inputs with the arguments and entries whose names the error mentions."""
+    """Yield inputs like SPEC with the arguments and entries added whose names the error of the try STOP mentions."""
     key = re.fullmatch(r"'(\w+)'", stop.message) if stop.error == "KeyError" else None
     attribute = re.search(r"object has no attribute '(\w+)'", stop.message)
     attribute = attribute if attribute and re.search("'(Fields|Tensor|dict)'", stop.message) else None

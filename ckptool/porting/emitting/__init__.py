@@ -28,12 +28,14 @@ _NEW_MEMORY = frozenset({"cat", "stack", "zeros"})
 
 
 def python_of(mapping: Mapping, command: str = "") -> str:
-    """Return a mapping as the text of a Python module. COMMAND is the command that made the mapping."""
+    """Return MAPPING as the text of a Python module. COMMAND is the command that made the mapping, which the
+    text names.
+    """
     return _Module(mapping, command).text()
 
 
 def emit(mapping: Mapping, path: StrPath, command: str = "", *, at: str = "", overwrite: bool = False) -> None:
-    """Write a mapping as a Python module. A file that already holds the same text is left as it is.
+    """Write MAPPING as a Python module to the file PATH. A file that already holds the same text is left as it is.
 
     Args:
         mapping: the port.
@@ -110,7 +112,7 @@ class _Module:
         self.body = body
 
     def text(self) -> str:
-        """Return the whole module."""
+        """Return the whole module as text."""
         helpers = {name: code for x in self.exprs for name, code in torch_helpers(x).items() if self._calls(name)}
         views = any(not x.is_copy and x.op not in _NEW_MEMORY for x in self.exprs)
         nested = any("/" in key for x in self.exprs for key in x.keys())  # noqa: SIM118
@@ -242,7 +244,11 @@ class _Module:
     def _texts(
         self, x: Expr, templates: Sequence[Template], names: Sequence[str], hole: str = "", end: str = ""
     ) -> list[str]:
-        """Return the target and the texts of X as Python code: keys as strings, indices as numbers."""
+        """Return TEMPLATES, the key of the target and then the texts of X (see `texts_of`), as Python code: keys as
+        strings, indices as numbers.
+
+        NAMES are the variables of the loop; HOLE is a placeholder such as `{name}` after each key, END a text there.
+        """
         are_keys = [True, *are_keys_of(x)]
         return [
             _string(template, names, hole, end) if is_key else _number(template, names)
@@ -269,8 +275,8 @@ class _Module:
         yield from self._assign(f"out[{texts[0]}]", x, lambda text: f"take({text})", indent)
 
     def _assign(self, left: str, x: Expr, name: Callable[[str], str], indent: int) -> Iterator[str]:
-        """Yield the lines of `LEFT = X`, in two steps if they are too long and X ends with a method call or an
-        index.
+        """Yield the lines of the statement `LEFT = X`, indented; in two statements if it is too long and X ends with a
+        method call or an index. NAME returns the code of a key.
         """
         like = f"take({_quoted(self.like)})" if self.like else "torch.empty(0)"
         made = f"{left} = {torch_text(x, name, like)}"
@@ -292,8 +298,8 @@ class _Module:
         indent: int,
         tails: tuple[str, str] = ("", ""),
     ) -> Iterator[str]:
-        """Yield the lines of a step that copies tensors. TAILS are the varying ends of the two keys, such as
-        `{name}`.
+        """Yield the lines of STEP, which copies tensors. TEMPLATES are the keys of target and source, NAMES the
+        variables of the loop, TAILS the varying ends of the two keys, such as `{name}`.
         """
         if len(step.names) == 1:
             own, theirs = (
@@ -312,8 +318,8 @@ _Templated = tuple[Step, tuple[Template, ...]]
 
 
 def _tables(steps: Sequence[_Templated]) -> list[list[_Templated]]:
-    """Return the steps in groups that can be rows of one table: copies of the same names below the same numbers. Each
-    other step is a group of its own.
+    """Return STEPS in groups that can be rows of one table: copies of the same names below the same numbers. Each other
+    step is a group of its own.
     """
     groups: dict[Any, list[_Templated]] = {}
     for at, (step, templates) in enumerate(steps):
@@ -340,7 +346,9 @@ def _apart(templates: Sequence[Template]) -> tuple[tuple[Template, ...], tuple[s
 
 
 def laid_out_condition(name: str, item: str, items: str, condition: str) -> Iterator[str]:
-    """Yield the lines of the list comprehension `NAME = [ITEM for ITEM in ITEMS if CONDITION]`."""
+    """Yield the lines of the list comprehension `NAME = [ITEM for ITEM in ITEMS if CONDITION]`, broken if it
+    is too long.
+    """
     line = f"    {name} = [{item} for {item} in {items} if {condition}]"
     if len(line) <= WIDTH:
         yield line
@@ -368,7 +376,9 @@ def _names(loop: Loop) -> list[str]:
 
 
 def _heads(loop: Loop, names: Sequence[str]) -> list[str]:
-    """Return the `for` lines that begin LOOP, each indented further than the one before."""
+    """Return the `for` lines that begin LOOP, each indented further than the line before; [] if LOOP has no numbers.
+    NAMES are its variables.
+    """
     rows = loop.rows
     if not rows:
         return []
@@ -408,7 +418,9 @@ def _sequence(numbers: Sequence[int]) -> str:
 
 
 def _string(template: Template, names: Sequence[str], hole: str = "", end: str = "") -> str:
-    """Return a template, a placeholder such as `{name}` and an end as a Python string, or an f-string if needed."""
+    """Return a template, a placeholder HOLE such as `{name}` and the text END as a Python string; an f-string if
+    needed. NAMES are the variables of the loop.
+    """
     template = template if hole else (*template[:-1], f"{template[-1]}{end}")
     if len(template) == 1 and not hole:
         return _quoted(str(template[0]))
@@ -421,7 +433,7 @@ def _string(template: Template, names: Sequence[str], hole: str = "", end: str =
 
 
 def _number(template: Template, names: Sequence[str]) -> str:
-    """Return the template of a number as Python code."""
+    """Return TEMPLATE, a number that may depend on the variables NAMES of a loop, as Python code."""
     return "".join(part if isinstance(part, str) else _sum(*part, names) for part in template)
 
 
@@ -469,7 +481,9 @@ def _raw(text: str) -> str:
 
 
 def _patterns(unused: Sequence[str], every: Sequence[str]) -> list[str]:
-    """Return regular expressions for the unused keys, with one for a whole module if all of its keys are unused."""
+    """Return regular expressions that match the keys UNUSED, with one for a whole module if none of its keys in EVERY
+    is used.
+    """
     kept = set(every) - set(unused)
     heads = {key[: at + 1] for key in kept for at, char in enumerate(key) if char in "./"}
     found: dict[str, None] = {}

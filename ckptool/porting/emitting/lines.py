@@ -10,7 +10,8 @@ _OPENING, _CLOSING = "([{", ")]}"
 
 
 def laid_out(statement: str, indent: int = 0, after: int = 0) -> Iterator[str]:
-    """Yield the lines of a statement. A long one is broken inside its last call or list, with one item per line.
+    """Yield the lines of STATEMENT, indented. A long statement is broken inside of its last call or list, with one item
+    per line.
 
     AFTER is the number of characters that will follow on the last line.
     """
@@ -31,7 +32,7 @@ def laid_out(statement: str, indent: int = 0, after: int = 0) -> Iterator[str]:
 
 
 def _characters(text: str) -> Iterator[tuple[int, str, int]]:
-    """Yield (place, character, depth of brackets) for each character outside of strings."""
+    """Yield (index, character, depth of brackets) for each character of TEXT outside of strings."""
     depth, quote, at = 0, "", 0
     while at < len(text):
         char = text[at]
@@ -50,7 +51,9 @@ def _characters(text: str) -> Iterator[tuple[int, str, int]]:
 
 
 def _breakable(text: str) -> tuple[int, int] | None:
-    """Return the start and end of the last call or list in a statement that is not empty, or None."""
+    """Return the indices of the opening and the closing bracket of the last call or list in TEXT that is not empty;
+    None if there is none.
+    """
     found = None
     opened = None
     for at, char, depth in _characters(text):
@@ -65,7 +68,7 @@ def _breakable(text: str) -> tuple[int, int] | None:
 
 
 def _items(text: str) -> Iterator[str]:
-    """Yield the texts between the commas of a call or a list."""
+    """Yield the texts between the commas of TEXT, the inside of a call or a list."""
     begin = 0
     for at, char, depth in _characters(text):
         if char == "," and depth == 0:

@@ -74,7 +74,7 @@ Template = tuple[str | tuple[int, Numbers], ...]
 
 
 def texts_of(x: Expr) -> list[str]:
-    """Return the texts of X that may change from layer to layer: keys and indices, in the order in which they are
+    """Return the texts of X that may change from layer to layer: its keys and indices, in the order in which they are
     written.
     """
     if x.is_copy:
@@ -83,14 +83,14 @@ def texts_of(x: Expr) -> list[str]:
 
 
 def are_keys_of(x: Expr) -> list[bool]:
-    """Return, for each text of `texts_of`, whether it is a key (and not an index)."""
+    """Return, for each text of `texts_of(X)`, whether it is a key (and not an index)."""
     if x.is_copy:
         return [True]
     return [*(one for arg in x.args for one in are_keys_of(arg)), *(False for _ in _places(x))]
 
 
 def with_texts(x: Expr, texts: Iterator[str]) -> Expr:
-    """Return X with other texts in place of `texts_of`."""
+    """Return X with the next of TEXTS in place of each text of `texts_of(X)`."""
     if x.is_copy:
         return replace(x, params=(next(texts),))
     args = tuple(with_texts(arg, texts) for arg in x.args)
@@ -99,7 +99,7 @@ def with_texts(x: Expr, texts: Iterator[str]) -> Expr:
 
 
 def _places(x: Expr) -> tuple[int, ...]:
-    """Return which parameters of X are indices into a tensor."""
+    """Return which parameters of X are indices into a tensor, by their places."""
     return {"select": (1,), "slice": (1, 2)}.get(x.op, ())
 
 
@@ -130,7 +130,7 @@ def steps_of(entries: Iterable[Entry]) -> list[Step]:
 
 
 def _general(entry: Entry, comments: tuple[str, ...]) -> Step:
-    """Return the `Step` (a statement of the written module) for one entry.
+    """Return the `Step` (a statement of the written module) for ENTRY, with COMMENTS.
 
     If its key and all keys that it reads end in the same words, that end is put in `names`, so that entries with other
     ends can share the statement. For an expression that is no copy, only `weight` and `bias` are such ends.
@@ -149,7 +149,9 @@ def _general(entry: Entry, comments: tuple[str, ...]) -> Step:
 
 
 def _heads(target: str, source: str) -> tuple[str, str]:
-    """Return what is before the common end of two keys. The end contains no number."""
+    """Return the keys TARGET and SOURCE without their common end, which contains no number: ("a.0.", "b.0.") for
+    `a.0.w` and `b.0.w`.
+    """
     own, theirs = different(target, source)
     if len(own) > len(target):
         return target, source
@@ -173,8 +175,8 @@ def _comments(entry: Entry) -> tuple[str, ...]:
 
 
 def loops_of(steps: Sequence[Step]) -> list[Loop]:
-    """Return loops of the steps that differ only in numbers, in the order of their first steps. Successive steps in no
-    loop become one `Loop` without rows.
+    """Return loops of those STEPS that differ only in numbers, in the order of their first steps. Successive steps in
+    no loop become one `Loop` without rows.
     """
     alike: dict[Any, list[Step]] = defaultdict(list)
     for step in steps:
@@ -214,7 +216,7 @@ def _shape(x: Expr) -> Any:
 
 
 def _folded(steps: list[Step]) -> list[Loop]:
-    """Return steps that differ only in numbers as few loops as possible: one over the numbers of the target, one for
+    """Return STEPS, which differ only in numbers, as few loops as possible: one over the numbers of the target, one for
     each value of its first number, or one over a table of numbers; else each step alone.
     """
     rows = [tuple(int(n) for text in step.texts for n in _NUMBER.split(text)[1::2]) for step in steps]
@@ -246,7 +248,7 @@ def _folded(steps: list[Step]) -> list[Loop]:
 
 
 def _numbers_of_places(step: Step) -> set[int]:
-    """Return which numbers in the texts of a step are indices into a tensor."""
+    """Return which of the numbers in the texts of STEP, counted from 0, are indices into a tensor."""
     are_keys = [True] if step.expr is None else [True, *are_keys_of(step.expr)]
     found, at = set(), 0
     for text, is_key in zip(step.texts, are_keys, strict=False):
@@ -258,10 +260,11 @@ def _numbers_of_places(step: Step) -> set[int]:
 
 
 def _rule(rows: Sequence[Numbers], values: Sequence[int], *, is_place: bool) -> tuple[int, Numbers] | None:
-    """Return (constant, factors) that compute VALUES from the numbers of the rows, or None. None of them is negative.
+    """Return (constant, factors), none negative, that compute each of VALUES from the numbers of its row in ROWS; None
+    if there are none.
 
-    Widths grow from stage to stage in many ways, and any two values fit a line. So indices count only if they equal the
-    numbers of the rows, or if there are three.
+    Widths grow from stage to stage in many ways, and any two values are on a line. Therefore indices (IS_PLACE) count
+    only if they equal the numbers of the rows, or if there are three different ones.
     """
     width = len(rows[0])
     factors = []
@@ -286,8 +289,8 @@ def _rule(rows: Sequence[Numbers], values: Sequence[int], *, is_place: bool) -> 
 def _neighbours(
     rows: Sequence[Numbers], values: Sequence[int], at: int
 ) -> tuple[tuple[int, int], tuple[int, int]] | None:
-    """Return two rows of numbers that differ only in the number AT, each as (that number, its value); None if there are
-    none.
+    """Return two rows of numbers that differ only in the number AT, each as (that number, its value in VALUES); None if
+    there are none.
     """
     seen: dict[Numbers, tuple[int, int]] = {}
     for row, value in zip(rows, values, strict=True):
@@ -299,7 +302,9 @@ def _neighbours(
 
 
 def _templates(step: Step, row: Numbers, numbers: dict[int, tuple[int, Numbers]]) -> tuple[Template, ...]:
-    """Return the texts of a step as templates, with the numbers that change taken out."""
+    """Return the texts of STEP as templates: ROW has all numbers in them, NUMBERS place of a number -> (constant,
+    factors) for those that change.
+    """
     found, at = [], 0
     for text in step.texts:
         parts: list[str | tuple[int, Numbers]] = [""]

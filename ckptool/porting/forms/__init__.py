@@ -1,1 +1,15 @@
-"""Bring both sides of a port into the common form, however their tensors are stored."""
+"""Bring both sides of a port into the common form, however their tensors are stored.
+
+The words of this package, beside those of `ckptool.porting`:
+
+    step         a change of a side towards the common form, a row of `step_table`.
+    bare         said of a parameter that is no weight of a torch layer, but an `nn.Parameter` of a larger module.
+    fused        said of a projection that holds several: queries, keys and values; gate and up. They may be stored one
+                 after the other, or head by head (interleaved).
+    turned       said of a matrix that is transposed, of a convolution kernel whose inputs and outputs are swapped, and
+                 of a list that is counted from its end.
+    list         a module whose members have numbers as names (`layers.0`, `layers.1`).
+    stack        a tensor that holds one tensor of each member of a list, along its first dimension.
+    family       tensors of one module that may be parts of one tensor. In `ckptool.porting.family`: models of one kind
+                 and all sizes.
+"""

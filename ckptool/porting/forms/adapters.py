@@ -25,8 +25,8 @@ _MOST_PREFIX = 4
 
 @dataclass(slots=True)
 class _Adapter:
-    """The tensors of the adapters of one weight: name of the adapter -> role -> piece. Most files have one, without a
-    name.
+    """The tensors of the adapters of one weight: name of the adapter -> role ("up", "down", "alpha") -> tensor. Most
+    files have one adapter, without a name.
     """
 
     parts: dict[str, dict[str, Piece]] = field(default_factory=lambda: defaultdict(dict))
@@ -37,8 +37,8 @@ class _Adapter:
 
 
 def merge_adapters(source: Canon, target: Canon) -> None:
-    """Merge the adapters of the source, unless the target has adapters, too. Ask about weights whose adapter is not
-    merged.
+    """Merge the low-rank adapters of the source into its weights, unless the target has adapters, too. A weight whose
+    adapter cannot be merged gets a question.
 
     The scale is alpha / rank. An `alpha` stored with a layer counts first, then the source's own scale.
     """
@@ -64,7 +64,7 @@ def merge_adapters(source: Canon, target: Canon) -> None:
 
 
 def _adapters(canon: Canon) -> dict[_Path, _Adapter]:
-    """Return the adapters of one side, by the path of the module that they adapt."""
+    """Return path of the module that is adapted -> its adapters."""
     found: dict[_Path, _Adapter] = defaultdict(_Adapter)
     alphas = []
     roles = table().adapters
@@ -83,7 +83,7 @@ def _adapters(canon: Canon) -> dict[_Path, _Adapter]:
 
 def _only_trained(canon: Canon) -> None:
     """Remove the original of each module that the file holds twice, as original and as trained copy
-    (`modules_to_save`).
+    (`modules_to_save`). The copy gets the path of the original.
     """
     for copy, original in table().trained_instead.items():
         for piece in [p for p in canon.pieces.values() if copy in p.path]:
@@ -95,7 +95,9 @@ def _only_trained(canon: Canon) -> None:
 
 
 def _without_wrapper(canon: Canon, base: _Path) -> None:
-    """Remove from paths the component that marks the original weight of an adapted module."""
+    """Remove from paths below the module BASE the component that marks the original weight of an adapted module
+    (`base_layer`).
+    """
     for piece in [p for p in canon.pieces.values() if p.path[: len(base)] == base and len(p.path) > len(base)]:
         if piece.path[len(base)] in table().adapted and Name(base, piece.role) not in canon.pieces:
             path = (*base, *piece.path[len(base) + 1 :])
@@ -104,8 +106,9 @@ def _without_wrapper(canon: Canon, base: _Path) -> None:
 
 
 def _base_of(source: Canon, base: _Path) -> Name | None:
-    """Return the name of the weight that an adapter adapts: in the same module, or spelled with other separators. None
-    if there is no such weight, or if several weights end in that name.
+    """Return the name of the weight that the adapter at the path BASE adapts: in the same module, or spelled with other
+    separators (`lora_unet_down_0` for `down.0`). None if there is no such weight, or if several weights end in that
+    name.
     """
     name = Name(base, "weight")
     if name in source.pieces:
@@ -121,8 +124,8 @@ def _base_of(source: Canon, base: _Path) -> Name | None:
 
 
 def _factors(parts: dict[str, Piece]) -> tuple[Piece, Piece, bool] | None:
-    """Return the factor that takes the inputs, the factor that returns the outputs, and whether their product is
-    transposed; None if one of the two is missing.
+    """Return (factor that takes the inputs, factor that gives the outputs, whether their product is transposed) of an
+    adapter, PARTS: role -> tensor. None if one of the two factors is missing.
     """
     for prefix in ("", "turned_"):
         if f"{prefix}down" in parts and f"{prefix}up" in parts:
@@ -131,8 +134,8 @@ def _factors(parts: dict[str, Piece]) -> tuple[Piece, Piece, bool] | None:
 
 
 def _ways(weight: Piece, a: Piece, b: Piece) -> set[bool]:
-    """Return how the product of the factors A and B of an adapter fits a weight: as it is (False), transposed (True),
-    or both; empty if it does not fit.
+    """Return whether the product of the factors A and B of an adapter has the sizes of WEIGHT as it is (False),
+    transposed (True), or both; empty if neither.
     """
     if len(a.shape) < 2 or len(b.shape) < 2 or a.shape[0] != prod(b.shape[1:]):
         return set()
@@ -144,9 +147,10 @@ def _ways(weight: Piece, a: Piece, b: Piece) -> set[bool]:
 
 
 def _all_turned(source: Canon, adapters: dict[_Path, _Adapter], bases: dict[_Path, Name | None]) -> bool:
-    """Return whether weights with adapters have inputs first, as the sizes of those that are not square show.
-
+    """Return whether the weights with adapters have inputs first, as the sizes of those that are not square show.
     Square weights of the file most likely have the same layout.
+
+    ADAPTERS and BASES have the adapters, and the names of the adapted weights, by path.
     """
     votes: Counter[bool] = Counter()
     for base, adapter in adapters.items():
@@ -162,8 +166,8 @@ def _all_turned(source: Canon, adapters: dict[_Path, _Adapter], bases: dict[_Pat
 def _merged(
     source: Canon, weight: Piece, adapter: _Adapter, scale: float | None, all_turned: bool
 ) -> Question[Expr] | None:
-    """Merge one adapter into a weight and return None, or return the question why it was not merged. SCALE is that of
-    all adapters, if the file has it; ALL_TURNED says how a square weight is laid out.
+    """Merge ADAPTER into WEIGHT in SOURCE, and return None; or return the question why this was not possible. SCALE is
+    that of all adapters, if the file has it; ALL_TURNED says whether a square weight has inputs first.
     """
     named = list(adapter.parts.values())
     unknown = [p for parts in named for role, p in parts.items() if role == "other"]

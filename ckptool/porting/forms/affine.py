@@ -1,4 +1,4 @@
-"""Join batch norms whose statistics and whose scale and shift are two layers of the source."""
+"""Join batch norms of which the source stores the statistics and the scale and shift in two layers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ _Change = tuple[str, str]
 
 
 def join_affine(one: Canon, other: Canon) -> None:
-    """Give batch norms that hold only statistics their scale and shift, which the file has in a layer of their own
-    (Caffe).
+    """Give the batch norms of ONE that hold only statistics their scale and shift, which it stores in a layer of its
+    own (as Caffe does). Nothing is done if OTHER has such norms, too.
 
-    This is skipped if the other side has two layers, too. Scale and shift are a layer with a weight and a bias as long
-    as the statistics. Its name differs from the name of the statistics by one word that is the same in the whole model
-    (`bn2a`, `scale2a`), or it is the next layer.
+    Scale and shift are a layer with a weight and a bias as long as the statistics. Its name differs from the name of
+    the statistics by one word that is the same in the whole model (`bn2a`, `scale2a`), or it is the next layer.
     """
     layers = _layers(one)
     bare = [path for path, held in layers.items() if _has_only_statistics(held)]
@@ -56,8 +55,11 @@ def _layers(canon: Canon) -> dict[_Path, dict[str, Piece]]:
 
 
 def _by_name(bare: list[_Path], free: dict[_Path, int], layers: dict[_Path, dict[str, Piece]]) -> dict[_Path, _Path]:
-    """Return statistics -> scale and shift, by names that differ in the one word in which most of them differ. BARE are
-    the paths of the statistics, FREE has the path and the size of each layer that may be a scale and shift.
+    """Return path of statistics -> path of their scale and shift, for names that differ in the one word in which most
+    of them differ.
+
+    BARE are the paths of the statistics. FREE has path -> size of the layers that may be a scale and shift. LAYERS has
+    path -> role -> tensor.
     """
     size = {path: prod(layers[path]["running_var"].shape) for path in bare}
     words = {path: words_of(path) for path in (*bare, *free)}
@@ -83,8 +85,8 @@ def _by_name(bare: list[_Path], free: dict[_Path, int], layers: dict[_Path, dict
 
 
 def _change(one: tuple[str, ...], other: tuple[str, ...]) -> _Change | None:
-    """Return the one word, not a number, in which two names differ: ("bn", "scale"), or ("", "scale") if added; else
-    None.
+    """Return the one word in which two names (ONE and OTHER, words) differ: ("bn", "scale"), or ("", "scale") if OTHER
+    has one more. None if they differ otherwise, or in a number.
     """
     if len(one) == len(other):
         changes = [(a, b) for a, b in zip(one, other, strict=True) if a != b]
@@ -94,8 +96,8 @@ def _change(one: tuple[str, ...], other: tuple[str, ...]) -> _Change | None:
 
 
 def _next(path: _Path, free: set[_Path], layers: dict[_Path, dict[str, Piece]]) -> _Path | None:
-    """Return the path of the layer directly after the statistics PATH, if it is a scale and shift in the same module;
-    else None.
+    """Return the path of the layer directly after the statistics at PATH, if it is in FREE, in the same module and of
+    their size; else None.
     """
     mean = layers[path]["running_mean"]
 

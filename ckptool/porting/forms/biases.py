@@ -1,4 +1,4 @@
-"""Biases that are not in the module of their matrix, or that are one bias for several matrices."""
+"""Biases that are stored outside of the module of their matrix, or one bias for several matrices."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from .projections import fused_kind, part_label
 
 
 def attach_biases(one: Canon, other: Canon) -> None:
-    """Move each bias that is stored by itself into the module of its matrix, unless the other side has such biases,
-    too.
+    """Move each bias of ONE that is stored by itself into the module of its matrix, unless OTHER stores such biases by
+    themselves, too.
 
-    The length of the bias also shows whether a bare matrix has its inputs first.
+    A bare matrix is transposed if the length of its bias shows that its inputs come first.
     """
     apart = {squeezed(piece.shape) for piece in _lone_biases(other)}
     tables = {piece.shape for piece in other.pieces.values() if piece.role == "weight" and piece.shape[1:] == (1,)}
@@ -67,10 +67,12 @@ def attach_biases(one: Canon, other: Canon) -> None:
 
 
 def _part_of_sum(lone: list[Piece], matrices: list[Piece], other: Canon) -> None:
-    """Take the bias of a sum of layers out of its layer, where the other side has it beside several such layers.
+    """Move the bias of a layer whose output is added to another's out of that layer, if the other side stores it beside
+    such layers. LONE has the biases of one side that are stored by themselves; those that are found to belong to a sum
+    are removed from it.
 
     `lin_rel(x) + lin_root(y)` with a bias in one of the two is `fc_neigh(x) + fc_self(y) + bias`. Both sides have
-    equally many such sums. That the outputs are added is a question. What is taken apart here is no longer in LONE.
+    equally many such sums. That the outputs are added is a question.
     """
     sums: dict[Shape, list[Piece]] = defaultdict(list)
     for piece in lone:
@@ -104,18 +106,22 @@ def _rows(piece: Piece) -> int:
 
 
 def _of_output(piece: Piece) -> bool:
-    """Return whether the name of a piece says that it belongs to the output layer."""
+    """Return whether the name of PIECE says that it belongs to the output layer."""
     return label(table().group("purpose"), piece.words) == "head" or not table().vocabulary.isdisjoint(piece.words)
 
 
 def _gives(matrix: Piece, bias: Piece) -> bool:
-    """Return whether a bare matrix would have as many outputs as the bias has elements, if it were transposed."""
+    """Return whether MATRIX, a parameter of a module around the bias, has as many columns as BIAS has elements:
+    transposed, it would give these outputs.
+    """
     beside = matrix.path[:-1] == bias.path[: len(matrix.path) - 1]
     return beside and is_bare(matrix) and len(matrix.shape) == 2 and matrix.shape[-1:] == squeezed(bias.shape)
 
 
 def _nearest(piece: Piece, matrices: list[Piece]) -> list[Piece]:
-    """Return those of MATRICES that share the longest beginning of their path with the bias PIECE."""
+    """Return those of MATRICES that share the longest beginning of their path with the bias PIECE; [] if none
+    shares any.
+    """
     shared = [_together(m.path, piece.path) for m in matrices]
     return [m for m, n in zip(matrices, shared, strict=True) if n == max(shared) > 0]
 
@@ -144,8 +150,8 @@ _B = re.compile(r"(.*_)b(?::\d+)?\Z")
 
 
 def _after_matrices(piece: Piece, matrices: Set[tuple[str, ...]]) -> bool:
-    """Return whether a bias is named like the matrices beside it (`cell_b` beside `cell_wx`), or is in a list
-    named so.
+    """Return whether PIECE, or the list that it is in, is named like matrices in the same module: `cell_b` beside
+    `cell_wx`. MATRICES has the paths of all matrices.
     """
     at = next((at for at in reversed(range(len(piece.path))) if not piece.path[at].isdecimal()), 0)
     found = _B.match(piece.path[at]) if piece.path else None
@@ -155,18 +161,20 @@ def _after_matrices(piece: Piece, matrices: Set[tuple[str, ...]]) -> bool:
 
 
 def _own_name(path: tuple[str, ...]) -> str:
-    """Return the last component of a path that is not a number, so that a bias in a list has the name of the list."""
+    """Return the last component of PATH that is not a number, so that a bias in a list has the name of the list."""
     return next((component for component in reversed(path) if not component.isdecimal()), "")
 
 
 def _layers(canon: Canon) -> set[tuple[Shape, Shape]]:
-    """Return the sizes of weight and bias of every layer that has both."""
+    """Return (sizes of the weight, sizes of the bias) of every layer that has both."""
     weights = {p.path: p.shape for p in canon.pieces.values() if p.role == "weight"}
     return {(weights[p.path], p.shape) for p in canon.pieces.values() if p.role == "bias" and p.path in weights}
 
 
 def divide_biases(canon: Canon) -> None:
-    """Split the one bias of projections whose matrices are separate (`in_proj_bias` beside `q_proj_weight` …)."""
+    """Split each bias of a fused projection whose matrices are separate (`in_proj_bias` beside `q_proj_weight` …) into
+    one bias per matrix.
+    """
     for piece in list(canon.pieces.values()):
         kind = fused_kind(piece) if piece.role == "bias" and len(piece.shape) == 1 else None
         if kind is None or piece.name.beside("weight") in canon.pieces:

@@ -26,19 +26,21 @@ _MOST = 24
 
 
 def beside(one: Unit, other: Unit) -> bool:
-    """Return whether neither layer's output flows into the other, as far as the forward pass was followed."""
+    """Return whether ONE and OTHER are parallel: neither layer's output flows into the other. False if the forward pass
+    was not followed.
+    """
     a, b = one.main.entry.facts.flow, other.main.entry.facts.flow
     return a is not None and b is not None and a.beside(b)
 
 
 def flows_into(one: Unit, other: Unit) -> bool:
-    """Return whether the output of ONE flows into OTHER, as far as the forward pass was followed."""
+    """Return whether the output of ONE flows into OTHER. False if the forward pass was not followed."""
     a, b = one.main.entry.facts.flow, other.main.entry.facts.flow
     return a is not None and b is not None and a.into(b)
 
 
 def in_channel_order(units: Sequence[Unit]) -> None:
-    """Give branches that one layer concatenates the order of the concatenation as their order of execution.
+    """Change the order of execution (`used`) of branches that one layer concatenates to the order of the concatenation.
 
     Code may compute branches in any order. The order of their channels is in the weights of the layer that takes them,
     which both sides share, and code usually registers branches in that order: some code computes the pooled features of
@@ -65,7 +67,7 @@ def in_channel_order(units: Sequence[Unit]) -> None:
 
 
 def _branches(parts: Sequence[Flow], end: Flow, numbered: Mapping[int, Unit]) -> list[list[Unit]]:
-    """Return, for each branch, the layers that are in no other branch.
+    """Return, for each branch, its layers that are in no other branch.
 
     Args:
         parts: the last layers of the branches.
@@ -89,8 +91,7 @@ def _branches(parts: Sequence[Flow], end: Flow, numbered: Mapping[int, Unit]) ->
 
 
 class Branches:
-    """Answers whether an order of the two sides is kept in parallel branches, as branches that cannot be confused show
-    it.
+    """Answers whether both sides keep an order in parallel branches, as branches that cannot be confused show it.
 
     Args:
         pairs: the matched pairs.
@@ -153,10 +154,10 @@ class Branches:
 
 
 class _Apart:
-    """Tells which parts of a module do not feed each other.
+    """Tells which parts of a module do not take each other's output.
 
     Args:
-        held: the pairs in each part.
+        held: name of a part -> the pairs in it.
     """
 
     def __init__(self, held: Mapping[str, Iterable[Pair]]) -> None:
@@ -169,18 +170,18 @@ class _Apart:
                     self._before[name] |= flow.before
 
     def __call__(self, a: str, b: str) -> bool:
-        """Return whether A and B are two parts, and neither takes the output of the other."""
+        """Return whether A and B are the names of two parts, and neither takes the output of the other."""
         return a != b and not (self._before[a] & self._own[b] or self._before[b] & self._own[a])
 
 
 def _kind(path: tuple[str, ...], held: Iterable[str]) -> Hashable:
-    """Return a value that is equal for modules of one class: the names inside the module, or its path if these are
-    numbers.
+    """Return a value that is equal for modules of one class: the names HELD inside the module, or its path without
+    numbers if these are all numbers.
     """
     names = frozenset(held)
     return template(path) if all(name.isdecimal() for name in names) else names
 
 
 def _first(pairs: list[Pair]) -> Pair | None:
-    """Return the first pair without a doubt, or None."""
+    """Return the first of PAIRS without a doubt; None if all have one."""
     return next((pair for pair in pairs if not pair[0].doubts), None)

@@ -1,7 +1,7 @@
 """Bring both sides into the common form: no wrappers in names, roles for leaf names, projections split, torch's layout.
 
-The same steps are taken on the source and on the target. A projection that is fused on one side only is split there;
-one that is fused on both sides comes out as a copy.
+The same steps are taken on the source and on the target. A projection that is fused on one side only is split there; a
+projection that is fused on both sides comes out as a copy.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .step_table import bring_together
 
 
 def canonical(source: Signature, target: Signature, *, lora_scale: float | None = None) -> tuple[Canon, Canon]:
-    """Return (source, target) in the common form."""
+    """Return (source, target) in the common form. LORA_SCALE is the scale of the source's adapters, if known."""
     s, t = _named(source, is_target=False), _named(target, is_target=True, counted=_counted_otherwise(target, source))
     s.adapter_scale = lora_scale
     bring_together(s, t)
@@ -30,13 +30,11 @@ def canonical(source: Signature, target: Signature, *, lora_scale: float | None 
 
 
 def _counted_otherwise(one: Signature, other: Signature) -> dict[str, int]:
-    """Find names of layers that ONE counts from 1 (`norm1`, `norm2`) and OTHER from 0 (`norm0`, `norm1`), or the
-    reverse.
+    """Return name of layers without its number -> number to add, for names of ONE that OTHER counts from 0 and ONE from
+    1 (`norm1`, `norm2` for `norm0`, `norm1`), or the reverse.
 
-    Both sides must have equally many of them in every module: `layer0` beside `layer1` to `layer4` may be something
-    else.
-    Returns:
-        Name without its number -> number to add to the numbers of ONE.
+    Both sides must have the same rows of such names in their modules, up to that number: `layer0` beside `layer1` to
+    `layer4` may be something else.
     """
     own, theirs = _numbers(one), _numbers(other)
     found = {}
@@ -53,7 +51,9 @@ def _counted_otherwise(one: Signature, other: Signature) -> dict[str, int]:
 
 
 def _numbers(signature: Signature) -> dict[str, set[frozenset[int]]]:
-    """Return, for each name of layers, every set of numbers that it has in one module."""
+    """Return name of layers without its number -> every set of numbers that it has in one module: `norm` ->
+    {{1, 2}}.
+    """
     rows: dict[tuple[str, str], set[int]] = defaultdict(set)
     for key in signature.entries:
         path = components(key)[:-1]
@@ -71,7 +71,7 @@ _COUNTED = re.compile(r"([A-Za-z][A-Za-z_]*?_?)(\d)\Z")
 
 
 def _named(signature: Signature, *, is_target: bool, counted: Mapping[str, int] | None = None) -> Canon:
-    """Return one side with roles for leaf names, and without wrappers in names.
+    """Return one side in the common form, before any step: with roles for leaf names, and without wrappers in names.
 
     Args:
         signature: the side's keys and shapes.
@@ -128,8 +128,8 @@ def _named(signature: Signature, *, is_target: bool, counted: Mapping[str, int] 
 
 
 def _around_layers(entries: Sequence[Entry], split: Mapping[str, tuple[str, ...]]) -> set[tuple[str, ...]]:
-    """Return the modules that contain matrices in inner modules. Their gamma and beta are not the scale and shift of a
-    norm.
+    """Return the paths of modules that contain matrices in inner modules; their `gamma` and `beta` are not the scale
+    and shift of a norm. SPLIT has key -> path.
     """
     found: set[tuple[str, ...]] = set()
     for entry in entries:
@@ -140,7 +140,7 @@ def _around_layers(entries: Sequence[Entry], split: Mapping[str, tuple[str, ...]
 
 
 def _moved(component: str, by: Mapping[str, int]) -> str:
-    """Return a component such as `norm1` with its number changed by BY[name]."""
+    """Return COMPONENT, such as `norm1`, with BY[name] added to its number; as it is if its name is not in BY."""
     found = _COUNTED.match(component)
     return f"{found[1]}{int(found[2]) + by[found[1]]}" if found is not None and found[1] in by else component
 
@@ -163,7 +163,7 @@ _RAW = "_raw"
 
 
 def _kept_raw(signature: Signature) -> dict[str, str]:
-    """Return key of a raw weight -> key of its copy, for weights that WeightDrop stores raw and with dropout."""
+    """Return key of a raw weight -> key of its copy, for weights that WeightDrop stores twice, raw and with dropout."""
     found = {}
     for key, entry in signature.entries.items():
         head, _, leaf = key.removesuffix(_RAW).rpartition(".")
@@ -176,8 +176,8 @@ def _kept_raw(signature: Signature) -> dict[str, str]:
 
 
 def _other_name(key: str, words: tuple[str, ...], aliases: dict[str, list[str]]) -> tuple[str, ...]:
-    """Return the words of another name of a tied tensor, if they say which kind of table it is and its own name does
-    not.
+    """Return the words of another name of the tied tensor KEY, if they say which kind of table it is (word, position)
+    and WORDS, those of its own name, do not; else (). ALIASES has key -> its other names.
     """
     group = table().group("embedding")
     if key not in aliases or label(group, words) is not None:
@@ -187,11 +187,11 @@ def _other_name(key: str, words: tuple[str, ...], aliases: dict[str, list[str]])
 
 
 class _Beside:
-    """The names of modules in one module, and what they show about each other.
+    """The names of the modules in one module, and what they show about each other.
 
     Attributes:
         counted: name without its last number -> how many modules have this name with a number.
-        from_zero: the names of these that are counted from 0.
+        from_zero: the names in `counted` whose numbers begin with 0.
         behind: norms after the parts of a block: `post_attention_norm` beside `post_mlp_norm`, without a norm before
             the first part. A single one is the norm between the attention and the next part, and usually belongs to
             the next part.
@@ -216,9 +216,11 @@ def _counted_from_one(
     siblings: Mapping[tuple[str, ...], _Beside],
     more: Collection[tuple[tuple[str, ...], str]],
 ) -> tuple[str, ...]:
-    """Return the words of a path, where `ln0` beside `ln1` counts as the first, unless other blocks count from 1.
+    """Return the words of PATH, where `ln0` beside `ln1` is read as `ln1` (the first), unless equal blocks in MORE
+    count from 1.
 
-    If three or more layers are counted, `fc1` is not the first of two.
+    If three or more layers are counted, `fc1` is not read as the first of two. SIBLINGS has path of a module -> names
+    in it.
     """
     last = path[-1] if path else ""
     beside = siblings.get(path[:-1], _ALONE)
@@ -240,10 +242,10 @@ def _counted_from_one(
 
 
 def _with_more(siblings: Mapping[tuple[str, ...], Collection[str]]) -> set[tuple[tuple[str, ...], str]]:
-    """Return (block path, name) for names that some of several equal blocks count from 1, so that a 0 is an extra
-    layer.
+    """Return (path of a block, name without number) for names that some block counts from 1 (1 and 2, no 0), so that a
+    0 in an equal block is an extra layer. SIBLINGS has path of a module -> names in it.
 
-    A single layer is not counted from 1: the one before it may be missing.
+    A single layer does not count: the layer before it may be missing.
     """
     return {
         (template(path), stem)

@@ -17,7 +17,8 @@ from .gates import are_gates
 
 
 def copies(source: Signature, target: Signature) -> tuple[dict[str, str], set[str]]:
-    """Return key -> key for keys of further copies of a model, and the keys of other parts of the file.
+    """Return (key of a further copy of the model -> key of the preferred copy, keys of other parts of the file to leave
+    out).
 
     A copy is a prefix with the same names and shapes below it as another prefix, if the target has fewer of these than
     the file.
@@ -75,12 +76,14 @@ def _role_word(name: str) -> str | None:
 
 
 def _side(name: str) -> str | None:
-    """Return the side (encoder or decoder) that a name says, or None."""
+    """Return the side ("encoder", "decoder") that NAME says, or None."""
     return label(table().group("side"), cut(name))
 
 
 def _target_names_one(prefixes: Sequence[tuple[str, ...]], target: Signature) -> bool:
-    """Return whether the names of the target have a word that means one of the copies, such as "encoder"."""
+    """Return whether the names of the target have a word ("encoder") that is the role of one of the copies,
+    PREFIXES.
+    """
     own = {_role_word(component) for key in target.entries for component in key.split(".")[:-1]} - {None}
     return bool(own & {_role_word(p[-1]) for p in prefixes})
 
@@ -92,7 +95,9 @@ def _preference(name: str) -> tuple[int, str]:
 
 
 def doubt_copies(filling: Filling, copies: Mapping[str, str]) -> None:
-    """Ask about everything that comes from one of several copies, with the other copies as options."""
+    """Add a question to every expression that reads one of several copies, with the other copies as options. COPIES has
+    key of another copy -> key of the preferred copy.
+    """
     if not copies:
         return
     others: dict[str, list[str]] = defaultdict(list)

@@ -21,7 +21,7 @@ _VECTORS = 3
 
 
 def doubles(tensors: Mapping[str, LazyTensor], keys: Collection[str]) -> dict[str, str]:
-    """Return the keys of layers with the same values as an earlier layer, each with the earlier key.
+    """Return key -> earlier key with the same values, for layers that repeat an earlier layer.
 
     A layer needs a matrix or kernel with unequal values, or several such vectors (a norm with its statistics): vectors
     of ones are always equal. A layer with only a matrix (a word table) may be equal to the matrix of a layer that also
@@ -65,7 +65,7 @@ def doubles(tensors: Mapping[str, LazyTensor], keys: Collection[str]) -> dict[st
 
 
 def are_equal(tensors: Sequence[LazyTensor]) -> bool:
-    """Return whether tensors of one size and type have the same bytes. Tensors that differ early are not read to the
+    """Return whether TENSORS, of one size and type, have the same bytes. Tensors that differ early are not read to the
     end.
     """
     return len({_start(tensor) for tensor in tensors}) == 1 and len({_digest(tensor) for tensor in tensors}) == 1
@@ -90,14 +90,14 @@ def _tells(tensor: LazyTensor) -> bool:
 
 
 def _varies(tensor: LazyTensor) -> bool:
-    """Return whether a tensor has unequal values in its first bytes."""
+    """Return whether TENSOR has unequal values in its first 64 bytes."""
     start = _start(tensor)
     size = tensor.dtype.itemsize
     return start != start[:size] * (len(start) // size)
 
 
 def called_as_in(source: Signature, target: Signature) -> Signature:
-    """Return the source with each layer that a block holds twice under the name that the target has.
+    """Return the source with each layer that a block holds under two names under the name that the target has.
 
     Code may register a norm as a part of the block, and again in a list of layers. Neither name is better.
     """
@@ -119,7 +119,9 @@ _END = 3
 
 
 def _in_one_block(one: str, other: str) -> bool:
-    """Return whether two keys are in one numbered block, and differ only in the names of layers."""
+    """Return whether the keys ONE and OTHER are in one numbered block, and differ only in their last components, at
+    most three.
+    """
     a, b = one.split("."), other.split(".")
     same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
     return any(component.isdecimal() for component in a[:same]) and max(len(a), len(b)) - same <= _END

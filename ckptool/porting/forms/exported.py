@@ -2,8 +2,8 @@
 
 torch.onnx.export computes constants, and gives the results numbers as names, in the order in which the model uses them:
 `onnx::Conv_193` and `onnx::Conv_194` are weight and bias of a convolution with the following batch norm folded in;
-`onnx::MatMul_211` is the weight of a linear layer with inputs first, whose bias keeps its name. torch 2.13 does so with
-`dynamo=False`; with `dynamo=True` a matrix is named `val_308`.
+`onnx::MatMul_211` is the weight of a linear layer with inputs first, whose bias keeps its name. torch 2.13 does this
+with `dynamo=False`; with `dynamo=True` a matrix is named `val_308`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _Path = tuple[str, ...]
 
 
 def is_numbered(piece: Piece) -> bool:
-    """Return whether an ONNX export gave a tensor a number as its name."""
+    """Return whether an ONNX export gave the tensor PIECE a number as its name (`onnx::MatMul_211`, `val_308`)."""
     return _NUMBERED.match(piece.entry.key) is not None
 
 
 def name_exported(source: Canon, target: Canon) -> None:
-    """Give tensors that an ONNX export left without a name the name of their layer, and torch's layout."""
+    """Give tensors of the source that an ONNX export named by numbers the path of their layer, and torch's layout."""
     numbered = sorted(
         (int(found[2]), found[1] or "", piece)
         for piece in source.pieces.values()
@@ -49,7 +49,9 @@ def name_exported(source: Canon, target: Canon) -> None:
 
 
 def _convolutions(source: Canon, numbered: Sequence[tuple[str, Piece]]) -> None:
-    """Give each numbered kernel of a convolution the name of its layer; the next vector of that layer is its bias."""
+    """Give each kernel of a convolution in NUMBERED, (operator, tensor) in the order of numbers, a path of its own
+    (`Conv_193`); the next vector of that operator becomes its bias.
+    """
     before: Piece | None = None
     for op, piece in numbered:
         if op.startswith(("Conv", "Gemm")) and len(piece.shape) > 1:
@@ -64,9 +66,9 @@ def _convolutions(source: Canon, numbered: Sequence[tuple[str, Piece]]) -> None:
 
 def _layers(source: Canon, target: Canon, shape: Shape, lone: Sequence[Piece], count: int) -> list[tuple[_Path, bool]]:
     """Return (path of the layer, whether it is certain) for each of COUNT matrices of one SHAPE, in the order of use;
-    [] if that is not known. LONE has the biases without a weight.
+    [] if their layers are not known. LONE has the biases of the source without a weight.
 
-    If the model has the names of all of LONE, it also shows in which order it uses these layers.
+    If the model has all of LONE under their names, and its forward pass was followed, its order of use is certain.
     """
     own = [p for p in lone if p.shape == shape[:1]]
     if all(p.name in target.pieces for p in lone) and target.signature.traced:

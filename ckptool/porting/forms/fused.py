@@ -1,4 +1,4 @@
-"""Split fused projections: queries, keys and values, or gate and up, one after the other or head by head."""
+"""Split fused projections: queries, keys and values, or gate and up, stored one after the other or head by head."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .projections import fused_kind, heads_of, layout_of, of_library, open_gate,
 def fused_alike(one: Canon, other: Canon) -> set[Shape]:
     """Return the sizes of projections that are fused on both sides, which stay fused.
 
-    If one side has more of them than the other and has the parts of some, all are split.
+    If one side has more of a size than the other, and either side has separate parts of that size, they are all split.
     """
     own, theirs = _fused_shapes(one), _fused_shapes(other)
     alike = set()
@@ -41,8 +41,8 @@ def _fused_shapes(canon: Canon) -> Counter[Shape]:
 
 
 def split_first(source: Canon, target: Canon) -> None:
-    """Split fused projections on both sides, the source twice, because a split target can show how to split the
-    source.
+    """Split fused projections on both sides, the source twice, because a split target can show how to split
+    the source.
     """
     both = fused_alike(source, target)
     for one, other in ((source, target), (target, source), (source, target)):
@@ -97,8 +97,10 @@ def split_fused(one: Canon, other: Canon, both: set[Shape]) -> None:
 
 
 def _of_shared_heads(kind: Fused, sizes: Sequence[int], rest: Shape, rows: Mapping[str, Counter[Shape]]) -> bool:
-    """Return whether the other side has keys and values of this projection with more heads: here several queries share
-    one.
+    """Return whether the other side has the keys and values of a projection with more rows: on this side several
+    queries share a head of them.
+
+    SIZES are the rows of its parts, REST its other sizes, ROWS the sizes of the other side's parts by their labels.
     """
     own = dict(zip(kind.parts, sizes, strict=True))
     return own.keys() >= {"k", "v"} and all(
@@ -109,7 +111,7 @@ def _of_shared_heads(kind: Fused, sizes: Sequence[int], rest: Shape, rows: Mappi
 
 
 def split_by_initials(one: Canon, other: Canon) -> None:
-    """Split layers whose name has the first letters of layers that the other side has, in their order.
+    """Split layers of ONE whose name has the first letters of layers that OTHER has, in their order.
 
     For example, `qkvg_proj` for `q_proj`, `k_proj`, `v_proj` and `gate_proj`.
     """
@@ -142,7 +144,9 @@ def _spells(word: str) -> bool:
 
 
 def _initials(canon: Canon) -> list[_Initials]:
-    """Return, for each module, its layers by the first letters of the words that most of them do not share."""
+    """Return, for each module, letter -> its layers that begin with this letter, apart from words that most of its
+    layers share.
+    """
     siblings: dict[tuple[str, ...], list[Piece]] = defaultdict(list)
     for p in canon.pieces.values():
         if p.path and p.role == "weight" and len(p.shape) > 1:
@@ -160,8 +164,8 @@ def _initials(canon: Canon) -> list[_Initials]:
 
 
 def _spelled_form(word: str, whole: Shape, modules: Sequence[_Initials]) -> _Form | None:
-    """Return how to split a layer of sizes WHOLE as a WORD of its name says, if all modules with such parts agree; else
-    None. MODULES has the layers of each module by their first letters.
+    """Return how to split a layer of sizes WHOLE into the parts whose first letters are the letters of WORD, if all
+    modules with such parts agree; else None. MODULES has the layers of each module by their first letters.
     """
     forms = set()
     for letters in modules:
@@ -178,7 +182,9 @@ def _spelled_form(word: str, whole: Shape, modules: Sequence[_Initials]) -> _For
 
 
 def _rows_of_parts(canon: Canon) -> dict[str, Counter[Shape]]:
-    """Return the sizes of all parts (q, k, gate, …) by their names, also of parts inside of smaller projections."""
+    """Return label of a part ("q", "k", "gate" …) -> count of each size that it has, also inside of projections of two
+    parts.
+    """
     rows: dict[str, Counter[Shape]] = defaultdict(Counter)
     for p in canon.pieces.values():
         if p.role != "weight" or len(p.shape) < 2:
@@ -201,8 +207,8 @@ class _Form:
         parts: the names of the parts, in their order.
         sizes: rows of each part.
         heads: number of heads that each hold rows of all parts, or 0 if the parts follow one another.
-        doubt: why this is uncertain; None if it is certain.
-        rival: the form that is as likely, as (parts, sizes, heads).
+        doubt: the question about it; None if it is certain.
+        rival: another form that is as likely, as (parts, sizes, heads); None if there is none.
     """
 
     parts: tuple[str, ...]
@@ -217,8 +223,8 @@ _STEP = 1e-7
 
 
 def _form(one: Canon, other: _Parts, weight: Piece, kind: Fused, sizes: Sequence[int]) -> _Form:
-    """Return how to split the projection WEIGHT into parts of SIZES: as the code of its side shows, or else as its name
-    or its library says, or else in the likeliest way, with a question.
+    """Return how to split the projection WEIGHT of the side ONE into parts of SIZES: as the code of its side shows, or
+    else as its name or its library says, or else in the likeliest way, with a question. KIND is read from its name.
     """
     parts, size = kind.parts, tuple(sizes)
     if (gate := weight.entry.facts.gate) is not None and "gate" in parts and (one.is_target or weight.expr.is_copy):
@@ -257,8 +263,8 @@ def _form(one: Canon, other: _Parts, weight: Piece, kind: Fused, sizes: Sequence
 
 
 def _gate_and_up(one: Canon) -> bool:
-    """Return whether a layer of a side has twice as many outputs as the next layer has inputs, so that it is gate and
-    up.
+    """Return whether the feed-forward layers of ONE have twice as many outputs as the layers after them have inputs, so
+    that they hold gate and up.
     """
     neck = table().group("neck")
     sizes: dict[str | None, set[Shape]] = defaultdict(set)
@@ -273,8 +279,8 @@ def _divides(heads: int, sizes: Sequence[int]) -> bool:
 
 
 class _Parts:
-    """The parts of projections (q, k, v, gate, up) of one side, found by their names once and used
-    for each projection.
+    """The parts of projections (q, k, v, gate, up) of one side, found by their names once and used for each
+    projection.
     """
 
     def __init__(self, canon: Canon) -> None:
@@ -283,8 +289,8 @@ class _Parts:
         self._groups: dict[int, int] = {}
 
     def order(self, parts: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the order in which the blocks of a model register PARTS, if it is one order; else PARTS as
-        they are.
+        """Return PARTS in the order in which the blocks of this side register them; as they are if the blocks differ,
+        or none has them all.
         """
         if parts not in self._orders:
             blocks: dict[tuple[str, ...], dict[str, float]] = defaultdict(dict)
@@ -296,8 +302,8 @@ class _Parts:
         return self._orders[parts]
 
     def groups(self, rows: int) -> int:
-        """Return the number of heads into which the model's code splits keys with ROWS rows together; 0 if that is not
-        known.
+        """Return the number of heads into which the model's code splits keys with ROWS rows; 0 if the code does not
+        show it.
         """
         if rows not in self._groups:
             found: Counter[int] = Counter()
@@ -317,7 +323,9 @@ class _Parts:
 
 
 def _conflicting_layout(one: Canon, other: Canon, weight: Piece, kind: Fused) -> bool:
-    """Return whether a projection that is fused on both sides is known to have another layout on each side."""
+    """Return whether WEIGHT, a projection that is fused on both sides, is known to have another layout on each side:
+    the model's code takes it head by head, and the source's name says that its parts follow one another.
+    """
     rivals = [p for p in other.pieces.values() if p.role == "weight" and p.shape == weight.shape]
     for rival in rivals:
         theirs = fused_kind(rival)
@@ -331,7 +339,9 @@ def _conflicting_layout(one: Canon, other: Canon, weight: Piece, kind: Fused) ->
 
 
 def _same_module(one: Canon, other: Canon, weight: Piece, rival: Piece) -> bool:
-    """Return whether the modules around two projections hold the same tensors, and more than any attention has."""
+    """Return whether the modules around the projections WEIGHT of ONE and RIVAL of OTHER hold the same tensors, and
+    more layers than any attention has.
+    """
     if weight.path[-2:] != rival.path[-2:] or min(len(weight.path), len(rival.path)) < 2:
         return False
     own, theirs = (
@@ -346,16 +356,16 @@ _PLAIN_ATTENTION = 2
 
 
 def _alternating(target: Canon, weight: Piece, parts: int) -> int:
-    """Return the number of heads by which the model interleaves the parts of a projection with the sizes of WEIGHT, or
-    0.
+    """Return the number of heads by which the model's code interleaves the PARTS parts of a projection with the sizes
+    of WEIGHT; 0 if it does not.
     """
     rivals = (p for p in target.pieces.values() if p.role == "weight" and p.shape == weight.shape and fused_kind(p))
     return next((n for p in rivals for kind, n in [layout_of(p.entry, parts)] if kind == "heads"), 0)
 
 
 def other_arrangement(target: Piece, source: Piece) -> Reason | None:
-    """Return the reason to ask whether two projections, both fused, arrange their parts differently; None if names or
-    code show it, or if another rule asks.
+    """Return the reason to ask whether TARGET and SOURCE, two paired projections, arrange their rows differently; None
+    if names or code show it, or if another rule asks.
 
     A layer with the same name on both sides is taken to have one layout, unless one of the two layers is a convolution.
     """
@@ -409,7 +419,9 @@ def _block(e: Expr, *, start: int, stop: int) -> Expr:
 
 
 def _parts_of(e: Expr, sizes: Sequence[int], heads: int) -> list[Expr]:
-    """Return the parts of a projection with these numbers of rows: one after the other, or interleaved by heads."""
+    """Return the parts of the projection E, with SIZES rows: one after the other, or, if HEADS is over 1, interleaved
+    by heads.
+    """
     if heads > 1:
         return ex.cut_by_heads(e, heads, [size // heads for size in sizes])
     edges = [0, *accumulate(sizes)]
@@ -449,7 +461,9 @@ def _with_zeros_between(q: Expr, v: Expr, *, n: int) -> Expr:
 
 
 def missing_key_bias(canon: Canon) -> None:
-    """Replace `q_bias` and `v_bias` beside a fused projection without a bias by its bias, with zeros for the keys."""
+    """Replace `q_bias` and `v_bias` beside a fused projection without a bias by one bias for the projection, with zeros
+    for the keys.
+    """
     for piece in list(canon.pieces.values()):
         if piece.role != "bias" or piece.last != "q_bias" or len(piece.shape) != 1:
             continue

@@ -25,9 +25,10 @@ _BIAS = ("b", "bias")
 
 
 def join_gates(source: Canon, target: Canon) -> None:
-    """Join separate gates, if the other side has one matrix or kernel for all of them.
+    """Join the gates of a recurrent cell that one side stores in separate layers, if the other side has one matrix or
+    kernel for all of them.
 
-    Both sides join them if one has a matrix of some gates that is named by their letters (`iou`).
+    Both sides join their gates if one of them has a matrix of some gates that is named by their letters (`iou`).
     """
     lettered = [_divide_letters(one, other) for one, other in ((source, target), (target, source))]
     both = any(lettered) and _has_gates(source) and _has_gates(target)
@@ -47,7 +48,7 @@ def _join_all(one: Canon, other: Canon, *, layers: bool) -> None:
 
 
 def _name_apart(one: Canon) -> None:
-    """Add to the words of a layer that is one gate of a recurrent cell the name of the gate.
+    """Add the name of the gate to the words of each layer that is one gate of a recurrent cell.
 
     This needs a module with equally large layers for all gates: `Wi`, `Wf`, `Wg`, `Wo`.
     """
@@ -63,7 +64,7 @@ def _name_apart(one: Canon) -> None:
 
 
 def _weights_in(one: Canon, depth: int) -> dict[_Path, list[Piece]]:
-    """Return the weights of each module that are DEPTH components below it."""
+    """Return path of a module -> the weights that are DEPTH components below it."""
     scopes: dict[_Path, list[Piece]] = defaultdict(list)
     for piece in one.pieces.values():
         if piece.role == "weight" and len(piece.path) >= depth:
@@ -72,7 +73,9 @@ def _weights_in(one: Canon, depth: int) -> dict[_Path, list[Piece]]:
 
 
 def _has_gates(one: Canon) -> bool:
-    """Return whether some module of a side has a layer for every gate, both for the input and for the hidden state."""
+    """Return whether some module of ONE has a layer for every gate of a cell, both for the input and for the
+    hidden state.
+    """
     return any(
         {key for p in pieces if (key := read(_tokens(p.path[-depth:]), cell)) is not None} >= _all_of(cell)
         for depth in (1, 2)
@@ -87,11 +90,10 @@ def _all_of(cell: RecurrentCell) -> set[tuple[str, str]]:
 
 
 def _divide_letters(one: Canon, other: Canon) -> bool:
-    """Split matrices that hold several gates of a cell, if the other side has no matrix of their sizes.
+    """Split the matrices of ONE that hold several gates of a cell, named by letters, if OTHER has no matrix of their
+    sizes. Return whether there were any.
 
-    This is done only if they and the layers beside them are all gates of the cell; those get names of one form.
-    Returns:
-        Whether there were any.
+    This is done only if they and the layers in the same module are all gates of the cell; each gate becomes a layer.
     """
     theirs = {p.shape for p in other.pieces.values() if p.role == "weight"}
     found = False
@@ -119,7 +121,9 @@ def _divide_letters(one: Canon, other: Canon) -> bool:
 
 
 def _spelled_after_bias(tokens: tuple[str, ...], cell: RecurrentCell) -> tuple[str, ...]:
-    """Return the gates whose letters are in the name of a bias (`bias_ifgo`), or ()."""
+    """Return the gates whose letters are in the name of a bias, in its words TOKENS: ("bias", "ifgo"). () if the name
+    does not spell all gates of CELL.
+    """
     gates = tuple(cell.words.get(letter, "") for letter in tokens[1]) if len(tokens) == 2 and tokens[0] in _BIAS else ()
     return gates if set(gates) == set(cell.gates) and len(gates) == len(cell.gates) else ()
 
@@ -132,9 +136,10 @@ def _alone(key: tuple[str, str] | None) -> _Gates | None:
 
 
 def _several_gates(tokens: tuple[str, ...], cell: RecurrentCell) -> _Gates | None:
-    """Return the side ("ih", "hh") and the gates of a matrix whose name, in TOKENS, has the letters of gates of CELL
-    (`ioux`, `W_iou`, `h_rz`), or None. A name that is only the letters of all gates has the side "ih", whatever its
-    side is.
+    """Return (side, gates) of a matrix whose name, in words TOKENS, has letters for its side and for gates of CELL
+    (`ioux`, `W_iou`, `h_rz`); the side is "ih" (input) or "hh" (hidden state). None for other names.
+
+    A name that is only the letters of all gates has the side "ih", whatever its side is.
     """
     word = tokens[0] if len(tokens) == 1 else ""
     if len(word) == len(cell.gates) == len({cell.words.get(letter) for letter in word} - {None}):
@@ -149,8 +154,8 @@ def _several_gates(tokens: tuple[str, ...], cell: RecurrentCell) -> _Gates | Non
 
 
 def _divide(one: Canon, scope: _Path, piece: Piece, side: str, gates: Sequence[str]) -> None:
-    """Split a matrix, and its bias, into one layer for each of GATES. The layers are in the module SCOPE, and SIDE
-    ("ih", "hh", "b") begins their names.
+    """Split the matrix PIECE, and its bias, into one layer for each of GATES in the module SCOPE; their names begin
+    with SIDE ("ih", "hh", "b").
     """
     for whole in (piece, one.pieces.get(piece.name.beside("bias"))):
         if whole is None:
@@ -171,7 +176,7 @@ def _divide(one: Canon, scope: _Path, piece: Piece, side: str, gates: Sequence[s
 
 
 def are_gates(components: Sequence[str]) -> bool:
-    """Return whether COMPONENTS are the names of all gates of one cell."""
+    """Return whether COMPONENTS are the names of all gates of one recurrent cell."""
     for cell in table().cells:
         said = [_gate_alone(_tokens([component]), cell) for component in components]
         if len(said) == len(cell.gates) and {key[1] for key in said if key is not None} == set(cell.gates):
@@ -204,7 +209,7 @@ def _join_scope(one: Canon, scope: _Path, pieces: list[Piece], depth: int, whole
 
 def _whole(held: _Held, cell: RecurrentCell) -> Shape | None:
     """Return the sizes of one layer for all gates of CELL over the concatenated input and hidden state; None if the
-    separate layers HELD do not fit together.
+    layers HELD for the two have different numbers of dimensions.
     """
     ih, hh = (held[side, cell.gates[0]].shape for side in _SIDES)
     return (ih[0] * len(cell.gates), ih[1] + hh[1], *ih[2:]) if len(ih) == len(hh) else None
@@ -238,7 +243,7 @@ def _in_one_word(tokens: tuple[str, ...], cell: RecurrentCell) -> tuple[str, str
 
 
 def _without_letter(tokens: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the words of a name without the letter for a weight: ("xi",) for `W_xi` and `Wxi`."""
+    """Return TOKENS, the words of a name, without the letter for a weight: ("xi",) for `W_xi` and `Wxi`."""
     if tokens[:1] in (("w",), ("u",)):
         return tokens[1:]
     return (tokens[0][1:],) if len(tokens) == 1 and len(tokens[0]) == 3 and tokens[0][0] == "w" else tokens
@@ -269,11 +274,11 @@ _READINGS: tuple[_Reading, ...] = (
 
 
 def _cut_in_two(one: Canon, held: _Held) -> _Held:
-    """Split each matrix of HELD, (side, gate) -> matrix over the concatenated input and hidden state, into one for the
-    input and one for the hidden state. Which of the two comes first is a question.
+    """Split each matrix of HELD, (side, gate) -> matrix over the concatenated input and hidden state, into a matrix for
+    each of the two. Which of the two comes first is a question.
 
     Returns:
-        (side, gate) -> the new matrix; {} if the sizes of the matrices do not fit.
+        (side, gate) -> the new matrix; {} if a matrix is not wider than high, or no matrix.
     """
     found: _Held = {}
     for (_, gate), piece in held.items():
@@ -297,7 +302,7 @@ def _cut_in_two(one: Canon, held: _Held) -> _Held:
 
 def _join(one: Canon, scope: _Path, cell: RecurrentCell, held: _Held, pieces: list[Piece], depth: int) -> None:
     """Join the matrices of a cell, HELD: (side, gate) -> matrix, and their biases, in torch's order of gates. Nothing
-    is done if their sizes do not fit.
+    is done if their sizes are not those of one cell.
     """
     rows = {p.shape[0] for p in held.values()}
     if not held or any(held["hh", gate].shape != held["hh", cell.gates[0]].shape for gate in cell.gates):
@@ -347,7 +352,7 @@ def _join(one: Canon, scope: _Path, cell: RecurrentCell, held: _Held, pieces: li
 
 
 def _layer(piece: Piece) -> _Path:
-    """Return the path of the layer that a matrix was split from, or its own path."""
+    """Return the path of the layer that the matrix PIECE was split from, or its own path."""
     return piece.path[:-1] if piece.last in _SIDES else piece.path
 
 
@@ -358,7 +363,7 @@ def _turned(one: Canon, piece: Piece) -> Piece:
 
 
 def _stack(one: Canon, parts: Sequence[Piece | None], new: Piece) -> None:
-    """Replace PARTS by NEW, which concatenates them; missing parts are zeros."""
+    """Replace PARTS by NEW, which concatenates them; missing parts (None) become zeros."""
     there = [p for p in parts if p is not None]
     size = new.shape[0] // len(parts)
     gaps = [p is None for p in parts]
@@ -374,9 +379,7 @@ def _stack(one: Canon, parts: Sequence[Piece | None], new: Piece) -> None:
 
 def _name_sides(one: Canon) -> None:
     """Give the two layers of a recurrent cell, for the input and for the hidden state, torch's names (`weight_ih`,
-    `weight_hh`).
-
-    Each holds all gates; the order of the gates is a question.
+    `weight_hh`). The order of the gates in them is a question.
     """
     scopes: dict[_Path, dict[str, list[Piece]]] = defaultdict(lambda: defaultdict(list))
     for piece in one.pieces.values():
@@ -400,14 +403,18 @@ def _name_sides(one: Canon) -> None:
 
 
 def reordered(e: Expr, rows: int, have: Iterable[str], want: Iterable[str]) -> Expr:
-    """Return the rows of a matrix, one block per gate, moved from the order HAVE to the order WANT."""
+    """Return the matrix E with ROWS rows, one block of rows per gate, with the blocks moved from the order HAVE to the
+    order WANT.
+    """
     have = list(have)
     size = rows // len(have)
     return ex.cat(0, *(ex.part(e, 0, size * at, size * (at + 1)) for at in (have.index(gate) for gate in want)))
 
 
 def of_recurrent_kernels(source: Canon) -> None:
-    """Bring gates beside a `recurrent_kernel` into torch's order, and split one tensor of two biases."""
+    """Bring the gates of layers with a `recurrent_kernel` (Keras) into torch's order, and split a tensor that holds two
+    biases.
+    """
     for hh in [p for p in source.pieces.values() if p.leaf == "recurrent_kernel"]:
         if hh.role != "weight_hh" or len(hh.shape) != 2 or not hh.shape[1]:
             continue

@@ -17,10 +17,10 @@ from .stacked import fits_inside, numbered_lists
 
 
 def flat_heads(one: Canon, other: Canon) -> None:
-    """Reshape projections with a dimension for the heads ([heads, in, width], …) to the matrix that the other side has.
+    """Reshape projections of ONE with a dimension for the heads ([heads, in, width], …) to the matrix that OTHER has.
 
-    The input dimensions follow from the einsum equation of the model, from the sizes of the bias or of neighbours, or
-    from the name and the sizes that the other side needs.
+    The input dimensions follow from the einsum equation of the model, from the sizes of the bias or of other
+    projections in the module, or from the name and the sizes that the other side needs.
     """
     deep = [p for p in one.pieces.values() if p.role == "weight" and len(p.shape) == 3 and min(p.shape) > 1]
     if not deep:
@@ -49,10 +49,10 @@ def flat_heads(one: Canon, other: Canon) -> None:
 
 
 def flat_vectors(one: Canon, other: Canon) -> None:
-    """Flatten biases [heads, width] to the vectors that the other side has.
+    """Flatten biases [heads, width] of ONE to the vectors that OTHER has.
 
-    Only if the other side has none of their sizes and enough such vectors: the biases that a relative attention adds to
-    its queries (Dai et al., "Transformer-XL", 2019).
+    This is done only if the other side has none of their sizes and enough such vectors: the biases that a relative
+    attention adds to its queries (Dai et al., "Transformer-XL", 2019).
     """
     own, theirs = (Counter(p.shape for p in side.pieces.values() if _is_bias(p)) for side in (one, other))
     by_heads = Counter(
@@ -68,14 +68,14 @@ def flat_vectors(one: Canon, other: Canon) -> None:
 
 
 def _is_bias(piece: Piece) -> bool:
-    """Return whether the name of a parameter says that it is a bias, and of which layer (`q_bias`); a plain `bias` does
-    not.
+    """Return whether the name of PIECE says that it is a bias, and of which layer (`q_bias`); a plain `bias`
+    does not.
     """
     return "bias" in cut(piece.leaf)[1:]
 
 
 def _widths_beside(one: Canon, deep: Sequence[Piece]) -> dict[tuple[str, ...], set[Shape]]:
-    """Return, for each module, the sizes [heads, width] of the biases of its projections."""
+    """Return path of a module -> the sizes [heads, width] of the biases of its projections, which are among DEEP."""
     found: dict[tuple[str, ...], set[Shape]] = defaultdict(set)
     for piece in deep:
         bias = one.pieces.get(piece.name.beside("bias"))
@@ -85,7 +85,7 @@ def _widths_beside(one: Canon, deep: Sequence[Piece]) -> dict[tuple[str, ...], s
 
 
 def _inputs(piece: Piece, bias: Piece | None, wanted: Counter[Shape], beside: Collection[Shape]) -> list[int]:
-    """Return the dimensions of a projection [heads, in, width] or similar that are inputs; [] if that is not known.
+    """Return which dimensions of PIECE, a projection [heads, in, width] or similar, are inputs; [] if nothing shows it.
 
     Args:
         piece: the projection.

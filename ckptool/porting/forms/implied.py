@@ -1,4 +1,4 @@
-"""Add words to names whose meaning follows from the names beside them."""
+"""Add words to names whose meaning follows from other names in the same module."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NON_LOCAL = {"theta": "q", "phi": "k", "g": "v"}
 
 
 def _together(meaning: Mapping[str, str], *, modules: bool = False) -> Callable[[Canon], None]:
-    """Return a function that adds words to the layers of a side, where one module has all names of MEANING.
+    """Return a function that adds words to the layers of a side, if one module has all names of MEANING.
 
     Args:
         meaning: name in small letters -> the word to add.
@@ -49,8 +49,8 @@ def _together(meaning: Mapping[str, str], *, modules: bool = False) -> Callable[
 
 
 def _seen_gates(canon: Canon) -> None:
-    """Add the word "gate" or "up" to the names of two layers whose outputs are multiplied, as the
-    forward pass shows.
+    """Add the word "gate" or "up" to the names of two layers whose outputs are multiplied, as the forward
+    pass shows.
     """
     attention = table().group("attention")
     for piece in [p for p in canon.pieces.values() if p.entry.facts.beside_gate]:
@@ -60,10 +60,11 @@ def _seen_gates(canon: Canon) -> None:
 
 
 def forget_plain_words(one: Canon, other: Canon) -> None:
-    """Drop the words for expanding and contracting from two layers that are a gate and the layer multiplied with it.
+    """Drop the words for expanding ("up") and contracting from two layers of ONE that are a gate and the layer
+    multiplied with it.
 
-    The other side has a gate with these sizes. The numbers of `fc1` and `fc2` with one size in one module then only
-    show which was registered first.
+    OTHER has a gate with these sizes. The numbers of `fc1` and `fc2` with one size in one module then only show which
+    was registered first.
     """
     gated = {p.shape for p in other.pieces.values() if p.entry.facts.beside_gate and p.role == "weight"}
     neck = table().group("neck")
@@ -105,10 +106,10 @@ _ATTENTION = frozenset({"attn", "attention", "mha", "att"})
 
 
 def _norm_of_layer(canon: Canon) -> None:
-    """Name a norm that is stored in the layer after it (`qkv.layer_norm_weight` beside `qkv.weight`) as that layer's
-    norm.
+    """Add words to a norm that is stored in the layer after it (`qkv.layer_norm_weight` beside `qkv.weight`): "attn
+    norm" or "ffn norm", by that layer.
 
-    `LayerNormLinear` of Transformer Engine stores its norm so.
+    `LayerNormLinear` of Transformer Engine stores its norm in this way.
     """
     layers = {p.entry.key.removesuffix("weight"): p for p in canon.pieces.values() if len(p.shape) == 2}
     for piece in [p for p in canon.pieces.values() if len(p.shape) == 1]:
@@ -131,7 +132,7 @@ _NORM_OF_LAYER = ("layer_norm_", "layernorm_")
 
 
 def _third_norm(canon: Canon) -> None:
-    """In a block with three norms, give the norm of the feed-forward part the word `norm3`.
+    """Add the word `norm3` to the norm of the feed-forward part in blocks with three norms.
 
     A block with two attentions has a norm before each of them, and the feed-forward part comes last.
     """
@@ -151,7 +152,9 @@ def _third_norm(canon: Canon) -> None:
 
 
 def _singular(path: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the words of the last name of a path; for a member of a list (`norms.1`), in the singular."""
+    """Return the words of the last name of PATH that is not a number; for a member of a list (`norms.1`), in
+    the singular.
+    """
     words = cut(next((component for component in reversed(path) if not component.isdecimal()), ""))
     return (*words[:-1], words[-1].removesuffix("s")) if path[-1].isdecimal() and words else words
 
@@ -192,49 +195,50 @@ IMPLIED: tuple[Rule[Callable[[Canon, Canon], None]], ...] = (
         "w1, w2 and w3",
         90,
         "`w1`, `w2` and `w3` were read as gate, down and up.",
-        "Where the three stand together they are the feed-forward part of Llama's code and of what follows it.",
+        "A module with all three is the feed-forward part of Llama's code and of code that follows Llama.",
         _both(_together(_GATED)),
     ),
     Rule(
         "fc and proj",
         92,
         "`fc` and `proj` were read as up and down.",
-        "Where the two stand together they are the feed-forward part of GPT-2's code and of what follows it.",
+        "A module with both is the feed-forward part of GPT-2's code and of code that follows GPT-2.",
         _both(_together(_EXPANDED)),
     ),
     Rule(
         "Wa, Ua and Va",
         94,
         "`Wa`, `Ua` and `Va` were read as queries, keys and scores of an additive attention.",
-        "So Bahdanau et al. (2015) call the weights of the decoder's state, the encoder's outputs and the scores.",
+        "Bahdanau et al. (2015) use these names for the weights of the decoder's state, the encoder's outputs and "
+        "the scores.",
         _both(_together(_ADDITIVE)),
     ),
     Rule(
         "theta, phi and g",
         100,
         "`theta`, `phi` and `g` were read as queries, keys and values.",
-        "So papers on non-local blocks call them (Wang et al., 2018).",
+        "Papers on non-local blocks use these names (Wang et al., 2018).",
         _both(_together(_NON_LOCAL, modules=True)),
     ),
     Rule(
         "gates that were seen",
         110,
-        "A layer was read as a gate, or as what a gate is multiplied with.",
-        "The forward pass showed it, whatever the layer is called.",
+        "A layer was read as a gate, or as the value that a gate is multiplied with.",
+        "The forward pass shows which layer is the gate, and its name does not matter.",
         _both(_seen_gates),
     ),
     Rule(
         "four layers of an attention",
         120,
         "The four layers of a list in an attention were read as queries, keys, values and output.",
-        "The Annotated Transformer's `linears` hold them in this order, and so does the code that follows it.",
+        "The list `linears` of the Annotated Transformer, and of code that follows it, holds them in this order.",
         _both(_listed_attention),
     ),
     Rule(
         "norm of a layer",
         130,
         "A norm that a layer itself holds was read as the norm before it.",
-        "Transformer Engine's `LayerNormLinear` holds its norm so.",
+        "`LayerNormLinear` of Transformer Engine holds the norm that is applied to its input.",
         _both(_norm_of_layer),
     ),
     Rule(

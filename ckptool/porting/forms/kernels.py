@@ -1,4 +1,4 @@
-"""Kernels of convolutions with an extra dimension, or with channels last, on one side."""
+"""Kernels of convolutions with an extra dimension, transposed, or with channels last, on one side."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from .pieces import Canon, Piece, squeezed, unchanged
 
 
 def channels_first(source: Canon, target: Canon) -> None:
-    """Bring kernels with inputs last ([out, height, width, in] or [height, width, in, out]) into torch's layout.
+    """Bring kernels of the source with channels last ([out, height, width, in] or [height, width, in, out]) into
+    torch's layout.
 
-    Only if most sizes require it. Kernels whose sizes fit both ways follow the others, because a file has one layout.
+    This is done only if the sizes of most kernels require it. Kernels whose sizes fit both ways follow the others,
+    because a file has one layout.
     """
     wanted = Counter(p.shape for p in target.pieces.values() if p.role.startswith("weight"))
     of_layers = {p.shape for p in target.pieces.values() if p.entry.module.startswith("Conv")}
@@ -74,9 +76,10 @@ def _laid(shape: Shape, way: _Way) -> Shape:
 
 
 def turn_transposed(one: Canon, other: Canon) -> None:
-    """Turn transposed convolutions over one pixel ([in, out, 1, 1]) into the linear layers that the other side has.
+    """Turn transposed convolutions of ONE over one pixel ([in, out, 1, 1]) into the linear layers that OTHER has.
 
-    The length of the bias shows the outputs; kernels without a bias, and square ones, follow the others of their list.
+    The length of the bias shows which size is the outputs; kernels without a bias, and square kernels, follow the
+    others of their list.
     """
     theirs = Counter(squeezed(p.shape) for p in other.pieces.values() if p.role == "weight")
     flat: dict[tuple[str, ...], list[Piece]] = defaultdict(list)
@@ -95,11 +98,11 @@ def turn_transposed(one: Canon, other: Canon) -> None:
 
 
 def turn_kernels(source: Canon, target: Canon) -> None:
-    """Turn and flip kernels of transposed convolutions of the source ([in, out, k, k]) for a model that has only plain
+    """Swap and flip kernels of transposed convolutions of the source ([in, out, k, k]) for a model that has only plain
     convolutions.
 
-    With stride 1 both compute the same. The source's code, the lengths of biases or the sizes show that a list of
-    kernels is transposed; a name alone is a question.
+    With stride 1 both compute the same. The source's code, the lengths of biases or the sizes show that the kernels of
+    a list are transposed. If only their name says it, they stay, with a question.
     """
     own = [p for p in target.pieces.values() if p.role == "weight" and len(p.shape) > 2]
     plain = Counter(p.shape for p in own if _is_transposed(p) is False)
@@ -130,7 +133,7 @@ def turn_kernels(source: Canon, target: Canon) -> None:
 
 
 def _is_transposed(piece: Piece) -> bool | None:
-    """Return whether code uses a kernel in a transposed convolution, or None if no code is known."""
+    """Return whether code uses the kernel PIECE in a transposed convolution; None if no code is known."""
     how, module = piece.entry.how, piece.entry.module
     if "conv" in how or "Conv" in module:
         return "transpose" in how or "Transpose" in module
@@ -138,8 +141,8 @@ def _is_transposed(piece: Piece) -> bool | None:
 
 
 def _all_turned(source: Canon, kernels: list[Piece], plain: Counter[Shape]) -> bool:
-    """Return whether the lengths of biases, or sizes that the model has the other way round, show that a list of
-    kernels has inputs first.
+    """Return whether KERNELS, one list, have inputs first, as the lengths of their biases show, or sizes that the model
+    has the other way round. PLAIN counts the sizes of the model's convolutions.
     """
     votes: Counter[bool] = Counter()
     for piece in kernels:
@@ -180,11 +183,11 @@ def _unnumbered(path: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def lay_down(one: Canon, other: Canon) -> None:
-    """Reshape kernels over the whole width of their input ([out, 1, length, width]) to 1d kernels ([out, width,
-    length]).
+    """Reshape kernels of ONE over the whole width of their input ([out, 1, length, width]) to 1d kernels ([out, width,
+    length]), if OTHER has those.
 
-    A 2d convolution that takes a whole row at once equals a 1d convolution with the columns as channels. Of a square
-    kernel, nothing shows which dimension is the width: that is a question.
+    A 2d convolution that takes a whole row at once equals a 1d convolution with the columns as channels. A square
+    kernel does not show which dimension is the width: that is a question.
     """
     theirs = Counter(p.shape for p in other.pieces.values() if p.role.startswith("weight"))
     own = Counter(p.shape for p in one.pieces.values())

@@ -1,4 +1,4 @@
-"""Matrices and kernels with inputs first, or with a dimension for the heads."""
+"""Bring matrices and kernels with inputs first, or with a dimension for the heads, into torch's layout."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TURNED = {2: (1, 0), 3: (2, 1, 0), 4: (3, 2, 0, 1), 5: (4, 3, 0, 1, 2)}
 
 
 def torch_layout(canon: Canon, piece: Piece, bare: Collection[Shape]) -> None:
-    """Transpose a weight that has inputs first, as its name or its use says.
+    """Transpose the weight PIECE if its name or its use says that it has inputs first.
 
     Args:
         canon: the side of the piece, which is changed.
@@ -66,7 +66,7 @@ def _renamed(canon: Canon, piece: Piece, role: str) -> Piece:
 
 
 def turn(canon: Canon, piece: Piece) -> Piece:
-    """Swap the last two dimensions of a piece, and return the new piece."""
+    """Transpose PIECE in its side CANON (swap its last two dimensions), and return the new piece."""
     shape = (*piece.shape[:-2], piece.shape[-1], piece.shape[-2])
     canon.become(piece, [(replace(piece, shape=shape), ex.transpose)], ex.transpose)
     return canon.pieces[piece.name]
@@ -86,8 +86,8 @@ def _reorder(canon: Canon, piece: Piece, dims: tuple[int, ...]) -> Piece:
 
 
 def turn_all(one: Canon, other: Canon) -> None:
-    """Bring the weights of a side into torch's layout. Of the other side, only the sizes of its bare parameters
-    count.
+    """Transpose the weights of ONE whose name or use says that they have inputs first. The sizes of bare parameters of
+    OTHER show which tensors are no kernels.
     """
     bare = {p.shape for p in other.pieces.values() if is_bare(p)} - {
         p.shape[::-1] if len(p.shape) == 3 else () for p in other.pieces.values() if not is_bare(p)
@@ -97,11 +97,11 @@ def turn_all(one: Canon, other: Canon) -> None:
 
 
 def turn_by_vote(canon: Canon) -> None:
-    """Transpose matrices with inputs first, as the lengths of their biases show; square ones follow those of their
-    name.
+    """Transpose the matrices of one side with inputs first, as the lengths of their biases show; square matrices follow
+    others with their name.
 
-    This also covers stacked matrices: [n, in, out] beside biases [n, out] or [n, 1, out]. These say nothing about the
-    layers beside them: experts are bare parameters with any layout, the other layers are `nn.Linear`.
+    Stacked matrices count, too: [n, in, out] beside biases [n, out] or [n, 1, out]. They say nothing about other
+    layers: experts are bare parameters with any layout, the other layers are `nn.Linear`.
     """
     votes: dict[tuple[object, str], Counter[bool]] = defaultdict(Counter)
     everywhere: dict[object, Counter[bool]] = defaultdict(Counter)
@@ -134,28 +134,30 @@ def turn_by_vote(canon: Canon) -> None:
 
 
 def _held(piece: Piece) -> tuple[int, bool]:
-    """Return (number of dimensions, whether the piece is a plain copy). Matrices with equal results have one layout."""
+    """Return (number of dimensions, whether the piece is a tensor of the file as it is). Matrices with equal results
+    have one layout.
+    """
     return len(piece.shape), piece.expr.is_copy
 
 
 def _unseen(entry: Entry) -> bool:
-    """Return whether neither the forward pass nor the class of its module shows the layout of a matrix of the
-    target.
+    """Return whether neither the forward pass nor the class of its module shows the layout of a matrix of the target,
+    ENTRY.
     """
     told = entry.facts.inputs_first is not None or entry.how == "linear"
     return not told and entry.module not in ("Linear", "Embedding", "NonDynamicallyQuantizableLinear")
 
 
 def kin(piece: Piece) -> str:
-    """Return the name of a piece's layer without its number. All layers with this name have one layout."""
+    """Return the name of PIECE's layer without its number. All layers with this name have one layout."""
     return next((re.sub(r"\d+", "", c) for c in reversed(piece.path) if not c.isdecimal()), "")
 
 
 def follow_names(source: Canon, target: Canon) -> None:
-    """Transpose a matrix that the target transposes and the source has under the same name, unless its sizes forbid it.
+    """Transpose a matrix of the source if the model transposes the matrix with the same name and sizes.
 
-    Tensors with one name and one shape usually have one layout. If other matrices of the same names have swapped sizes,
-    the source has another layout, and square matrices follow them. For a weight of a layer, it is a question if nothing
+    Tensors with one name and one shape usually have one layout. If more matrices of equal names have swapped sizes than
+    equal sizes, nothing is done. For a weight of a layer, the other layout is only an option of a question if nothing
     else confirms it: no other such matrix, and not all keys of the model.
     """
     ends: dict[tuple[str, ...], list[Piece]] = defaultdict(list)
@@ -185,12 +187,14 @@ def follow_names(source: Canon, target: Canon) -> None:
 
 
 def is_turned(target: Canon, piece: Piece) -> bool:
-    """Return whether the model stores a matrix with inputs first."""
+    """Return whether the model stores the matrix PIECE with inputs first."""
     return target.assembly.get(piece.entry.key) == ex.transpose(ex.of(piece.name.hole))
 
 
 def _namesakes(piece: Piece, ends: dict[tuple[str, ...], list[Piece]]) -> list[Piece]:
-    """Return the pieces of the source whose path has the longest common end with that of a piece of the target."""
+    """Return the tensors of the source whose path has the longest common end with the path of PIECE, of the target.
+    ENDS has end of a path -> tensors.
+    """
     for at in range(len(piece.path)):
         found = [p for p in ends.get(piece.path[at:], ()) if p.role == piece.role]
         if found:
@@ -215,10 +219,11 @@ def is_bare(piece: Piece) -> bool:
 
 
 def turn_bare_matrices(source: Canon, target: Canon) -> None:
-    """Transpose bare matrices of the source that have inputs first.
+    """Transpose the bare matrices of the source that have inputs first.
 
-    Where the sizes do not show it, the order of all tensors is compared with the order of the model: once with these
-    matrices transposed, once as they are. If both agree equally, and the model has both sizes, it is a question.
+    If the sizes and names do not show it, the order of all tensors is compared with the order of the model: once with
+    these matrices transposed, once as they are. If both agree equally well, and the model has both sizes, it is a
+    question.
     """
     wanted = {squeezed(p.shape) for p in target.pieces.values()}
     turned_there = {p.entry.shape for p in target.pieces.values() if is_turned(target, p)}
@@ -263,8 +268,9 @@ def turn_bare_matrices(source: Canon, target: Canon) -> None:
 
 
 def _said(piece: Piece, target: Canon) -> bool | None:
-    """Return whether the target's pieces of this last name have swapped sizes (True) or equal sizes (False); if they do
-    not say, those with the same word for a part of a block. None if neither says.
+    """Return True if the target's tensors with the last name of PIECE have its sizes swapped, False if they have equal
+    sizes; if it has none, or both, tensors with the same word for a part of a feed-forward block count. None if neither
+    shows it.
     """
     group = table().group("neck")
     word = label(group, piece.words)
@@ -278,7 +284,9 @@ def _said(piece: Piece, target: Canon) -> bool | None:
 
 
 def _agreement(source: Canon, target: Canon, turned: set[Name]) -> int:
-    """Return how many tensors have the same order on both sides if the matrices TURNED are transposed."""
+    """Return how many tensors have the same order on both sides if the matrices of the source in TURNED are
+    transposed.
+    """
     from difflib import SequenceMatcher
 
     a = [
@@ -294,10 +302,10 @@ def _agreement(source: Canon, target: Canon, turned: set[Name]) -> int:
 
 
 def general_dense(source: Canon, target: Canon) -> None:
-    """Reshape kernels with a dimension for the heads ([in, heads, width]) to matrices [in, out].
+    """Reshape kernels of the source with a dimension for the heads ([in, heads, width]) to matrices [in, out].
 
-    How many of the first dimensions are inputs follows from the sizes of the bias, of other layers beside it, or of the
-    target.
+    How many of the first dimensions are inputs follows from the sizes of the bias, of other layers in the module, or of
+    the target.
     """
     wanted = matrices_wanted(target)
     theirs = Counter(p.shape for p in target.pieces.values())
@@ -334,7 +342,9 @@ _Path = tuple[str, ...]
 
 
 def _wanted(kernel: Piece, inputs: int, wanted: Counter[Shape]) -> bool:
-    """Return whether a kernel with INPUTS input dimensions is a matrix, or several matrices, that the target has."""
+    """Return whether KERNEL, with INPUTS dimensions of inputs, is a matrix, or a fused matrix, that the target has.
+    WANTED counts the target's sizes.
+    """
     rows, columns = prod(kernel.shape[inputs:]), prod(kernel.shape[:inputs])
     kind = fused_kind(kernel)
     parts = len(kind.parts) if kind is not None and rows % len(kind.parts) == 0 else 1
@@ -342,7 +352,7 @@ def _wanted(kernel: Piece, inputs: int, wanted: Counter[Shape]) -> bool:
 
 
 def matrices_wanted(side: Canon) -> Counter[Shape]:
-    """Return the sizes of a side's matrices, and of the parts of fused ones -> how many there are."""
+    """Return sizes of the tensors of SIDE, and of the parts of its fused matrices -> how many there are."""
     wanted = Counter(p.shape for p in side.pieces.values())
     for piece in side.pieces.values():
         kind = fused_kind(piece) if piece.role == "weight" and len(piece.shape) == 2 else None

@@ -27,10 +27,11 @@ _MOST = 0.6
 
 
 def named_by_position(source: Signature, target: Signature) -> tuple[Signature, dict[str, str]]:
-    """Return a list of tensors under the model's names, in its order, if the sizes fit; else unchanged.
+    """Return the source with the model's names for its numbered tensors, in the order of their numbers, and old name ->
+    new name.
 
-    Returns:
-        The signature in the order of its numbers, and old name -> new name; empty if the sizes do not fit.
+    If the keys of SOURCE are not numbers in a row, or too few sizes are those of TARGET in its order: SOURCE as it is,
+    and {}.
     """
     keys = _in_order(source)
     if not keys or any(key in target.entries for key in keys):
@@ -46,9 +47,9 @@ def named_by_position(source: Signature, target: Signature) -> tuple[Signature, 
 
 
 def doubt_order(mapping: Mapping, target: Signature) -> Mapping:
-    """Ask about layers that only their place in the list tells apart.
+    """Return MAPPING with a doubt about layers that only their place in the list tells apart.
 
-    These are layers of equal sizes in one block that do not feed each other, which code registers in any order.
+    These are layers of equal sizes in one block that do not take each other's output; code registers them in any order.
     """
     alike: dict[object, list[Entry]] = defaultdict(list)
     for made in mapping.having("mapped"):
@@ -68,8 +69,8 @@ def doubt_order(mapping: Mapping, target: Signature) -> Mapping:
 
 
 def _beside(one: Entry, other: Entry, *, traced: bool) -> bool:
-    """Return whether two layers may be parallel: neither takes the output of the other. Without a forward pass
-    (TRACED), these are layers of one module that is no numbered list.
+    """Return whether ONE and OTHER may be parallel: neither takes the output of the other. Without a forward pass
+    (TRACED is False), two layers of one module that is no numbered list.
     """
     if not traced:
         return components(one.key)[:-2] == components(other.key)[:-2] and not components(one.key)[-2].isdecimal()
@@ -78,7 +79,9 @@ def _beside(one: Entry, other: Entry, *, traced: bool) -> bool:
 
 
 def _in_order(source: Signature) -> list[str]:
-    """Return the keys of a list by their numbers, if all have one name and consecutive numbers; else []."""
+    """Return the keys of SOURCE in the order of their numbers, if all are one name with consecutive numbers from 0 or
+    1, and at least four; else [].
+    """
     found = [_NUMBERED.match(key) for key in source.entries]
     named = [one for one in found if one is not None]
     numbers = sorted(int(one[2]) for one in named)
@@ -89,8 +92,8 @@ def _in_order(source: Signature) -> list[str]:
 
 
 def _registered(target: Signature) -> Iterator[list[Entry]]:
-    """Yield what code may list of a model: its state dict, with or without counters or tied tensors, or its
-    parameters.
+    """Yield the lists of tensors that code may save of a model: its state dict, with or without counters or tied
+    tensors, or its parameters.
     """
     entries = list(target.entries.values())
     for ties in (True, False):

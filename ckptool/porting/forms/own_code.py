@@ -1,6 +1,6 @@
 """Match a file with the code that saved it: equal names, except for wrappers and the habits of other libraries.
 
-Files put the model below modules and collections that the code does not have (`module.`, `state_dict/`, `encoder_q.`,
+Files store the model below modules and collections that the code does not have (`module.`, `state_dict/`, `encoder_q.`,
 `network_fn_state_dict`). Keras writes paths with slashes, repeats layers and adds `:0` (`conv1/conv1/kernel:0`).
 """
 
@@ -19,7 +19,7 @@ _STATE = re.compile(r"_?(model_)?state_dict$")
 def named_alike(
     code: Mapping[str, Shape], file: Mapping[str, Shape], optional: frozenset[str] = frozenset(), *, share: float = 1.0
 ) -> list[dict[str, str]]:
-    """Return code key -> file key, if names and sizes fit for all keys.
+    """Return [key of the code -> key of the file], by equal names below a prefix of the file and equal sizes.
 
     Args:
         code: keys of the code with their shapes.
@@ -27,8 +27,8 @@ def named_alike(
         optional: keys of the code that the file may lack.
         share: the share of the other keys that the file needs in these sizes; a head may have another size.
     Returns:
-        One dict for each place of the file that fits; several if the file holds several copies of the model. Empty if
-        too many keys are missing.
+        One dict for each prefix of the file that has these keys; several if the file holds several copies of the
+        model. Empty if too many keys are missing.
     """
     wanted = {key: _words(key) for key in code}
     short = {key: _words(own) for key, own in unwrap(list(code)).items()}
@@ -62,8 +62,8 @@ def named_alike(
 
 
 def _one_way(found: Mapping[str, Mapping[tuple[str, ...], str | None]], place: tuple[str, ...]) -> dict[str, str]:
-    """Return code key -> file key: the file's key below the prefix PLACE, or else the only file key that fits (Flax
-    keeps statistics in another collection).
+    """Return key of the code -> key of the file: the file's key below the prefix PLACE, or else the only key with that
+    name (Flax keeps statistics in another collection). FOUND has key of the code -> prefix -> key of the file.
     """
     way: dict[str, str] = {}
     for key, below in found.items():
@@ -77,8 +77,9 @@ def _one_way(found: Mapping[str, Mapping[tuple[str, ...], str | None]], place: t
 def _from_several_places(
     found: Mapping[str, Mapping[tuple[str, ...], str | None]], needed: Sequence[str]
 ) -> list[dict[str, str]]:
-    """Return [code key -> file key], from the only place of each key or the one nearest to the top; [] if a key of
-    NEEDED has none, or if two keys would have one. FOUND has the places of each key.
+    """Return [key of the code -> key of the file], each below the shortest prefix that has it. [] if a key of NEEDED is
+    below no prefix, or below two that are equally short, or if two keys would get one. FOUND has key of the code ->
+    prefix -> key of the file.
     """
     way: dict[str, str] = {}
     for key, below in found.items():
@@ -93,7 +94,7 @@ def _from_several_places(
 
 
 def _words(key: str) -> tuple[str, ...]:
-    """Return the components of a key, without `:0`, repetitions and "state_dict"."""
+    """Return the components of KEY, without `:0`, repetitions and "state_dict"."""
     out: list[str] = []
     for part in re.split(r"[./]", re.sub(r":\d+$", "", key)):
         word = _STATE.sub("", part)

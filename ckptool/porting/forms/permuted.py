@@ -12,9 +12,10 @@ from .pieces import Canon, Piece, squeezed
 
 
 def permute(source: Canon, target: Canon) -> None:
-    """Permute bare tensors of three or more dimensions to the order of dimensions in the target.
+    """Permute bare tensors of the source with three or more dimensions to the order of dimensions in the target.
 
-    Only if all sizes differ, so that one order fits, and both sides have equally many tensors of these sizes.
+    This is done only if all their sizes differ, so that one order fits, and both sides have equally many tensors of
+    these sizes.
     """
     theirs, own = _by_sizes(target), _by_sizes(source)
     for sizes, pieces in own.items():

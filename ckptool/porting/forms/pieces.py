@@ -1,6 +1,6 @@
 """One side of a port in the common form: its tensors as pieces, with the operations that make them.
 
-On the source, a step makes expressions over its keys. On the target, it makes the expression that builds a key from
+On the source, a step makes expressions over its keys. On the target, a step makes the expression that builds a key from
 holes.
 """
 
@@ -31,12 +31,12 @@ class Name(NamedTuple):
     role: str
 
     def beside(self, role: str) -> Name:
-        """Return the name of the tensor with another ROLE in the same module: the bias beside a weight."""
+        """Return the name of the tensor with another ROLE in the same module: of the bias beside a weight."""
         return Name(self.path, role)
 
     @property
     def hole(self) -> str:
-        """Return the key that expressions use for the hole of this tensor of the target."""
+        """Return the text by which expressions refer to this tensor of the target: `path|role`."""
         return ".".join(self.path) + "|" + self.role
 
 
@@ -53,8 +53,8 @@ class Piece:
         used: place in the order of execution, or None.
         words: the words of its names: of its key, and of the names that it got later.
         entry: the entry of the signature that it was made from.
-        questions: the questions of the steps that made it, with expressions over the source; for a target, over its
-            own hole.
+        questions: the questions of the steps that made it. Their options are expressions over the source; for a target,
+            over its own hole.
         steps: the steps of the common form that made it, by name.
         placed: whether the file states its layout, so that it has torch's layout whatever its name is.
     """
@@ -73,15 +73,17 @@ class Piece:
 
     @property
     def name(self) -> Name:
-        """Return its name in the common form."""
+        """Return the name (path and role) of this piece."""
         return Name(self.path, self.role)
 
     def asking(self, reason: Reason, *named: str, option: Expr | None = None) -> Piece:
-        """Return the same piece with one more question, and with OPTION as what else it may be."""
+        """Return the same piece with one more question: REASON, with the names NAMED in its sentence, and the
+        expression OPTION as what else the piece may be.
+        """
         return self.asked(Question(reason, named, () if option is None else (option,)))
 
     def asked(self, question: Question[Expr]) -> Piece:
-        """Return the same piece with one more question."""
+        """Return the same piece with QUESTION added."""
         return replace(self, questions=tuple(joined(self.questions, question)))
 
     @property
@@ -122,7 +124,9 @@ class Canon:
     step: str = ""
 
     def put(self, piece: Piece) -> Piece:
-        """Add a piece, under another name if its name is taken, and return it."""
+        """Add PIECE to this side, with "again" behind its path while its name is taken, and return it as it
+        was added.
+        """
         while piece.name in self.pieces:
             piece = replace(piece, path=(*piece.path, "again"))
         if self.step and self.step not in piece.steps:
@@ -164,8 +168,9 @@ class Canon:
             olds: the pieces.
             new: the new piece.
             down: makes its expression from the expressions of OLDS.
-            up: for each of OLDS, the function that makes its expression from that of NEW; empty if that is not
-                possible.
+            up: for each of OLDS, the function that makes its expression from that of NEW. For a source it is not used,
+                and may
+                be empty.
         """
         for old in olds:
             del self.pieces[old.name]
@@ -177,7 +182,7 @@ class Canon:
 
 
 def substituted(expr: Expr, values: dict[str, Expr]) -> Expr:
-    """Return EXPR with some keys replaced by expressions."""
+    """Return EXPR with each key in VALUES replaced by its expression there."""
     return expr.replaced(lambda key: values.get(key) or ex.of(key))
 
 
@@ -186,8 +191,8 @@ _CHANNELS_LAST = frozenset({"keras", "tensorflow", "tensorflow.js", "tflite", "f
 
 
 def holds_channels_last(piece: Piece, framework: str) -> bool:
-    """Return whether the source's code has images with channels last, as far as a tensor's name or framework
-    shows it.
+    """Return whether the code of the source stores images with channels last, as the framework or the name of PIECE, a
+    tensor of it, shows.
     """
     if piece.placed:
         return framework in _CHANNELS_LAST

@@ -18,7 +18,7 @@ _CONVOLUTIONS = frozenset("conv dwconv depthwise dw conv1d conv2d conv3d".split(
 
 
 def fused_kind(piece: Piece) -> Fused | None:
-    """Return which projections a piece holds by its name (`qkv`), or None if it is not fused."""
+    """Return which projections PIECE holds, as its name says (`qkv`); None if the name says nothing of several."""
     if not piece.shape:
         return None
     own = table().fused.get(cut(piece.leaf))  # a module may have the name of what torch has as a parameter
@@ -29,17 +29,19 @@ def fused_kind(piece: Piece) -> Fused | None:
 
 
 def fused_by_name(key: str) -> bool:
-    """Return whether the name of a key says that it is a fused projection."""
+    """Return whether the name of KEY says that it is a fused projection."""
     return _fused(_named(role_of(tuple(key.split(".")), set())[0])) is not None
 
 
 def part_label(path: Sequence[str]) -> str | None:
-    """Return which part of a fused projection a module is by its name: q, k, v, gate, up, or None."""
+    """Return which part of a fused projection the module at PATH is by its name: "q", "k", "v", "gate" or "up"; None
+    for other names.
+    """
     return _part(_named(path))
 
 
 def _named(path: Sequence[str]) -> str:
-    """Return the last component of a path that is no number: a member of a list has the name of the list."""
+    """Return the last component of PATH that is no number: a member of a list has the name of the list."""
     return next((component for component in reversed(path) if not component.isdecimal()), "")
 
 
@@ -54,8 +56,8 @@ def _part(name: str) -> str | None:
 
 
 def _said(name: str, phrases: Mapping[tuple[str, ...], _Meaning]) -> _Meaning | None:
-    """Return the meaning of a name in PHRASES: with its numbers, without, or by its last two words or its last; None if
-    it has none.
+    """Return the meaning of NAME in PHRASES (words -> meaning): of all its words, of all but numbers, of its last two,
+    or of its last word; None if it has none.
 
     A word for the kind of convolution is skipped: `qkv_dwconv`.
     """
@@ -67,8 +69,8 @@ def _said(name: str, phrases: Mapping[tuple[str, ...], _Meaning]) -> _Meaning | 
 
 
 def of_library(canon: Canon, path: Sequence[str]) -> OfLibrary | None:
-    """Return the conventions of the library that the module at PATH comes from, by its name and the names beside it; or
-    None.
+    """Return the conventions of the library that the module at PATH comes from, as its name and another name in the
+    same module show; None if they show no library.
     """
     for end in (len(path), len(path) - 1):
         known = table().of_library.get(path[end - 1]) if end else None
@@ -78,17 +80,18 @@ def of_library(canon: Canon, path: Sequence[str]) -> OfLibrary | None:
 
 
 def open_gate(entry: Entry) -> Gate | None:
-    """Return the gate of a linear layer that also returns the value, if other code may have the halves swapped.
+    """Return the gate of a layer whose linear layer also computes the value, if other code may have the two halves
+    swapped; None for other layers.
 
-    It is None for `glu`, whose order torch defines.
+    It is None for `glu`, too, whose order torch defines.
     """
     gate = entry.facts.gate
     return gate if gate is not None and entry.how == "linear" and gate.activation != "glu" else None
 
 
 def layout_of(entry: Entry, parts: int, sizes: Sequence[int] = ()) -> tuple[str, int]:
-    """Return how the forward pass splits a projection of PARTS parts, of SIZES if these are known: ("block", 0) for one
-    part after the other, ("heads", how many heads), or ("", 0) if it does not show it.
+    """Return how the forward pass splits the projection ENTRY of PARTS parts, with SIZES rows if known: ("block", 0) if
+    one part follows the other, ("heads", number of heads) if each head holds all parts, ("", 0) if it does not show it.
     """
     kind, inner = entry.facts.layout
     if kind != "block" and len(set(sizes)) > 1:  # keys and values of fewer heads: (groups, parts of a group, width)
@@ -108,6 +111,8 @@ def layout_of(entry: Entry, parts: int, sizes: Sequence[int] = ()) -> tuple[str,
 
 
 def heads_of(entry: Entry) -> int:
-    """Return how many attention heads the forward pass makes of the output of a projection, or 0."""
+    """Return into how many attention heads the forward pass splits the output of the projection ENTRY; 0 if it does not
+    show it.
+    """
     kind, inner = entry.facts.layout
     return inner[0] if kind in ("grouped", "inside") and len(inner) == 2 else 0

@@ -1,7 +1,7 @@
 """Join the files of tensor parallel training, which hold one state dict for each rank.
 
 Each rank holds its rows of some matrices, its columns of others, and all of the tensors that are not split (Shoeybi et
-al. 2019, Megatron-LM; LLaMA's own files). Which case a key is follows from the model's sizes and from equal values.
+al. 2019, Megatron-LM; LLaMA's own files). Which of these a key is follows from the model's sizes and from equal values.
 """
 
 from __future__ import annotations
@@ -45,12 +45,14 @@ class Ranks:
     sizes: Mapping[str, Shape]
 
     def signature(self, ckpt: Checkpoint) -> Signature:
-        """Return the signature of the joined state dict."""
+        """Return the signature of the joined state dict; CKPT is the file."""
         entries = {key: Entry(key, t.shape, t.dtype.name) for key, t in self.tensors.items()}
         return Signature(ckpt.where, entries, ordered=ckpt.order_preserved)
 
     def mapping(self, joined: Port) -> Port:
-        """Return the mapping JOINED, made from the signature of all ranks, over the keys of the file itself."""
+        """Return JOINED, a mapping over the keys of the joined state dict, over the keys of the file itself, with the
+        questions about joined shares and a note.
+        """
         entries = []
         for entry in joined.entries:
             asked = [self.questions[key] for key in entry.sources if key in self.questions]
@@ -70,9 +72,8 @@ class Ranks:
 
 
 def joined_ranks(found: Sequence[StateDict], target: Signature) -> Ranks | None:
-    """Return the state dicts of a file as shares of one model, or None if they are not.
-
-    Shares have the same keys and sizes, and only numbers in their paths differ.
+    """Return the state dicts FOUND in a file as shares of one model; None if their keys or sizes differ, or anything
+    but numbers in their paths. TARGET shows along which dimension shares are joined.
     """
     if len(found) < 2 or len({_NUMBER.sub("", one.path) for one in found}) > 1:
         return None

@@ -1,4 +1,4 @@
-"""Weights that are computed from other tensors: weight norm, spectral norm, pruning masks."""
+"""Weights that code computes from other tensors: weight norm, spectral norm, pruning masks."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from .pieces import Canon, Piece, unchanged
 
 
 def _name_gains(one: Canon, other: Canon) -> None:
-    """Take vectors `gx` beside matrices `wx`, one element per output, as gains of a weight norm, with a question.
+    """Take vectors `gx` in the module of matrices `wx`, one element per output, as gains of a weight norm, with a
+    question.
 
-    If there is also a shift (`bx`), the vectors belong to a norm of the matrix's output. Only code shows what such a
-    vector is.
+    If there is also a shift (`bx`), the vectors belong to a norm of the matrix's output, and stay. Only code shows what
+    such a vector is.
     """
     held = {p.path: p for p in one.pieces.values() if p.role == "weight"}
     theirs = {named[2] for p in other.pieces.values() if (named := _LAST.match(p.last))}
@@ -46,8 +47,8 @@ _LAST = re.compile(r"(.*?)([a-z]+)((?::\d+)?)\Z")
 
 
 def merge_norms(one: Canon, other: Canon) -> None:
-    """Turn weight norm, and spectral norm of the source, into a plain weight, if the other side has none, or none of
-    this size.
+    """Turn weight norm of ONE, and spectral norm if it is the source, into a plain weight, if OTHER has none, or none
+    of this size.
     """
     if not one.is_target:
         _name_gains(one, other)
@@ -70,8 +71,8 @@ def merge_norms(one: Canon, other: Canon) -> None:
 
 
 def merge_masks(source: Canon, target: Canon) -> None:
-    """Turn pruned weights (`weight_orig` times `weight_mask`) into plain weights, unless both sides are pruned
-    alike.
+    """Turn pruned weights (`weight_orig` times `weight_mask`) into plain weights, unless both sides have equally many
+    of them.
     """
     pruned = {id(side): [p for p in side.pieces.values() if p.role.endswith("_mask")] for side in (source, target)}
     if len(pruned[id(source)]) == len(pruned[id(target)]):
@@ -90,9 +91,9 @@ def merge_masks(source: Canon, target: Canon) -> None:
 
 
 def take_unknown_as_plain(one: Canon, other: Canon) -> None:
-    """Take weights with an unknown parametrization (`weight_orig` alone) as plain weights, with a question.
+    """Take weights of ONE with an unknown parametrization (`weight_orig` alone) as plain weights, with a question.
 
-    Weights are skipped if any weight of the other side is stored in this way.
+    Weights are skipped if OTHER stores any weight in this way.
     """
     for piece in [p for p in one.pieces.values() if p.role.endswith("_orig")]:
         base = piece.role.removesuffix("_orig")

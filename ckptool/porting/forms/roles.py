@@ -16,11 +16,11 @@ _COUNTED = re.compile(r"(.+)_(\d+)\Z")
 
 @cache
 def components(key: str) -> tuple[str, ...]:
-    """Return the components of a key, with any separator.
+    """Return the components of KEY, whatever its separator: `a.b.weight`, or names by scopes.
 
     Frameworks that name variables by scopes separate with "/", end with the number of an output, repeat the name of a
-    layer, and count layers in their names: `block/layer_0/dense/dense/kernel:0`. Others name whole modules so, with "."
-    before the last component: `block//norm.scale`.
+    layer, and count layers in their names: `block/layer_0/dense/dense/kernel:0`. Others name whole modules in this way,
+    with "." before the last component: `block//norm.scale`.
     """
     named = [component for component in _SLOT.sub("", key).split("/") if component] if "/" in key else []
     if not named:
@@ -38,13 +38,13 @@ def components(key: str) -> tuple[str, ...]:
 
 
 def _is_table(path: Sequence[str]) -> bool:
-    """Return whether names by scopes say that a tensor is an embedding table."""
+    """Return whether PATH, names by scopes, says that a tensor is an embedding table."""
     return bool(path) and not {"embedding", "embeddings", "embed"}.isdisjoint(cut(path[-1])[-1:])
 
 
 def numbered(paths: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Return paths of names by scopes, with the number that frameworks omit for the first layer: `conv_0` beside
-    `conv_1`.
+    """Return PATHS (a path is the names of the scopes around a layer, and its own) with the number that frameworks omit
+    for the first layer: `conv` beside `conv_1` becomes `conv_0`.
     """
     paths = list(paths)
     beside: dict[tuple[str, ...], set[str]] = defaultdict(set)
@@ -65,7 +65,7 @@ def divided(paths: Collection[tuple[str, ...]]) -> dict[tuple[str, ...], tuple[s
     """Return path -> path with a module for each block, for files without modules that count blocks in names.
 
     `stage1_unit2_conv1` becomes `stage.1.unit.2.conv1`. This is done only if no layer is in a module, and half of the
-    layers are counted so; else the result is empty.
+    layers are counted in this way; else the result is empty.
     """
     if any(len(path) > 1 for path in paths):
         return {}
@@ -74,7 +74,9 @@ def divided(paths: Collection[tuple[str, ...]]) -> dict[tuple[str, ...], tuple[s
 
 
 def _blocks(name: str) -> tuple[str, ...]:
-    """Return the parts of a name, without the kind of tensor before a colon (`arg:`, `aux:`)."""
+    """Return the path that a name with counted blocks stands for: `stage1_unit2_conv1` -> ("stage", "1", "unit", "2",
+    "conv1"). The kind of tensor before a colon (`arg:`, `aux:`) is left out.
+    """
     *blocks, last = name.rpartition(":")[2].split("_")
     found: list[str] = []
     words: list[str] = []
@@ -96,12 +98,11 @@ _DIRECTION = re.compile(r"(.*?)([A-Za-z])(?:2|to|_to_)([A-Za-z])\Z")
 def counted_by_letters(
     paths: Collection[tuple[str, ...]], *, beside: Collection[str] = ()
 ) -> dict[tuple[str, ...], tuple[str, ...]]:
-    """Return path -> path with numbers for modules that are counted by letters (`norm_a`, `norm_b`; `netA`, `netB`).
+    """Return path -> path with numbers, for modules that are counted by letters (`norm_a`, `norm_b`; `netA`, `netB`).
 
-    Only if the letters of one name begin with a, without a gap, and no number is used, and not if the other side has
-    these letters as words (BESIDE).
-    Two modules from one domain to another and back (`netG_A2B`, `netG_B2A`) have the letters in other places
-    (`netG_ab`).
+    The letters of one name have to begin with a, without a gap, without numbers in their place, and the other side must
+    not have all of these letters as words (BESIDE). Two modules from one domain to another and back (`netG_A2B`,
+    `netG_B2A`) have the letters in other places (`netG_ab`).
     """
     held: dict[tuple[str, ...], set[str]] = defaultdict(set)
     for path in paths:
@@ -144,7 +145,9 @@ _WEIGHT_NORM = frozenset({"weight_g", "weight_v"})
 
 
 def role_of(path: tuple[str, ...], siblings: set[str]) -> tuple[tuple[str, ...], str]:
-    """Return the module path and the role of a key, whatever its last component is."""
+    """Return (path of the module, role) of the key with the components PATH, whatever its last component is. SIBLINGS
+    are the last components in the same module.
+    """
     if "parametrizations" in path:
         at = path.index("parametrizations")
         base, what = path[:at], path[at + 1] if at + 1 < len(path) else "weight"
@@ -204,7 +207,7 @@ def _has_variance(siblings: Collection[str]) -> bool:
 
 
 def _lettered(leaf: str, siblings: set[str]) -> tuple[str, str] | None:
-    """Return module and role of a parameter whose name differs from another one by a letter for its role.
+    """Return (module, role) of a parameter whose name LEAF differs from another in SIBLINGS by a letter for its role.
 
     For example `W_q` and `b_q`, or `ln1w` and `ln1b`. None if there is no such name.
     """
@@ -229,7 +232,9 @@ def _lettered(leaf: str, siblings: set[str]) -> tuple[str, str] | None:
 
 
 def _noisy(leaf: str) -> tuple[str, str] | None:
-    """Return which tensor of a noisy layer a name means: ("weight", "mean") for `weight_mu` and `mean_w`; else None."""
+    """Return (tensor, kind) of a parameter of a noisy layer: ("weight", "mean") for `weight_mu` and `mean_w`; None for
+    other names.
+    """
     words = cut(leaf)
     for first, rest in ((words[:1], words[1:]), (words[-1:], words[:-1])):
         of = {"weight": "weight", "w": "weight", "bias": "bias", "b": "bias"}.get("".join(first))

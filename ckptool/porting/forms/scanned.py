@@ -23,8 +23,8 @@ _NEARLY = 0.05
 def divide_layers(source: Canon, target: Canon) -> None:
     """Split tensors of the source that each hold one weight of all layers, if the target has separate layers.
 
-    A module counts as such if its tensors have as many elements as N members of a list of the target. This comes before
-    the steps about layouts, because a stack of matrices has as many dimensions as a convolution.
+    A module counts as a block of these if its tensors have as many elements as N members of a list of the target. This
+    comes before the steps about layouts, because a stack of matrices has as many dimensions as a convolution.
     """
     lists: dict[int, list[list[int]]] = defaultdict(list)
     for n, sizes in _lists(target):
@@ -50,7 +50,9 @@ def divide_layers(source: Canon, target: Canon) -> None:
 
 
 def _lists(target: Canon) -> Iterator[tuple[int, list[int]]]:
-    """Yield, for each list of the target with equally large members, its length and the sizes inside a member."""
+    """Yield (length, number of elements of each tensor in a member) for each list of the target with equally large
+    members.
+    """
     found: dict[tuple[_Path, str], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for piece in target.pieces.values():
         for at, component in enumerate(piece.path):
@@ -63,9 +65,9 @@ def _lists(target: Canon) -> Iterator[tuple[int, list[int]]]:
 
 
 def _holds(pieces: Sequence[Piece], dim: int, inside: Sequence[int], tolerance: float) -> bool:
-    """Return whether PIECES hold, along dimension DIM, as many elements for each layer as a member of a list, whose
-    sizes are INSIDE: nearly as many, by the share TOLERANCE. All their vectors and most of all pieces need sizes of the
-    member.
+    """Return whether PIECES, cut along dimension DIM, have as many elements for each layer as a member of a list, whose
+    tensors have INSIDE elements; the totals may differ by the share TOLERANCE. All their vectors, and 70 percent of all
+    pieces, need a tensor of their size in the member.
     """
     each = [prod(p.shape) // p.shape[dim] for p in pieces]
     if abs(sum(each) - sum(inside)) > tolerance * sum(inside):
@@ -76,7 +78,9 @@ def _holds(pieces: Sequence[Piece], dim: int, inside: Sequence[int], tolerance: 
 
 
 def _fits(size: int, inside: Iterable[int]) -> bool:
-    """Return whether a tensor of SIZE elements may be a tensor of these sizes, a part of one, or several."""
+    """Return whether a tensor of SIZE elements may be one of the tensors with INSIDE elements, a half or third of one,
+    or two or three.
+    """
     return any(n in (size, 2 * size, 3 * size) or size in (2 * n, 3 * n) for n in inside)
 
 

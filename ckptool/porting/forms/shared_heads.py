@@ -1,4 +1,4 @@
-"""Keys and values of the source with fewer heads than the queries, or without biases."""
+"""Keys and values of the source with fewer heads than the queries, or keys without biases."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def repeat_shared_heads(source: Canon, target: Canon) -> None:
     """Repeat the heads of keys and values of the source, if the model has one for each head of queries.
 
     Queries that share a head are usually adjacent (Ainslie et al., "GQA: Training Generalized Multi-Query Transformer
-    Models", 2023), so each head is repeated in place. Other code repeats all heads one after the other; so this is a
-    question, unless there is only one head.
+    Models", 2023), so each head is repeated in place. Other code repeats all heads one after the other; therefore this
+    is a question, unless there is only one head.
     """
     wanted = _heads(target)
     for parts in _attentions(source):
@@ -37,7 +37,8 @@ def repeat_shared_heads(source: Canon, target: Canon) -> None:
 
 
 def add_key_biases(source: Canon, target: Canon) -> None:
-    """Add biases of zeros to keys, if the model has them and the source has biases only for queries and values.
+    """Add biases of zeros to keys of the source, if the model has biases of keys and the source has biases only for
+    queries and values.
 
     A bias of keys does not change the result of an attention, and some code has none.
     """
@@ -52,7 +53,7 @@ def add_key_biases(source: Canon, target: Canon) -> None:
 
 
 def _attentions(source: Canon) -> list[dict[str, Piece]]:
-    """Return the matrices of queries, keys and values for each attention."""
+    """Return, for each attention with all three, "q", "k" and "v" -> its matrix."""
     blocks: dict[tuple[str, ...], dict[str, Piece]] = defaultdict(dict)
     for piece in source.pieces.values():
         label = part_label(piece.path)
@@ -63,15 +64,17 @@ def _attentions(source: Canon) -> list[dict[str, Piece]]:
 
 
 def _heads(target: Canon) -> dict[Shape, int]:
-    """Return the sizes of key matrices in a model, with the heads that its code makes of them, if all have one size."""
+    """Return sizes of the model's key matrices -> number of heads that its code makes of them; {} if the matrices have
+    different sizes.
+    """
     keys = [p for p in target.pieces.values() if part_label(p.path) == "k" and p.role == "weight" and len(p.shape) > 1]
     found = {p.shape: heads_of(p.entry) or p.entry.facts.heads for p in keys}
     return found if len(found) == 1 else {}
 
 
 def _repeat(source: Canon, piece: Piece, groups: int, times: int) -> None:
-    """Replace a weight of keys or values by one in which each of GROUPS groups of rows, its heads, is repeated TIMES
-    times.
+    """Replace PIECE, a weight or bias of keys or values, by one in which each of GROUPS groups of rows (its heads) is
+    repeated TIMES times in place. With several groups it gets a question.
     """
     make: Callable[[Expr], Expr] = partial(_in_place, groups=groups, times=times)
     made = replace(piece, shape=(piece.shape[0] * times, *piece.shape[1:]))

@@ -1,4 +1,6 @@
-"""Layers of a recurrent cell over the concatenated input and hidden state, or over each of them as in torch."""
+"""Layers of a recurrent cell over the concatenated input and hidden state, or a layer for each of the two as
+in torch.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from .pieces import Canon, Piece
 
 
 def cut_sides(one: Canon, other: Canon) -> None:
-    """Split layers over the concatenated input and hidden state, if the other side has one layer for the input and one
+    """Split layers of ONE over the concatenated input and hidden state, if OTHER has one layer for the input and one
     for the hidden state.
     """
     cells: dict[Shape, list[tuple[int, int]]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""Names of a fused tensor that spell the names of its parts: `conv_zr` of `conv_z` and `conv_r`."""
+"""Names of a fused tensor that spell the names of its parts: `conv_zr` for `conv_z` and `conv_r`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ MOST_SPELLED = 4
 
 
 def spelled(names: Sequence[str], wholes: Set[str]) -> tuple[int, ...] | None:
-    """Return the order in which the name of a fused tensor spells its parts: `conv_z` and `conv_r` in `conv_zr`. None
-    if no order fits, or several. WHOLES are the names that the fused tensor may have.
+    """Return the order (indices of NAMES) in which one of WHOLES, the names that a fused tensor may have, spells the
+    names of its parts: `conv_z` and `conv_r` in `conv_zr`. None if no order does, or several do.
 
     The common beginning and end of the parts' names may appear once in the name or be replaced: `mix_rkv` for
     `time_mix_r`, `time_mix_k` and `time_mix_v`. Or the name has one word of each part, as `uqk` for `gate_u`, `query_q`
@@ -45,7 +45,7 @@ def spelled(names: Sequence[str], wholes: Set[str]) -> tuple[int, ...] | None:
 
 
 def _cut_short(names: Sequence[str], whole: str) -> bool:
-    """Return whether a fused tensor's name ends with those of its parts, cut short: `b1_b2r` for `b1`
+    """Return whether WHOLE, a fused tensor's name, ends with NAMES, those of its parts, cut short: `b1_b2r` for `b1`
     and `b2_reduce`.
     """
     said = whole.split("_")[-len(names) :]

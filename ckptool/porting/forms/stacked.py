@@ -22,7 +22,7 @@ _COUNTED = re.compile(r"(|.*[A-Za-z]_?)(\d+)\Z")
 
 
 def unstack(one: Canon, other: Canon) -> None:
-    """Split tensors that each hold all layers or experts of a list along the first dimension, if the other side has the
+    """Split tensors of ONE that each hold all layers or experts of a list along the first dimension, if OTHER has the
     list.
     """
     lists = numbered_lists(other)
@@ -69,9 +69,10 @@ def unstack(one: Canon, other: Canon) -> None:
 
 
 def _with_those_of_its_module(groups: dict[tuple[tuple[str, ...], int], list[Piece]]) -> None:
-    """Move each matrix whose path is that of a module (`attend.W`) to the other parameters of this module (`attend.a`).
+    """Move each matrix whose path is that of a module (`attend.W`) to the group of the other parameters of this module
+    (`attend.a`).
 
-    GROUPS is changed in place.
+    GROUPS, (path around, number of layers) -> tensors, is changed in place.
     """
     for (path, n), members in groups.items():
         outer = groups.get((path[:-1], n), []) if path else []
@@ -83,10 +84,10 @@ def _with_those_of_its_module(groups: dict[tuple[tuple[str, ...], int], list[Pie
 def _listed_alone(
     groups: dict[tuple[tuple[str, ...], int], list[Piece]], lists: Sequence[List]
 ) -> tuple[dict[tuple[tuple[str, ...], int], list[Piece]], set[tuple[str, ...]]]:
-    """Return stacks in one module as separate lists, if the other side has lists of such layers and nothing else.
+    """Return GROUPS, (path around, number of layers) -> stacks, with each stack in a group of its own if the other side
+    has lists of such layers alone; and the paths of norms among these, stacks of vectors with a weight and a bias each.
 
-    Returns:
-        The stacks, and the paths of stacks of vectors that are separate lists: norms, with a weight and a bias each.
+    LISTS are the lists of the other side.
     """
     found: dict[tuple[tuple[str, ...], int], list[Piece]] = defaultdict(list)
     vectors: set[tuple[str, ...]] = set()
@@ -108,8 +109,8 @@ _FACTORS = 2
 
 
 def _beside_others(one: Canon, piece: Piece) -> Piece:
-    """Return a stack that a module holds beside other parameters under a path of its own, so that
-    it can become a list.
+    """Return the stack PIECE under a path of its own, so that it can become a list, if its module holds other
+    parameters; else as it is.
     """
     at = len(piece.path)
     if not any(p.path[:at] == piece.path and len(p.path) > at for p in one.pieces.values()):
@@ -120,7 +121,7 @@ def _beside_others(one: Canon, piece: Piece) -> Piece:
 
 
 def _other_stacks(one: Canon, other: Canon) -> dict[int, set[Shape]]:
-    """Return number of layers -> shapes of the other side's stacks with so many layers, for numbers with a stack that
+    """Return number of layers -> shapes in the other side's stacks of as many layers, for the numbers for which a stack
     is fused on one side and in parts on the other.
     """
     own, theirs = (
@@ -144,14 +145,14 @@ def _other_stacks(one: Canon, other: Canon) -> dict[int, set[Shape]]:
 
 
 def _part(piece: Piece, shape: Shape) -> Shape:
-    """Return SHAPE, or the shape of one part if the name of a piece says that it is fused."""
+    """Return the sizes of one part of PIECE, a matrix of sizes SHAPE, if its name says that it is fused; else SHAPE."""
     kind = fused_kind(piece)
     return shape if kind is None or shape[0] % len(kind.parts) else (shape[0] // len(kind.parts), *shape[1:])
 
 
 def _stand_up(one: Canon, other: Canon) -> None:
-    """Reshape matrices [experts * rows, columns] and [rows, experts * columns] to stacks [experts, rows, columns], if
-    the other side has a list of experts with these sizes.
+    """Reshape matrices of experts in ONE, [experts * rows, columns] and [rows, experts * columns], to stacks [experts,
+    rows, columns], if OTHER has a list of experts with these sizes.
     """
     theirs = Counter(squeezed(p.shape) for p in other.pieces.values())
     inside = numbered_lists(other, of=table().experts)
@@ -174,7 +175,7 @@ def _as_stack(one: Canon, piece: Piece, shape: Shape) -> None:
 
 
 def _side_by_side(one: Canon, piece: Piece, n: int) -> None:
-    """Reshape a matrix [rows, n * columns] to [n, rows, columns]."""
+    """Reshape the matrix PIECE from [rows, N * columns] to [N, rows, columns]."""
     rows, columns = piece.shape[0], piece.shape[1] // n
 
     def down(e: Expr) -> Expr:
@@ -187,9 +188,9 @@ def _side_by_side(one: Canon, piece: Piece, n: int) -> None:
 
 
 def _unfold(one: Canon, other: Canon) -> None:
-    """Reshape matrices [n, out * in * height * width], with a whole kernel in each row, to stacks of kernels.
+    """Reshape matrices of ONE, [n, out * in * height * width], with a whole kernel in each row, to stacks of kernels.
 
-    Only if the other side has a list of N kernels of one such size, and no tensor of these sizes.
+    This is done only if OTHER has a list of N kernels of one such size, and no tensor of the present sizes.
     """
     theirs = Counter(squeezed(p.shape) for p in other.pieces.values())
     kernels: dict[tuple[int, int], set[Shape]] = defaultdict(set)
@@ -203,8 +204,8 @@ def _unfold(one: Canon, other: Canon) -> None:
 
 
 def _turned(members: list[Piece], inside: set[Shape], called: dict[str, set[Shape]]) -> Counter[bool]:
-    """Count how many matrices in a stack have to be transposed to fit a list (True) and how many do not (False), as far
-    as sizes or words show it.
+    """Return True -> how many matrices in a stack have to be transposed to have the sizes of a list, False -> how many
+    must not, as far as sizes or words show it.
 
     Args:
         members: the stack.
@@ -226,7 +227,9 @@ def _turned(members: list[Piece], inside: set[Shape], called: dict[str, set[Shap
 
 
 def _called(canon: Canon) -> dict[str, set[Shape]]:
-    """Return the sizes of matrices in lists and stacks, by the words for the parts of a feed-forward block."""
+    """Return word for a part of a feed-forward block ("up", "down") -> sizes of the matrices in lists and stacks with
+    this word.
+    """
     found: dict[str, set[Shape]] = defaultdict(set)
     for piece in canon.pieces.values():
         rank = len(piece.shape)
@@ -243,10 +246,10 @@ def _word(piece: Piece) -> str:
 
 
 def _laid_out(one: Canon, piece: Piece, inside: set[Shape], votes: Counter[bool]) -> Piece:
-    """Return the stack PIECE with torch's layout: transposed if its sizes, or VOTES of the other stacks, show inputs
-    first.
+    """Return the stack PIECE in torch's layout: transposed if its sizes, or VOTES of the other stacks, show that inputs
+    come first.
 
-    If nothing shows it, the stack stays as it is, with a question.
+    If nothing shows it, the stack stays as it is, with a question. INSIDE has the sizes of the other side's tensors.
     """
     shape, turned = piece.shape[1:], piece.shape[:0:-1]
     seen = one.is_target and (piece.entry.facts.inputs_first is not None or piece.entry.how == "linear")
@@ -269,7 +272,9 @@ def _laid_out(one: Canon, piece: Piece, inside: set[Shape], votes: Counter[bool]
 
 
 def fits_inside(piece: Piece, inside: set[Shape]) -> bool:
-    """Return whether one element of a stacked tensor is in the members of a list: as it is, transposed, or in parts."""
+    """Return whether one element of the stack PIECE has sizes in INSIDE, those in the members of a list: as it is,
+    transposed, or in parts.
+    """
     shape = piece.shape[1:]
     if squeezed(shape) in inside or (len(shape) == 2 and shape[::-1] in inside):
         return True
@@ -280,9 +285,10 @@ def fits_inside(piece: Piece, inside: set[Shape]) -> bool:
 
 
 def _fused_ways(piece: Piece, inside: set[Shape]) -> list[bool]:
-    """Return in which ways a stack of fused matrices fits a list: as it is (False), transposed (True).
+    """Return whether the matrices of a stack PIECE, divided into their parts, have sizes in INSIDE as they are (False)
+    or transposed (True), as a list of the ways; [] if neither.
 
-    A stack whose name says nothing counts as two matrices if it does not fit as a whole.
+    A stack whose name says nothing is divided in two, unless it has these sizes undivided.
     """
     kind, shape = fused_kind(piece), piece.shape[1:]
     if piece.role != "weight" or (kind is None and {shape, shape[::-1]} & inside):
@@ -293,8 +299,8 @@ def _fused_ways(piece: Piece, inside: set[Shape]) -> list[bool]:
 
 
 def counted(component: str) -> tuple[str, int] | None:
-    """Return the name and the last number of a component of a path: ("expert_", 0) for `expert_0`; None without a
-    number.
+    """Return (name, number) of a component of a path that ends in a number: ("expert_", 0) for `expert_0`; None for
+    others.
     """
     found = _COUNTED.match(component)
     return None if found is None else (found[1], int(found[2]))
@@ -320,7 +326,9 @@ class List:
 
 
 def lists_of(canon: Canon, of: frozenset[str] = frozenset()) -> list[List]:
-    """Return the numbered lists of equal members of one side; if OF is given, only lists with one of these words."""
+    """Return the numbered lists of equal members of CANON; if OF is given, only lists with one of these words in their
+    name.
+    """
     members: dict[tuple[tuple[str, ...], tuple[str, ...], str], dict[int, Shape]] = defaultdict(dict)
     for piece in canon.pieces.values():
         for at, component in enumerate(piece.path):
@@ -336,8 +344,8 @@ def lists_of(canon: Canon, of: frozenset[str] = frozenset()) -> list[List]:
 
 
 def numbered_lists(canon: Canon, of: frozenset[str] = frozenset()) -> dict[int, set[Shape]]:
-    """Return length -> shapes inside the members, for numbered lists of equal members; if OF is given, only for lists
-    with one of these words.
+    """Return length -> shapes inside the members, for numbered lists of equal members of CANON; if OF is given, only
+    for lists with one of these words in their name.
     """
     parts: dict[Shape, Shape] = {}
     for piece in canon.pieces.values():
@@ -375,7 +383,7 @@ def _unstacked(canon: Canon, piece: Piece, n: int, cut_at: int, first: Piece, pl
 
 
 def unstack_together(one: Canon, other: Canon) -> None:
-    """Split tensors that together hold a list of layers, if the other side has that list.
+    """Split tensors of ONE that together hold a list of layers, if OTHER has that list.
 
     For example, the first layer has a table [1, n, d], and the other layers have one for all, [layers - 1, n, d].
     """
@@ -399,10 +407,11 @@ def unstack_together(one: Canon, other: Canon) -> None:
 
 
 def _in_a_row(canon: Canon, members: list[Piece]) -> None:
-    """Split tensors that together hold a list of layers: each holds the layers after those of the tensor before it.
+    """Split MEMBERS, tensors that together hold a list of layers, in order, into one tensor for each layer. Their order
+    is a question.
 
-    This is certain if one tensor holds the first layer and the other, whose name has one more word, holds the rest:
-    `prompts` and `deep_prompts`.
+    The order is certain if one tensor holds the first layer and the other, whose name has one more word, holds the
+    rest: `prompts` and `deep_prompts`.
     """
     ordered = canon.signature.traced if canon.is_target else canon.signature.ordered
     named = len(members) == 2 and telling_words(members[0].path) < telling_words(members[1].path)

@@ -1,7 +1,7 @@
 """The table of the steps that bring both sides into the common form, in their order.
 
-A step takes the source and the target. A step that changes one side for the other is taken in both directions. Pieces
-keep the names of the steps that made them, for `--explain`.
+A step takes the source and the target. A step that changes one side by what the other side has is run in both
+directions. Pieces keep the names of the steps that made them, for `--explain`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Step = Callable[[Canon, Canon], None]
 
 
 def each(step: Step) -> Step:
-    """Return a step that does STEP to the source (with the target as the other side), then to the target."""
+    """Return a step that runs STEP for the source (with the target as the other side), then for the target."""
 
     def run(source: Canon, target: Canon) -> None:
         step(source, target)
@@ -44,7 +44,7 @@ def each(step: Step) -> Step:
 
 
 def target_first(step: Step) -> Step:
-    """Return a step that changes the target for the source, then the source for the target."""
+    """Return a step that runs STEP for the target (with the source as the other side), then for the source."""
 
     def run(source: Canon, target: Canon) -> None:
         step(target, source)
@@ -54,7 +54,7 @@ def target_first(step: Step) -> Step:
 
 
 def alone(step: Callable[[Canon], None]) -> Step:
-    """Return a step that changes each side without the other."""
+    """Return a step that runs STEP on the source, then on the target, without the other side."""
 
     def run(source: Canon, target: Canon) -> None:
         step(source)
@@ -64,7 +64,7 @@ def alone(step: Callable[[Canon], None]) -> Step:
 
 
 def of_source(step: Callable[[Canon], None]) -> Step:
-    """Return a step that changes only the source."""
+    """Return a step that runs STEP on the source only."""
 
     def run(source: Canon, target: Canon) -> None:
         step(source)
@@ -77,7 +77,8 @@ STEPS: tuple[Rule[Step], ...] = in_order(
         "as the file states",
         5,
         "A tensor got torch's layout and torch's name for its part, as the file of another framework states them.",
-        "Its operator or the class of its layer says it; what only a name says has to fit the model's sizes.",
+        "The file states the operator or the class of the layer. A layout that only a name states has to fit the "
+        "model's sizes.",
         take_what_is_stated,
         when="the reader of the file states roles (docs/formats.md)",
     ),
@@ -98,7 +99,7 @@ STEPS: tuple[Rule[Step], ...] = in_order(
     Rule(
         "general dense layers",
         30,
-        "A kernel with several input or output dimensions was seen as a matrix.",
+        "A kernel with several input or output dimensions was reshaped to a matrix.",
         "`DenseGeneral` and `EinsumDense` keep heads in a dimension of their own; values stand in the same order.",
         general_dense,
     ),
@@ -106,7 +107,7 @@ STEPS: tuple[Rule[Step], ...] = in_order(
         "layout of torch",
         40,
         "A kernel whose first dimension is the inputs was transposed to torch's layout.",
-        "The name of the leaf (`kernel`, `w`) or the forward pass says that inputs stand first.",
+        "The last part of its name (`kernel`, `w`) or the forward pass shows that its first dimension is the inputs.",
         each(turn_all),
     ),
     Rule(
@@ -120,7 +121,7 @@ STEPS: tuple[Rule[Step], ...] = in_order(
         "turned as its kin",
         60,
         "A square matrix was transposed, as the other matrices with its name were.",
-        "Layers of one name are laid out in one way, and those that are not square show which.",
+        "Matrices of one name have one layout, and those that are not square show which.",
         alone(turn_by_vote),
     ),
     Rule(
@@ -133,7 +134,7 @@ STEPS: tuple[Rule[Step], ...] = in_order(
     Rule(
         "one bias for several",
         80,
-        "The one bias of several projections was shared out among them.",
+        "The one bias of several projections was split into a bias for each of them.",
         "`in_proj_bias` beside `q_proj_weight` is the layout of torch's own attention.",
         alone(divide_biases),
     ),
@@ -141,8 +142,8 @@ STEPS: tuple[Rule[Step], ...] = in_order(
     Rule(
         "words that say nothing here",
         160,
-        "`fc1` and `fc2` of one size were no longer read as what expands and what contracts.",
-        "The other side shows that layers of these sizes are a gate and what it is multiplied with.",
+        "`fc1` and `fc2` of one size were no longer read as the layer that expands and the layer that contracts.",
+        "The other side shows that two layers of these sizes are a gate and the value that it is multiplied with.",
         each(forget_plain_words),
     ),
     Rule(
@@ -156,7 +157,8 @@ STEPS: tuple[Rule[Step], ...] = in_order(
         "channels last",
         180,
         "Kernels with their channels last were put into the order of torch.",
-        "MLX and TFLite keep channels last; all kernels of the file fit the model's so and not otherwise.",
+        "MLX and TFLite store channels last, and all kernels of the file fit the model's sizes only if they are "
+        "reordered.",
         channels_first,
     ),
     Rule(
@@ -170,7 +172,7 @@ STEPS: tuple[Rule[Step], ...] = in_order(
         "scale beside statistics",
         200,
         "Scale and shift in one layer and statistics in another became one batch norm.",
-        "Caffe keeps them in two layers of which one follows the other.",
+        "Caffe has a batch norm in two layers, one directly after the other.",
         each(join_affine),
     ),
     Rule(
@@ -183,8 +185,8 @@ STEPS: tuple[Rule[Step], ...] = in_order(
     Rule(
         "unknown parametrization",
         220,
-        "A tensor from which code computes a weight was taken for the weight.",
-        "Nothing shows what is computed: always a question.",
+        "A tensor from which the code computes a weight was treated as the weight itself.",
+        "Nothing shows what the code computes, so this is always a question.",
         each(take_unknown_as_plain),
         Strength.OPEN,
     ),
@@ -198,28 +200,30 @@ STEPS: tuple[Rule[Step], ...] = in_order(
     Rule(
         "two inputs in one matrix",
         240,
-        "A matrix over input and hidden state was cut into one for each.",
-        "The other side has the two apart, and their widths add up.",
+        "A matrix over the concatenated input and hidden state was split into a matrix for each of them.",
+        "The other side has two matrices, and their widths add up to the width of this one.",
         each(cut_sides),
     ),
     Rule(
         "turned as its namesake",
         250,
         "A matrix was transposed to the layout of the model's matrix with the same name.",
-        "What has one name and one shape is laid out in one way, unless the sizes of others show that it is not.",
+        "Matrices with one name and one shape have one layout, unless other matrices of this name show by their "
+        "sizes that they do not.",
         follow_names,
     ),
     Rule(
         "heads in a dimension",
         260,
-        "Heads in a dimension of their own were laid flat.",
-        "The other side has a matrix with as many rows; heads stand one after the other in both.",
+        "A tensor with a dimension for attention heads was reshaped to a matrix.",
+        "The other side has a matrix with as many rows as all heads together, and stores the heads one after the "
+        "other.",
         target_first(flat_heads),
     ),
     Rule(
         "vectors with dimensions",
         270,
-        "A vector with several dimensions was laid flat.",
+        "A vector with several dimensions was reshaped to one dimension.",
         "The other side has a plain vector of that length.",
         target_first(flat_vectors),
     ),
@@ -227,21 +231,23 @@ STEPS: tuple[Rule[Step], ...] = in_order(
         "fused projections",
         280,
         "A fused projection was split into its parts.",
-        "Its name says what it holds, and the other side has the parts; what is fused on both sides stays so.",
+        "Its name says which parts it holds, and the other side has these parts. A projection that both sides have "
+        "fused is not split.",
         split_first,
     ),
     Rule(
         "shared heads",
         290,
         "Heads of keys and values that several queries share were repeated.",
-        "The model has one for each query; queries of a group stand together (Ainslie et al., 2023).",
+        "The model has keys and values for each head of queries; the heads of queries that share them are adjacent "
+        "(Ainslie et al., 2023).",
         repeat_shared_heads,
     ),
     Rule(
         "biases of keys",
         300,
         "A bias of keys that the file leaves out was filled with zeros.",
-        "It changes nothing in an attention.",
+        "A bias of keys does not change the output of an attention.",
         add_key_biases,
     ),
     Rule(
@@ -269,28 +275,29 @@ STEPS: tuple[Rule[Step], ...] = in_order(
         "parts in one",
         340,
         "Tensors of one list or one module were joined into one tensor.",
-        "The other side has as many more of the whole as it has fewer of the parts.",
+        "The other side has more tensors of the joined size and fewer of the parts' sizes, by matching numbers.",
         each(join_parts),
     ),
     Rule(
         "fused projections of experts",
         350,
         "A fused projection was split into its parts, after the stack around it was split.",
-        "Experts that were stacked, and heads that were joined, are projections only now.",
+        "A projection inside a stack of experts, or with a dimension for heads, can be recognised only after the "
+        "stack or the dimension is taken apart.",
         split_again,
     ),
     Rule(
         "kernels laid down",
         360,
         "A kernel over a whole row of one channel became one over its columns as channels.",
-        "A convolution in two dimensions that takes a whole row at once is one in one dimension.",
+        "A 2d convolution whose kernel is as wide as its input computes the same as a 1d convolution.",
         each(lay_down),
     ),
     Rule(
         "transposed convolutions",
         370,
         "A transposed convolution over one pixel became a linear layer.",
-        "Over one pixel both multiply with one matrix, which stands the other way round.",
+        "For one pixel, both multiply the input with one matrix, and one of them stores it transposed.",
         each(turn_transposed),
     ),
     Rule(
@@ -305,22 +312,23 @@ STEPS: tuple[Rule[Step], ...] = in_order(
     Rule(
         "biases apart",
         380,
-        "A bias that stood apart joined the matrix that it belongs to.",
-        "The other side has no lone bias of that size; names, sizes or neighbours say which matrix it is.",
+        "A bias in a place of its own was put beside the matrix that it belongs to.",
+        "The other side has no bias of that size without a matrix; names, sizes or neighbours show which matrix it "
+        "belongs to.",
         each(attach_biases),
     ),
     Rule(
         "letters that count",
         390,
         "Letters at the end of names were read as numbers.",
-        "Names that end in a, b, c without a gap count; and the other side has no such letters.",
+        "Names that end in a, b, c without a gap are numbered, and the other side does not use these letters.",
         count_letters,
     ),
     Rule(
         "bare matrices",
         400,
         "Matrices that are parameters without a layer were transposed.",
-        "Both layouts are compared with the model's shapes in order, and the one that fits more of them is taken.",
+        "Both layouts are compared with the model's shapes in order, and the layout that fits more shapes is taken.",
         turn_bare_matrices,
     ),
     Rule(
@@ -334,7 +342,7 @@ STEPS: tuple[Rule[Step], ...] = in_order(
 
 
 def bring_together(source: Canon, target: Canon) -> None:
-    """Run every step of the table."""
+    """Run every step of the table on both sides."""
     for step in STEPS:
         source.step = target.step = step.name
         step.run(source, target)

@@ -14,11 +14,11 @@ _LAYERS = 4
 
 
 def later_blocks(targets: Sequence[Unit], sources: Sequence[Unit]) -> list[Unit]:
-    """Return the units of all blocks except the first, for lists of the target whose blocks the source has once.
+    """Return the units of all blocks except the first, for lists of the target of whose blocks the source has only one.
 
     In "ALBERT" (Lan et al., 2020) all blocks share their weights. Compared with one block, every layer of the source
-    has one partner; compared with all, it fits several. If the source counts layers of such sizes, it has a list of its
-    own, with blocks missing. If the model has such blocks in two lists, sizes do not show which list is meant.
+    has one partner; compared with all, several. Nothing is returned for a list if the source counts layers of such
+    sizes (it has a list of its own, with blocks missing), or if the model has such layers elsewhere, too.
     """
     blocks: dict[Path, dict[int, list[Unit]]] = defaultdict(lambda: defaultdict(list))
     for unit in targets:
@@ -46,7 +46,7 @@ def later_blocks(targets: Sequence[Unit], sources: Sequence[Unit]) -> list[Unit]
 
 
 def _inside(one: Path, other: Path) -> bool:
-    """Return whether one list is inside a block of the other."""
+    """Return whether one of two lists, given by their paths, is inside a block of the other."""
     return one[: len(other)] == other or other[: len(one)] == one
 
 

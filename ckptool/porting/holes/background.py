@@ -10,7 +10,8 @@ from .filling import Filling
 
 
 def doubt_background(filling: Filling) -> None:
-    """Ask about layers with one class more than the boxes beside them, unless both sides have the same names.
+    """Ask about layers for classes that have one class more than the layer for boxes in the same module, unless all
+    layers have equal last names on both sides. The option has the last row first.
 
     Boxes have four rows for each class except the background.
     """
@@ -29,5 +30,5 @@ def doubt_background(filling: Filling) -> None:
 
 
 def _turned(e: Expr, rows: int) -> Expr:
-    """Return the rows of E with the last one first."""
+    """Return E, which has ROWS rows, with the last row first."""
     return ex.cat(0, ex.part(e, 0, rows - 1, rows), ex.part(e, 0, 0, rows - 1))

@@ -28,7 +28,7 @@ _AS_IT_IS = frozenset({"select", "reshape"})
 def doubt_conventions(filling: Filling) -> None:
     """Ask about tensors that the two codes may use in different ways, by the rules of the table `CONVENTIONS`.
 
-    Where other evidence shows what the source's code does, the expression is changed instead.
+    Where other evidence shows how the source's code uses a tensor, its expression is changed instead.
     """
     for rule in CONVENTIONS:
         rule.run(filling)
@@ -38,7 +38,7 @@ def _bare_squares(filling: Filling) -> None:
     """Transpose square bare parameters if the file's other bare parameters, by their sizes, are transposed, and keep
     them if one of these is not; ask if there are none.
 
-    A bare parameter is no weight of a torch layer.
+    A bare parameter is an `nn.Parameter` that is no weight of a torch layer.
     """
     votes: Counter[bool] = Counter()
     square = []
@@ -73,11 +73,11 @@ def _bare_squares(filling: Filling) -> None:
 
 
 def _turned_squares(filling: Filling) -> None:
-    """Ask about square matrices of layers whose rows may be inputs instead of outputs.
+    """Transpose, keep or ask about square matrices of layers whose rows may be inputs instead of outputs.
 
     Most code has outputs first. Graph convolutions and layers from TensorFlow have inputs first, which other tensors of
-    the same name show by their sizes. If there is no such tensor, ask about the matrices that the model uses in the
-    other orientation.
+    the same name show by their sizes. If there is no such tensor, ask about the matrices that the model stores with
+    inputs first.
     """
     votes: dict[str, Counter[bool]] = defaultdict(Counter)
     square = []
@@ -107,7 +107,7 @@ def _turned_squares(filling: Filling) -> None:
 
 
 def _arranged(filling: Filling) -> None:
-    """Ask about tensors that hold several projections on both sides, if no name shows how these are arranged."""
+    """Ask about tensors that hold several projections on both sides, if no name shows how their rows are arranged."""
     if filling.same_names:
         return
     for hole, filled in filling.holes.items():
@@ -120,7 +120,9 @@ def _arranged(filling: Filling) -> None:
 
 
 def _rotary(filling: Filling) -> None:
-    """Ask how the rows of queries and keys are paired by rotary embeddings, or reorder them if both codes are known."""
+    """Ask how the rows of queries and keys are paired by rotary embeddings; if both codes show it, reorder the rows
+    without a question.
+    """
     anywhere = filling.target.signature.rotary
     if anywhere is None or (filling.same_names and not filling.source.signature.traced):
         return
@@ -173,13 +175,15 @@ _PAIRS: dict[str | None, str] = {"half": "pairs halves", "interleaved": "pairs n
 
 
 def _turn_all(t: Unit, s: Unit, heads: int) -> bool:
-    """Return whether both codes rotate every element of a head (of HEADS heads), not only a part of it."""
+    """Return whether both codes rotate every element of a head, not only a part of it. HEADS is the number of
+    heads of T.
+    """
     widths = {u.main.entry.facts.turned for u in (t, s)}
     return widths == {t.main.shape[0] // heads}
 
 
 def _are_queries(piece: Piece) -> bool:
-    """Return whether a parameter holds learned queries, one per row, and is not a layer that computes queries."""
+    """Return whether PIECE holds learned queries, one per row, and is not a layer that computes queries."""
     bare = piece.last == piece.entry.key.split(".")[-1] in ("query", "queries")
     return bare and squeezed(piece.shape)[:1] != squeezed(piece.shape)[1:]
 
@@ -309,7 +313,6 @@ _MAY_ADD = frozenset({"gamma"})
 
 def _added_in_code(filling: Filling) -> set[Name]:
     """Return the holes of vectors for which both forward passes show which number the code adds to them (0 for none).
-
     If the numbers differ, the difference is added to the source's tensor.
     """
     told = set()
@@ -333,7 +336,7 @@ def _same_names(members: Sequence[tuple[Unit, Unit, Piece]]) -> bool:
 
 
 def _are_near_1(values: Values, keys: Sequence[str]) -> bool:
-    """Return whether norm weights lie so close to 1 that the source's code cannot add 1 to them.
+    """Return whether the norm weights KEYS lie so close to 1 that the source's code cannot add 1 to them.
 
     Weights of code that adds 1 start at 0. If training moved all of them above 0, it moved them far apart.
     """
@@ -351,20 +354,22 @@ _NEAR = 0.3
 
 
 def _adds(piece: Piece) -> bool:
-    """Return whether the model adds something to the tensor before it uses it."""
+    """Return whether the model adds something to the tensor PIECE before it uses it."""
     return piece.entry.how in ("add", "__add__", "__radd__")
 
 
 def _joined_by(piece: Piece | None) -> dict[str, int] | None:
-    """Return the place of each branch in the concatenation that a layer of the source takes, or None if it is not
-    known.
+    """Return key of a branch -> its place in the concatenation that the layer PIECE of the source takes; None if that
+    is not known.
     """
     joined = piece.entry.facts.joined if piece is not None else ()
     return {key: place for place, (key, _) in enumerate(joined)} if joined else None
 
 
 def _as_matrix(piece: Piece) -> Shape | None:
-    """Return the shape of the matrix that a layer multiplies with (a convolution of size 1 counts), or None."""
+    """Return the shape of the matrix that the layer of PIECE multiplies with (a convolution of size 1 counts); None for
+    other layers.
+    """
     how, module = piece.entry.how, piece.entry.module
     if len(piece.shape) > 2 and (how.startswith("conv") or module.startswith("Conv")):
         return piece.shape[:2] if not squeezed(piece.shape[2:]) else None
@@ -372,8 +377,8 @@ def _as_matrix(piece: Piece) -> Shape | None:
 
 
 def _as_scores(piece: Piece) -> Shape | None:
-    """Return the shape of a square parameter that code takes numbers out of, such as scores from class to class; None
-    for other pieces.
+    """Return the shape of PIECE if it is a square parameter from which code takes single numbers, such as scores from
+    class to class; None for other pieces.
     """
     of_own_code = is_bare(piece) and piece.entry.parameter and piece.entry.module != "Embedding"
     is_square = len(piece.shape) == 2 and piece.shape[0] == piece.shape[1] > 1
@@ -396,9 +401,11 @@ def _share_of_negatives(values: Values, keys: Sequence[str]) -> float | None:
 
 
 def _rotary_by_name(path: Sequence[str]) -> Rotary | None:
-    """Return how code with this name pairs queries and keys in rotary embeddings, by the longest known name, or None.
+    """Return how code with the name PATH pairs queries and keys in rotary embeddings, by the longest known name; None
+    if no name is known.
 
-    The table does not have `Wqkv`, `qkv`, `to_q` and `query_key_value`, because code with these names does either.
+    The table does not have `Wqkv`, `qkv`, `to_q` and `query_key_value`, because some code with these names pairs halves
+    and some neighbours.
     """
     for end in (len(path), len(path) - 1):  # what was taken out of a fused projection has its name behind it
         words = words_of(path[max(end - 2, 0) : end])
@@ -413,8 +420,8 @@ CONVENTIONS: tuple[Rule[Callable[[Filling], None]], ...] = in_order(
     Rule(
         "square parameters",
         10,
-        "A square parameter may stand with its inputs or its outputs first.",
-        "Others of the file whose sizes show it answer that; else it is a question.",
+        "The rows of a square parameter may be its inputs or its outputs.",
+        "Other parameters of the file that are not square show it; without any, this is a question.",
         _bare_squares,
         Strength.OPEN,
     ),
@@ -422,15 +429,15 @@ CONVENTIONS: tuple[Rule[Callable[[Filling], None]], ...] = in_order(
         "square matrices",
         20,
         "The model stores this square matrix with inputs as rows, so it may have to be transposed.",
-        "Others of its name whose sizes show it answer that; else it is a question.",
+        "Other matrices of this name that are not square show it; without any, this is a question.",
         _turned_squares,
         Strength.OPEN,
     ),
     Rule(
         "arrangement of projections",
         30,
-        "Projections in one tensor may be arranged in another way, under another name.",
-        "In blocks, or by attention head; gate first, or value first.",
+        "Two codes may store the parts of one tensor in different orders, if the tensor has another name in each.",
+        "Queries, keys and values are stored one after the other or head by head; the gate is first or second.",
         _arranged,
         Strength.OPEN,
     ),
@@ -438,23 +445,23 @@ CONVENTIONS: tuple[Rule[Callable[[Filling], None]], ...] = in_order(
         "rotary embeddings",
         40,
         "Rotary embeddings pair the rows of queries and keys in one of two ways.",
-        "Halves (as in GPT-NeoX) or neighbours (as in GPT-J); names of known code answer that.",
+        "Row i goes with row i + half (GPT-NeoX) or with row i + 1 (GPT-J); names of known code show which.",
         _rotary,
         Strength.OPEN,
     ),
     Rule(
         "flattened features",
         50,
-        "A linear layer takes feature maps flattened in one of two orders.",
-        "Channels first as in torch, or last as in TensorFlow.",
+        "A linear layer takes feature maps that code flattens in one of two orders.",
+        "Torch has channels first, TensorFlow channels last.",
         _flatten,
         Strength.OPEN,
     ),
     Rule(
         "branches side by side",
         60,
-        "A layer takes branches side by side, in an order that only code shows.",
-        "As a rule they are joined in the order in which they are registered.",
+        "A layer takes concatenated branches, in an order that only code shows.",
+        "Most code concatenates branches in the order in which it registers them.",
         _concatenated,
         Strength.OPEN,
         when="the model joins them in another order than the file holds them, or some are guesses",
@@ -462,16 +469,18 @@ CONVENTIONS: tuple[Rule[Callable[[Filling], None]], ...] = in_order(
     Rule(
         "scale and shift",
         70,
-        "A layer gives scale and shift, in an order that only code shows.",
-        "Layers beside a norm give the shift first as a rule, layers in one the scale.",
+        "The output of a layer is split into scale and shift, in an order that only code shows.",
+        "As a rule, the shift is first if the layer is beside a norm, and the scale is first if the layer is inside "
+        "a norm.",
         doubt_modulation,
         Strength.OPEN,
     ),
     Rule(
         "gate and value",
         80,
-        "A layer gives a gate and what it is multiplied with, in an order that only code shows.",
-        "The gate comes first where it goes through silu as a rule, second elsewhere.",
+        "The output of a layer is split into a gate and the value that the gate is multiplied with, in an order "
+        "that only code shows.",
+        "As a rule, a gate with silu as its activation is first, and any other gate is second.",
         doubt_gates,
         Strength.OPEN,
     ),
@@ -479,15 +488,16 @@ CONVENTIONS: tuple[Rule[Callable[[Filling], None]], ...] = in_order(
         "norms around 0 or 1",
         90,
         "One of the two codes adds 1 to its norm weights.",
-        "The values of the file lie around 0 where the model wants them around 1, or the other way round.",
+        "The file's values lie around 0 and the model's are used around 1, or the other way round.",
         _centred_norms,
         Strength.OPEN,
     ),
     Rule(
         "equalised learning rates",
         100,
-        "The file's weights are as wide as where code multiplies them on every call.",
-        "Code initialises with 1 / sqrt(inputs); weights that are all much wider had that factor outside.",
+        "The file's weights have the spread of weights that code multiplies by a factor on every call.",
+        "Most code starts with weights of spread 1 / sqrt(inputs); if all weights are much wider, their code "
+        "applies this factor later.",
         equalised,
         Strength.OPEN,
     ),
@@ -495,7 +505,7 @@ CONVENTIONS: tuple[Rule[Callable[[Filling], None]], ...] = in_order(
         "factors in the code",
         110,
         "One of the two codes multiplies a tensor by a number on every call.",
-        "The forward passes show the numbers; the same factor may be elsewhere in the other code.",
+        "The forward passes show the numbers. The model may have the same factor at another place.",
         multiplied_in_code,
         Strength.OPEN,
         when="both codes were traced",

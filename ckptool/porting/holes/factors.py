@@ -54,12 +54,14 @@ def equalised(filling: Filling) -> None:
 
 
 def _most(wide: list[bool]) -> bool:
-    """Return whether enough layers were looked at, and nearly all of them have wide weights."""
+    """Return whether WIDE, one value per layer, has at least four values, and 90 percent of them are True."""
     return len(wide) >= _FEWEST and sum(wide) >= 0.9 * len(wide)
 
 
 def _rate(squares: list[float]) -> float:
-    """Return the learning rate multiplier that such weights had, a power of ten, from the mean SQUARES of layers."""
+    """Return the learning rate multiplier that weights with the mean SQUARES (one per layer) had: a power of ten, at
+    most 1.
+    """
     middle = sorted(squares)[len(squares) // 2]
     return float(10.0 ** -max(round(log10(middle) / 2), 0)) if middle else 1.0
 

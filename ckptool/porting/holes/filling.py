@@ -1,4 +1,4 @@
-"""Fill the holes of the target from matched units, and keep the questions about each."""
+"""Fill the holes of the target (the places of its tensors) from matched units, and keep the questions about each."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class Filled:
 
     @property
     def doubts(self) -> list[Question[Expr]]:
-        """Return the open questions."""
+        """Return the open questions about this expression."""
         return still_open(self.questions)
 
     def ask(self, reason: Reason, *named: str, options: Sequence[Expr] = (), exchange: bool = False) -> None:
-        """Ask whether the hole is filled with this expression or one of OPTIONS.
+        """Add a question whether the hole is filled with this expression or one of OPTIONS.
 
         Args:
             reason, named: the sentence, and the text for each `{}` in it.
@@ -57,7 +57,9 @@ class Filled:
         self.questions = joined(self.questions, Question(reason, named, tuple(options)))
 
     def learn(self, expr: Expr, reason: Reason, *named: str, shows: str) -> None:
-        """Fill the hole with EXPR and note the question as answered: the source's code SHOWS what it does."""
+        """Fill the hole with EXPR, and note a question for REASON as answered: the source's code SHOWS (a text) what it
+        does.
+        """
         self.expr = expr
         self.questions = [*self.questions, ask_code(reason, *named, shows=shows)]
 
@@ -86,7 +88,9 @@ class Filling:
         self._sorted = [sorted(side.signature.entries) for side in (target, source)]  # each block is asked about once
 
     def fill(self, t: Unit, s: Unit) -> None:
-        """Fill the holes of the unit T with the pieces of S, and copy the questions about T and about these pieces."""
+        """Fill the holes of the unit T of the target with the pieces of the unit S of the source, and copy the
+        questions about T and about these pieces.
+        """
         evidence = _evidence_text(t, s)
         if _may_reset_before(t, s):
             t.ask(ask(Reason.RESET_BEFORE))
@@ -126,8 +130,8 @@ class Filling:
         return None
 
     def _bias_for(self, role: str, piece: Piece, t: Unit, s: Unit) -> tuple[Expr, list[str]] | None:
-        """Return the expression for the bias ROLE of a recurrent layer, and the roles of the source's biases that it
-        reads; None if there is none.
+        """Return the expression for the bias ROLE of the layer T, and the roles of the biases of S that it reads; None
+        if the sizes differ or S has none, or for a GRU in which two biases would become one.
 
         A recurrent layer has one bias for the input, one for the hidden state, or one for both.
         """
@@ -150,7 +154,8 @@ class Filling:
         return ex.zeros(*piece.shape), []
 
     def guess(self, targets: list[Unit], sources: list[Unit]) -> None:
-        """Pair units that no evidence tells apart, by similar names and then by order, with a question about each pair.
+        """Pair TARGETS and SOURCES, units that no evidence tells apart, by similar names and then by order, and fill
+        them with a question about each pair.
 
         A unit whose name is like no other stays without a source. Buffers get no question if all SOURCES have equal
         values.
@@ -178,7 +183,9 @@ class Filling:
             self.fill(t, chosen)
 
     def _equal(self, sources: Sequence[Unit]) -> bool:
-        """Return whether units of the source hold equal values, like buffers that are the same in each layer."""
+        """Return whether all SOURCES hold equal values, like buffers that are the same in each layer. False if no
+        values may be read.
+        """
         if self.values is None or any(len(u.pieces) > 1 or not u.main.expr.is_copy for u in sources):
             return False
         first, *others = (self.values(u.main.expr.key) for u in sources)
@@ -229,7 +236,7 @@ class Filling:
 
 
 def _may_reset_before(t: Unit, s: Unit) -> bool:
-    """Return whether both are GRUs, and only the model has a bias of its own for the hidden state.
+    """Return whether T and S are GRUs, and only T, the model's, has a bias of its own for the hidden state.
 
     In torch the reset gate is multiplied with this bias. Code that applies the gate to the hidden state needs none.
     """

@@ -17,16 +17,17 @@ from ..questions import Question, Reason
 
 #: What each rule does, as the report says it, with the numbers of channels that the file and the model have.
 RULES = {
-    "repeat": "repeated in turn, times {have}/{wanted}",
-    "sum": "summed in turn",
-    "mean": "the mean of all",
-    "zeros": "the others are zeros",
-    "first": "the first {wanted}",
+    "repeat": "its channels were repeated in turn, times {have}/{wanted}",
+    "sum": "its channels were summed to {wanted}",
+    "mean": "each channel got the mean of all",
+    "zeros": "the new channels were filled with zeros",
+    "first": "only the first {wanted} were kept",
 }
 
 
 def of_channels(wanted: Shape, have: Shape, expr: Expr) -> tuple[Expr, Question[Expr]] | None:
-    """Return the kernel [out, in, …] by the likeliest rule, with the other rules as options; None for other sizes.
+    """Return the kernel [out, in, …] by the likeliest rule, and the question about it with the other rules as options.
+    None if anything but the number of input channels differs.
 
     Args:
         wanted, have: the sizes in the model and in the file, which differ only in the second number.
@@ -65,7 +66,7 @@ def _fewer(wanted: Shape, have: int, x: Expr) -> dict[str, Expr]:
 
 
 def rule_of(expr: Expr) -> str:
-    """Return the input-channels rule (one of RULES) that made the kernel EXPR, told from its operations."""
+    """Return the rule for input channels (a key of RULES) that made the kernel EXPR, told from its operations."""
     operations = set(expr.operations())
     if not operations.isdisjoint(("sum", "add")):
         return "mean" if not operations.isdisjoint(("scale", "repeat")) else "sum"
@@ -75,7 +76,8 @@ def rule_of(expr: Expr) -> str:
 
 
 def by_rule(mapping: Mapping, rule: str) -> Mapping:
-    """Return the mapping with RULE applied to every kernel of another number of channels, without their questions.
+    """Return MAPPING with RULE applied to every kernel of another number of input channels; their questions are
+    answered.
 
     Raises:
         RuleError: the rule cannot make the channels of the model from those of the file.

@@ -57,9 +57,8 @@ def parts(pairs: Sequence[tuple[Unit, Unit]], targets: Sequence[Unit], sources: 
 
 
 def _families(units: Sequence[Unit]) -> list[list[Unit]]:
-    """Group UNITS by module, by the roles of their pieces, and by the number of dimensions of their main tensor.
-
-    Return the groups of two to four units, each in order of registration; larger groups are left out.
+    """Return UNITS in groups of two to four with the same module, roles of tensors and number of dimensions, each in
+    order of registration; larger groups are left out.
     """
     found: dict[object, list[Unit]] = defaultdict(list)
     for unit in units:
@@ -71,7 +70,8 @@ def _families(units: Sequence[Unit]) -> list[list[Unit]]:
 def _counterpart(
     pairs: Sequence[tuple[Unit, Unit]], module: tuple[str, ...], *, of_target: bool
 ) -> tuple[str, ...] | None:
-    """Return the path on the other side that the partners of the units in MODULE share.
+    """Return the path on the other side that the partners of the units in MODULE share. OF_TARGET says which side
+    MODULE is of.
 
     If none of them has a partner, the nearest module around it with partners counts; None if there is none.
     """
@@ -87,7 +87,9 @@ def _inside(unit: Unit, module: tuple[str, ...]) -> bool:
 
 
 def _dimension(whole: Unit, held: Sequence[Unit]) -> int | None:
-    """Return the dimension along which the tensors of HELD, concatenated, have the sizes of WHOLE, or None."""
+    """Return the dimension along which the tensors of HELD, concatenated, have the sizes of WHOLE; None if
+    there is none.
+    """
     if whole.pieces.keys() != held[0].pieces.keys():
         return None
     for dim in range(min(len(whole.main.shape), 2)):
@@ -127,7 +129,7 @@ def _joined(whole: Unit, held: Sequence[Unit], dim: int) -> Iterator[Proposal]:
 def segments(
     pairs: Sequence[tuple[Unit, Unit]], targets: Sequence[Unit], sources: Sequence[Unit]
 ) -> Iterator[Proposal]:
-    """Yield zeros, which add nothing, for a segment table of the model if the source has none.
+    """Yield zeros, which add nothing, as proposals for a segment table of the model if the source has none.
 
     Args:
         pairs: the pairs so far.
@@ -144,7 +146,7 @@ def segments(
 
 
 def shared(pairs: Sequence[tuple[Unit, Unit]], targets: Sequence[Unit], sources: Sequence[Unit]) -> Iterator[Proposal]:
-    """Yield copies for layers that the source has once and the model has in every block.
+    """Yield copies as proposals for layers that the source has once and the model has in every block.
 
     Args:
         pairs: the pairs so far.

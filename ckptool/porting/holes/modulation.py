@@ -23,7 +23,8 @@ from .filling import Filling
 
 
 def doubt_modulation(filling: Filling) -> None:
-    """Ask about layers that return scale and shift: only the source's code shows which comes first.
+    """Ask about layers that return scale and shift: only the source's code shows which comes first. If both forward
+    passes show it, the parts are exchanged or kept without a question.
 
     Usually all layers of a model have one order, and layers beside the norm give the shift first. A layer of the target
     may come from code with the other order if the model's code splits it in another order than most layers, or than the
@@ -61,7 +62,8 @@ def doubt_modulation(filling: Filling) -> None:
 
 
 def doubt_gates(filling: Filling) -> None:
-    """Ask about layers that return a value and its gate: only the source's code shows which half is which.
+    """Ask about layers that return a value and its gate: only the source's code shows which half is which. If both
+    forward passes show it, the halves are exchanged or kept without a question.
 
     Usually the gate is first if it goes through silu, and second otherwise (Shazeer, "GLU Variants Improve
     Transformer", 2020, has one layer for each).
@@ -87,8 +89,8 @@ def doubt_gates(filling: Filling) -> None:
 
 
 def _taken(unit: Unit) -> tuple[str, ...]:
-    """Return what a side's code does with each part of a layer that returns scale and shift: "add", "mul"; else
-    nothing.
+    """Return what the code does with each part of the output of UNIT, a layer that returns scale and shift: ("add",
+    "mul", …); () for other layers.
     """
     piece = _whole(unit)
     taken = piece.entry.facts.modulates if piece is not None else ()
@@ -96,15 +98,15 @@ def _taken(unit: Unit) -> tuple[str, ...]:
 
 
 def _gate(unit: Unit) -> Gate | None:
-    """Return which half of a layer's output is the gate in a side's code, and its activation; None if it has no
-    gate.
+    """Return which half of the output of UNIT is the gate in its side's code, and the activation; None if it has no
+    gate, or the order is that of torch's `glu`.
     """
     piece = _whole(unit)
     return open_gate(piece.entry) if piece is not None else None
 
 
 def _whole(unit: Unit) -> Piece | None:
-    """Return the matrix of a layer, or None if the matrix was split into pieces."""
+    """Return the weight of UNIT; None if it has none, or if the weight was split or joined."""
     piece = unit.pieces.get("weight")
     return piece if piece is not None and piece.shape == piece.entry.shape else None
 
@@ -115,7 +117,7 @@ def _is_filled(filling: Filling, unit: Unit) -> bool:
 
 
 def _parts_of(unit: Unit) -> int:
-    """Return how many parts the output of a layer has, if it is 2, 3, 6 or 9 times as wide as its input; else 0."""
+    """Return how many parts the output of UNIT has, if it is 2, 3, 6 or 9 times as wide as its input; else 0."""
     piece = unit.pieces.get("weight")
     shape = piece.shape if piece is not None else ()
     times, rest = divmod(shape[0], shape[1]) if len(shape) == 2 and shape[1] else (0, 1)
@@ -123,7 +125,7 @@ def _parts_of(unit: Unit) -> int:
 
 
 def _first_by_name(unit: Unit) -> tuple[str, bool] | None:
-    """Return which of shift and scale a layer returns first by its name, and whether all code with this name agrees;
+    """Return ("shift" or "scale", whether all code with this name agrees): which part UNIT returns first by its name;
     None if the name does not say it.
     """
     known = table().modulation
@@ -133,7 +135,8 @@ def _first_by_name(unit: Unit) -> tuple[str, bool] | None:
 
 
 def _turn(filling: Filling, unit: Unit, parts: int, why: Reason | None, *, kept: bool = False) -> None:
-    """Exchange the first two parts of a layer, and in the same way the first two of each further three parts.
+    """Exchange the first two parts of the output of UNIT, and in the same way the first two of each further three
+    parts.
 
     Args:
         filling: the holes.

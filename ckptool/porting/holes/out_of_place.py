@@ -1,8 +1,7 @@
 """Ask about units whose source is from elsewhere than the sources of their neighbours.
 
-If each side has a layer that the other lacks, the two may fit each other by sizes, neighbours and words. The numbers of
-the blocks, or the modules around the two, may still contradict this. Nothing is changed here: such a pair gets a
-question.
+If each side has a layer that the other lacks, the two may have equal sizes, neighbours and words. The numbers of the
+blocks, or the modules around the two, may still contradict this. Nothing is changed here: such a pair gets a question.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _A_HABIT = 2
 
 
 def doubt_what_is_out_of_place(filling: Filling) -> None:
-    """Ask about pairs if the blocks or modules around the two are paired with others."""
+    """Ask about pairs of layers if the blocks or modules around the two are paired with others."""
     pairs = list({(id(t), id(s)): (t, s) for t, s in filling.unit_of.values() if t is not s}.values())
     _in_other_blocks(filling, pairs)
     _in_other_parts(filling, pairs)
@@ -116,8 +115,8 @@ def _in_other_blocks(filling: Filling, pairs: Sequence[Pair]) -> None:
 
 
 def _between_two_blocks(t: Unit, s: Unit, pairs: Sequence[Pair], blocks: int) -> bool:
-    """Return whether a layer stands between two blocks on both sides, and code counts it among either. BLOCKS is the
-    difference of the numbers of its blocks on the two sides.
+    """Return whether the pair T, S is between two blocks on both sides, and one code counts it among the block before,
+    the other among the block after. BLOCKS is the difference of the numbers of its blocks on the two sides.
 
     It has the same name and the same place among all layers: for example, `downsample` at the end of a stage, or at the
     beginning of the next.
@@ -129,6 +128,7 @@ def _between_two_blocks(t: Unit, s: Unit, pairs: Sequence[Pair], blocks: int) ->
 
 def _go_together(votes: Counter[tuple[int, int]]) -> bool:
     """Return whether two lists have the same blocks: most pairs link a block with the partner of most of its layers.
+    VOTES has (number in one list, number in the other) -> how many pairs link them.
 
     If one side has a list of blocks and the other a list for each part, no partner has most of the layers.
     """
@@ -139,9 +139,7 @@ def _go_together(votes: Counter[tuple[int, int]]) -> bool:
 
 
 class _Rivals:
-    """Counts, for two lists of blocks, how many pairs link a block with another block than the one that it is compared
-    with.
-    """
+    """Counts, for two lists of blocks, how many pairs link a block with another block than a given one."""
 
     def __init__(self, votes: Counter[tuple[int, int]]) -> None:
         self._rows: dict[int, Counter[int]] = defaultdict(Counter)
@@ -152,8 +150,8 @@ class _Rivals:
         self._best_of_columns = {j: found.most_common(2) for j, found in self._columns.items()}
 
     def votes_against(self, i: int, j: int) -> int:
-        """Return how many pairs link I with another block than J, or J with another than I: the smaller of the two
-        numbers.
+        """Return how many pairs link block I of the target with another block than J, or block J of the source with
+        another than I: the smaller of the two numbers.
         """
         row = next((n for b, n in self._best_of_rows[i] if b != j), 0)
         column = next((n for a, n in self._best_of_columns[j] if a != i), 0)
@@ -166,7 +164,8 @@ def _crossed(
     """Ask about blocks in the opposite order on the two sides, if each would also fit in the place of the other.
 
     Blocks of one kind are compared in one pass: with the highest number before and the lowest after. Only blocks that
-    change their order with some other block are compared, and only kinds that hold something equal.
+    change their order with some other block are compared, and only kinds that hold something equal. INSIDE has number
+    of a block -> path inside of it -> pair; VOTES is as in `_go_together`.
     """
     rows: dict[int, Counter[int]] = defaultdict(Counter)
     for (i, j), n in votes.items():
@@ -199,8 +198,8 @@ _Kind = frozenset[tuple[str, tuple[tuple[str, tuple[int, ...]], ...]]]
 def _inverted(
     of_one: Sequence[tuple[int, int]], of_other: Sequence[tuple[int, int]]
 ) -> Iterator[tuple[tuple[int, int], int]]:
-    """Yield each pair of numbers (i, j) in OF_ONE that is in the opposite order to a pair of OF_OTHER, with the j of
-    the farthest such pair: once for pairs before it, and once for pairs after it.
+    """Yield ((i, j), m) for each pair of numbers (i, j) in OF_ONE that is in the opposite order to pairs in OF_OTHER; M
+    is the second number of the farthest of these. Pairs before it and after it are looked at separately.
 
     Both lists of pairs are sorted by i.
     """
@@ -245,15 +244,15 @@ def _in_other_parts(filling: Filling, pairs: Sequence[Pair]) -> None:
 
 
 class _Beside:
-    """The paths of the partners of all units in one module."""
+    """The paths of the partners of all units in one module, from which `shared` computes what the paths have
+    in common.
+    """
 
     def __init__(self, units: Sequence[Unit]) -> None:
         self._paths = sorted(unit.path for unit in units)
 
     def shared(self, left_out: Unit) -> tuple[str, ...]:
-        """Return the common beginning of all partners' paths except that of LEFT_OUT; empty if fewer than two
-        remain.
-        """
+        """Return the common beginning of all partners' paths except that of LEFT_OUT; () if fewer than two remain."""
         if len(self._paths) < 3:
             return ()
         first = self._paths[self._paths[0] == left_out.path]
@@ -274,14 +273,16 @@ _NUMBER, _AT_THE_END = re.compile(r"\d+"), re.compile(r"\d+$")
 
 
 def _places(t: Unit, s: Unit) -> Iterator[tuple[_Lists, tuple[int, int]]]:
-    """Yield the lists around a pair, one of each side, with the pair's numbers in them."""
+    """Yield ((list of the target, list of the source), (number of T in it, number of S in it)) for each two numbered
+    lists around a pair.
+    """
     for own, i in _numbered(t.path):
         for theirs, j in _numbered(s.path):
             yield (own, theirs), (i, j)
 
 
 def _numbered(path: Sequence[str]) -> list[tuple[str, int]]:
-    """Return the numbered blocks around a unit: the path of each, with `{}` in place of its number, and the number."""
+    """Return (path with `{}` in place of its number, number) for each numbered block around a unit with this PATH."""
     out = []
     for place, part in enumerate(path[:-1]):
         found = _NUMBER.search(part)
@@ -300,7 +301,7 @@ def _is_number(unit: Unit) -> bool:
 
 
 def _in_any_block(unit: Unit) -> str:
-    """Return the path of a unit with `{}` in place of the numbers of the blocks around it."""
+    """Return the path of UNIT with `{}` in place of the numbers of the blocks around it."""
     return ".".join((*(_AT_THE_END.sub("{}", part) for part in unit.path[:-1]), *unit.path[-1:]))
 
 

@@ -18,7 +18,8 @@ _PADDING = 2
 
 
 def remedy(wanted: Shape, have: Shape, expr: Expr, kind: str | None, *, is_input: bool = False) -> Remedy | None:
-    """Return an expression of sizes WANTED, with its question, or None if no rule fits or a tensor has no elements.
+    """Return an expression of sizes WANTED, and the question about it; None if no rule changes the sizes, or if a
+    tensor has no elements.
 
     Args:
         wanted, have: the sizes in the model and in the source.
@@ -37,8 +38,8 @@ def remedy(wanted: Shape, have: Shape, expr: Expr, kind: str | None, *, is_input
 
 
 def _of_kernel(wanted: Shape, have: Shape, expr: Expr, is_input: bool) -> Remedy | None:
-    """Return a weight changed to another number of channels, frames, groups or dimensions, with its question; else
-    None.
+    """Return a weight changed to another number of channels, frames, groups or dimensions, and the question about it;
+    else None. The arguments are as in `remedy`.
     """
     if prod(wanted) == prod(have) and wanted[:1] == have[:1] and {len(wanted), len(have)} <= {2, 4, 5}:
         reason = Reason.PATCHES if 2 in (len(wanted), len(have)) else Reason.RESHAPED
@@ -63,9 +64,8 @@ def _of_kernel(wanted: Shape, have: Shape, expr: Expr, is_input: bool) -> Remedy
 
 
 def _by_pixels(wanted: Shape, have: Shape, expr: Expr) -> tuple[Expr, ...]:
-    """Return the kernel for patches if the linear layer takes all channels of one pixel, then of the next, and so on.
-
-    One of the two is a linear layer, and the other is a convolution.
+    """Return [the kernel for patches, if the linear layer takes all channels of one pixel, then of the next, and so
+    on]; () if neither of the two is a linear layer.
     """
     if len(have) == 2 < len(wanted):
         pixels = ex.reshape(expr, (wanted[0], *wanted[2:], wanted[1]))
@@ -76,7 +76,8 @@ def _by_pixels(wanted: Shape, have: Shape, expr: Expr) -> tuple[Expr, ...]:
 
 
 def _of_groups(wanted: Shape, narrow: Shape, have: Shape, expr: Expr) -> tuple[Expr, ...]:
-    """Return the ways in which a stack of matrices can be one grouped layer, with the outputs of each matrix as rows.
+    """Return the ways in which a stack of matrices can be one grouped layer, with the outputs of each matrix as rows;
+    () if there are none.
 
     Args:
         wanted, narrow: the sizes of that layer, and its sizes other than 1.
@@ -93,8 +94,8 @@ def _of_groups(wanted: Shape, narrow: Shape, have: Shape, expr: Expr) -> tuple[E
 
 
 def of_rows(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
-    """Return a word table or an output layer for another vocabulary: cut off, or filled up with the mean. None if more
-    than the number of rows differs.
+    """Return a word table or an output layer for another vocabulary, cut off or filled up with the mean, and the
+    question about it. None if more than the number of rows differs, or nothing.
     """
     if 0 in (*wanted, *have) or not wanted or len(wanted) != len(have):
         return None
@@ -106,8 +107,8 @@ def of_rows(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
 
 
 def _of_positions(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
-    """Return a position table for other positions: a grid with 0 to 2 rows before it, or a sequence. None for other
-    tensors.
+    """Return a position table for another number of positions, a grid with 0 to 2 rows before it or a sequence, and the
+    question about it. None for other tensors.
     """
     if len(wanted) < 2 or len(have) < 2 or wanted[-1] != have[-1] or prod(wanted[:-2]) != 1 or prod(have[:-2]) != 1:
         return None

@@ -20,7 +20,7 @@ from .remedies import of_rows, remedy
 
 
 def substitute(filling: Filling) -> None:
-    """Fill units that have no partner of equal shape, by the rules of the table below. Most of the results are
+    """Fill units that have no partner of equal shape, by the rules of the table `SUBSTITUTES`. Most of the results are
     guesses.
     """
     for rule in SUBSTITUTES:
@@ -28,7 +28,9 @@ def substitute(filling: Filling) -> None:
 
 
 def _averages(filling: Filling) -> None:
-    """Fill an average of a tensor (EMA) from the source's average of the tensor that fills that tensor."""
+    """Fill the running average (EMA) of a tensor of the model from the average that the source stores of the
+    same tensor.
+    """
     entries, made = filling.source.signature.entries, filling.target.assembly
     kept = [key for key in entries if is_average((key.rpartition(".")[2],))]
     pieces = list(filling.target.pieces.values()) if kept else []
@@ -50,15 +52,15 @@ def _averages(filling: Filling) -> None:
 
 
 def _holds(module: str, key: str) -> bool:
-    """Return whether KEY is a tensor of MODULE or of a layer directly in it."""
+    """Return whether KEY is a tensor of the module MODULE or of a layer directly in it."""
     return module in (key.rpartition(".")[0], key.rpartition(".")[0].rpartition(".")[0])
 
 
 def _fold_norms(filling: Filling) -> None:
-    """Fold batch norms that the target does not have into the layer before them. That layer gets a doubt.
+    """Fold batch norms that the target does not have into the layer before them, with a doubt about that layer, unless
+    the source's code shows the eps and the order.
 
-    Layers after a norm that is left out get other values than in training. If the layer before it has no bias to fold
-    into, the doubt says so.
+    If the layer has no bias to fold into, the norm is left out, and the doubt says so.
     """
     free = [u for u in filling.matching.free_sources if u.pieces.keys() >= {"running_mean", "running_var", "weight"}]
     if not free:
@@ -122,8 +124,8 @@ def _leftovers(filling: Filling) -> None:
 
 
 def _near_misses(filling: Filling) -> None:
-    """Fill tensors from sources of the same name or place with other sizes, if a rule is known. All results are
-    guesses.
+    """Fill tensors from sources of the same name or place with other sizes, if a rule is known. All results
+    are guesses.
     """
     joined: list[Unit] = []
     while _near_misses_once(filling, joined):  # what was joined is a neighbour of what comes before it
@@ -131,10 +133,9 @@ def _near_misses(filling: Filling) -> None:
 
 
 def _near_misses_once(filling: Filling, joined: list[Unit]) -> bool:
-    """Fill each tensor without a source from the only unused unit of the source that is like it: as it is if the names
-    agree or JOINED is not empty, or changed to the model's sizes if a rule is known.
-
-    Units of changed tensors are added to JOINED. Return whether there were any.
+    """Fill each tensor without a source from an unused unit of the source, if only one resembles its unit: with the
+    tensor as it is if the names agree or JOINED is not empty, or changed to the model's sizes if a rule for that is
+    known. Units of the target whose tensors were changed are added to JOINED. Return whether there were any.
     """
     new = set(map(id, filling.matching.new))  # another head is not filled for its shape
     free_t = [u for u in filling.matching.free_targets if u.main.name not in filling.holes and id(u) not in new]
@@ -180,9 +181,9 @@ def _near_misses_once(filling: Filling, joined: list[Unit]) -> bool:
 
 
 def _is_looked_up(filling: Filling, t: Unit) -> bool:
-    """Return whether a table whose name says nothing is a word table.
+    """Return whether T, a table whose name says nothing, is a word table.
 
-    It is if the model looks up its rows, and it is the only table or an output layer has as many rows.
+    It is if the model looks up its rows, and it is the only table or another layer without a source has as many rows.
     """
     tables = [u for u in filling.matcher.cells.targets if u.main.entry.how == "embedding"]
     others = (u for u in filling.matching.free_targets if u is not t)
@@ -190,7 +191,7 @@ def _is_looked_up(filling: Filling, t: Unit) -> bool:
 
 
 def _other_vocabulary(filling: Filling, wanted: Shape, have: Shape) -> None:
-    """Fill output layers over a vocabulary, if the word table has another size on the two sides."""
+    """Fill output layers over a vocabulary, if the word table has WANTED sizes in the model and HAVE in the source."""
     for t in filling.matching.free_targets:
         near = [s for s in filling.matching.free_sources if s.main.shape[:1] == have[:1] and filling.alike(t, s)]
         if t.main.name in filling.holes or t.main.shape[:1] != wanted[:1] or len(near) != 1:
@@ -204,7 +205,9 @@ def _other_vocabulary(filling: Filling, wanted: Shape, have: Shape) -> None:
 
 
 def _takes_inputs(filling: Filling, t: Unit) -> bool:
-    """Return whether T is the first of its kind to run (or to be registered, if the order of execution is unknown)."""
+    """Return whether T is the first unit with its number of dimensions to run (or to be registered, if the order of
+    execution is unknown).
+    """
     others = (u for u in filling.matcher.cells.targets if u is not t and len(u.main.shape) == len(t.main.shape))
     if t.used is None:
         return all(u.order > t.order for u in others)
@@ -222,7 +225,8 @@ def _follows_its_channels(filling: Filling, t: Unit) -> bool:
 
 
 def _is_its_transpose(t: Unit, s: Unit) -> bool:
-    """Return whether T is a transposed 1d convolution with one output channel, and S is the matrix of a linear layer.
+    """Return whether T is a transposed 1d convolution with one output channel, and S the matrix of a linear layer with
+    its sizes.
 
     The model overlaps the frames that the convolution makes of each input; the sizes show how the matrix is transposed.
     """
@@ -242,7 +246,8 @@ def _of_other_sizes(filling: Filling) -> None:
 
 
 def _as_code_lists_pixels(t: Unit, s: Unit, expr: Expr, question: Question[Expr]) -> tuple[Expr, Question[Expr]]:
-    """Return a reshaped weight for patches in the order in which code lists their pixels, with its question answered.
+    """Return EXPR, a reshaped weight for patches, in the order in which code lists their pixels, and QUESTION as
+    answered.
 
     If the forward pass of the code with the linear layer does not show this order, both are returned as they are.
     """
@@ -273,7 +278,7 @@ def _tied_sources(filling: Filling) -> None:
 
 
 def _tables_of_words(filling: Filling) -> list[Pair]:
-    """Return the pairs of word tables, (target, source)."""
+    """Return the pairs (target, source) of word tables."""
     pairs = {id(t): (t, s) for t, s in filling.unit_of.values()}
     return [
         (t, s)
@@ -284,7 +289,7 @@ def _tables_of_words(filling: Filling) -> list[Pair]:
 
 
 def _tied_tables(filling: Filling) -> None:
-    """Fill a second word table (encoder and decoder) from the source's word table, with a question."""
+    """Fill a second word table (of encoder or decoder) from the source's word table, with a question."""
     tables = [t for t in filling.matching.free_targets if label_of(t, "embedding") == "token"]
     words = [(t, s) for t, s in _tables_of_words(filling) if t.main.entry.how == "embedding"] if tables else []
     for t in tables:
@@ -295,9 +300,10 @@ def _tied_tables(filling: Filling) -> None:
 
 
 def _tied_heads(filling: Filling) -> None:
-    """Fill an output layer that the source lacks from its word embedding of the same sizes: most likely tied.
+    """Fill an output layer that the source lacks from its word embedding of the same sizes: the two are most likely
+    tied.
 
-    If the layer also has a bias that the source lacks, it is a new layer, unless its name says it is over words.
+    If the layer also has a bias that the source lacks, it is a new layer, unless its name says that it is over words.
     """
     tokens = _tables_of_words(filling)
     used = [t.used for t in filling.matcher.cells.targets if t.used is not None and len(t.main.shape) > 1]
@@ -324,10 +330,11 @@ def _tied_heads(filling: Filling) -> None:
 
 
 def _was_beside(filling: Filling, t: Unit, own: Unit, s: Unit) -> bool:
-    """Return whether the file comes from a model with more than the body, and the model adds only the output layer.
+    """Return whether the file comes from a model with more than the body, and the model adds only the output layer T.
+    OWN and S are the pair of word tables.
 
-    Both have the body under the same name. A file of the body alone would not have this prefix, and a file with another
-    head would have keys for it.
+    Both sides have the body under the same name. A file of the body alone would not have this prefix, and a file with
+    another head would have keys for it.
     """
     first, *more = own.main.entry.key.split(".")
     if not more or s.main.entry.key.split(".")[0] != first:
@@ -342,45 +349,45 @@ SUBSTITUTES: tuple[Rule[Callable[[Filling], None]], ...] = in_order(
     Rule(
         "averages",
         10,
-        "An average of a tensor is filled with the average that the file keeps of what fills that tensor.",
-        "A file stores an average next to the tensor that it averages, and one is there.",
+        "A running average of a tensor is filled with the file's average of the tensor that fills this tensor.",
+        "A file stores an average next to the tensor that it is an average of.",
         _averages,
     ),
     Rule(
         "folded batch norm",
         20,
         "A batch norm that the model does not have is folded into the layer before it.",
-        "In evaluation the two are one layer. The eps is not in the file.",
+        "In evaluation, the two compute the same as one layer. The file does not hold the eps.",
         _fold_norms,
         Strength.OPEN,
     ),
     Rule(
         "other sizes",
         30,
-        "A tensor of the same name or place is brought to the sizes of the model.",
-        "There is a usual way from one size to the other: other vocabularies, positions, channels, frames.",
+        "A tensor of the same name or place, but of other sizes, is changed to the sizes of the model.",
+        "For vocabularies, positions, channels and frames there is a usual way to change the size.",
         _near_misses,
         Strength.OPEN,
     ),
     Rule(
         "tied in the file",
         40,
-        "It is filled with a key that is tied to another in the file.",
-        "The model holds apart what the file has under two names.",
+        "A tensor without a source is filled with a key that the file ties to a used tensor.",
+        "The model has two tensors where the file has one under two names.",
         _tied_sources,
     ),
     Rule(
         "left over in one part",
         50,
-        "What is left over in one part of both sides is put together, cut, or shared.",
-        "Nothing else is left there, and the sizes add up.",
+        "Layers without a partner in one part of both sides are joined, split, or shared.",
+        "No other layers are left there, and the sizes add up.",
         _leftovers,
         Strength.OPEN,
     ),
     Rule(
         "one table of words",
         60,
-        "A second table of words is filled with the only one of the file.",
+        "A second word table of the model is filled with the only word table of the file.",
         "An encoder and a decoder often share one.",
         _tied_tables,
         Strength.OPEN,
@@ -389,15 +396,16 @@ SUBSTITUTES: tuple[Rule[Callable[[Filling], None]], ...] = in_order(
         "tied output layer",
         70,
         "An output layer that the file does not have is filled with its word embedding.",
-        "Most language models tie the two; certain where the file ties them or has nothing beside the body.",
+        "Most language models tie the two. The result is certain if the file ties them, or holds only the body of "
+        "the model.",
         _tied_heads,
         Strength.LIKELY,
     ),
     Rule(
         "other sizes, named",
         80,
-        "What stands in its place in the file has other sizes and does not fit.",
-        "The refusal names it, so that one sees what is new.",
+        "The tensor at the same place in the file has other sizes and does not fit.",
+        "The refusal names that tensor, so that the user sees what is new.",
         _of_other_sizes,
     ),
 )

@@ -1,1 +1,15 @@
-"""Pair the units of two sides."""
+"""Pair the units of two sides.
+
+The words of this package, beside those of `ckptool.porting`:
+
+    TARGETS, SOURCES  units (or scopes) of the two sides, as a rule those of one cell.
+    cell              as in `ckptool.porting`. A rule that splits cells returns whether it split any. The cell of an
+                      LSTM is called a recurrent cell.
+    scope             a module around units. Scopes are paired first, and their units inside of them.
+    beside            in the same module; of layers in a forward pass: parallel, so that neither takes the other's
+                      output. A neighbour of a unit is in its module, or directly before or after it in an order.
+    series            paths that differ in one number: `blocks.{}.norm1`.
+    block             a module in a numbered list of modules with equal contents (`layers.3`).
+    order             the order of registration, of execution, or of the numbers in names.
+    word, label       a part of a name (`q`, `proj`), and what it means ("query"): `words` has the vocabulary.
+"""

@@ -1,7 +1,7 @@
-"""Pair layers by the names of the layers along their branch: those that take their output, or give their input.
+"""Pair layers by the names of other layers along their branch: layers that take their output, or give their input.
 
 `fc_h_v` and `fc_h_a` look alike; `fc_z_v` and `fc_z_a` do not, and are paired. The layer of the model whose output
-flows into the partner of `fc_z_v` alone is then `fc_h_v`, whatever the model calls it.
+flows only into the partner of `fc_z_v` is the partner of `fc_h_v`, whatever the model calls it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ _MOST = 8
 
 
 def along_branches(cells: Cells) -> dict[int, Hashable]:
-    """Return labels, equal for a unit of the target and of the source that are in one branch by flow and by name.
+    """Return `id` of a unit -> label, equal for a unit of the target and a unit of the source that are in one branch:
+    the target by the flow of the forward pass, the source by a word in its name.
 
-    All units of a cell get one, or none does. Where the flow of the source's code is known, it has to be the same
-    there; elsewhere a name may say what a layer takes, and not what it serves, so the pair is a question.
+    All units of a cell get a label, or none does. If the flow of the source's code is known, it has to agree. If not, a
+    name may say what a layer takes and not where its output goes; the caller makes that pair a question.
     """
     decided: dict[Path, list[Pair]] = defaultdict(list)
     for pair in cells.pairs():
@@ -41,9 +42,10 @@ def along_branches(cells: Cells) -> dict[int, Hashable]:
 
 
 def _found(targets: Sequence[Unit], sources: Sequence[Unit], beside: Sequence[Pair]) -> dict[int, Unit]:
-    """Return the `id` of targets -> the source that shares its own words with the partners along their branch. BESIDE
-    has certain pairs of the same blocks; own words are those of no other source. Targets for which this gives no
-    source, or several, are left out.
+    """Return `id` of a target -> the source whose name shares a word with the partner of a layer along the target's
+    branch. Only words that no other source has count.
+
+    BESIDE has certain pairs of the same blocks. Targets for which several sources, or none, are found are left out.
     """
     said = [set(words_of(s.path)) for s in sources]
     own = [words - set().union(*(other for other in said if other is not words)) for words in said]

@@ -1,4 +1,4 @@
-"""Cells of units that may be each other's partners, and how evidence splits them."""
+"""Cells of units that may still be partners, and how evidence splits them."""
 
 from __future__ import annotations
 
@@ -55,20 +55,22 @@ class Cells:
         self._settle(groups)
 
     def groups(self) -> dict[int, _Cell]:
-        """Return the units of each cell: (targets, sources), the cells in the order of their first units."""
+        """Return number of a cell -> its units, (targets, sources); the cells are in the order of their first units."""
         return {cell: self._held[cell] for cell in self._in_order(self._held)}
 
     def open(self) -> list[_Cell]:
-        """Return the cells that can still be split: with units of both sides, and more than one of a side."""
+        """Return the cells that can still be split, as (targets, sources): those with units of both sides, and more
+        than one unit of a side.
+        """
         return [self._held[cell] for cell in self._in_order(self._open)]
 
     def is_even(self, cell: int) -> bool:
-        """Return whether a cell holds equally many units of both sides."""
+        """Return whether the cell with the number CELL holds equally many units of both sides."""
         targets, sources = self._held[cell]
         return len(targets) == len(sources)
 
     def pairs(self) -> list[Pair]:
-        """Return the decided pairs, which have a cell for themselves, in the order of the target."""
+        """Return the decided pairs (target, source), those that are alone in their cell, in the order of the target."""
         if self._pairs is None:
             self._pairs = [self.pair_of[cell] for cell in self._in_order(self.pair_of)]
         return self._pairs
@@ -86,15 +88,15 @@ class Cells:
         doubt: Question[Unit] | None = None,
         doubt_of: DoubtOf | None = None,
     ) -> bool:
-        """Split cells by a label: units with a label that both sides have equally often leave their cell for one of
-        their own. Return whether any did.
+        """Split cells by a label: the units with a label that both sides have equally often leave their cell for a new
+        cell. Return whether any did.
 
         Args:
-            evidence: what the label comes from; units that leave keep it.
+            evidence: what the label comes from; units that leave note it.
             label_of: returns the label of a unit, given the unit and whether it is of the target; None for no label.
             mode: when a cell is split. "some": always. "all": if both sides have every label equally often. "fair": if
                 all other labels are on one side only, so that units without a label on the other side may be theirs.
-                "one": if a label belongs to a single pair.
+                "one": only labels of a single pair count.
             cells: the cells to look at; all open ones if None.
             doubt: a question about every pair that is made, or None.
             doubt_of: returns the question about a pair, or None.
@@ -125,11 +127,11 @@ class Cells:
         return bool(moved)
 
     def pair_off(self, evidence: Evidence, pairs: Iterable[Pair], doubt_of: DoubtOf) -> list[Pair]:
-        """Move each of PAIRS, (target, source) of one open cell, to a cell of its own with EVIDENCE, as `split` does
-        for labels. DOUBT_OF returns the question about a pair, or None.
+        """Move each of PAIRS, (target, source) of one open cell, to a new cell. Its units note EVIDENCE. DOUBT_OF
+        returns the question about a pair, or None.
 
         Returns:
-            The pairs that this decides: these, and two units that are left alone in a cell.
+            The pairs that are decided now: PAIRS, and pairs of two units that are left alone in their cell.
         """
         parts: dict[int, list[_Cell]] = defaultdict(list)
         for t, s in sorted(pairs, key=lambda pair: self._place[id(pair[0])]):
@@ -148,8 +150,8 @@ class Cells:
         doubt: Question[Unit] | None,
         doubt_of: DoubtOf | None,
     ) -> dict[int, _Cell]:
-        """Move the units of each of PARTS, (targets, sources), from CELL to a new cell of their own. They keep
-        EVIDENCE, and get the question DOUBT or that of DOUBT_OF, as do the units left behind.
+        """Move the units of each of PARTS, (targets, sources), from CELL to a new cell. They note EVIDENCE, and get the
+        question DOUBT or that of DOUBT_OF; so do the units that stay.
 
         Return number -> units of the new cells, and of what is left of CELL; {} if there are no parts.
         """
@@ -182,8 +184,8 @@ class Cells:
         return moved
 
     def join(self, target: Unit, source: Unit) -> None:
-        """Pair two units of other sizes, which a rule for other sizes found, so that their place counts for their
-        neighbours.
+        """Pair TARGET and SOURCE, units of different sizes in two cells, which a rule for different sizes found: they
+        move to a new cell, so that rules about neighbours count them as a pair.
         """
         moved: dict[int, _Cell] = {}
         self._count += 1
@@ -194,7 +196,9 @@ class Cells:
         self._settle(moved | {self._count: ([target], [source])})
 
     def _settle(self, moved: Mapping[int, _Cell]) -> None:
-        """Update the cells that are new or have lost units. MOVED holds their units."""
+        """Update the lists of open cells and of pairs for the cells in MOVED (number -> units), which are new or have
+        lost units.
+        """
         for cell, (targets, sources) in moved.items():
             self._held.pop(cell, None)
             self.pair_of.pop(cell, None)
@@ -214,8 +218,10 @@ def _still_in(cell: int, units: Iterable[Unit]) -> list[Unit]:
 
 
 def fair(by_label: Mapping[Hashable, tuple[Sequence[object], Sequence[object]]]) -> bool:
-    """Return whether both sides have equally many units, and each label that one side lacks may belong to its units
-    without a label.
+    """Return whether a split by labels leaves equally many units of both sides: each label is as often on both sides,
+    or on one side only, where units without a label on the other side may have it.
+
+    BY_LABEL has label -> (targets, sources); None is the label of units without one.
     """
     sizes = {value: (len(t), len(s)) for value, (t, s) in by_label.items()}
     uneven = [pair for value, pair in sizes.items() if value is not None and pair[0] != pair[1]]
@@ -225,10 +231,12 @@ def fair(by_label: Mapping[Hashable, tuple[Sequence[object], Sequence[object]]])
 
 
 def of(labels: Mapping[int, Hashable], unit: object, _: bool) -> Hashable:
-    """Return the label of UNIT in LABELS, a dict by `id`; None if it has none."""
+    """Return the label of UNIT in LABELS, a dict by `id`; None if it has none. For `Cells.split`."""
     return labels.get(id(unit))
 
 
 def said(group: Group, item: _Worded, _: bool) -> str | None:
-    """Return the label in GROUP that the words of a unit or scope mean, or None."""
+    """Return the label ("query") that the words of ITEM, a unit or scope, have in GROUP; None if they have none. For
+    `Cells.split`.
+    """
     return label(group, item.words)

@@ -1,4 +1,4 @@
-"""Modules of one class, found by their contents: what shapes settle in one of them holds in all.
+"""Modules of one class, found by their contents: a pair that shapes decide in one of them holds in all of them.
 
 Code builds blocks from a class, and all of them have the same names inside. Two branches with equal shapes in one block
 usually have different shapes in another block, which shows which is which.
@@ -23,8 +23,8 @@ _SURE = frozenset({Kind.NAME, Kind.SCOPE, Kind.WORDS, Kind.TENSORS, Kind.CLASS})
 
 
 class Classes:
-    """The classes of modules of both sides, and which place inside of a class goes to which place of the other side's
-    class.
+    """The classes of modules of both sides, and which path inside of a class corresponds to which path inside of a
+    class of the other side.
     """
 
     def __init__(self, cells: Cells, scopes: Scopes) -> None:
@@ -33,8 +33,8 @@ class Classes:
         self._places = {**_places(cells.targets), **_places(cells.sources)}
 
     def split(self) -> bool:
-        """Split cells by pairs that shapes and names decided in other modules of the same class. Return whether any was
-        split.
+        """Split cells by pairs that shapes and names decided in other modules of the same class. Return whether any
+        cell was split.
         """
         relations: dict[tuple[int, int], Relation[_Path]] = defaultdict(Relation)
         for t, s in self._cells.pairs():
@@ -59,16 +59,19 @@ class Classes:
         return False
 
     def _in(self, kind: int, units: list[Unit]) -> dict[int, _Path]:
-        """Return the paths of units inside of the modules of a class, or of the outermost one if they are nested."""
+        """Return `id` of a unit -> its path inside of the module of the class with the number KIND that holds it; of
+        the outermost such module if they are nested. Other UNITS are left out.
+        """
         every = ((unit, place) for unit in units for place in reversed(self._places[id(unit)].values()))
         return {id(unit): path for unit, (own, path) in every if own == kind}
 
 
 def _places(units: list[Unit]) -> dict[int, dict[int, _Place]]:
-    """Return `id` of a unit -> depth -> (class of the module at this depth of its path, path inside of that module).
+    """Return `id` of a unit -> depth -> (number of the class of the module at this depth of its path, path inside of
+    that module).
 
-    Modules are of one class if they have the same names inside, there are several of them, and each has more than two
-    units. A list of layers of one kind has no names.
+    Modules are of one class if they have the same names inside. There have to be several of them, with more than two
+    units each. A list of layers that all have one number of dimensions is no class: its members have no names.
     """
     inside: dict[_Path, set[_Path]] = defaultdict(set)
     named: set[_Path] = set()

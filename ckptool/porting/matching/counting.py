@@ -1,8 +1,9 @@
-"""Lists of both sides, and from which end each is counted.
+"""How both sides count the members of a list: from the same end, or from opposite ends.
 
 Code numbers the layers of a list in order of execution, as levels, or from the other end: the coarsest block of a
-decoder, which goes back through the levels of an encoder, is first or last. Known pairs of members show how all are
-counted: two that are in one order on both sides, or one that is not equally far from the start of both lists.
+decoder, which goes back through the levels of an encoder, is first or last. Known pairs of members show how all members
+are counted: by two pairs in one order on both sides, or by one pair that is not equally far from the start of both
+lists.
 """
 
 from __future__ import annotations
@@ -29,24 +30,24 @@ _UNLIKE = 3
 
 
 def direction(couples: Iterable[tuple[Member, Member]]) -> int:
-    """Return 1 if the numbers of both sides rise together, -1 if one side's fall as the other's rise, 0 if that is not
-    known.
+    """Return 1 if the numbers of both sides rise together, -1 if one side's numbers fall as the other's rise, and 0 if
+    the couples show neither, or both.
 
     Args:
         couples: two members each, as (number in the target's list, number in the source's list); members with equal
-            numbers say nothing.
+            numbers are ignored.
     """
     up = {(a[0] < b[0]) == (a[1] < b[1]) for a, b in couples if a[0] != b[0]}  # type: ignore[operator]
     return 0 if len(up) != 1 else 1 if up == {True} else -1
 
 
 def counted(own: Collection[Number], theirs: Collection[Number], known: Collection[Member] = ()) -> int:
-    """Return 1 if two lists are counted from one end, -1 if from opposite ends, 0 if neither fits.
+    """Return 1 if two lists are counted from the same end, -1 if from opposite ends, 0 if the known pairs contradict
+    both. Without known pairs it is 1.
 
-    The answer is 1 unless known pairs exclude it.
     Args:
         own, theirs: the numbers of the members to be paired.
-        known: the numbers of other members of the two lists that are paired.
+        known: (number of the target, number of the source) of other members of the two lists that are paired.
     """
     if not known:
         return 1
@@ -61,20 +62,20 @@ def counted(own: Collection[Number], theirs: Collection[Number], known: Collecti
 
 
 def turned(own: Mapping[int, Hashable], theirs: Mapping[int, Hashable]) -> bool:
-    """Return whether the contents of the members of two lists agree only if one list is read from its end.
+    """Return whether the contents of two lists are equal only if one list is read from its end.
 
-    OWN and THEIRS hold the contents of each member, in order.
+    OWN and THEIRS have number of a member -> its contents.
     """
     ours, other = ([side[n] for n in sorted(side)] for side in (own, theirs))
     return ours != other and ours == other[::-1]
 
 
 def backwards(pairs: Collection[tuple[Unit, Unit]]) -> set[tuple[Row, Row]]:
-    """Return the lists (of the target, of the source) whose members of different contents are in opposite order. Lists
-    whose members are all alike count if several lists beside them show it.
+    """Return (list of the target, list of the source) for lists whose members with different contents are in opposite
+    order. A list whose members are all alike counts if several lists in the same module show it.
 
     Args:
-        pairs: the pairs so far.
+        pairs: the pairs (target, source) so far.
     """
     lists: dict[tuple[Row, Row], dict[tuple[int, int], Counter[Hashable]]] = defaultdict(lambda: defaultdict(Counter))
     for t, s in pairs:
@@ -97,15 +98,15 @@ def backwards(pairs: Collection[tuple[Unit, Unit]]) -> set[tuple[Row, Row]]:
 
 
 def _around(both: tuple[Row, Row]) -> tuple[Row, Row]:
-    """Return the paths of the modules around two lists."""
+    """Return the paths of the modules around two lists, (list of the target, list of the source)."""
     own, theirs = (row.rstrip(".").rpartition(".")[0] for row in both)
     return own, theirs
 
 
 def of_unlike_sizes(pairs: Collection[tuple[Unit, Unit]]) -> set[int]:
-    """Return the `id` of targets in lists whose members all have different sizes and go, by number, to one list.
+    """Return the `id` of targets in lists with three or more members of different sizes that go to one list of the
+    source, with all numbers equal or shifted by one amount. That does not happen by chance.
 
-    Three or more sizes are not in one order in two lists by chance.
     Args:
         pairs: (target, source) that may be partners.
     """
@@ -125,14 +126,16 @@ def of_unlike_sizes(pairs: Collection[tuple[Unit, Unit]]) -> set[int]:
 
 
 def rows(path: Sequence[str]) -> list[tuple[Row, int]]:
-    """Return the lists around a path, each with the path's number in it."""
+    """Return the lists around a path, each with the path's number in it: `blocks.3.norm1` gives ("blocks.", 3) and
+    ("blocks.3.norm", 1).
+    """
     text = ".".join(path)
     return [(text[: found.start()], int(found[0])) for found in NUMBER.finditer(text)]
 
 
 def row_of(one: Unit, other: Unit) -> Row:
-    """Return the outermost list in which two units with equal paths apart from numbers have different numbers,
-    or "".
+    """Return the beginning of the paths of ONE and OTHER before the first number in which they differ, "" if there is
+    none. The paths are equal apart from numbers.
     """
     both = zip(rows(one.path), rows(other.path), strict=False)
     return next((row for (row, number), (_, place) in both if number != place), "")

@@ -1,4 +1,4 @@
-"""What told a unit from its look-alikes. Rules read the kind of evidence; the report prints its text."""
+"""Evidence: what told a unit from its look-alikes. Rules read its kind; the report prints its text."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One piece of evidence, shared by all units of a cell that it splits off.
+    """One piece of evidence, shared by all units that it splits off from a cell.
 
     Attributes:
-        kind: its kind.
-        order: the order that it comes from ("execution order"), if it comes from one.
+        kind: the kind of evidence.
+        order: the name of the order that it comes from ("execution order"); "" if it comes from none.
     """
 
     kind: Kind
@@ -49,17 +49,19 @@ class Evidence:
 
     @property
     def is_order(self) -> bool:
-        """Return whether it comes from the order of registration or execution."""
+        """Return whether this evidence comes from the order of registration or of execution."""
         return self.kind in (Kind.RANK, Kind.BETWEEN, Kind.AFTER, Kind.BEFORE, Kind.FOLLOWS)
 
     @property
     def is_rank(self) -> bool:
-        """Return whether it is a place among look-alikes, of which both sides have equally many."""
+        """Return whether this evidence is a place among look-alikes, of which both sides have equally many."""
         return self.kind in (Kind.RANK, Kind.NUMBERS)
 
     @property
     def supports(self) -> bool:
-        """Return whether it alone is enough for a pair: it comes from a name, or from the neighbours on both sides."""
+        """Return whether this evidence alone is enough for a pair: it comes from a name, or from the neighbours on both
+        sides.
+        """
         return self.kind in _STRONG
 
 
@@ -77,14 +79,14 @@ _STRONG = frozenset(
 
 
 class Told(NamedTuple):
-    """What a rule told a unit of the target from.
+    """One step in which a rule told a unit of the target from look-alikes, for `--explain`.
 
     Attributes:
-        rule: the row of the table.
-        evidence: its text in the report.
+        rule: the name of the rule.
+        evidence: the text of its evidence in the report.
         among: how many units of the source were possible before.
         left: how many were possible after it.
-        against: some of the units that it excluded.
+        against: the paths of some units that it excluded.
     """
 
     rule: str

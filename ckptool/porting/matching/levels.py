@@ -1,8 +1,8 @@
-"""Lists that take the levels of another list, and may be numbered by level or in order of execution.
+"""Lists that take the outputs of another list, its levels, and may be numbered by level or in order of execution.
 
 A decoder goes from the coarsest level to the finest. Some code numbers its blocks by the level that they take, other
-code in order of execution; if all have one size, nothing else shows which. The forward pass shows it for the model; the
-source may have done either.
+code in order of execution; if all have one size, nothing else shows which. The forward pass shows how the model numbers
+them; the source may do either.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ _MOST = 12
 
 @dataclass(slots=True)
 class _Part:
-    """One member of a list: its tensors, the weights that its inputs come from, and its first use."""
+    """One member of a list: its weights and the weights whose outputs it takes (`own`, `before`: bits), its first use,
+    and how many units of each shape it has.
+    """
 
     own: int = 0
     before: int = 0
@@ -35,8 +37,8 @@ class _Part:
 
 
 class Levels:
-    """The numbered lists of both sides, and which list of the model takes the outputs of which other list, member by
-    member.
+    """The numbered lists of both sides, and which numbered list of the model takes, member by member, the outputs of
+    which other list.
     """
 
     def __init__(self, cells: Cells) -> None:
@@ -54,7 +56,7 @@ class Levels:
             own, theirs: the list in the model and in the source. Only numbers tell its members apart.
         Returns:
             0: No.
-            1: Yes, or the numbers of one of the two lists are sizes; what the source does is not known.
+            1: Yes, or the numbers of one of the two lists are sizes; how the source counts is not known.
             -1: Yes, and the source's names count by levels, too, so that its first member is the model's last.
         """
         both = own.partition("{}")[0], theirs.partition("{}")[0]
@@ -83,11 +85,12 @@ class Levels:
 
     @cached_property
     def turned(self) -> dict[Row, dict[int, tuple[Row, int]]]:
-        """Return, for lists of the target whose contents are those of a list of the source read from its end, what each
-        number is there.
+        """Return list of the target -> number -> (list of the source, number there), for lists whose contents are those
+        of a list of the source read from its end.
 
-        The model runs the list from its end; contents alone may also differ because layers are missing. Neither list
-        may have the contents of a list of the other side read from the start, and no other list may fit.
+        The model has to run the list from its last member to its first: contents alone may also differ because layers
+        are missing. Neither list may have the contents of a list of the other side read from the start, and no other
+        list may qualify.
         """
         contents = [
             {row: {n: frozenset(part.looks.items()) for n, part in members.items()} for row, members in lists.items()}
@@ -114,14 +117,16 @@ class Levels:
         }
 
     def runs_back(self, series: Series) -> bool:
-        """Return whether the model runs a list from its last member to its first, each with the output of another."""
+        """Return whether the model runs the list SERIES from its last member to its first, where each takes the output
+        of the one run before.
+        """
         members = self._lists[True].get(series.partition("{}")[0], {})
         run = [members[number] for number in sorted(members, reverse=True)]
         return 2 <= len(run) <= _MOST and all(b.before & a.own and not a.before & b.own for a, b in pairwise(run))
 
     @cached_property
     def _apart(self) -> dict[Row, dict[int, _Part]]:
-        """Return the lists of the model whose members do not take each other's outputs."""
+        """Return the lists of the model whose members do not take each other's outputs: list -> number -> member."""
         return {
             row: members
             for row, members in self._lists[True].items()
@@ -131,7 +136,7 @@ class Levels:
 
 
 def _of_sizes(row: Row) -> bool:
-    """Return whether the name of a list says that its numbers are sizes."""
+    """Return whether the name of the list ROW says that its numbers are sizes (`scale0`)."""
     return not table().sizes.isdisjoint(w.removesuffix("s") for w in words_of(row.rstrip(".").split("."))[-1:])
 
 
@@ -158,8 +163,8 @@ def _looks(members: Mapping[int, _Part]) -> Counter[Hashable]:
 
 
 def _takes(members: dict[int, _Part], levels: dict[int, _Part]) -> int:
-    """Return whether members of a list take those of another one by one: in the same order (1), the opposite (-1), or
-    no (0).
+    """Return whether MEMBERS of a list take the outputs of LEVELS, the members of another list, one by one: 1 in the
+    same order, -1 in the opposite order, 0 if not.
     """
     if any(part.own & level.own for part in members.values() for level in levels.values()):
         return 0
@@ -173,5 +178,7 @@ def _takes(members: dict[int, _Part], levels: dict[int, _Part]) -> int:
 
 
 def _in_name(row: Row) -> bool:
-    """Return whether the numbers of a list are parts of names (`stage3`), and not indices of a list of modules."""
+    """Return whether the numbers of the list ROW are parts of names (`stage3`), and not indices of a list of modules
+    (`stage.3`).
+    """
     return row.rpartition(".")[2] != ""

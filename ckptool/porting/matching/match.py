@@ -1,4 +1,4 @@
-"""Pair the units of two sides, by splitting cells until each holds one pair.
+"""Pair the units of two sides, by splitting cells until each cell holds one pair.
 
 All units of equal shapes begin in one cell. A piece of evidence gives every unit a label that means the same on both
 sides: its name, the pair of scopes around it, the word `query` in its name, the pair that runs before it. If both sides
@@ -44,8 +44,8 @@ class Matching:
         pairs: (target, source) units, in the order of the target.
         free_targets, free_sources: units without a partner.
         undecided: cells that nothing could split: (targets, sources).
-        new: free units of the target that are heads in place of another head.
-        later: units of the target in blocks that the source has once, except the first block; in no other list.
+        new: those of `free_targets` that are heads in place of another head.
+        later: units of the target in repeated blocks of which the source has only the first; in no other list.
     """
 
     pairs: list[tuple[Unit, Unit]]
@@ -102,7 +102,7 @@ class Matcher:
         self._alike = {colour: (own[colour], theirs[colour]) for colour in (*own, *theirs)}
 
     def run(self) -> Matching:
-        """Split cells until no rule splits any, and return the result."""
+        """Split cells until no rule splits any more, and return the result."""
         certain = [rule for rule in TELLING if rule.strength is Strength.CERTAIN]
         for _ in range(_MOST_ROUNDS):
             self.scopes.pair(in_order=False)
@@ -114,12 +114,12 @@ class Matcher:
         return self._result()
 
     def _splits(self, rule: Rule[Split]) -> bool:
-        """Run a rule of the table and return whether it split a cell. Units that it splits off note its name."""
+        """Run RULE, and return whether it split a cell. Units that it splits off note its name."""
         self.cells.rule = rule.name
         return rule.run(self)
 
     def alike(self, unit: Unit) -> tuple[int, int]:
-        """Return how many units look like one: of the target, of the source."""
+        """Return (number of units of the target, of the source) with the shape and kind of UNIT."""
         return self._alike[unit.colour]
 
     def _result(self) -> Matching:
@@ -164,7 +164,9 @@ class Matcher:
         return Matching(pairs, [*free_t, *self._constants], free_s, undecided, new, self._later)
 
     def _supported(self, t: Unit, s: Unit) -> bool:
-        """Return whether a pair that only its shape made is supported by a name, a scope or neighbours."""
+        """Return whether a name, a scope or neighbours support the pair of T and S, which only its shape made; the
+        first rule with an answer decides, and T notes its name.
+        """
         for rule in SUPPORT:
             verdict = rule.run(self, t, s)
             if verdict is not None:
@@ -173,7 +175,9 @@ class Matcher:
         return False
 
     def in_unused_parts(self, t: Unit, s: Unit, *, both: bool = False) -> bool:
-        """Return whether one unit, or BOTH, are in a module without any paired unit: a new neck, or an unused tower."""
+        """Return whether T or S (with BOTH: T and S) is in a module without any paired unit: a new neck, or a tower
+        that the model does not use.
+        """
         unused = (self._in_unused_part(t, self.cells.targets), self._in_unused_part(s, self.cells.sources))
         return all(unused) if both else any(unused)
 
@@ -185,10 +189,9 @@ class Matcher:
         return False
 
     def _only_so(self, t: Unit, s: Unit) -> bool:
-        """Return whether a pair is the only possible one by its shape, because all its look-alikes are paired: of the
-        whole side, or of the same module of both sides.
-
-        The shape is neither a vector nor a square, which fit too much.
+        """Return whether T and S are the only possible pair by their shape: all look-alikes of the whole side, or of
+        the same module, are paired. Their shape is neither a vector nor a square, and their names do not exclude each
+        other.
         """
         sizes = {n for n in t.main.shape if n > 1}
         if len(sizes) < 2 or hard_conflict(t.words, s.words):
@@ -197,11 +200,11 @@ class Matcher:
         return own == theirs == 1 or (own == theirs and (t.told_by(Kind.SCOPE) or t.pieces.keys() == s.pieces.keys()))
 
     def _in_its_place(self, t: Unit, s: Unit, pairs: list[tuple[Unit, Unit]], *, nothing_left: bool) -> bool:
-        """Return whether a pair stands before other pairs on both sides, or at the end of both sides.
+        """Return whether T and S stand before other pairs on both sides, or at the end of both sides.
 
-        A layer that is new in the model or missing there would be at the end of one side only. The end of the source is
-        the end of the module that holds all other pairs; with NOTHING_LEFT, any place counts, because all other units
-        of the source have partners.
+        A layer that is new in the model, or missing there, would be at the end of one side only. The end of the source
+        is the end of the module that holds all other pairs; with NOTHING_LEFT, any place counts, because all other
+        units of the source have partners.
         """
         others = [(a, b) for a, b in pairs if a is not t]
         own, theirs = self._alike[t.colour]
@@ -219,8 +222,8 @@ class Matcher:
         return last and (nothing_left or (inside and not behind))
 
     def _comes_before(self, one: Unit, other: Unit) -> bool:
-        """Return whether the output of ONE flows into OTHER; if that is not known, whether ONE is registered before
-        OTHER.
+        """Return whether the output of ONE flows into OTHER; if the forward pass is not known, whether ONE is
+        registered before OTHER.
         """
         return flows_into(one, other) if self.sequences.traced else one.order < other.order
 
@@ -242,11 +245,12 @@ class Matcher:
                 t.ask(question)
 
     def _strangers_among_namesakes(self, pairs: list[tuple[Unit, Unit]]) -> list[tuple[Unit, Unit]]:
-        """Return the pairs whose two names differ, if almost all other pairs have equal names.
+        """Return the pairs whose two names differ, if at least 80 percent of all pairs have equal names; else only
+        pairs with equal numbers below different prefixes. Such a target may be a new layer to which only the shape of
+        the source agrees.
 
-        Such a unit may be new, and only its shape fits. Equal numbers below two prefixes (`box_head.0`, `mask_head.0`)
-        do not count as equal names if most units have no prefix. If several modules have other names, so may the next
-        layer of a row in one of them.
+        Equal numbers below two prefixes (`box_head.0`, `mask_head.0`) do not count as equal names if most units have no
+        prefix. If several modules have other names, the next layer of a row in one of them may have another name, too.
         """
         names = self.naming.exact
         named = [(t, s) for t, s in pairs if id(t) in names and names[id(t)] == names.get(id(s))]
@@ -288,10 +292,10 @@ class Matcher:
     def _heads_of_others(
         self, pairs: list[tuple[Unit, Unit]], undecided: list[tuple[list[Unit], list[Unit]]]
     ) -> list[tuple[list[Unit], list[Unit]]]:
-        """Return the cells that are heads of another model.
+        """Return the cells, (targets, sources), that hold heads of another model.
 
-        The model runs them after all units with equal names, their names share no word with the source's, and the two
-        sides have different numbers of them.
+        The model runs them after all paired units, all pairs have equal names, the names in the cell share no word with
+        the source's, and the two sides have different numbers of units there.
         """
         if not pairs or any(self.naming.renamed(t) for t, _ in pairs):
             return []
@@ -305,11 +309,11 @@ class Matcher:
         ]
 
     def _new_heads(self, pairs: list[tuple[Unit, Unit]]) -> list[tuple[Unit, Unit]]:
-        """Return the pairs that are new heads: their names differ, and the model uses them after all units with equal
-        names.
+        """Return the pairs whose target is a new head: their names differ, and the model uses the target after all
+        units with equal names.
 
         If some other pair has different names or prefixes, a new head also has to follow layers without partners, or to
-        be in modules without pairs. Pairs whose names contradict each other (a class token and a mask token) count
+        be in a module without pairs. Pairs whose names contradict each other (a class token and a mask token) count
         anywhere.
         """
         strangers = self._strangers_among_namesakes(pairs)
@@ -329,8 +333,8 @@ class Matcher:
         ]
 
     def _behind_new(self, t: Unit, s: Unit, paired: set[int]) -> bool:
-        """Return whether a pair of vectors follows layers without partners on both sides, such as the norm of a new
-        head.
+        """Return whether T and S are vectors that follow layers without partners on both sides, such as the norm of a
+        new head. PAIRED has the `id` of all paired units.
         """
         if len(squeezed(t.main.shape)) != 1:
             return False
@@ -371,42 +375,42 @@ class Matcher:
 
 
 def _is_beside(unit: Unit) -> bool:
-    """Return whether a name marks a layer that is used only in training, such as an auxiliary head."""
+    """Return whether the name of UNIT marks a layer that is used only in training, such as an auxiliary head."""
     return not table().beside.isdisjoint(unit.words)
 
 
 def _are_positions(units: Sequence[Unit]) -> bool:
-    """Return whether all units are position tables, which the model may compute itself."""
+    """Return whether the names of all UNITS mark position tables, which the model may compute itself."""
     return all(label_of(unit, "embedding") == "position" for unit in units)
 
 
 def _is_plain(unit: Unit) -> bool:
-    """Return whether a name says only which kind of layer a unit is, without a number or a purpose."""
+    """Return whether the name of UNIT says only which kind of layer it is (`linear`), without a number or a purpose."""
     return not telling_words(unit.path) and not unit.numbers
 
 
 def _turn(unit: Unit) -> float:
-    """Return the place of a unit in the order of execution, or of registration if that is not known."""
+    """Return the place of UNIT in the order of execution, or in the order of registration if that is not known."""
     return unit.order if unit.turn is None else unit.turn
 
 
 def _explained(t: Unit, s: Unit, known: list[Pair]) -> bool:
-    """Return whether something explains that two units of a pair have different names although almost all pairs have
-    equal names.
+    """Return whether something explains that T and S, units of a pair, have different names although almost all pairs
+    have equal names: one role, or a module that was renamed. KNOWN are certain pairs.
     """
     return _of_one_role(t, s) or _in_a_renamed_module(t, s, known)
 
 
 def _of_one_role(t: Unit, s: Unit) -> bool:
-    """Return whether two parameters in modules of equal names are called differently for one role, such as `offset` and
-    `b`.
+    """Return whether T and S are parameters in modules of equal names whose last names mean one role, such as `offset`
+    and `b`.
     """
     own, theirs = (table().leaves.get(cut(u.last)) for u in (t, s))
     return own is not None and own == theirs and t.path[:-1] == s.path[:-1]
 
 
 def _in_a_renamed_module(t: Unit, s: Unit, known: list[Pair]) -> bool:
-    """Return whether two units have equal last names in modules of different names, and other pairs link these two
+    """Return whether T and S have equal last names in modules of different names, and a pair in KNOWN links these two
     modules.
     """
     same = common_start([t.path[::-1], s.path[::-1]])
@@ -417,16 +421,18 @@ def _in_a_renamed_module(t: Unit, s: Unit, known: list[Pair]) -> bool:
 
 
 def _of_no_head(unit: Unit) -> set[str]:
-    """Return the words that tell what a unit is, without words that any head may have ("head", "classifier")."""
+    """Return the words that tell what UNIT is, without words that any head may have ("head", "classifier")."""
     heads = {word for phrase, said in table().group("purpose").phrases.items() if said == "head" for word in phrase}
     return {w for w in telling_words(unit.path) if w not in heads and w.removesuffix("s") not in heads}
 
 
 def _constants(targets: list[Unit], sources: list[Unit], source: Canon) -> list[Unit]:
-    """Return the units of the target that hold only buffers computed when it is built (masks, indices).
+    """Return the units of the target that hold only buffers which code computes when the model is built (masks,
+    indices).
 
-    A buffer may also be learned (a codebook, a moving mean under another name). It is matched like other tensors if a
-    tensor of the source could fill it and the source has more of these than the parameters need.
+    A buffer may also be learned (a codebook, a moving mean under another name). It is not returned, and is matched like
+    other tensors, if the source has more tensors of its shape and type than the parameters need, or a tensor of its
+    name.
     """
     keys = source.signature.entries
     tails = {".".join(key.split(".")[-2:]) for key in keys}
@@ -444,9 +450,10 @@ def _constants(targets: list[Unit], sources: list[Unit], source: Canon) -> list[
 
 
 def _as_plain(units: list[Unit], others: list[Unit]) -> None:
-    """Treat biases without a weight, and tables of one row, as plain parameters, which may be paired with parameters.
+    """Change the kind of units that are a bias without a weight, or a table with one row, to that of a plain parameter,
+    so that they may be paired with parameters of OTHERS, the other side.
 
-    Only if the other side has no such units, and more plain parameters of this shape.
+    It is done only if the other side has no such units, and more plain parameters of this shape.
     """
     theirs, own = (Counter(u.colour for u in side) for side in (others, units))
     for unit in units:
@@ -456,19 +463,19 @@ def _as_plain(units: list[Unit], others: list[Unit]) -> None:
 
 
 def _in_block(unit: Unit) -> tuple[str, ...]:
-    """Return the words of a unit's names inside of its block: `v_layer.0.` does not mean that a matrix makes values."""
+    """Return the words of UNIT's names inside of its block: `v_layer.0.` does not mean that a matrix makes values."""
     inner = next((at + 1 for at in range(len(unit.path) - 2, -1, -1) if unit.path[at].isdecimal()), 0)
     return unit.words[len(words_of(unit.path[:inner])) :]
 
 
 def _computed(unit: Unit) -> bool:
-    """Return whether the names of a unit of the source say that code computes it when the model is built."""
+    """Return whether the names of UNIT, of the source, say that code computes its tensors when the model is built."""
     return all(piece.leaf in table().derived for piece in unit.pieces.values())
 
 
 def _without_averages(sources: list[Unit], targets: list[Unit]) -> list[Unit]:
-    """Return the source's units without averages (EMA) of other units in the module, unless the target may have
-    them.
+    """Return SOURCES without running averages (EMA) of other units in the same module, unless the target has as many
+    units of the shape.
     """
     wanted, there = (Counter(u.colour for u in units) for units in (targets, sources))
     averages = [u for u in sources if is_average(u.path)]

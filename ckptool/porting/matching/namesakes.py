@@ -1,4 +1,6 @@
-"""Find what both sides have under one name, below any prefix of each: `backbone.conv1` and `encoder.conv1`."""
+"""Find pieces that both sides have under one name, below any prefix of each side: `backbone.conv1` and
+`encoder.conv1`.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,9 @@ _FEW = 4
 
 
 def namesakes(one: Canon, other: Canon) -> set[Name]:
-    """Return the names of pieces of ONE that OTHER has with these sizes, below the same or another prefix.
+    """Return the names of pieces of ONE that OTHER has with the same sizes, below the same or another prefix.
 
-    Such a piece is not a part of a larger tensor.
+    Such a piece is taken as it is, and not as a part of a larger tensor.
     """
     found = {name for name, piece in one.pieces.items() if _fits(piece, other.pieces.get(name))}
     below, there = _below(one), _below(other)
@@ -44,13 +46,13 @@ def _matrices(canon: Canon) -> Iterator[Piece]:
 
 
 def _below(canon: Canon) -> Counter[_Path]:
-    """Count the matrices below each prefix of a path."""
+    """Return prefix of a path -> number of matrices below it."""
     return Counter(piece.path[:at] for piece in _matrices(canon) for at in range(len(piece.path)))
 
 
 def _votes(one: Canon, other: Canon) -> Counter[tuple[_Path, _Path]]:
-    """Count the matrices that speak for a pair of prefixes: with equal sizes and names below them, and no longer common
-    name.
+    """Return (prefix of ONE, prefix of OTHER) -> number of matrices with equal sizes and equal names below the two
+    prefixes, and different names directly before.
     """
     endings: dict[tuple[_Path, Shape], list[_Path]] = defaultdict(list)
     for piece in _matrices(other):

@@ -1,4 +1,4 @@
-"""Rules about names: equal names, words that exclude each other or are similar, and pairs in other blocks."""
+"""Rules about names: equal names, words that exclude each other, similar names, and pairs in other blocks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Exact = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
 
 
 class Naming:
-    """Rules that split cells by names. Each returns whether it split any.
+    """Rules that split cells by names. Each returns whether it split any cell.
 
     Attributes:
         exact: `id` of a unit -> label, equal for units with equal paths below a prefix of each side.
@@ -39,12 +39,16 @@ class Naming:
         self.exact: dict[int, Exact] = self._prefix_labels()
 
     def renamed(self, t: Unit) -> bool:
-        """Return whether a unit of the target has another name than its source, apart from a prefix."""
+        """Return whether T, a unit of the target, has no unit of the source with an equal path, or one only below a
+        different prefix (an added prefix does not count).
+        """
         found = self.exact.get(id(t))
         return found is None or (found[0] != () != found[1] and found[0] != found[1])
 
     def by_exact_names(self) -> bool:
-        """Split by equal paths below a prefix of each side, if most paths below the two prefixes agree."""
+        """Split cells by equal paths below a prefix of each side, if most paths below the two prefixes agree. Return
+        whether any cell was split.
+        """
         return self.cells.split(Evidence(Kind.NAME), partial(of, self.exact))
 
     def _prefix_labels(self) -> dict[int, Exact]:
@@ -111,11 +115,15 @@ class Naming:
         return None
 
     def by_hard_words(self) -> bool:
-        """Split by words that exclude one another: query and key, encoder and decoder."""
+        """Split cells by words that exclude one another: query and key, encoder and decoder. Return whether any cell
+        was split.
+        """
         return self._by_groups(hard=True)
 
     def by_soft_words(self) -> bool:
-        """Split by words that do not exclude one another, if both sides use them alike."""
+        """Split cells by words that do not exclude one another, if both sides use them alike. Return whether any cell
+        was split.
+        """
         return self._by_groups(hard=False)
 
     def _by_groups(self, *, hard: bool) -> bool:
@@ -128,10 +136,10 @@ class Naming:
         return changed
 
     def by_other_blocks(self) -> bool:
-        """Split by pairs in other blocks: if `h.{}.a` went to `layers.{}.b` in another block, it goes there in this
-        block.
+        """Split cells by pairs in other blocks: if `h.{}.a` is paired with `layers.{}.b` in another block, it is in
+        this block, too. Return whether any cell was split.
 
-        Also if `conv1` went to `first` in a module with the same other names. With other neighbours nothing follows.
+        Also if `conv1` is paired with `first` in another module whose layers have the same names.
         """
         for (own, theirs), pairs in self._places_in_blocks():
             labels = Relation((own[id(t)], theirs[id(s)]) for t, s in pairs).labels(own, theirs)
@@ -142,8 +150,8 @@ class Naming:
         return False
 
     def _places_in_blocks(self) -> Iterator[tuple[list[_Places], list[Pair]]]:
-        """Yield, for several ways to describe a place in a block: the places of all units by `id`, for both sides, and
-        the pairs that show which place goes to which.
+        """Yield, for three ways to describe the place of a unit in a block: [places of the targets, places of the
+        sources], each `id` of a unit -> place, and the pairs that show which place corresponds to which.
         """
         sides = self.cells.targets, self.cells.sources
         decided = self.cells.pairs()
@@ -159,9 +167,10 @@ class Naming:
         yield [own, _last_names_in_company(sides[1])], sure
 
     def by_series(self) -> bool:
-        """Split by where the other members of a numbered series went, and those of the series beside it.
+        """Split cells by how other members of a numbered series, or of a series in the same module, are paired. Return
+        whether any cell was split.
 
-        If `h.0.a` and `h.1.a` went to `layers.0.b` and `layers.1.b`, `h.2.a` goes to `layers.2.b`.
+        If `h.0.a` and `h.1.a` are paired with `layers.0.b` and `layers.1.b`, `h.2.a` is paired with `layers.2.b`.
         """
         known = Ways((t.path, s.path) for t, s in self.cells.pairs() if not t.doubts)
         if self.cells.split(Evidence(Kind.SERIES), lambda u, is_target: known.label(u.path, is_target), mode="one"):
@@ -181,8 +190,8 @@ class Naming:
         return False
 
     def by_words_beside(self) -> bool:
-        """Split by a word that tells look-alikes apart, if known pairs show which word of the other side means the
-        same.
+        """Split cells by a word that tells look-alikes apart, if known pairs show which word of the other side means
+        the same. Return whether any cell was split.
         """
         known = [(t.path, s.path) for t, s in self.cells.pairs() if not t.doubts]
         changed = False
@@ -197,7 +206,9 @@ class Naming:
         return changed
 
     def by_branches(self) -> bool:
-        """Split look-alikes by the names of decided layers that take their output, or give their input."""
+        """Split cells by the names of decided layers that take the output of a look-alike, or give its input. The pairs
+        are a question unless the flow of the source's code is known. Return whether any cell was split.
+        """
         labels = along_branches(self.cells)
         known = any(id(unit) in labels and unit.main.entry.facts.flow is not None for unit in self.cells.sources)
         doubt: Question[Unit] | None = None if known else ask(Reason.NAMED_ALONG)
@@ -205,7 +216,7 @@ class Naming:
 
     def by_owners(self) -> bool:
         """Pair a norm that the source names after a layer (`conv2_bn`) with the norm that the model runs after that
-        layer's partner.
+        layer's partner. Return whether any pair was made.
         """
         layers = {self._layer(u): u for u in self.cells.sources if len(u.main.shape) > 1}
         labels: dict[int, Hashable] = {}
@@ -220,7 +231,9 @@ class Naming:
         return self.cells.split(Evidence(Kind.NAME_OF_ONE_BEFORE), partial(of, labels), mode="one")
 
     def by_parts(self) -> bool:
-        """Pair norms that are named after a part in their module with the norms at the partner of that part."""
+        """Pair norms that are named after a part of their module (`norm_attn`) with the norms at the partner of that
+        part. Return whether any pair was made.
+        """
         labels: dict[int, Hashable] = {}
         for t, s in self._owners.pairs():
             if labels.setdefault(id(t), (id(t), id(s))) != (id(t), id(s)) or labels.setdefault(
@@ -244,12 +257,15 @@ class Naming:
         return path[:-1], cut(path[-1]) if path else ()
 
     def by_roles(self) -> bool:
-        """Split by the tensors that a unit holds: a weight alone, or a weight with a bias."""
+        """Split cells by the tensors that a unit holds: a weight alone, or a weight with a bias. Return whether any
+        cell was split.
+        """
         return self.cells.split(Evidence(Kind.TENSORS), lambda u, _: frozenset(u.pieces), mode="all")
 
     def by_similar_names(self) -> bool:
-        """Split by the similarity of names: pairs with a similarity of 0.3 or more that is the highest for both units,
-        by more than 0.1. Cells with more than 24 units of a side are left as they are.
+        """Split cells by the similarity of names: pairs with a similarity of 0.3 or more that is the highest for both
+        units, by more than 0.1. Cells with more than 24 units of a side are left as they are. Return whether any cell
+        was split.
         """
         changed = False
         for targets, sources in self.cells.open():
@@ -273,9 +289,9 @@ class Naming:
 
 
 def _said(group: Group, unit: Unit, is_target: bool) -> str | None:
-    """Return the label in GROUP that the words of UNIT mean, or None.
+    """Return the label that the words of UNIT have in GROUP; None if they have none.
 
-    For a norm with statistics the label "norm" is skipped: `bn2` says no more than that.
+    The label "norm" is skipped for a norm with statistics: `bn2` says no more than its tensors do.
     """
     found = said(group, unit, is_target)
     return None if found == "norm" and group.name == "purpose" and unit.pieces.keys() & STATISTICS else found
@@ -294,7 +310,7 @@ def _last_names(units: Iterable[Unit]) -> _Places:
 
 
 def _last_names_in_company(units: Iterable[Unit]) -> _Places:
-    """Return `id` of a unit -> its last name, together with the last names of units of its kind in the same module."""
+    """Return `id` of a unit -> (its last name, last names of all units in its module with as many dimensions)."""
     beside: dict[tuple[_Path, int], set[str]] = defaultdict(set)
     for unit in units:
         beside[unit.path[:-1], len(unit.main.shape)].add(unit.last)
@@ -312,12 +328,13 @@ def _doubt_about(
 def _counted_alike(
     agreed: list[tuple[Unit, Unit]], below_t: Mapping[_Path, Unit], below_s: Mapping[_Path, Unit], *, unlike: bool
 ) -> list[tuple[Unit, Unit]]:
-    """Return the pairs AGREED, of equal names, without those in lists that the two sides count differently: from
+    """Return AGREED, pairs of equal names, without the pairs in lists that the two sides count differently: from
     another number, or from the other end. UNLIKE says that the forward pass speaks against equal numbers in the
     outermost list.
 
-    `blocks.1` of a list from 1 to 4 is not `blocks.1` of a list from 0 to 3, nor of one whose last member has the sizes
-    of this one's first. And `layers.0` of `first, layers.0, last` is not `layers.0` of `layers.0, 1, 2`.
+    BELOW_T and BELOW_S have path below the prefix -> unit, of the target and the source. `blocks.1` of a list from 1 to
+    4 is not `blocks.1` of a list from 0 to 3, nor of a list whose last member has the sizes of this list's first. And
+    `layers.0` of `first, layers.0, last` is not `layers.0` of `layers.0, 1, 2`.
     """
     both = {template(path) for path in below_t} & {template(path) for path in below_s}
     own, theirs = _lists(below_t, both), _lists(below_s, both)
@@ -344,12 +361,14 @@ def _list(path: _Path) -> Series:
 
 
 def _rows(path: _Path) -> Iterator[_Path]:
-    """Yield the lists around a path: what is before each of its numbers."""
+    """Yield the lists around PATH: the part of the path before each of its numbers."""
     return (path[:at] for at, component in enumerate(path) if component.isdecimal())
 
 
 def _lists(below: Mapping[_Path, Unit], named: Collection[_Path]) -> dict[_Path, dict[int, Hashable]]:
-    """Return list -> number of a member -> its contents, under the names that both sides have."""
+    """Return list -> number of a member -> its contents (path inside of it, shape), of those units in BELOW whose
+    names, without numbers, are in NAMED.
+    """
     found: dict[_Path, dict[int, set[tuple[_Path, Hashable]]]] = defaultdict(lambda: defaultdict(set))
     for path, unit in below.items():
         for row in _rows(path):
@@ -360,8 +379,8 @@ def _lists(below: Mapping[_Path, Unit], named: Collection[_Path]) -> dict[_Path,
 
 
 def _continued(row: _Path, below_t: Mapping[_Path, Unit], below_s: Mapping[_Path, Unit]) -> bool:
-    """Return whether the list ROW and the layers beside it in its module are one longer list of that name in the
-    source: both modules hold the same units, and the source has no layers of the other names.
+    """Return whether the list ROW of the target and the layers beside it are one longer list of that name in the
+    source: both modules hold equal shapes, and the source has no layers with the names beside.
     """
     held_t, held_s = (
         {path: unit.colour for path, unit in side.items() if path[: len(row) - 1] == row[:-1]}
@@ -382,7 +401,9 @@ def _moved(own: Sequence[int], theirs: Sequence[int]) -> bool:
 
 
 def _without_norm(name: str) -> tuple[str, ...]:
-    """Return the words of a norm's name without those for a norm; () if nothing else is left."""
+    """Return the words of the name of a norm without those that say that it is a norm: `conv2_bn` -> ("conv2",). Empty
+    if no other word is left, or if the name does not say it.
+    """
     purpose = table().group("purpose")
     words = cut(name)
     for size in range(len(words) - 1, 0, -1):

@@ -1,8 +1,9 @@
-"""Pair units by the units directly before and after them, as far as these are paired.
+"""Pair units whose neighbours, the units directly before and after them, are paired.
 
-Each new pair makes its own neighbours known. Usually the other rules get their turn first, because a pair may tell them
-something. A pair of two names that are unrelated to any other name cannot: then the next round follows at once, and
-looks only at what is beside the new pairs. A row of layers with random names takes as many rounds as it has layers.
+Each new pair makes its own neighbours known. Usually the other rules run before the next pair is looked for, because
+the new pair may help them. A pair of two names that are unrelated to any other name cannot help them: then the next
+round follows at once, and looks only at the neighbours of the new pairs. A row of layers with random names takes as
+many rounds as it has layers.
 """
 
 from __future__ import annotations
@@ -35,10 +36,11 @@ class Neighbours:
         self.rounds = 0
 
     def split(self, doubt_of: Callable[[str], DoubtOf]) -> bool:
-        """Pair units whose neighbours are paired. Return whether any were.
+        """Pair units whose neighbours are paired. Return whether other rules should run again: False if no pair was
+        made, or if the new pairs cannot help them.
 
         Args:
-            doubt_of: returns, for the name of an order, what doubts the pairs that it makes.
+            doubt_of: returns, for the name of an order, a function that returns the question about a pair, or None.
         """
         self.rounds += 1
         rows = [_Row(self._cells, *sequence, self._sequences) for sequence in self._sequences.all()]
@@ -53,8 +55,8 @@ class Neighbours:
                 return True
 
     def _round(self, rows: Iterable[_Row], doubt_of: Callable[[str], DoubtOf]) -> list[Pair]:
-        """Pair neighbours in the first order in which there are any, and of the best kind there: between two pairs,
-        after a pair, before a pair. Return the pairs that this decides; [] if there are none.
+        """Pair neighbours in the first order that has any, of the best kind there: between two pairs, after a pair,
+        before a pair. Return the pairs that are decided now; [] if there are none.
         """
         for row in rows:
             for kind, pairs in row.found():
@@ -63,8 +65,8 @@ class Neighbours:
         return []
 
     def _tells_nothing(self, t: Unit, s: Unit) -> bool:
-        """Return whether a new pair cannot help any rule about names, contents or modules, so that these need not run
-        again.
+        """Return whether the new pair of T and S cannot help any rule about names, contents or modules, which then need
+        not run again.
 
         Both units hold the same tensors, no word of their names is used elsewhere or has a meaning, and the modules
         around them are paired.
@@ -81,12 +83,12 @@ class Neighbours:
 
     @cached_property
     def _uses(self) -> Counter[str]:
-        """Return how many units of both sides have each word in their names."""
+        """Return word -> number of units of both sides with this word in their names."""
         return Counter(word for unit in (*self._cells.targets, *self._cells.sources) for word in {*unit.words})
 
 
 class _Row:
-    """One order of both sides, and the open units in it of which a direct neighbour is paired.
+    """One order of both sides, and the open units in it with a paired neighbour.
 
     Attributes:
         name: the name of the order.
@@ -115,10 +117,10 @@ class _Row:
         return t.cell == s.cell and t.cell not in self._cells.pair_of
 
     def found(self) -> Iterable[tuple[Kind, list[Pair]]]:
-        """Yield the open pairs that stand between two pairs; then those directly after a pair; then those directly
-        before one.
+        """Yield (kind of evidence, open pairs) three times: pairs that stand between two pairs, pairs directly after a
+        pair, pairs directly before a pair.
 
-        The last two kinds count only if both sides have equally many units of a look there.
+        The last two count only if both sides have equally many units in their cell.
         """
         for beside in self._beside:
             for key in [key for key, pair in beside.items() if not self._is_open(*pair)]:

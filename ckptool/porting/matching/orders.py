@@ -28,7 +28,7 @@ _PLACES = ("first", "second", "third")
 
 
 class Orders:
-    """Rules that split cells by orders. Each returns whether it split any."""
+    """Rules that split cells by orders. Each returns whether it split any cell."""
 
     def __init__(self, cells: Cells, sequences: Sequences, scopes: Scopes) -> None:
         self.cells = cells
@@ -39,10 +39,11 @@ class Orders:
 
     def by_numbers(self) -> bool:
         """Split cells with equally many units on both sides by the ranks of numbers: the lowest number is paired with
-        the lowest, and so on, or the lists are counted from opposite ends (see `_number_ranks`).
+        the lowest, and so on, or the lists are counted from opposite ends (see `_number_ranks`). Return whether any
+        cell was split.
 
-        If an order contradicts this, only equal numbers in one list count. If the forward pass speaks against it, it is
-        a question.
+        If an order contradicts the ranks, only equal numbers in one list count. If the forward pass speaks against the
+        ranks, the pairs are a question.
         """
         changed = False
         for targets, sources in self.cells.open():
@@ -64,8 +65,8 @@ class Orders:
 
     def _number_ranks(self, targets: list[Unit], sources: list[Unit]) -> dict[int, int] | None:
         """Return `id` of a unit -> rank of its numbers. The sources are ranked from the other end if known pairs of the
-        two series show it, or, without any, the forward pass and the names do. None if the numbers do not fit each
-        other.
+        two series show it, or, without any, if the forward pass and the names do. None if the two sides have different
+        ranks.
         """
         ranks = number_ranks(targets, sources)
         if ranks is None or len({series(u) for u in targets}) > 1 or len({series(u) for u in sources}) > 1:
@@ -83,19 +84,22 @@ class Orders:
         return other_end if sign < 0 and len(set(other_end.values())) == len(targets) else None
 
     def _known(self, target: Unit, source: Unit) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Return the numbers of the known pairs of two series, those of TARGET and SOURCE: (numbers of the target, of
-        the source).
+        """Return (numbers of the target, numbers of the source) for each known pair of the series of TARGET
+        and SOURCE.
         """
         both = series(target), series(source)
         return [(t.numbers, s.numbers) for t, s in self.cells.pairs() if (series(t), series(s)) == both]
 
     def _against_levels(self, targets: list[Unit], sources: list[Unit]) -> int:
-        """Return whether levels speak against the numbers of a list of single layers; see `Levels.against`."""
+        """Return whether the levels that a list takes speak against its numbers: 0, 1 or -1 as in `Levels.against`. 0
+        if the units are not one list of single layers on each side.
+        """
         own, theirs = common(t.path for t in targets), common(s.path for s in sources)
         return 0 if own is None or theirs is None else self.scopes.levels.against(own[0], theirs[0])
 
     def _order_conflict(self, targets: list[Unit], sources: list[Unit], ranks: dict[int, int]) -> bool:
-        """Return whether the numbers of the units speak for another order than execution or registration.
+        """Return whether RANKS, the ranks of numbers, put the units in another order than execution in the model and
+        registration in the source do.
 
         Without a forward pass, the numbers of one list are believed, and those of several lists are compared with the
         order of registration.
@@ -112,8 +116,8 @@ class Orders:
         return [ranks[id(u)] for u in used] != [ranks[id(u)] for u in stored]
 
     def by_said_places(self) -> bool:
-        """Pair norms of a block whose names in the source say their place in words ("first", "second"), in the order in
-        which the model runs its norms.
+        """Pair norms of a block whose names in the source say their place in words ("first", "second") with the norms
+        of the model in the order of execution. Return whether any pair was made.
         """
         changed, place = False, table().group("position")
         for targets, sources in self.cells.open():
@@ -133,14 +137,17 @@ class Orders:
         return changed
 
     def by_neighbours(self) -> bool:
-        """Split by the units directly before and after, if these are paired."""
+        """Split cells by the units directly before and after, if these are paired. Return whether other rules should
+        run again, as `Neighbours.split` does.
+        """
         return self.neighbours.split(lambda name: partial(self._doubt_of, name))
 
     def by_rank(self) -> bool:
-        """Split by place among look-alikes: the first of the target is the first of the source, and so on. The first
-        order that both sides have counts; if another one contradicts it, it is a question.
+        """Split one cell by place among look-alikes: the first of the target is the first of the source, and so on. The
+        most reliable order that both sides have counts; if another order contradicts it, the pairs are a question.
+        Return whether any cell was split.
 
-        This is the last rule, only for cells with equally many units on both sides. Each call splits at most one cell.
+        This is for cells with equally many units on both sides that no other rule splits.
         """
         cells = sorted(((t, s) for t, s in self.cells.open() if len(t) == len(s)), key=lambda c: len(c[0]))
         for targets, sources in cells:
@@ -187,15 +194,18 @@ class Orders:
         return False
 
     def _counted_as_used(self, targets: list[Unit], sources: list[Unit], numbered: dict[int, int]) -> bool:
-        """Return whether both sides number one series each, and the model uses its own in that order."""
+        """Return whether each side numbers one series, and the model uses its units in the order of these numbers.
+        NUMBERED has `id` of a unit -> rank of its number.
+        """
         used = [u.used if u.used is not None else u.order for u in sorted(targets, key=lambda u: numbered[id(u)])]
         return used == sorted(used) and len({series(u) for u in sources}) == len({series(u) for u in targets}) == 1
 
     def by_chain(self) -> bool:
-        """Pair two units of one cell that directly follow a pair on both sides, or are the first of both sides.
+        """Pair two units of one cell that directly follow a pair on both sides, or are the first of both sides. Each
+        call makes at most one pair. Return whether any pair was made.
 
-        This is a question unless their names agree or they go on the series of that pair. It is also one if any unit of
-        a row may be the one without a partner. Each call makes at most one pair.
+        The pair is a question unless the names agree or it goes on the series of the pair before. It is also a question
+        if any unit of a row may be the one without a partner.
         """
         for name, targets, sources in self.sequences.all():
             before_t, _ = self.sequences.neighbours(targets)
@@ -233,8 +243,8 @@ class Orders:
         return False
 
     def _left_in_the_middle(self, t: Unit, s: Unit, cell: tuple[list[Unit], list[Unit]], targets: list[Unit]) -> bool:
-        """Return whether one side has more units of this look than the other, and both sides go on with a pair of
-        another shape.
+        """Return whether the two sides of CELL have different numbers of units, and both sides go on with a pair of
+        another shape. TARGETS has the order of the target.
 
         Then any unit of the longer row may be the one without a partner, not only the last.
         """
@@ -246,7 +256,9 @@ class Orders:
         return any(pair is not None and pair[1].order > last for pair in pairs)
 
     def _is_last(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> bool:
-        """Return whether two units directly follow a pair on both sides, and no unit after them has a partner."""
+        """Return whether T and S directly follow a pair in the orders TARGETS and SOURCES, and no unit after them has a
+        partner.
+        """
         place = [next((i for i, u in enumerate(units) if u is one), -1) for units, one in ((targets, t), (sources, s))]
         if min(place) < 1:
             return False
@@ -256,7 +268,7 @@ class Orders:
         return paired and not any(u.cell in self.cells.pair_of for u in rest)
 
     def between(self, t: Unit, s: Unit) -> bool:
-        """Return whether two units stand, in some order, between the same two pairs, or between the same two blocks.
+        """Return whether T and S stand, in some order, between the same two pairs, or between the same two blocks.
 
         Blocks count, because code may begin and end them with other layers.
         """
@@ -269,9 +281,8 @@ class Orders:
         return any(self._is_last(t, s, ts, ss) for _, ts, ss in self.sequences.all())
 
     def goes_on(self, t: Unit, s: Unit) -> bool:
-        """Return whether two units directly follow a pair, and S is the next layer in the row of that pair's source.
-
-        For example, `stem.2` after `stem.1`. T has to follow in the order of execution as well.
+        """Return whether, in every order, T and S directly follow a pair, and S is the next layer in the row of that
+        pair's source: `stem.2` after `stem.1`.
         """
         if not self.sequences.ordered or not s.last.isdecimal():
             return False
@@ -312,14 +323,16 @@ class Orders:
         return same(before_t.get(id(t)), before_s.get(id(s))) and same(after_t.get(id(t)), after_s.get(id(s)))
 
     def _doubt_of(self, name: str, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> Question[Unit] | None:
-        """Return the doubt about a pair that the order NAME made, or None."""
+        """Return the question about T and S, a pair that the order NAME made of the cell of TARGETS and SOURCES; None
+        if there is no doubt.
+        """
         if not self._corroborated(t, s, targets, sources) and self._agreement(name, targets, sources) < _ORDERED:
             return ask(Reason.ORDERS_DIFFER_ELSEWHERE)
         return self._against(t, s, targets, sources)
 
     def _against(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> Question[Unit] | None:
-        """Return a question if a reliable order gives two units different places among look-alikes, or if no order is
-        reliable. None if names or numbers support the pair, or for batch norms.
+        """Return a question if an order gives T and S different places among TARGETS and SOURCES, their look-alikes, or
+        if no order is reliable. None if names or numbers support the pair, if the cell is uneven, or for batch norms.
         """
         if len(targets) != len(sources) or all("running_var" in u.pieces for u in targets):
             return None
@@ -336,7 +349,9 @@ class Orders:
         return None
 
     def _corroborated(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> bool:
-        """Return whether names or numbers also support this pair, and no other pair of the cell."""
+        """Return whether names or numbers, too, speak for the pair of T and S, and for no other pair of the cell
+        TARGETS, SOURCES.
+        """
         own = similarity(t, s)
         if (
             own > 0
@@ -353,11 +368,11 @@ class Orders:
         return len(same) == 2 and s.numbers == t.numbers
 
     def _agreement(self, name: str, targets: list[Unit], sources: list[Unit]) -> float:
-        """Return how well the order NAME is kept by pairs near these units that other evidence made: 0 to 1, and 1 if
-        there are no such pairs.
+        """Return how well pairs near these units, which other evidence than an order made, keep the order NAME: 0 to 1,
+        and 1 if there are no such pairs.
 
-        Near them means in the innermost pair of scopes around all of them. If all units of each side are of one series,
-        only series are compared: one list after the other is the same order as interleaved lists.
+        Near means in the innermost pair of scopes around all of the units. If all units of each side are of one series,
+        only pairs of one series are compared: one list after the other is the same order as interleaved lists.
         """
         places = self._places.get(name)
         if places is None:
@@ -388,12 +403,12 @@ class Orders:
 
 
 def _of_several_rows(units: list[Unit]) -> bool:
-    """Return whether units are layers of several rows, by their indices: `down.4` and `up.2`."""
+    """Return whether all UNITS have a number as their last name, and they are in several lists: `down.4` and `up.2`."""
     return all(u.last.isdecimal() for u in units) and len({u.path[:-1] for u in units}) > 1
 
 
 def _counted_as_stored(sources: list[Unit]) -> bool:
-    """Return whether units are of one series and stored in the order of their numbers."""
+    """Return whether SOURCES are of one series and stored in the order of their numbers."""
     if not _of_one_series(sources):
         return False
     stored = [u.numbers for u in sorted(sources, key=lambda u: u.order)]

@@ -1,7 +1,7 @@
 """Pair norms that one side names after a part of their module, and the other side stores elsewhere.
 
-One side has `norm_attn` or `pre_mlp_norm` beside the part, the other a norm inside of the part's module. Or one side
-has a norm inside of a layer (`lateral.weight`, `lateral.norm`), the other beside it.
+One side has `norm_attn` or `pre_mlp_norm` beside the part, the other side a norm inside of the part's module. Or one
+side has a norm inside of a layer (`lateral.weight`, `lateral.norm`), the other side beside the layer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ _Path = tuple[str, ...]
 
 
 class Owners:
-    """Finds norms named after a part on one side that are beside or inside that part on the other side."""
+    """Finds norms that one side names after a part of their module, and the norms beside or inside of that part on the
+    other side.
+    """
 
     def __init__(self, cells: Cells) -> None:
         self._cells = cells
@@ -32,8 +34,8 @@ class Owners:
                     inside[unit.path[:at]][unit.path[at]].append(unit)
 
     def pairs(self) -> list[tuple[Unit, Unit]]:
-        """Return pairs of norms: one is named after a part of its block, and the other is in or beside the partner of
-        that part.
+        """Return pairs (target, source) of norms: one is named after a part of its module, and the other is in or
+        beside the partner of that part. A norm may be in several.
         """
         found: list[tuple[Unit | None, Unit | None]] = []
         for targets, sources in self._cells.open():
@@ -44,7 +46,7 @@ class Owners:
 
     def _nearest(self, unit: Unit, others: Sequence[Unit], *, of_target: bool) -> Unit | None:
         """Return the unit among OTHERS, of the other side, that is nearest to the partner of the part that UNIT is
-        named after; None if there is none.
+        named after. None if the part has no partner, or if several are equally near.
         """
         layer = self._layers[of_target].get(unit.path[:-1])
         within = layer is not None and not set(cut(unit.last)).isdisjoint(_norms())
@@ -63,9 +65,9 @@ class Owners:
         return None if of_target else self._beside_in_use(tied, [t for t, s in known if not t.doubts])
 
     def _beside_in_use(self, norms: Sequence[Unit], part: Sequence[Unit]) -> Unit | None:
-        """Return the norm of the target with the same input as a part of its block, or None.
-
-        If the block begins with the part, it is the norm of the part's output.
+        """Return the one of NORMS, of the target, that the model runs last before PART, units of their block. If the
+        block does not begin with a norm, return the first that runs after PART. None if the order of execution is not
+        known, or if they are not in one numbered block.
         """
         block = norms[0].path[:-1]
         inside = [(u.used, u) for u in self._cells.targets if u.path[: len(block)] == block and u.used is not None]
@@ -87,8 +89,8 @@ class Owners:
         return min((u for u in norms if (u.used or 0) > last), key=lambda u: u.used or 0, default=None)
 
     def _part(self, unit: Unit, beside: dict[str, list[Unit]]) -> list[Unit] | None:
-        """Return the units of the module beside a norm that the norm is named after (`norm_attn` -> `attn`), or
-        None.
+        """Return the units of the module that the norm UNIT is named after (`norm_attn` -> those of `attn`), among
+        BESIDE, name -> units of the same module. None if the name names none, or several equally.
         """
         name = unit.last
         if not set(cut(name)) & _norms() or not table().after.isdisjoint(cut(name)):
@@ -117,6 +119,6 @@ def _norms() -> frozenset[str]:
 
 
 def _all_in(words: frozenset[str], part: str) -> bool:
-    """Return whether all words are in the name of a part, or are its initials."""
+    """Return whether each of WORDS is a word of the name PART, or its initials."""
     own = cut(part)
     return all(shared((word,), own) or word in initials(own) for word in words)

@@ -1,4 +1,5 @@
-"""Relations that pairs show: places of the target that always go to one place of the source, and nothing else there.
+"""Relations that pairs show: places of the target that always correspond to one place of the source, and the other way
+round.
 
 Code builds blocks from a class, so a relation from one block holds in the others. Callers decide what a place is: a
 path without its numbers, a name with its neighbours, a path inside of a module of a class.
@@ -14,7 +15,7 @@ P = TypeVar("P", bound=Hashable)
 
 
 class Relation(Generic[P]):
-    """Notes which places of the target go to which places of the source, and which of these rules have no exception.
+    """Notes which places of the target correspond to which places of the source, and which of these have no exception.
 
     A place is any value that describes where a unit is, such as the path of its module without numbers.
     Args:
@@ -28,7 +29,7 @@ class Relation(Generic[P]):
             self.add(own, theirs)
 
     def add(self, own: P, theirs: P) -> None:
-        """Note the places of one pair."""
+        """Note the place OWN of the target and THEIRS of the source of one pair."""
         self._there[own].add(theirs)
         self._back[theirs].add(own)
 
@@ -37,13 +38,14 @@ class Relation(Generic[P]):
         return {own: there for own, (there, *more) in self._there.items() if not more and len(self._back[there]) == 1}
 
     def holds(self) -> bool:
-        """Return whether every place goes to one place only. If not, the modules of the two sides
-        are not of one class.
+        """Return whether every place goes to one place only. If not, the modules of the two sides are not of
+        one class.
         """
         return len(self.sure()) == len(self._there)
 
     def labels(self, targets: Mapping[int, P], sources: Mapping[int, P]) -> dict[int, P]:
-        """Return labels that are equal for places that go to each other, for targets and sources.
+        """Return `id` of a unit -> label, equal for units of TARGETS and SOURCES whose places always go together; other
+        units are left out.
 
         Args:
             targets, sources: `id` of a unit -> its place.

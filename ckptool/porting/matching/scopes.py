@@ -1,4 +1,4 @@
-"""Pair modules of both sides that hold the same units (scopes), and pair units inside of these."""
+"""Pair modules of both sides that hold the same units (scopes), and pair units inside of paired modules."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Scope:
         words: the words of its path.
         partner: the scope of the other side that it is paired with, or None.
         doubts: the questions about this pair.
-        whole: whether it and its partner hold the same units, also such that have no partner yet.
-        all: whether it holds all units of its module; the outermost one may hold fewer.
+        whole: whether it and its partner hold the same units, also those that have no partner yet.
+        all: whether it holds all units of its module; the outermost scope may hold fewer.
         in_order: whether only an order made its pair.
     """
 
@@ -47,12 +47,12 @@ class Scope:
 
     @property
     def order(self) -> float:
-        """Return the place of its first unit."""
+        """Return the lowest place of its units in the order of registration."""
         return min(unit.order for unit in self.units)
 
     @property
     def used(self) -> float | None:
-        """Return when it is first used, or None."""
+        """Return the lowest place of its units in the order of execution; None if that is not known."""
         return min((unit.used for unit in self.units if unit.used is not None), default=None)
 
 
@@ -93,7 +93,7 @@ class Scopes:
                     self._inner[id(unit)].append(scope)
 
     def pair(self, *, in_order: bool) -> None:
-        """Pair scopes that hold equally many units of each cell.
+        """Pair scopes that hold equally many units of each cell, and set `settled`.
 
         Args:
             in_order: also pair scopes by their numbers and orders, if nothing else tells them apart.
@@ -162,9 +162,10 @@ class Scopes:
             self._pair_in_order(targets, sources)
 
     def _join_by_words(self, targets: list[Scope], sources: list[Scope]) -> bool:
-        """Pair equal scopes by the words that tell them apart, and return whether this was possible.
+        """Pair TARGETS and SOURCES, scopes with equal contents, by the words that tell them apart; return whether this
+        was possible.
 
-        Words count by their meaning in neighbouring pairs, or if a scope shares them with only one other.
+        A word counts if known pairs show its word on the other side, or if exactly one scope of each side has it.
         """
         known = ((t.path, s.path) for t, s in self.cells.pairs() if not t.doubts)
         own, theirs = [t.path for t in targets], [s.path for s in sources]
@@ -177,8 +178,8 @@ class Scopes:
         return True
 
     def _pair_in_order(self, targets: list[Scope], sources: list[Scope]) -> None:
-        """Pair equal scopes by their numbers, or else by the orders of registration and execution. If these disagree,
-        or if the two sides may count from opposite ends, it is a question.
+        """Pair TARGETS and SOURCES, scopes with equal contents, by their numbers, or else by the orders of registration
+        and execution. If these disagree, or if the two sides may count from opposite ends, the pairs are a question.
         """
         votes: list[list[Scope]] = []
         orders: list[str] = []
@@ -235,7 +236,7 @@ class Scopes:
                     unit.ask(doubt)
 
     def _other_end(self, targets: list[Scope], sources: list[Scope]) -> tuple[bool, Question[Unit] | None]:
-        """Return whether the two sides count a list from opposite ends, and the question about it, or None.
+        """Return whether the two sides count a list of scopes from opposite ends, and the question about it, or None.
 
         Known pairs of the list decide; without any, the forward pass does (see `Levels.against`).
         """
@@ -273,8 +274,8 @@ class Scopes:
         return id(outer if is_target else outer.partner)
 
     def _scope_turned(self, scope: Scope, is_target: bool) -> Hashable:
-        """Return a scope's place in a list of the source, if its contents show that the sides count from opposite
-        ends.
+        """Return (list of the source, number there) for a scope in a list whose contents show that the sides count it
+        from opposite ends; None for other scopes. IS_TARGET says which side the scope is of.
         """
         places = self.levels.turned
         around = rows(scope.path)
@@ -287,10 +288,9 @@ class Scopes:
         return scope.path
 
     def _scope_way(self, scope: Scope, is_target: bool) -> Hashable:
-        """Return the place of a scope in a list of the source, as the paired members of its list show it; None if they
-        do not.
-
-        They show a rule between the numbers, such as shifted by one, or counted from the end.
+        """Return (series of the source, number there) for a scope, by the rule between numbers that paired members of
+        its list show: shifted by one, or counted from the end. None if they show none. IS_TARGET says which side the
+        scope is of.
         """
         if self._ways is None:
             paired = [(s.path, s.partner.path) for s in self.scopes[True] if s.partner is not None and not s.doubts]
@@ -302,7 +302,7 @@ class Scopes:
 
     def split(self) -> bool:
         """Split cells by the innermost pair of scopes around each unit: partners are in partner scopes. Return whether
-        any was split.
+        any cell was split.
         """
         changed = False
         for depth in range(3):
@@ -319,8 +319,8 @@ class Scopes:
         return id(scope if is_target else scope.partner)
 
     def around(self, targets: list[Unit], sources: list[Unit]) -> list[Unit]:
-        """Return the units of the target in the innermost pair of scopes around all these units; all units if there is
-        none.
+        """Return the units of the target in the innermost pair of scopes around all TARGETS and SOURCES; all units if
+        there is none.
         """
         own, theirs = set(map(id, targets)), set(map(id, sources))
         for scope in self._inner.get(id(targets[0]), ()):
@@ -330,15 +330,15 @@ class Scopes:
         return self.cells.targets
 
     def are_paired(self, unit: Unit) -> bool:
-        """Return whether all scopes around a unit have partners."""
+        """Return whether all scopes around UNIT have partners."""
         return all(scope.partner is not None for scope in self._inner.get(id(unit), ()))
 
     def in_order(self, unit: Unit) -> int:
-        """Return the depth of the innermost scope around a unit of the target that only an order paired; 0 if none."""
+        """Return the depth of the innermost scope around UNIT, of the target, that only an order paired; 0 if none."""
         return max((len(scope.path) for scope in self._inner.get(id(unit), ()) if scope.in_order), default=0)
 
     def same(self, t: Unit, s: Unit) -> bool:
-        """Return whether both units are in the two modules of a pair of scopes that match as a whole."""
+        """Return whether T and S are in the two modules of a pair of scopes that hold the same units as a whole."""
         partners = {
             id(scope.partner) for scope in self._inner.get(id(t), ()) if scope.partner is not None and scope.whole
         }
@@ -354,12 +354,14 @@ class Scopes:
 
 
 def _levels(against: int) -> Reason:
-    """Return the reason to ask for a result of `Levels.against` other than 0."""
+    """Return the reason to ask for AGAINST, a result of `Levels.against` other than 0."""
     return Reason.AGAINST_LEVELS if against > 0 else Reason.LEVELS_FROM_THE_OTHER_END
 
 
 def _names_speak_for(t: Scope, s: Scope, targets: Sequence[Scope], sources: Sequence[Scope]) -> bool:
-    """Return whether two scopes share more words than either shares with another."""
+    """Return whether T and S share more words than T with any other of SOURCES, and than S with any other of
+    TARGETS.
+    """
     own = _shared_words(t, s)
     return own > max((_shared_words(t, o) for o in sources if o is not s), default=0) and own > max(
         (_shared_words(o, s) for o in targets if o is not t), default=0
@@ -367,12 +369,12 @@ def _names_speak_for(t: Scope, s: Scope, targets: Sequence[Scope], sources: Sequ
 
 
 def _outermost(path: _Path) -> tuple[_Path, int] | None:
-    """Return the outermost list around a path, and the path's number in it, or None."""
+    """Return (path of the outermost list around PATH, number in it); None if there is no number in PATH."""
     return next(((path[:at], int(component)) for at, component in enumerate(path) if component.isdecimal()), None)
 
 
 def _crosswise(targets: Sequence[Scope], sources: Sequence[Scope]) -> bool:
-    """Return whether one side has parts in every member of a list, and the other side a list for each part.
+    """Return whether one side has parts in every member of a list, and the other side has a list for each part.
 
     `steps.0.scale`, `steps.0.shift` … and `scale.0`, `scale.1` …: then a member is not the partner of a part, even if
     there are equally many of both.
@@ -388,9 +390,10 @@ def _crosswise(targets: Sequence[Scope], sources: Sequence[Scope]) -> bool:
 
 
 def _places_in_lists(targets: Sequence[Scope], sources: Sequence[Scope]) -> dict[int, tuple[int, int]]:
-    """Return scope -> (length of its outermost list, place in it), if both sides have equally many of each; else {}.
+    """Return `id` of a scope -> (length of its outermost list, place in it), if both sides have equally many of each;
+    else {}.
 
-    Also if one side has members with several of these scopes, and the other a list for each: `steps.0.first` and
+    Also if one side has members with several of these scopes, and the other side a list for each: `steps.0.first` and
     `first.3` both belong to the first step.
     """
     places: dict[int, tuple[int, int]] = {}
@@ -408,8 +411,8 @@ def _places_in_lists(targets: Sequence[Scope], sources: Sequence[Scope]) -> dict
 
 
 def _namesakes(own: Sequence[_Path], theirs: Sequence[_Path]) -> dict[_Path, _Path]:
-    """Return path -> path of the other side, if words that tell the paths apart show it for all, or for one of two;
-    else {}.
+    """Return path of OWN -> path of THEIRS, by words that only one path of each side has. Of two paths, one is enough.
+    {} if words do not pair all paths.
     """
     sides: list[dict[_Path, frozenset[str]]] = []
     for paths in (own, theirs):
@@ -426,7 +429,7 @@ def _namesakes(own: Sequence[_Path], theirs: Sequence[_Path]) -> dict[_Path, _Pa
 
 
 def _phrased_alike(own: Sequence[_Path], theirs: Sequence[_Path]) -> dict[_Path, _Path]:
-    """Return path -> path of the other side, if the order of words shows it for all paths; else {}.
+    """Return path of OWN -> path of THEIRS, by the order of their words; {} if a path has no clear partner.
 
     `text_to_image` and `image_to_text` have the same words.
     """
@@ -447,7 +450,7 @@ _HALF, _MARGIN = 0.5, 0.2
 
 
 def _phrases(paths: Sequence[_Path]) -> dict[_Path, tuple[str, ...]]:
-    """Return the words of each path, without the beginning that all paths share."""
+    """Return path -> its words, without the beginning that all PATHS share."""
     start = common_start(paths)
     return {
         path: tuple(w for w in words_of(path[start:]) if w not in table().empty and not w.isdecimal()) for path in paths
@@ -455,7 +458,7 @@ def _phrases(paths: Sequence[_Path]) -> dict[_Path, tuple[str, ...]]:
 
 
 def _in_a_row(a: Sequence[str], b: Sequence[str]) -> float:
-    """Return the share of the words of two phrases that are in one order in both: 1 for equal phrases."""
+    """Return the share of the words of the phrases A and B that are in one order in both: 1 for equal phrases."""
     longest = [0] * (len(b) + 1)
     for word in a:
         row = [0]
@@ -466,7 +469,7 @@ def _in_a_row(a: Sequence[str], b: Sequence[str]) -> float:
 
 
 def _said(path: _Path) -> frozenset[str]:
-    """Return the telling words of a path, and the labels of their meaning."""
+    """Return the telling words of PATH, and the labels of their meaning."""
     meant = [labels(words_of((component,)), hard=False) for component in path]
     return telling_words(path) | {f"{group}:{label}" for found in meant for group, label in found.items()}
 

@@ -1,4 +1,4 @@
-"""The orders in which the units of both sides can be compared."""
+"""The orders in which the units of both sides can be compared: of execution, and of registration."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ Sequence = tuple[str, list[Unit], list[Unit]]
 
 
 class Sequences:
-    """The orders that both sides have: of execution, if it was traced, and of registration, if the file kept it.
+    """The orders that both sides have: of execution, if the forward pass was traced, and of registration, if the file
+    kept it.
 
     Attributes:
         ordered: whether the order of the source's keys is meaningful.
@@ -35,7 +36,9 @@ class Sequences:
         return self._all
 
     def neighbours(self, units: list[Unit]) -> Around:
-        """Return the units directly before and after each unit, in one order of a side."""
+        """Return (`id` -> unit directly before, `id` -> unit directly after), for UNITS in one order of a side; "edge"
+        for none.
+        """
         if id(units) not in self._around:
             self._around[id(units)] = _neighbours(units)
         return self._around[id(units)]
@@ -52,18 +55,20 @@ class Sequences:
         return sorted(found, key=lambda one: -self._credit(*one))
 
     def _credit(self, name: str, targets: list[Unit], sources: list[Unit]) -> float:
-        """Return how well two orders agree by shapes: the share of neighbours with equal shapes on both sides."""
+        """Return how well the order NAME agrees on both sides by shapes: the share of neighbours with equal shapes on
+        both sides, 0 to 1.
+        """
         if name not in self._credits:
             a, b = (Counter(pairwise(c)) for c in ([u.colour for u in targets], [u.colour for u in sources]))
             self._credits[name] = sum((a & b).values()) / max(min(sum(a.values()), sum(b.values())), 1)
         return self._credits[name]
 
     def credit_of(self, name: str) -> float:
-        """Return how well the order NAME agrees on both sides (see `_credit`), which has been computed before."""
+        """Return how well the order NAME agrees on both sides: the share of neighbours with equal shapes, 0 to 1."""
         return self._credits[name]
 
     def best_credit(self) -> float:
-        """Return the agreement of the best order."""
+        """Return how well the best order agrees on both sides, 0 to 1; 1 if there is none."""
         return max((self._credits[name] for name, _, _ in self.all()), default=1.0)
 
 

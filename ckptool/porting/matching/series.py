@@ -1,8 +1,8 @@
-"""Numbered names: what is known about some members of a series holds for the others.
+"""Numbered names: a rule that some members of a series show holds for the others.
 
 A path belongs to a series for each of its numbers: `blocks.3.norm1` to `blocks.{}.norm1` with 3, and to
-`blocks.3.norm{}` with 1. If two members of a series went to two of another series, the rule between the numbers is
-known: equal, shifted, or counted from the other end.
+`blocks.3.norm{}` with 1. If two members of a series are paired with two of another series, the rule between the numbers
+is known: equal, shifted, or counted from the other end.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ Series = str
 
 
 def series_of(path: Sequence[str]) -> Iterator[tuple[Series, int]]:
-    """Yield the series of a path, each with the path's number in it."""
+    """Yield (series, number) for each number in PATH: `blocks.3.norm1` gives ("blocks.{}.norm1", 3) and
+    ("blocks.3.norm{}", 1).
+    """
     text = ".".join(path)
     for found in NUMBER.finditer(text):
         yield f"{text[: found.start()]}{{}}{text[found.end() :]}", int(found[0])
 
 
 def members_of(paths: Iterable[Sequence[str]]) -> dict[Series, set[int]]:
-    """Return the numbers that each series of these paths has."""
+    """Return series -> the numbers that PATHS have in it."""
     found: dict[Series, set[int]] = defaultdict(set)
     for path in paths:
         for series, number in series_of(path):
@@ -39,14 +41,14 @@ def members_of(paths: Iterable[Sequence[str]]) -> dict[Series, set[int]]:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A rule from the numbers of a series of the target to those of a series of the source: `sign * n + offset`."""
+    """A rule from the numbers of a series of the target to those of the series `source`: `sign * n + offset`."""
 
     source: Series
     sign: int
     offset: int
 
     def __call__(self, number: int) -> int:
-        """Return the number in the source's series."""
+        """Return the number in the source's series for NUMBER in the target's."""
         return self.sign * number + self.offset
 
 
@@ -54,7 +56,8 @@ class Ways:
     """The rules by which the numbers of the target's series become numbers of the source's series, as known pairs show
     them.
 
-    A rule is known if at least two members went to one series of the source by one rule, and nothing else went there.
+    A rule is known if at least two members are paired with one series of the source by one rule, and with no other
+    series.
     Args:
         pairs: paths of pairs, (of the target, of the source).
         members: the numbers of each series on both sides, for rules that have to hold for all members: the source has
@@ -87,9 +90,8 @@ class Ways:
         self._sources = {way.source for way in self._known.values()}
 
     def label(self, path: Sequence[str], is_target: bool) -> tuple[Series, int] | None:
-        """Return the series of the source that a path belongs to or goes to, and its number there; None if not known.
-
-        The label is equal for paths that go to each other.
+        """Return (series of the source, number there) for PATH: by the rule of its series if it is of the target, else
+        as it is. None if no rule is known. It is equal for a target and a source that correspond.
         """
         for row, number in series_of(path):
             if is_target and (way := self._known.get(row)) is not None:
@@ -99,7 +101,7 @@ class Ways:
         return None
 
     def beside(self, own: Series, theirs: Series) -> set[tuple[int, int]]:
-        """Return the rules (sign, offset) of other series in the same modules as these two."""
+        """Return the rules (sign, offset) of other series in the same modules as the series OWN and THEIRS."""
         both = parent(own), parent(theirs)
         return {(w.sign, w.offset) for row, w in self._known.items() if (parent(row), parent(w.source)) == both}
 
@@ -134,7 +136,7 @@ def common(paths: Iterable[Sequence[str]]) -> tuple[Series, tuple[int, ...]] | N
 
 
 def parent(series: Series) -> str:
-    """Return the path around a series: before the component with the hole."""
+    """Return the path of the module around a series: `blocks` for `blocks.norm{}`, and also for `blocks.list.{}`."""
     components = series.split(".")
     place = next(i for i, component in enumerate(components) if "{}" in component)
     head = ".".join(components[:place])

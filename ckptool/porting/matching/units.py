@@ -25,7 +25,7 @@ class Unit:
 
     Attributes:
         path: the components of its path.
-        pieces: its tensors by role.
+        pieces: role -> its tensor in the common form.
         colour: its shape and kind. Two units can only be partners if these are equal.
         order: its place in the state dict.
         used: its place in the order of execution, or None if that is not known.
@@ -71,16 +71,18 @@ class Unit:
         return still_open(self.questions)
 
     def ask(self, question: Question[Unit]) -> None:
-        """Ask one more question about it. If the same question is open, it gets the new options."""
+        """Add QUESTION about this unit. If the same question is open, it gets the options of QUESTION as well."""
         self.questions = joined(self.questions, question)
 
     def told_by(self, kind: Kind) -> bool:
-        """Return whether evidence of a kind told it apart."""
+        """Return whether evidence of this KIND told the unit from its look-alikes."""
         return any(one.kind is kind for one in self.evidence)
 
     @property
     def main(self) -> Piece:
-        """Return its main tensor, usually the weight."""
+        """Return the main tensor of the unit: the weight, if it has one, else another tensor by its role (a running
+        mean before a bias).
+        """
         for role in _MAIN:
             if (piece := self.pieces.get(role)) is not None:
                 return piece
@@ -103,7 +105,9 @@ _MAIN = ("weight", "weight_ih", "weight_v", "weight_orig", "weight_mean", "runni
 
 
 def units_of(canon: Canon) -> list[Unit]:
-    """Return the units of one side, in the order of its state dict."""
+    """Return the units (modules with their tensors) of CANON, one side in the common form, in the order of
+    its state dict.
+    """
     grouped: dict[tuple[str, ...], dict[str, Piece]] = {}
     for piece in sorted(canon.pieces.values(), key=lambda p: p.order):
         grouped.setdefault(piece.path, {})[piece.role] = piece
@@ -140,7 +144,7 @@ def _colour(unit: Unit) -> tuple[Shape, str]:
 
 
 def _is_row(unit: Unit) -> bool:
-    """Return whether a unit is a table with one row, which is not treated as a vector such as the weight of a norm."""
+    """Return whether UNIT is a table with one row. It is not treated as a vector, such as the weight of a norm."""
     if unit.pieces.keys() != {"weight"} or len(unit.main.shape) != 2 or unit.main.shape[0] != 1:
         return False
     if unit.main.entry.how in PRODUCTS:
@@ -149,7 +153,7 @@ def _is_row(unit: Unit) -> bool:
 
 
 def natural(path: Sequence[str]) -> list[tuple[int, int, str]]:
-    """Return a key that sorts paths with numbers by value: 2 before 10."""
+    """Return a key by which paths are sorted with numbers by value: 2 before 10."""
     out: list[tuple[int, int, str]] = []
     for component in path:
         pieces = re.findall(r"\d+|\D+", component)
@@ -159,12 +163,12 @@ def natural(path: Sequence[str]) -> list[tuple[int, int, str]]:
 
 
 def template(path: Sequence[str]) -> tuple[str, ...]:
-    """Return a path with `{}` for its numbers."""
+    """Return PATH with `{}` in place of components that are numbers."""
     return tuple("{}" if component.isdecimal() else component for component in path)
 
 
 def series(unit: Unit) -> tuple[str, ...]:
-    """Return a path without its numbers, which is equal for the members of a list."""
+    """Return the path of UNIT without numbers (also "first", "second" …), which is equal for the members of a list."""
     return _without_numbers(unit.path)
 
 
@@ -197,10 +201,12 @@ def number_ranks(targets: Sequence[Placed], sources: Sequence[Placed]) -> dict[i
 
 
 def _columns(own: Sequence[tuple[int, ...]], theirs: Sequence[tuple[int, ...]]) -> list[int] | None:
-    """Return, for each number in a path of the target, its place among the numbers in a path of the source.
+    """Return, for each number in a path of the target, its place among the numbers in a path of the source; None if the
+    numbers are in the same order, or it is not clear.
 
-    None if they are in the same order. In `blocks.2.conv1` and `convs1.2` they are not: numbers that take the same
-    values on both sides correspond, or numbers that take as many values, if one side counts from one.
+    In `blocks.2.conv1` and `convs1.2` they are in another order: numbers that take the same values on both sides
+    correspond, or numbers that take as many values, if one side counts from one. OWN and THEIRS have the numbers of
+    each path.
     """
     if len({len(k) for k in (*own, *theirs)}) != 1:
         return None
@@ -213,12 +219,14 @@ def _columns(own: Sequence[tuple[int, ...]], theirs: Sequence[tuple[int, ...]]) 
 
 
 def same_numbers(targets: Sequence[Placed], sources: Sequence[Placed]) -> bool:
-    """Return whether the paths of both sides have the same numbers."""
+    """Return whether the paths of TARGETS and of SOURCES have the same numbers."""
     return Counter(numbers(u.path) for u in targets) == Counter(numbers(u.path) for u in sources)
 
 
 def hard_conflict(a: tuple[str, ...], b: tuple[str, ...]) -> tuple[str, str] | None:
-    """Return the labels of two names that exclude each other, or None."""
+    """Return (label of A, label of B), such as ("q", "k"), if the words A and B of two names exclude each other; else
+    None.
+    """
     theirs = labels(b, hard=True)
     for group, one in labels(a, hard=True).items():
         if (other := theirs.get(group, one)) != one:
@@ -227,7 +235,7 @@ def hard_conflict(a: tuple[str, ...], b: tuple[str, ...]) -> tuple[str, str] | N
 
 
 def _meaningful(unit: Unit) -> set[str]:
-    """Return the words of a unit that mean something, with one label for words of equal meaning."""
+    """Return the words of UNIT that mean something, and the labels that they share with words of equal meaning."""
     said = singular(unit.words)
     words = [w for w in said if w not in table().empty and w not in ("weight", "bias", "proj", "layer")]
     found = {w for w in words if not w.isdecimal()}
@@ -236,7 +244,7 @@ def _meaningful(unit: Unit) -> set[str]:
 
 
 def similarity(t: Unit, s: Unit) -> float:
-    """Return the share of words that two names have in common, 0 to 1, and a little more for equal numbers."""
+    """Return the share of words that the names of T and S have in common, 0 to 1, and 0.05 more for equal numbers."""
     a, b = _meaningful(t), _meaningful(s)
     if not a or not b:
         return 0.0
@@ -245,7 +253,7 @@ def similarity(t: Unit, s: Unit) -> float:
 
 
 def of_one_name(t: Unit, s: Unit) -> bool:
-    """Return whether two names agree in more than the kind of layer (norm, convolution)."""
+    """Return whether the names of T and S agree in more than the kind of layer (norm, convolution)."""
     kinds = {phrase for phrase, said in table().group("purpose").phrases.items() if said in _KINDS}
     generic = {word for phrase in kinds for word in phrase} | {f"purpose:{said}" for said in _KINDS}
     own, theirs = labels(t.words, hard=False), labels(s.words, hard=False)
@@ -262,7 +270,7 @@ _KINDS = ("norm", "conv")
 
 
 def related(t: Unit, s: Unit) -> bool:
-    """Return whether the names of both units have words of equal meaning, or name the same part of a projection
+    """Return whether the names of T and S have words of equal meaning, or name the same part of a projection
     ("query").
     """
     if any(labels(t.words, hard=hard).items() & labels(s.words, hard=hard).items() for hard in (True, False)):
@@ -271,7 +279,9 @@ def related(t: Unit, s: Unit) -> bool:
 
 
 def label_of(unit: Unit, group: str) -> str | None:
-    """Return the label of a unit's name in the group of this name, or None."""
+    """Return the label ("query") that the name of UNIT has in the group called GROUP ("attention"); None if
+    it has none.
+    """
     return label(table().group(group), unit.words)
 
 

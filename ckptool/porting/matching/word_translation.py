@@ -17,16 +17,15 @@ Path = tuple[str, ...]
 def translation(
     own: Sequence[Path], theirs: Sequence[Path], known: Iterable[tuple[Path, Path]]
 ) -> dict[Path, Path] | None:
-    """Return which of several like parts of the target is which of the source, by the words that tell them apart.
+    """Return which of several look-alikes of the target is which of the source, by the words that tell them apart.
 
-    Known pairs show which word of the target means which word of the source: if `left` went to `l` elsewhere, it does
-    here.
+    Known pairs show which word of the target means which word of the source: if `left` is `l` elsewhere, it is here.
     Args:
         own, theirs: paths of equally many parts of each side.
         known: paths of pairs, (of the target, of the source).
     Returns:
-        Path of the target -> path of the source; None if the parts do not differ by one word each, both sides count
-            them, or the known pairs say nothing or contradict each other.
+        Path of the target -> path of the source. None if the parts do not differ by one word each, if numbers tell them
+        apart on both sides, or if the known pairs show no translation, or several.
     """
     ours, others = _apart(own), _apart(theirs)
     if ours is None or others is None or (_numbers(ours) and _numbers(others)):
@@ -52,7 +51,7 @@ def translation(
 
 
 def _apart(paths: Sequence[Path]) -> dict[str, Path] | None:
-    """Return the one word in which each path differs from the others -> the path; None if they differ in more."""
+    """Return word -> path, for paths that differ from each other in one word at the same place; None for others."""
     cut_up = [words_of(path) for path in paths]
     if len(paths) < 2 or len({len(words) for words in cut_up}) != 1:
         return None

@@ -12,7 +12,9 @@ from .storages import zeros as tensor_of_zeros
 
 
 class Add(Calculation):
-    """Add tensors. The others are broadcast to the first."""
+    """The operation `add(x, y, …)`: the sum of tensors, element by element. All but the first are broadcast
+    to the first.
+    """
 
     name, usage = "add", "add(x, y, …)"
     summary = "the sum, element by element"
@@ -26,7 +28,9 @@ def total(*parts: Tensor) -> Tensor:
     takes = 0
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """Return the sizes of the first tensor, to which the others are broadcast."""
+        """Return the sizes of `add(x, y, …)`: those of x. Raise RuleError if another tensor cannot be
+        broadcast to x.
+        """
         first, *others = shapes
         for one in others:
             fits = len(one) <= len(first) and all(a in (1, b) for a, b in zip(one[::-1], first[::-1], strict=False))
@@ -34,16 +38,18 @@ def total(*parts: Tensor) -> Tensor:
         return first
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
-        """Add from the first tensor to the last."""
+        """Return the sum of ARRAYS, added from the first to the last."""
         return sum(arrays[1:], arrays[0])
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """Return the torch code: `x + y` for two tensors; a helper that rounds once for more."""
+        """Return the torch code of the sum of ARGS, texts: `x + y` for two; for more, a call of a helper that
+        rounds once.
+        """
         return " + ".join(args) if len(args) == 2 else f"total({listed(args)})"
 
 
 class Mul(Calculation):
-    """Multiply two tensors of equal sizes."""
+    """The operation `mul(x, y)`: the product of two tensors of equal sizes, element by element."""
 
     name, usage = "mul", "mul(x, y)"
     summary = "the product, element by element"
@@ -51,43 +57,43 @@ class Mul(Calculation):
     takes = 2
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """Return the sizes that both tensors have."""
+        """Return the sizes of `mul(x, y)`: those of both tensors. Raise RuleError if they differ."""
         x, y = shapes
         need(x == y, f"{list(x)} and {list(y)} are not of one size")
         return x
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
-        """Multiply element by element."""
+        """Return the product of the two ARRAYS, element by element."""
         return arrays[0] * arrays[1]
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """Return the torch code `x * y`."""
+        """Return the torch code `x * y` for the two texts ARGS."""
         return f"{args[0]} * {args[1]}"
 
 
 class _Elementwise(Calculation):
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """Return the sizes of the tensor, which stay."""
+        """Return the sizes of the result: those of the only tensor, which stay."""
         return shapes[0]
 
 
 class Nonzero(_Elementwise):
-    """Give 1 where an element is not 0, and 0 elsewhere: the mask of a pruned weight."""
+    """The operation `nonzero(x)`: 1 where an element is not 0, and 0 elsewhere: the mask of a pruned weight."""
 
     name, usage = "nonzero", "nonzero(x)"
     summary = "1 where x is not 0, else 0"
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
-        """Return whether each element is not 0."""
+        """Return, for each element of the only array, whether it is not 0."""
         return arrays[0] != 0
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """Return the torch code: a comparison with 0, converted to the type of x."""
+        """Return the torch code: a comparison of the text ARGS[0] with 0, converted to its type."""
         return f"{args[0]}.ne(0).to({args[0]}.dtype)"
 
 
 class Shift(_Elementwise):
-    """Add a number to each element."""
+    """The operation `shift(x, value)`: x + value."""
 
     name, usage = "shift", "shift(x, value)"
     summary = "x + value"
@@ -95,24 +101,26 @@ class Shift(_Elementwise):
     params = REAL
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
-        """Add the number to each element."""
+        """Return the only array plus the number in PARAMS."""
         return arrays[0] + float(params[0])
 
     def undone(self, x: Expr, value: Expr, shapes: Mapping[str, Shape]) -> Sequence[Expr]:
-        """Subtract the number again."""
+        """Return [the expression for x], made from VALUE, the result of X = `shift(x, value)`: the number subtracted
+        again.
+        """
         return [shift(value, -float(x.params[0]))]
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """Return the torch code `x + number` or `x - number`."""
+        """Return the torch code `x + number` or `x - number` for the text ARGS[0] and the number in PARAMS."""
         return f"{args[0]} + {float(params[0])}" if params[0] >= 0 else f"{args[0]} - {-float(params[0])}"
 
     def taken(self, shape: Shape, params: tuple[Any, ...], count: int) -> list[Shape]:
-        """Return the same sizes: the operation keeps them."""
+        """Return [the sizes of x] for the sizes SHAPE of the result of `shift(x, value)`: they are equal."""
         return [shape]
 
 
 class Scale(_Elementwise):
-    """Multiply each element by a number."""
+    """The operation `scale(x, value)`: x * value."""
 
     name, usage = "scale", "scale(x, value)"
     summary = "x * value"
@@ -120,144 +128,154 @@ class Scale(_Elementwise):
     params = REAL
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
-        """Multiply each element by the number."""
+        """Return the only array times the number in PARAMS."""
         return arrays[0] * float(params[0])
 
     def undone(self, x: Expr, value: Expr, shapes: Mapping[str, Shape]) -> Sequence[Expr] | None:
-        """Divide by the number, or return None if the number is 0 or so small that its inverse is infinite."""
+        """Return [the expression for x], made from VALUE, the result of X = `scale(x, value)`: divided by the number.
+        None if the number is 0, or so small that its inverse is infinite.
+        """
         amount = float(x.params[0])
         return [scale(value, 1 / amount)] if amount and isfinite(1 / amount) else None
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """Return the torch code `x * number`."""
+        """Return the torch code `x * number` for the text ARGS[0] and the number in PARAMS."""
         return f"{args[0]} * {float(params[0])}"
 
     def taken(self, shape: Shape, params: tuple[Any, ...], count: int) -> list[Shape]:
-        """Return the same sizes: the operation keeps them."""
+        """Return [the sizes of x] for the sizes SHAPE of the result of `scale(x, value)`: they are equal."""
         return [shape]
 
 
 class Flip(Calculation):
-    """Reverse the order of the elements in some dimensions, as torch.flip."""
+    """The operation `flip(x, dims…)`: x with the elements of some dimensions in the opposite order, as torch.flip."""
 
     name, usage = "flip", "flip(x, dims…)"
     summary = "x with the elements of these dimensions in the opposite order, as torch.flip"
     params = "i+"
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """Return the same sizes. Each dimension may be named once."""
+        """Return the sizes of `flip(x, dims…)`: those of x. Raise RuleError if a dimension is named twice or does not
+        exist.
+        """
         (shape,) = shapes
         fits = len(set(params)) == len(params) and max(params) < len(shape)
         need(fits, f"flip names {list(params)} of {len(shape)} dimensions")
         return shape
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
-        """Reverse the elements of these dimensions."""
+        """Return the only array with the elements of the dimensions PARAMS in the opposite order."""
         (array,) = arrays
         turned = tuple(slice(None, None, -1 if dim in params else 1) for dim in range(array.ndim))
         return array[turned]
 
     def undone(self, x: Expr, value: Expr, shapes: Mapping[str, Shape]) -> Sequence[Expr]:
-        """Flip the same dimensions again: a flip is its own inverse."""
+        """Return [the expression for x], made from VALUE, the result of X = `flip(x, dims…)`: flipped again."""
         return [flip(value, *map(int, x.params))]
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """Return the torch code `x.flip(dims)`."""
+        """Return the torch code `x.flip(dims)` for the text ARGS[0] and the dimensions PARAMS."""
         return f"{args[0]}.flip({listed(params)})"
 
     def taken(self, shape: Shape, params: tuple[Any, ...], count: int) -> list[Shape]:
-        """Return the same sizes: the operation keeps them."""
+        """Return [the sizes of x] for the sizes SHAPE of the result of `flip(x, dims…)`: they are equal."""
         return [shape]
 
 
 class Sum(Calculation):
-    """Sum over a dimension."""
+    """The operation `sum(x, dim)`: the sum over a dimension, which stays with size 1."""
 
     name, usage = "sum", "sum(x, dim)"
     summary = "x summed over dimension dim, which stays with size 1"
     params = "i"
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """Return the sizes with 1 in dimension DIM."""
+        """Return the sizes of `sum(x, dim)`: those of x, with 1 in dimension dim. Raise RuleError if there is no such
+        dimension.
+        """
         (shape,), (dim,) = shapes, params
         need(0 <= dim < len(shape), f"no dimension {dim} in {list(shape)}")
         return (*shape[:dim], 1, *shape[dim + 1 :])
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
-        """Sum over the dimension, as numpy with `keepdims`."""
+        """Return the sum of the only array over the dimension in PARAMS, which stays with size 1."""
         return arrays[0].sum(axis=params[0], keepdims=True)
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """Return the torch code `x.sum(dim=DIM, keepdim=True)`."""
+        """Return the torch code `x.sum(dim=…, keepdim=True)` for the text ARGS[0] and the dimension in PARAMS."""
         return f"{args[0]}.sum(dim={params[0]}, keepdim=True)"
 
 
 class Zeros(Operation):
-    """Give a tensor of zeros, for a tensor of the model that the source lacks and that then adds nothing."""
+    """The operation `zeros(sizes…)`: zeros, for a tensor of the model that the source lacks and that then
+    adds nothing.
+    """
 
     name, usage = "zeros", "zeros(sizes…)"
     summary = "zeros of these sizes"
     takes, params = -1, "i*"
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """Return the parameters, which are the sizes."""
+        """Return the sizes of `zeros(sizes…)`: PARAMS. There are no tensors, so SHAPES is empty."""
         return tuple(params)
 
     def result(
         self, parts: Sequence[LazyTensor], params: tuple[Any, ...], shape: Shape, like: LazyTensor
     ) -> LazyTensor:
-        """Return a tensor of zeros of the type of LIKE, which reads no file."""
+        """Return a lazy tensor of zeros with the sizes SHAPE and the type of LIKE; it reads no file."""
         return tensor_of_zeros(like, shape)
 
     def undone(self, x: Expr, value: Expr, shapes: Mapping[str, Shape]) -> Sequence[Expr]:
-        """Return no expressions: the operation reads no tensor."""
+        """Return [], because `zeros(sizes…)` reads no tensor."""
         return []
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """Return the torch code of zeros of the type and device of LIKE, the first tensor that is read."""
+        """Return the torch code of zeros with the sizes PARAMS, of the type and device of LIKE, the code of a
+        tensor.
+        """
         return f"{like}.new_zeros({listed(params) or '()'})"
 
 
 def add(*parts: Expr) -> Expr:
-    """Return the sum of PARTS, or the part itself if there is one."""
+    """Return the expression of the sum of PARTS, or the part itself if there is one."""
     return parts[0] if len(parts) == 1 else Expr("add", parts)
 
 
 def mul(x: Expr, y: Expr) -> Expr:
-    """Return the product X * Y, element by element."""
+    """Return the expression of the product X * Y, element by element."""
     return Expr("mul", (x, y))
 
 
 def nonzero(x: Expr) -> Expr:
-    """Return an expression that is 1 where X is not 0, and 0 elsewhere."""
+    """Return the expression that is 1 where X is not 0, and 0 elsewhere."""
     return Expr("nonzero", (x,))
 
 
 def flip(x: Expr, *dims: int) -> Expr:
-    """Return X with the elements of these dimensions in the opposite order."""
+    """Return the expression of X with the elements of the dimensions DIMS in the opposite order."""
     return Expr("flip", (x,), dims)
 
 
 def shift(x: Expr, value: float) -> Expr:
-    """Return X + VALUE."""
+    """Return the expression X + VALUE."""
     return Expr("shift", (x,), (value,))
 
 
 def scale(x: Expr, value: float) -> Expr:
-    """Return X * VALUE."""
+    """Return the expression X * VALUE."""
     return Expr("scale", (x,), (value,))
 
 
 def summed(x: Expr, dim: int) -> Expr:
-    """Return the sum of X over dimension DIM, which stays with size 1."""
+    """Return the expression of the sum of X over dimension DIM, which stays with size 1."""
     return Expr("sum", (x,), (dim,))
 
 
 def zeros(*sizes: int) -> Expr:
-    """Return zeros of these sizes."""
+    """Return the expression of zeros with these SIZES."""
     return Expr("zeros", (), sizes)
 
 
 def unshifted(x: Expr) -> Expr:
-    """Return the argument of X if X adds a number (`shift`), else X."""
+    """Return the tensor to which X adds a number, if its outermost operation is `shift`; else X."""
     return x.args[0] if x.op == "shift" else x

@@ -24,36 +24,39 @@ class Cut(View):
 
     @abstractmethod
     def whole(self, values: Sequence[Expr], parts: Sequence[tuple[Any, ...]], shape: Shape) -> Expr | None:
-        """Return the tensor of sizes SHAPE that is made of VALUES, its parts in order, or None if they do not cover it.
+        """Return the expression of the tensor of sizes SHAPE that is made of VALUES, its parts in order; None if they
+        do not cover it.
 
         PARTS holds, for each value, the parameters that cut it out.
         """
 
     @abstractmethod
     def begins(self, params: tuple[Any, ...]) -> int:
-        """Return the place where the part begins, by which parts are sorted."""
+        """Return the place where the part cut with PARAMS begins, by which parts are sorted."""
 
 
 class Slice(Cut):
-    """Cut out elements of one dimension."""
+    """The operation `slice(x, dim, start, stop)`: elements start to stop - 1 of dimension dim."""
 
     name, usage = "slice", "slice(x, dim, start, stop)"
     summary = "elements start to stop - 1 of dimension dim"
     params = "iii"
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """Return the sizes with stop - start in dimension DIM."""
+        """Return the sizes of `slice(x, dim, start, stop)`: those of x, with stop - start in dimension dim. Raise
+        RuleError if x has no such elements.
+        """
         (shape,), (dim, start, stop) = shapes, params
         fits = 0 <= dim < len(shape) and 0 <= start < stop <= shape[dim]
         need(fits, f"no elements {start} to {stop} in {list(shape)}")
         return (*shape[:dim], stop - start, *shape[dim + 1 :])
 
     def view(self, x: LazyTensor, params: tuple[Any, ...]) -> LazyTensor:
-        """Return a view with a later offset and a smaller size."""
+        """Return the elements of X that PARAMS (dim, start, stop) name, as a view."""
         return sliced(x, *params)
 
     def simplified(self, x: Expr, shapes: Mapping[str, Shape]) -> Expr:
-        """Simplify the slice.
+        """Return an expression that equals the slice X, with fewer operations if possible.
 
         A slice of all elements is the tensor itself, a slice of a slice is one slice, and a slice of a concatenation is
         a slice of the parts that it covers.
@@ -81,17 +84,19 @@ class Slice(Cut):
         return x
 
     def whole(self, values: Sequence[Expr], parts: Sequence[tuple[Any, ...]], shape: Shape) -> Expr | None:
-        """Return the parts joined along their dimension if they cover it from start to end, else None."""
+        """Return the expression that joins VALUES along the dimension of their slices PARTS (dim, start, stop), if
+        these cover a tensor of sizes SHAPE from start to end, without gaps; else None.
+        """
         dim = parts[0][0]
         along = all(d == dim for d, _, _ in parts) and parts[0][1] == 0 and parts[-1][2] == shape[dim]
         return cat(dim, *values) if along and all(a[2] == b[1] for a, b in pairwise(parts)) else None
 
     def begins(self, params: tuple[Any, ...]) -> int:
-        """Return the index of the first element."""
+        """Return the index of the first element of a slice with PARAMS (dim, start, stop)."""
         return int(params[1])
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """Return the torch code: an index with a colon."""
+        """Return the torch code of a slice, `x[:, start:stop]`, for the text ARGS[0] and PARAMS (dim, start, stop)."""
         start, stop = ("" if place in (0, "0") else str(place) for place in params[1:])
         between = ":"
         if " " in start + stop:  # as formatters have it
@@ -99,54 +104,62 @@ class Slice(Cut):
         return f"{args[0]}[{':, ' * params[0]}{start}{between}{stop}]"
 
     def taken(self, shape: Shape, params: tuple[Any, ...], count: int) -> list[Shape]:
-        """Return sizes that reach at least to the last element of the slice."""
+        """Return [sizes of x that reach at least to the last element of the slice], for the sizes SHAPE of the result
+        and PARAMS (dim, start, stop).
+        """
         dim, _, stop = params
         return [(*shape[:dim], stop, *shape[dim + 1 :])]
 
 
 class Select(Cut):
-    """Take one element of a dimension, and remove that dimension."""
+    """The operation `select(x, dim, index)`: one element of dimension dim, which goes away."""
 
     name, usage = "select", "select(x, dim, index)"
     summary = "one element of dimension dim, which goes away"
     params = "ii"
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """Return the sizes without dimension DIM."""
+        """Return the sizes of `select(x, dim, index)`: those of x without dimension dim. Raise RuleError if x has no
+        such element.
+        """
         (shape,), (dim, index) = shapes, params
         fits = 0 <= dim < len(shape) and 0 <= index < shape[dim]
         need(fits, f"no element {index} in dimension {dim} of {list(shape)}")
         return (*shape[:dim], *shape[dim + 1 :])
 
     def view(self, x: LazyTensor, params: tuple[Any, ...]) -> LazyTensor:
-        """Return a view with a later offset and one dimension less."""
+        """Return the element of X that PARAMS (dim, index) name, as a view with one dimension less."""
         return selected(x, *params)
 
     def simplified(self, x: Expr, shapes: Mapping[str, Shape]) -> Expr:
-        """Return the stacked tensor itself if this takes one of stacked tensors."""
+        """Return the tensor that X selects from a stack of tensors, if X does that along dimension 0; else X."""
         (inner,), (dim, index) = x.args, map(int, x.params)
         return inner.args[index] if inner.op == "stack" and dim == 0 else x
 
     def whole(self, values: Sequence[Expr], parts: Sequence[tuple[Any, ...]], shape: Shape) -> Expr | None:
-        """Return the parts stacked, if they are all elements of the first dimension in order, else None."""
+        """Return the expression that stacks VALUES, if PARTS (dim, index) are all elements of the first dimension of a
+        tensor of sizes SHAPE in order; else None.
+        """
         return stack(*values) if list(parts) == [(0, i) for i in range(shape[0])] else None
 
     def begins(self, params: tuple[Any, ...]) -> int:
-        """Return the index of the element."""
+        """Return the index of the element that PARAMS (dim, index) select."""
         return int(params[1])
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """Return the torch code: an index."""
+        """Return the torch code of an index, `x[:, index]`, for the text ARGS[0] and PARAMS (dim, index)."""
         return f"{args[0]}[{':, ' * params[0]}{params[1]}]"
 
     def taken(self, shape: Shape, params: tuple[Any, ...], count: int) -> list[Shape]:
-        """Return sizes that reach at least to the element."""
+        """Return [sizes of x that reach at least to the element], for the sizes SHAPE of the result and PARAMS (dim,
+        index).
+        """
         dim, index = params
         return [(*shape[:dim], index + 1, *shape[dim:])]
 
 
 class OfHeads(Cut):
-    """Take parts i to j - 1 of the N equal parts that each head has.
+    """The operation `of_heads(x, heads, n, i[, j])`: parts i to j - 1 of the n equal parts that each head has.
 
     The rows of a fused projection are often stored head by head: queries, keys and values of head 0, then of head 1.
     """
@@ -162,7 +175,9 @@ def of_heads(x: Tensor, heads: int, parts: int, start: int, stop: int) -> Tensor
     params = "iiii?"
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """Return the sizes with (j - i) / n of the rows."""
+        """Return the sizes of `of_heads(x, heads, n, i[, j])`: those of x, with (j - i) / n of its rows. Raise
+        RuleError if the rows cannot be divided in this way.
+        """
         (shape,), (heads, n, start, stop) = shapes, _with_end(params)
         fits = bool(shape) and heads * n > 0 and shape[0] % (heads * n) == 0
         need(fits, f"{list(shape)} has no {heads} heads of {n} parts")
@@ -170,29 +185,33 @@ def of_heads(x: Tensor, heads: int, parts: int, start: int, stop: int) -> Tensor
         return (shape[0] // n * (stop - start), *shape[1:])
 
     def view(self, x: LazyTensor, params: tuple[Any, ...]) -> LazyTensor:
-        """Reshape the rows to [heads, n, rows of a part], and slice the second dimension."""
+        """Return the rows of X in the parts that PARAMS (heads, n, i, j) name: reshaped to [heads, n, rows of a part],
+        sliced along the second dimension.
+        """
         heads, n, start, stop = _with_end(params)
         d = x.shape[0] // (heads * n)
         inner = sliced(reshaped(x, heads, n, d, *x.shape[1:]), 1, start, stop)
         return reshaped(inner, heads * (stop - start) * d, *x.shape[1:])
 
     def whole(self, values: Sequence[Expr], parts: Sequence[tuple[Any, ...]], shape: Shape) -> Expr | None:
-        """Return the parts joined head by head, if they are all N parts of the same heads, else None."""
+        """Return the expression that joins VALUES head by head, if PARTS (heads, n, i, j) are all n parts of the same
+        heads; else None.
+        """
         ends = [_with_end(params) for params in parts]
         heads, n, first, _ = ends[0]
         along = first == 0 and ends[-1][3] == n and all(params[:2] == (heads, n) for params in ends)
         return by_heads(heads, *values) if along and all(a[3] == b[2] for a, b in pairwise(ends)) else None
 
     def begins(self, params: tuple[Any, ...]) -> int:
-        """Return the number of the first part."""
+        """Return the number of the first part that PARAMS (heads, n, i, j) take."""
         return int(params[2])
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """Return the torch code: a call of the helper `of_heads`."""
+        """Return the torch code: a call of the helper `of_heads` for the text ARGS[0] and PARAMS (heads, n, i, j)."""
         return f"of_heads({args[0]}, {listed(_with_end(params))})"
 
     def taken(self, shape: Shape, params: tuple[Any, ...], count: int) -> list[Shape]:
-        """Return the sizes of the whole tensor, all N parts of which have equally many rows."""
+        """Return [the sizes of x] for the sizes SHAPE of the result: all n parts, which have equally many rows."""
         _, n, start, stop = _with_end(params)
         return [(shape[0] * n // (stop - start), *shape[1:])]
 
@@ -208,7 +227,7 @@ class Join(Operation):
     takes = 0
 
     def simplified(self, x: Expr, shapes: Mapping[str, Shape]) -> Expr:
-        """Return the tensor itself if X joins all parts of one tensor as they were cut."""
+        """Return the tensor itself if X joins all parts of one tensor as they were cut; else X."""
         first = x.args[0]
         cut = OPERATIONS.get(first.op)
         if isinstance(cut, Cut) and all((arg.op, arg.args) == (first.op, first.args) for arg in x.args):
@@ -219,7 +238,7 @@ class Join(Operation):
 
 
 class Cat(Join):
-    """Join tensors along a dimension."""
+    """The operation `cat(dim, x, y, …)`: tensors joined along dimension dim."""
 
     name, usage = "cat", "cat(dim, x, y, …)"
     summary = "tensors joined along dimension dim"
@@ -227,7 +246,9 @@ class Cat(Join):
     first, params = 1, "i"
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """Return the sizes: in dimension DIM the sum, in the others the sizes that all tensors share."""
+        """Return the sizes of `cat(dim, x, y, …)`: in dimension dim the sum, in the others the sizes that all tensors
+        share. Raise RuleError if these differ.
+        """
         (dim,) = params
         need(all(dim < len(s) for s in shapes), f"there is no dimension {dim} to join along")
         rest = {(*s[:dim], *s[dim + 1 :]) for s in shapes}
@@ -238,18 +259,22 @@ class Cat(Join):
     def result(
         self, parts: Sequence[LazyTensor], params: tuple[Any, ...], shape: Shape, like: LazyTensor
     ) -> LazyTensor:
-        """Return a tensor of the bytes of the parts: one after the other, or in turns for a later dimension than the
-        first.
+        """Return a lazy tensor of sizes SHAPE that has the bytes of PARTS one after the other; if they are joined along
+        a later dimension than the first, in turns.
         """
         return join(params[0], parts, widest(parts), shape)
 
     def simplified(self, x: Expr, shapes: Mapping[str, Shape]) -> Expr:
-        """Merge concatenations inside of this one, and neighbouring slices of one tensor."""
+        """Return an expression that equals the concatenation X: concatenations inside of it, and neighbouring slices of
+        one tensor, are merged.
+        """
         merged = _merged(x.args, int(x.params[0]))
         return cat(int(x.params[0]), *(simplified(arg, shapes) if arg.op == "slice" else arg for arg in merged))
 
     def undone(self, x: Expr, value: Expr, shapes: Mapping[str, Shape]) -> Sequence[Expr]:
-        """Return one slice of VALUE for each part."""
+        """Return [expression for each part] made from VALUE, the result of the concatenation X: a slice of VALUE.
+        SHAPES are the sizes of the source.
+        """
         dim, at, found = int(x.params[0]), 0, []
         for arg in x.args:
             size = shape_of(arg, shapes)[dim]
@@ -258,11 +283,13 @@ class Cat(Join):
         return found
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """Return the torch code: `torch.cat`."""
+        """Return the torch code `torch.cat([…], dim=…)` for the texts ARGS and the dimension in PARAMS."""
         return f"torch.cat([{listed(args)}], dim={params[0]})"
 
     def taken(self, shape: Shape, params: tuple[Any, ...], count: int) -> list[Shape]:
-        """Return equal sizes for all parts, because the result does not show others."""
+        """Return the sizes of COUNT joined tensors for the sizes SHAPE of the result: equal sizes, because the result
+        does not show others.
+        """
         (dim,) = params
         return [(*shape[:dim], shape[dim] // count, *shape[dim + 1 :])] * count
 
@@ -286,38 +313,46 @@ def _merged(parts: Sequence[Expr], dim: int) -> list[Expr]:
 
 
 class Stack(Join):
-    """Join tensors of equal sizes along a new first dimension."""
+    """The operation `stack(x, y, …)`: tensors of equal sizes joined along a new first dimension."""
 
     name, usage = "stack", "stack(x, y, …)"
     summary = "tensors joined along a new first dimension"
     calls = True
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """Return [number of tensors, their sizes]."""
+        """Return the sizes of `stack(x, y, …)`: the number of tensors, then their sizes. Raise RuleError if
+        these differ.
+        """
         need(len(set(shapes)) == 1, f"cannot stack {', '.join(str(list(s)) for s in shapes[:4])}")
         return (len(shapes), *shapes[0])
 
     def result(
         self, parts: Sequence[LazyTensor], params: tuple[Any, ...], shape: Shape, like: LazyTensor
     ) -> LazyTensor:
-        """Return a tensor of the bytes of the parts, one after the other."""
+        """Return a lazy tensor of sizes SHAPE that has the bytes of PARTS, one after the other."""
         return join(0, [reshaped(p, 1, *p.shape) for p in parts], widest(parts), shape)
 
     def undone(self, x: Expr, value: Expr, shapes: Mapping[str, Shape]) -> Sequence[Expr]:
-        """Return one element of VALUE for each part."""
+        """Return [expression for each stacked tensor] made from VALUE, the result of the stack X: an element
+        of VALUE.
+        """
         return [select(value, 0, i) for i in range(len(x.args))]
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """Return the torch code: `torch.stack`."""
+        """Return the torch code `torch.stack([…])` for the texts ARGS."""
         return f"torch.stack([{listed(args)}])"
 
     def taken(self, shape: Shape, params: tuple[Any, ...], count: int) -> list[Shape]:
-        """Return the sizes without the first dimension, for each part."""
+        """Return the sizes of COUNT stacked tensors for the sizes SHAPE of the result: those without the
+        first dimension.
+        """
         return [shape[1:]] * count
 
 
 class ByHeads(Join):
-    """Join the rows of tensors head by head: the rows of head 0 of each tensor, then of head 1, and so on."""
+    """The operation `by_heads(heads, x, y, …)`: rows of tensors joined head by head: the rows of head 0 of each tensor,
+    then of head 1, and so on.
+    """
 
     name, usage = "by_heads", "by_heads(heads, x, y, …)"
     summary = "rows of several tensors, which alternate by head"
@@ -330,7 +365,9 @@ def by_heads(heads: int, *parts: Tensor) -> Tensor:
     first, params = 1, "i"
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """Return the sizes: the sum of the rows, and the other sizes, which all tensors share."""
+        """Return the sizes of `by_heads(heads, x, y, …)`: the sum of the rows, and the other sizes, which all tensors
+        share. Raise RuleError if these differ, or if rows cannot be divided by heads.
+        """
         (heads,) = params
         fits = heads > 0 and len({s[1:] for s in shapes}) == 1 and all(s and s[0] % heads == 0 for s in shapes)
         need(fits, f"cannot interleave {len(shapes)} parts by {heads} heads")
@@ -339,44 +376,52 @@ def by_heads(heads: int, *parts: Tensor) -> Tensor:
     def result(
         self, parts: Sequence[LazyTensor], params: tuple[Any, ...], shape: Shape, like: LazyTensor
     ) -> LazyTensor:
-        """Reshape the rows of each tensor to [heads, rows of a head], and join along the second dimension."""
+        """Return a lazy tensor of sizes SHAPE: the rows of each of PARTS reshaped to [heads, rows of a head], joined
+        along the second dimension.
+        """
         (heads,) = params
         cut = [reshaped(p, heads, p.shape[0] // heads, *p.shape[1:]) for p in parts]
         rows = sum(p.shape[1] for p in cut)
         return reshaped(join(1, cut, widest(parts), (heads, rows, *shape[1:])), *shape)
 
     def undone(self, x: Expr, value: Expr, shapes: Mapping[str, Shape]) -> Sequence[Expr]:
-        """Return, for each tensor that was joined, its rows of every head."""
+        """Return [expression for each joined tensor] made from VALUE, the result of X = `by_heads(heads, …)`: its rows
+        of every head. SHAPES are the sizes of the source.
+        """
         heads = int(x.params[0])
         return cut_by_heads(value, heads, [shape_of(arg, shapes)[0] // heads for arg in x.args])
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """Return the torch code: a call of the helper `by_heads`."""
+        """Return the torch code: a call of the helper `by_heads` for the number of heads in PARAMS and the
+        texts ARGS.
+        """
         return f"by_heads({params[0]}, {listed(args)})"
 
     def taken(self, shape: Shape, params: tuple[Any, ...], count: int) -> list[Shape]:
-        """Return equal sizes for all parts, because the result does not show others."""
+        """Return the sizes of COUNT joined tensors for the sizes SHAPE of the result: equal sizes, because the result
+        does not show others.
+        """
         return [(shape[0] // count, *shape[1:])] * count
 
 
 def part(x: Expr, dim: int, start: int, stop: int) -> Expr:
-    """Return elements START to STOP - 1 of dimension DIM of X."""
+    """Return the expression of elements START to STOP - 1 of dimension DIM of X."""
     return Expr("slice", (x,), (dim, start, stop))
 
 
 def select(x: Expr, dim: int, index: int) -> Expr:
-    """Return element INDEX of dimension DIM of X, without that dimension."""
+    """Return the expression of element INDEX of dimension DIM of X, without that dimension."""
     return Expr("select", (x,), (dim, index))
 
 
 def of_heads(x: Expr, heads: int, n: int, index: int) -> Expr:
-    """Return part INDEX of the N equal parts that each head of X has."""
+    """Return the expression of part INDEX of the N equal parts that each head of X has."""
     return Expr("of_heads", (x,), (heads, n, index))
 
 
 def cut_by_heads(x: Expr, heads: int, rows: Sequence[int]) -> list[Expr]:
-    """Return the parts of X, where each head holds ROWS[0] rows of the first part, then ROWS[1] of the second, and so
-    on.
+    """Return the expressions of the parts of X, where each head holds ROWS[0] rows of the first part, then ROWS[1] of
+    the second, and so on.
     """
     unit = gcd(*rows)
     n, at, found = sum(rows) // unit, 0, []
@@ -388,30 +433,34 @@ def cut_by_heads(x: Expr, heads: int, rows: Sequence[int]) -> list[Expr]:
 
 
 def cat(dim: int, *parts: Expr) -> Expr:
-    """Return PARTS joined along DIM, or the part itself if there is one."""
+    """Return the expression of PARTS joined along DIM, or the part itself if there is one."""
     return parts[0] if len(parts) == 1 else Expr("cat", parts, (dim,))
 
 
 def stack(*parts: Expr) -> Expr:
-    """Return PARTS stacked along a new first dimension."""
+    """Return the expression of PARTS stacked along a new first dimension."""
     return Expr("stack", parts)
 
 
 def by_heads(heads: int, *parts: Expr) -> Expr:
-    """Return the rows of PARTS, joined head by head."""
+    """Return the expression of the rows of PARTS, joined head by head."""
     return Expr("by_heads", parts, (heads,))
 
 
 def is_selected(x: Expr) -> bool:
-    """Return whether X takes one element of a dimension (`select`)."""
+    """Return whether the outermost operation of X takes one element of a dimension (`select`)."""
     return x.op == "select"
 
 
 def rows_cut(x: Expr) -> tuple[Expr, int, int] | None:
-    """Return (tensor, first row, row after the last) if X cuts rows from a tensor, else None."""
+    """Return (tensor, first row, row after the last) if the outermost operation of X cuts rows from a tensor;
+    else None.
+    """
     return (x.args[0], int(x.params[1]), int(x.params[2])) if x.op == "slice" and x.params[0] == 0 else None
 
 
 def rows_joined(x: Expr) -> tuple[Expr, ...] | None:
-    """Return the parts that X joins along the rows, or None if X does not join rows."""
+    """Return the parts that the outermost operation of X joins along the rows (`cat` along dimension 0); None
+    for others.
+    """
     return x.args if x.op == "cat" and x.params == (0,) else None

@@ -32,9 +32,9 @@ class Expr:
     """An operation with its arguments, or a key of the source (`op` is "key", and the key is the only parameter).
 
     Attributes:
-        op: its name in `OPERATIONS`.
-        args: the expressions that it takes.
-        params: its other arguments.
+        op: the name of the operation in `OPERATIONS`.
+        args: the expressions that the operation takes.
+        params: its other arguments (numbers, words).
     """
 
     op: str
@@ -43,7 +43,9 @@ class Expr:
 
     @property
     def key(self) -> str:
-        """Return the key, if this is a plain copy."""
+        """Return the key, if this is a tensor of the source without any operation. Other expressions fail an
+        assertion.
+        """
         assert self.op == "key"
         return str(self.params[0])
 
@@ -53,7 +55,7 @@ class Expr:
         return self.op == "key"
 
     def keys(self) -> list[str]:
-        """Return the keys that the expression reads, each once, in order."""
+        """Return the keys of the source that the expression reads, each once, in order."""
         if self.is_copy:
             return [self.key]
         return list(dict.fromkeys(key for arg in self.args for key in arg.keys()))  # noqa: SIM118 - a method of ours
@@ -64,7 +66,7 @@ class Expr:
         return list(dict.fromkeys(inner + ([] if self.is_copy else [self.op])))
 
     def rename(self, new: Callable[[str], str]) -> Expr:
-        """Return the expression with NEW(key) as each key."""
+        """Return the expression with NEW(key) in place of each key that it reads."""
         return self.replaced(lambda key: of(new(key)))
 
     def replaced(self, new: Callable[[str], Expr]) -> Expr:
@@ -74,7 +76,7 @@ class Expr:
         return replace(self, args=tuple(arg.replaced(new) for arg in self.args))
 
     def written(self, name: Callable[[str], str]) -> str:
-        """Return the text for a mapping file. NAME writes a key."""
+        """Return the text of the expression for a mapping file. NAME returns the text of a key."""
         if self.is_copy:
             return name(self.key)
         words = OPERATIONS[self.op].first
@@ -89,7 +91,7 @@ _PLAIN = re.compile(r"[\w.\-{}/]+")
 
 
 def of(key: str) -> Expr:
-    """Return the expression of a plain copy of the tensor KEY."""
+    """Return the expression of the tensor KEY of the source as it is."""
     return Expr("key", (), (key,))
 
 
@@ -119,42 +121,48 @@ class Operation(ABC):
     infix: bool = False
 
     def fits(self, params: Sequence[Number]) -> bool:
-        """Return whether PARAMS are of the right kinds: i is an integer from 0 on, f another number, w a word."""
+        """Return whether PARAMS are of the kinds in `params`: i is an integer from 0 on, f another number, w a word."""
         return re.fullmatch(self.params, "".join(map(_kind, params))) is not None
 
     @abstractmethod
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """Return the sizes of the result for the sizes of its tensors.
+        """Return the sizes of the result for SHAPES, the sizes of its tensors, and PARAMS, its other arguments.
 
         Raises:
-            RuleError: they do not fit.
+            RuleError: the operation cannot be applied to these.
         """
 
     @abstractmethod
     def result(
         self, parts: Sequence[LazyTensor], params: tuple[Any, ...], shape: Shape, like: LazyTensor
     ) -> LazyTensor:
-        """Return a lazy tensor of sizes SHAPE. LIKE gives type and device if the operation reads no tensor."""
+        """Return the result as a lazy tensor of sizes SHAPE, for the tensors PARTS and the other arguments PARAMS. LIKE
+        gives type and device if the operation reads no tensor.
+        """
 
     def taken(self, shape: Shape, params: tuple[Any, ...], count: int) -> list[Shape]:
-        """Return the sizes of the COUNT tensors that are read if the result has SHAPE, or nothing if SHAPE does not
-        show them.
+        """Return the sizes of the COUNT tensors that the operation reads if its result has SHAPE; [] if SHAPE does not
+        show them. PARAMS are its other arguments.
         """
         return []
 
     @abstractmethod
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """Return Python code for the result. ARGS are the codes of its torch tensors.
+        """Return Python code for the result. ARGS are the codes of its torch tensors, PARAMS its other arguments.
 
         LIKE, the code of a tensor, gives type and device if the operation reads no tensor.
         """
 
     def simplified(self, x: Expr, shapes: Mapping[str, Shape]) -> Expr:
-        """Return an expression that equals X, with fewer operations if possible. Its arguments are simplified."""
+        """Return an expression that equals X, an expression of this operation, with fewer operations if possible. The
+        arguments of X are simplified already; SHAPES are the sizes of the source.
+        """
         return x
 
     def undone(self, x: Expr, value: Expr, shapes: Mapping[str, Shape]) -> Sequence[Expr] | None:
-        """Return an expression for each argument of X, made from VALUE, the result of X; None if X loses values."""
+        """Return an expression for each argument of X, made from VALUE, the result of X; None if X loses values. SHAPES
+        are the sizes of the source.
+        """
         return None
 
 
@@ -163,29 +171,31 @@ class View(Operation):
 
     @abstractmethod
     def view(self, x: LazyTensor, params: tuple[Any, ...]) -> LazyTensor:
-        """Return the result as a view of X."""
+        """Return the result for the only tensor X and the other arguments PARAMS, as a view of X."""
 
     def result(
         self, parts: Sequence[LazyTensor], params: tuple[Any, ...], shape: Shape, like: LazyTensor
     ) -> LazyTensor:
-        """Return a view of the only tensor."""
+        """Return the result as a view of the only tensor, PARTS[0]."""
         return self.view(parts[0], params)
 
 
 class Calculation(Operation):
     """An operation that computes values when they are written.
 
-    It computes in float32, or float64 if a tensor has that type, and rounds once, to the widest type of its tensors.
+    It computes in float32, or in float64 if a tensor has that type, and rounds once, to the widest type of its tensors.
     """
 
     @abstractmethod
     def compute(self, arrays: Sequence[np.ndarray[Any, Any]], params: tuple[Any, ...]) -> np.ndarray[Any, Any]:
-        """Return the values of the result."""
+        """Return the values of the result, computed from ARRAYS, the values of its tensors, and PARAMS, its other
+        arguments.
+        """
 
     def result(
         self, parts: Sequence[LazyTensor], params: tuple[Any, ...], shape: Shape, like: LazyTensor
     ) -> LazyTensor:
-        """Return a lazy tensor whose bytes are computed when they are read."""
+        """Return a lazy tensor of sizes SHAPE whose bytes are computed from PARTS each time they are read."""
         like = widest(parts)
         length = prod(shape) * like.dtype.itemsize
         return over(Computed(partial(self.compute, params=params), parts, like, length), like, shape)
@@ -196,7 +206,9 @@ OPERATIONS: dict[str, Operation] = {}
 
 
 def torch_text(x: Expr, name: Callable[[str], str], like: str) -> str:
-    """Return X as Python code over torch tensors. NAME writes a key. See `torch_helpers` for its functions."""
+    """Return X as Python code over torch tensors. NAME returns the code of a key; LIKE is the code of some tensor, for
+    zeros. `torch_helpers` has the functions that the code calls.
+    """
     if x.is_copy:
         return name(x.key)
     operation, args = OPERATIONS[x.op], []
@@ -208,7 +220,7 @@ def torch_text(x: Expr, name: Callable[[str], str], like: str) -> str:
 
 
 def torch_helpers(x: Expr) -> dict[str, str]:
-    """Return the code of the functions that `torch_text` of X calls, by operation."""
+    """Return name of an operation -> code of the function that `torch_text` of X calls for it."""
     found = {name: helper for arg in x.args for name, helper in torch_helpers(arg).items()}
     if not x.is_copy and (helper := OPERATIONS[x.op].helper):
         found[x.op] = helper
@@ -221,10 +233,10 @@ def listed(items: Iterable[Any]) -> str:
 
 
 def shape_of(x: Expr, shapes: Mapping[str, Shape]) -> Shape:
-    """Return the sizes of the result of X for the sizes of the source.
+    """Return the sizes of the result of X. SHAPES has the sizes of each key of the source.
 
     Raises:
-        RuleError: an operation does not fit, or the source lacks a key.
+        RuleError: an operation cannot be applied to these sizes, or the source lacks a key.
     """
     if x.is_copy:
         if x.key not in shapes:
@@ -234,9 +246,10 @@ def shape_of(x: Expr, shapes: Mapping[str, Shape]) -> Shape:
 
 
 def shapes_read(x: Expr, shape: Shape, found: MutableMapping[str, Shape]) -> None:
-    """Add to FOUND the sizes of the source tensors that X reads if X gives SHAPE, if SHAPE shows them.
+    """Add to FOUND (key -> sizes) the sizes of the source tensors that X reads if X gives SHAPE, as far as SHAPE shows
+    them.
 
-    For a tensor that is read in several parts, add sizes that cover all these parts.
+    For a tensor that is read in several parts, the sizes cover all these parts.
     """
     if x.is_copy:
         before = found.get(x.key, ())
@@ -247,7 +260,9 @@ def shapes_read(x: Expr, shape: Shape, found: MutableMapping[str, Shape]) -> Non
 
 
 def simplified(x: Expr, shapes: Mapping[str, Shape]) -> Expr:
-    """Return an expression that equals X with fewer operations: parts that were cut and joined again are a copy."""
+    """Return an expression that equals X with fewer operations: parts that were cut and joined again are a copy. SHAPES
+    has the sizes of each key.
+    """
     if x.is_copy:
         return x
     x = replace(x, args=tuple(simplified(arg, shapes) for arg in x.args))
@@ -255,12 +270,12 @@ def simplified(x: Expr, shapes: Mapping[str, Shape]) -> Expr:
 
 
 def widest(parts: Sequence[LazyTensor]) -> LazyTensor:
-    """Return the first of the tensors with the largest elements. What is made from all of them gets its type."""
+    """Return the first of PARTS with the largest elements. The result made from all of them gets its type."""
     return max(parts, key=lambda part: part.dtype.itemsize)
 
 
 def need(condition: bool, what: str) -> None:
-    """Raise RuleError with the sentence WHAT unless CONDITION holds."""
+    """Raise RuleError with the sentence WHAT unless CONDITION is true."""
     if not condition:
         raise RuleError(printable(what, 300))
 

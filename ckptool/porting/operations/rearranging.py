@@ -13,108 +13,123 @@ from .storages import permuted, reshaped
 
 
 class Transpose(View):
-    """Swap the last two dimensions. This is its own inverse."""
+    """The operation `transpose(x)`: x with its last two dimensions swapped. It is its own inverse."""
 
     name, usage = "transpose", "transpose(x)"
     summary = "x with its last two dimensions swapped"
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """Return the sizes with the last two swapped."""
+        """Return the sizes of `transpose(x)`: those of x with the last two swapped. Raise RuleError if x has less than
+        two.
+        """
         (shape,) = shapes
         need(len(shape) >= 2, "transpose needs two dimensions")
         return (*shape[:-2], shape[-1], shape[-2])
 
     def view(self, x: LazyTensor, params: tuple[Any, ...]) -> LazyTensor:
-        """Return a view with the last two sizes and strides swapped."""
+        """Return X with its last two dimensions swapped, as a view."""
         n = len(x.shape)
         return permuted(x, *range(n - 2), n - 1, n - 2)
 
     def simplified(self, x: Expr, shapes: Mapping[str, Shape]) -> Expr:
-        """Drop two transpositions in a row."""
+        """Return the transposition X, or the tensor inside of it if that is transposed already."""
         return transpose(x.args[0])
 
     def undone(self, x: Expr, value: Expr, shapes: Mapping[str, Shape]) -> Sequence[Expr]:
-        """Transpose again."""
+        """Return [the expression for x], made from VALUE, the result of X = `transpose(x)`: transposed again."""
         return [transpose(value)]
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """Return the torch code `x.mT`."""
+        """Return the torch code `x.mT` for the text ARGS[0]."""
         return f"{args[0]}.mT"
 
     def taken(self, shape: Shape, params: tuple[Any, ...], count: int) -> list[Shape]:
-        """Return the sizes with the last two swapped."""
+        """Return [the sizes of x] for the sizes SHAPE of the result of `transpose(x)`: the last two swapped."""
         return [(*shape[:-2], shape[-1], shape[-2])]
 
 
 class Permute(View):
-    """Reorder dimensions, as torch.permute."""
+    """The operation `permute(x, dims…)`: x with its dimensions in another order, as torch.permute."""
 
     name, usage = "permute", "permute(x, dims…)"
     summary = "x with its dimensions in this order, as torch.permute"
     params = "i*"
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """Return the sizes in their new order: dimension I of the result is dimension params[I] of the tensor."""
+        """Return the sizes of `permute(x, dims…)`: dimension i of the result is dimension dims[i] of x. Raise RuleError
+        if dims do not name each dimension once.
+        """
         (shape,) = shapes
         need(sorted(params) == list(range(len(shape))), f"permute names {list(params)} of {len(shape)} dimensions")
         return tuple(shape[d] for d in params)
 
     def view(self, x: LazyTensor, params: tuple[Any, ...]) -> LazyTensor:
-        """Return a view with sizes and strides in the new order."""
+        """Return X with its dimensions in the order PARAMS, as a view."""
         return permuted(x, *params)
 
     def simplified(self, x: Expr, shapes: Mapping[str, Shape]) -> Expr:
-        """Merge two permutations in a row, and drop one that changes nothing."""
+        """Return an expression that equals the permutation X: two permutations in a row are one, and one that changes
+        nothing is left out.
+        """
         return permute(x.args[0], *map(int, x.params))
 
     def undone(self, x: Expr, value: Expr, shapes: Mapping[str, Shape]) -> Sequence[Expr]:
-        """Permute each dimension back to its old place."""
+        """Return [the expression for x], made from VALUE, the result of X = `permute(x, dims…)`: each dimension moved
+        back.
+        """
         return [permute(value, *sorted(range(len(x.params)), key=lambda new: x.params[new]))]
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """Return the torch code `x.permute(dims)`."""
+        """Return the torch code `x.permute(dims)` for the text ARGS[0] and the dimensions PARAMS."""
         return f"{args[0]}.permute({listed(params) or '()'})"
 
     def taken(self, shape: Shape, params: tuple[Any, ...], count: int) -> list[Shape]:
-        """Return the sizes in their old order."""
+        """Return [the sizes of x] for the sizes SHAPE of the result of `permute(x, dims…)`: those in their
+        old order.
+        """
         return [tuple(shape[params.index(d)] for d in range(len(shape)))]
 
 
 class Reshape(View):
-    """Reshape, as torch.reshape: the values keep their order (C order)."""
+    """The operation `reshape(x, sizes…)`: the values of x in C order with other sizes, as torch.reshape."""
 
     name, usage = "reshape", "reshape(x, sizes…)"
     summary = "the values of x in C order, with these sizes"
     params = "i*"
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """Return the parameters, which are the new sizes. The number of elements must stay."""
+        """Return the sizes of `reshape(x, sizes…)`: PARAMS. Raise RuleError if x has another number of elements."""
         (shape,) = shapes
         need(prod(shape) == prod(params), f"{list(shape)} cannot be seen as {list(params)}")
         return tuple(params)
 
     def view(self, x: LazyTensor, params: tuple[Any, ...]) -> LazyTensor:
-        """Return the values in C order with the new sizes."""
+        """Return the values of X in C order with the sizes PARAMS."""
         return reshaped(x, *params)
 
     def simplified(self, x: Expr, shapes: Mapping[str, Shape]) -> Expr:
-        """Keep only the last of several reshapes, and drop one that changes nothing."""
+        """Return an expression that equals the reshape X: of several reshapes in a row the last stays, and one that
+        changes nothing is left out.
+        """
         inner = x.args[0]
         while inner.op == self.name:
             inner = inner.args[0]
         return inner if shape_of(inner, shapes) == x.params else replace(x, args=(inner,))
 
     def undone(self, x: Expr, value: Expr, shapes: Mapping[str, Shape]) -> Sequence[Expr]:
-        """Reshape to the old sizes."""
+        """Return [the expression for x], made from VALUE, the result of X = `reshape(x, sizes…)`: reshaped to its old
+        sizes.
+        """
         return [reshape(value, shape_of(x.args[0], shapes))]
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """Return the torch code `x.reshape(sizes)`."""
+        """Return the torch code `x.reshape(sizes)` for the text ARGS[0] and the sizes PARAMS."""
         return f"{args[0]}.reshape({listed(params) or '()'})"
 
 
 class Rotary(View):
-    """Reorder the rows of each head of queries or keys for another kind of rotary embedding.
+    """The operation `rotary(x, heads, half|interleaved)`: rows of queries or keys in the order of another kind of
+    rotary embedding.
 
     In "half" order, row i of a head is rotated with row i + d/2; in "interleaved" order, with the next row.
     """
@@ -134,49 +149,61 @@ def rotary(x: Tensor, heads: int, order: str) -> Tensor:
     params = "iw"
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """Return the same sizes. Each head must have an even number of rows."""
+        """Return the sizes of `rotary(x, heads, order)`: those of x. Raise RuleError if a head has an odd number of
+        rows, or for an unknown order.
+        """
         (shape,), (heads, to) = shapes, params
         need(bool(shape) and heads > 0 and shape[0] % (2 * heads) == 0, f"{list(shape)} has no {heads} heads of pairs")
         need(to in ("half", "interleaved"), f"{to!r} is neither half nor interleaved")
         return shape
 
     def view(self, x: LazyTensor, params: tuple[Any, ...]) -> LazyTensor:
-        """Reshape the rows of each head to pairs, and swap the two dimensions of the pairs."""
+        """Return the rows of X, with heads and order in PARAMS, moved: the rows of each head reshaped to pairs, and the
+        two dimensions of the pairs swapped.
+        """
         heads, to = params
         d, rest = x.shape[0] // heads, x.shape[1:]
         inner = (heads, d // 2, 2, *rest) if to == "half" else (heads, 2, d // 2, *rest)
         return reshaped(permuted(reshaped(x, *inner), 0, 2, 1, *range(3, 3 + len(rest))), *x.shape)
 
     def undone(self, x: Expr, value: Expr, shapes: Mapping[str, Shape]) -> Sequence[Expr]:
-        """Reorder into the other order."""
+        """Return [the expression for x], made from VALUE, the result of X = `rotary(x, heads, order)`: rows in the
+        other order.
+        """
         heads, to = x.params
         return [rotary(value, int(heads), "half" if to == "interleaved" else "interleaved")]
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """Return the torch code: a call of the helper `rotary`."""
+        """Return the torch code: a call of the helper `rotary` for the text ARGS[0] and PARAMS (heads, order)."""
         return f'rotary({args[0]}, {params[0]}, "{params[1]}")'
 
     def taken(self, shape: Shape, params: tuple[Any, ...], count: int) -> list[Shape]:
-        """Return the same sizes: the operation keeps them."""
+        """Return [the sizes of x] for the sizes SHAPE of the result of `rotary(x, heads, order)`: they are equal."""
         return [shape]
 
 
 class Flatten(View):
-    """Reorder the columns of a linear layer that takes flattened images, for another order of flattening."""
+    """The operation `flatten(x, c, h, w, nchw|nhwc)`: the columns of a linear layer that takes flattened images, moved
+    for another order of flattening.
+    """
 
     name, usage = "flatten", "flatten(x, c, h, w, nchw|nhwc)"
     summary = "columns in the order in which images [c, h, w] are flattened so"
     params = "iiiw"
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """Return the same sizes. The last one must be c * h * w."""
+        """Return the sizes of `flatten(x, c, h, w, order)`: those of x. Raise RuleError if the last is not c * h * w,
+        or for an unknown order.
+        """
         (shape,), (c, h, w, to) = shapes, params
         need(len(shape) >= 1 and shape[-1] == c * h * w, f"{list(shape)} does not take {c} x {h} x {w} features")
         need(to in ("nchw", "nhwc"), f"{to!r} is neither nchw nor nhwc")
         return shape
 
     def view(self, x: LazyTensor, params: tuple[Any, ...]) -> LazyTensor:
-        """Reshape the columns to [c, h, w] or [h, w, c], and move the channels."""
+        """Return X with its columns moved, for PARAMS (c, h, w, order): reshaped to [c, h, w] or [h, w, c], and the
+        channels moved.
+        """
         c, h, w, to = params
         lead = x.shape[:-1]
         n = len(lead)
@@ -187,12 +214,16 @@ class Flatten(View):
         return reshaped(inner, *x.shape)
 
     def undone(self, x: Expr, value: Expr, shapes: Mapping[str, Shape]) -> Sequence[Expr]:
-        """Reorder into the other order."""
+        """Return [the expression for x], made from VALUE, the result of X = `flatten(x, c, h, w, order)`: columns in
+        the other order.
+        """
         c, h, w, to = x.params
         return [flatten(value, int(c), int(h), int(w), "nchw" if to == "nhwc" else "nhwc")]
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """Return the torch code: unflatten the columns to an image, move its channels, flatten again."""
+        """Return the torch code for the text ARGS[0] and PARAMS (c, h, w, order): unflatten the columns to an image,
+        move its channels, flatten again.
+        """
         return (
             f"{args[0]}.unflatten(-1, ({listed(params[:3])})).movedim(-3, -1).flatten(-3)"
             if params[3] == "nhwc"
@@ -200,17 +231,19 @@ class Flatten(View):
         )
 
     def taken(self, shape: Shape, params: tuple[Any, ...], count: int) -> list[Shape]:
-        """Return the same sizes: the operation keeps them."""
+        """Return [the sizes of x] for the sizes SHAPE of the result of `flatten(x, c, h, w, order)`: they are equal."""
         return [shape]
 
 
 def transpose(x: Expr) -> Expr:
-    """Return X with its last two dimensions swapped."""
+    """Return the expression of X with its last two dimensions swapped; for a transposition, the tensor inside of it."""
     return x.args[0] if x.op == "transpose" else Expr("transpose", (x,))
 
 
 def permute(x: Expr, *dims: int) -> Expr:
-    """Return X with its dimensions in another order, as torch.permute."""
+    """Return the expression of X with its dimensions in the order DIMS, as torch.permute; X itself if that changes
+    nothing.
+    """
     if dims == tuple(range(len(dims))):
         return x
     if x.op == "permute":
@@ -219,7 +252,7 @@ def permute(x: Expr, *dims: int) -> Expr:
 
 
 def reshape(x: Expr, shape: Sequence[int], old: Sequence[int] | None = None) -> Expr:
-    """Return X reshaped to SHAPE, or X itself if OLD, the sizes of X, equals SHAPE."""
+    """Return the expression of X reshaped to SHAPE, or X itself if OLD, the sizes of X, equals SHAPE."""
     if old is not None and tuple(shape) == tuple(old):
         return x
     if x.op == "reshape":
@@ -233,17 +266,19 @@ def is_transposed(x: Expr) -> bool:
 
 
 def unreshaped(x: Expr) -> Expr:
-    """Return X without its outermost reshape, if it has one."""
+    """Return X without the reshapes around it."""
     while x.op == "reshape":
         x = x.args[0]
     return x
 
 
 def rotary(x: Expr, heads: int, to: str) -> Expr:
-    """Return X with its rows in the order TO ("half" or "interleaved") of a kind of rotary embedding."""
+    """Return the expression of X with the rows of each head in the order TO ("half" or "interleaved") of a kind of
+    rotary embedding.
+    """
     return Expr("rotary", (x,), (heads, to))
 
 
 def flatten(x: Expr, c: int, h: int, w: int, to: str) -> Expr:
-    """Return X with its columns in the order TO ("nchw" or "nhwc") of flattened images [C, H, W]."""
+    """Return the expression of X with its columns in the order TO ("nchw" or "nhwc") of flattened images [C, H, W]."""
     return Expr("flatten", (x,), (c, h, w, to))

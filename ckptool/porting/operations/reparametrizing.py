@@ -11,8 +11,8 @@ from .operation import REAL, Calculation, Expr, Shape, listed, need
 
 
 class WeightNorm(Calculation):
-    """Compute the weight of `torch.nn.utils.weight_norm`: v scaled to the norms g, along the dimension where g has its
-    size.
+    """The operation `weight_norm(g, v)`: the weight of `torch.nn.utils.weight_norm`, v scaled to the norms g, along the
+    dimension where g has its size.
     """
 
     name, usage = "weight_norm", "weight_norm(g, v)"
@@ -32,7 +32,9 @@ def weight_norm(g: Tensor, v: Tensor) -> Tensor:
     takes = 2
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """Return the sizes of v."""
+        """Return the sizes of `weight_norm(g, v)`: those of v. Raise RuleError if g has neither one element nor one per
+        row of v.
+        """
         g, v = shapes
         own = next((d for d, n in enumerate(g) if n != 1), 0) if len(g) == len(v) else 0
         fits = prod(g) == 1 or v[own : own + 1] == (prod(g),)
@@ -40,7 +42,7 @@ def weight_norm(g: Tensor, v: Tensor) -> Tensor:
         return v
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
-        """Compute v * g / |v|. If g has one element, it is the norm of all of v."""
+        """Return v * g / |v| for ARRAYS (g, v). If g has one element, it is the norm of all of v."""
         import numpy as np
 
         g, v = arrays
@@ -52,12 +54,12 @@ def weight_norm(g: Tensor, v: Tensor) -> Tensor:
         return v * (g.reshape(shape) / np.sqrt((v * v).sum(axis=axes, keepdims=True)))
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """Return the torch code: a call of the helper `weight_norm`."""
+        """Return the torch code: a call of the helper `weight_norm` for the texts ARGS (g, v)."""
         return f"weight_norm({listed(args)})"
 
 
 class Norm(Calculation):
-    """Compute the norms g that `torch.nn.utils.weight_norm` would store for a weight."""
+    """The operation `norm(v)`: the norms g that `torch.nn.utils.weight_norm` would store for the weight v."""
 
     name, usage = "norm", "norm(v)"
     summary = "the norms of the rows of v"
@@ -70,25 +72,27 @@ def norm(v: Tensor) -> Tensor:
 '''
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """Return [rows, 1, …]."""
+        """Return the sizes of `norm(v)`: [rows, 1, …]. Raise RuleError for a tensor without dimensions."""
         (v,) = shapes
         need(bool(v), "a single number has no rows")
         return (v[0], *[1] * (len(v) - 1))
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
-        """Compute the norm of each row: the root of the sum of squares."""
+        """Return the norm of each row of the only array: the root of the sum of squares."""
         import numpy as np
 
         (v,) = arrays
         return np.sqrt((v * v).sum(axis=tuple(range(1, v.ndim)), keepdims=True))
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """Return the torch code: a call of the helper `norm`."""
+        """Return the torch code: a call of the helper `norm` for the text ARGS[0]."""
         return f"norm({args[0]})"
 
 
 class SpectralNorm(Calculation):
-    """Compute the weight of `torch.nn.utils.spectral_norm` in eval mode, from its stored singular vectors u and v."""
+    """The operation `spectral_norm(w, u, v)`: the weight of `torch.nn.utils.spectral_norm` in eval mode, from its
+    stored singular vectors u and v.
+    """
 
     name, usage = "spectral_norm", "spectral_norm(w, u, v)"
     summary = "w divided by u w v, its largest singular value"
@@ -102,24 +106,26 @@ def spectral_norm(w: Tensor, u: Tensor, v: Tensor) -> Tensor:
     takes = 3
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """Return the sizes of w. u must have one element per row of w, and v one per column."""
+        """Return the sizes of `spectral_norm(w, u, v)`: those of w. Raise RuleError unless u has one element per row of
+        w, and v one per column.
+        """
         w, u, v = shapes
         fits = bool(w) and (u, v) == (w[:1], (prod(w[1:]),))
         need(fits, f"{list(u)} and {list(v)} are not the vectors of {list(w)}")
         return w
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
-        """Compute w / (u w v)."""
+        """Return w / (u w v) for ARRAYS (w, u, v)."""
         w, u, v = arrays
         return w / (u @ (w.reshape(w.shape[0], -1) @ v))
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """Return the torch code: a call of the helper `spectral_norm`."""
+        """Return the torch code: a call of the helper `spectral_norm` for the texts ARGS (w, u, v)."""
         return f"spectral_norm({listed(args)})"
 
 
 class Lora(Calculation):
-    """Merge a low-rank adapter into a weight (Hu et al., "LoRA", 2021)."""
+    """The operation `lora(w, a, b, scale)`: a low-rank adapter merged into the weight w (Hu et al., "LoRA", 2021)."""
 
     name, usage = "lora", "lora(w, a, b, scale)"
     summary = "w + scale * b a"
@@ -133,7 +139,9 @@ def lora(w: Tensor, a: Tensor, b: Tensor, scale: float | Tensor) -> Tensor:
     takes, params = 3, REAL
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """Return the sizes of w. The product of b [outputs, rank…] and a [rank, inputs…] must have as many elements."""
+        """Return the sizes of `lora(w, a, b, scale)`: those of w. Raise RuleError if the product of b [outputs, rank…]
+        and a [rank, inputs…] has another number of elements.
+        """
         w, a, b = shapes[:3]
         fits = len(a) > 1 and len(b) > 1 and a[0] == prod(b[1:]) and prod(w) == b[0] * prod(a[1:])
         fits = fits and (len(w) > 2 or w == (b[0], prod(a[1:])))
@@ -141,17 +149,19 @@ def lora(w: Tensor, a: Tensor, b: Tensor, scale: float | Tensor) -> Tensor:
         return w
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
-        """Compute w + scale * b a. The product gets the sizes of w."""
+        """Return w + scale * b a for ARRAYS (w, a, b) and the scale in PARAMS; the product gets the sizes of w."""
         w, a, b = arrays
         return w + float(params[0]) * (b.reshape(b.shape[0], -1) @ a.reshape(a.shape[0], -1)).reshape(w.shape)
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """Return the torch code: a call of the helper `lora`."""
+        """Return the torch code: a call of the helper `lora` for the texts ARGS (w, a, b) and the scale in PARAMS."""
         return f"lora({listed(args)}, {float(params[0])})"
 
 
 class LoraAlpha(Lora):
-    """Merge a low-rank adapter whose file holds alpha; the scale is alpha / rank."""
+    """The operation `lora_alpha(w, a, b, alpha)`: a low-rank adapter whose file holds alpha, merged with the scale
+    alpha / rank.
+    """
 
     name, usage = "lora_alpha", "lora_alpha(w, a, b, alpha)"
     summary = "w + alpha / rank * b a"
@@ -165,18 +175,20 @@ def lora_alpha(w: Tensor, a: Tensor, b: Tensor, alpha: Tensor) -> Tensor:
     takes, params = 4, ""
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """Return the sizes of w. alpha must be one number."""
+        """Return the sizes of `lora_alpha(w, a, b, alpha)`: those of w. Raise RuleError as for `lora`, or if alpha is
+        not one number.
+        """
         alpha = shapes[3]
         need(prod(alpha) == 1, f"{list(alpha)} is not one number")
         return super().shape(shapes, params)
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
-        """Compute w + alpha / rank * b a. The rank is the number of rows of a."""
+        """Return w + alpha / rank * b a for ARRAYS (w, a, b, alpha). The rank is the number of rows of a."""
         *wab, alpha = arrays
         return super().compute(wab, (alpha.reshape(()) / wab[1].shape[0],))
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """Return the torch code: a call of the helper `lora_alpha`."""
+        """Return the torch code: a call of the helper `lora_alpha` for the texts ARGS (w, a, b, alpha)."""
         return f"lora_alpha({listed(args)})"
 
 
@@ -184,7 +196,9 @@ class _Folded(Calculation):
     params = REAL
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """Return the sizes of the first tensor. The others must have one element per row of it."""
+        """Return the sizes of the first tensor. Raise RuleError unless each of the others has one element per
+        row of it.
+        """
         w, *rows = shapes
         fits = bool(w) and all(s == w[:1] for s in rows)
         need(fits, f"{list(w)} does not have the rows of a batch norm")
@@ -192,7 +206,9 @@ class _Folded(Calculation):
 
 
 class FoldWeight(_Folded):
-    """Fold the batch norm after a convolution into the weight of the convolution."""
+    """The operation `fold_weight(w, gamma, var, eps)`: the weight w of a convolution with the batch norm after it
+    folded in.
+    """
 
     name, usage = "fold_weight", "fold_weight(w, gamma, var, eps)"
     summary = "w of a layer that does the work of the batch norm after it, too"
@@ -206,19 +222,23 @@ def fold_weight(w: Tensor, gamma: Tensor, var: Tensor, eps: float) -> Tensor:
     takes = 3
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
-        """Compute w * gamma / sqrt(var + eps), row by row."""
+        """Return w * gamma / sqrt(var + eps), row by row, for ARRAYS (w, gamma, var) and the eps in PARAMS."""
         import numpy as np
 
         w, gamma, var = arrays
         return w * (gamma / np.sqrt(var + float(params[0]))).reshape(-1, *[1] * (w.ndim - 1))
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """Return the torch code: a call of the helper `fold_weight`."""
+        """Return the torch code: a call of the helper `fold_weight` for the texts ARGS (w, gamma, var) and the eps in
+        PARAMS.
+        """
         return f"fold_weight({listed(args)}, {float(params[0])})"
 
 
 class FoldBias(_Folded):
-    """Fold the batch norm after a convolution into the bias of the convolution."""
+    """The operation `fold_bias(b, gamma, beta, mean, var, eps)`: the bias b of a convolution with the batch norm after
+    it folded in.
+    """
 
     name, usage = "fold_bias", "fold_bias(b, gamma, beta, mean, var, eps)"
     summary = "the bias of such a layer"
@@ -234,34 +254,38 @@ def fold_bias(
     takes = 5
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
-        """Compute (b - mean) * gamma / sqrt(var + eps) + beta."""
+        """Return (b - mean) * gamma / sqrt(var + eps) + beta for ARRAYS (b, gamma, beta, mean, var) and the
+        eps in PARAMS.
+        """
         import numpy as np
 
         b, gamma, beta, mean, var = arrays
         return (b - mean) * gamma / np.sqrt(var + float(params[0])) + beta
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """Return the torch code: a call of the helper `fold_bias`."""
+        """Return the torch code: a call of the helper `fold_bias` for the texts ARGS (b, gamma, beta, mean, var) and
+        the eps in PARAMS.
+        """
         return f"fold_bias({listed(args)}, {float(params[0])})"
 
 
 def weight_norm(g: Expr, v: Expr) -> Expr:
-    """Return an expression that scales V so that its norms are G."""
+    """Return the expression that scales V so that its norms are G."""
     return Expr("weight_norm", (g, v))
 
 
 def norm(v: Expr) -> Expr:
-    """Return the norms of the rows of V."""
+    """Return the expression of the norms of the rows of V."""
     return Expr("norm", (v,))
 
 
 def spectral_norm(w: Expr, u: Expr, v: Expr) -> Expr:
-    """Return W divided by its largest singular value, computed from the singular vectors U and V."""
+    """Return the expression of W divided by its largest singular value, computed from the singular vectors U and V."""
     return Expr("spectral_norm", (w, u, v))
 
 
 def lora(w: Expr, a: Expr, b: Expr, scale: float) -> Expr:
-    """Return W + SCALE * B A."""
+    """Return the expression W + SCALE * B A."""
     return Expr("lora", (w, a, b), (scale,))
 
 
@@ -273,15 +297,15 @@ def rescaled(x: Expr, scale: float) -> Expr:
 
 
 def lora_alpha(w: Expr, a: Expr, b: Expr, alpha: Expr) -> Expr:
-    """Return W + ALPHA / rank * B A."""
+    """Return the expression W + ALPHA / rank * B A."""
     return Expr("lora_alpha", (w, a, b, alpha))
 
 
 def fold_weight(w: Expr, gamma: Expr, var: Expr, eps: float) -> Expr:
-    """Return the weight W with a batch norm folded into it."""
+    """Return the expression of the weight W with a batch norm (GAMMA, VAR, EPS) folded into it."""
     return Expr("fold_weight", (w, gamma, var), (eps,))
 
 
 def fold_bias(b: Expr, gamma: Expr, beta: Expr, mean: Expr, var: Expr, eps: float) -> Expr:
-    """Return the bias B with a batch norm folded into it."""
+    """Return the expression of the bias B with a batch norm (GAMMA, BETA, MEAN, VAR, EPS) folded into it."""
     return Expr("fold_bias", (b, gamma, beta, mean, var), (eps,))

@@ -9,7 +9,7 @@ from .operation import Calculation, Expr, Shape, listed, need
 
 
 class Repeat(Calculation):
-    """Repeat a tensor along a dimension, and divide it by the number of copies.
+    """The operation `repeat(x, dim, n)`: n copies of x along dimension dim, divided by n.
 
     A layer with this weight gives the same output if its input is repeated in the same way.
     """
@@ -20,26 +20,32 @@ class Repeat(Calculation):
     params = "ii"
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """Return the sizes with N times as many elements in dimension DIM."""
+        """Return the sizes of `repeat(x, dim, n)`: those of x, with n times as many elements in dimension dim. Raise
+        RuleError if there is no such dimension.
+        """
         (shape,), (dim, times) = shapes, params
         fits = 0 <= dim < len(shape) and times > 0
         need(fits, f"{list(shape)} cannot be repeated {times} times in dimension {dim}")
         return (*shape[:dim], shape[dim] * times, *shape[dim + 1 :])
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
-        """Concatenate copies, and divide by their number."""
+        """Return copies of the only array, concatenated, divided by their number; PARAMS are (dim, n)."""
         import numpy as np
 
         dim, times = params
         return np.concatenate([arrays[0]] * times, axis=dim) / times
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """Return the torch code: copies concatenated and divided by their number."""
+        """Return the torch code for the text ARGS[0] and PARAMS (dim, n): copies concatenated and divided by
+        their number.
+        """
         return f"torch.cat([{args[0]}] * {params[1]}, dim={params[0]}) / {params[1]}"
 
 
 class Grow(Calculation):
-    """Append elements to a dimension. Each is the mean of the elements that are there."""
+    """The operation `grow(x, dim, n)`: x with n elements in dimension dim; each new element is the mean of
+    the others.
+    """
 
     name, usage = "grow", "grow(x, dim, n)"
     summary = "x with n elements in dimension dim, the new ones the mean of the others"
@@ -54,26 +60,32 @@ def grow(x: Tensor, dim: int, size: int) -> Tensor:
     params = "ii"
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """Return the sizes with N in dimension DIM."""
+        """Return the sizes of `grow(x, dim, n)`: those of x, with n in dimension dim. Raise RuleError if x has more, or
+        none.
+        """
         (shape,), (dim, size) = shapes, params
         fits = 0 <= dim < len(shape) and size >= shape[dim] > 0
         need(fits, f"{list(shape)} cannot grow to {size} in dimension {dim}")
         return (*shape[:dim], size, *shape[dim + 1 :])
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
-        """Append the mean until the dimension has N elements."""
+        """Return the only array with its mean along a dimension appended until it has n elements there; PARAMS are
+        (dim, n).
+        """
         import numpy as np
 
         (x,), (dim, size) = arrays, params
         return np.concatenate([x, *[x.mean(axis=dim, keepdims=True)] * (size - x.shape[dim])], axis=dim)
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """Return the torch code: a call of the helper `grow`."""
+        """Return the torch code: a call of the helper `grow` for the text ARGS[0] and PARAMS (dim, n)."""
         return f"grow({args[0]}, {listed(params)})"
 
 
 class Resize(Calculation):
-    """Resample a position table [..., prefix + h * w, features] to another grid."""
+    """The operation `resize(x, prefix, h, w, new_h, new_w)`: a position table [..., prefix + h * w, features] resampled
+    to another grid.
+    """
 
     name, usage = "resize", "resize(x, prefix, h, w, new_h, new_w)"
     summary = "a position table of h x w places behind a prefix, for another grid, bicubic"
@@ -94,14 +106,18 @@ def resize(x: Tensor, prefix: int, h: int, w: int, new_h: int, new_w: int) -> Te
     params = "iiiii"
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """Return [..., prefix + new_h * new_w, features]."""
+        """Return the sizes of `resize(x, prefix, h, w, new_h, new_w)`: [..., prefix + new_h * new_w, features]. Raise
+        RuleError if x does not have prefix + h * w rows.
+        """
         (shape,), (prefix, old_h, old_w, new_h, new_w) = shapes, params
         fits = len(shape) >= 2 and shape[-2] == prefix + old_h * old_w and old_h * old_w * new_h * new_w > 0
         need(fits, f"{list(shape)} is not a grid of {old_h} x {old_w}")
         return (*shape[:-2], prefix + new_h * new_w, shape[-1])
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
-        """Resample bicubic with antialiasing, as torch.nn.functional.interpolate(mode="bicubic", antialias=True)."""
+        """Return the only array resampled bicubic with antialiasing, as torch.nn.functional.interpolate(mode="bicubic",
+        antialias=True); PARAMS are (prefix, h, w, new_h, new_w).
+        """
         import numpy as np
 
         (x,), (prefix, old_h, old_w, new_h, new_w) = arrays, params
@@ -113,13 +129,15 @@ def resize(x: Tensor, prefix: int, h: int, w: int, new_h: int, new_w: int) -> Te
         return np.concatenate([head, grid.reshape(*x.shape[:-2], new_h * new_w, x.shape[-1])], axis=-2)
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """Return the torch code: a call of the helper `resize`."""
+        """Return the torch code: a call of the helper `resize` for the text ARGS[0] and PARAMS (prefix, h, w, new_h,
+        new_w).
+        """
         return f"resize({args[0]}, {listed(params)})"
 
 
 def _resampling(old: int, new: int) -> Any:
-    """Return the matrix that resamples OLD values to NEW ones: cubic convolution with a = -0.5, widened when it
-    shrinks.
+    """Return the matrix [NEW, OLD] that resamples OLD values to NEW values: cubic convolution with a = -0.5, widened
+    when it shrinks.
     """
     import numpy as np
 
@@ -138,15 +156,17 @@ def _resampling(old: int, new: int) -> Any:
 
 
 def repeat(x: Expr, dim: int, times: int) -> Expr:
-    """Return TIMES copies of X along DIM, divided by TIMES."""
+    """Return the expression of TIMES copies of X along DIM, divided by TIMES."""
     return Expr("repeat", (x,), (dim, times))
 
 
 def grow(x: Expr, dim: int, size: int) -> Expr:
-    """Return X with SIZE elements in dimension DIM; the new ones are the mean of the others."""
+    """Return the expression of X with SIZE elements in dimension DIM; the new elements are the mean of the others."""
     return Expr("grow", (x,), (dim, size))
 
 
 def resize(x: Expr, prefix: int, old: tuple[int, int], new: tuple[int, int]) -> Expr:
-    """Return the position table X for a grid of NEW (height, width) in place of OLD. The first PREFIX rows stay."""
+    """Return the expression of the position table X for a grid of NEW (height, width) in place of OLD. The first PREFIX
+    rows stay.
+    """
     return Expr("resize", (x,), (prefix, *old, *new))

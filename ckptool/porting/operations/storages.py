@@ -20,24 +20,26 @@ def permuted(x: LazyTensor, *dims: int) -> LazyTensor:
 
 
 def reshaped(x: LazyTensor, *sizes: int) -> LazyTensor:
-    """Return the values of X in C order with other sizes."""
+    """Return the values of X in C order with the sizes SIZES."""
     return replace(contiguous(x), shape=sizes, stride=contiguous_stride(sizes))
 
 
 def sliced(x: LazyTensor, dim: int, start: int, stop: int) -> LazyTensor:
-    """Return a view of elements START to STOP - 1 of dimension DIM."""
+    """Return a view of elements START to STOP - 1 of dimension DIM of X."""
     shape = (*x.shape[:dim], stop - start, *x.shape[dim + 1 :])
     return replace(x, shape=shape, offset=x.offset + start * x.stride[dim])
 
 
 def selected(x: LazyTensor, dim: int, index: int) -> LazyTensor:
-    """Return a view of element INDEX of dimension DIM, without that dimension."""
+    """Return a view of element INDEX of dimension DIM of X, without that dimension."""
     shape, stride = ((*t[:dim], *t[dim + 1 :]) for t in (x.shape, x.stride))
     return replace(x, shape=shape, stride=stride, offset=x.offset + index * x.stride[dim])
 
 
 def contiguous(x: LazyTensor) -> LazyTensor:
-    """Return the same values in C order over a storage of their own, with the bytes of the source if possible."""
+    """Return the values of X in C order over a storage of their own, which reads the bytes of the source when it is
+    read; X itself if it fills its storage.
+    """
     if x.fills_storage:
         return x
     storage = Storage(x.source(), x.location, x.storage.dtype, x.storage.key)
@@ -105,7 +107,9 @@ class _Joined:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Turns:
-    """The bytes of several sources of ROWS rows each, in turns: the first row of each, the second row of each, …"""
+    """The bytes of several sources of ROWS rows each, in turns: the first row of each source, the second row
+    of each, …
+    """
 
     parts: list[Source]
     rows: int
@@ -176,9 +180,9 @@ class Computed:
         return memoryview(np.ascontiguousarray(values.astype(kind)).reshape(-1).view(np.uint8).data)
 
     def chunks(self) -> Iterator[bytes | memoryview]:
-        """Yield all bytes at once."""
+        """Yield all bytes of the computed tensor at once."""
         yield self._bytes()
 
     def read(self, offset: int, length: int) -> bytes | memoryview:
-        """Return LENGTH bytes from OFFSET on."""
+        """Return LENGTH bytes of the computed tensor from OFFSET on; all of it is computed for this."""
         return self._bytes()[offset : offset + length]

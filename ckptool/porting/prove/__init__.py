@@ -1,9 +1,20 @@
-"""Proof: run both models on the same inputs and compare their outputs.
+"""Proof: run the source's code and the model on the same inputs, and compare their outputs.
 
-Equal outputs prove all weights that they depend on. If outputs differ, each use of weights in the model is searched
-among the uses in the source's code, by its output. The first use that is not found there, after uses that are all
-found, is where the models diverge. Other expressions for the weights there (`hypotheses`) are tried; a change is kept
-if more uses agree. A change that worked in one block is tried first in the next. Combinations are never searched.
+Equal outputs prove all weights that they depend on. If outputs differ, the output of each use of weights in the model
+is looked up among the outputs of all uses in the source's code. The models diverge at the first use whose output is
+missing there while the outputs of all uses before it are found. Other expressions for the weights at that use
+(`hypotheses`) are tried; a change is kept if more uses agree. A change that worked in one block is tried first in the
+next block. Combinations of changes are never searched.
+
+The words of this package, beside those of `ckptool.porting`:
+
+    use, flow    an operation on weights in a forward pass, with its input and output; all uses of a forward pass. HELD
+                 is one weight of a use, as the operation takes it. A step is an operation without weights.
+    expected     the flow of the source's code. SEEN is the flow of the model with some mapping.
+    agree        said of a use whose output some use in the source's code gives, too. The models diverge at the first
+                 use that does not.
+    change       other expressions for some keys, which a proof tries: (label, key -> expression).
+    fingerprint  a few numbers made from the values of one channel, by which a proof finds equal channels.
 """
 
 from __future__ import annotations
@@ -44,7 +55,7 @@ def prove(
     patience: float = PATIENCE,
     progress: Tell | None = None,
 ) -> Mapping:
-    """Run the source's own code and the model on the same random inputs, and settle doubts by the comparison.
+    """Run the source's own code and the model on the same random inputs, and settle doubts by comparing their outputs.
 
     Args:
         mapping: the mapping to prove.
@@ -59,12 +70,12 @@ def prove(
 
     Returns:
         The mapping with its `proof`: {"equal": bool, "text": str, "first_divergence": str | None, …}; "stopped" is
-        "time" or "trials" if a limit ended the search early.
+        "time" or "trials" if a limit ended the search early. If no inputs are given and none are found on which both
+        models run, the `proof` says that nothing was compared.
 
     Raises:
-        NotFound: the source's code does not have the keys of the file.
-        CannotCarry: the models cannot both be run on the given inputs. If none are given and none are found, the
-            proof says so.
+        NotFound: the file lacks more than a tenth of the keys of the source's code.
+        CannotCarry: inputs are given, and the two models cannot both be run on them.
     """
     told = Progress(progress, patience)
     told.say("loading the file into the code that it came from")
@@ -108,7 +119,11 @@ def prove(
 
 
 def _proved(mapping: Mapping, trial: Trial, code: OwnCode, both: SameInputs, theirs: Any, own: Any) -> Mapping:
-    """Return MAPPING with the result of its proof on the inputs BOTH."""
+    """Return MAPPING with the result of its proof on the inputs BOTH of the two models.
+
+    CODE is the source's code with the file loaded, as data; THEIRS is the module of that code, and OWN the model. TRIAL
+    runs OWN with other expressions for its weights.
+    """
     assert both.flow is not None
     trial.inputs = both.values
     more = [values for seed in _MORE_SEEDS if (values := both.made(seed)) is not None]
@@ -134,12 +149,13 @@ def prove_against(
     patience: float = PATIENCE,
     progress: Tell | None = None,
 ) -> Mapping:
-    """Compare the model with inputs and outputs that were saved where the source's code runs.
+    """Compare the outputs of the model with outputs that were saved where the source's code runs; return MAPPING with
+    the result as its `proof`.
 
-    REFERENCE holds tensors named `input`, `input.0`, `input.NAME` … and `output`, `output.0` …, in any format. PATIENCE
-    and PROGRESS are as in `prove`.
+    REFERENCE is a file of any format with tensors named `input`, `input.0`, `input.NAME` … and `output`, `output.0` ….
+    PATIENCE and PROGRESS are as in `prove`.
     Raises:
-        NotFound: it has no such tensors.
+        NotFound: the file has no tensors with these names.
         CannotCarry: the model does not take these inputs, or has no output that can be compared with these outputs.
     """
     model = built(target_model)

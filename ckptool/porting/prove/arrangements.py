@@ -1,7 +1,7 @@
-"""Changes that rearrange the rows of the weights before a use.
+"""Changes that reorder the rows of the weights before a use of weights.
 
-The set of channels that the use takes does not show such an arrangement: exchanged parts, rows head by head, gates of
-recurrent layers, pairs of rotary embeddings.
+Such a change reorders the channels that the use takes, and leaves their set as it is: exchanged parts, rows head by
+head, gates of recurrent layers, pairs of rotary embeddings.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ _HEAD_COUNTS = (2, 4, 8, 12, 16, 3, 6, 24, 32, 1, 5, 10)
 
 
 def twice(ground: Ground, f: Use) -> Iterator[Change]:
-    """Yield changes of the weights before F that both reorder their rows and pair them for another rotary embedding.
+    """Yield changes (label, key -> expression) of the weights before the use F that reorder their rows and also pair
+    the rows for another rotary embedding.
 
-    They are for the case in which neither alone makes more agree.
+    They are for models that need both at once, where neither change alone makes more agree.
     """
     for group in _groups_before(ground, f):
         rows = [ground.current(u) for u in group]
@@ -34,8 +35,10 @@ def twice(ground: Ground, f: Use) -> Iterator[Change]:
 
 
 def arrangements(ground: Ground, f: Use) -> Iterator[Change]:
-    """Yield changes that reorder the rows of the weights before F. The channels that these give are then the same as a
-    set, and only in another order.
+    """Yield changes (label, key -> expression) that reorder the rows of the weights before the use F: gates of
+    recurrent layers, parts, heads, or pairs of rotary embeddings.
+
+    After such a change F takes the same set of channels in another order.
     """
     groups = [g for g in _groups_before(ground, f) if all(ground.now(u.held["weight"]) is not None for u in g)]
     yield from _gates(ground, f, groups)
@@ -48,7 +51,9 @@ def arrangements(ground: Ground, f: Use) -> Iterator[Change]:
 
 
 def _gates(ground: Ground, f: Use, groups: Sequence[Sequence[Use]]) -> Iterator[Change]:
-    """Yield changes that reorder the gates of a recurrent layer, for the input and the hidden state alike."""
+    """Yield changes (label, key -> expression) that reorder the gates of a recurrent layer before the use F, in the
+    weights for the input and for the hidden state alike. GROUPS are the uses before F, by their input.
+    """
     direct = [u for group in groups for u in group if u.index in f.before or f.before & ground.own.after(u)]
     for n in (4, 3):
         members = [u for u in direct if u.rows % n == 0 and u.rows == direct[0].rows]
@@ -65,8 +70,8 @@ def _gates(ground: Ground, f: Use, groups: Sequence[Sequence[Use]]) -> Iterator[
 
 
 def _groups_before(ground: Ground, f: Use) -> list[list[Use]]:
-    """Return the matrices whose outputs F takes, directly or through norms, grouped by their input: queries, keys and
-    values.
+    """Return the matrices whose outputs the use F takes, directly or through norms, grouped by their input: queries,
+    keys and values form one group. At most four groups of eight uses.
     """
     found: list[Use] = []
     open_ = set(f.before)
@@ -93,7 +98,9 @@ def _rearranged(ground: Ground, label: str, group: Sequence[Use], rows: Sequence
 
 
 def _orders(ground: Ground, rows: Sequence[Rows]) -> Iterator[tuple[str, list[Rows]]]:
-    """Yield ROWS with their parts in another order, with parts joined head by head, or with such heads split again."""
+    """Yield (label, new rows) for each way to reorder ROWS, the rows of weights with the same input: parts in another
+    order, parts joined head by head, or joined heads split again.
+    """
     sizes = [r.rows for r in rows]
     if 2 <= len(rows) <= 4 and len(set(sizes)) == 1:
         for order in islice(permutations(range(len(rows))), 1, None):
@@ -141,7 +148,9 @@ def _orders(ground: Ground, rows: Sequence[Rows]) -> Iterator[tuple[str, list[Ro
 
 
 def _turned(ground: Ground, group: Sequence[Use]) -> Iterator[tuple[str, Turn]]:
-    """Yield ways to pair the rows of queries and keys for another kind of rotary embedding."""
+    """Yield (label, turn) for each way to reorder the rows of queries and keys in GROUP for the other kind of rotary
+    embedding ("half" or "interleaved"); a turn is a function from rows to reordered rows.
+    """
     said = [part_label(tuple(u.keys[0].split(".")[:-1])) if u.keys else None for u in group]
     named = [i for i, part in enumerate(said) if part in ("q", "k")]
     sizes = [u.rows for u in group]

@@ -1,4 +1,4 @@
-"""Repeat a change that worked in one block in the other blocks that are filled in the same way."""
+"""Repeat a change that worked in one block of a model in its other blocks."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from ..mapping import Entry
 
 
 def in_other_blocks(entries: MappingOf[str, Entry], new: MappingOf[str, Expr]) -> dict[str, Expr]:
-    """Return the change NEW of ENTRIES for all other blocks whose layers came from where the layers of this block came
-    from.
+    """Return, as key -> expression, the change NEW of one block repeated in each other block with the same layers from
+    one block of the source.
 
-    A block is told by the numbers in the common beginning of all changed keys: `layers.3.` in `layers.3.q.weight` and
-    `layers.3.q.bias`.
+    The numbers in the common beginning of all changed keys name the block: `layers.3.` in `layers.3.q.weight` and
+    `layers.3.q.bias`. ENTRIES is the mapping before the change. Empty if no other block qualifies.
     """
     paths = [key.split(".") for key in new]
     shared = next((i for i in range(min(map(len, paths))) if len({path[i] for path in paths}) > 1), len(paths[0]) - 1)
@@ -34,7 +34,10 @@ def _at(path: list[str], numbers: MappingOf[int, str]) -> list[str]:
 def _in_block(
     entries: MappingOf[str, Entry], new: MappingOf[str, Expr], numbers: MappingOf[int, str]
 ) -> dict[str, Expr] | None:
-    """Return the change NEW for the block with these NUMBERS, or None if that block is filled in another way."""
+    """Return, as key -> expression, the change NEW for the block with these NUMBERS (position in a key's path ->
+    number). None if the block lacks a changed key, or if its present expressions are not those of the first block with
+    other keys.
+    """
     names: dict[str, str] = {}
     others = {key: ".".join(_at(key.split("."), numbers)) for key in new}
     for key, other in others.items():
@@ -54,7 +57,9 @@ def _in_block(
 
 
 def _moved(key: str, names: MappingOf[str, str]) -> str | None:
-    """Return KEY of the source moved to the block where NAMES, the pairs of keys so far, go; or None."""
+    """Return the key of the source that corresponds to KEY in another block, by NAMES, the pairs (key of this block ->
+    key of the other block) known so far. None if no pair begins with the block of KEY.
+    """
     for here, there in names.items():
         a, b, path = here.split("."), there.split("."), key.split(".")
         apart = [i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y]

@@ -1,7 +1,8 @@
-"""Find settings of the code that make two models differ although their weights are right, by trying each on the model.
+"""Find settings of code that make two models differ although their weights are right, by trying each setting on the
+model.
 
-Each setting that differs (`other_settings`) is tried: the model computes as the source's code does, in float64. If more
-uses agree then, the setting is a cause. No weights are changed.
+For each setting that differs (`other_settings`), the model is run in float64 with the setting of the source's code. If
+more uses of weights agree then, the setting is a cause. No weights are changed.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _SEED = 23
 
 @dataclass(slots=True)
 class Codes:
-    """Both codes, as far as a proof has them.
+    """The source's code as a proof has it, and how its modules correspond to those of the model.
 
     Attributes:
         expected: the flow of the source's code.
@@ -49,7 +50,7 @@ class Codes:
 
     @property
     def wide(self) -> Flow | None:
-        """Return the flow of the source's code in float64; None if it cannot be run so."""
+        """Return the flow of the source's code in float64; None if the code cannot be run in float64."""
         if self._wide is None:
             self._wide = self.wider()
         return self._wide
@@ -57,7 +58,13 @@ class Codes:
 
 @dataclass(frozen=True, slots=True)
 class Sharp:
-    """The comparison of both models in float64, in which only differences beyond rounding count."""
+    """The comparison of both models in float64, where only differences beyond rounding count.
+
+    Attributes:
+        verdict: how much agrees.
+        measured: how far the outputs, or else the layers, are apart; None if nothing can be measured.
+        wide: the flow of the model in float64.
+    """
 
     verdict: Verdict
     measured: Measured | None
@@ -74,8 +81,8 @@ class Sharp:
         return self.measured is not None and self.measured.of_outputs and self.measured.is_equal
 
     def is_ahead_of(self, other: Sharp) -> bool:
-        """Return whether more uses agree, and the outputs are not much farther apart; or no fewer agree, and the
-        outputs are much nearer.
+        """Return whether this comparison is better than OTHER: more uses agree and the outputs are at most twice as far
+        apart, or as many agree and the outputs are less than half as far apart.
         """
         ours, theirs = (one.verdict.agreeing + one.verdict.entered for one in (self, other))
         if self.measured is not None and other.measured is not None:
@@ -89,8 +96,10 @@ class Sharp:
 def sharp(
     codes: Codes, trial: Trial, entries: dict[str, Entry], seen: Flow, *, all_outputs: bool = True
 ) -> Sharp | None:
-    """Compare the models in float64, with the mapping ENTRIES; return None if the models cannot be run in float64.
-    ALL_OUTPUTS is as in `judge`.
+    """Compare the models in float64, with the mapping ENTRIES; return None if one of them cannot be run in float64.
+
+    SEEN is the flow of the model in float32. ALL_OUTPUTS is False if outputs computed from keys without a source shall
+    be left out.
     """
     if codes.wide is None:
         return None
@@ -109,8 +118,8 @@ def sharp(
 
 
 def _blurred(codes: Codes, trial: Trial, entries: dict[str, Entry]) -> Flow | None:
-    """Return the flow of the model on inputs that are as far off as the saved inputs may be, or None for exact
-    inputs.
+    """Return the flow of the model, in float64, on inputs changed at random by as much as rounding may have changed the
+    saved inputs. None if the inputs are exact, or the model cannot be run.
     """
     if not codes.coarse:
         return None
@@ -131,10 +140,11 @@ def _blurred(codes: Codes, trial: Trial, entries: dict[str, Entry]) -> Flow | No
 def causes(
     codes: Codes, trial: Trial, entries: dict[str, Entry], seen: Flow
 ) -> tuple[list[Setting], Sharp | None, Sharp | None]:
-    """Return the settings whose trial made more agree, and the results with the model's own settings and with the
-    changed ones.
+    """Return the settings of the source's code with which more agrees, the comparison before any was changed, and the
+    comparison with all of them changed.
 
-    TRIAL computes with the changed settings from then on.
+    Both comparisons are None if no setting that can be tried differs, or if the models cannot be run in float64. TRIAL
+    runs the model with the changed settings from then on.
     """
     found: list[Setting] = []
     if not _candidates(codes, entries, seen, found):
@@ -152,8 +162,8 @@ def causes(
 
 
 def suspects(codes: Codes, entries: dict[str, Entry], seen: Flow, front: set[str]) -> list[Setting]:
-    """Return the settings that differ at the uses in FRONT, where the models diverge, though no trial showed that they
-    matter.
+    """Return the settings that differ between both codes in the modules FRONT of the model, where the models diverge.
+    No trial has shown that they matter. SEEN is the flow of the model.
     """
     every = settings(codes.expected, seen, entries, codes.modules)
     return [one for one in every if any(own in front for _, own in one.places)]
@@ -168,8 +178,8 @@ def _candidates(codes: Codes, entries: dict[str, Entry], seen: Flow, found: list
 def _better(
     codes: Codes, trial: Trial, entries: dict[str, Entry], seen: Flow, found: list[Setting], now: Sharp
 ) -> Sharp | None:
-    """Try each setting in all of its places. Add the first with which more agrees to FOUND, and return the new
-    comparison; None if there is none.
+    """Try each setting that differs, in all of its places. Add the first with which more agrees to FOUND, and return
+    the new comparison; None if there is none, or if time is over. NOW is the comparison so far.
     """
     for one in _candidates(codes, entries, seen, found):
         if trial.progress.late:
@@ -192,7 +202,7 @@ def _better(
 
 @contextmanager
 def as_it_was(trial: Trial) -> Iterator[None]:
-    """Restore the model's own settings after the trials in this context."""
+    """Run a block of code, then undo the changes of settings that TRIAL made in the model, also after an error."""
     try:
         yield
     finally:

@@ -1,6 +1,6 @@
 """The operations of code between its weights, with their settings: activations, scales, padding, the eps of norms.
 
-No file holds these. A step is one operation as torch runs it, with its numbers.
+A checkpoint holds none of them. A step is one operation as torch runs it, with its numbers.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class Step:
     """One operation of a forward pass, without its tensors: a scale, an activation, a norm without weights.
 
     Attributes:
-        number: its place among the steps of the pass.
-        name: name of the operation, without the underscore of an in-place one.
-        settings: its arguments that are not tensors, by name.
+        number: the place of the step among the steps of the forward pass.
+        name: name of the operation, without the underscore of an in-place operation.
+        settings: the arguments that are not tensors, as pairs (name, value).
         func: the function that torch runs.
-        args, kwargs: its arguments, with `HERE` in place of each tensor.
-        width: size of the last dimension of its first tensor; in attention, of a head.
+        args, kwargs: the arguments, with `HERE` in place of each tensor.
+        width: size of the last dimension of the first tensor; in attention, the size of a head.
     """
 
     number: int
@@ -61,7 +61,7 @@ class Step:
 
     @property
     def is_attention(self) -> bool:
-        """Return whether this step is one attention operation."""
+        """Return whether this step is torch's fused attention operation (`scaled_dot_product_attention`)."""
         return self.name.startswith(_ATTENTION)
 
 
@@ -70,13 +70,17 @@ Swap = Callable[[Any, Sequence[Any], dict[str, Any]], Any]
 
 
 def is_step(name: str) -> bool:
-    """Return whether an operation of this name may be a step."""
+    """Return whether the operation of torch with this NAME (`relu_`, `mul`, `convolution`) may be recorded as
+    a step.
+    """
     plain = name.rstrip("_")
     return plain in _BETWEEN or plain in _WITH_WEIGHTS or plain.startswith(_ATTENTION)
 
 
 def step_of(number: int, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Step | None:
-    """Return the step for an operation, or None for arithmetic between two tensors."""
+    """Return step NUMBER of a forward pass, for a call FUNC(*ARGS, **KWARGS) that torch runs. None for arithmetic
+    between two tensors, which has no setting.
+    """
     name = func._overloadpacket.__name__.rstrip("_")
     if name in _NUMBERS:
         args = [_number(a) if at else a for at, a in enumerate(args)]
@@ -106,7 +110,7 @@ def _has_tensor(value: Any) -> bool:
 
 
 def _number(value: Any) -> Any:
-    """Return a tensor without dimensions as a number; other values as they are."""
+    """Return VALUE as a float if it is a tensor without dimensions, else as it is."""
     return float(value) if isinstance(value, torch.Tensor) and not value.ndim else value
 
 
@@ -131,7 +135,7 @@ def _template(value: Any) -> Any:
 
 
 def instead(step: Step) -> Swap:
-    """Return a function that takes a call of the model and runs STEP of the other code in its place, on the same
+    """Return a swap: a function that runs STEP of the source's code in place of a call in the model, on the call's
     tensors.
     """
 
@@ -146,16 +150,17 @@ def instead(step: Step) -> Swap:
 
 
 def before(step: Step) -> Swap:
-    """Return a function that takes a call of the model and runs STEP of the other code on its input first.
+    """Return a swap: a function that runs STEP of the source's code on the input of a call in the model, and then the
+    call.
 
-    The model's code lacks this step: for example, a scale of the queries.
+    It is for a step that the model's code lacks: for example, a scale of the queries.
     """
     return _on_what_comes(lambda x: instead(step)(step.func, [x.clone()], {}))
 
 
 def times(factor: float, *, before: bool = False) -> Swap:
-    """Return a function that multiplies the output of a step by FACTOR, or its input if BEFORE; in attention, the
-    scale.
+    """Return a swap: a function that runs a call of the model and multiplies its output by FACTOR. BEFORE multiplies
+    its input instead. In an attention operation, the scale is multiplied.
     """
     if before:
         return _on_what_comes(lambda x: x * factor)
@@ -181,8 +186,8 @@ def _on_what_comes(change: Callable[[torch.Tensor], torch.Tensor]) -> Swap:
 
 
 def left_out(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Run nothing in place of a step: return its input unchanged, or, for a dropout mask, a mask
-    that keeps everything.
+    """Skip a call of the model: return its input unchanged, or, for the mask of a dropout, a constant that keeps
+    everything.
     """
     if func._overloadpacket.__name__.startswith("bernoulli"):
         return args[0].fill_(args[1]) if _in_place(func) else torch.full_like(args[0], args[1])

@@ -1,4 +1,4 @@
-"""Ask about the order of colours, which no run shows, because both models get the same numbers."""
+"""Ask about the order of colours (RGB or BGR). No proof shows the order, because both models get the same numbers."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _ORDERS = re.compile(r"(?<![a-z])(rgb|bgr)(?![a-z])", re.IGNORECASE)
 
 
 def doubt_colours(mapping: Mapping, theirs: torch.nn.Module, own: torch.nn.Module, flow: Flow) -> Mapping:
-    """Add a doubt to the layers that take pictures if the code of one model mentions only RGB and the code of the other
-    only BGR.
+    """Return MAPPING with a doubt about the first convolutions, which take pictures, if the code of one model mentions
+    only RGB and the code of the other only BGR; else as it is.
 
-    THEIRS is the source's code, OWN the model, FLOW the forward pass of the model.
+    THEIRS is the source's code, OWN the model. FLOW is the forward pass of the source's code, over keys of the file.
     """
     said, other = _order(theirs), _order(own)
     if said is None or other is None or said == other:
@@ -38,7 +38,9 @@ def _doubted(entry: Entry, first: set[str], asked: Question[Expr]) -> Entry:
 
 
 def _order(model: torch.nn.Module) -> str | None:
-    """Return "RGB" or "BGR" if the code of a model, with its comments, mentions only that one; else None."""
+    """Return "RGB" or "BGR" if the code of MODEL, with its comments, mentions only that order; None if it mentions both
+    or neither.
+    """
     found: set[str] = set()
     for kind in {type(module) for module in model.modules()}:
         if kind.__module__.partition(".")[0] != "torch":

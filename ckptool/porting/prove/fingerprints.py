@@ -1,4 +1,6 @@
-"""Identify channels of values by numbers that do not depend on layout or on the order of elements."""
+"""Identify channels of a tensor by a few numbers that do not depend on its layout or on the order of elements in a
+channel.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ import torch
 
 
 def fingerprints(values: torch.Tensor, dim: int) -> torch.Tensor:
-    """Return one row of numbers for each channel of VALUES along DIM. The order of the elements does not change
-    them.
+    """Return a tensor with one row of six numbers for each channel of VALUES along dimension DIM: root mean square,
+    mean, mean magnitude, third moment, maximum, minimum. The order of elements in a channel does not matter.
     """
     x = values.detach()
     if not x.ndim:
@@ -48,8 +50,8 @@ APART, NOISE = 1e-3, 1e-5
 
 
 def pairing(wanted: torch.Tensor, have: torch.Tensor) -> list[int] | None:
-    """Return, for each channel of WANTED, its place in HAVE, if both hold the same channels in any order; else None.
-    Orders of more than 8,192 channels are not searched for.
+    """Return, for each channel of WANTED, its place in HAVE; both are fingerprints, one row per channel. None if they
+    do not hold the same channels, or if more than 8,192 channels are in another order.
     """
     if wanted.shape != have.shape:
         return None
@@ -63,8 +65,9 @@ def pairing(wanted: torch.Tensor, have: torch.Tensor) -> list[int] | None:
 
 
 def _assigned(wanted: torch.Tensor, have: torch.Tensor, allowed: torch.Tensor) -> list[int] | None:
-    """Return, for each channel of WANTED, its place in HAVE; None if a channel has none. Both are fingerprints, which
-    may differ by ALLOWED. Channels that look alike (such as all zeros) go where their neighbours go.
+    """Return, for each channel of WANTED, its place in HAVE; None if a channel has none, or if two have the same. Both
+    are fingerprints, which may differ by ALLOWED. Of several equal channels (such as all zeros), each takes the place
+    next to its neighbour's.
     """
     top, by_top = have[:, 4].sort()
     low = torch.searchsorted(top.contiguous(), (wanted[:, 4] - allowed[:, 0]).contiguous()).tolist()
@@ -103,7 +106,7 @@ def _allowed(wanted: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 class Known:
-    """A set of channels, by their fingerprints, in which other channels are searched."""
+    """A set of channels, stored as fingerprints, in which other channels can be looked up."""
 
     def __init__(self, groups: Iterable[torch.Tensor], apart: tuple[float, float] = (APART, NOISE)) -> None:
         rows = torch.cat([torch.zeros(1, 6, dtype=torch.float64), *groups])
@@ -111,7 +114,7 @@ class Known:
         self.apart = apart
 
     def holds(self, wanted: torch.Tensor) -> bool:
-        """Return whether every channel of WANTED is in the set."""
+        """Return whether every channel of WANTED, fingerprints with one row per channel, is in the set."""
         low = self.apart[0] * wanted[:, 0] + self.apart[1] * float(wanted[:, 0].max()) + 1e-12
         tops = self.rows[:, 4].contiguous()
         first = torch.searchsorted(tops, (wanted[:, 4] - low).contiguous())

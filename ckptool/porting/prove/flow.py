@@ -1,9 +1,9 @@
-"""The flow of a model: each use of its weights in a forward pass, with the use's input and output.
+"""The flow of a model: each use of its weights in a forward pass, with the input and output of that use.
 
-Every operation is observed where torch runs it (a `TorchDispatchMode`), so code may use its weights in any way: in
-layers, as bare parameters, sliced, transposed, joined. Inputs and outputs are kept as one fingerprint for each channel,
-which does not depend on layout or on the order of channels and positions. So the same channels are found in two models,
-whatever their codes do with them.
+Each operation is observed where torch runs it (a `TorchDispatchMode`), so code may use its weights in any way: in
+layers, as bare parameters, sliced, transposed, joined. An input or output is stored as one fingerprint for each
+channel, which does not depend on layout, or on the order of channels and positions. By these, equal channels are found
+in two models, whatever their codes do with them.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ VECTORS = frozenset({"norm", "scale", "shift", "depthwise"})
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A weight in the form in which an operation takes it.
+    """A weight as an operation takes it: for example transposed, or as a part of a parameter.
 
     Attributes:
         keys: the keys of the state dict that it is made of.
         expr: the expression over these keys, or None if no expression makes it.
-        shape: its sizes in this form, outputs first.
+        shape: its sizes as the operation takes it, outputs first.
     """
 
     keys: tuple[str, ...]
@@ -47,17 +47,17 @@ class Held:
 
 @dataclass(slots=True)
 class Use:
-    """One use of weights.
+    """One use of weights: an operation of a forward pass that takes at least one weight.
 
     Attributes:
-        index: its place in the order of execution.
+        index: the place of the use in the order of execution.
         kind: "linear", "conv", "table", "norm", "scale", "shift" or the name of another operation.
         held: the weights by their roles: "weight", "bias", …
-        taken: fingerprints of the input, one row per channel, in order; None if channels are not known.
+        taken: fingerprints of the input, one row per channel, in order; None if its channels are not known.
         given: fingerprints of the output.
-        before: the uses whose outputs it takes.
-        bare: fingerprints of the output before the bias is added, if that was asked for and it has one.
-        steps: operations without weights between those uses and this one.
+        before: the indices of the uses whose outputs this use takes.
+        bare: fingerprints of the output before the bias is added; None without a bias, or if nobody asked for them.
+        steps: the operations without weights between those uses and this one.
         step: the operation itself, if it has settings.
     """
 
@@ -78,7 +78,9 @@ class Use:
 
     @property
     def told(self) -> tuple[Any, ...]:
-        """Return a value that is equal for two uses of equal weights, as in a loop."""
+        """Return a value that is equal for two uses of the same weights in the same way, such as two rounds
+        of a loop.
+        """
         return self.kind, *((role, held.keys, held.expr) for role, held in self.held.items())
 
     @property
@@ -88,19 +90,21 @@ class Use:
 
     @property
     def family(self) -> str:
-        """Return the name of the kinds whose weights could replace each other: "matrix", "vector", or the kind of this
-        use.
+        """Return "matrix" for linear layers and convolutions, "vector" for norms, scales, shifts and depthwise
+        convolutions, else the kind of this use. Weights of one family could replace each other.
         """
         return "matrix" if self.kind in MATRICES else "vector" if self.kind in VECTORS else self.kind
 
     def is_like(self, other: Use) -> bool:
-        """Return whether two uses are of kinds that can exchange their weights without a change."""
+        """Return whether this use and OTHER could exchange their weights: they are of one kind, or both are matrices
+        (linear layers, convolutions).
+        """
         return self.kind == other.kind or (self.kind in MATRICES and other.kind in MATRICES)
 
 
 @dataclass(slots=True)
 class Flow:
-    """A forward pass: the uses of weights in their order, and the outputs."""
+    """A forward pass: the uses of weights in the order of execution, and the outputs."""
 
     uses: list[Use]
     outputs: list[torch.Tensor]
@@ -119,14 +123,16 @@ class Flow:
 
     @property
     def repeated(self) -> dict[tuple[Any, ...], list[Use]]:
-        """Return, by their weights, the uses of weights that run several times, as in a loop over time."""
+        """Return the uses of weights that run several times, as in a loop over time, each joined into one: `Use.told`
+        -> [the joined use].
+        """
         if self._repeated is None:
             self._repeated = _repeated(self.uses)
         return self._repeated
 
     @property
     def known(self) -> Known:
-        """Return all channels that some use of weights gives."""
+        """Return the set of all channels in the outputs of the uses of weights, also before their biases are added."""
         if self._known is None:
             every = chain(self.uses, *self.repeated.values())
             bare = [use.bare for use in self.uses if use.bare is not None]
@@ -134,20 +140,20 @@ class Flow:
         return self._known
 
     def with_outputs(self, places: Sequence[int]) -> Flow:
-        """Return the same flow with only the outputs at these places."""
+        """Return the same flow with only those outputs whose indices are in PLACES."""
         outputs, behind = [self.outputs[i] for i in places], [self.behind[i] for i in places]
         tails = [self.tails[i] for i in places if self.tails]
         return replace(self, outputs=outputs, behind=behind, tails=tails, places=[self.places[i] for i in places])
 
     def tell_apart_by(self, channel: float, noise: float) -> None:
-        """Treat channels as equal if they differ by at most CHANNEL relative to the channel, or NOISE relative to the
-        largest value.
+        """Set how far two equal channels may differ from here on: by CHANNEL, relative to the channel, plus NOISE,
+        relative to the largest channel.
         """
         self.apart, self._known, self._entries = (channel, noise), None, None
 
     def gives(self, given: torch.Tensor) -> bool:
-        """Return whether some use gives these channels. Channels of zeros count only if a use of as many gives only
-        zeros.
+        """Return whether the channels GIVEN (fingerprints, one row each) are all outputs of uses in this flow. Channels
+        that are all zero count only if one use gives as many channels, all zero.
         """
         if not bool(given[:, 0].any()):
             if self._silent is None:
@@ -157,14 +163,16 @@ class Flow:
 
     @property
     def entries(self) -> Known:
-        """Return all channels that some use of weights takes as its input."""
+        """Return the set of all channels in the inputs of the uses of weights."""
         if self._entries is None:
             every = chain(self.uses, *self.repeated.values())
             self._entries = Known((use.taken for use in every if use.taken is not None), self.apart)
         return self._entries
 
     def bias(self, use: Use) -> Held | None:
-        """Return the bias of a use, also if it is added afterwards, or None."""
+        """Return the bias of a matrix USE, also if a later operation adds it; for other kinds of uses, their own bias.
+        None if there is none.
+        """
         if "bias" in use.held or use.kind not in MATRICES:
             return use.held.get("bias")
         for other in self.uses[use.index + 1 : use.index + 16]:
@@ -174,12 +182,14 @@ class Flow:
         return None
 
     def after(self, use: Use) -> frozenset[int]:
-        """Return the uses that only add something, such as a bias, to the output of USE."""
+        """Return the indices of the uses that only add something, such as a bias, to the output of USE."""
         near = self.uses[use.index + 1 : use.index + 4]
         return frozenset(u.index for u in near if u.kind == "shift" and u.before == frozenset({use.index}))
 
     def renamed(self, made_of: MappingOf[str, Expr]) -> Flow:
-        """Return the same flow over other keys: MADE_OF holds the expression of each key of the code."""
+        """Return the flow over other keys: MADE_OF has, for each key that the uses read, its expression over the new
+        keys. A weight with a key that is not in MADE_OF has no expression then.
+        """
         uses = [_renamed(use, made_of) for use in self.uses]
         return Flow(uses, self.outputs, self.behind, self.tails, self.places)
 
@@ -210,7 +220,9 @@ def _repeated(uses: Sequence[Use]) -> dict[tuple[Any, ...], list[Use]]:
 
 
 def _together(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the fingerprints of values that come in several parts of equal size, as if the parts were one tensor."""
+    """Return the fingerprints of a tensor that comes in PARTS of equal size (fingerprints each), as if it were in one
+    piece.
+    """
     x = torch.stack(list(parts))
     cubes = (x[..., 3] ** 3).mean(0)
     return torch.stack(

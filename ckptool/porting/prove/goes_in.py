@@ -1,7 +1,7 @@
-"""Changes from the inputs of layers: weights of the source's uses that take the same input as a use in the model.
+"""Propose weights by the inputs of layers: a use in the model gets the weights of a use in the source's code with the
+same input.
 
-If a use in the model takes the same input as a use in the source's code, it has that use's weights, with channels in
-the order of the input, whatever the names are.
+Its channels are put into the order that the input has in the model. Names do not count.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from .rows import Rows, columns
 
 
 def takes_the_same(ground: Ground, f: Use) -> list[tuple[Use, list[int]]]:
-    """Return the source's uses that take the same channels as F, and the order of these channels there."""
+    """Return (use in the source's code, order) for each use there of the same kind and with the same input channels as
+    the use F of the model. ORDER has, for each channel of the input of F, its place in the input there. Empty if there
+    is none.
+    """
     if f.taken is None:
         return []
     found: dict[object, tuple[Use, list[int]]] = {}
@@ -34,8 +37,8 @@ def takes_the_same(ground: Ground, f: Use) -> list[tuple[Use, list[int]]]:
 
 
 def at_once(ground: Ground, fronts: Sequence[Use]) -> Iterator[Change]:
-    """Yield one change for all uses in FRONTS, by their inputs, if a change for one alone would not show in an output:
-    the members of a stack.
+    """Yield one change (label, key -> expression) that gives all uses in FRONTS the weights of the source's uses with
+    the same inputs. It is for the members of a stack, of which one alone would not show in an output.
     """
     by_keys: dict[tuple[str, ...], list[tuple[Held | None, Expr | None]]] = {}
     for f in fronts:
@@ -55,8 +58,8 @@ def at_once(ground: Ground, fronts: Sequence[Use]) -> Iterator[Change]:
 
 
 def from_what_goes_in(ground: Ground, f: Use, matched: list[tuple[Use, list[int]]]) -> Iterator[Change]:
-    """Yield changes that give F, and the other uses of its input, the weights of those uses in the source's code that
-    take the same input, MATCHED.
+    """Yield changes (label, key -> expression) that give the use F, and other uses of its input, the weights of the
+    uses in the source's code with the same input. MATCHED has these, from `takes_the_same`.
     """
     if f.kind == "table":
         yield from tables(ground, f, [s for s, _ in matched])
@@ -98,7 +101,10 @@ def from_what_goes_in(ground: Ground, f: Use, matched: list[tuple[Use, list[int]
 
 
 def _key_by_key(ground: Ground, f: Use, s: Use) -> Iterator[Change]:
-    """Yield the change that gives F the keys of S one by one, if both compute their weights from several keys."""
+    """Yield the change (label, key -> expression) that gives each key of the use F one key of the use S of the source's
+    code, in sorted order, if the model computes the weight of F from several keys. Nothing if their number or sizes
+    differ.
+    """
     if not any(held.expr is None for held in f.held.values()):
         return
     new: dict[str, Expr] = {}
@@ -118,7 +124,9 @@ def _key_by_key(ground: Ground, f: Use, s: Use) -> Iterator[Change]:
 
 
 def tables(ground: Ground, f: Use, matched: Sequence[Use]) -> Iterator[Change]:
-    """Yield changes for word or position tables, of which the model may have fewer rows or columns."""
+    """Yield changes (label, key -> expression) that fill the word or position table of the use F from the tables in
+    MATCHED, uses of the source's code. The model's table may have fewer rows or columns.
+    """
     own = f.held["weight"]
     for s in matched:
         x = ground.theirs_of(s.held.get("weight"))
@@ -137,7 +145,9 @@ def tables(ground: Ground, f: Use, matched: Sequence[Use]) -> Iterator[Change]:
 
 
 def made_together(ground: Ground, f: Use) -> Iterator[Change]:
-    """Yield changes for tensors that both codes compute from weights: if some of these are known, pair the others."""
+    """Yield changes (label, key -> expression) for a use F whose weight the code computes from several keys: if some of
+    these keys are known to come from a use of the source's code, the remaining keys of both are paired in every order.
+    """
     if all(held.expr is not None for held in f.held.values()):
         return
     made = {own: set(ground.entries[own].sources) for own in f.keys if own in ground.entries}
@@ -154,8 +164,9 @@ def made_together(ground: Ground, f: Use) -> Iterator[Change]:
 
 
 def _each_for_each(ground: Ground, own: Sequence[str], theirs: Sequence[str], turned: bool) -> dict[str, Expr] | None:
-    """Return keys of the source, THEIRS, for keys of the model, OWN, one by one, with square matrices as they are or
-    TURNED; None if sizes differ.
+    """Return the change, as key -> expression, that gives each key of the model in OWN the key of the source in the
+    same place of THEIRS, transposed if its sizes ask for it. TURNED transposes square matrices, too. None if sizes
+    differ.
     """
     new: dict[str, Expr] = {}
     for key, other in zip(own, theirs, strict=True):

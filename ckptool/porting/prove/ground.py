@@ -1,4 +1,4 @@
-"""The mapping so far and the flows of both models with it, from which changes are proposed."""
+"""The present mapping and the flows of both models with it, from which changes are proposed."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Change = tuple[str, dict[str, Expr]]
 
 @dataclass(slots=True)
 class Ground:
-    """What a proof makes changes from: the mapping so far, and what both forward passes showed.
+    """What changes are proposed from: the present mapping, and the forward passes of both models.
 
     Attributes:
-        entries: the mapping so far, by key of the model.
+        entries: the present mapping, by key of the model.
         own: the flow of the model with these entries.
         theirs: the flow of the source's code.
         shapes: the sizes of the source.
@@ -41,8 +41,8 @@ class Ground:
     factors: Sequence[float] = ()
 
     def now(self, held: Held | None) -> Expr | None:
-        """Return the expression over the source that a weight HELD of the model has now, in the form in which the model
-        uses it; None if it has none.
+        """Return the expression over keys of the source that the present mapping gives to HELD, a weight as the model
+        uses it. None if HELD is None, if one of its keys has no source, or if no expression makes it.
         """
         if held is None or held.expr is None:
             return None
@@ -58,10 +58,10 @@ class Ground:
             return None
 
     def put(self, pairs: Sequence[tuple[Held | None, Expr | None]]) -> dict[str, Expr] | None:
-        """Return key -> expression for the keys of the model that hold the weights in PAIRS, (weight, its new
-        expression). Pairs with None are skipped.
+        """Return key of the model -> expression, so that each weight in PAIRS, (weight as the model uses it, its new
+        expression), gets its new value. Pairs with None are skipped.
 
-        None if the code computes a weight, or if no expression for its key makes it.
+        None if the code computes one of the weights, or if no expression for its key gives the new value.
         """
         own_shapes = {key: entry.shape for key, entry in self.entries.items()}
         pieces: dict[str, list[tuple[Expr, Expr]]] = {}
@@ -88,8 +88,8 @@ class Ground:
         return out
 
     def _whole(self, key: str, pieces: list[tuple[Expr, Expr]]) -> Expr | None:
-        """Return a key's expression made of its pieces, (value, part of the key). Parts without a piece keep their
-        present expression. None if the pieces do not make the key.
+        """Return the new expression of KEY, made of PIECES, (value, part of the key that gets it). Parts without a
+        piece keep their present expression. None if the pieces do not make the whole key.
         """
         entry = self.entries[key]
         made = ex.reassembled(pieces, entry.shape)
@@ -119,8 +119,8 @@ class Ground:
         return made
 
     def _going_on(self, rows: Expr, more: int) -> Expr | None:
-        """Return rows cut from a table, extended by up to MORE rows: a longer text would use these. None if they are
-        cut from no table, or if it has no more rows.
+        """Return ROWS, rows cut from a table of the source, extended by up to MORE of its next rows: longer texts use
+        these. None if ROWS are not cut from a table, or if the table has no more rows.
         """
         cut = ex.rows_cut(ex.simplified(rows, self.shapes))
         if cut is None or not cut[0].is_copy:
@@ -130,10 +130,12 @@ class Ground:
         return ex.part(table, 0, start, end) if end > stop else None
 
     def theirs_of(self, held: Held | None) -> Expr | None:
-        """Return the expression, over keys of the source, that makes HELD, a weight in the source's code.
+        """Return the expression, over keys of the source, that makes HELD, a weight in the source's code. None for
+        None.
 
-        If the code computes the weight, this is the weight norm of its two tensors if their shapes fit, or else the
-        expression of an entry of the mapping that reads the same keys and has the same shape. None if there is neither.
+        If the code computes the weight from several keys, this is the weight norm of its two keys if their shapes allow
+        one, or else the expression of an entry of the mapping that reads the same keys and has the same shape. None if
+        there is neither.
         """
         if held is None:
             return None
@@ -151,13 +153,13 @@ class Ground:
         )  # fmt: skip
 
     def is_used(self, x: Expr | None) -> bool:
-        """Return whether a key of the model already has this expression."""
+        """Return whether a key of the model has the expression X already."""
         plain = None if x is None else ex.simplified(x, self.shapes)
         return any(e.expr == plain for e in self.entries.values())
 
     def change(self, label: str, pairs: Sequence[tuple[Held | None, Expr | None]]) -> Iterator[Change]:
-        """Yield the change with the name LABEL that puts expressions into weights of the model. PAIRS has (weight, its
-        new expression).
+        """Yield the change (LABEL, key -> expression) that gives weights of the model new expressions. PAIRS has
+        (weight as the model uses it, its new expression).
 
         Nothing is yielded if no expressions for the keys of these weights do this, or if the keys have these
         expressions already.
@@ -167,7 +169,7 @@ class Ground:
             yield label, new
 
     def twins(self, f: Use) -> list[Use]:
-        """Return F and the other matrices that take the same input."""
+        """Return the use F and all other uses of its kind in the model that take the same input."""
         if f.taken is None:
             return [f]
         return [
@@ -181,11 +183,13 @@ class Ground:
         ]
 
     def current(self, u: Use) -> Rows:
-        """Return the rows of the weight and the bias of the use U as the mapping fills them now."""
+        """Return the weight and the bias of the use U of the model, as the present mapping fills them."""
         return Rows(self.now(u.held["weight"]), self.now(self.own.bias(u)), u.rows)
 
     def rows(self, label: str, uses: Sequence[Use], sources: Sequence[Rows]) -> Iterator[Change]:
-        """Yield the change with the name LABEL that gives the rows of SOURCES, concatenated, to the weights of USES."""
+        """Yield the change (LABEL, key -> expression) that gives the rows of SOURCES, concatenated, to the weights and
+        biases of USES. Nothing if the sizes differ.
+        """
         weights = [s.weight for s in sources if s.weight is not None]
         some = any(s.bias is not None for s in sources)
         biases = [s.bias if s.bias is not None else ex.zeros(s.rows) for s in sources]

@@ -1,7 +1,7 @@
-"""Propose other mappings where two models diverge, the likeliest first.
+"""Propose other expressions for weights where two models diverge, the likeliest first.
 
-Options of the questions from matching come first. If the source has no use with the input of a use, the weights before
-it are rearranged; if it has one, its weights are proposed.
+Options of the questions from matching come first. If the source's code has a use with the same input, the weights of
+that use are proposed next; if not, the weights before are rearranged.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from .other_values import adapters, any_of_these_sizes, around_zero_or_one, opti
 
 
 def for_use(ground: Ground, f: Use) -> Iterator[Change]:
-    """Yield other expressions for the weights of F, or for the weights before it, the likeliest first."""
+    """Yield changes (label, key -> expression) for the weights of F, the use where the models diverge, or for the
+    weights before it, the likeliest first.
+    """
     yield from options(ground, f)
     yield from adapters(ground, f)
     if any("lora" in e.expr.operations() for k in f.keys if (e := ground.entries.get(k)) and e.expr is not None):

@@ -31,11 +31,13 @@ _State = tuple[dict[str, Entry], Flow, Verdict]
 def search(
     entries: dict[str, Entry], seen: Flow, verdict: Verdict, trial: Trial, expected: Flow
 ) -> tuple[dict[str, Entry], Flow, Verdict, dict[str, None]]:
-    """Try changes where the models diverge, and keep those with which more agrees, until outputs are equal or none is
-    left.
+    """Try changes where the models diverge, and keep each with which more agrees, until outputs are equal, no change
+    helps, or the limits of TRIAL are reached.
 
+    SEEN is the flow of the model with ENTRIES, VERDICT compares it with EXPECTED, the flow of the source's code.
     Returns:
-        The entries, the flow of the model with them, the verdict about it, and the kinds of changes that were kept.
+        The entries, the flow of the model with them, the verdict about it, and the labels of the changes that were
+        kept.
     """
     changed: dict[str, None] = {}
     trial.patience = max(_FEWEST, min(_TRIALS, _WORK // max(len(seen.uses), 1)))
@@ -75,12 +77,14 @@ def _better(
 
 
 def _in_time(changes: Iterable[Change], trial: Trial) -> Iterator[Change]:
-    """Yield CHANGES until the time of the proof is over: for a wide layer, making a change takes longer than a run."""
+    """Yield CHANGES until the limits of TRIAL are reached: for a wide layer, making a change takes longer
+    than a run.
+    """
     return takewhile(lambda _: not trial.is_over, changes)
 
 
 def _once(changes: list[tuple[str, dict[str, Expr]]]) -> list[tuple[str, dict[str, Expr]]]:
-    """Return the changes without repetitions."""
+    """Return CHANGES without changes that put the same expressions into the same keys as an earlier one."""
     seen = set()
     out = []
     for label, new in changes:
@@ -94,10 +98,11 @@ def _once(changes: list[tuple[str, dict[str, Expr]]]) -> list[tuple[str, dict[st
 def _in_all_blocks(
     label: str, entries: dict[str, Entry], new: MappingOf[str, Expr], found: _State, trial: Trial, expected: Flow
 ) -> _State:
-    """Try the change NEW, which worked in one block, in all other blocks at once, together with earlier changes that
-    showed nothing when they were made in one block alone.
+    """Try the change NEW, which worked in one block, in all other blocks at once, with changes kept from earlier blocks
+    that showed nothing in the others yet.
 
-    Return the state after it, or FOUND, the state after the change in one block, if no more agrees.
+    Return the state (entries, flow, verdict) after it, or FOUND, the state after the change in one block, if no more
+    agrees.
     """
     there = in_other_blocks(entries, new)
     if not there:
@@ -122,7 +127,10 @@ def _tried(
     trial: Trial,
     expected: Flow,
 ) -> _State | None:
-    """Return the state after the change NEW of ENTRIES, named LABEL, or None if no more agrees than in VERDICT."""
+    """Return the state (entries, flow, verdict) after the change NEW (key -> expression) of ENTRIES, called LABEL. None
+    if no more uses agree with EXPECTED than in VERDICT, if the model cannot be run, if nothing changes, or if the
+    search is over.
+    """
     if trial.is_over:
         return None
     candidate = dict(entries)

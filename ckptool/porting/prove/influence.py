@@ -1,4 +1,4 @@
-"""Find which weights the compared outputs depend on, and settle their doubts."""
+"""Find which weights the compared outputs depend on, and settle the doubts about these weights."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ _SEED = 20
 
 
 def unfelt_keys(trial: Trial, seen: Flow, expected: Flow, entries: MappingOf[str, Entry]) -> list[str]:
-    """Return the keys with a source that the compared outputs do not depend on: unused, or without a measurable
-    influence.
+    """Return the keys with a source that the compared outputs do not depend on: the forward pass never uses them, or
+    their influence is too small to measure.
 
-    Weights also count as confirmed if the output of their use is found in the source's code.
+    SEEN is the flow of the model, EXPECTED that of the source's code. A key is left out, too, if the output of its use
+    occurs in EXPECTED.
     """
     reached: set[int] = set()
     _, _, same = compared_outputs(expected.outputs, seen.outputs)
@@ -46,11 +47,11 @@ def unfelt_keys(trial: Trial, seen: Flow, expected: Flow, entries: MappingOf[str
 def by_itself_alone(
     seen: Flow, expected: Flow, entries: MappingOf[str, Entry], mapping: Mapping, verdict: Verdict
 ) -> set[str]:
-    """Return the keys whose place in the model nothing after them confirms.
+    """Return the keys whose place in the model no later layer confirms.
 
-    A layer with the same input as a layer of the source gives the same output with that layer's weights, whatever it
-    is: a new head agrees with any layer. Only an equal output confirms it, or a later layer that was certain before and
-    agrees.
+    Any layer that gets the same input and the same weights as a layer of the source gives the same output, even a new
+    head that has nothing to do with it. It is confirmed by an equal output of the model, or by a later layer that
+    agrees and was certain before the proof. Empty if there is no flow of the source's code.
     """
     if not expected.uses:
         return set()
@@ -70,9 +71,10 @@ def by_itself_alone(
 
 
 def taken_back(entries: dict[str, Entry], mapping: Mapping, keys: set[str]) -> dict[str, Entry]:
-    """Remove the source of keys that trials filled and nothing after them confirms.
+    """Return ENTRIES in which KEYS, keys that no later layer confirms, are without a source again if trials gave them
+    one.
 
-    A key whose name is like that of the layer found stays a guess.
+    A key keeps its new source if the last part of its module's path occurs in the path of the source.
     """
     open_before = {e.target: e for e in mapping.entries if e.expr is None and not e.default}
     back = {key for key in keys & open_before.keys() if not _called_alike(entries[key])}
@@ -89,17 +91,15 @@ def _shows(use: Use, expected: Flow) -> bool:
 
 
 def _biases_of_keys(weak: set[str], seen: Flow) -> set[str]:
-    """Return the keys among WEAK, without influence, whose use also has weights with influence: the bias of keys in
-    attention.
-
-    A wrong value of such a key would not be visible anywhere.
+    """Return the keys in WEAK, keys without influence, whose use has other weights with influence: the bias of the keys
+    in attention. No output would show a wrong value of it.
     """
     return {key for use in seen.uses for key in use.keys if key in weak and not weak >= set(use.keys)}
 
 
 def _without_slope(trial: Trial, which: Sequence[int] | None) -> set[str]:
-    """Return the parameters that hardly change the outputs WHICH (all outputs if None), such as the biases of keys in
-    attention.
+    """Return the parameters that hardly change the outputs with the indices WHICH (all outputs if None), by their
+    gradients. Empty if the code cannot be differentiated.
     """
     names = {id(p): key for key, p in reversed(list(trial.model.named_parameters(remove_duplicate=False)))}
     parameters = [p for p in trial.model.parameters() if p.is_floating_point()]
@@ -142,10 +142,10 @@ _WEAK = 1e-4
 
 
 def unseen(entries: dict[str, Entry], mapping: Mapping) -> dict[str, Entry]:
-    """Return ENTRIES with a question about each key that matching left open and no output confirms.
+    """Return ENTRIES with a question about each key that had no source before the proof and has one now, for a proof
+    without equal outputs.
 
-    A new head takes the same input as some layer of the source, and gives the same output with that layer's weight,
-    whatever it is.
+    Any layer that gets the same input and weights as a layer of the source gives the same output, even a new head.
     """
     open_before = {e.target for e in mapping.entries if e.expr is None and not e.default}
     return {
@@ -157,11 +157,11 @@ def unseen(entries: dict[str, Entry], mapping: Mapping) -> dict[str, Entry]:
 def carried_along(
     entries: dict[str, Entry], mapping: Mapping, unfelt: set[str], shapes: MappingOf[str, Shape]
 ) -> dict[str, Entry]:
-    """Move keys that no output depends on to where the rest of their block went, or ask about them if that is not
-    clear.
+    """Return ENTRIES in which each key of UNFELT, keys that no output depends on, is moved to the block of the source
+    that the rest of its block was moved to. If a key that is certain has the same source, a question is asked in place.
 
-    If trials found that block 0 of the model is the last of the source, a layer of block 0 that never runs comes from
-    the last block, too. A tensor that is now certain for another key does not count as evidence for a second one.
+    If trials found that block 0 of the model is the last block of the source, a layer of block 0 that never runs comes
+    from the last block, too. SHAPES has the sizes of the source.
     """
     before = {e.target: e for e in mapping.entries}
     moved = [
@@ -186,8 +186,8 @@ def carried_along(
 
 
 def _step(old: Expr | None, new: Expr | None) -> tuple[str, str] | None:
-    """Return the beginnings (old, new) of the source's path if two copies differ in one component of the path, else
-    None.
+    """Return the beginnings (old, new) of the source's key if both expressions are copies whose keys differ in one part
+    of the path, such as ("layers.0.", "layers.11."); else None.
     """
     if old is None or new is None or old == new or not (old.is_copy and new.is_copy):
         return None
@@ -223,7 +223,9 @@ def _stepped(expr: Expr, old: str, new: str, shapes: MappingOf[str, Shape], shap
 def doubt_unseen_rows(
     entries: dict[str, Entry], mapping: Mapping, seen: Flow, shapes: MappingOf[str, Shape]
 ) -> dict[str, Entry]:
-    """Return ENTRIES with a question about tables of several pieces if no run looked up the rows of a piece."""
+    """Return ENTRIES with a question about each table that is joined from several pieces, if the run SEEN looked up no
+    row of one piece. SHAPES has the sizes of the source.
+    """
     used: dict[str, list[tuple[int, int]] | None] = {}
     for held in (held for use in seen.uses for held in use.held.values()):
         for key in held.keys:
@@ -250,13 +252,17 @@ def doubt_unseen_rows(
 
 
 def _rows_of(expr: Expr | None, key: str) -> tuple[int, int] | None:
-    """Return the rows (first, after last) of KEY that an expression reads, if it reads a known part; else None."""
+    """Return (first, after last) of the rows of KEY that the expression EXPR reads. None if it does not read successive
+    rows of KEY.
+    """
     cut = None if expr is None else ex.rows_cut(ex.unreshaped(expr))
     return None if cut is None or cut[0] != ex.of(key) else cut[1:]
 
 
 def felt(entries: dict[str, Entry], mapping: Mapping, trial: Trial, unfelt: set[str]) -> dict[str, Entry]:
-    """Settle doubts about keys that equal outputs depend on, and about the other keys of their modules."""
+    """Return ENTRIES in which doubts about keys are settled if equal outputs depend on them, or on other keys of their
+    module. A key in UNFELT that trials changed gets a question instead. TRIAL loads the entries.
+    """
     out = dict(entries)
     before = {e.target: e for e in mapping.entries}
     sure = {module_of(e) for key, e in entries.items() if key not in unfelt and e.expr is not None}

@@ -18,13 +18,14 @@ _MOST = 2000
 
 
 def layers(expected: Flow, seen: Flow, entries: MappingOf[str, Entry], verdict: Verdict) -> list[dict[str, Any]]:
-    """Return each use of weights in order of execution, with the difference of its output from the source's code.
+    """Return a row for each use of weights in the model, in order of execution, with the difference of its output from
+    the output of its counterpart in the source's code. At most the first 2,000 uses.
 
     Returns:
-        {"layer", "source", "difference", "first"} for each: modules of the model and of the source's code (None where
+        {"layer", "source", "difference", "first"} for each: modules of the model and of the source's code (None if
         no use there takes these weights), the largest difference of a channel's mean, spread or extremes relative to
-        the largest spread (0 where all of its channels are somewhere in the source, None where nothing can be
-        compared), and whether this is where the models part.
+        the largest spread (0 if all of its channels are somewhere in the source, None if nothing can be
+        compared), and whether this is where the models diverge.
     """
     front = {use.index for use in verdict.front}
     told: dict[Any, int] = {}
@@ -49,7 +50,9 @@ def layers(expected: Flow, seen: Flow, entries: MappingOf[str, Entry], verdict: 
 
 
 def apart_at_most(expected: Flow, seen: Flow, entries: MappingOf[str, Entry]) -> float | None:
-    """Return the largest difference at layers that come before all keys without a source, or None."""
+    """Return the largest difference in `layers`, of uses that depend on no key without a source; None if nothing can be
+    compared.
+    """
     open_ = behind_new_keys(seen, entries)
     known = replace(seen, uses=[use for use in seen.uses if not open_[use.index]])
     found = (row["difference"] for row in layers(expected, known, entries, NOTHING))
@@ -57,8 +60,9 @@ def apart_at_most(expected: Flow, seen: Flow, entries: MappingOf[str, Entry]) ->
 
 
 def _difference(own: torch.Tensor, other: Use | None, expected: Flow) -> float | None:
-    """Return the difference from the source's output with its bias, or without, whichever is smaller. If there is no
-    such output, return 0 if all channels are somewhere in the source, and else None.
+    """Return how far OWN, the fingerprints of an output of the model, is from the output of OTHER, with or without its
+    bias, whichever is nearer. If OTHER has no output of this size: 0.0 if EXPECTED gives all channels of OWN somewhere,
+    else None.
     """
     given = [] if other is None else [t for t in (other.given, other.bare) if t is not None and t.shape == own.shape]
     if not given:

@@ -1,8 +1,9 @@
-"""Measure how far two models are apart, and how far rounding alone can take them, by running both in float64, too.
+"""Measure how far two models are apart, and how far rounding alone can take them apart, by running both in float64,
+too.
 
 The effect of rounding is measured on the network itself: its outputs in float32 against its outputs in float64. Two
-codes that compute the same may differ by a few times that. In float64 they differ by far less, so that a different
-setting (the eps of a norm) shows, however small it is.
+codes that compute the same may differ by a few times that effect in float32, and by far less in float64. A different
+setting (the eps of a norm) therefore shows in float64, however small its effect is.
 """
 
 from __future__ import annotations
@@ -41,12 +42,14 @@ class Measured:
 
     @property
     def is_equal(self) -> bool:
-        """Return whether rounding explains the difference."""
+        """Return whether rounding in float32 explains the difference."""
         return self.difference <= self.bound
 
     @property
     def is_exact(self) -> bool:
-        """Return whether rounding in float64 explains it, so that both compute the same with equal constants."""
+        """Return whether rounding in float64 explains the difference, so that both models compute the same with equal
+        constants.
+        """
         return self.difference <= self.bound * _FINER
 
     @property
@@ -62,7 +65,8 @@ class Measured:
 def measured(
     expected: Flow, seen: Flow, wide_expected: Flow, wide_seen: Flow, blurred: Flow | None = None
 ) -> Measured | None:
-    """Return the difference of the outputs that can be compared, or None if there are none.
+    """Return the difference between the outputs of two models, at the output that is farthest apart. None if no outputs
+    can be compared.
 
     Args:
         expected, seen: the flows of the source's code and of the model, in float32.
@@ -103,8 +107,8 @@ def _short(value: float) -> str:
 
 
 def noise_of_uses(narrow: Flow, wide: Flow) -> float:
-    """Return how far rounding in float32 moves the fingerprints of channels, relative to the largest fingerprint of the
-    use.
+    """Return how far rounding in float32 moves the fingerprints of channels, relative to the largest of the same use.
+    NARROW and WIDE are the flows of one model in float32 and in float64.
     """
     if len(narrow.uses) != len(wide.uses):
         return _MOST / _TIMES
@@ -117,7 +121,9 @@ def noise_of_uses(narrow: Flow, wide: Flow) -> float:
 
 
 def sharpened(expected: Flow, seen: Flow, wide_expected: Flow, wide_seen: Flow) -> float:
-    """Set how far channels of WIDE_EXPECTED may be apart to the effect of rounding, and return this tolerance."""
+    """Set how far channels of WIDE_EXPECTED, the source's flow in float64, may be apart to what rounding in float32
+    explains, and return this tolerance. EXPECTED and SEEN are the flows of both models in float32.
+    """
     share = _TIMES * max(noise_of_uses(expected, wide_expected), noise_of_uses(seen, wide_seen))
     wide_expected.tell_apart_by(share, share)
     return share
@@ -126,7 +132,7 @@ def sharpened(expected: Flow, seen: Flow, wide_expected: Flow, wide_seen: Flow) 
 def orders(a: torch.Tensor, b: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield (A, B) with the dimensions of A reordered to the sizes of B, in every way in which that is possible.
 
-    Tensors of unlike sizes, with more than four dimensions or with no such order, are flattened.
+    Both are flattened if they have more than four dimensions or unlike sizes.
     """
     a, b = a.detach().double().squeeze(), b.detach().double().squeeze()
     if sorted(a.shape) == sorted(b.shape) and a.ndim <= 4:
@@ -148,8 +154,8 @@ def _apart(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def of_one_size(a: torch.Tensor, b: torch.Tensor, alone: bool) -> bool:
-    """Return whether two outputs can be compared. Single numbers can be, only if each is the ALONE output of
-    its model.
+    """Return whether two outputs can be compared: they have equally many numbers, and more than one, unless each is the
+    only output of its model (ALONE).
     """
     return a.numel() == b.numel() and (alone or a.numel() > 1)
 

@@ -1,4 +1,4 @@
-"""Changes of the whole mapping: another option for a group of doubts, or another convention for all tensors."""
+"""Changes of the whole mapping: another option for a group of doubts, or another convention of code for all tensors."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ from ..questions import still_open
 
 
 def changes(entries: dict[str, Entry]) -> Iterator[tuple[str, dict[str, Expr]]]:
-    """Yield changes of the whole mapping: another option for a group of doubts, or another convention of code for all
-    tensors.
-
-    Each is (label, key -> new expression).
+    """Yield changes (label, key -> new expression) of the whole mapping ENTRIES: another option for all keys with the
+    same doubts, another convention of code for all tensors, exchanges of guessed modules.
     """
     groups: dict[tuple[object, ...], list[Entry]] = {}
     for entry in entries.values():
@@ -39,12 +37,14 @@ def changes(entries: dict[str, Entry]) -> Iterator[tuple[str, dict[str, Expr]]]:
 
 
 def module_of(entry: Entry) -> str:
-    """Return the path of the module of an entry."""
+    """Return the path of the module that holds the key of ENTRY: "a.b" for "a.b.weight"."""
     return entry.target.rpartition(".")[0]
 
 
 def _exchanged(entries: dict[str, Entry], members: Sequence[Entry], number: int) -> dict[str, Expr]:
-    """Return the change that gives a module its option NUMBER, and its old source to the module that had this one."""
+    """Return the change, as key -> expression, that gives MEMBERS, the entries of one module, their option NUMBER, and
+    their old expressions to the keys that had these options.
+    """
     new = {e.target: e.rivals[number] for e in members if len(e.rivals) > number}
     for own, expr in list(new.items()):
         old = entries[own].expr
@@ -55,7 +55,9 @@ def _exchanged(entries: dict[str, Entry], members: Sequence[Entry], number: int)
 
 
 def _exchanges(entries: dict[str, Entry]) -> Iterator[tuple[str, dict[str, Expr]]]:
-    """Yield exchanges of guessed modules of equal shapes."""
+    """Yield changes (label, key -> expression), each of which exchanges the sources of two guessed modules with equal
+    shapes.
+    """
     modules: dict[str, list[Entry]] = {}
     for entry in entries.values():
         if entry.status == "guessed" and entry.expr is not None:
@@ -71,7 +73,9 @@ def _exchanges(entries: dict[str, Entry]) -> Iterator[tuple[str, dict[str, Expr]
 
 
 def _conventions(entries: list[Entry]) -> Iterator[tuple[str, dict[str, Expr]]]:
-    """Yield conventions that shapes do not show, each applied to all tensors that it concerns."""
+    """Yield changes (label, key -> expression), each for one convention that shapes do not show (rotary halves, heads
+    in turn, norms around 0 or 1, transposed squares), made in all tensors that it concerns.
+    """
     copied = [(p, e, e.expr) for p, e in enumerate(entries) if e.expr is not None]
     attention = [(p, e, x) for p, e, x in copied if _part(e) in ("q", "k")]
     widths = sorted({e.shape[0] for _, e, _ in attention})
@@ -164,8 +168,8 @@ def _is_fused(entry: Entry) -> bool:
 
 
 def _channels_before(entries: list[Entry], place: int, width: int) -> list[int]:
-    """Return at most two numbers of channels that feature maps may have before a layer of WIDTH inputs, by the
-    convolutions before it, the nearest first.
+    """Return numbers of channels that feature maps may have before the layer at PLACE, which takes WIDTH numbers: those
+    of the convolutions before it that divide WIDTH, the nearest first, at most two.
     """
     found = [e.shape[0] for e in entries[:place] if len(e.shape) == 4 and width % e.shape[0] == 0]
     return list(dict.fromkeys(reversed(found)))[:2]

@@ -1,4 +1,6 @@
-"""Find settings without weights that differ between two codes, by comparing their steps around equal weights."""
+"""Find settings without weights (eps, activation, scale) that differ between two codes, by comparing the steps around
+equal weights.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ class Setting:
 
     @property
     def can_be_tried(self) -> bool:
-        """Return whether the model can be made to compute in the same way."""
+        """Return whether the model can be run with the setting of the source's code."""
         return bool(self.swaps or self.modules)
 
     def __str__(self) -> str:
@@ -46,7 +48,7 @@ class Setting:
         return f"the source {self.theirs} at {there}, the model {self.own} at {here}{more}"
 
     def as_json(self) -> dict[str, Any]:
-        """Return the setting as it is in `proof["causes"]`."""
+        """Return the setting as an item of `proof["causes"]`: {"setting", "source", "model", "layers", "text"}."""
         layers = [{"source": theirs, "model": own} for theirs, own in self.places]
         return {"setting": self.name, "source": self.theirs, "model": self.own, "layers": layers, "text": str(self)}
 
@@ -57,7 +59,7 @@ def settings(
     entries: MappingOf[str, Entry],
     modules: MappingOf[str, tuple[torch.nn.Module, torch.nn.Module]],
 ) -> list[Setting]:
-    """Return the settings that differ, the earliest first.
+    """Return the settings that differ between the source's code and the model, the earliest first.
 
     Args:
         expected: the flow of the source's code, over keys of the file.
@@ -90,14 +92,16 @@ def settings(
 
 
 def layer_of(use: Use) -> str:
-    """Return the module that a use of weights belongs to."""
+    """Return the path of the module of the first key that USE reads; "?" if it reads none."""
     if not use.keys:
         return "?"
     return use.keys[0].rpartition(".")[0] or use.keys[0]
 
 
 def counterpart(sources: set[str], expected: Flow, turn: int) -> Use | None:
-    """Return the use of the same weights in the source's code, and if there are several, number TURN; or None."""
+    """Return the use in EXPECTED, the flow of the source's code, that reads most of the keys SOURCES. If several read
+    as many, the one at index TURN, or the last. None if none reads any.
+    """
     shared = [(len(sources & set(use.keys)), use) for use in expected.uses]
     most = max((n for n, _ in shared), default=0)
     fitting = [use for n, use in shared if n == most] if most else []
@@ -136,7 +140,9 @@ def _attributes(theirs: torch.nn.Module, own: torch.nn.Module, *, place: tuple[s
 
 
 def _of_step(theirs: Step, own: Step, place: tuple[str, str], note: Any) -> None:
-    """Note, with NOTE, the settings of an operation that differ between the source's code (THEIRS) and the model."""
+    """Note, by calling NOTE, the settings of an operation that differ between a step of the source's code, THEIRS, and
+    of the model, OWN. PLACE names the layer on both sides.
+    """
     a, b = dict(theirs.settings), dict(own.settings)
     differ = [name for name in a if name in b and a[name] != b[name]]
     if not differ:
@@ -174,7 +180,7 @@ def _value(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Token:
-    """A step in a form that two codes can be compared in: everything that scales is a factor."""
+    """A step in a form in which two codes can be compared: every operation that scales is a factor."""
 
     name: str
     settings: tuple[tuple[str, Any], ...]
@@ -232,10 +238,10 @@ _PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
 
 
 def _between(theirs: Sequence[Step], own: Sequence[Step], use: Step | None, place: tuple[str, str], note: Any) -> None:
-    """Note, with NOTE, the steps before a layer in which the two codes differ.
+    """Note, by calling NOTE, the steps before a layer in which the two codes differ.
 
-    THEIRS and OWN are these steps in the source's code and in the model; USE, if there is one, holds the steps of the
-    layer itself.
+    THEIRS and OWN are these steps in the source's code and in the model. USE is the step of the layer itself in the
+    model, if there is one. PLACE names the layer on both sides.
     """
     a, b = _tokens(theirs), _tokens(own)
     if [t.look for t in a] == [t.look for t in b]:

@@ -17,9 +17,10 @@ _FACTORS = (1.0, 2.0, 0.5, 4.0, 0.25, 8.0, 0.125, 16.0, 0.0625, 32.0)
 
 
 def options(ground: Ground, f: Use) -> Iterator[Change]:
-    """Yield changes that take another option of the open questions about F and the uses before it.
+    """Yield changes (label, key -> expression) that take another option of the open questions about the weights of the
+    use F and of the uses directly before it.
 
-    Option N of a question is taken for all keys with this question at once.
+    Option N is taken for all of these keys at once, then for one module alone.
     """
     near = [f, *(ground.own.uses[i] for i in sorted(f.before)[-8:])]
     keys = list(dict.fromkeys(key for u in near for key in u.keys if key in ground.entries))
@@ -45,7 +46,9 @@ def options(ground: Ground, f: Use) -> Iterator[Change]:
 
 
 def around_zero_or_one(ground: Ground, f: Use) -> Iterator[Change]:
-    """Yield changes that add or subtract 1, for weights that one code keeps around 0 and the other around 1."""
+    """Yield changes (label, key -> expression) that add or subtract 1 from the vectors of the use F, for weights that
+    one code stores around 0 and the other around 1.
+    """
     own = [ground.entries[key] for key in f.keys if key in ground.entries and ground.entries[key].expr is not None]
     for e in own:
         assert e.expr is not None
@@ -56,7 +59,9 @@ def around_zero_or_one(ground: Ground, f: Use) -> Iterator[Change]:
 
 
 def adapters(ground: Ground, f: Use) -> Iterator[Change]:
-    """Yield changes of the scale of all low-rank adapters: the effect of one alone would not be visible."""
+    """Yield changes (label, key -> expression) of the scale of all low-rank adapters at once, if the use F or one
+    before it has an adapter. The effect of one adapter alone would not be visible.
+    """
     near = {key for u in (f, *(ground.own.uses[i] for i in f.before)) for key in u.keys}
     adapted = {k: e.expr for k, e in ground.entries.items() if e.expr is not None and "lora" in e.expr.operations()}
     if near & adapted.keys():
@@ -65,8 +70,8 @@ def adapters(ground: Ground, f: Use) -> Iterator[Change]:
 
 
 def any_of_these_sizes(ground: Ground, f: Use) -> Iterator[Change]:
-    """Yield changes that take any weight of equal size in the source, at most 16, the nearest in the order of execution
-    first.
+    """Yield changes (label, key -> expression) that give the use F the weight of another use in the source's code with
+    as many numbers. At most 16 uses, the nearest in the order of execution first.
     """
     own = f.held.get("weight") or f.held.get("bias")
     if own is None:

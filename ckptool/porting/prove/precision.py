@@ -1,4 +1,6 @@
-"""Run a forward pass in float64, also where the code asks for float32, to show how much of a difference is rounding."""
+"""Run a forward pass in float64, also where the code asks for float32, to show how much of a difference is due to
+rounding.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ _RANDOM = frozenset({"rand", "randn", "rand_like", "randn_like", "normal_", "uni
 
 
 class Wider(TorchDispatchMode):  # type: ignore[misc]
-    """Run every operation in float64, also if the code asks for float32 or holds constants of it."""
+    """A mode that runs every operation of torch in float64, also if the code asks for float32 or has float32
+    constants.
+    """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -54,7 +58,9 @@ def _cast(value: Any, types: dict[torch.dtype, torch.dtype]) -> Any:
 
 
 def _drawn(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Return the random numbers that float32 would have, converted to float64, so that both runs draw equal numbers."""
+    """Return random numbers drawn as float32 draws them, converted to float64, so that a run in float64 gets the same
+    numbers. FUNC is the operation NAME of torch.
+    """
     if not name.endswith("_"):
         if kwargs.get("dtype") in (None, torch.float64) and any(a.name == "dtype" for a in func._schema.arguments):
             kwargs["dtype"] = torch.float32
@@ -66,8 +72,8 @@ def _drawn(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @contextmanager
 def in_double(model: torch.nn.Module) -> Iterator[None]:
-    """Convert the weights and buffers of MODEL, and new tensors, to float64 in this context; restore them
-    afterwards.
+    """Convert the parameters and buffers of MODEL to float64 in this context, and make new tensors float64, too;
+    restore all of it afterwards.
     """
     held = [t for t in (*model.parameters(), *model.buffers()) if t.dtype in _WIDER]
     before = [t.data for t in held]

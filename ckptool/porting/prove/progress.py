@@ -13,24 +13,24 @@ PATIENCE = 300.0
 
 
 class Progress:
-    """Reports what a proof does, one line at a time, and knows when its time is over."""
+    """Reports what a proof does, one line at a time to TELL, and ends its search after PATIENCE seconds."""
 
     def __init__(self, tell: Tell | None = None, patience: float = PATIENCE) -> None:
         self._tell, self.patience = tell, patience
         self._until: float | None = None
 
     def say(self, text: str) -> None:
-        """Report TEXT."""
+        """Give TEXT to the function that reports progress, if there is one."""
         if self._tell is not None:
             self._tell(text)
 
     def begin(self) -> None:
-        """Start the time of the proof."""
+        """Start the clock of the proof."""
         self._until = time.monotonic() + self.patience
 
     @property
     def late(self) -> bool:
-        """Return whether the time of the proof is over."""
+        """Return whether the proof has used up its time; False before `begin`."""
         return self._until is not None and time.monotonic() > self._until
 
 

@@ -37,14 +37,14 @@ def follow(
     wider: bool = False,
     swaps: MappingOf[int, Swap] = MappingProxyType({}),
 ) -> Flow | None:
-    """Run MODEL in eval mode on INPUTS and return its flow, or None if it raises.
+    """Run MODEL in eval mode on INPUTS and return its flow; None if the model raises.
 
     Args:
-        model: restored afterwards.
-        inputs: by position, or by name.
-        bare: also record the outputs of layers before their biases, for a model that adds these later.
+        model: its training mode, weights and random state are as before afterwards.
+        inputs: a sequence (by position) or a dict (by name).
+        bare: also record the outputs of layers before their biases are added, for a model that adds these later.
         wider: compute in float64.
-        swaps: functions to run in place of some steps, by their numbers.
+        swaps: functions to run in place of some steps: number of the step -> function.
     """
     with in_double(model) if wider else nullcontext():
         recorder = _Recorder(model, bare, swaps)
@@ -61,7 +61,9 @@ def follow(
 def attempt(
     model: torch.nn.Module, inputs: Any, recorder: _Recorder | None = None, *, wider: bool = False
 ) -> tuple[Any, None] | tuple[None, Exception]:
-    """Return (output, None) of MODEL in eval mode for INPUTS, or (None, the exception)."""
+    """Run MODEL in eval mode on copies of INPUTS and return (output, None), or (None, the exception) if it raises.
+    RECORDER records the operations; WIDER computes in float64.
+    """
     training, fast = model.training, torch.backends.mha.get_fastpath_enabled()
     given = {id(t): t.clone() for t in tensors(inputs)}  # code may change what it is given
     if wider:
@@ -88,13 +90,17 @@ def attempt(
 
 
 def first_line(error: Exception) -> str:
-    """Return an exception in one line."""
+    """Return the class of an exception and the first line of its message that is not empty, for a message to
+    the user.
+    """
     lines = (line.strip() for line in str(error).splitlines())
     return f"{type(error).__name__}: {printable(next((line for line in lines if line), 'no message'), 200).rstrip('.')}"
 
 
 def arguments(model: torch.nn.Module) -> tuple[list[str], list[str]]:
-    """Return the arguments of the forward pass, and those without a default."""
+    """Return the names of the arguments of MODEL's forward pass, and of those among them that have no default. Both are
+    empty if its signature cannot be read.
+    """
     try:
         parameters = list(inspect.signature(model.forward).parameters.values())
     except (TypeError, ValueError):
@@ -104,17 +110,19 @@ def arguments(model: torch.nn.Module) -> tuple[list[str], list[str]]:
 
 
 def called(model: torch.nn.Module, inputs: Any) -> Any:
-    """Return the output of MODEL for inputs by position or by name."""
+    """Return the output of MODEL for INPUTS, a dict (by name) or a sequence (by position)."""
     return model(**inputs) if isinstance(inputs, MappingOf) else model(*inputs)
 
 
 def tensors(value: Any) -> Iterator[torch.Tensor]:
-    """Yield all tensors in lists, tuples, dicts and dataclasses, in their order."""
+    """Yield all tensors in VALUE (lists, tuples, dicts and dataclasses within each other), in their order."""
     return (tensor for _, tensor in placed(value))
 
 
 def placed(value: Any, place: Place = ()) -> Iterator[tuple[Place, torch.Tensor]]:
-    """Yield the same tensors, each with its place: the keys, names of fields and indices that lead to it."""
+    """Yield (place, tensor) for all tensors in VALUE; a place is the keys, names of fields and indices that lead to the
+    tensor, after the beginning PLACE.
+    """
     if isinstance(value, torch.Tensor):
         yield place, value
     elif isinstance(value, MappingOf):
@@ -133,7 +141,13 @@ def placed(value: Any, place: Place = ()) -> Iterator[tuple[Place, torch.Tensor]
 
 @dataclass(slots=True)
 class _Base:
-    """A storage that holds only weights: the expression of the tensor in it, and the layout of that tensor."""
+    """The contents of a storage that holds only weights.
+
+    Attributes:
+        keys: the keys of the state dict that the tensor in it is made of.
+        expr: the expression over these keys that makes this tensor; None if no expression does.
+        shape, stride, offset, numel: the layout of this tensor in the storage.
+    """
 
     keys: tuple[str, ...]
     expr: Expr | None
@@ -179,16 +193,18 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
                 self._hold(tensor, (key,), ex.of(key))
 
     def flows(self, given: Iterable[torch.Tensor]) -> None:
-        """Mark the inputs of the model as tensors that are not weights."""
+        """Mark the tensors GIVEN as inputs of the model, which are not weights."""
         for tensor in given:
             self._flowing[self._place(tensor)] = frozenset()
 
     def feeding(self, tensor: torch.Tensor) -> frozenset[int]:
-        """Return the uses of weights whose outputs TENSOR is computed from, without another use in between."""
+        """Return the indices of the uses of weights from whose outputs TENSOR is computed, without another use in
+        between.
+        """
         return self._flowing.get(self._place(tensor), frozenset())
 
     def steps_to(self, tensor: torch.Tensor) -> tuple[Step, ...]:
-        """Return the steps from the last uses to TENSOR."""
+        """Return the steps between the last uses of weights and TENSOR, which is computed from their outputs."""
         return self._chains.get(self._place(tensor), ())
 
     def _hold(self, tensor: torch.Tensor, keys: tuple[str, ...], expr: Expr | None) -> None:
@@ -230,7 +246,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         return result
 
     def _done(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """Return the output of an operation, or of the function that replaces it."""
+        """Run an operation FUNC of torch, called NAME, or the swap that replaces its step, and return the output. The
+        step is recorded.
+        """
         self._step = None
         if not is_step(name) or not any(self._place(t) in self._flowing for t in tensors((args, kwargs))):
             return func(*args, **kwargs)
@@ -247,7 +265,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         return tuple(found[number] for number in sorted(found))
 
     def _place(self, tensor: torch.Tensor) -> int:
-        """Return a number that identifies a storage in this pass, also after it is freed. Its values are not kept."""
+        """Return a number that identifies the storage of TENSOR in this forward pass, also after the storage is freed;
+        its values are not kept.
+        """
         storage = tensor.untyped_storage()
         place: int = storage._cdata
         if place not in self._places:  # which keeps the address from being given to another
@@ -257,7 +277,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
     # -- weights
 
     def held(self, value: Any) -> Held | None:
-        """Return a tensor that is made only of weights as a `Held`, or None."""
+        """Return VALUE as a `Held` if it is a tensor made only of weights; else None."""
         if not isinstance(value, torch.Tensor) or self._place(value) in self._flowing:
             return None
         bases = self._bases.get(self._place(value), ())
@@ -268,8 +288,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         return Held(base.keys, None if base.expr is None else _viewed(base, value), tuple(value.shape))
 
     def _derive(self, name: str, args: Any, held: list[torch.Tensor], out: torch.Tensor) -> None:
-        """Note a tensor that is made only of weights. A copy, a concatenation of weights, or a lookup of successive
-        rows has an expression.
+        """Record that OUT, the output of the operation NAME, is made only of the weights HELD. OUT has an expression if
+        the operation is a copy, a concatenation, or a lookup of successive rows.
         """
         parts = [p for p in map(self.held, held) if p is not None]
         keys = tuple(dict.fromkeys(key for part in parts for key in part.keys))
@@ -359,8 +379,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         self._add("linear", roles, fingerprints(a, -1), fingerprints(out, -1), before, self._without(out, bias, -1))
 
     def _without(self, out: torch.Tensor, bias: Any, dim: int) -> torch.Tensor | None:
-        """Return the fingerprints of an output before the bias was added along a dimension; None if they are not asked
-        for, or if BIAS has another length.
+        """Return the fingerprints along DIM of the output OUT without its BIAS. None if the recorder was not asked for
+        them, or if BIAS is no tensor of that length.
         """
         if not self._bare or not isinstance(bias, torch.Tensor) or bias.numel() != out.shape[dim]:
             return None
@@ -383,7 +403,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
 
 
 def _viewed(base: _Base, view: torch.Tensor) -> Expr | None:
-    """Return a view of a storage as an expression over the tensor in the storage, or None if no operation gives it."""
+    """Return VIEW, a view of a storage, as an expression over the tensor BASE in the storage, or None if no operation
+    gives it.
+    """
     assert base.expr is not None
     shape, stride = tuple(view.shape), view.stride()
     if shape == base.shape and (stride == base.stride or view.numel() == 1):
@@ -427,7 +449,9 @@ def _cut(base: _Base, starts: Sequence[int], counts: MappingOf[int, int]) -> Exp
 
 
 def _reshaped(base: _Base, view: torch.Tensor, starts: Sequence[int], dims: Sequence[int]) -> Expr | None:
-    """Return a contiguous view of whole rows, also transposed, with other sizes as an expression; or None."""
+    """Return VIEW, a contiguous view of whole rows of BASE, perhaps transposed, as an expression; None for other views.
+    STARTS has the first index along each dimension, DIMS the dimensions larger than 1.
+    """
     if not dims or any(starts[d] for d in dims[1:]) or list(dims) != sorted(dims):
         return None
     turned = not view.is_contiguous()

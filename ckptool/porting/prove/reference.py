@@ -25,7 +25,13 @@ _COARSE = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Inputs as the model takes them, by position or by name, and the saved outputs for them."""
+    """Inputs of the model, by position or by name, and the saved outputs for them.
+
+    Attributes:
+        inputs: the inputs: a list or a dict.
+        outputs: the saved outputs.
+        places: the place of each of them among the outputs.
+    """
 
     inputs: Any
     outputs: list[torch.Tensor]
@@ -35,11 +41,14 @@ class Reference:
 
 
 def read_reference(path: StrPath, model: torch.nn.Module) -> Reference:
-    """Read tensors named `input`, `input.0`, `input.NAME` … and `output`, `output.0` …, in any format.
+    """Read the file PATH with tensors named `input`, `input.0`, `input.NAME` … and `output`, `output.0` …, in any
+    format, and try the inputs on MODEL.
 
     Raises:
         NotFound: there are no inputs, or no outputs.
-        CannotCarry: the model cannot be run on these inputs, or has no output like the saved ones.
+        CannotCarry: the model cannot be run on these inputs, has no output as large as a saved one, or a tensor in the
+            file cannot be compared (no floating point, too coarse, not finite).
+        RuleError: some inputs have a name and some have none.
     """
     try:
         raw = load(path, map_location="cpu")
@@ -61,7 +70,9 @@ def read_reference(path: StrPath, model: torch.nn.Module) -> Reference:
 
 
 def _under(raw: Any, names: Sequence[str]) -> dict[str, Any]:
-    """Return the values below one of NAMES, by the rest of their name."""
+    """Return the values of RAW, a dict from the file, whose keys begin with one of NAMES, by the rest of the key:
+    `input.mask` -> `mask`. Empty if RAW is no dict.
+    """
     if not isinstance(raw, MappingOf):
         return {}
     cut = ((*key.partition("."), value) for key, value in raw.items() if isinstance(key, str))
@@ -69,7 +80,13 @@ def _under(raw: Any, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _inputs(found: dict[str, Any], path: StrPath, model: torch.nn.Module) -> Any:
-    """Return the inputs FOUND in the file PATH, by position or by name, in the model's floating point type."""
+    """Return the inputs FOUND in the file PATH (name -> value) as MODEL takes them: by position or by name, in the
+    model's floating point type.
+
+    Raises:
+        RuleError: some inputs have a name and some have none.
+        CannotCarry: an input is not a tensor or a plain value, or holds no usable numbers.
+    """
     if "" in found and len(found) > 1:
         raise RuleError("some inputs have a name and some have none", where=path, hint="name all of them, or none")
     given: Any = found.get("") if "" in found else nested(found, path)
@@ -96,7 +113,12 @@ def _inputs(found: dict[str, Any], path: StrPath, model: torch.nn.Module) -> Any
 
 
 def _outputs(found: dict[str, Any], path: StrPath, model: torch.nn.Module) -> list[tuple[Place, torch.Tensor]]:
-    """Return the outputs, each with its place: names of files are sorted, and `10` stands before `2` there."""
+    """Return (place, tensor) for the floating point outputs FOUND in the file PATH (name -> value). Numbers in names
+    are sorted as numbers: 2 before 10.
+
+    Raises:
+        CannotCarry: there are outputs, and none is of floating point with at least the precision of float32.
+    """
     named = {
         tuple(int(n) if n.isdecimal() else n for n in rest.split(".") if n): value for rest, value in found.items()
     }
@@ -150,7 +172,11 @@ def _nans(value: torch.Tensor) -> str:
 
 
 def _try(model: torch.nn.Module, inputs: Any, outputs: Sequence[torch.Tensor], path: StrPath) -> None:
-    """Raise CannotCarry if the model does not take the inputs, or has no output of the size of a saved one."""
+    """Run MODEL on INPUTS from the file PATH.
+
+    Raises:
+        CannotCarry: the model does not take the inputs, or has no output with as many numbers as one of OUTPUTS.
+    """
     out, error = attempt(model, inputs)
     if error is not None:
         raise CannotCarry(
@@ -173,7 +199,9 @@ def _try(model: torch.nn.Module, inputs: Any, outputs: Sequence[torch.Tensor], p
 
 
 def _named_otherwise(inputs: Any, path: StrPath, model: torch.nn.Module) -> str | None:
-    """Return the command that renames one input to the only name that the model needs and lacks, or None."""
+    """Return the command that renames one input of the file PATH to the only argument that MODEL needs and the file
+    lacks. None if it is not one for one.
+    """
     names, needed = arguments(model)
     if not isinstance(inputs, MappingOf) or not names:
         return None
@@ -184,7 +212,9 @@ def _named_otherwise(inputs: Any, path: StrPath, model: torch.nn.Module) -> str 
 
 
 def _rename(raw: Any, path: StrPath, model: torch.nn.Module) -> str:
-    """Return the command that names two tensors as input and output, if there are two; else how to save them."""
+    """Return the command that names the two tensors of the file PATH as input and output. If RAW, the contents of the
+    file, does not have exactly two, return the code that saves inputs and outputs of MODEL.
+    """
     found = [str(key) for key, value in raw.items() if isinstance(value, torch.Tensor)] if _is_dict(raw) else []
     if len(found) == 2 == len(raw):
         a, b = found
@@ -201,7 +231,7 @@ def _renamed(path: StrPath, new: MappingOf[str, str]) -> str:
 
 
 def _save(model: torch.nn.Module) -> str:
-    """Return the Python code that saves inputs and outputs."""
+    """Return a line of Python that runs MODEL and saves its inputs and outputs, for a message to the user."""
     _, needed = arguments(model)
     words = needed or ["x"]
     keys = ['"input": x'] if len(words) == 1 else [f'"input.{word}": {word}' for word in words]
@@ -215,7 +245,7 @@ def _parameters(model: torch.nn.Module) -> str:
 
 
 def _held(raw: Any) -> list[str]:
-    """Return lines about the contents of a file without inputs and outputs."""
+    """Return lines about RAW, the contents of a file without inputs or outputs, for a message to the user."""
     if not _is_dict(raw):
         return [f"it holds {_kind(raw)}, and no names"]
     told = [f"{printable(str(key), 60)} {_kind(value)}" for key, value in list(raw.items())[:4]]

@@ -1,4 +1,4 @@
-"""Rows of weights that are rearranged together with their biases."""
+"""The rows of a weight, rearranged together with its bias."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ _RUNS = 64
 
 
 def columns(x: Expr | None, order: Sequence[int], dim: int) -> Expr | None:
-    """Return X with the elements of a dimension in another order, or None if the expression would be too long."""
+    """Return the expression X with the elements along DIM in another order: ORDER has their present indices. None if X
+    is None, or if the expression would join more than 64 slices.
+    """
     if x is None or list(order) == list(range(len(order))):
         return x
     runs: list[tuple[int, int]] = []
@@ -37,22 +39,22 @@ def columns(x: Expr | None, order: Sequence[int], dim: int) -> Expr | None:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A weight and its bias as expressions, whose rows are rearranged together."""
+    """A weight and its bias as expressions, with the number of their rows; either is None if it is not known."""
 
     weight: Expr | None
     bias: Expr | None
     rows: int
 
     def part(self, start: int, stop: int) -> Rows:
-        """Return rows START to STOP - 1."""
+        """Return the rows from START to STOP - 1."""
         return self._each(stop - start, lambda x: ex.part(x, 0, start, stop))
 
     def of_heads(self, heads: int, n: int, index: int) -> Rows:
-        """Return part INDEX of the N equal parts that each head has."""
+        """Return part INDEX of the N equal parts that each head has, for rows that hold the N parts head by head."""
         return self._each(self.rows // n, lambda x: ex.of_heads(x, heads, n, index))
 
     def rotary(self, heads: int, kind: str) -> Rows:
-        """Return the rows in the order of another kind of rotary embedding."""
+        """Return the rows in the order of another kind of rotary embedding ("half" or "interleaved")."""
         return self._each(self.rows, lambda x: ex.rotary(x, heads, kind))
 
     def _each(self, rows: int, what: object) -> Rows:
@@ -62,14 +64,14 @@ class Rows:
 
 
 def place_of(rows: Rows) -> tuple[str, int]:
-    """Return the place of rows in the source, by which rows cut from one weight are sorted."""
+    """Return (source expression, first row) for rows cut from one weight, to sort them by; ("", 0) for other rows."""
     x = rows.weight
     cut = None if x is None else ex.rows_cut(x)
     return ("", 0) if cut is None else (str(cut[0]), cut[1])
 
 
 def joined(rows: Sequence[Rows]) -> Rows:
-    """Return the rows concatenated."""
+    """Return ROWS concatenated, as one. Without a bias if one of them has none."""
     weights = [r.weight for r in rows if r.weight is not None]
     biases = [r.bias for r in rows if r.bias is not None]
     bias = ex.cat(0, *biases) if len(biases) == len(rows) else None
@@ -77,7 +79,9 @@ def joined(rows: Sequence[Rows]) -> Rows:
 
 
 def by_heads(heads: int, rows: Sequence[Rows]) -> Rows:
-    """Return the rows joined head by head."""
+    """Return ROWS, parts of equal size, joined into one head by head: the first head of each part, then the second.
+    Without a bias if one of them has none.
+    """
     weights = tuple(r.weight for r in rows if r.weight is not None)
     biases = tuple(r.bias for r in rows if r.bias is not None)
     bias = ex.by_heads(heads, *biases) if len(biases) == len(rows) else None
@@ -85,20 +89,27 @@ def by_heads(heads: int, rows: Sequence[Rows]) -> Rows:
 
 
 def like(rows: Sequence[Rows], parts: Sequence[Rows]) -> list[Rows]:
-    """Return PARTS in the form of ROWS: joined into one if ROWS holds one, else as they are."""
+    """Return PARTS in as many pieces as ROWS: joined into one if ROWS is one, else as they are."""
     return [joined(parts)] if len(rows) == 1 else list(parts)
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Pairs the rows of queries and keys for another kind of rotary embedding."""
+    """A function that reorders the rows of queries and keys for another kind of rotary embedding.
+
+    Attributes:
+        chosen: the indices of queries and keys among the weights; empty for one weight that holds queries, keys and
+            values.
+        head: the size of a head.
+        kind: "half" or "interleaved".
+    """
 
     chosen: tuple[int, ...]
     head: int
     kind: str
 
     def __call__(self, rows: Sequence[Rows]) -> list[Rows]:
-        """Return ROWS with the chosen ones paired in another way."""
+        """Return ROWS with the rows of queries and keys reordered."""
         out = list(rows)
         if not self.chosen:
             third = rows[0].rows // 3

@@ -1,4 +1,4 @@
-"""Find the same inputs for two models that may take them in different forms."""
+"""Find inputs with the same values for two models that may take them in different forms."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ Judged = tuple[Flow | None, Verdict]
 
 @dataclass(frozen=True, slots=True)
 class _Link:
-    """The origin of an input of the model.
+    """The origin of one input of the model.
 
     Attributes:
         source: the place of an input of the source's code; None if only the model takes it.
-        order: its dimensions, in the order in which the model takes them.
+        order: the dimensions of that input, in the order in which the model takes them.
         how: "" for the same values; "grey" if the source's code takes colours; "frames" if the model takes the same
             values several times; "part" for the input of a module inside of the source's code.
         module: the path of that module.
@@ -75,15 +75,17 @@ class SameInputs:
 
     @property
     def shown(self) -> str:
-        """Return the inputs as a user would type them, and the module of the source's code where the model begins, if
-        any.
+        """Return the inputs of the source's code as a user would type them; for a model that begins inside of the
+        source's code also the module there.
         """
         inside = [printable(link.module) for link in self.links if link.how == "part"]
         begins = f", as {' and '.join(inside)} of the source's code takes it" if inside else ""
         return inputs_text(self.theirs) + begins
 
     def made(self, seed: int) -> tuple[Any, Any] | None:
-        """Return inputs for the source's code and the model with the same values; None if its parts cannot be run."""
+        """Return (inputs of the source's code, inputs of the model) with the same random values, drawn from SEED. None
+        if a module inside of the source's code, whose input the model takes, was not run.
+        """
         values = made(self.theirs, generator=torch.Generator().manual_seed(seed))
         given = [t for _, t in leaves(values)]
         own = [t for _, t in leaves(made(self.own, generator=torch.Generator().manual_seed(seed + 1)))]
@@ -115,7 +117,7 @@ def same_inputs(
     known: frozenset[str] = frozenset(),
     late: Callable[[], bool] = lambda: False,
 ) -> SameInputs:
-    """Return inputs that both models take, with the same values; of several, those for which they agree most.
+    """Return inputs with the same values for both models; of several, those with which the models agree most.
 
     Args:
         theirs: the source's code.
@@ -123,12 +125,12 @@ def same_inputs(
         inputs: inputs of the model; searched for if None.
         source_inputs: inputs of the source's code, if it takes another form.
         judged: runs the model on inputs and compares it with the source's code.
-        known: modules of the source's code whose weights the model has; a model that is a part of the source's code
-            may begin at one of these.
+        known: modules of the source's code whose weights the model has; a model that is a part of the source's code may
+            begin at one of these.
         late: whether to stop as soon as some inputs are found.
 
     Raises:
-        CannotCarry: none are found that both take.
+        CannotCarry: no inputs are found that both models take.
     """
     best: tuple[tuple[Any, ...], SameInputs] | None = None
     until = time.thread_time() + _PATIENCE
@@ -154,7 +156,7 @@ def same_inputs(
 
 
 def _refuse_given(theirs: torch.nn.Module, own: torch.nn.Module, inputs: Any, source_inputs: Any) -> None:
-    """Say which model does not take the given inputs.
+    """Raise the error for given inputs that do not suit both models; it names the model that does not take them.
 
     Raises:
         CannotCarry: always.
@@ -181,7 +183,7 @@ def _refuse_given(theirs: torch.nn.Module, own: torch.nn.Module, inputs: Any, so
 
 
 def _why_none(theirs: torch.nn.Module, own: torch.nn.Module) -> str:
-    """Return why the two models cannot be run on the same inputs."""
+    """Return a sentence that says why no inputs suit both THEIRS, the source's code, and OWN, the model."""
     first, second = (next(working_inputs(model), None) for model in (theirs, own))
     if first is None:
         return "found no inputs on which the source's code runs"
@@ -198,7 +200,9 @@ def _rank(verdict: Verdict, candidate: SameInputs) -> tuple[Any, ...]:
 
 
 def in_plain_places(found: SameInputs) -> SameInputs | None:
-    """Return the same inputs, each in its likeliest place, if FOUND has some of one size in other places; else None."""
+    """Return the inputs FOUND with each input in its likeliest place. None if FOUND has no two inputs of one size
+    exchanged, or if the source's code cannot be run on the result.
+    """
     if found.plain is None:
         return None
     plain = replace(found, links=found.plain, plain=None)
@@ -208,7 +212,7 @@ def in_plain_places(found: SameInputs) -> SameInputs | None:
 
 
 def _turned(plain: Sequence[_Link], links: Sequence[_Link]) -> bool:
-    """Return whether LINKS are PLAIN with inputs in other places."""
+    """Return whether LINKS, the origins of the model's inputs, are those of PLAIN in another order."""
     sources = [[link.source for link in some] for some in (plain, links)]
     return sorted(map(str, sources[0])) == sorted(map(str, sources[1])) and sources[0] != sources[1]
 
@@ -229,7 +233,9 @@ def _tried(candidate: SameInputs, judged: Callable[[Flow, Any], Judged]) -> tupl
 def _candidates(
     theirs: torch.nn.Module, own: torch.nn.Module, inputs: Any, source_inputs: Any, known: frozenset[str]
 ) -> Iterator[SameInputs]:
-    """Yield pairs of inputs, the likeliest first."""
+    """Yield inputs for both models, the likeliest first: the source's code THEIRS and the model OWN. INPUTS and
+    SOURCE_INPUTS are given by the user, or None. KNOWN are modules of the source's code where the model may begin.
+    """
     done: set[str] = set()
 
     def linked(first: Any, second: Any) -> Iterator[SameInputs]:
@@ -267,7 +273,9 @@ def _candidates(
 
 
 def _specs_of(theirs: torch.nn.Module, inputs: Any, source_inputs: Any) -> Iterator[Any]:
-    """Yield inputs of the source's code."""
+    """Yield inputs of the source's code: SOURCE_INPUTS if given, else those found that resemble INPUTS, the inputs of
+    the model, or any.
+    """
     if source_inputs is not None:
         yield source_inputs
     elif inputs is not None:
@@ -278,8 +286,8 @@ def _specs_of(theirs: torch.nn.Module, inputs: Any, source_inputs: Any) -> Itera
 
 
 def _mixtures(theirs: Any, own: Any) -> Iterator[list[Any]]:
-    """Yield inputs in which each has its size from THEIRS or from OWN, the inputs of the two models: one may accept any
-    size.
+    """Yield inputs as flat lists, in which each input has its size from THEIRS or from OWN, the inputs of the two
+    models: one model may accept any size.
     """
     left = [one for _, one in leaves(own)]
     choices: list[list[Any]] = []
@@ -293,7 +301,9 @@ def _mixtures(theirs: Any, own: Any) -> Iterator[list[Any]]:
 
 
 def _by_name(model: torch.nn.Module, spec: Any) -> Any:
-    """Return inputs by the names of the arguments of MODEL, so that equal calls compare as equal."""
+    """Return the inputs SPEC as a dict by the names of the arguments of MODEL, so that equal calls compare as equal; as
+    they are if their number does not suit.
+    """
     if isinstance(spec, MappingOf):
         return dict(spec)
     try:
@@ -304,8 +314,8 @@ def _by_name(model: torch.nn.Module, spec: Any) -> Any:
 
 
 def _links_by_name(first: Any, second: Any) -> tuple[_Link, ...] | None:
-    """Return the links of inputs whose names and sizes are all equal in both codes, which no other order replaces; None
-    for others.
+    """Return the origins of the model's inputs, SECOND, if both models have at least two inputs, and equal names have
+    equal sizes; else None. Such inputs are not tried in another order.
     """
     if not (isinstance(first, dict) and isinstance(second, dict)) or len(first) < 2 or first.keys() != second.keys():
         return None
@@ -316,8 +326,8 @@ def _links_by_name(first: Any, second: Any) -> tuple[_Link, ...] | None:
 
 
 def _respelled(example: Any, other: Any) -> Any:
-    """Return inputs in the form of EXAMPLE (by position or by name), with the values of OTHER that are of the same
-    kind.
+    """Return inputs in the form of EXAMPLE (by position or by name), with those of OTHER in place of inputs of the same
+    type and number of dimensions.
     """
     left = [one for _, one in leaves(other)]
     out = []
@@ -331,7 +341,9 @@ def _respelled(example: Any, other: Any) -> Any:
 
 
 def _spellings(model: torch.nn.Module, spec: Any) -> Iterator[Any]:
-    """Yield the inputs as they are, by position, and under the names that MODEL has for them."""
+    """Yield the inputs SPEC in the forms in which MODEL may take them: by position, and by the names of its
+    arguments.
+    """
     flat = list(spec.values()) if isinstance(spec, MappingOf) else list(spec)
     try:
         parameters = inspect.signature(model.forward).parameters.values()
@@ -365,7 +377,9 @@ def _spellings(model: torch.nn.Module, spec: Any) -> Iterator[Any]:
 
 
 def _links(theirs: Any, own: Any) -> Iterator[tuple[_Link, ...]]:
-    """Yield ways to make the inputs of the model from those of the source's code, the likeliest first."""
+    """Yield the origins of the model's inputs, OWN, among the inputs of the source's code, THEIRS: each a tuple with
+    one link per input, the likeliest first.
+    """
     first, second = leaves(theirs), leaves(own)
     options = [_options(first, path, one) for path, one in second]
     plain = _chosen(options, first)
@@ -395,7 +409,9 @@ def _products(options: Sequence[Sequence[_Link]]) -> Iterator[tuple[_Link, ...]]
 
 
 def _chosen(options: Sequence[Sequence[_Link]], first: Sequence[Any]) -> tuple[_Link, ...]:
-    """Return, for each input, the first option whose source is not yet used, else its first option."""
+    """Return one link for each input: the first of its OPTIONS whose source no earlier input took, else its first
+    option.
+    """
     out: list[_Link] = []
     used: set[int] = set()
     for option in options:
@@ -407,7 +423,9 @@ def _chosen(options: Sequence[Sequence[_Link]], first: Sequence[Any]) -> tuple[_
 
 
 def _options(first: Sequence[Any], path: tuple[Any, ...], one: Any) -> list[_Link]:
-    """Return the ways to make the input ONE of the model, at PATH, from inputs FIRST of the source's code."""
+    """Return the ways to make ONE, the input of the model at PATH, from one of FIRST, the inputs (path, input) of the
+    source's code, the likeliest first.
+    """
     out: list[tuple[int, _Link]] = []
     for place, (their_path, other) in enumerate(first):
         a, b = _told(other), _told(one)
@@ -431,14 +449,14 @@ def _options(first: Sequence[Any], path: tuple[Any, ...], one: Any) -> list[_Lin
 
 
 def _orders(ndim: int) -> Iterator[tuple[int, ...]]:
-    """Yield other orders of the dimensions, with the batch first."""
+    """Yield other orders of NDIM dimensions, with the batch (0) first; none unless NDIM is 3 to 5."""
     if 3 <= ndim <= 5:
         for order in islice(permutations(range(1, ndim)), 1, None):
             yield (0, *order)
 
 
 def _told(value: Any) -> tuple[str, tuple[int, ...], bool]:
-    """Return the type and the shape of VALUE, a spec or a tensor, and whether its type is a floating point type."""
+    """Return (type, shape, whether the type is a floating point type) of VALUE, a spec or a tensor."""
     dtype = value.dtype if isinstance(value, InputSpec) else str(value.dtype).removeprefix("torch.")
     return dtype, tuple(value.shape), getattr(torch, dtype).is_floating_point
 
@@ -447,8 +465,8 @@ def _told(value: Any) -> tuple[str, tuple[int, ...], bool]:
 
 
 def parts(code: torch.nn.Module, values: Any, wanted: frozenset[str] = frozenset()) -> dict[str, torch.Tensor]:
-    """Return path -> first input of the module, for modules inside of the source's code: those in WANTED, and those
-    with children.
+    """Return path -> first input of the module, for the modules inside of CODE (the source's code) in WANTED, and for
+    all modules with children. Empty if CODE cannot be run on VALUES.
     """
     found: dict[str, torch.Tensor] = {}
     hooks = []
@@ -480,10 +498,11 @@ def parts(code: torch.nn.Module, values: Any, wanted: frozenset[str] = frozenset
 def _inside(
     theirs: torch.nn.Module, own: torch.nn.Module, spec: Any, inputs: Any, known: frozenset[str]
 ) -> Iterator[SameInputs]:
-    """Yield the inputs of modules inside of the source's code, for a model that equals such a part.
+    """Yield inputs for a model that equals a module inside of the source's code THEIRS: the model takes the input of
+    that module, when the code runs on SPEC.
 
-    Not if that input is the code's own input with channels in another order (BGR for RGB): the model takes the same
-    pictures as the code, and its weights have to be reordered.
+    A module is left out if its input is the code's own input with channels in another order (BGR for RGB): the model
+    then takes the same pictures as the code, and its weights have to be reordered.
     """
     values = made(spec, generator=torch.Generator().manual_seed(SEED))
     seen: set[tuple[int, ...]] = set()
@@ -510,7 +529,9 @@ def _inside(
 
 
 def _same_values(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors of one shape hold the same values in any order."""
+    """Return whether two tensors of one shape and type hold the same values in any order; whole numbers have to be in
+    the same order.
+    """
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     if not one.is_floating_point():  # there are others that cannot be sorted

@@ -33,15 +33,15 @@ def settle(
     others: Iterable[tuple[Flow | None, Any]] = (),
     copies: MappingOf[str, Sequence[str]] = MappingProxyType({}),
 ) -> Mapping:
-    """Return MAPPING with the result of its proof, and with doubts settled or new ones asked.
+    """Return MAPPING with the result of its proof, with doubts settled and new doubts added.
 
     Args:
         mapping: the mapping to prove.
-        trial: the model, which can be run with other entries.
+        trial: runs the model with other expressions for its weights.
         codes: the source's code and its forward pass.
         shown: the inputs, as text.
         others: further inputs on which both models have to agree: (flow of the source's code, inputs of the model).
-        copies: key -> other keys of the file that would fit the source's code as well. Which copy is right stays a
+        copies: key -> other keys of the file that would suit the source's code as well. Which copy is right stays a
             doubt.
     """
     with as_it_was(trial):
@@ -57,7 +57,7 @@ class _Reached:
         seen: the flow of the model with these entries.
         verdict: how much of `seen` agrees with the flow of the source's code.
         shown: the inputs, as text.
-        changed: the kinds of changes that trials made, as keys.
+        changed: the labels of the changes that trials made, as keys.
         first: the flow of the model before any change.
         causes: settings of the code that make the models differ.
         sharply: the models compared in float64, with the entries as they are now; None if that was not done.
@@ -84,7 +84,7 @@ class _Reached:
     @property
     def measured(self) -> Measured | None:
         """Return how far the outputs of the model, with this mapping and its own settings, are from those of the
-        source's code; None if they were not compared in float64.
+        source's code; None if the two were not compared in float64.
         """
         told = self.before if self.causes else self.sharply
         return None if told is None else told.measured
@@ -96,7 +96,7 @@ class _Reached:
 
     @property
     def divergence(self) -> str:
-        """Return the module where the models diverge."""
+        """Return the path of the module where the models diverge."""
         if self.causes and not self.parts.front:
             return self.causes[0].places[0][1]
         return first_divergence(self.parts)
@@ -136,7 +136,9 @@ def _settled(
 
 
 def _reach(reached: _Reached, trial: Trial, codes: Codes, others: Iterable[tuple[Flow | None, Any]]) -> None:
-    """Search for settings and other weights with which more agrees, and measure the remaining difference."""
+    """Change REACHED: search for settings and other weights with which more agrees, compare on OTHERS, further inputs,
+    and measure the remaining difference.
+    """
     expected = codes.expected
     if not reached.verdict.equal:  # settings come first: no weight is changed for a setting
         _change_settings(reached, trial, codes)
@@ -191,7 +193,9 @@ def _look_for_causes(reached: _Reached, trial: Trial, codes: Codes) -> None:
 def _settled_entries(
     reached: _Reached, mapping: Mapping, trial: Trial, codes: Codes, unfelt: Sequence[str]
 ) -> dict[str, Entry]:
-    """Return the entries after a proof, with settled doubts and new questions."""
+    """Return the entries (key -> entry) after a proof, with settled doubts and new questions. UNFELT are the keys that
+    the outputs do not depend on.
+    """
     entries, seen, verdict, expected = reached.entries, reached.seen, reached.verdict, codes.expected
     if reached.is_proved:
         open_still = set(unfelt) | by_itself_alone(seen, expected, entries, mapping, verdict)
@@ -209,7 +213,9 @@ def _settled_entries(
 
 
 def _account(reached: _Reached, mapping: Mapping, trial: Trial, codes: Codes, unfelt: Sequence[str]) -> dict[str, Any]:
-    """Return the dict `Mapping.proof`."""
+    """Return the dict that becomes `Mapping.proof`: "equal", "text", "first_divergence", measured differences, causes,
+    layers. UNFELT are the keys that the outputs do not depend on.
+    """
     may_be: list[Setting] = []
     if not reached.is_proved and not reached.causes:
         front = {layer_of(use) for use in reached.verdict.front}
@@ -236,12 +242,14 @@ def _account(reached: _Reached, mapping: Mapping, trial: Trial, codes: Codes, un
 
 
 def _is_exact(sharply: Sharp, verdict: Verdict) -> bool:
-    """Return whether both models compute the same even in float64."""
+    """Return whether the outputs of both models are equal even in float64."""
     return verdict.compared > 0 and sharply.measured is not None and sharply.has_outputs and sharply.measured.is_exact
 
 
 def _is_within(sharply: Sharp, verdict: Verdict) -> bool:
-    """Return whether rounding explains every difference: of outputs, or of each use if no outputs can be compared."""
+    """Return whether rounding explains every difference: of the outputs, or of each use of weights if no outputs can be
+    compared.
+    """
     if verdict.compared and not verdict.beyond and sharply.has_outputs:
         return sharply.outputs_are_equal
     return sharply.verdict.equal or sharply.verdict.agreeing >= verdict.agreeing
@@ -256,8 +264,8 @@ def _as_measured(found: Measured | None) -> dict[str, float | None]:
 def _without_vain_changes(
     entries: dict[str, Entry], mapping: Mapping, expected: Flow, seen: Flow | None
 ) -> dict[str, Entry]:
-    """Return ENTRIES without the changes from trials that no use of the key confirms: all uses of a changed key have to
-    agree.
+    """Return ENTRIES without the changes from trials to keys that do not agree: a change stays only if the outputs of
+    all uses of its key occur in EXPECTED, the flow of the source's code.
     """
     before = {e.target: e for e in mapping.entries}
     right: dict[str, bool] = {}
@@ -273,13 +281,13 @@ def _without_vain_changes(
 
 
 def _stopped(trial: Trial) -> str | None:
-    """Return "time" or "trials" if the search ended early, else None."""
+    """Return "time" or "trials", the limit that ended the search of TRIAL; None if it ended by itself."""
     return "time" if trial.progress.late else "trials" if trial.is_over else None
 
 
 def _but_for_new_keys(expected: Flow, seen: Flow | None, entries: MappingOf[str, Entry]) -> Verdict | None:
-    """Return the verdict that leaves out outputs computed from keys without a source, if most uses of weights agree;
-    else None.
+    """Return the verdict about the outputs that depend on no key without a source, if these agree and so do at least 60
+    percent of the uses of weights; else None.
     """
     found = judge(expected, seen, entries, all_outputs=False)
     return found if found.equal and found.agreeing >= _MOST * found.uses else None
@@ -290,7 +298,9 @@ _MOST = 0.6
 
 
 def _of_copies(entry: Entry, copies: MappingOf[str, Sequence[str]]) -> Entry:
-    """Ask which of several copies in the file is right: the source's code fits each, and no output shows it."""
+    """Return ENTRY with the question which of several copies in the file is right, if it reads a key in COPIES (key ->
+    other keys that suit the source's code as well); else as it is.
+    """
     if entry.expr is None or not any(key in copies for key in entry.sources):
         return entry
     count = max(len(copies.get(key, ())) for key in entry.sources)
@@ -302,7 +312,9 @@ def _of_copies(entry: Entry, copies: MappingOf[str, Sequence[str]]) -> Entry:
 
 
 def _holds(trial: Trial, entries: dict[str, Entry], first: Verdict, expected: Flow | None, inputs: Any) -> bool:
-    """Return whether the models agree on other inputs, too, if the source's code can be run on them."""
+    """Return whether the models agree on other INPUTS of the model as well; True if EXPECTED, the flow of the source's
+    code on them, is None because it cannot be run. FIRST is the verdict on the first inputs.
+    """
     if expected is None:
         return True
     before, trial.inputs = trial.inputs, inputs
@@ -350,14 +362,14 @@ _MOST_CAUSES = 4
 
 
 def _that(may_be: Sequence[Setting]) -> str:
-    """Return text for the report about settings that may be the cause, though no trial confirmed it; "" if there are
-    none.
+    """Return the end of a sentence that names the settings MAY_BE, at most two, which may be the cause of the
+    difference although no trial confirmed it; "" if there are none.
     """
     return f"; it may be that {'; '.join(map(str, may_be[:2]))}" if may_be else ""
 
 
 def first_divergence(verdict: Verdict) -> str:
-    """Return the module where the models diverge."""
+    """Return the path of the module where the models diverge; "the output" if all uses of weights agree."""
     keys = [key for use in verdict.front for key in use.keys]
     return keys[0].rpartition(".")[0] or keys[0] if keys else "the output"
 
@@ -376,7 +388,9 @@ def _few(keys: Sequence[str]) -> str:
 
 
 def nothing_compared(why: str, runs: int) -> dict[str, Any]:
-    """Return the proof for a case in which no outputs could be compared, so that it says nothing about the mapping."""
+    """Return the proof (a dict) for a mapping whose outputs could not be compared, with the reason WHY. RUNS is the
+    number of runs of the model.
+    """
     return {**_proof(False, f"nothing could be compared: {why}", None, runs), "compared": False}
 
 

@@ -1,4 +1,4 @@
-"""The code that a file was saved from, with the file loaded into it."""
+"""The code that a file was saved from, with the weights of the file loaded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from .flow import Flow
 
 
 def built(model: Any) -> torch.nn.Module:
-    """Return a model, built first if it is code."""
+    """Return MODEL as a module without wrappers (DataParallel …); built first if it is a `ModelSource` or
+    `MODEL.py:Name`.
+    """
     if isinstance(model, torch.nn.Module):
         return unwrapped(model)
     found = model if isinstance(model, ModelSource) else find_model(str(model))
@@ -31,12 +33,13 @@ def built(model: Any) -> torch.nn.Module:
 
 @dataclass(frozen=True, slots=True)
 class OwnCode:
-    """The source's code with the file loaded.
+    """How the keys of the source's code relate to the keys of the file, after the file was loaded into that code.
 
     Attributes:
-        made_of: the expression of each of its keys over keys of the file.
-        copies: key -> other keys of the file that fit as well, if the file holds several copies of the model.
-        missing: keys that the file does not have in these sizes.
+        made_of: key of the code -> its expression over keys of the file.
+        copies: key of the file -> other keys of the file that suit as well, if the file holds several copies of the
+            model.
+        missing: keys of the code that the file does not have in these sizes.
     """
 
     made_of: dict[str, Expr]
@@ -44,14 +47,16 @@ class OwnCode:
     missing: frozenset[str] = frozenset()
 
     def modules_of(self, mapping: Mapping) -> frozenset[str]:
-        """Return the modules of the code whose weights the mapping uses."""
+        """Return the paths of those modules of the source's code whose weights MAPPING uses."""
         used = {key for entry in mapping.entries for key in entry.sources}
         return frozenset(key.rpartition(".")[0] for key, expr in self.made_of.items() if used & set(expr.keys()))
 
     def pairs_of_modules(
         self, mapping: Mapping, theirs: torch.nn.Module, own: torch.nn.Module
     ) -> dict[str, tuple[torch.nn.Module, torch.nn.Module]]:
-        """Return key of the model -> (module of the code whose weight it takes, module of the model)."""
+        """Return key of the model -> (module of the source's code whose weight it takes, module of the model). THEIRS
+        is the source's code, OWN the model. Keys without such a pair are left out.
+        """
         of_code = {expr.key: key for key, expr in self.made_of.items() if expr.is_copy}
         first, second = (dict(model.named_modules(remove_duplicate=False)) for model in (theirs, own))
         out = {}
@@ -64,7 +69,9 @@ class OwnCode:
         return out
 
     def seen(self, flow: Flow) -> Flow:
-        """Return the flow over keys of the file, without outputs that depend on keys that the file does not have."""
+        """Return FLOW, a forward pass of the source's code, over keys of the file, without the outputs and uses that
+        depend on keys that the file does not have.
+        """
         made = flow.renamed(self.made_of)
         if not self.missing:
             return made
@@ -77,10 +84,11 @@ class OwnCode:
 
 
 def load_own(model: torch.nn.Module, ckpt: Checkpoint, mapping: Mapping) -> OwnCode:
-    """Load the source file into the source's own code, and return the expression of each of its keys.
+    """Load the file CKPT into MODEL, the code that it was saved from, and return how their keys correspond. MAPPING is
+    the mapping to prove.
 
     Raises:
-        NotFound: the file lacks too many keys of the code.
+        NotFound: the file lacks more than a tenth of the keys of the code.
     """
     wanted_here = signature_of(model, trace=False)
     found, copies = _by_names(wanted_here, ckpt, mapping) or (match_signature(ckpt, wanted_here, at=mapping.at), {})
@@ -107,7 +115,9 @@ _FEW = 0.1
 def _with_other_parts(
     copies: dict[str, list[str]], made_of: dict[str, Expr], wanted: Signature, ckpt: Checkpoint, mapping: Mapping
 ) -> dict[str, list[str]]:
-    """Return COPIES with the keys of other state dicts of the file, if options of the mapping use these."""
+    """Return COPIES (key -> other keys that suit as well) with keys of other state dicts of the file, if options of
+    MAPPING read these state dicts.
+    """
     code, optional = _wanted_by_name(wanted)
     rivals = {key for entry in mapping.entries for rival in entry.rivals for key in rival.keys()}  # noqa: SIM118
     out = {key: list(others) for key, others in copies.items()}
@@ -129,7 +139,9 @@ def _missing(found: Mapping) -> list[str]:
 
 
 def adapter_factors(model: torch.nn.Module) -> list[float]:
-    """Return possible scales of low-rank adapters: numbers in the modules with adapters, and their ratios."""
+    """Return possible scales of low-rank adapters: positive numbers in the modules of MODEL with adapters, and the
+    ratios of these numbers, at most 64.
+    """
     found: dict[float, None] = {}
     for module in model.modules():
         names = [*module._parameters, *module._modules]
@@ -144,8 +156,8 @@ def adapter_factors(model: torch.nn.Module) -> list[float]:
 def _by_names(
     wanted: Signature, ckpt: Checkpoint, mapping: Mapping, *, share: float = 1.0
 ) -> tuple[Mapping, dict[str, list[str]]] | None:
-    """Return the mapping by equal names and sizes, and key -> other keys of the file with these names. None if less
-    than SHARE of the code's keys are in the file.
+    """Return the mapping from CKPT to the code WANTED by equal names and sizes, and key -> other keys of the file with
+    the same names. None if the file has less than SHARE of the code's keys.
     """
     shapes: dict[str, Shape] = {}
     for weights in ckpt.state_dicts():
@@ -173,6 +185,8 @@ def _by_names(
 
 
 def _wanted_by_name(wanted: Signature) -> tuple[dict[str, Shape], frozenset[str]]:
-    """Return the keys of the code with their shapes, and the keys that a file may lack."""
+    """Return the keys of the code WANTED with their shapes, and the keys that a file may lack (buffers other than
+    running statistics).
+    """
     code = {key: entry.shape for key, entry in wanted.entries.items()}
     return code, frozenset(k for k, e in wanted.entries.items() if not e.parameter and "running_" not in k)

@@ -1,4 +1,4 @@
-"""Load one mapping or another into the model, and run it."""
+"""Load one mapping after another into the model, and run it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TRIALS = 600
 
 
 class Trial:
-    """The target model, to be run with one mapping or another."""
+    """The model of a proof, which can be loaded and run with one mapping after another."""
 
     def __init__(
         self,
@@ -54,11 +54,13 @@ class Trial:
 
     @property
     def is_over(self) -> bool:
-        """Return whether the search has used up its time, or its trials without success."""
+        """Return whether the search has used up its time, or the number of trials without success that it may make."""
         return self.misses >= self.patience or self.progress.late
 
     def load(self, entries: Iterable[Entry]) -> None:
-        """Load the values of ENTRIES into the model."""
+        """Load the weights of ENTRIES into the model; an entry without a source gives the model's own initial
+        values.
+        """
         with torch.no_grad():
             for entry in entries:
                 if entry.target in self.loaded and self.loaded[entry.target] == entry.expr:
@@ -73,8 +75,8 @@ class Trial:
                     own.copy_(to_torch(ex.lazy(entry.expr, self.tensors)))
 
     def run(self, entries: Iterable[Entry], *, wider: bool = False) -> Flow | None:
-        """Return the flow of the model with these entries, in float64 if WIDER; None if an entry cannot be made, or if
-        the model raises.
+        """Load ENTRIES into the model, run it on the inputs, and return its flow, in float64 if WIDER. None if an
+        expression does not have the size of its key, or if the model raises.
         """
         entries = list(entries)
         for entry in entries:

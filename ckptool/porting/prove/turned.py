@@ -1,8 +1,8 @@
-"""Inputs and outputs of one size that have changed places between the two models, and what that leaves in doubt.
+"""Doubts about inputs or outputs of one size that have changed places between the two models.
 
-If a model gives the mean where the source's code gives the variance, its outputs are equal but for their order. Either
-the model returns them in another order, or the layers that make them were exchanged: nothing in the outputs shows
-which. The same is true of inputs.
+If a model gives the mean where the source's code gives the variance, its outputs are equal in another order. Either the
+model returns them in that order, or the layers that make them were exchanged: no output shows which. The same is true
+of inputs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from .flow import Flow
 
 
 def doubt_turned(entries: dict[str, Entry], seen: Flow, reason: Reason) -> dict[str, Entry]:
-    """Return ENTRIES with a question about each key that serves some of the inputs or outputs, and not all."""
+    """Return ENTRIES with the question REASON (outputs turned, or inputs turned) about each key that serves some of the
+    outputs (or inputs) of the model, and not all. SEEN is the flow of the model.
+    """
     ends = _ends(seen) if reason is Reason.OUTPUTS_TURNED else _starts(seen)
     some = {key for at, reached in enumerate(ends) if not all(reached) for key in seen.uses[at].keys}
     return {
@@ -23,8 +25,8 @@ def doubt_turned(entries: dict[str, Entry], seen: Flow, reason: Reason) -> dict[
 
 
 def _ends(seen: Flow) -> list[list[bool]]:
-    """Return, for each use, whether each output depends on it; a use directly before an output counts as one that
-    serves this output alone.
+    """Return a row for each use of weights: for each output, whether it depends on that use. The row of a use directly
+    before an output has one False more, so that it is never all True.
     """
     reached = [[use.index in behind for behind in seen.behind] for use in seen.uses]
     last = frozenset().union(*seen.behind)
@@ -35,8 +37,8 @@ def _ends(seen: Flow) -> list[list[bool]]:
 
 
 def _starts(seen: Flow) -> list[list[bool]]:
-    """Return, for each use, whether it depends on each of the first uses; each of these counts as one that serves its
-    own input alone.
+    """Return a row for each use of weights: for each use without a use before it, whether this use depends on that one.
+    The row of such a first use has one False more, so that it is never all True.
     """
     first = [use.index for use in seen.uses if not use.before]
     reached: list[list[bool]] = []

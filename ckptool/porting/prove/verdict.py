@@ -19,7 +19,9 @@ _TOLERANCE = 1e-3
 
 
 def _equal(a: torch.Tensor, b: torch.Tensor, tolerance: float = _TOLERANCE) -> bool:
-    """Return whether two outputs are equal, also with dimensions in another order."""
+    """Return whether the outputs A and B are equal up to TOLERANCE times the largest value, also with dimensions in
+    another order.
+    """
     if a.numel() != b.numel() or a.numel() == 0:
         return False
     return any(_close(x, y, tolerance) for x, y in orders(a, b))
@@ -37,13 +39,13 @@ def _close(a: torch.Tensor, b: torch.Tensor, tolerance: float = _TOLERANCE) -> b
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How much agrees with one mapping.
+    """How much of the model agrees with the source's code.
 
     Attributes:
         equal: whether the outputs, or everything compared in place of them, are equal.
         compared: number of outputs that could be compared.
         agreeing: number of uses of weights whose output a use in the source's code gives.
-        uses: number of uses.
+        uses: number of uses of weights.
         entered: number of uses whose input a use in the source's code takes.
         front: the uses that do not agree while all uses before them do.
         left: keys without a source that prevent a comparison.
@@ -62,7 +64,9 @@ class Verdict:
     turned: bool = False
 
     def is_ahead_of(self, other: Verdict) -> bool:
-        """Return whether more agrees. Inputs count as well, because the weights after them may be wrong, too."""
+        """Return whether more agrees than in OTHER: outputs are equal, or the number of agreeing outputs and inputs of
+        uses is larger. Inputs count, because the weights after them may be wrong, too.
+        """
         return self.equal or (self.agreeing + self.entered) > (other.agreeing + other.entered)
 
 
@@ -78,12 +82,13 @@ def judge(
     turned: bool = False,
     tolerance: float = _TOLERANCE,
 ) -> Verdict:
-    """Compare the flow SEEN of a model with EXPECTED, that of the source's code.
+    """Return the verdict on SEEN, the flow of the model, against EXPECTED, the flow of the source's code. `NOTHING` if
+    SEEN is None.
 
-    Outputs of one size have to be equal each in its place (see `in_their_places`), unless they may be TURNED: mean and
-    variance of one size could otherwise change places, and their layers with them.
-    Outputs that depend on keys without a source cannot agree; they are skipped unless ALL_OUTPUTS. Two outputs are
-    equal if they differ by at most TOLERANCE times the largest value.
+    Outputs of one size have to be equal each in its place (see `in_their_places`), unless TURNED: mean and variance of
+    one size could otherwise change places, and their layers with them. Outputs that depend on keys without a source
+    cannot agree; they are skipped unless ALL_OUTPUTS. Two outputs are equal if they differ by at most TOLERANCE times
+    the largest value.
     """
     if seen is None:
         return NOTHING
@@ -118,10 +123,10 @@ def judge(
 
 
 def in_their_places(expected: Flow, seen: Flow, tolerance: float = _TOLERANCE) -> bool:
-    """Return whether each output of SEEN equals the one in its place in EXPECTED.
+    """Return whether each output of SEEN equals the output in its place in EXPECTED.
 
-    If both models give their outputs names, and some names are equal, these decide. Else outputs of one size have to be
-    equal in their order; either model may have more of them.
+    If both models give their outputs names, and some names are equal, these names decide. Else outputs of one size have
+    to be equal in their order; either model may have more of them.
     """
     own, theirs = ({place: at for at, place in enumerate(flow.places)} for flow in (seen, expected))
     if _named(own) and _named(theirs) and own.keys() & theirs.keys():
@@ -135,7 +140,9 @@ def in_their_places(expected: Flow, seen: Flow, tolerance: float = _TOLERANCE) -
 
 
 def places_decide(expected: Flow, seen: Flow) -> bool:
-    """Return whether the places of outputs say which is which: both models name them alike, or neither names any."""
+    """Return whether outputs may be told apart by their places: both models name outputs and share a name, or neither
+    names any.
+    """
     own, theirs = set(seen.places), set(expected.places)
     return bool(own & theirs) if _named(own) and _named(theirs) else not (_named(own) or _named(theirs))
 
@@ -145,7 +152,7 @@ def _named(places: Iterable[Place]) -> bool:
 
 
 def _longest(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor], tolerance: float) -> int:
-    """Return how many outputs of two rows are equal in one order: their longest common subsequence."""
+    """Return the length of the longest common subsequence of the outputs A and B: how many are equal in one order."""
     best = [0] * (len(b) + 1)
     for x in a:
         row = [0]
@@ -156,7 +163,7 @@ def _longest(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor], tolerance: fl
 
 
 def shown_by(known: Sequence[bool], seen: Flow) -> list[bool]:
-    """Return, for each use of weights, whether it is KNOWN, or its output flows into a use that is."""
+    """Return, for each use of weights in SEEN, whether it is KNOWN to agree, or its output flows into a use that is."""
     fine = list(known)
     for use in reversed(seen.uses):
         if fine[use.index]:
@@ -166,7 +173,7 @@ def shown_by(known: Sequence[bool], seen: Flow) -> list[bool]:
 
 
 def _rearranged(expected: Sequence[torch.Tensor], seen: Sequence[torch.Tensor]) -> bool:
-    """Return whether an output holds the values of another one in another order, or multiplied by a factor.
+    """Return whether an output in SEEN has the values of one in EXPECTED in another order, up to a factor.
 
     Code with another layout of channels (depth to space or pixel shuffle) needs another order in its last weights.
     """
@@ -178,9 +185,10 @@ def _rearranged(expected: Sequence[torch.Tensor], seen: Sequence[torch.Tensor]) 
 
 
 def _same_last(expected: Flow, seen: Flow) -> bool:
-    """Return whether both models end in one use of weights with the same output in the same order, after all others.
+    """Return whether both models end in one use of weights with the same output in the same order, which comes after
+    all others.
 
-    Steps after it, such as adding the input or a scale, do not concern weights.
+    Then outputs differ only by steps after this use (adding the input, a scale), which do not concern weights.
     """
     ends, theirs = ({i for behind in flow.behind for i in behind} for flow in (seen, expected))
     if len(ends) != 1 or len(theirs) != 1:
@@ -194,18 +202,18 @@ def _same_last(expected: Flow, seen: Flow) -> bool:
 
 
 def made_of_known(seen: Flow, entries: MappingOf[str, Entry]) -> Flow:
-    """Return SEEN without outputs that depend on keys without a source."""
+    """Return SEEN, the flow of the model, without outputs that depend on keys without a source in ENTRIES."""
     return seen.with_outputs([i for i, open_ in enumerate(_made_with(seen, entries)) if not open_])
 
 
 def _made_with(seen: Flow, entries: MappingOf[str, Entry]) -> list[bool]:
-    """Return, for each output of the model, whether it is computed from a key without a source."""
+    """Return, for each output of the model, whether it depends on a key without a source in ENTRIES."""
     open_ = behind_new_keys(seen, entries)
     return [any(open_[i] for i in behind) for behind in seen.behind]
 
 
 def behind_new_keys(seen: Flow, entries: MappingOf[str, Entry]) -> list[bool]:
-    """Return, for each use, whether it has, or depends on, a key without a source."""
+    """Return, for each use of weights in SEEN, whether it reads, or depends on, a key without a source in ENTRIES."""
     open_: list[bool] = []
     for use in seen.uses:
         open_.append(_is_left(use, entries) or any(open_[i] for i in use.before))
@@ -220,7 +228,7 @@ def compared_outputs(
     expected: Sequence[torch.Tensor], seen: Sequence[torch.Tensor], tolerance: float = _TOLERANCE
 ) -> tuple[int, bool, list[int]]:
     """Return how many outputs can be compared, whether all comparable outputs of one model are equal to some of the
-    other, and the places of the model's outputs that are equal.
+    other, and the indices of the outputs in SEEN that are equal.
 
     Either model may have more outputs: hidden states, or values computed from several outputs.
     """
@@ -233,7 +241,9 @@ def compared_outputs(
 
 
 def apart(expected: Sequence[torch.Tensor], seen: Sequence[torch.Tensor]) -> tuple[float, float] | None:
-    """Return the largest difference of comparable outputs and the largest value there; None if none can be compared."""
+    """Return (largest difference of the outputs, largest value of that output in EXPECTED), at the output that is
+    farthest from every output with as many numbers. None if no two can be compared.
+    """
     worst: tuple[float, float] | None = None
     for a in expected:
         near: tuple[float, float] | None = None

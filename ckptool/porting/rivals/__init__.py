@@ -1,4 +1,4 @@
-"""Ask about every pair whose swap with another pair would fit as well.
+"""Ask about every pair of layers whose swap with another pair would fit as well.
 
 Two pairs of look-alikes in one block can be swapped, and no shape shows it. Names, words and the orders of both sides
 are weighed here once more, each order only as far as it is reliable in this block. If nothing supports a pair against
@@ -40,7 +40,7 @@ class Weighing:
 
     @property
     def pairs(self) -> list[Pair]:
-        """Return the pairs as they are now."""
+        """Return the pairs (target, source) as they are now."""
         return self.matching.pairs
 
     @property
@@ -52,7 +52,8 @@ class Weighing:
 
 
 def weigh(matching: Matching, sequences: Sequences) -> None:
-    """Ask about every pair whose swap with another pair fits as well, by the rules of the table below.
+    """Ask about every pair whose swap with another pair fits as well, by the rules of the table `WEIGHING`; some pairs
+    are swapped, and some questions answered.
 
     Args:
         matching: the finished matching, whose units get questions.
@@ -74,7 +75,7 @@ def _keep_together(weighing: Weighing) -> None:
 
 
 def _count_backwards(pairs: list[Pair]) -> None:
-    """Note on each unit the lists around it that the two sides count from opposite ends."""
+    """Note on each unit of PAIRS the lists around it that the two sides count from opposite ends (`backwards`)."""
     turned = backwards(pairs)
     for pair in pairs:
         for side, unit in enumerate(pair):
@@ -123,7 +124,7 @@ def _in_question(found: Iterable[tuple[Pair, Pair, Question[Unit] | bool | None]
 
 
 def _certain(pairs: list[Pair], open_to: set[int]) -> list[Pair]:
-    """Return the pairs without a doubt whose target is not in OPEN_TO."""
+    """Return those of PAIRS without a doubt whose target's `id` is not in OPEN_TO."""
     return [pair for pair in pairs if id(pair[0]) not in open_to and not pair[0].doubts]
 
 
@@ -132,8 +133,9 @@ WEIGHING: tuple[Rule[Callable[[Weighing], None]], ...] = in_order(
     Rule(
         "undecided",
         10,
-        "Nothing told it from tensors of the same shape, so it was first paired by name and place.",
-        "So that it is weighed with all else. It stays a question unless something answers that.",
+        "Nothing told this tensor from others of its shape, so it was first paired by the most similar name and by "
+        "place.",
+        "Every pair has to be compared with its swaps. This pair is a question unless a later rule answers it.",
         lambda weighing: take_up(weighing.matching),
         Strength.OPEN,
     ),
@@ -141,20 +143,22 @@ WEIGHING: tuple[Rule[Callable[[Weighing], None]], ...] = in_order(
         "counted from the other end",
         20,
         "Both sides count a list around it from opposite ends.",
-        "All of its pairs show so; equal numbers then say nothing.",
+        "All pairs of the list show it, so equal numbers are no evidence there.",
         lambda weighing: _count_backwards(weighing.pairs),
     ),
     Rule(
         "settled in other blocks",
         30,
-        "In other blocks, where nothing is open, the same place goes to this place.",
-        "A block without a shortcut has nothing that its two layers of one shape could be confused with.",
+        "In other blocks, whose pairs have no open questions, the layer at this place has its partner at this "
+        "place, too.",
+        "For example, a block without a shortcut has no third layer that its two layers of one shape could be "
+        "confused with.",
         lambda weighing: elsewhere.settle(weighing.pairs, in_doubt(weighing.swaps)),
     ),
     Rule(
         "exchanged",
         40,
-        "It changed places with a tensor of the same shape, because names, numbers and neighbours fit better.",
+        "This tensor changed places with another of its shape, because names, numbers and neighbours then fit better.",
         "Names, numbers, neighbours and orders are weighed for both ways; orders alone exchange nothing.",
         lambda weighing: rearrange(weighing.swaps),
         Strength.LIKELY,
@@ -170,23 +174,23 @@ WEIGHING: tuple[Rule[Callable[[Weighing], None]], ...] = in_order(
     Rule(
         "swaps in its block",
         60,
-        "A swap with a look-alike in its block would fit as well.",
-        "Names, words, orders as far as they are kept there, and certain neighbours do not exclude it.",
+        "The evidence is as good if the pair exchanges tensors with a look-alike in its block.",
+        "Names, words, certain neighbours, and the orders that other pairs of the block keep do not exclude the swap.",
         lambda weighing: _weigh_in_blocks(weighing.swaps),
         Strength.OPEN,
     ),
     Rule(
         "swaps across blocks",
         70,
-        "A swap with a look-alike of another block would fit as well.",
-        "Names or neighbours speak for it, or the two run beside each other.",
+        "The evidence is as good if the pair exchanges tensors with a look-alike of another block.",
+        "Names or neighbours support the swap, or the two layers are parallel in the model.",
         lambda weighing: _weigh_across_blocks(weighing.swaps),
         Strength.OPEN,
     ),
     Rule(
         "no swap fits",
         80,
-        "A question about orders was answered: no swap with another of its look would fit.",
+        "A question about orders was answered, because no swap with a look-alike would fit.",
         "Names, contents or neighbours exclude every swap, whatever the orders say.",
         lambda weighing: settle(weighing.matching, weighing.swaps),
     ),
@@ -194,14 +198,14 @@ WEIGHING: tuple[Rule[Callable[[Weighing], None]], ...] = in_order(
         "out of its module",
         100,
         "The other layers of its module come from one module of the file, and this layer does not.",
-        "Both modules are on both sides, and nothing else crosses between them.",
+        "Both sides have both modules, and all other layers of the one are paired with layers of the other.",
         _ask_about_places,
         Strength.OPEN,
     ),
     Rule(
         "as most of its part",
         110,
-        "Most of its part is in question, and so is it.",
+        "Most pairs of the part of the model around it have this question, so this pair has it, too.",
         "Parts are exchanged as a whole.",
         lambda weighing: spread(weighing.pairs),
         Strength.OPEN,
@@ -209,16 +213,16 @@ WEIGHING: tuple[Rule[Callable[[Weighing], None]], ...] = in_order(
     Rule(
         "both directions",
         120,
-        "One direction of a recurrent layer is in question, and so is the other.",
-        "The two have equal shapes, and one name but for a word.",
+        "One direction of a recurrent layer has this question, so the other direction has it, too.",
+        "The two directions have equal shapes, and names that differ in one word.",
         lambda weighing: in_both_directions(weighing.pairs),
         Strength.OPEN,
     ),
     Rule(
         "left over",
         130,
-        "What is left without a partner would fit in its place.",
-        "Its name or its place in the orders fits as well or better.",
+        "A layer without a partner would fit in place of one of the two layers of this pair.",
+        "The name of that layer, or its place in the orders, fits as well or better.",
         lambda weighing: left_over(weighing.matching, weighing.swaps),
         Strength.OPEN,
     ),

@@ -26,7 +26,7 @@ Swap = tuple[Pair, Pair, Question[Unit]]
 
 
 def by_block(pairs: Iterable[Pair]) -> dict[Path, list[Pair]]:
-    """Return the pairs of each block of the target."""
+    """Return path of a block of the target -> the pairs whose target is in it; () for pairs outside of all blocks."""
     blocks: dict[Path, list[Pair]] = defaultdict(list)
     for pair in pairs:
         blocks[block_of(pair[0].path)].append(pair)
@@ -34,7 +34,7 @@ def by_block(pairs: Iterable[Pair]) -> dict[Path, list[Pair]]:
 
 
 def by_look(pairs: Iterable[Pair]) -> dict[object, list[Pair]]:
-    """Return the pairs, grouped by their shapes."""
+    """Return shape and kind -> the pairs with it."""
     alike: dict[object, list[Pair]] = defaultdict(list)
     for pair in pairs:
         alike[pair[0].colour].append(pair)
@@ -42,8 +42,8 @@ def by_look(pairs: Iterable[Pair]) -> dict[object, list[Pair]]:
 
 
 def look_alikes(pairs: Iterable[Pair]) -> Iterator[tuple[Pair, Pair]]:
-    """Yield two pairs of look-alikes that could be swapped: any two in a small group, neighbours in an order in a large
-    one.
+    """Yield couples of pairs with one shape that could be swapped: any two in a small group; in a large group, those
+    that are near each other in an order.
     """
     for group in by_look(pairs).values():
         if len(group) <= _ALL_WITH_ALL:
@@ -69,12 +69,15 @@ def in_doubt(swaps: Swaps) -> set[int]:
 
 
 def across_blocks(swaps: Swaps) -> list[Swap]:
-    """Return couples of look-alikes in different blocks whose names, neighbours or parallel branches support a swap."""
+    """Return (pair, pair, question) for look-alikes in different blocks whose names, neighbours or parallel branches
+    support a swap.
+    """
     return [*_by_names(swaps.pairs), *_by_company(swaps.pairs), *_by_branches(swaps)]
 
 
 def _by_names(pairs: list[Pair]) -> Iterator[Swap]:
-    """Yield two pairs each that fit better by their names, apart from numbers, if they are swapped.
+    """Yield (pair, pair, question) for look-alikes in different blocks whose names, apart from numbers, agree better if
+    the two are swapped.
 
     Of each kind of name, only a few are compared.
     """
@@ -87,8 +90,8 @@ def _by_names(pairs: list[Pair]) -> Iterator[Swap]:
 
 
 def _by_company(pairs: list[Pair]) -> Iterator[Swap]:
-    """Yield two pairs of look-alikes each, in different blocks, that would both fit their blocks better if they were
-    swapped, with the question about them.
+    """Yield (pair, pair, question) for look-alikes in different blocks that would both be nearer to their neighbours if
+    they were swapped.
     """
     blocks = by_block(pairs)
     for alike in _kinds(pairs).values():
@@ -112,7 +115,9 @@ def _by_company(pairs: list[Pair]) -> Iterator[Swap]:
 
 
 def _by_branches(swaps: Swaps) -> Iterator[Swap]:
-    """Yield couples of look-alikes in parallel branches."""
+    """Yield (pair, pair, question) for look-alikes in different blocks that are parallel branches, and that could be
+    swapped.
+    """
     for group in by_look(swaps.pairs).values():
         for one, other in combinations(group[:MOST], 2):
             apart = not _in_one_block(one, other) and beside(one[0], other[0])
@@ -125,7 +130,7 @@ def _in_one_block(one: Pair, other: Pair) -> bool:
 
 
 def _kinds(pairs: list[Pair]) -> dict[object, dict[object, list[Pair]]]:
-    """Return the look-alikes of each shape, grouped by the lists that hold them on the two sides."""
+    """Return shape and kind -> (path of the target, of the source, without numbers) -> the pairs with these paths."""
     kinds: dict[object, dict[object, list[Pair]]] = defaultdict(lambda: defaultdict(list))
     for pair in pairs:
         kinds[pair[0].colour][(series(pair[0]), series(pair[1]))].append(pair)
@@ -133,10 +138,8 @@ def _kinds(pairs: list[Pair]) -> dict[object, dict[object, list[Pair]]]:
 
 
 def out_of_place(pairs: Sequence[Pair]) -> Iterator[tuple[Pair, Path]]:
-    """Yield pairs of which one unit is outside of a module that holds all its neighbours on both sides, with that
-    module.
-
-    A module of the same name exists on both sides, and all other layers in it stay in it.
+    """Yield (pair, module) for each pair whose source is outside of the module of this name, although all other pairs
+    of this module of the target are inside of it on both sides.
     """
     held: tuple[dict[Path, list[int]], ...] = defaultdict(list), defaultdict(list)
     for at, pair in enumerate(pairs):

@@ -66,8 +66,8 @@ def _vote(of_target: _Place, of_source: _Place, one: Pair, other: Pair) -> int:
 
 
 def _counted(one: Pair, other: Pair) -> int:
-    """Vote whether the model runs two layers in the order in which the source numbers them: 1, -1 if in the opposite
-    order, 0 if that is not known.
+    """Return 1 if the model runs the targets of two pairs in the order in which the source numbers their sources, -1 if
+    in the opposite order, 0 if that is not known or they are in different series.
     """
     t, t2, s, s2 = one[0], other[0], one[1], other[1]
     if t.used is None or t2.used is None or t.used == t2.used or s.numbers == s2.numbers or series(s) != series(s2):
@@ -76,10 +76,8 @@ def _counted(one: Pair, other: Pair) -> int:
 
 
 def concordance(order: Order, pairs: Sequence[Pair], least: int = 0, otherwise: float = 1.0) -> float:
-    """Return how well ORDER is kept: of the couples of pairs with unlike shapes, the share with equal orders on both
-    sides.
-
-    OTHERWISE is returned if there are fewer than LEAST couples.
+    """Return how well PAIRS keep ORDER: of the couples of pairs with unlike shapes, the share with equal orders on both
+    sides. OTHERWISE is returned if there are fewer than LEAST couples.
     """
     step = max(len(pairs) // 60, 1)
     return _share(order, (both for both in combinations(pairs[::step], 2) if _telling(*both)), max(least, 1), otherwise)
@@ -100,7 +98,7 @@ class Belief:
     Args:
         pairs: the pairs so far.
         orders: the orders to measure.
-        overall: how reliable each is in the whole model.
+        overall: name of an order -> how reliable it is in the whole model.
     """
 
     def __init__(self, pairs: Iterable[Pair], orders: Sequence[Order], overall: Mapping[str, float]) -> None:
@@ -112,8 +110,8 @@ class Belief:
         self._known: dict[tuple[Path, ...], dict[str, float]] = {}
 
     def about(self, one: Pair, other: Pair) -> dict[str, float]:
-        """Return name of an order -> how reliable it is in the block around two pairs: the share of the couples there
-        that keep it.
+        """Return name of an order -> how reliable it is in the block around the pairs ONE and OTHER: the share of the
+        couples there that keep it.
 
         Layers inside the modules of these two pairs do not count: if one module as a whole comes before another, that
         says nothing about which of the two is which.
@@ -134,7 +132,8 @@ class Belief:
         return self._known[about]
 
     def _across(self, part: Path, other: Path) -> list[tuple[Pair, Pair]]:
-        """Return couples of pairs in different blocks of a list: one below PART, the other below OTHER (`blocks.{}.a`).
+        """Return couples of pairs in different blocks of a list: the target of one below PART, that of the other below
+        OTHER (`blocks.{}.a`).
 
         They are in one order if blocks follow one another on both sides, and in none if one side has a list of blocks
         and the other side a list for each part.

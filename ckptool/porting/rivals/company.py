@@ -1,7 +1,7 @@
-"""Use the certain pairs near two pairs to decide between the pairs and their swap: neighbours agree on both sides.
+"""Use the certain pairs near two pairs to decide between the two and their swap: neighbours agree on both sides.
 
 A batch norm is in one module with a convolution, has a similar name, has the same number, or runs directly after it. If
-that holds on both sides, it tells the batch norm from another of equal shape.
+that is so on both sides, it tells the batch norm from another of equal shape.
 """
 
 from __future__ import annotations
@@ -23,19 +23,21 @@ ANCHORS = 12
 
 
 def crossed(one: Pair, other: Pair) -> tuple[Pair, Pair]:
-    """Return two pairs with their sources exchanged: (target of one, source of the other), and the reverse."""
+    """Return the pairs ONE and OTHER with their sources exchanged: (target of ONE, source of OTHER), (target of OTHER,
+    source of ONE).
+    """
     return (one[0], other[1]), (other[0], one[1])
 
 
 def in_company(one: Pair, other: Pair, anchors: Anchors | Iterable[Pair], least: int = 1) -> bool:
-    """Return whether certain pairs show that two pairs belong together as they are: most are nearer, on both sides, to
-    the same one of the two.
+    """Return whether certain pairs show that ONE and OTHER are right as they are: most are nearer to the same one of
+    the two on both sides.
 
     Args:
         one, other: the two pairs.
         anchors: certain pairs.
-        least: so many of these have to agree, because one neighbour with an equal number may be chance. A module that
-            holds both counts twice.
+        least: how many of these have to agree, because one neighbour with an equal number may be chance. A neighbour
+            counts twice if it is nearer by its path, or by a name that the layer after it shares.
     """
     with_us = against = vouching = 0
     near = min(nearness(one[0], other[0]), max(len(block_of(one[0].path)), 1))
@@ -70,7 +72,7 @@ def in_company(one: Pair, other: Pair, anchors: Anchors | Iterable[Pair], least:
 
 
 def _kinship(one: Unit, other: Unit) -> int:
-    """Return how many telling words the names of two units share."""
+    """Return how many telling words the names of ONE and OTHER share."""
     return shared(_said(one.path), _said(other.path))
 
 
@@ -80,7 +82,7 @@ def _said(path: Path) -> frozenset[str]:
 
 
 def _in_line(one: Unit, other: Unit) -> bool:
-    """Return whether two paths differ in one number only."""
+    """Return whether the paths of ONE and OTHER are equal but for one number, or equal."""
     return not _lines(one.path).isdisjoint(_lines(other.path))
 
 
@@ -90,10 +92,11 @@ def _lines(path: Path) -> frozenset[str]:
 
 
 def counted_alike(one: Unit, other: Unit) -> bool:
-    """Return whether two units have equal numbers in their lists, as layers of one block have if each kind has a list
-    (`norms.3`, `convs.3`).
+    """Return whether ONE and OTHER have equal numbers in the lists around them, as layers of one block have if each
+    kind has a list (`norms.3`, `convs.3`).
 
-    A batch norm and a layer only need equal numbers: `bn1` and `conv1`. Without any number, the answer is no.
+    A batch norm and a layer need equal numbers anywhere in their names: `bn1` and `conv1`. Units without a number are
+    not.
     """
     if bool(one.backwards) != bool(other.backwards):
         return False
@@ -103,14 +106,14 @@ def counted_alike(one: Unit, other: Unit) -> bool:
 
 
 def _next_to(one: Unit, other: Unit) -> bool:
-    """Return whether one unit runs directly before or after another."""
+    """Return whether ONE runs directly before or after OTHER."""
     return one.turn is not None and other.turn is not None and abs(one.turn - other.turn) == 1
 
 
 class Anchors:
     """Certain pairs, of which `in_company` looks only at those that may be nearer to one of two units.
 
-    In a block with a thousand layers these are a few of each, and all others cost time and say nothing.
+    In a block with a thousand layers these are a few, and all others cost time and decide nothing.
     """
 
     def __init__(self, pairs: Iterable[Pair]) -> None:
@@ -120,7 +123,7 @@ class Anchors:
 
     def near(self, one: Unit, other: Unit) -> list[Pair]:
         """Return those of the certain pairs whose targets may be nearer to ONE or to OTHER, two units of the target, in
-        the order of the certain pairs.
+        their order.
         """
         if len(self._pairs) <= _ALL:
             return self._pairs
@@ -147,7 +150,9 @@ class Anchors:
         return [self._pairs[at] for at in sorted({at for one in wanted for at in self._having.get(one, ())})]
 
     def _begun_alike(self, word: str) -> Iterator[str]:
-        """Yield the words that may be alike to a word: one of the two begins as the other, without vowels."""
+        """Yield the words that may be short for WORD, or the reverse: one of the two begins as the other,
+        without vowels.
+        """
         bare = consonants(word)
         for length in range(1, len(bare) + 1):
             yield from self._words[0].get(bare[:length], ())
@@ -159,7 +164,9 @@ _ALL = 32
 
 
 def _features(unit: Unit) -> set[tuple[str, Any]]:
-    """Return what can make a unit near to another: each a kind and a value that both have to have."""
+    """Return (kind, value) for everything that can make UNIT near to another unit that has it, too: beginnings of its
+    path, words, lists, numbers, its place in the order of execution.
+    """
     found: set[tuple[str, Any]] = {("path", unit.path[:at]) for at in range(1, len(unit.path) + 1)}
     found |= {("word", word) for word in _said(unit.path)}
     found |= {("line", row) for row in _lines(unit.path)}
@@ -177,8 +184,8 @@ class Certain:
                 self._held[part].append(pair)
 
     def around(self, one: Pair, other: Pair) -> list[Pair]:
-        """Return some certain pairs around each of two pairs, from the innermost numbered block that holds more than
-        one.
+        """Return some certain pairs around the targets of ONE and OTHER: for each, those of the innermost numbered
+        block that holds more than one.
         """
         found: dict[int, Pair] = {}
         for t, _ in (one, other):

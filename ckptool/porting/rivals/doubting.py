@@ -24,7 +24,9 @@ def doubt_both(one: Pair, other: Pair, question: Question[Unit]) -> None:
 
 
 def _doubt(pair: Pair, other: Pair, question: Question[Unit]) -> None:
-    """Ask QUESTION about a pair. The option is the source of OTHER, and its path is added to the sentence."""
+    """Ask QUESTION about PAIR. The option is the source of OTHER, and its path is added to the names in the
+    sentence.
+    """
     target, rival = pair[0], other[1]
     named = (*question.named, ".".join(rival.path))
     for asked in target.doubts:
@@ -34,8 +36,8 @@ def _doubt(pair: Pair, other: Pair, question: Question[Unit]) -> None:
 
 
 def settle(matching: Matching, swaps: Swaps) -> None:
-    """Answer questions about orders and about equal parts of the model if other evidence excludes every swap, or if
-    there is no look-alike.
+    """Answer the questions about orders, and about equal parts of the model, of pairs for which other evidence excludes
+    every swap, or that have no look-alike.
     """
     certain = Certain(pair for pair in matching.pairs if not pair[0].doubts)
 
@@ -58,7 +60,9 @@ def settle(matching: Matching, swaps: Swaps) -> None:
 
 
 def _answer(matching: Matching, topic: Topic, excluded: Callable[[Pair, Pair], bool]) -> None:
-    """Answer the questions of TOPIC about each pair for which EXCLUDED excludes the swap with every look-alike."""
+    """Answer the questions of TOPIC about each pair for which EXCLUDED(pair, other) is true for every look-alike. Pairs
+    with free look-alikes, or with more than 64, are left as they are.
+    """
     others = Counter(unit.colour for unit in (*matching.free_targets, *matching.free_sources))
     others.update(unit.colour for cell in matching.undecided for side in cell for unit in side)
     alike = by_look(matching.pairs)
@@ -75,7 +79,9 @@ def _answer(matching: Matching, topic: Topic, excluded: Callable[[Pair, Pair], b
 
 
 def spread(pairs: list[Pair]) -> None:
-    """Spread a doubt of most units of a numbered block to the others, unless their names are equal on both sides."""
+    """Give a doubt that most units of a numbered block of the target have to the other units of the block, unless their
+    names are equal on both sides.
+    """
     parts: dict[Path, list[Unit]] = defaultdict(list)
     for t, _ in pairs:
         for part in parts_around(t.path):
@@ -90,7 +96,7 @@ def spread(pairs: list[Pair]) -> None:
 
 
 def in_both_directions(pairs: list[Pair]) -> None:
-    """Give both directions of a bidirectional layer the doubts of either."""
+    """Give both directions of a bidirectional recurrent layer the doubts of either."""
     found = {t.path: t for t, _ in pairs if "weight_ih" in t.pieces}
     for path, t in found.items():
         other = found.get(path[:-1]) if path[-1:] == ("reverse",) else None
@@ -136,7 +142,9 @@ _ANCHORS, _OUT, _IN = 100, 0.3, 0.05
 
 
 def _out_of_order(matching: Matching, swaps: Swaps) -> None:
-    """Ask about pairs that are out of order with the certain pairs, if a unit without a partner would be in order."""
+    """Ask about pairs that are out of order with the certain pairs, if a unit without a partner would be in order in
+    place of one of the two.
+    """
     orders = [order for order in swaps.orders if swaps.overall[order.name] >= BELIEVED]
     left: tuple[dict[object, list[Unit]], ...] = (defaultdict(list), defaultdict(list))
     for side, units in enumerate((matching.free_targets, matching.free_sources)):

@@ -20,9 +20,9 @@ _Kinds = tuple[Path, Path]
 
 
 def settle(pairs: list[Pair], doubtful: Collection[int]) -> None:
-    """Exchange the sources of pairs that may be swapped, if in other blocks the same places go the other way round.
+    """Exchange the sources of two pairs that may be swapped, if in other blocks the same places are paired the other
+    way round. Pairs that other blocks confirm note it.
 
-    Pairs that other blocks confirm get this as evidence.
     Args:
         pairs: (target, source), changed in place.
         doubtful: the `id` of each target whose pair may be swapped.
@@ -78,7 +78,7 @@ def _settle_block(
 
 
 def _blocks_around(paths: Sequence[Path]) -> list[Path]:
-    """Return the paths of the numbered modules around all units, the innermost first.
+    """Return the paths of the numbered modules around all PATHS, the innermost first.
 
     A block whose units are all in one numbered part (`stage.1.branch2`) is compared with other blocks as a whole, too.
     """

@@ -20,8 +20,8 @@ from .swaps import Swaps
 
 
 def take_up(matching: Matching) -> None:
-    """Pair the units that nothing told apart, in cells with equally many of both sides, unless they are too many to
-    compare. These pairs get a doubt, so that later rules can swap them.
+    """Pair the units that nothing told apart, in cells with equally many of both sides, at most 64. These pairs get a
+    doubt; later rules can swap them.
     """
     left = []
     for targets, sources in matching.undecided:
@@ -42,7 +42,9 @@ def take_up(matching: Matching) -> None:
 
 
 def _fitness(t: Unit, s: Unit, around: list[Pair]) -> float:
-    """Return how well a source fits a target: by its name, and by how near it is to the sources of the pairs AROUND."""
+    """Return how well the source S suits the target T: the similarity of their names, plus how near S is, on average,
+    to the sources of the pairs AROUND.
+    """
     beside = sum(nearness(s, other) for _, other in around)
     return similarity(t, s) + beside / max(len(around), 1)
 
@@ -84,9 +86,10 @@ def rearrange(swaps: Swaps) -> None:
 
 
 def keep_together(pairs: list[Pair]) -> None:
-    """Take all members of one fused tensor of the target from one layer of the source, if most come from it.
+    """Exchange sources so that all members of one fused tensor of the target come from one layer of the source, if most
+    do. PAIRS is changed in place.
 
-    Members are `members.0.fc.2`, `members.1.fc.2` and so on. PAIRS is changed in place.
+    Members are `members.0.fc.2`, `members.1.fc.2` and so on.
     """
     held: dict[str, list[int]] = defaultdict(list)
     for at, (t, _) in enumerate(pairs):
@@ -110,7 +113,9 @@ def keep_together(pairs: list[Pair]) -> None:
 
 
 def _called_alike(pair: Pair) -> bool:
-    """Return whether the last components of both names share a word that tells layers apart, and their numbers."""
+    """Return whether the last names of the target and the source of PAIR share a word that tells layers apart, and have
+    equal numbers.
+    """
     own, theirs = (unit.path[-1:] for unit in pair)
     return bool(shared(telling_words(own), telling_words(theirs))) and numbers(own) == numbers(theirs)
 
@@ -120,9 +125,8 @@ _SEVERAL = 3
 
 
 def _in_question(one: Pair, other: Pair, swaps: Swaps) -> bool:
-    """Return whether two pairs in blocks of one name may be swapped: one has a doubt, or the swap fits as well.
-
-    Not if the file states that the two sources belong to different kinds of layers.
+    """Return whether ONE and OTHER, in blocks of one name, may be swapped: one has a doubt, or the swap fits as well.
+    False if the file states that the two sources belong to different kinds of layers.
     """
     if without_digits(block_of(one[0].path)) != without_digits(block_of(other[0].path)):
         return False
@@ -132,14 +136,16 @@ def _in_question(one: Pair, other: Pair, swaps: Swaps) -> bool:
 
 
 def _stated_apart(one: Unit, other: Unit) -> bool:
-    """Return whether the file states two kinds of layers for two sources, such as attention and dense."""
+    """Return whether the file states two kinds of layers for the sources ONE and OTHER, such as attention and dense."""
     stated = [unit.main.entry.stated for unit in (one, other)]
     layers = {role.layer for role in stated if role is not None and role.layer}
     return len(layers) > 1
 
 
 def _balance(one: Pair, other: Pair, swaps: Swaps, around: list[Pair]) -> float:
-    """Return a score for two pairs against their swap. Below zero, the swap is better."""
+    """Return a score for the pairs ONE and OTHER against their swap; below zero, the swap is better. AROUND are certain
+    pairs near them.
+    """
     swap = crossed(one, other)
     if swaps.contents.fit_only_so(one, other):
         return 10.0

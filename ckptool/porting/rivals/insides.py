@@ -28,8 +28,8 @@ class Contents:
         return frozenset(self._held[0][path].items())
 
     def fit_only_so(self, one: Pair, other: Pair) -> bool:
-        """Return whether modules around two pairs hold units of the same shapes as the modules of their sources, and
-        would not if the sources were swapped.
+        """Return whether the modules around the pairs ONE and OTHER hold units of the same shapes as the modules of
+        their sources, and would not if the sources were swapped.
 
         This compares the outermost modules that hold only one of the two; else the tensors of the units; else their
         lists.

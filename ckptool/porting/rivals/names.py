@@ -1,4 +1,4 @@
-"""What names and numbers say about two pairs and their swap."""
+"""What names and numbers show about two pairs and their swap."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Said = Literal["sure", "for", "against", "nothing"]
 
 
 def by_names(one: Pair, other: Pair, *, soft: bool = True) -> Said:
-    """Return what the names say about two pairs and their swap.
+    """Return what the names show about the pairs ONE and OTHER and their swap.
 
-    "sure": only these pairs are possible. "for": the names support them. "nothing". "against": the names support the
-    swap.
+    "sure": only these pairs are possible. "for": the names support them. "against": the names support the swap.
+    "nothing".
     Args:
         one, other: the two pairs.
         soft: whether words that do not exclude each other count, too.
@@ -63,8 +63,8 @@ _DIRECTIONS = frozenset({"in", "out"})
 
 
 def _only_directions(one: Pair, other: Pair) -> bool:
-    """Return whether the words by which names tell two pairs from their swap only say where a layer stands ("in",
-    "post").
+    """Return whether the names of ONE and OTHER differ, on both sides, only by words that say where a layer stands
+    ("in", "out").
     """
     (t, s), (t2, s2) = one, other
     own = (telling_words(t.path) - telling_words(t2.path)) & (telling_words(s.path) - telling_words(s2.path))
@@ -73,13 +73,15 @@ def _only_directions(one: Pair, other: Pair) -> bool:
 
 
 def _initials(t: Unit, s: Unit) -> bool:
-    """Return whether one name is made of the first letters of the words of the other: `TC` and `time_C`."""
+    """Return whether the last name of one unit is made of the first letters of the words of the other: `TC`
+    and `time_C`.
+    """
     short, long = sorted((words_of(unit.path[-1:]) for unit in (t, s)), key=len)
     return len(short) == 1 < len(long) and short[0] == "".join(word[0] for word in long)
 
 
 def _parts_of_one(one: Pair, other: Pair) -> bool:
-    """Return whether two pairs are parts of one fused tensor, and their names say which part on both sides."""
+    """Return whether ONE and OTHER are parts of one fused tensor, and their names say which part on both sides."""
     (t, s), (t2, s2) = one, other
     if t.main.entry.key != t2.main.entry.key and s.main.entry.key != s2.main.entry.key:
         return False
@@ -88,8 +90,8 @@ def _parts_of_one(one: Pair, other: Pair) -> bool:
 
 
 def held_so(one: Pair, other: Pair) -> bool:
-    """Return whether the two targets hold different tensors, and each holds the same as its source: a weight, or a
-    weight and a bias.
+    """Return whether the targets of ONE and OTHER hold different tensors, and each holds the same as its source: a
+    weight, or a weight and a bias.
 
     A layer with a bias does not become one without. This counts only if the output of one layer flows into the other:
     of two layers whose outputs are added, either may hold the bias.
@@ -101,12 +103,12 @@ def held_so(one: Pair, other: Pair) -> bool:
 
 
 def _agreed(t: Unit, s: Unit) -> int:
-    """Return in how many groups of exclusive words (encoder or decoder) both names have the same word."""
+    """Return in how many groups of exclusive words (encoder or decoder) the names of T and S have the same word."""
     return len(labels(t.words, hard=True).items() & labels(s.words, hard=True).items())
 
 
 def soft_words(t: Unit, s: Unit) -> int:
-    """Return in how many groups of other words both names agree, minus the groups in which they disagree."""
+    """Return in how many groups of other words the names of T and S agree, minus the groups in which they disagree."""
     own, theirs = labels(t.words, hard=False), labels(s.words, hard=False)
     return sum(1 if own[group] == theirs[group] else -1 for group in own.keys() & theirs.keys())
 
@@ -128,7 +130,7 @@ def say_the_same(one: Pair, other: Pair) -> bool:
 
 
 def own_words(a: Unit, b: Unit, not_a: Unit, not_b: Unit) -> int:
-    """Return how many words the units A and B share that neither NOT_A nor NOT_B has."""
+    """Return how many words the names of A and B share that neither the name of NOT_A nor that of NOT_B has."""
     own = telling_words(a.path) - telling_words(not_a.path)
     return shared(own, telling_words(b.path) - telling_words(not_b.path))
 
@@ -140,8 +142,8 @@ def _counted_out(t: Unit, s: Unit) -> bool:
 
 
 def _which(unit: Unit) -> tuple[int | None, bool]:
-    """Return the number of a unit among its kind by the end of its name, counted from one, and whether it is a word
-    ("second"); the number is None if the name has none.
+    """Return (number of UNIT by the end of its name, counted from one, whether it is a word ("second")); the number is
+    None if the name has none.
     """
     name = unit.words[-len(words_of(unit.path[-1:])) :]
     said = next((word for word in reversed(name) if word.isdecimal() or word in table().ordinals), None)
@@ -151,15 +153,16 @@ def _which(unit: Unit) -> tuple[int | None, bool]:
 
 
 def by_convention(one: Pair, other: Pair) -> bool:
-    """Return whether one side names the two layers gate and up, and the other does not say which is which."""
+    """Return whether one side names the two layers gate and up, and the other side does not say which is which."""
     own, theirs = ({label_of(one[side], "neck"), label_of(other[side], "neck")} for side in (0, 1))
     both = {"gate", "up"}
     return (own == both) != (theirs == both)
 
 
 def by_numbers(one: Pair, other: Pair) -> int:
-    """Return 1 if both sides number two pairs, each in one list, in the direction in which these lists are counted; -1
-    if in the other direction, with steps of equal length or in lists that are known to be turned; else 0.
+    """Return 1 if both sides number the pairs ONE and OTHER, each in one list, in the direction in which these lists
+    are counted; -1 if in the other direction, with steps of equal length or in lists that are known to be counted from
+    opposite ends; else 0.
     """
     t, t2, s, s2 = one[0], other[0], one[1], other[1]
     if series(t) != series(t2) or series(s) != series(s2):
@@ -176,19 +179,23 @@ def by_numbers(one: Pair, other: Pair) -> int:
 
 
 def step(one: Unit, other: Unit) -> int:
-    """Return the difference of the first numbers in which two paths of one list differ."""
+    """Return the difference of the first numbers in which the paths of ONE and OTHER differ; 0 if they have
+    equal numbers.
+    """
     return next((b - a for a, b in zip(one.numbers, other.numbers, strict=False) if a != b), 0)
 
 
 def in_equal_places(one: Pair, other: Pair) -> bool:
-    """Return whether each pair has equal numbers in lists on both sides, and would not have them if swapped."""
+    """Return whether each pair has equal numbers in lists on both sides, and would not have them if the two
+    were swapped.
+    """
     places = [[list_places(unit) for unit in pair] for pair in (one, other)]
     same = all(t == s for t, s in places) and not any(unit.backwards for unit in (one[0], other[0]))
     return same and places[0] != places[1]
 
 
 def list_places(unit: Unit) -> tuple[str, ...]:
-    """Return the numbers of a unit in the lists around it."""
+    """Return the numbers (as text) that are components of the path of UNIT: its places in the lists around it."""
     return _decimals(unit.path)
 
 

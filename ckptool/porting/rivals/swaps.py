@@ -52,13 +52,13 @@ class Swaps:
         self._branches = Branches(self.pairs, self.contents.of_target, votes)
 
     def reason(self, one: Pair, other: Pair, belief: Mapping[str, float] | None = None) -> Said:
-        """Return the question to ask about two pairs if they may be swapped.
+        """Return the question to ask about the pairs ONE and OTHER if they may be swapped.
 
         Args:
             one, other: the pairs.
             belief: name of an order -> how reliable it is for these two pairs; as in the whole model if None.
         Returns:
-            The question, False if only an order excludes the swap, None if names or places exclude it.
+            The question; False if only an order excludes the swap; None if names or places exclude it.
         """
         belief = self.overall if belief is None else belief
         found = self.reason_in_row(one, other, belief)
@@ -102,7 +102,8 @@ class Swaps:
         return False
 
     def _counts_through(self, one: Pair, other: Pair) -> bool:
-        """Return whether the source has one list for several towers of the model, one after the other.
+        """Return whether the source has one list for several towers of the model, one after the other, and the pairs
+        are in that order.
 
         For example, `l1` to `l6` for `q1` and `q2`, two towers of three layers. The layers of a tower have to differ,
         so that no other way of counting fits.
@@ -130,6 +131,6 @@ class Swaps:
         return {o.name: vote for o in self.orders if belief[o.name] >= BELIEVED and (vote := o.vote(one, other))}
 
     def excluded(self, one: Pair, other: Pair) -> bool:
-        """Return whether names, numbers or an order that the whole model keeps exclude the swap of two pairs."""
+        """Return whether names, numbers or an order that the whole model keeps exclude the swap of ONE and OTHER."""
         reason = self.reason(one, other)
         return reason is None or (reason is False and 1 in self._believed(one, other, self.overall).values())

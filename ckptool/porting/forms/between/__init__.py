@@ -1,1 +1,1 @@
-"""Bring tensors of other frameworks into torch's form, as their files state it, before names count."""
+"""Bring tensors of other frameworks into torch's form, as their files state it, before names are compared."""

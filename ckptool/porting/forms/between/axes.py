@@ -1,4 +1,6 @@
-"""Bring tensors of other frameworks into torch's layout, by the letters of their axes (`Role.axes`)."""
+"""Bring tensors of other frameworks into torch's layout, by the letters of their axes (`Role.axes`: I inputs, O
+outputs, D H W space).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ class Way(NamedTuple):
     Attributes:
         axes: the letters of the tensor's axes.
         order: the letters in torch's order, each once.
-        mirrored: whether height, width and depth are reversed.
+        mirrored: whether depth, height and width are reversed.
     """
 
     axes: str
@@ -28,12 +30,14 @@ class Way(NamedTuple):
     mirrored: bool = False
 
     def shape(self, shape: Shape) -> Shape:
-        """Return the sizes in torch's layout."""
+        """Return the sizes in torch's layout of a tensor with the sizes SHAPE."""
         sizes = [prod(n for n, axis in zip(shape, self.axes, strict=True) if axis == letter) for letter in self.order]
         return (sizes[0] * sizes[1], 1, *sizes[2:]) if "M" in self.order else tuple(sizes)
 
     def apply(self, e: Expr, shape: Shape) -> Expr:
-        """Return the expression that makes the tensor: it merges axes of one letter, then permutes."""
+        """Return the expression that brings E, with the sizes SHAPE, into torch's layout: it merges axes of one letter,
+        then permutes.
+        """
         axes, sizes = "", list[int]()
         for letter, n in zip(self.axes, shape, strict=True):
             if axes.endswith(letter):
@@ -50,15 +54,18 @@ class Way(NamedTuple):
 
 
 def is_transposed_layer(role: Role) -> bool:
-    """Return whether the layer is a transposed convolution, by its class or by the order of its axes."""
+    """Return whether a file states that the layer of a tensor is a transposed convolution, by its class or by the order
+    of its axes.
+    """
     name = role.layer.lower()
     return "transpose" in name or "backprop" in name or (role.axes.endswith("OI") and role.axes[0] in _SPACE)
 
 
 def ways(role: Role, framework: str, rank: int) -> list[Way]:
-    """Return the ways to bring a tensor of RANK dimensions into torch's layout, the likeliest first.
+    """Return the ways to bring a tensor of RANK dimensions, of which the file states ROLE, into torch's layout, the
+    likeliest first.
 
-    There are two for a kernel that may be a transposed convolution, and none if the file does not state the axes.
+    There are two for a kernel that may be of a transposed convolution, and none if the file does not state the axes.
     """
     axes = role.axes
     if len(axes) != rank or rank < 2 or not set(axes) <= set("IOMVN" + _SPACE):
@@ -79,7 +86,7 @@ def ways(role: Role, framework: str, rank: int) -> list[Way]:
 
 
 def is_foreign(role: Role) -> bool:
-    """Return whether a file states that a tensor is not in torch's layout, whatever its sizes are."""
+    """Return whether a file states by ROLE that a tensor is not in torch's layout."""
     if not role.axes:
         return False
     space = "".join(letter for letter in _SPACE if letter in role.axes)

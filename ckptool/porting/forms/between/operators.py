@@ -1,4 +1,4 @@
-"""Name the weights of graph operators (ONNX, TFLite) as layers, whatever their names are."""
+"""Name the weights of graph operators (ONNX, TFLite) as layers, whatever names they have."""
 
 from __future__ import annotations
 
@@ -30,9 +30,11 @@ def _role(piece: Piece) -> Role:
 
 
 def join_operators(source: Canon) -> None:
-    """Give the weights of one operator one path: the bias of a Conv with its kernel, the four tensors of a batch norm.
+    """Give the weights of one operator one path: the bias of a Conv that of its kernel, and so for the four tensors of
+    a batch norm.
 
-    Names that already say so stay. If several operators fit, the order of the file counts, with a question.
+    Weights that have one path already stay. If several operators are possible, the order in the file decides, with a
+    question.
     """
     of_graph: dict[str, list[Piece]] = defaultdict(list)
     if source.signature.framework in _GRAPHS:  # whole numbers that no operator takes as weights are sizes and axes
@@ -73,8 +75,8 @@ def _outputs(piece: Piece) -> int:
 
 
 def _join_cells(source: Canon, pieces: Sequence[Piece], have: tuple[str, ...], want: tuple[str, ...]) -> None:
-    """Split weights [directions, gates * width, …] of recurrent operators into torch's weights for each direction. HAVE
-    and WANT are the orders of the gates before and after. Operators whose sizes do not fit stay as they are.
+    """Split weights [directions, gates * width, …] of recurrent operators into torch's weights for each direction, with
+    the gates in the order WANT; HAVE is their present order. Operators with other sizes stay as they are.
     """
     parts = {name: [p for p in pieces if _role(p).part == name] for name in ("kernel", "recurrent_kernel", "bias")}
     inputs, states, biases = parts.values()
@@ -124,7 +126,7 @@ def _gates(
 
 
 def _lost(*parts: Expr) -> Expr:
-    """Return the first part. Only a target would need this inverse."""
+    """Return the first of PARTS. It stands in for an inverse, which nobody needs for a source."""
     return parts[0]
 
 

@@ -33,10 +33,11 @@ _PARTS = {
 
 
 def take_what_is_stated(source: Canon, target: Canon) -> None:
-    """Name and transpose every tensor whose role the file states, in the terms of its framework.
+    """Give every tensor of the source whose role the file states (in the terms of its framework) torch's role, path and
+    layout.
 
-    A statement by an operator or a class is certain. A statement by a name has to fit the sizes of the model, and is a
-    question if the tensor also fits without it.
+    A statement by an operator or a class is certain. A statement by a name has to agree with the sizes of the model,
+    and is a question if the tensor has a size of the model without it, too.
     """
     # what has a number in place of a name has a step of its own
     pieces = [p for p in source.pieces.values() if p.entry.stated is not None and not is_numbered(p)]
@@ -51,7 +52,9 @@ def take_what_is_stated(source: Canon, target: Canon) -> None:
 
 
 def _word_outputs(source: Canon) -> None:
-    """Add the words for the output of an attention to pieces that the file states to be it."""
+    """Add the words "out" and "proj" to the names of tensors that the file states to be the output layer of
+    an attention.
+    """
     found = {
         piece.path
         for piece in source.pieces.values()
@@ -87,8 +90,8 @@ class _Wanted:
         }
 
     def fits(self, way: Way, shape: Shape) -> bool:
-        """Return whether a layer of the model has the resulting sizes; transposed and plain convolutions are told
-        apart.
+        """Return whether a tensor of sizes SHAPE, laid out in this WAY, has the sizes of a layer of the model. A
+        transposed convolution counts only for a transposed convolution.
         """
         made = way.shape(shape)
         if len(made) < 3:
@@ -97,7 +100,8 @@ class _Wanted:
 
 
 def _names_hold(source: Canon, pieces: Sequence[Piece], wanted: _Wanted) -> bool | None:
-    """Return whether kernels whose layout only a name states have it by their sizes; None if the sizes do not show it.
+    """Return whether kernels whose layout only their name states have that layout, as the sizes of the model show. None
+    if the sizes do not show it.
 
     A file of MLX may hold kernels in torch's layout.
     """
@@ -115,7 +119,9 @@ def _ways(source: Canon, piece: Piece) -> list[Way]:
 
 
 def _named(source: Canon, piece: Piece) -> Piece:
-    """Return the piece with torch's role for its part. A tensor that is alone in a layer gets the path of the layer."""
+    """Return PIECE with torch's role for the part that the file states ("gamma" -> "weight"). A tensor that is alone in
+    a module called like it gets the path of the module around.
+    """
     role = _PARTS.get(_part(piece), piece.role)
     alone = len(piece.path) > 1 and piece.last == piece.leaf and cut(piece.leaf) in table().leaves
     path = piece.path[:-1] if alone and _part(piece) in _PARTS else piece.path

@@ -1,6 +1,6 @@
 """Join several tensors of one side that are one tensor on the other side.
 
-This covers heads, paths and experts with a module each, tables of several fields in one, and stacked weights. Tensors
+Examples are heads, paths and experts with a module each, tables of several fields in one, and stacked weights. Tensors
 are joined along a dimension if the other side has as many more tensors of the joined sizes as it has fewer of the
 parts. A numbered list keeps its order; the order of names is a question.
 """
@@ -16,7 +16,7 @@ from .twins import join_twins
 
 
 def join_parts(one: Canon, other: Canon) -> None:
-    """Join tensors of one side that are one tensor on the other side, such as matrices of single heads."""
+    """Join tensors of ONE that are one tensor on the side OTHER, such as matrices of single heads."""
     turn_spelled(one, other)
     if SizeCounts(one, other).are_equal:
         return  # what is in parts on one side has other sizes on the other side

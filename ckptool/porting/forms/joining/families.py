@@ -27,8 +27,8 @@ _LETTERS = "abcdefgh"
 
 
 def siblings(one: Canon, other: Canon) -> dict[_Path, list[Piece]]:
-    """Return module -> its weights whose names the other side does not have; only these may be parts of one tensor
-    there.
+    """Return module -> those weights of ONE in it whose names OTHER does not have; only these may be parts of one
+    tensor there.
     """
     siblings: dict[_Path, list[Piece]] = defaultdict(list)
     labelled = {(label, p.shape) for p in other.pieces.values() if (label := part_label(p.path)) and len(p.shape) > 1}
@@ -44,7 +44,9 @@ def siblings(one: Canon, other: Canon) -> dict[_Path, list[Piece]]:
 
 
 def _of_fewer_heads(piece: Piece, labelled: set[tuple[str, Shape]]) -> bool:
-    """Return whether a piece may be keys or values with fewer heads than on the other side; it is then not joined."""
+    """Return whether PIECE may be keys or values with fewer heads than on the other side; it is then not joined.
+    LABELLED has (part, shape) of the other side's projections.
+    """
     which = part_label(piece.path)
     return which in ("k", "v") and any(
         label == which
@@ -56,8 +58,8 @@ def _of_fewer_heads(piece: Piece, labelled: set[tuple[str, Shape]]) -> bool:
 
 
 def join_families(one: Canon, other: Canon) -> bool:
-    """Join the families of one side: tensors of one module that are one tensor on the other side. Return whether any
-    were joined.
+    """Join the families of ONE: tensors of one module that are one tensor on the side OTHER. Return whether any were
+    joined.
     """
     sizes = SizeCounts(one, other)
     plans: list[tuple[_Path, Family, Join]] = []
@@ -96,20 +98,20 @@ def join_families(one: Canon, other: Canon) -> bool:
 
 
 def _join_in_order(join: Join, family: Family, parts: Sequence[Piece]) -> Join:
-    """Return JOIN with its sizes in the order of PARTS."""
+    """Return JOIN with its sizes, which are in the order of FAMILY, in the order of PARTS."""
     sizes = {part.name: size for part, size in zip(family.parts, join.sizes, strict=True)}
     return replace(join, sizes=tuple(sizes[part.name] for part in parts))
 
 
 def spelled_parts(parts: Sequence[Piece], wholes: set[str]) -> tuple[Piece, ...] | None:
-    """Return the parts in the order in which the name of the joined tensor spells them, or None."""
+    """Return PARTS in the order in which one of WHOLES, the names of joined tensors, spells them; None if none does."""
     order = spelled([part.last for part in parts], wholes)
     return None if order is None else tuple(parts[at] for at in order)
 
 
 def _by_gate(parts: Sequence[Piece], wholes: Sequence[Piece]) -> tuple[Piece, ...] | None:
-    """Return gate and value in the order in which the forward pass splits the joined tensor; None if that is
-    not known.
+    """Return gate and value, PARTS, in the order in which the forward pass splits WHOLES, the joined tensors. None if
+    that is not known, or if PARTS are no gate and value.
     """
     halves = {None if piece.entry.facts.gate is None else piece.entry.facts.gate.half for piece in wholes}
     gates = [part for part in parts if part_label(part.path) == "gate" or {"gate", "gates"} & set(cut(part.last))]
@@ -119,8 +121,8 @@ def _by_gate(parts: Sequence[Piece], wholes: Sequence[Piece]) -> tuple[Piece, ..
 
 
 def _by_cuts(family: Family, join: Join, other: Canon) -> tuple[Piece, ...] | None:
-    """Return parts of different sizes in the only order in which the model's code splits a tensor into such parts, or
-    None.
+    """Return the parts of FAMILY, which have different sizes, in the only order in which the model's code splits a
+    tensor into such sizes; None if there is no such order, or several.
     """
     if join.dim != 0 or len(set(join.sizes)) < len(join.sizes) or not other.is_target:
         return None
@@ -132,12 +134,12 @@ def _by_cuts(family: Family, join: Join, other: Canon) -> tuple[Piece, ...] | No
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Tensors whose names say that they are parts of one tensor.
+    """Tensors whose names say that they may be parts of one tensor.
 
     Attributes:
         parts: the parts, in order.
         stem: the common part of their names.
-        numbered: whether the names give the order.
+        numbered: whether the order of the parts is known, by numbers in their names.
         turns: whether the parts may be interleaved.
         by_heads: whether the parts may be stored head by head.
     """
@@ -150,9 +152,9 @@ class Family:
 
 
 def families(pieces: list[Piece], sizes: SizeCounts) -> list[Family]:
-    """Return groups of tensors that may be parts of one tensor, the likeliest first: three or more equal ones whose
-    names differ only in the last word; names with a number, a letter, or q, k, v; update and reset gates; names that
-    the vocabulary lists together; tensors whose sizes differ in one dimension only.
+    """Return groups of PIECES, tensors of one module, that may be parts of one tensor, the likeliest first: three or
+    more equal tensors whose names differ only in the last word; names with a number, a letter, or q, k, v; update and
+    reset gates; names that the vocabulary lists together; tensors whose sizes differ in one dimension only.
 
     Tensors of a size of which the other side has as many as this side belong to no group.
     """
@@ -198,7 +200,7 @@ def families(pieces: list[Piece], sizes: SizeCounts) -> list[Family]:
 
 
 def _of_one_word(group: Sequence[Piece]) -> list[Family]:
-    """Return parts of a group whose names share a word that the names of the others do not have."""
+    """Return a family for each word that the names of several, and not all, tensors of GROUP have."""
     having: dict[str, list[Piece]] = defaultdict(list)
     for piece in group:
         for word in {*cut(piece.last)}:
@@ -207,7 +209,7 @@ def _of_one_word(group: Sequence[Piece]) -> list[Family]:
 
 
 def _of_one_stem(pieces: list[Piece]) -> list[Family]:
-    """Return groups of three or more parts of equal sizes whose names differ in the last word: `mix_r`, `mix_k`,
+    """Return families of three or more tensors of equal sizes whose names differ in the last word: `mix_r`, `mix_k`,
     `mix_v`.
     """
     groups: dict[tuple[_Path, Shape], list[Piece]] = defaultdict(list)
@@ -219,14 +221,16 @@ def _of_one_stem(pieces: list[Piece]) -> list[Family]:
 
 
 def _of_gates(pieces: list[Piece]) -> list[Family]:
-    """Return the update and reset gates of a GRU (`convz`, `convr`), which share an input; the candidate does not."""
+    """Return the families of update and reset gates of a GRU (`convz`, `convr`), which share an input; the candidate
+    does not.
+    """
     named = {piece.last: piece for piece in pieces}
     both = [(one, named.get(f"{name[:-1]}r")) for name, one in named.items() if name[-1:] == "z"]
     return [Family((one, other), (), numbered=False) for one, other in both if other and one.shape == other.shape]
 
 
 def _in_a_row(numbers: Sequence[int]) -> bool:
-    """Return whether numbers have no gap. `w1` and `w3` without `w2` do not say which comes first."""
+    """Return whether NUMBERS have no gap. `w1` and `w3` without `w2` do not say which comes first."""
     return max(numbers) - min(numbers) == len(numbers) - 1
 
 
@@ -237,8 +241,8 @@ def _number(words: _Path) -> tuple[str, _Path] | None:
 
 
 def _letter(words: _Path) -> tuple[str, _Path] | None:
-    """Return, for a name that counts by a letter after a number (`conv1a`, `conv1b`), the place of the letter in the
-    alphabet, and the other words; None for other names.
+    """Return (place of the letter in the alphabet, other words) for a name that counts by a letter after a number
+    (`conv1a`, `conv1b`); None for other names.
     """
     if len(words) < 3 or len(words[-1]) > 1 or words[-1] not in _LETTERS or not words[-2].isdecimal():
         return None
@@ -246,14 +250,16 @@ def _letter(words: _Path) -> tuple[str, _Path] | None:
 
 
 def _counts(members: dict[str, Piece], ordered: Sequence[Piece]) -> bool:
-    """Return whether the letters of MEMBERS count: a, b and so on without a gap, registered in that order."""
+    """Return whether the letters of MEMBERS (place in the alphabet -> tensor) count: a, b and so on without a gap,
+    registered in that order. ORDERED has the same tensors by their letters.
+    """
     places = {int(k) for k in members}
     return places == set(range(len(members))) and all(a.order < b.order for a, b in pairwise(ordered))
 
 
 def _label(words: _Path) -> tuple[str, _Path] | None:
-    """Return, for a name with a word for queries, keys or values, its place in this order (0, 1, 2), and the other
-    words; None for other names.
+    """Return (place, other words) for a name with a word for queries ("0"), keys ("1") or values ("2"); None for other
+    names.
     """
     for at, word in enumerate(words):
         said = table().parts.get((word,))
@@ -277,7 +283,9 @@ def join_of_family(family: Family, sizes: SizeCounts) -> Join | None:
 
 
 def join_family(one: Canon, parent: _Path, family: Family, join: Join) -> None:
-    """Replace the parts of FAMILY, and the biases beside them, by what JOIN makes of them in the module PARENT."""
+    """Replace the parts of FAMILY, and their biases, in the side ONE by what JOIN makes of them in the module
+    PARENT.
+    """
     leaf = table().leaves.get(family.stem)  # q_scale and q_shift are weight and bias of one thing
     stem = ("parts",) if leaf is not None else family.stem or ("+".join(p.last for p in family.parts),)
     words = tuple(word for component in (*parent, *family.stem) for word in cut(component))
@@ -299,15 +307,15 @@ def join_family(one: Canon, parent: _Path, family: Family, join: Join) -> None:
 
 
 def _fits_bias(join: Join, shapes: Sequence[Shape]) -> bool:
-    """Return whether biases can be joined like the weights beside them: by rows, or as a stack."""
+    """Return whether biases with these SHAPES can be joined as JOIN joins their weights: by rows, or as a stack."""
     if join.dim is None:
         return len(set(shapes)) == 1
     return join.dim == 0 and tuple(shape[0] for shape in shapes) == join.sizes
 
 
 def asked(one: Canon, parts: Sequence[Piece], new: Piece, join: Join) -> Piece:
-    """Return the joined piece NEW with a question about the order of its PARTS. Another order is the option, except for
-    three or more parts that follow one another.
+    """Return the joined tensor NEW with a question about the order of its PARTS. Another order is the option, except
+    for three or more parts that follow one another.
     """
     rest = parts[0].shape[1:]
     places = range(len(parts))

@@ -18,7 +18,7 @@ _Path = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """A way to join several tensors to one, and to split it again.
+    """A way to join several tensors to one, and to split that one again.
 
     Attributes:
         sizes: sizes of the parts along the joined dimension.
@@ -33,13 +33,13 @@ class Join:
     open: bool = False
 
     def shape(self, part: Shape) -> Shape:
-        """Return the sizes of the joined tensor for the sizes of one part."""
+        """Return the sizes of the joined tensor for the sizes PART of one part."""
         if self.dim is None:
             return (len(self.sizes), *part)
         return (*part[: self.dim], sum(self.sizes), *part[self.dim + 1 :])
 
     def whole(self, *parts: Expr, rest: Shape) -> Expr:
-        """Return the joined tensor. REST are the sizes of a part after its first dimension."""
+        """Return the expression that joins PARTS. REST are the sizes of a part after its first dimension."""
         if self.dim is None:
             return ex.stack(*parts)
         if self.turns == 1:
@@ -51,7 +51,9 @@ class Join:
         return ex.reshape(ex.cat(1, *cut_up), (sum(self.sizes), *rest))
 
     def part(self, whole: Expr, *, index: int, rest: Shape) -> Expr:
-        """Return part INDEX of the joined tensor."""
+        """Return the expression for part INDEX of WHOLE, the joined tensor. REST are the sizes of a part after its
+        first dimension.
+        """
         if self.dim is None:
             return ex.select(whole, 0, index)
         edges = list(pairwise(accumulate((0, *self.sizes))))
@@ -82,7 +84,9 @@ class SizeCounts:
 
     @property
     def are_equal(self) -> bool:
-        """Return whether both sides have equally many tensors of each size, and the other side has no fused ones."""
+        """Return whether both sides have equally many tensors of each size; parts of projections that only the other
+        side fuses count as tensors of it.
+        """
         return self._own == self._theirs
 
     def wanted(self, shape: Shape) -> int:
@@ -90,11 +94,12 @@ class SizeCounts:
         return self._theirs[squeezed(shape)] - self._own[squeezed(shape)]
 
     def join(self, part: Shape, count: int, *, biased: bool) -> Join:
-        """Return the join of COUNT equal weights along their first dimension, as the code of the other side shows it.
+        """Return how to join COUNT weights of sizes PART along their first dimension, as the code of the other side
+        shows it.
 
-        BIASED says whether each has a bias beside it. Code that views the output of the joined layer as [rows, parts]
-        has a row of each part in turn; without such code, the parts follow one another. It is a question if there are
-        as many rows as parts, or if other layers of that size have another view.
+        BIASED says whether each has a bias. Code that views the output of the joined layer as [rows, parts] has a row
+        of each part in turn; without such code, the parts follow one another. `open` is set if there are as many rows
+        as parts, or if other layers of that size have another view.
         """
         join = Join((part[0],) * count, 0)
         views = self._views.get((join.shape(part), biased), set())
@@ -104,7 +109,7 @@ class SizeCounts:
 
     def only_whole(self, part: Shape, whole: Shape, count: int) -> bool:
         """Return whether this side has COUNT tensors of the size PART and none of the size WHOLE, and the other side
-        the reverse: one WHOLE and no PART.
+        one WHOLE and no PART.
         """
         part, whole = squeezed(part), squeezed(whole)
         own, theirs = (self._own[part], self._own[whole]), (self._theirs[part], self._theirs[whole])
@@ -116,7 +121,9 @@ def _counted(canon: Canon) -> Counter[Shape]:
 
 
 def merge(one: Canon, parts: Sequence[Piece], new: Piece, join: Join) -> Piece:
-    """Replace PARTS by the piece NEW, which JOIN makes of them. NEW keeps the questions about all of them."""
+    """Replace PARTS in the side ONE by the tensor NEW, which JOIN makes of them, and return NEW, with the questions
+    about all parts.
+    """
     rest = parts[0].shape[1:]
     new = replace(
         new,
@@ -131,9 +138,10 @@ def merge(one: Canon, parts: Sequence[Piece], new: Piece, join: Join) -> Piece:
 
 
 def merge_sum(one: Canon, parts: Sequence[Piece], new: Piece) -> None:
-    """Replace the biases PARTS, of layers whose outputs are added, by their sum NEW.
+    """Replace the biases PARTS, of layers whose outputs are added, by their sum NEW; nothing is done if their sizes
+    differ.
 
-    In the opposite direction, the first layer gets the sum and the others zeros.
+    In the opposite direction, the first layer gets the sum and the others get zeros.
     """
     if len({p.shape for p in parts}) == 1:
         zeros = ex.zeros(*parts[0].shape)
@@ -142,6 +150,6 @@ def merge_sum(one: Canon, parts: Sequence[Piece], new: Piece) -> None:
 
 
 def move(one: Canon, old: _Path, new: _Path) -> None:
-    """Move the pieces of the module OLD to the path NEW."""
+    """Move the tensors of the module OLD to the path NEW."""
     for piece in [p for p in one.pieces.values() if p.path == old]:
         one.become(piece, [(replace(piece, path=new), unchanged)], unchanged)

@@ -1,4 +1,4 @@
-"""Modules that are one module on the other side, under a name that spells theirs, or as interleaved lists."""
+"""Join modules that are one module on the other side, under a name that spells theirs, or as interleaved lists."""
 
 from __future__ import annotations
 
@@ -25,9 +25,7 @@ _MOST_BESIDE = 8
 
 
 def turn_spelled(one: Canon, other: Canon) -> None:
-    """Transpose parameters of the other side whose name spells layers in one module, if their sizes have inputs
-    first.
-    """
+    """Transpose parameters of OTHER whose name spells layers in one module of ONE, if their sizes have inputs first."""
     wholes = [p for p in other.pieces.values() if is_bare(p) and len(p.shape) == 2 and p.shape[0] != p.shape[1]]
     turned: set[Name] = set()
     for pieces in siblings(one, other).values() if wholes else ():
@@ -45,8 +43,8 @@ def turn_spelled(one: Canon, other: Canon) -> None:
 
 
 def line_up(one: Canon, other: Canon) -> None:
-    """Interleave several lists of a module to one list, if the other side has a layer for each number: its members
-    joined.
+    """Interleave several lists of a module of ONE to one list, if OTHER has, for each number, one layer that joins
+    their members.
 
     For example `filters.0`, `gates.0`, `filters.1`, `gates.1`, in code with a list for each kind of layer.
     """
@@ -70,14 +68,18 @@ def line_up(one: Canon, other: Canon) -> None:
 
 
 def _some_of(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """Yield all lists, then some of them, those with the most lists first."""
+    """Yield all NAMES (at most as many as a name may spell), then every choice of fewer, down to two, if there are not
+    too many.
+    """
     most = min(len(names), MOST_SPELLED)
     for count in range(most, 1, -1) if len(names) <= _MOST_BESIDE else [most]:
         yield from combinations(names, count)
 
 
 def _are_wanted(blocks: Sequence[Sequence[Piece]], sizes: SizeCounts) -> bool:
-    """Return whether the other side lacks the parts in some blocks, and has the joined tensor of each block."""
+    """Return whether OTHER lacks the tensors in BLOCKS, and has as many more of the tensors that each block joined
+    would be.
+    """
     joins = [join_of_family(Family(tuple(parts), (), numbered=False), sizes) for parts in blocks]
     parts = Counter(squeezed(part.shape) for block in blocks for part in block)
     if None in joins or any(-sizes.wanted(shape) < count for shape, count in parts.items()):
@@ -87,10 +89,10 @@ def _are_wanted(blocks: Sequence[Sequence[Piece]], sizes: SizeCounts) -> bool:
 
 
 def count_spelled(one: Canon, other: Canon) -> None:
-    """Number modules beside each other as a list, if a module of the other side has their names in its own.
+    """Move modules of ONE in the same module into a list, in order, if OTHER has one module whose name spells theirs
+    and whose tensors have the sizes of theirs joined.
 
-    It also has their tensors, in the sizes that theirs have together: `main_conv` and `short_conv`, each a layer with
-    its norm, are `main_short_conv` there.
+    `main_conv` and `short_conv`, each a layer with its norm, are `main_short_conv` there.
     """
     wholes: dict[_Look, set[str]] = defaultdict(set)
     for named in _modules(other).values():
@@ -113,8 +115,8 @@ def count_spelled(one: Canon, other: Canon) -> None:
 
 
 def _spelled_by_one(names: Sequence[str], content: _Content, wholes: Mapping[_Look, set[str]]) -> list[str]:
-    """Return some of these modules with CONTENT, in the order in which the name of a joined module spells them,
-    or [].
+    """Return some of NAMES, modules with the same CONTENT, in the order in which the name of a joined module in WHOLES
+    spells them; [] if there is none.
     """
     for n in range(2, min(len(names), MOST_SPELLED) + 1) if len(names) <= _MOST_BESIDE else ():
         spoken = wholes.get(_look(content, n), set())
@@ -125,7 +127,7 @@ def _spelled_by_one(names: Sequence[str], content: _Content, wholes: Mapping[_Lo
 
 
 def _modules(canon: Canon) -> dict[_Path, dict[str, _Content]]:
-    """Return the tensors inside each named module, by the path around it."""
+    """Return path -> name of a module in it -> the tensors inside of that module."""
     held: dict[_Path, dict[str, _Content]] = defaultdict(lambda: defaultdict(dict))
     for piece in canon.pieces.values():
         for at, name in enumerate(piece.path[:-1]):
@@ -135,7 +137,7 @@ def _modules(canon: Canon) -> dict[_Path, dict[str, _Content]]:
 
 
 def _look(content: _Content, times: int = 1) -> _Look:
-    """Return a value that is equal for modules with tensors of equal sizes; for TIMES such modules, with their rows
-    joined.
+    """Return a value that is equal for modules with tensors of equal sizes; for TIMES such modules, as if their rows
+    were joined.
     """
     return tuple(sorted((key, (times * p.shape[0], *p.shape[1:]) if p.shape else ()) for key, p in content.items()))

@@ -21,10 +21,11 @@ _Plan = dict[tuple[_Path, str], Join]
 
 
 def join_lists(one: Canon, other: Canon) -> None:
-    """Join each tensor of the members of a numbered list (`heads.0.q`, `heads.1.q`) to one, if the other side has that.
+    """Join each tensor of the members of a numbered list in ONE (`heads.0.q`, `heads.1.q`) to one tensor, if OTHER has
+    that.
 
-    If every block of a list holds two equal layers and nothing else, two joins fit: the two layers of each block, or
-    the same layer of all blocks. The second is taken, unless such layers are joined in other modules, too.
+    If every block of a list holds two equal layers and nothing else, two joins are possible: the two layers of each
+    block, or the same layer of all blocks. The second is made, unless such layers are joined in other modules, too.
     """
     for at in sorted({at for p in one.pieces.values() for at, c in enumerate(p.path) if c.isdecimal()}, reverse=True):
         sizes = SizeCounts(one, other)
@@ -53,8 +54,8 @@ def join_lists(one: Canon, other: Canon) -> None:
 
 
 def plan_of_list(inner: _Inner, sizes: SizeCounts) -> _Plan | None:
-    """Return how to join the tensors of the members of a list, or None if the other side does not have the
-    joined ones.
+    """Return how to join each tensor in the members of a list, INNER: (path in a member, role) -> number -> tensor.
+    None if the other side does not have the joined tensors for most of them.
     """
     numbers = {tuple(sorted(members)) for members in inner.values()}
     if len(numbers) != 1 or len(next(iter(numbers))) < 2:
@@ -90,7 +91,7 @@ def plan_of_list(inner: _Inner, sizes: SizeCounts) -> _Plan | None:
 
 def _plan_of_layer(inner: _Inner, sizes: SizeCounts) -> _Plan | None:
     """Return how to join one layer of each member of a list, if the other side has one layer over all members; else
-    None.
+    None. INNER is as in `plan_of_list`.
 
     For example, one layer computes the filters of all blocks, and all other layers are in the blocks on both sides.
     """
@@ -110,7 +111,7 @@ def _plan_of_layer(inner: _Inner, sizes: SizeCounts) -> _Plan | None:
 
 
 def _parents(one: Canon, other: Canon, sizes: SizeCounts) -> dict[_Path, set[_Path]]:
-    """Return names of tensors that can be joined -> modules that hold tensors with these names."""
+    """Return names of tensors that can be joined -> paths of the modules that hold tensors with these names."""
     found: dict[_Path, set[_Path]] = defaultdict(set)
     for parent, pieces in siblings(one, other).items():
         for family in families(pieces, sizes):
@@ -120,8 +121,8 @@ def _parents(one: Canon, other: Canon, sizes: SizeCounts) -> dict[_Path, set[_Pa
 
 
 def _families_elsewhere(head: _Path, inner: _Inner, parents: dict[_Path, set[_Path]]) -> bool:
-    """Return whether the tensors inside each member can be joined with each other, as they are in modules outside of
-    this list.
+    """Return whether the tensors inside of each member of the list HEAD can be joined with each other, as they are in
+    modules outside of this list. PARENTS is from `_parents`.
     """
     members = {
         p.path[:-1] for pieces in inner.values() for p in pieces.values() if p.role == "weight" and len(p.path) > 1

@@ -18,7 +18,9 @@ _Path = tuple[str, ...]
 
 
 def join_twins(one: Canon, other: Canon) -> None:
-    """Join the layers of equal modules of each block, module by module. Their order is a question."""
+    """Join the layers of modules of ONE that are equal in names and sizes within a block, if OTHER has one layer for
+    all of them. Their order is a question.
+    """
     sizes = SizeCounts(one, other)
     blocks: dict[_Path, dict[str, dict[_Path, Piece]]] = defaultdict(lambda: defaultdict(dict))
     for piece in one.pieces.values():
