@@ -85,8 +85,8 @@ class Channels:
                 self._only_weights.add(id(result))
 
     def _met(self, tensors: Iterable[Any], keys: Mapping[int, str]) -> int:
-        """Return the weights that TENSORS, the arguments of a call, were computed from, as a set of bits. KEYS has id of
-        a parameter or buffer -> its key.
+        """Return the weights that TENSORS, the arguments of a call, were computed from, as a set of bits. KEYS has id
+        of a parameter or buffer -> its key.
 
         Also note, for each weight that meets data for the first time, which weights that data was computed from.
         """
