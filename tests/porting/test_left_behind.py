@@ -42,6 +42,10 @@ def test_a_batch_norm_behind_a_layer_is_folded_into_its_weight_and_its_bias(bias
         expected = scaled * norm["weight"] + norm["bias"]
         weight, own = made[f"fc.{n}.linear.weight"], made[f"fc.{n}.linear.bias"]
         assert (weight.status, own.status) == ("guessed", "guessed")
+        plain = (
+            f"blocks.{n}.linear.bias" if bias else f"zeros({len(norm['bias'])})"
+        )  # the doubt says: if not, take the plain tensor
+        assert list(map(str, own.entry.rivals)) == [plain]
         assert np.allclose(weight.values @ x + own.values, expected, atol=1e-5)
         x = expected
     assert made["head.weight"].status == "mapped"

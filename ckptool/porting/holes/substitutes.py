@@ -102,7 +102,7 @@ def _fold_norms(filling: Filling) -> None:
         filling.holes[t.pieces["bias"].name] = Filled(
             ex.fold_bias(bias, gamma, beta, mean, var, eps),
             "folded",
-            [folded.about(beta if own is None else bias)],
+            [folded.about(bias)],
         )
         filling.unit_of[t.pieces["bias"].name] = (t, norm)
 

@@ -188,7 +188,7 @@ class Flatten(View):
     """
 
     name, usage = "flatten", "flatten(x, c, h, w, nchw|nhwc)"
-    summary = "columns in the order in which images [c, h, w] are flattened so"
+    summary = "columns in the order that flattening images [c, h, w] this way gives"
     params = "iiiw"
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:

@@ -211,7 +211,7 @@ class FoldWeight(_Folded):
     """
 
     name, usage = "fold_weight", "fold_weight(w, gamma, var, eps)"
-    summary = "w of a layer that does the work of the batch norm after it, too"
+    summary = "w of a layer that also does the work of the batch norm after it"
     calls = True
     helper = '''\
 @in_float32
