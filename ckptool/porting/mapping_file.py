@@ -216,7 +216,8 @@ def read(path: StrPath) -> Mapping:
 
     Raises:
         Unreadable: there is no such file, or it is not text.
-        Malformed: it is not a mapping file; the message names the line, by number and by key.
+        Malformed: it is not a mapping file of this version, or a line of it is wrong; then the message names the line,
+            by number and, if it can be read, by key.
     """
     return mapping_of(document_of(path), path)
 

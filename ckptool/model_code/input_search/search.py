@@ -54,9 +54,11 @@ def find_inputs(
 def _searched(
     model: torch.nn.Module, like: Sequence[Any], shortcut: Shortcut | None, patience: float, memory: float
 ) -> Iterator[Any]:
-    """Yield inputs on which MODEL runs, from one search of PATIENCE seconds. LIKE and SHORTCUT are as in `find_inputs`.
+    """Yield inputs on which MODEL runs, from one search of PATIENCE seconds of CPU time. LIKE and SHORTCUT are as in
+    `find_inputs`. Inputs that leave many parameters unused come last.
 
-    MEMORY is how much the errors of earlier tries count: with little memory, the error of the latest try decides alone.
+    Tries that got further go first; of those that got equally far, those made by likelier suggestions. MEMORY is the
+    weight of the earlier suggestions that led to a try: with 0, the rank of the latest suggestion counts alone.
     """
     until = time.thread_time() + patience
     count = itertools.count()

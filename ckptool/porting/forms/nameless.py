@@ -47,9 +47,12 @@ def named_by_position(source: Signature, target: Signature) -> tuple[Signature, 
 
 
 def doubt_order(mapping: Mapping, target: Signature) -> Mapping:
-    """Return MAPPING with a doubt about layers that only their place in the list tells apart.
+    """Return MAPPING, of a file without names, with a doubt about each tensor that only its place in the file tells
+    from another.
 
-    These are layers of equal sizes in one block that do not take each other's output; code registers them in any order.
+    These are tensors of equal sizes in one block, of layers that do not take each other's output; code registers such
+    layers in any order. If the model was not followed: those of layers of one module that is no numbered list. The
+    doubt names one such other key and has no options.
     """
     alike: dict[object, list[Entry]] = defaultdict(list)
     for made in mapping.having("mapped"):

@@ -150,10 +150,11 @@ class Cells:
         doubt: Question[Unit] | None,
         doubt_of: DoubtOf | None,
     ) -> dict[int, _Cell]:
-        """Move the units of each of PARTS, (targets, sources), from CELL to a new cell. They note EVIDENCE, and get the
-        question DOUBT or that of DOUBT_OF; so do the units that stay.
+        """Move the units of each of PARTS, (targets, sources), from CELL to a new cell, where they note EVIDENCE. They,
+        and the units that stay, get the question DOUBT or, for parts of one target and without DOUBT, that of DOUBT_OF.
 
-        Return number -> units of the new cells, and of what is left of CELL; {} if there are no parts.
+        Return number -> units of the new cells and of what is left of CELL, also if that is nothing; {} if there are no
+        parts.
         """
         targets, sources = cell
         before = targets[0].cell

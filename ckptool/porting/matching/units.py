@@ -62,7 +62,7 @@ class Unit:
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """Return the numbers in its path."""
+        """Return the numbers in the words of its path, in order (see `words.numbers`)."""
         return numbers(self.path)
 
     @property

@@ -105,8 +105,8 @@ class Shift(_Elementwise):
         return arrays[0] + float(params[0])
 
     def undone(self, x: Expr, value: Expr, shapes: Mapping[str, Shape]) -> Sequence[Expr]:
-        """Return [the expression for x], made from VALUE, the result of X = `shift(x, value)`: the number subtracted
-        again.
+        """Return [the expression for the tensor inside], made from VALUE, the result of X = `shift(x, value)`: the
+        number subtracted again.
         """
         return [shift(value, -float(x.params[0]))]
 
@@ -132,8 +132,8 @@ class Scale(_Elementwise):
         return arrays[0] * float(params[0])
 
     def undone(self, x: Expr, value: Expr, shapes: Mapping[str, Shape]) -> Sequence[Expr] | None:
-        """Return [the expression for x], made from VALUE, the result of X = `scale(x, value)`: divided by the number.
-        None if the number is 0, or so small that its inverse is infinite.
+        """Return [the expression for the tensor inside], made from VALUE, the result of X = `scale(x, value)`: divided
+        by the number. None if the number is 0, or so small that its inverse is infinite.
         """
         amount = float(x.params[0])
         return [scale(value, 1 / amount)] if amount and isfinite(1 / amount) else None
@@ -170,7 +170,9 @@ class Flip(Calculation):
         return array[turned]
 
     def undone(self, x: Expr, value: Expr, shapes: Mapping[str, Shape]) -> Sequence[Expr]:
-        """Return [the expression for x], made from VALUE, the result of X = `flip(x, dims…)`: flipped again."""
+        """Return [the expression for the tensor inside], made from VALUE, the result of X = `flip(x, dims…)`: flipped
+        again.
+        """
         return [flip(value, *map(int, x.params))]
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:

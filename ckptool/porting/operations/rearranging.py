@@ -36,7 +36,9 @@ class Transpose(View):
         return transpose(x.args[0])
 
     def undone(self, x: Expr, value: Expr, shapes: Mapping[str, Shape]) -> Sequence[Expr]:
-        """Return [the expression for x], made from VALUE, the result of X = `transpose(x)`: transposed again."""
+        """Return [the expression for the tensor inside], made from VALUE, the result of X = `transpose(x)`: transposed
+        again.
+        """
         return [transpose(value)]
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
@@ -74,8 +76,8 @@ class Permute(View):
         return permute(x.args[0], *map(int, x.params))
 
     def undone(self, x: Expr, value: Expr, shapes: Mapping[str, Shape]) -> Sequence[Expr]:
-        """Return [the expression for x], made from VALUE, the result of X = `permute(x, dims…)`: each dimension moved
-        back.
+        """Return [the expression for the tensor inside], made from VALUE, the result of X = `permute(x, dims…)`: each
+        dimension moved back.
         """
         return [permute(value, *sorted(range(len(x.params)), key=lambda new: x.params[new]))]
 
@@ -117,8 +119,8 @@ class Reshape(View):
         return inner if shape_of(inner, shapes) == x.params else replace(x, args=(inner,))
 
     def undone(self, x: Expr, value: Expr, shapes: Mapping[str, Shape]) -> Sequence[Expr]:
-        """Return [the expression for x], made from VALUE, the result of X = `reshape(x, sizes…)`: reshaped to its old
-        sizes.
+        """Return [the expression for the tensor inside], made from VALUE, the result of X = `reshape(x, sizes…)`:
+        reshaped to its old sizes.
         """
         return [reshape(value, shape_of(x.args[0], shapes))]
 
@@ -167,8 +169,8 @@ def rotary(x: Tensor, heads: int, order: str) -> Tensor:
         return reshaped(permuted(reshaped(x, *inner), 0, 2, 1, *range(3, 3 + len(rest))), *x.shape)
 
     def undone(self, x: Expr, value: Expr, shapes: Mapping[str, Shape]) -> Sequence[Expr]:
-        """Return [the expression for x], made from VALUE, the result of X = `rotary(x, heads, order)`: rows in the
-        other order.
+        """Return [the expression for the tensor inside], made from VALUE, the result of X = `rotary(x, heads, order)`:
+        rows in the other order.
         """
         heads, to = x.params
         return [rotary(value, int(heads), "half" if to == "interleaved" else "interleaved")]
@@ -214,8 +216,8 @@ class Flatten(View):
         return reshaped(inner, *x.shape)
 
     def undone(self, x: Expr, value: Expr, shapes: Mapping[str, Shape]) -> Sequence[Expr]:
-        """Return [the expression for x], made from VALUE, the result of X = `flatten(x, c, h, w, order)`: columns in
-        the other order.
+        """Return [the expression for the tensor inside], made from VALUE, the result of X = `flatten(x, c, h, w,
+        order)`: columns in the other order.
         """
         c, h, w, to = x.params
         return [flatten(value, int(c), int(h), int(w), "nchw" if to == "nhwc" else "nhwc")]
@@ -261,7 +263,7 @@ def reshape(x: Expr, shape: Sequence[int], old: Sequence[int] | None = None) -> 
 
 
 def is_transposed(x: Expr) -> bool:
-    """Return whether the outermost operation of X is a transposition."""
+    """Return whether the outermost operation of X is `transpose`. `permute` is another operation."""
     return x.op == "transpose"
 
 

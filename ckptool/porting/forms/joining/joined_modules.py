@@ -25,7 +25,9 @@ _MOST_BESIDE = 8
 
 
 def turn_spelled(one: Canon, other: Canon) -> None:
-    """Transpose parameters of OTHER whose name spells layers in one module of ONE, if their sizes have inputs first."""
+    """Transpose parameters of OTHER that hold the joined rows of layers of one module of ONE, as their names show
+    (`conv_zr` for `conv_z` and `conv_r`), if their sizes have inputs first.
+    """
     wholes = [p for p in other.pieces.values() if is_bare(p) and len(p.shape) == 2 and p.shape[0] != p.shape[1]]
     turned: set[Name] = set()
     for pieces in siblings(one, other).values() if wholes else ():
