@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from ..errors import Malformed
-from .composing import Crc32Of, Piece, Recorded, Verify, nested
+from .composing import Crc32Of, Joined, Piece, Recorded, Verify, flat, nested
 from .files import CHUNK, File, FileRange, Source, crc32
 
 if TYPE_CHECKING:
@@ -45,13 +45,18 @@ class Checksums:
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         asked = {key_of(piece.source): piece.source for piece in pieces if isinstance(piece, Crc32Of | Verify)}
-        passing = {key_of(piece) for piece in pieces if not isinstance(piece, Crc32Of | Verify)} if asked else set()
+        passed: set[Hashable] = set()
+        for piece in pieces if asked else ():
+            if isinstance(piece, Joined):
+                passed.update(map(key_of, flat(piece.parts)))
+            if not isinstance(piece, Crc32Of | Verify):
+                passed.add(key_of(piece))
         self._missing = set(asked)
         self._found: dict[Hashable, int] = {}
         self._later: list[Verify] = []
         self._thread: Future[None] | None = None
         self._stopped = False
-        self.apart = [one for key, one in asked.items() if key not in passing and not is_told_by_reading(one)]
+        self.apart = [one for key, one in asked.items() if key not in passed and not is_told_by_reading(one)]
 
     def missing(self, piece: Source) -> bool:
         """Whether the checksum of a piece that is about to be written should be taken from its bytes."""

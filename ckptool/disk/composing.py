@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
-from typing import Any, Protocol, TypeGuard
+from typing import Any, Protocol, TypeGuard, TypeVar
 
 from ..records import record
 from .files import CHUNK, Buffer, Computed, File, FileRange, Source
@@ -242,7 +242,10 @@ def tallies_in(pieces: Iterable[Piece]) -> list[Tally]:
     return list({id(tally): tally for tally in found if tally is not None}.values())
 
 
-def flat(pieces: Sequence[Piece]) -> Sequence[Piece]:
+_One = TypeVar("_One", Source, Piece)
+
+
+def flat(pieces: Sequence[_One]) -> Sequence[_One]:
     """PIECES with joined ones taken apart, so that the kernel can copy their parts."""
     if not any(type(piece) is Joined for piece in pieces):
         return pieces

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO
 
-from .checksums import checksums
+from .checksums import Checksums, checksums, joined_crc32
 from .composing import Crc32Of, Gap, Joined, Piece, Verify, Zeros, flat, is_computed, patched_input
 from .files import CHUNK, Computed, File, FileRange, Source, crc32
 from .interrupts import put_off_signals
@@ -71,12 +71,30 @@ def put_pieces(output: Output, pieces: Sequence[Piece]) -> None:
             elif isinstance(piece, Verify):
                 sums.verify(piece)
             else:
-                crc = output.put(piece, next_of, 0 if sums.missing(piece) else None)
-                if crc is not None:
-                    sums.note(piece, crc)
+                _put(output, piece, next_of, sums)
             assert output.position == end, f"{piece!r} gave {output.position - end} bytes more than it said"
         output.flush()
         sums.finish()
+
+
+def _put(output: Output, piece: Source, next_of: _Next, sums: Checksums) -> None:
+    """Append a piece, and note the checksums that are missing: its own, and those of its parts if it is joined."""
+    wanted = sums.missing(piece)
+    parts = flat(piece.parts) if isinstance(piece, Joined) else ()
+    if parts and any(map(sums.missing, parts)):
+        whole = 0
+        for part in parts:
+            crc = output.put(part, next_of, 0 if wanted or sums.missing(part) else None)
+            crc = crc32(part) if crc is None and wanted else crc
+            if crc is not None:
+                sums.note(part, crc)
+                whole = joined_crc32(whole, crc, part.length) if wanted else 0
+        if wanted:
+            sums.note(piece, whole)
+        return
+    crc = output.put(piece, next_of, 0 if wanted else None)
+    if crc is not None:
+        sums.note(piece, crc)
 
 
 def write_part(
