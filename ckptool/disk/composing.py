@@ -12,7 +12,7 @@ What will be written (see `ckptool.disk.writing`) is described by *pieces*, in o
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, Protocol, TypeGuard, TypeVar
 
@@ -20,7 +20,7 @@ from ..records import record
 from .files import CHUNK, Buffer, Computed, File, FileRange, Source
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Cut:
     """A part of a source whose values are computed when they are read."""
 
@@ -52,7 +52,7 @@ def part_of(source: Source, offset: int, length: int) -> Source:
     return Zeros(length) if isinstance(source, Zeros) else Cut(source, offset, length)  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Zeros:
     """LENGTH bytes of zero: a hole."""
 
@@ -68,7 +68,7 @@ class Zeros:
             yield bytes(min(CHUNK, self.length - at))
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Gap:
     """LENGTH bytes that are left as they are: somebody else writes them."""
 
@@ -83,7 +83,7 @@ class Gap:
         yield bytes(self.length)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Joined:
     """Several sources, one after the other.
 

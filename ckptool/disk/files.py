@@ -11,7 +11,7 @@ import os
 import stat
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -352,7 +352,7 @@ class FileRange:
         return self.file.seen if (self.offset, self.length) == (0, self.file.size) else None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Buffer:
     """Bytes in memory."""
 
