@@ -7,10 +7,10 @@ rebuilt by `_rebuild_tensor_v3`, which names the dtype. Checked against torch 2.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from .records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class NotFinite:
     """How to tell an element that is no finite number: x & MASK == VALUE.
 
@@ -25,7 +25,7 @@ class NotFinite:
     infinite: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Limits:
     """Magnitudes as bits of float32: from OVER on a value is beyond the range of a type, up to UNDER one becomes 0.
 
@@ -36,7 +36,7 @@ class Limits:
     under: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class DType:
     """An element type.
 

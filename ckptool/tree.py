@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, TypeGuard
 
+from .records import record
 from .tensor import LazyTensor, Storage
 
 
@@ -50,7 +51,7 @@ class ByteString(str):
         return (self.raw,)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Global:
     """A class or function that a pickle names. It is never imported."""
 

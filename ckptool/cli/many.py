@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -23,6 +22,7 @@ from ..drawing.sizes import size_text
 from ..drawing.styles import paint
 from ..errors import CheckpointError, OutputExists, RuleError, counted, printable
 from ..formats.opening import holds_one
+from ..records import record
 from . import launched
 from .documents import Documents
 from .output import collect
@@ -34,7 +34,7 @@ _ENDINGS = (".pth", ".pt", ".ckpt", ".bin", ".safetensors", ".pth.tar", ".t7", "
 Done = tuple[formats.Plan, list[tuple[str, str]], list[str]]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Job:
     """One file of many: where it is, and where it goes. Without TARGET it is replaced."""
 

@@ -192,9 +192,13 @@ def say_error(error: object, *, before: str = "") -> None:
 
 
 def collect(number: int) -> None:
-    """Free what is left of the files before the one of this NUMBER: checkpoints hold cycles, and each an open file."""
-    if number % 64 == 63 or gc.get_count()[0] > _MANY:
-        gc.collect()
+    """Free what is left of the files before the one of this NUMBER: checkpoints hold cycles, and each an open file.
+
+    What an earlier call has left is looked at rarely: it is the program, and a file that was just being reported.
+    """
+    many = gc.get_count()[0] > _MANY
+    if many or number % 64 == 63:
+        gc.collect(2 if many or number % 1024 == 1023 else 1)
 
 
 #: Objects that may be left over.

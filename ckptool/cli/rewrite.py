@@ -8,7 +8,7 @@ keys that will be written.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,6 +28,7 @@ from ..keys import Rename, parse_rules
 from ..passes import recipes
 from ..passes.optimizers import name_parameters, optimizers_in, without_names
 from ..passes.recipes import Step
+from ..records import record
 from . import launched, many
 from .help import Command
 from .options import FileName, output_options, parts_option, writing_options
@@ -115,7 +116,7 @@ def rewrite(
     return status
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _How:
     """What is done to each file of a command (see `rewrite`)."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple, NoReturn
 
 import click
 
@@ -42,11 +44,9 @@ def scan(files: tuple[str, ...], as_json: bool, as_lines: bool, quiet: bool, ver
     verdicts: Counter[str] = Counter()
     search = Search(files)
     alone = as_json and len(files) == 1 and not is_url(files[0])
-    for number, (path, asked) in enumerate(counting("scanning", search, wanted=alone)):
-        collect(number)
+    for path, asked, found in _in_order(counting("scanning", search, wanted=alone), quiet=quiet):
         try:
-            with fetching(path, wanted=not quiet):
-                one = report.scan(path)
+            one = found()
         except CheckpointError as error:
             if len(files) == 1 and asked:
                 raise
@@ -77,3 +77,62 @@ def scan(files: tuple[str, ...], as_json: bool, as_lines: bool, quiet: bool, ver
     if left_alone and not documents.wanted:
         click.echo(not_followed(left_alone))
     return status or (2 if left_alone else 0)
+
+
+#: Endings of files that another process reads, which first imports a library; and files that wait for one of them.
+_READ_APART = (".h5", ".hdf5")
+_MOST_WAITING = 256
+
+
+class _Waiting(NamedTuple):
+    """A file, whether it was named itself, and what gives its report or raises why there is none."""
+
+    path: str
+    asked: bool
+    found: Callable[[], report.Scan]
+    is_there: Callable[[], bool]
+
+
+def _in_order(
+    files: Iterable[tuple[str, bool]], *, quiet: bool
+) -> Iterator[tuple[str, bool, Callable[[], report.Scan]]]:
+    """FILES, each with what gives its report, in their order. While one is read apart, those behind it are scanned."""
+    waiting: deque[_Waiting] = deque()
+    for number, (path, asked) in enumerate(files):
+        collect(number)
+        beside = path.lower().endswith(_READ_APART) and not is_url(path)
+        waiting.append(_Waiting(path, asked, *(_begun if beside else _scanned)(path, quiet)))
+        while waiting and (waiting[0].is_there() or len(waiting) > _MOST_WAITING):
+            yield waiting.popleft()[:3]
+    for one in waiting:
+        yield one[:3]
+
+
+def _scanned(path: str, quiet: bool) -> tuple[Callable[[], report.Scan], Callable[[], bool]]:
+    """What gives the report of a file, which is made now, and whether it is there."""
+    try:
+        with fetching(path, wanted=not quiet):
+            one = report.scan(path)
+    except Exception as error:
+        failure = error
+        return lambda: _raise(failure), lambda: True
+    return lambda: one, lambda: True
+
+
+def _begun(path: str, quiet: bool) -> tuple[Callable[[], report.Scan], Callable[[], bool]]:
+    """The same, of a report that a thread makes. Nobody waits for it where the command ends before."""
+    from threading import Thread
+
+    made: list[Callable[[], report.Scan]] = []
+    thread = Thread(target=lambda: made.append(_scanned(path, quiet)[0]), daemon=True)
+    thread.start()
+
+    def found() -> report.Scan:
+        thread.join()
+        return made[0]()
+
+    return found, lambda: not thread.is_alive()
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error

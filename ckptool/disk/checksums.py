@@ -1,28 +1,24 @@
 """Checksums that are needed while a file is written: to be written themselves, or compared with those on record.
 
-Those of bytes that pass through this process are taken from them. A thread takes them instead where it has nothing else
-to do: it reads the same bytes again, which are in memory by then. So an idle machine computes them beside the copying,
-and a busy one, where the thread would have to be waited for, on the way.
+Those of bytes that pass through this process are taken from them. A thread takes those of what is not written as it is:
+of the records that values are computed from, say.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections import deque
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from ..errors import Malformed
-from .composing import Crc32Of, Piece, Recorded, Verify, nested
+from .composing import Crc32Of, Joined, Piece, Recorded, Verify, flat, nested
 from .files import CHUNK, File, FileRange, Source, crc32
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
-#: Bytes that are worth being handed to another thread; that it may have to do; after which it looks whether to stop.
-_WORTH_IT = 1 << 20
-_AHEAD = 16 << 20
+#: Bytes after which the thread looks whether to stop.
 _UNHEARD = 64 << 20
 
 
@@ -41,48 +37,46 @@ class Damaged(Malformed):
 
 
 class Checksums:
-    """The checksums that PIECES ask for. See `checksums`."""
+    """The checksums that PIECES ask for. See `checksums`.
 
-    def __init__(self, pieces: Sequence[Piece], pool: ThreadPoolExecutor | None) -> None:
+    Attributes:
+        apart: what is asked for and none of the pieces.
+    """
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
         asked = {key_of(piece.source): piece.source for piece in pieces if isinstance(piece, Crc32Of | Verify)}
-        passing = {key_of(piece): piece for piece in pieces if not isinstance(piece, Crc32Of | Verify)}
-        self._asked = asked.keys()
+        passed: set[Hashable] = set()
+        for piece in pieces if asked else ():
+            if isinstance(piece, Joined):
+                passed.update(map(key_of, flat(piece.parts)))
+            if not isinstance(piece, Crc32Of | Verify):
+                passed.add(key_of(piece))
+        self._missing = set(asked)
         self._found: dict[Hashable, int] = {}
         self._later: list[Verify] = []
-        self._pool = pool
-        self._last: Future[None] | None = None
+        self._thread: Future[None] | None = None
         self._stopped = False
-        self._handed = self._done = 0  # bytes; the first is counted here, the second by the thread
-        ranges = (piece for key, piece in passing.items() if key in asked and isinstance(piece, FileRange))
-        self._coming = deque(_batches(piece for piece in ranges if not piece.file.far))
-        self._taken: set[Hashable] = set()
-        self._begin([one for key, one in asked.items() if key not in passing and not is_told_by_reading(one)])
+        self.apart = [one for key, one in asked.items() if key not in passed and not is_told_by_reading(one)]
 
     def missing(self, piece: Source) -> bool:
-        """Whether the checksum of a piece that is about to be written should be taken from its bytes.
-
-        If the thread has little left to do, it gets the large pieces behind this one.
-        """
-        if self._coming and self._coming[0][0] == piece:
-            self._coming.popleft()
-        while self._coming and self._handed - self._done < _AHEAD:
-            self._begin(self._coming.popleft())
-        key = key_of(piece)
-        return key in self._asked and key not in self._taken and key not in self._found
+        """Whether the checksum of a piece that is about to be written should be taken from its bytes."""
+        return bool(self._missing) and key_of(piece) in self._missing
 
     def note(self, piece: Source, crc: int) -> None:
         """The checksum of a piece, taken from its bytes."""
-        self._found[key_of(piece)] = crc
+        key = key_of(piece)
+        self._found[key] = crc
+        self._missing.discard(key)
 
     def of(self, source: Source) -> int | None:
         """The checksum of SOURCE, which was written; None if only a part of it was, and the rest takes long to read."""
         key = key_of(source)
         if key not in self._found and is_told_by_reading(source):
             return getattr(source, "seen", None)
-        if key not in self._found and self._last is not None:
-            self._last.result()  # the thread does one after the other
+        if key not in self._found and self._thread is not None:
+            self._thread.result()
         if key not in self._found:
-            self._found[key] = crc32(source)
+            self.note(source, crc32(source))
         return self._found[key]
 
     def verify(self, piece: Verify) -> None:
@@ -91,10 +85,12 @@ class Checksums:
         Raises:
             Damaged: they differ, and nobody said that they may.
         """
-        if key_of(piece.source) not in self._found and not is_told_by_reading(piece.source):
-            self._later.append(piece)
-            return
-        crc = self.of(piece.source)
+        crc = self._found.get(key_of(piece.source))
+        if crc is None:
+            if not is_told_by_reading(piece.source):
+                self._later.append(piece)
+                return
+            crc = self.of(piece.source)
         if crc is not None and piece.noted is not None:
             piece.noted[piece.source] = crc
         elif crc is not None and crc != piece.source.crc:
@@ -110,34 +106,18 @@ class Checksums:
         """Let the thread end soon."""
         self._stopped = True
 
-    def _begin(self, sources: Sequence[Source]) -> None:
-        """Have the thread take the checksums of SOURCES, in order."""
-        if self._pool is not None and sources:
-            self._taken.update(map(key_of, sources))
-            self._handed += sum(source.length for source in sources)
-            self._last = self._pool.submit(self._take, sources)
+    def begin(self, pool: ThreadPoolExecutor) -> None:
+        """Have a thread take those of what is no piece."""
+        self._thread = pool.submit(self._take)
 
-    def _take(self, sources: Sequence[Source]) -> None:
-        for source in sources:
+    def _take(self) -> None:
+        for source in self.apart:
             crc = 0
             for part in _parts(source):
                 if self._stopped:
                     return
                 crc = crc32(part, crc)
             self._found[key_of(source)] = crc
-            self._done += source.length
-
-
-def _batches(ranges: Iterable[FileRange]) -> Iterator[list[FileRange]]:
-    """RANGES that follow one another, in lists that are worth being handed to another thread."""
-    batch: list[FileRange] = []
-    size = 0
-    for one in ranges:
-        batch.append(one)
-        size += one.length
-        if size >= _WORTH_IT:
-            yield batch
-            batch, size = [], 0
 
 
 @contextlib.contextmanager
@@ -146,13 +126,14 @@ def checksums(pieces: Sequence[Piece]) -> Iterator[Checksums]:
 
     One thread helps: a second one was measured to take more from the copying than it gives.
     """
-    if sum(p.source.length for p in pieces if isinstance(p, Crc32Of | Verify)) < CHUNK:
-        yield Checksums(pieces, None)
+    made = Checksums(pieces)
+    if sum(source.length for source in made.apart) < CHUNK:
+        yield made
         return
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(1, "crc32") as pool:
-        made = Checksums(pieces, pool)
+        made.begin(pool)
         try:
             yield made
         finally:

@@ -12,14 +12,15 @@ What will be written (see `ckptool.disk.writing`) is described by *pieces*, in o
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import cache
-from typing import Any, Protocol, TypeGuard
+from typing import Any, Protocol, TypeGuard, TypeVar
 
+from ..records import record
 from .files import CHUNK, Buffer, Computed, File, FileRange, Source
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Cut:
     """A part of a source whose values are computed when they are read."""
 
@@ -51,7 +52,7 @@ def part_of(source: Source, offset: int, length: int) -> Source:
     return Zeros(length) if isinstance(source, Zeros) else Cut(source, offset, length)  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Zeros:
     """LENGTH bytes of zero: a hole."""
 
@@ -67,7 +68,7 @@ class Zeros:
             yield bytes(min(CHUNK, self.length - at))
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Gap:
     """LENGTH bytes that are left as they are: somebody else writes them."""
 
@@ -82,7 +83,7 @@ class Gap:
         yield bytes(self.length)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Joined:
     """Several sources, one after the other.
 
@@ -130,7 +131,7 @@ class Joined:
             yield from part.chunks()
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Crc32Of:
     """The CRC-32 of another source as four little-endian bytes (as zip stores it), computed while others are copied."""
 
@@ -150,7 +151,7 @@ class Recorded(Source, Protocol):
         """CRC-32 of all bytes, if they were taken as they were read; else None."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Verify:
     """No bytes, but a request to compare the checksum of SOURCE. All pieces that need SOURCE are written before it.
 
@@ -167,10 +168,15 @@ class Verify:
 
 Piece = Source | Crc32Of | Verify
 
+#: Kinds of pieces that are copied or made while writing: most of a file with many tensors.
+_COPIED = frozenset({FileRange, Buffer, Crc32Of, Verify})
+#: Bytes of a part of an input, at least, that make an output a patched copy of it.
+_LEAST = 4096
+
 
 def is_computed(piece: object) -> TypeGuard[Computed]:
     """Whether a piece is one whose values are computed. (Asking a protocol takes long where there are many pieces.)"""
-    return not isinstance(piece, FileRange | Buffer | Crc32Of | Verify) and hasattr(piece, "step")
+    return type(piece) not in _COPIED and hasattr(piece, "step")
 
 
 def nested(source: object) -> Iterator[object]:
@@ -231,6 +237,39 @@ class Tally(Protocol):
 
 def tallies_in(pieces: Iterable[Piece]) -> list[Tally]:
     """The tallies of what PIECES are computed from, once each."""
-    computed = (piece for piece in pieces if is_computed(piece) or isinstance(piece, Joined))
+    computed = (piece for piece in pieces if type(piece) is Joined or is_computed(piece))
     found = (getattr(inner, "tally", None) for piece in computed for inner in nested(piece))
     return list({id(tally): tally for tally in found if tally is not None}.values())
+
+
+_One = TypeVar("_One", Source, Piece)
+
+
+def flat(pieces: Sequence[_One]) -> Sequence[_One]:
+    """PIECES with joined ones taken apart, so that the kernel can copy their parts."""
+    if not any(type(piece) is Joined for piece in pieces):
+        return pieces
+    return [one for piece in pieces for one in (flat(piece.parts) if isinstance(piece, Joined) else (piece,))]
+
+
+def patched_input(pieces: Sequence[Piece]) -> File | None:
+    """The input of which PIECES are a patched copy: as long as it, with bytes of it in their places; or None."""
+    position = 0
+    base: File | None = None
+    for piece in flat(pieces):
+        if isinstance(piece, FileRange) and piece.offset == position and base is None and piece.length >= _LEAST:
+            base = piece.file
+        position += piece.length
+    return base if base is not None and base.fd >= 0 and base.size == position else None
+
+
+def room_for(pieces: Sequence[Piece]) -> int:
+    """Bytes that PIECES take on a disk, where the holes of inputs stay holes."""
+    total = 0
+    sparse: dict[int, tuple[int, int]] = {}  # file -> its holes, and the bytes that are taken from it
+    for piece in flat(pieces):
+        total += piece.length
+        if isinstance(piece, FileRange) and piece.file.is_sparse:
+            taken = sparse.get(id(piece.file), (0, 0))[1] + piece.length
+            sparse[id(piece.file)] = piece.file.holes, taken
+    return total - sum(min(holes, taken) for holes, taken in sparse.values())

@@ -11,7 +11,7 @@ import os
 import stat
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -61,6 +61,9 @@ class File:
     #: What is read in its place, since ckptool itself changed bytes of it meanwhile.
     _before: File | None = None
 
+    #: All its bytes, if they are in memory.
+    _held: bytes | None = None
+
     def __init__(self, path: StrPath, descriptor: int | None = None) -> None:
         self.path = path if isinstance(path, Path) else Path(path)
         try:
@@ -98,6 +101,8 @@ class File:
             )
         if self._before is not None:
             return self._before.read(offset, length)
+        if self._held is not None:
+            return self._held[offset : offset + length]
         try:
             data = _pread(self.fd, length, offset)
             if len(data) == length:
@@ -113,6 +118,11 @@ class File:
         except OSError as error:
             raise Unreadable(reason(error), where=self.path) from None
         return b"".join(parts)
+
+    def hold(self, most: int) -> None:
+        """Read it whole, once, if it has no more than MOST bytes: for those who look at it in many small parts."""
+        if self.fd >= 0 and self.size <= most:
+            self._held = self.read(0, self.size)
 
     def read_into(self, view: memoryview, offset: int) -> None:
         """Fill VIEW with the bytes from OFFSET, as `read` does, into memory that is there already."""
@@ -342,7 +352,7 @@ class FileRange:
         return self.file.seen if (self.offset, self.length) == (0, self.file.size) else None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Buffer:
     """Bytes in memory."""
 

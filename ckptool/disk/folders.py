@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from ..errors import CheckpointError, Malformed, OutputExists, Unreadable, Unwritable, counted, printable
-from .composing import Piece
+from .composing import Piece, room_for
 from .door import Seen
 from .files import Buffer, File, FileRange, StrPath, reason, shell_path
 from .interrupts import put_off_signals
 from .targets import Target, written
 from .work import Work
-from .writing import Progress, room_for, write_pieces
+from .writing import Progress, write_pieces
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

@@ -27,11 +27,11 @@ import json
 import os
 import stat
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ..errors import CheckpointError, Unreadable, printable
+from ..records import record
 from .files import File, StrPath, reason, shell_path
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ _BLOCK = 4096
 _ANY_BEGINNING = b'{"ckptool": 2, "made": '
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Range:
     """Bytes of a file that change."""
 
@@ -56,7 +56,7 @@ class Range:
     new: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Journal:
     """A journal that counts.
 

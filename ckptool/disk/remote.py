@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from ..errors import Malformed, Unreadable
+from ..records import record
 from .addresses import Url
 from .files import File
 
@@ -105,7 +106,7 @@ class Traffic:
 TRAFFIC: dict[str, Traffic] = {}
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Beginning:
     """What is known of a file once the first bytes of it are here.
 

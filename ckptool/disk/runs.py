@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
+from ..records import record
 from . import run_record
 from .door import Directory, lock
 from .run_record import RECORD
@@ -17,7 +17,7 @@ NEW = "new"
 _LONGEST_NAME = 255
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Leftover:
     """What a run left behind, or is working on.
 

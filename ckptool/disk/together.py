@@ -27,14 +27,14 @@ from typing import IO, Any
 from ..errors import CannotCarry, CheckpointError, Unwritable, printable
 from ..ranks import Group, cut_evenly
 from .checksums import Damaged, is_told_by_reading, joined_crc32, key_of
-from .composing import Piece
+from .composing import Piece, room_for
 from .door import Directory, Seen, permissions
 from .files import CHUNK, Buffer, File, FileRange, StrPath, crc32, reason
 from .folders import Making, fingerprints, there_in
 from .parts import Files, Part, Parts, Sums
 from .targets import Target, publish, refusals, target_file
 from .work import Work, enter, reopen
-from .writing import Progress, room_for, write_part, write_runs
+from .writing import Progress, write_part, write_runs
 
 #: Places at which inputs are compared, and bytes at each.
 _SAMPLES, _SAMPLE = 16, 4096

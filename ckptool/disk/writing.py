@@ -12,17 +12,24 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO
 
-from .checksums import checksums
-from .composing import Crc32Of, Gap, Joined, Piece, Verify, Zeros, is_computed
+from .checksums import Checksums, checksums, joined_crc32
+from .composing import Crc32Of, Gap, Joined, Piece, Verify, Zeros, flat, is_computed, patched_input
 from .files import CHUNK, Computed, File, FileRange, Source, crc32
+from .interrupts import put_off_signals
 
 Progress = Callable[[int], None]
 
-#: Bytes per write: many pages, yet few enough to be still in the cache of the processor when they are written.
+#: Bytes per write: many pages, yet no large block of memory, for which a virtual machine may have to wait.
 _STEP = 256 << 10
+#: Bytes of a buffer: so many that a thread which writes them is rarely woken. A multiple of the step.
+_BUFFER = 1 << 20
 #: Most threads that compute values, and bytes that are computed ahead of the writing.
 _MOST_THREADS = 8
 _ON_ITS_WAY = 16 << 20
+#: Bytes that go through buffers before a thread writes them.
+_MUCH = 4 << 20
+#: Buffers of one file: one that is filled, one that is written, and what waits between.
+_BUFFERS = 3
 #: Bytes after which the disk is told to start, and which the kernel copies per call. A multiple of the step.
 _AHEAD = 8 << 20
 _PAGE = 4096
@@ -48,15 +55,15 @@ def write_pieces(
     shared = _share_blocks(out.fileno(), pieces)
     if shared is None:
         unshared()
-    output = _Output(out.fileno(), progress, shared=shared)
-    put_pieces(output, pieces)
+    with _Output(out.fileno(), progress, shared=shared) as output:
+        put_pieces(output, pieces)
     if os.fstat(out.fileno()).st_size < output.position:  # it ends with a hole
         os.ftruncate(out.fileno(), output.position)
 
 
 def put_pieces(output: Output, pieces: Sequence[Piece]) -> None:
     """Append PIECES to an output, and compare their checksums on the way."""
-    with checksums(pieces) as sums, _ahead(list(_flat(pieces))) as next_of:
+    with checksums(pieces) as sums, _ahead(flat(pieces)) as next_of:
         for piece in pieces:
             end = output.position + piece.length
             if isinstance(piece, Crc32Of):
@@ -64,12 +71,30 @@ def put_pieces(output: Output, pieces: Sequence[Piece]) -> None:
             elif isinstance(piece, Verify):
                 sums.verify(piece)
             else:
-                crc = output.put(piece, next_of, 0 if sums.missing(piece) else None)
-                if crc is not None:
-                    sums.note(piece, crc)
+                _put(output, piece, next_of, sums)
             assert output.position == end, f"{piece!r} gave {output.position - end} bytes more than it said"
         output.flush()
         sums.finish()
+
+
+def _put(output: Output, piece: Source, next_of: _Next, sums: Checksums) -> None:
+    """Append a piece, and note the checksums that are missing: its own, and those of its parts if it is joined."""
+    wanted = sums.missing(piece)
+    parts = flat(piece.parts) if isinstance(piece, Joined) else ()
+    if parts and any(map(sums.missing, parts)):
+        whole = 0
+        for part in parts:
+            crc = output.put(part, next_of, 0 if wanted or sums.missing(part) else None)
+            crc = crc32(part) if crc is None and wanted else crc
+            if crc is not None:
+                sums.note(part, crc)
+                whole = joined_crc32(whole, crc, part.length) if wanted else 0
+        if wanted:
+            sums.note(piece, whole)
+        return
+    crc = output.put(piece, next_of, 0 if wanted else None)
+    if crc is not None:
+        sums.note(piece, crc)
 
 
 def write_part(
@@ -80,10 +105,9 @@ def write_part(
     Returns:
         The CRC-32 of each piece that is WANTED; None for the others.
     """
-    output = _Output(out.fileno(), progress, at)
-    with _ahead(list(_flat(pieces))) as next_of:
+    with _Output(out.fileno(), progress, at) as output, _ahead(flat(pieces)) as next_of:
         sums = [output.put(piece, next_of, 0 if want else None) for piece, want in zip(pieces, wanted, strict=True)]
-    output.flush()
+        output.flush()
     return sums
 
 
@@ -108,15 +132,6 @@ def write_runs(
         if progress:
             progress(len(data))
     return done
-
-
-def _flat(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    """PIECES with joined ones taken apart, so that the kernel can copy their parts."""
-    for piece in pieces:
-        if isinstance(piece, Joined):
-            yield from _flat(piece.parts)
-        else:
-            yield piece
 
 
 class Output(abc.ABC):
@@ -171,9 +186,11 @@ class Output(abc.ABC):
 class _Output(Output):
     """The file being written, from its beginning to its end.
 
-    Two things decide about its speed. Every write ends at a multiple of the step, so that whole pages are filled: what
-    is small, or has to move by less than a page, goes through a buffer; long ranges that keep their place within a page
-    are copied by the kernel. And the disk starts while there is still something to copy, not at the final fsync.
+    Three things decide about its speed. Every write ends at a multiple of the step, so that whole pages are filled:
+    what is small, or has to move by less than a page, goes through a buffer; long ranges that keep their place within a
+    page are copied by the kernel. Where much goes through buffers, a thread writes one while the next one is filled,
+    which takes as long: bytes are read, and their checksum is taken. And the disk starts while there is still something
+    to copy, not at the final fsync.
     """
 
     def __init__(self, fd: int, progress: Progress | None, at: int = 0, shared: File | None = None) -> None:
@@ -182,11 +199,20 @@ class _Output(Output):
         self._fd = fd
         self._progress = progress
         self.shared = shared
-        self._buffer = memoryview(bytearray(_STEP))
+        self._buffer = memoryview(bytearray(_BUFFER))
         self._filled = 0  # bytes at the start of the buffer that are not in the file yet
+        self._through_buffers = 0  # bytes
+        self._thread: _FullBuffers | None = None
         self._started = at  # what is before this is on its way to the disk
         self._in_kernel = _ways_in_kernel()
         self._sharing = True
+
+    def __enter__(self) -> _Output:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._thread is not None:
+            self._thread.end()
 
     def write(self, data: bytes | memoryview) -> None:
         """Append bytes."""
@@ -211,13 +237,17 @@ class _Output(Output):
                     continue
                 solid = max(solid, begin)
             done = 0
-            whole_pages = solid - offset >= _STEP and not self._filled and (offset - self.position) % _PAGE == 0
-            if crc is None and whole_pages:
+            whole_pages = crc is None and solid - offset >= _STEP and (offset - self.position) % _PAGE == 0
+            if whole_pages and self.position % _STEP == 0 and self._filled:
+                self._hand_over()
+            if whole_pages and not self._filled:
+                self._settle()
                 done = self._share(source, offset, solid - offset)
                 if not done:
                     done = self._copy_in_kernel(source, offset, min(solid - offset, _AHEAD - self.position % _AHEAD))
             if not done:
-                room = self._room(solid - offset)
+                left_in_step = _STEP - self.position % _STEP  # behind which the kernel may copy
+                room = self._room(left_in_step if whole_pages else solid - offset)
                 source.read_into(room, offset)
                 crc = None if crc is None else zlib.crc32(room, crc)
                 done = len(room)
@@ -232,22 +262,47 @@ class _Output(Output):
         self._report(length)
 
     def flush(self) -> None:
-        """Bring the buffer into the file."""
+        """Bring all buffers into the file."""
+        self._settle()
         if self._filled:
-            write_at(self._fd, self._buffer[: self._filled], self.position - self._filled)
+            self._write(self._fd, self._buffer[: self._filled], self.position - self._filled)
             self._filled = 0
-        self._start_writeback()
+
+    def _settle(self) -> None:
+        """Wait until full buffers are written."""
+        if self._thread is not None:
+            self._thread.wait()
+
+    def _hand_over(self) -> None:
+        """Have the full buffer written: by the thread, if much goes through buffers."""
+        self._through_buffers += self._filled
+        if self._thread is None and self._through_buffers > _MUCH and hasattr(os, "pwrite"):
+            self._thread = _FullBuffers(self._fd, _BUFFER, self._write)
+        if self._thread is None:
+            self.flush()
+        else:
+            self._buffer = self._thread.put(self._buffer, self._filled, self.position - self._filled)
+            self._filled = 0
+
+    def _write(self, fd: int, data: memoryview, position: int) -> None:
+        """Write what was in a buffer. The thread calls this, and nothing else writes meanwhile."""
+        end = position + len(data)
+        while position < end:
+            done = min(_STEP - position % _STEP, end - position)
+            write_at(fd, data[:done], position)
+            data, position = data[done:], position + done
+        self._start_writeback(fd, end)
 
     def _room(self, wanted: int) -> memoryview:
         """Up to WANTED bytes of the buffer, for what comes next, but not beyond the end of the step."""
-        return self._buffer[self._filled : self._filled + min(wanted, _STEP - self.position % _STEP)]
+        return self._buffer[self._filled : self._filled + min(wanted, _BUFFER - self.position % _BUFFER)]
 
     def _advance(self, length: int) -> None:
         """LENGTH bytes were put into the buffer."""
         self._filled += length
         self.position += length
-        if self.position % _STEP == 0:
-            self.flush()
+        if self.position % _BUFFER == 0:
+            self._hand_over()
         self._report(length)
 
     def _share(self, source: File, offset: int, length: int) -> int:
@@ -290,20 +345,92 @@ class _Output(Output):
         if not done:
             return 0
         self.position += done
-        self._start_writeback()
+        self._start_writeback(self._fd, self.position)
         self._report(done)
         return done
 
-    def _start_writeback(self) -> None:
+    def _start_writeback(self, fd: int, end: int) -> None:
         """Let the disk begin with what has been written. On Linux this is what DONTNEED does with unwritten pages."""
-        if self.position - self._started >= _AHEAD and hasattr(os, "posix_fadvise"):
+        if end - self._started >= _AHEAD and hasattr(os, "posix_fadvise"):
             with contextlib.suppress(OSError):
-                os.posix_fadvise(self._fd, self._started, self.position - self._started, os.POSIX_FADV_DONTNEED)
-            self._started = self.position
+                os.posix_fadvise(fd, self._started, end - self._started, os.POSIX_FADV_DONTNEED)
+            self._started = end
 
     def _report(self, length: int) -> None:
         if self._progress:
             self._progress(length)
+
+
+class _FullBuffers:
+    """Buffers that a thread writes, in order, while the next ones are filled.
+
+    The thread has a descriptor of its own: whatever becomes of the caller's, it writes into no other file. The buffers
+    are not sent faster than they are written, so memory is bounded.
+
+    Args:
+        fd: the file.
+        length: bytes of a buffer.
+        write: writes bytes into a file: (descriptor, bytes, place).
+    """
+
+    def __init__(self, fd: int, length: int, write: Callable[[int, memoryview, int], None]) -> None:
+        import queue
+        import threading
+
+        self._write = write
+        self._full: queue.SimpleQueue[tuple[memoryview, int, int] | None] = queue.SimpleQueue()
+        self._free: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
+        for _ in range(_BUFFERS - 1):  # the caller has one
+            self._free.put(memoryview(bytearray(length)))
+        self._failure: BaseException | None = None
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, args=(os.dup(fd),), name="write", daemon=True)
+        self._thread.start()
+
+    def put(self, buffer: memoryview, length: int, position: int) -> memoryview:
+        """Have the first LENGTH bytes of BUFFER written at a place. Returns another buffer, which is free.
+
+        Raises:
+            OSError: what was put before could not be written.
+        """
+        self._full.put((buffer, length, position))
+        other = self._free.get()
+        self._require_written()
+        return other
+
+    def wait(self) -> None:
+        """Wait until all is written.
+
+        Raises:
+            OSError: it could not be.
+        """
+        for buffer in [self._free.get() for _ in range(_BUFFERS - 1)]:
+            self._free.put(buffer)
+        self._require_written()
+
+    def end(self) -> None:
+        """Write nothing any more, and end the thread."""
+        self._stopped = True
+        self._full.put(None)
+        with put_off_signals():
+            self._thread.join()
+
+    def _require_written(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self, fd: int) -> None:
+        try:
+            while (job := self._full.get()) is not None:
+                buffer, length, position = job
+                if self._failure is None and not self._stopped:
+                    try:
+                        self._write(fd, buffer[:length], position)
+                    except BaseException as error:
+                        self._failure = error
+                self._free.put(buffer)
+        finally:
+            os.close(fd)
 
 
 #: Copies bytes from one open file to another: (from, to, length, place there, place here) -> how many were copied.
@@ -371,17 +498,6 @@ def _ahead(pieces: Sequence[Piece]) -> Iterator[_Next]:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def patched_input(pieces: Sequence[Piece]) -> File | None:
-    """The input of which PIECES are a patched copy: as long as it, with bytes of it in their places; or None."""
-    position = 0
-    base: File | None = None
-    for piece in _flat(pieces):
-        if isinstance(piece, FileRange) and piece.offset == position and base is None and piece.length >= _PAGE:
-            base = piece.file
-        position += piece.length
-    return base if base is not None and base.fd >= 0 and base.size == position else None
-
-
 def _share_blocks(fd: int, pieces: Sequence[Piece]) -> File | None:
     """Make the output share all blocks of the input that it is a patched copy of. None if it is not, or it cannot."""
     base = patched_input(pieces)
@@ -405,15 +521,3 @@ def write_at(fd: int, data: bytes | memoryview, position: int) -> None:
         done = os.pwrite(fd, view, position) if hasattr(os, "pwrite") else os.write(fd, view)
         view = view[done:]
         position += done
-
-
-def room_for(pieces: Iterable[Piece]) -> int:
-    """Bytes that PIECES take on a disk, where the holes of inputs stay holes."""
-    total = 0
-    sparse: dict[int, tuple[int, int]] = {}  # file -> its holes, and the bytes that are taken from it
-    for piece in _flat(pieces):
-        total += piece.length
-        if isinstance(piece, FileRange) and piece.file.is_sparse:
-            taken = sparse.get(id(piece.file), (0, 0))[1] + piece.length
-            sparse[id(piece.file)] = piece.file.holes, taken
-    return total - sum(min(holes, taken) for holes, taken in sparse.values())

@@ -17,6 +17,7 @@ _HOMES = {
         (
             "FOLDERS",
             "FORMATS",
+            "WITHOUT_PICKLES",
             "find_format",
             "format_of",
             "named_format",
@@ -32,6 +33,7 @@ _HOMES = {
 if TYPE_CHECKING:
     from ._choice import FOLDERS as FOLDERS
     from ._choice import FORMATS as FORMATS
+    from ._choice import WITHOUT_PICKLES as WITHOUT_PICKLES
     from ._choice import find_format as find_format
     from ._choice import format_of as format_of
     from ._choice import named_format as named_format

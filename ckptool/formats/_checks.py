@@ -38,7 +38,8 @@ class Checks:
         for number, piece in enumerate(pieces):
             if isinstance(piece, Buffer | Crc32Of | Verify) or (carried and getattr(piece, "crc", None) is not None):
                 continue
-            last.update(dict.fromkeys(recorded(piece), number))
+            for one in recorded(piece):
+                last[one] = number
         if not last:
             return list(pieces)
         behind: dict[int, list[Recorded]] = defaultdict(list)
@@ -47,7 +48,7 @@ class Checks:
         return [
             one
             for n, piece in enumerate(pieces)
-            for one in (piece, *(Verify(r, self._found) for r in behind.get(n, ())))
+            for one in ((piece, *(Verify(r, self._found) for r in behind[n])) if n in behind else (piece,))
         ]
 
     def clear(self) -> None:

@@ -7,17 +7,23 @@ import re
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TypeVar, overload
+from typing import TYPE_CHECKING, TypeVar, overload
 
 from ..checkpoint import Checkpoint
 from ..disk.addresses import HUB, STORES, as_path, is_remote, is_store, scheme_of
 from ..disk.files import File, StrPath, is_folder, is_there, shell_path, shell_quote
 from ..disk.inside import Folder
 from ..errors import RuleError, UnknownFormat, Unwritable, printable
-from . import torch_zip
+from ..lazy import later
 from .base import AnyFormat, FolderFormat, Format, Split
-from .flat import safetensors, sharded
-from .flat.dividing import check_variant, parse_size
+
+if TYPE_CHECKING:
+    from . import torch_zip
+    from .flat import dividing, safetensors, sharded
+else:  # a search for pickles needs none of these
+    torch_zip = later(".torch_zip", __package__)
+    dividing, safetensors = later(".flat.dividing", __package__), later(".flat.safetensors", __package__)
+    sharded = later(".flat.sharded", __package__)
 
 _AnyOne = TypeVar("_AnyOne", Format, FolderFormat)
 
@@ -27,6 +33,7 @@ class _Table(Sequence[_AnyOne]):
 
     def __init__(self, *places: str) -> None:
         self._places = places
+        self._found: dict[str, _AnyOne] = {}
 
     def __len__(self) -> int:
         return len(self._places)
@@ -38,9 +45,11 @@ class _Table(Sequence[_AnyOne]):
     def __getitem__(self, number: int | slice) -> _AnyOne | Sequence[_AnyOne]:
         if isinstance(number, slice):
             return tuple(self)[number]
-        module, _, name = self._places[number].rpartition(".")
-        found: _AnyOne = getattr(import_module(f".{module}", __package__), name)
-        return found
+        place = self._places[number]
+        if place not in self._found:
+            module, _, name = place.rpartition(".")
+            self._found[place] = getattr(import_module(f".{module}", __package__), name)
+        return self._found[place]
 
 
 FORMATS: Sequence[Format] = _Table(
@@ -55,6 +64,22 @@ FORMATS: Sequence[Format] = _Table(
     "torch_tar.FORMAT",
     "frameworks.joblib.FORMAT",
     "plain_pickle.FORMAT",
+    "frameworks.numpy_files.EQUINOX",
+    "frameworks.numpy_files.NPY",
+    "frameworks.gguf.FORMAT",
+    "frameworks.hdf5.FORMAT",
+    "frameworks.flax.FORMAT",
+    "frameworks.tensorflow.FORMAT",
+    "frameworks.tflite.FORMAT",
+    "frameworks.onnx.FORMAT",
+    "frameworks.tfjs.FORMAT",
+)
+#: Those of them that hold no pickle, in the same order: a search for pickles does not import the others.
+WITHOUT_PICKLES: Sequence[Format] = _Table(
+    "frameworks.numpy_files.NPZ",
+    "frameworks.keras.FORMAT",
+    "flat.safetensors.FORMAT",
+    "pt2.FORMAT",
     "frameworks.numpy_files.EQUINOX",
     "frameworks.numpy_files.NPY",
     "frameworks.gguf.FORMAT",
@@ -248,4 +273,6 @@ def refuse_folder(path: StrPath, source: Path | None, format: Format | None = No
 
 def split_of(max_shard_size: int | str | None = None, variant: str | None = None) -> Split:
     """How shards are wanted, from what a person says (see `plan`)."""
-    return Split(None if max_shard_size is None else parse_size(max_shard_size), check_variant(variant))
+    return Split(
+        None if max_shard_size is None else dividing.parse_size(max_shard_size), dividing.check_variant(variant)
+    )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar, Literal
 
 from ..checkpoint import Checkpoint
 from ..disk.composing import Piece
 from ..disk.files import File
 from ..disk.inside import Folder
+from ..records import record
 from .trainers.plan import Plan
 
 #: `torch.load` as it is called since 2.6, `torch.load` that runs what the pickle says, the safetensors library, or
@@ -17,7 +18,7 @@ from .trainers.plan import Plan
 Loader = Literal["weights_only", "pickle", "safetensors", "other"]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Draft:
     """A file, or a directory of files, as a format would write it.
 
@@ -43,7 +44,7 @@ class Draft:
         return sum(piece.length for pieces in (self.pieces, *self.folder.values()) for piece in pieces)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Format:
     """A container for checkpoints.
 
@@ -89,7 +90,7 @@ class Format:
 SHARD_SIZE = 5 * 10**9
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Split:
     """How a checkpoint is to be divided among the files of a directory.
 
@@ -102,7 +103,7 @@ class Split:
     variant: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Wanted:
     """What is asked for of a folder in which each rank of a run wrote files of its own.
 
@@ -115,7 +116,7 @@ class Wanted:
     parts: Plan = field(default_factory=Plan)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class FolderFormat:
     """A directory of files that are one checkpoint.
 

@@ -1,8 +1,7 @@
-"""How files of torch and safetensors begin: for a look at one without opening it, and for writing one."""
+"""How files of torch, safetensors and Keras begin: for a look at one without opening it, and for writing one."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from ..disk.composing import Piece
@@ -27,11 +26,16 @@ def is_safetensors(head: bytes) -> bool:
 
 def is_tar(head: bytes) -> bool:
     """Whether HEAD begins with a tar header whose checksum holds; torch.load believes it before anything else."""
+    if len(head) < 512:
+        return False
     checksum = head[148:156].split(b"\0")[0]
-    if len(head) < 512 or not (
-        checksum[:1] in (b"\x80", b"\xff") or re.search(rb"[0-7]", checksum) or _sums_to_zero(head)
-    ):
-        return False  # which spares most files the import
+    if checksum[:1] not in (b"\x80", b"\xff"):  # in octal digits; this spares most files the import
+        rest = memoryview(head[:148] + head[156:512])
+        try:  # some programs add the bytes as signed numbers
+            if int(checksum.decode("ascii").strip() or "0", 8) - 256 not in (sum(rest), sum(rest.cast("b"))):
+                return False
+        except ValueError:
+            return False
     import tarfile
 
     try:
@@ -41,10 +45,13 @@ def is_tar(head: bytes) -> bool:
     return True
 
 
-def _sums_to_zero(head: bytes) -> bool:
-    """Whether a header without a checksum fits it: some readers add the bytes as signed numbers."""
-    rest = head[:148] + head[156:512]
-    return 256 + sum(rest) - 256 * sum(byte > 127 for byte in rest) == 0
+#: Records that a `.keras` archive begins with.
+_OF_KERAS = (b"config.json", b"metadata.json", b"model.weights.h5")
+
+
+def is_keras(head: bytes) -> bool:
+    """Whether HEAD is that of a zip archive whose first record is one of a model of Keras 3."""
+    return head.startswith(b"PK\3\4") and head[30 : 30 + int.from_bytes(head[26:28], "little")] in _OF_KERAS
 
 
 #: Bytes that data begin at a multiple of, where the file is large: a page, and a block of most filesystems.

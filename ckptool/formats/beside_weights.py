@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from ..checkpoint import Checkpoint
@@ -12,9 +11,10 @@ from ..disk.composing import Piece
 from ..disk.files import Buffer, FileRange
 from ..disk.inside import Folder, listed, not_followed, same_place
 from ..errors import printable
+from ..records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class FolderOrigin:
     """The directory that a checkpoint came from.
 

@@ -125,7 +125,11 @@ def _is_text(head: bytes, *, whole: bool) -> bool:
         text = codecs.getincrementaldecoder("utf-8")().decode(head, whole)  # else its last character may be cut
     except UnicodeDecodeError:
         return False
-    return all(char.isprintable() or char in "\t\r\n\f\x1b\ufeff" for char in text)
+    return text.translate(_NOT_PRINTED).isprintable()
+
+
+#: What is in texts beside printable characters.
+_NOT_PRINTED = dict.fromkeys(map(ord, "\t\r\n\f\x1b\ufeff"))
 
 
 #: Signatures of compressed data in which Python's libraries find a pickle: joblib, pandas and others open them.
@@ -139,13 +143,13 @@ _PACKED = (
     (b"7z\xbc\xaf", "a 7z archive"),
     (b"Rar!", "a rar archive"),
 )
+_PACKED_MAGIC = tuple(magic for magic, _ in _PACKED)
 
 
 def packed(head: bytes) -> str | None:
     """What kind of compressed data begins with HEAD, or None."""
-    for magic, what in _PACKED:
-        if head.startswith(magic):
-            return what
+    if head.startswith(_PACKED_MAGIC):
+        return next(what for magic, what in _PACKED if head.startswith(magic))
     if len(head) > 2 and head[0] & 15 == 8 and head[0] < 0x80 and int.from_bytes(head[:2], "big") % 31 == 0:
         with contextlib.suppress(zlib.error):
             zlib.decompressobj().decompress(head, 4096)

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from ..checkpoint import Checkpoint, settle_ties
 from ..disk.addresses import Url, as_path, is_remote
 from ..disk.checksums import Damaged
-from ..disk.composing import Piece, Tally, files_in, is_computed, tallies_in
+from ..disk.composing import Piece, Tally, files_in, is_computed, patched_input, room_for, tallies_in
 from ..disk.files import File, FileRange, StrPath, beside, is_folder, shell_path
 from ..disk.journals import has_journal
 from ..disk.targets import check_target, leftover_notes, replacing, require_room
-from ..disk.writing import patched_input, room_for, write_pieces
+from ..disk.writing import write_pieces
 from ..drawing.sizes import size_text
 from ..errors import CannotCarry, CheckpointError, Malformed, OutputExists, RuleError, counted
 from ..inert.allowed import beyond_plain_data

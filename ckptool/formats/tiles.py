@@ -11,6 +11,7 @@ from ..disk.composing import Joined
 from ..disk.files import Source
 from ..dtypes import DType
 from ..errors import CannotCarry, Malformed
+from ..records import record
 from ..tensor import LazyTensor, boxes
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ _SMALL, _GROWTH = 64 << 20, 256
 _GATHERED = 4 << 20
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Chunk:
     """A box of a tensor.
 

@@ -14,7 +14,7 @@ program. Where the data of a storage begin is known only after all five pickles.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -24,6 +24,7 @@ from ..disk.composing import Piece
 from ..disk.files import Buffer, File, FileRange
 from ..errors import CannotCarry, Malformed, counted, in_words, printable
 from ..inert.decode import check_all
+from ..records import record
 from ..tensor import LazyTensor, Storage
 from ..tree import Dict, List
 from ._torch import StorageId, TorchReader
@@ -41,7 +42,7 @@ def sniff(head: bytes, file: object = None) -> bool:
     return is_legacy(head)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _Pickles:
     tree: Any
     keys: list[str]
@@ -85,7 +86,7 @@ def open_legacy(file: File, broken: dict[int, str] | None = None) -> Checkpoint:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _InMemory:
     """Bytes that are read like a file."""
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import zip_longest
 from operator import attrgetter, eq
 from typing import Any
@@ -29,6 +29,7 @@ from ..disk.documents import read_json
 from ..disk.files import Buffer, File, FileRange
 from ..errors import Malformed, UnknownFormat, counted, printable
 from ..inert.decode import check_all
+from ..records import record
 from ..tensor import Storage
 from ._records import is_big_endian, read_pickle, small, storages_of
 from ._torch import TorchReader
@@ -49,7 +50,7 @@ _NOTE = ".ckptool/metadata.json"
 _KNOWN = ("data.pkl", ".format_version", ".storage_alignment", "byteorder", "version", ".data/serialization_id", _NOTE)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _Origin:
     """The archive that a checkpoint came from, for writing it back with little change."""
 

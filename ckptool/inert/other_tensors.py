@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 from ..disk.files import Buffer
 from ..dtypes import BY_NAME, UINT8, DType
 from ..errors import Malformed, printable
+from ..records import record
 from ..tensor import MOST_DIMENSIONS, LazyTensor, Storage, contiguous_stride
 from ..tree import ABSENT, ByteString, Dict, Global, List, Object, Set, walk
 
@@ -196,7 +197,7 @@ def other_tensor(node: Any) -> OtherTensor | None:
     return known.tensor
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _Known:
     tensor: OtherTensor | None
     steps: int

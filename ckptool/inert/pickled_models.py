@@ -10,10 +10,11 @@ classes add by code of their own (`get_extra_state`, hooks, an own `_save_to_sta
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ..errors import CannotCarry, Malformed, printable
+from ..records import record
 from ..tensor import LazyTensor
 from ..tree import Aside, Dict, List, Mapped, Object, Set, Trail, children, is_mapping, trail_to
 from . import quantized
@@ -40,7 +41,7 @@ _COMPILED = "torch._dynamo.eval_frame.OptimizedModule"
 _FX = ("torch.fx.graph_module.reduce_graph_module", "torch.fx.graph_module.reduce_package_graph_module")
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class PickledModule:
     """A whole module in a tree.
 
@@ -56,7 +57,7 @@ class PickledModule:
 _Child = tuple[str, Any, Trail]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _View:
     """What a module holds: its own tensors and its children, each as (name, value, place)."""
 
@@ -167,7 +168,7 @@ def _joined(trail: Trail, below: Trail) -> Trail:
     return trail if below is None else (_joined(trail, below[0]), below[1])
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Recovered:
     """The state dict of a pickled module.
 

@@ -6,15 +6,15 @@ import difflib
 import heapq
 import re
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
 from itertools import chain, groupby, zip_longest
 from operator import itemgetter
 from typing import TypeAlias
 
+from ..records import record
 from .prefixes import agreeing
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Collapsed:
     """Keys that differ only in numbers, as one line: `layers.{0..31}.attn.weight`.
 

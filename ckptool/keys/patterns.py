@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ..errors import RuleError, counted, printable
+from ..records import record
 from .prefixes import add_prefix
 
 _REGEX = "re:"
@@ -25,7 +26,7 @@ _MOST_HOLES = 100
 _MOST_RULES = 10_000
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Pattern:
     """A set of keys, as it is written on the command line. Make one with `Pattern.parse`.
 
@@ -90,7 +91,7 @@ class Pattern:
         return (self.regex.search(key) if self.is_regex else self.regex.match(key)) is not None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Rename:
     r"""One renaming rule: `Rename("layer{}", "blocks.{}")` is `Rename.parse("layer{}=blocks.{}")`.
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import takewhile
 from typing import Literal, TypeAlias
 
+from ..records import record
 from .prefixes import common_prefix
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Wrapper:
     """A component that a wrapper around a module puts into the names of everything below it.
 

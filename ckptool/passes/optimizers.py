@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ..checkpoint import Checkpoint, StateDict, ties_of
 from ..errors import CannotCarry, counted, printable
 from ..keys import unwrap
 from ..keys.known_buffers import holds
+from ..records import record
 from ..tensor import LazyTensor
 from ..tree import Dict, List, Mapped, Paths, is_mapping, rebuild, walk, with_entries
 
@@ -32,7 +33,7 @@ _OF_GROUPS = frozenset("base_lrs _last_lr lr_lambdas min_lrs max_lrs initial_lrs
 _MOST_WAYS = 200_000
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Optimizer:
     """The saved state of an optimizer.
 
@@ -110,7 +111,7 @@ def _flat_parts(key: str) -> tuple[str, str, str]:
 # -- following the weights
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Followed:
     """What became of the optimizers in a checkpoint.
 

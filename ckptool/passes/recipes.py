@@ -14,7 +14,6 @@ those that take none.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import Checkpoint
@@ -22,6 +21,7 @@ from ..disk.documents import read_yaml, yaml_text
 from ..disk.files import StrPath
 from ..errors import RuleError, counted, in_words
 from ..lazy import later
+from ..records import record
 from . import by_key as passes
 from ._words import TIES as TIES
 from .by_key import Missing
@@ -41,7 +41,7 @@ _MOST_PASSES = 100
 _MOST_TEXTS = 10_000
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Step:
     """A pass and what it is given: text, a list of texts, True, or (of `cast`) a dict."""
 
@@ -65,7 +65,7 @@ def _slim(ckpt: Checkpoint, value: Any, at: str | None, missing: Missing) -> Che
 _Run = Callable[[Checkpoint, Any, str | None, Missing], Checkpoint]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Pass:
     """A pass as people ask for it.
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from samples import Files, Run
 
+PACKED = Path(__file__).parents[2] / "fixtures" / "frameworks" / "packed.h5"
 EVIL = b"cos\nsystem\n(S'touch canary\\x1b[31m'\ntR."
 
 
@@ -130,3 +131,16 @@ def test_the_json_document_has_every_field_that_is_promised(run: Run, files: Fil
         "places": ["archive/data.pkl"],
         "examples": ["os.system('id')"],
     }
+
+
+def test_reports_stand_in_the_order_of_the_files_though_some_are_read_apart(run: Run, tmp_path: Path) -> None:
+    """And each once: also where more files wait for one than may."""
+    hdf5 = (PACKED).read_bytes()
+    Path("all").mkdir()
+    for number in range(400):
+        path = Path("all", f"{number:03}{'.h5' if number in (1, 2, 399) else '.pkl'}")
+        path.write_bytes(hdf5 if path.suffix == ".h5" else b"\x80\x02}.")
+    ran = run("scan", "all", "absent.h5", "all/001.h5")
+    said = [line.partition(":")[0] for line in ran.out.splitlines() if line.startswith("all/")]
+    assert said == [*(str(path) for path in sorted(Path("all").iterdir())), "all/001.h5"]
+    assert (ran.code, ran.err.count("absent.h5")) == (2, 1)

@@ -283,3 +283,28 @@ def test_holes_stay_holes_and_count_as_zeros(tmp_path):
 @given(st.binary(max_size=50), st.binary(max_size=50))
 def test_checksums_of_parts_make_that_of_the_whole(one, other):
     assert joined_crc32(zlib.crc32(one), zlib.crc32(other), len(other)) == zlib.crc32(one + other)
+
+
+@given(SIZES, st.data())
+def test_parts_of_a_joined_piece_are_compared_as_they_are_written_and_read_once(tmp_path_factory, sizes, data):
+    folder = tmp_path_factory.mktemp("joined")
+    raw = random.Random(2).randbytes(sum(sizes) + 64)
+    (folder / "x").write_bytes(raw)
+    file = File(folder / "x")
+    broken = data.draw(st.sets(st.integers(0, len(sizes) - 1), max_size=2))
+    parts = ranges(file, raw, sizes, broken)
+    joined = Joined((*parts[:2], Buffer(b"between"), Joined(tuple(parts[2:]))))
+    of_whole = data.draw(st.booleans())
+    noted, read = {}, []
+    checks = [Verify(part, noted) for part in parts]
+    with pytest.MonkeyPatch.context() as patch:
+        real = File.read_into
+        patch.setattr(File, "read_into", lambda self, view, at: read.append(len(view)) or real(self, view, at))
+        with open(folder / "out", "wb", buffering=0) as out:
+            write_pieces(out, [Buffer(b"x"), joined, *[Crc32Of(joined)] * of_whole, *checks])
+    pieces = [raw[part.offset : part.offset + part.length] for part in parts]
+    expected = b"".join((*pieces[:2], b"between", *pieces[2:]))
+    crc = zlib.crc32(expected).to_bytes(4, "little") * of_whole
+    assert (folder / "out").read_bytes() == b"x" + expected + crc
+    assert {parts.index(source) for source, found in noted.items() if found != source.crc} == broken
+    assert sum(read) == sum(sizes)

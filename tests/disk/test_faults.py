@@ -6,6 +6,8 @@ import os
 import pytest
 from faulty import COMMANDS, Bench, interrupted
 
+from ckptool.disk import writing
+
 #: What is called while something is written. Reading goes through os.pread and os.preadv.
 CALLS = ["open", "mkdir", "write", "pwrite", "copy_file_range", "fsync", "link", "rename", "replace", "unlink", "rmdir"]
 WITHOUT_TORCH = {name: command for name, command in COMMANDS.items() if name != "transfer"}
@@ -37,10 +39,22 @@ class Failing:
 @pytest.mark.parametrize("old", [False, True], ids=["new", "old"])
 @pytest.mark.parametrize("name", WITHOUT_TORCH)
 def test_whatever_call_fails_the_target_is_whole_or_untouched(tmp_path, monkeypatch, capfd, name, old):
-    command = COMMANDS[name]
-    if command.in_place and not old:
+    if COMMANDS[name].in_place and not old:
         pytest.skip("there is always an old one")
-    bench = Bench(tmp_path, command, old=old)
+    every_call_fails(Bench(tmp_path, COMMANDS[name], old=old), monkeypatch, capfd)
+
+
+@pytest.mark.parametrize("name", ["safetensors", "legacy", "shards"])
+def test_the_same_where_a_thread_writes_full_buffers(tmp_path, monkeypatch, capfd, name):
+    threads, begun = [], writing._FullBuffers._run
+    monkeypatch.setattr(writing._FullBuffers, "_run", lambda self, fd: threads.append(fd) or begun(self, fd))
+    for limit, few in {"_MUCH": 0, "_STEP": 2048, "_BUFFER": 4096}.items():
+        monkeypatch.setattr(writing, limit, few)
+    every_call_fails(Bench(tmp_path, COMMANDS[name], old=True), monkeypatch, capfd)
+    assert threads
+
+
+def every_call_fails(bench, monkeypatch, capfd):
     with monkeypatch.context() as patch:
         failing = Failing(patch, bench.work)
         bench.begin()

@@ -1,3 +1,4 @@
+import contextlib
 import errno
 import os
 import random
@@ -13,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckptool import tensor
+from ckptool.disk import writing
 from ckptool.disk.composing import Crc32Of, is_computed
 from ckptool.disk.files import CHUNK, Buffer, File, FileRange, beside, crc32, same_bytes
 from ckptool.disk.targets import check_target, replacing
@@ -209,12 +211,15 @@ def refuse(*_):
     raise OSError(errno.EXDEV, "Invalid cross-device link")
 
 
+@pytest.mark.parametrize("thread", [True, False])
 @pytest.mark.parametrize("kernel", [True, False])
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(plan=pieces())
-def test_pieces_are_written_one_after_the_other(tmp_path, pool, kernel, plan):
+def test_pieces_are_written_one_after_the_other(tmp_path, pool, kernel, thread, plan):
     sources, expected = made(pool, plan)
     with pytest.MonkeyPatch.context() as patch:
+        if thread:
+            patch.setattr(writing, "_MUCH", 0)
         if not kernel and hasattr(os, "copy_file_range"):
             patch.setattr(os, "copy_file_range", refuse)  # what the kernel says between two filesystems
         assert written(tmp_path, sources) == b"".join(expected)
@@ -283,21 +288,60 @@ def test_an_input_that_shrinks_while_it_is_copied_is_noticed(tmp_path):
         written(tmp_path, [FileRange(file, 0, 4 << 20)])
 
 
-def test_a_disk_that_is_full_is_an_error_and_not_a_short_file(tmp_path, pool):
+@pytest.mark.parametrize("most", [1 << 20, 5 << 20])  # before a thread writes, and then
+@pytest.mark.parametrize("offset", [0, 17])  # by the kernel, and through buffers
+def test_a_disk_that_is_full_is_an_error_and_not_a_short_file(tmp_path, most, offset):
     resource = pytest.importorskip("resource")
-    file, _ = pool[0]
+    (tmp_path / "in").write_bytes(bytes(12 << 20))
+    file = File(tmp_path / "in")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     import signal
 
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
     try:
         with pytest.raises(Unwritable, match="too large"), replacing(tmp_path / "x") as out:
-            write_pieces(out, [FileRange(file, 0, 4 << 20)])
+            write_pieces(out, [FileRange(file, offset, 11 << 20)])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, ignored)
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [tmp_path / "in"]
+
+
+@pytest.mark.parametrize("stops", [KeyboardInterrupt, None])
+def test_a_thread_that_writes_ends_with_the_writing_and_closes_what_it_opened(tmp_path, stops):
+    (tmp_path / "in").write_bytes(bytes(range(256)) * (40 << 10))
+    file = File(tmp_path / "in")
+    threads, there, seen = set(), os.listdir("/dev/fd"), []
+
+    def progress(length):
+        seen.append(length)
+        threads.update(one.name for one in threading.enumerate())
+        if stops and sum(seen) > 7 << 20:
+            raise stops
+
+    with contextlib.suppress(KeyboardInterrupt):
+        assert written(tmp_path, [FileRange(file, 1, file.size - 1)], progress) == file.read(1, file.size - 1)
+    assert "write" in threads
+    assert "write" not in {one.name for one in threading.enumerate()}
+    assert os.listdir("/dev/fd") == there
+    assert sum(seen) == file.size - 1 or stops
+
+
+def test_what_is_behind_the_first_byte_that_a_disk_refuses_is_not_written(tmp_path, monkeypatch):
+    places = []
+
+    def full(fd, data, place):
+        places.append(place)
+        if place >= 6 << 20:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return len(data)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    (tmp_path / "in").write_bytes(bytes(12 << 20))
+    with pytest.raises(OSError, match="No space left"):
+        written(tmp_path, [FileRange(File(tmp_path / "in"), 1, 11 << 20)])
+    assert max(places) == 6 << 20
 
 
 # ----------------------------------------------------------------------------------------------- replacing

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import ckptool
 from ckptool.errors import CheckpointError, Malformed, UnknownFormat
 from ckptool.formats import torch_legacy
+from ckptool.formats.beginnings import is_tar
 from ckptool.formats.flat import safetensors
 from ckptool.formats.foreign import describe
 
@@ -251,3 +252,24 @@ def test_files_that_torch_writes_are_known_from_those_that_it_cannot_load(tmp_pa
     for protocol in (2, 3, 4, 5):
         torch.save(weights, tmp_path / "p", _use_new_zipfile_serialization=False, pickle_protocol=protocol)
         assert ckptool.detect(tmp_path / "p") == "torch-legacy"
+
+
+@given(
+    st.sampled_from([tarred("0"), tarred("data/é"), bytes(512), b"\xff" * 600]),
+    st.lists(st.tuples(st.one_of(st.integers(0, 511), st.integers(148, 155)), st.integers(0, 255)), max_size=4),
+    st.sampled_from([None, b"%o\0", b" %o", b"0o%o", b"+%o", b"\x1c%o", b"%o8"]),
+    st.booleans(),
+)
+def test_a_tar_header_is_one_where_tarfile_takes_it(head, changes, spelling, signed):
+    made = bytearray(head)
+    for place, byte in changes:
+        made[place] = byte
+    if spelling:
+        rest = memoryview(bytes(made[:148] + made[156:512]))
+        made[148:156] = (spelling % abs(256 + sum(rest.cast("b") if signed else rest))).ljust(8, b"\0")[:8]
+    try:
+        tarfile.TarInfo.frombuf(bytes(made[:512]), "utf-8", "surrogateescape")
+    except (tarfile.HeaderError, ValueError):
+        assert not is_tar(bytes(made))
+    else:
+        assert is_tar(bytes(made))

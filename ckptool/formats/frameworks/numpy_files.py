@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 from math import prod
 from typing import Any
@@ -24,6 +23,7 @@ from ...disk.files import Buffer, File, FileRange, Source, shell_path
 from ...dtypes import BY_NAME, DType
 from ...errors import CannotCarry, CheckpointError, Malformed, UnknownFormat, counted, printable
 from ...inert.other_tensors import as_dense
+from ...records import record
 from ...tensor import MOST_DIMENSIONS, LazyTensor, Storage
 from ...tree import List
 from ..base import Draft, Format
@@ -53,7 +53,7 @@ _WORDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _Header:
     """What the header of a .npy file says. `words` says why the values are no tensor; "" if they are one."""
 
@@ -263,7 +263,7 @@ def _behind(archive: Archive, member: Member, start: int) -> Source:
     return InflatedBehind(source, start)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class InflatedBehind:
     """What follows the first bytes of a compressed record.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ from ...checkpoint import Checkpoint
 from ...disk.files import beside, shell_path
 from ...errors import CheckpointError, counted
 from ...lazy import later
+from ...records import record
 from ...tensor import LazyTensor
 from ...tree import Dict
 from .pickled import entries_of, integer, items_of
@@ -21,7 +22,7 @@ else:
     megatron = later(".megatron", __package__)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class PartOfRun:
     """What one file of a run is.
 

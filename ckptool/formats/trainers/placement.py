@@ -14,13 +14,13 @@ Seen in files of torch 2.13; `mesh` as a tensor: torch/distributed/device_mesh.p
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 from ...dtypes import DType
 from ...errors import CannotCarry, Malformed
 from ...inert.other_tensors import as_dense, other_tensor
+from ...records import record
 from ...tensor import LazyTensor
 from ...tree import Dict, List, Object, holds_tensors_alone
 from .pickled import entries_of, integer, items_of, sizes
@@ -29,7 +29,7 @@ _SHARDED = ".ShardedTensor"
 _DTENSOR = ".DTensor"
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Part:
     """What one rank holds of a tensor.
 

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from math import prod
 from typing import Any
 
 from ...errors import Malformed, RuleError, printable
+from ...records import record
 from ...tensor import LazyTensor, Storage, contiguous_stride
 from ..tiles import Chunk, assemble
 from .flat import Flat
@@ -29,7 +30,7 @@ _ALONG = re.compile(r"(\d{1,2})(?:/(\d{1,3}))?", re.ASCII)
 _MOST = 10_000
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Along:
     """Parts one after the other along a dimension.
 
@@ -42,7 +43,7 @@ class Along:
     runs: int = 1
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Runs:
     """Runs of the elements of a tensor, those of a rank behind those of the one before.
 
@@ -56,7 +57,7 @@ class Runs:
 Rule = Along | Runs
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Plan:
     """Patterns of names, and how the parts of what has such a name go together (None: every rank has the whole)."""
 

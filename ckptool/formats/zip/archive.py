@@ -27,7 +27,6 @@ from __future__ import annotations
 import threading
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from operator import add, attrgetter
 from pathlib import Path
 from typing import IO
@@ -36,6 +35,7 @@ from ...disk.checksums import joined_crc32
 from ...disk.door import unnamed_file
 from ...disk.files import CHUNK, File, FileRange, Window
 from ...errors import Malformed, counted, printable
+from ...records import record
 from .columns import Members, odd_members, read_columns
 from .directory import common_top, read_directory, refuse_doubles
 from .ends import find_end
@@ -43,7 +43,7 @@ from .headers import Ahead, check_extents, locate
 from .structure import DEFLATED, ENTRY, LOCAL, STORED, Member, bad, looks_like_zip
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Archive:
     """An archive whose structure holds. Payloads have not been read, so their CRCs have not been checked."""
 

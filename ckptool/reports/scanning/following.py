@@ -12,6 +12,7 @@ from ...dtypes import BY_STORAGE
 from ...errors import CheckpointError, Malformed, printable
 from ...formats.pickle.follower import Follower
 from ...formats.pickle.phrases import Maker, Phrase, Phrases
+from ...records import record
 from ...tree import Dict, Global, Object
 
 #: Bytes of a file that tell what it is.
@@ -112,7 +113,7 @@ class Reading:
         return bool(self.reader.made) or (bool(self.reader.named) and not self.failure) or not self.certain
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Record:
     """A part of a container that may be anything."""
 
@@ -120,7 +121,7 @@ class Record:
     place: str
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Loose:
     """Bytes from START on that no container speaks of, and that some program may take for a pickle."""
 
@@ -129,7 +130,7 @@ class Loose:
     place: str
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Row:
     """A pickle, and those that follow it."""
 
@@ -137,7 +138,7 @@ class Row:
     place: str
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Behind:
     """What follows the end of WHAT, from AT on."""
 
@@ -147,7 +148,7 @@ class Behind:
     what: str
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Problem:
     """Why not all of a container can be accounted for."""
 
@@ -155,7 +156,7 @@ class Problem:
     what: str | CheckpointError
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Programs:
     """Code that is not pickled: (what it is, where)."""
 

@@ -20,7 +20,7 @@ from functools import partial
 
 from ...disk.files import Buffer, File, FileRange, Source
 from ...errors import CheckpointError, printable
-from ...formats.beginnings import is_legacy, is_safetensors, is_tar
+from ...formats.beginnings import is_keras, is_legacy, is_safetensors, is_tar
 from ...formats.foreign import OLD_PICKLE, describe, packed
 from ...formats.pickle.reader import NeedsMore
 from ...formats.zip.structure import looks_like_zip
@@ -50,6 +50,11 @@ _DEEPEST = 6
 #: Bytes that may be read as pickles or inflated, in all: so many, and so many times the size of the file. Every byte is
 #: read some two times; pickles of optimizers deflate to a thirtieth.
 _FREE, _TIMES = 1 << 22, 32
+#: Bytes that a pickle can begin with: opcodes that take nothing from a stack. No unpickler begins with a persistent id
+#: that is text. (A law asks our own machine which bytes these are.)
+BEGINNINGS = frozenset(
+    bytes([byte]) for byte in b"()BCFGIJKLMNSTUVX]cghijpqr}\x80\x82\x83\x84\x88\x89\x8a\x8b\x8c\x8d\x8e\x8f\x95\x96\x97"
+)
 #: The function that a plain pickle of tensors calls on the bytes of each.
 LOADS = "torch.storage._load_from_bytes"
 
@@ -151,9 +156,9 @@ class Search:
 
     def _without_pickles(self, file: File, head: bytes) -> str:
         """The name of a format that holds no pickle, if the file is of one; its structure is checked."""
-        from ...formats import FORMATS
+        from ...formats import WITHOUT_PICKLES
 
-        kind = next((f for f in FORMATS if not f.pickles and f.sniff(head, file)), None)
+        kind = next((f for f in WITHOUT_PICKLES if f.sniff(head, file)), None)
         if kind is None:
             return ""
         with self.reporting(""):
@@ -191,9 +196,9 @@ class Search:
 
     def _code_of_keras(self, source: Source, head: bytes) -> None:
         """Note the code in the configuration of a model of Keras, which is an archive."""
-        from ...formats.frameworks.keras import configuration, is_keras
-
         if is_keras(head) and isinstance(source, FileRange):
+            from ...formats.frameworks.keras import configuration
+
             with self.reporting(""):
                 self.found.programs += programs_of_keras(configuration(source.file))
 
@@ -314,7 +319,7 @@ class Search:
     def attempt(self, source: Source, start: int, place: str, depth: int = 0) -> bool:
         """Look at what may be a pickle, and say whether it is one that does something: calls, or names to its end."""
         at = start
-        if bytes(source.read(at, min(1, source.length - at))) == b"P":  # no unpickler begins with a persistent id
+        if bytes(source.read(at, min(1, source.length - at))) not in BEGINNINGS:  # most of what is tried
             return False
         for _ in range(_MOST_IN_A_ROW):
             reading = self.read(source, at)

@@ -24,6 +24,8 @@ Group = Literal["code execution", "custom classes", "plain data", "tensors"]
 #: From the worst to the most harmless.
 GROUPS: tuple[Group, ...] = ("code execution", "custom classes", "plain data", "tensors")
 
+#: Bytes of a file that is read whole: a scan looks at each byte some two times, in parts of a hundred.
+_SMALL = 1 << 18
 _MOST_EXAMPLES = 3
 _MOST_PLACES = 20
 
@@ -126,6 +128,7 @@ def scan(path: StrPath, *, opened: bool = False) -> Scan:
     """
     file = _opened(path)
     try:
+        file.hold(_SMALL)
         found = find_pickles(file, opened=opened)
     finally:
         file.close()
