@@ -630,6 +630,12 @@ class Reason(Enum):
         "source's code; check in both codes which half is passed through the activation: if it is the same, take the "
         "plain tensor, and if not, the one with exchanged halves",
     )
+    BYPASS = (
+        Topic.OTHER,
+        "the channels of this layer are cut into equal parts, of which one passes unchanged and the others go through "
+        "layers of their own, and the file does not show which part passes in the source's code; check in both codes "
+        "which part has no layer: if it is the same, take the plain tensor, and if not, the one with a moved part",
+    )
     BACKGROUND = (
         Topic.OTHER,
         "one of these classes is the background, and the rows were copied in the source's order; check in both codes "

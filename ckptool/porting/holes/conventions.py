@@ -17,6 +17,7 @@ from ..matching.units import Unit, label_of
 from ..questions import Reason, Topic
 from ..rules import Rule, Strength, in_order
 from ..words import Rotary, cut, label, table, words_of
+from .bypassed import doubt_bypasses
 from .factors import equalised, multiplied_in_code
 from .filling import Filling, Values
 from .modulation import doubt_gates, doubt_modulation
@@ -473,6 +474,14 @@ CONVENTIONS: tuple[Rule[Callable[[Filling], None]], ...] = in_order(
         "A layer gives a gate and what it is multiplied with, in an order that only code shows.",
         "The gate comes first where it goes through silu as a rule, second elsewhere.",
         doubt_gates,
+        Strength.OPEN,
+    ),
+    Rule(
+        "a part that passes",
+        85,
+        "One of the equal parts of a layer's channels passes unchanged, and only code shows which.",
+        "Of a Res2Net, code leaves out the first part or the last one; the layers around it have this order.",
+        doubt_bypasses,
         Strength.OPEN,
     ),
     Rule(
