@@ -552,6 +552,12 @@ class Reason(Enum):
         "columns were reordered; check the order of the dimensions before flatten or view in the source's code: if it"
         " is the model's order, take the plain tensor",
     )
+    FLATTENED_AS_HERE = (
+        Topic.OTHER,
+        "the model flattens feature maps in the order {}, which code does for weights that are in this order, so the "
+        "columns were kept; check the order of the dimensions before flatten or view in the source's code: if it is "
+        "{}, take the alternative below, with reordered columns",
+    )
     BRANCHES_JOINED = (
         Topic.OTHER,
         "this layer takes the output of a torch.cat, and the order of the source's layers suggests that its code "

@@ -213,7 +213,14 @@ def _flatten(filling: Filling) -> None:
             if known:
                 filled.learn(made, Reason.FLATTENED, own, other, shows=f"flattens {other}")
                 continue
-            filled.ask(Reason.FLATTENED, own, other, options=[made], exchange=True)
+            if layout in _USUAL or theirs != "nchw":
+                filled.ask(Reason.FLATTENED, own, other, options=[made], exchange=True)
+            else:  # nobody turns maps so but for weights that came like this
+                filled.ask(Reason.FLATTENED_AS_HERE, own, other, options=[made])
+
+
+#: The orders in which frameworks hold feature maps.
+_USUAL = frozenset({"nchw", "nhwc"})
 
 
 def _concatenated(filling: Filling) -> None:
