@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from .bypass import Bypasses
 from .call import Call, flat
 from .channels import Channels
 from .gating import Gating
@@ -112,6 +113,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         self._channels = Channels(buffers)
         self._gating = Gating()
         self._patches = Patches()
+        self._bypasses = Bypasses()
         self._made: dict[int, str] = {}  # id of a tensor -> the weight of the layer whose outputs it is
         self._normed: dict[int, str] = {}  # id of such a tensor -> the statistics of the batch norm that took it
         self._outputs: dict[int, frozenset[str]] = {}  # id of a tensor -> the matrices that made what it holds
@@ -143,6 +145,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         self._learn(name, args, kwargs, result)
         self._channels.see(call, self._keys)
         self._gating.see(call, self._keys)
+        self._bypasses.see(call, self._keys)
         self._patches.see(call, self._channels.learned)
         self._credit(name, call.tensors, result)
         return result
@@ -170,7 +173,9 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
 
     def finish(self) -> None:
         """Note, after the forward pass, the facts that only the whole pass shows."""
+        bypasses = self._bypasses.found()
         for key, use in self.uses.items():
+            use.facts.bypasses = bypasses.get(key, ())
             use.facts.joined = self._channels.joined.get(key, ())
             use.facts.beside_gate = self._gating.roles.get(key, "")
             use.facts.gate = self._gating.halves.get(key)

@@ -81,6 +81,24 @@ class Gate(NamedTuple):
     activation: str
 
 
+class Bypass(NamedTuple):
+    """Equal parts of a layer's output, all but one of which go through layers of their own before they are joined.
+
+    Attributes:
+        parts: how many there are.
+        place: which of them goes past these layers, counted from 0.
+        dim: the dimension of the weight that holds these channels: 0 where it makes them, 1 where it takes them.
+        in_place: whether the parts are joined in the order in which they were cut.
+        layer: the key of the weight whose output is cut.
+    """
+
+    parts: int
+    place: int
+    dim: int
+    in_place: bool
+    layer: str
+
+
 class Layout(NamedTuple):
     """How a forward pass splits the output of a fused projection.
 
@@ -118,6 +136,8 @@ class Facts:
         plus: the number that the code adds to it before it is used, 0 for none; None if that is not known.
         times: the number that the code multiplies it by before it is used, 1 for none; None if that is not known.
         behind: for the statistics of a batch norm, the layer directly before it, if nothing is between them.
+        bypasses: the parts of its channels, if one of them goes past the layers that take the others: of what it
+            gives, of what it takes, or both.
         pixels: the order in which each of its rows lists the numbers of a patch ("chw", "hwc"), if the code shows it.
     """
 
@@ -136,13 +156,15 @@ class Facts:
     plus: float | None = None
     times: float | None = None
     behind: BehindLayer | None = None
+    bypasses: tuple[Bypass, ...] = ()
     pixels: str = ""
 
     def under(self, names: Mapping[str, str]) -> Facts:
         """Return these facts with the keys of other weights renamed by NAMES (old key -> new key)."""
         joined = tuple((names.get(key, key), count) for key, count in self.joined)
         behind = None if self.behind is None else self.behind._replace(weight=names.get(self.behind.weight, ""))
-        return replace(self, joined=joined, behind=behind)
+        bypasses = tuple(one._replace(layer=names.get(one.layer, one.layer)) for one in self.bypasses)
+        return replace(self, joined=joined, behind=behind, bypasses=bypasses)
 
 
 @dataclass(frozen=True, slots=True)

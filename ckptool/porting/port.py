@@ -123,6 +123,7 @@ class _Entries:
         for key in made.unused:
             entry = self._source.signature.entries.get(key)
             known = entry is not None and entry.tied is None and entry.dtype.startswith(("float", "bfloat"))
+            known = known and not _counts(key, self._shapes)
             path = key.split(".")
             if known and table().derived.isdisjoint(path) and not is_average(path):
                 for at, letter in enumerate(key):
@@ -272,6 +273,15 @@ class _Entries:
             ),
             None,
         )
+
+
+def _counts(key: str, shapes: MappingOf[str, Shape]) -> bool:
+    """Return whether a single number of the file counts what went into the statistics beside it: nothing is computed
+    with it once these are made.
+    """
+    module, _, leaf = key.rpartition(".")
+    beside = (f"{module}.{name}" if module else name for name in STATISTICS)
+    return leaf in table().counts and not squeezed(shapes[key]) and any(other in shapes for other in beside)
 
 
 def _left_in(left: MappingOf[str, Sequence[str]], path: str, leaf: str) -> str | None:

@@ -563,6 +563,12 @@ class Reason(Enum):
         "columns were reordered; check the order of the dimensions before flatten or view in the source's code: if it"
         " is the model's order, take the plain tensor",
     )
+    FLATTENED_AS_HERE = (
+        Topic.OTHER,
+        "the model flattens feature maps in the order {}, which code does for weights that are in this order, so the "
+        "columns were kept; check the order of the dimensions before flatten or view in the source's code: if it is "
+        "{}, take the alternative below, with reordered columns",
+    )
     BRANCHES_JOINED = (
         Topic.OTHER,
         "this layer takes the output of a torch.cat, and the order of the source's layers suggests that its code "
@@ -640,6 +646,12 @@ class Reason(Enum):
         "the output of this layer is a value and its gate, and the file does not show which half is the gate in the "
         "source's code, so the usual order was assumed; check in both codes which half is passed through the "
         "activation: if it is the same, take the plain tensor, and if not, the one with exchanged halves",
+    )
+    BYPASS = (
+        Topic.OTHER,
+        "the channels of this layer are cut into equal parts, of which one passes unchanged and the others go through "
+        "layers of their own, and the file does not show which part passes in the source's code; check in both codes "
+        "which part has no layer: if it is the same, take the plain tensor, and if not, the one with a moved part",
     )
     BACKGROUND = (
         Topic.OTHER,

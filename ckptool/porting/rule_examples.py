@@ -14,13 +14,14 @@ from typing import Any
 
 from ..checkpoint import Role
 from ..disk.documents import read_json
-from ..model_code.signature import Entry, Facts, Flattened, Flow, Gate, Layout, Signature
+from ..model_code.signature import Bypass, Entry, Facts, Flattened, Flow, Gate, Layout, Signature
 
 #: How facts that are more than a number or a text are read.
 _FACTS: dict[str, Any] = {
     "flow": lambda value: Flow(*value),
     "flattened": lambda value: Flattened(*value),
     "gate": lambda value: Gate(*value),
+    "bypasses": lambda value: tuple(Bypass(*one) for one in value),
     "layout": lambda value: Layout(value[0], tuple(value[1])),
     "joined": lambda value: tuple(tuple(one) for one in value),
     "modulates": tuple,

@@ -181,9 +181,13 @@ def _named_by_model(paths: Sequence[str], target: Signature) -> str | None:
     `self.online`.
 
     None if there is no such path, or several. A word of the model is in its class's name, or in the first component of
-    all its keys.
+    all its keys. A path that ends in this whole component counts most: `netG_A` beside `netG_B` and `netD_A`.
     """
-    firsts = [set(cut(key.partition(".")[0])) for key in target.entries]
+    components = {key.partition(".")[0] for key in target.entries}
+    exact = [path for path in paths if {path.rpartition("/")[2]} == components]
+    if len(exact) == 1 and len(paths) > 1:
+        return exact[0]
+    firsts = [set(cut(component)) for component in components]
     words = set(cut(target.name)) | (set.intersection(*firsts) if firsts else set())
     last = {path: set(cut(path.rpartition("/")[2])) for path in paths}
     common = {word for word, count in Counter(chain.from_iterable(last.values())).items() if count > 1}

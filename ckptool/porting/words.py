@@ -163,6 +163,9 @@ class Words:
     ordinals: dict[str, int]
     derived: frozenset[str]
     averages: frozenset[str]
+    counts: frozenset[str]
+    lookups: frozenset[str]
+    complex_parts: dict[str, str]
     beside: frozenset[str]
     sizes: frozenset[str]
     whole: frozenset[str]
@@ -255,6 +258,9 @@ def table() -> Words:
         {word: place for place, words in raw["ordinals"].items() for word in words},
         frozenset(COMPUTED.union(raw["derived"])),
         frozenset(raw["averages"]),
+        frozenset(raw["counts"]),
+        frozenset(raw["lookups"]),
+        {word: part for part, words in raw["complex_parts"].items() for word in words},
         frozenset(raw["beside"]),
         frozenset(raw["sizes"]),
         frozenset(raw["whole"]),

@@ -165,8 +165,31 @@ def test_the_half_of_a_sigmoid_is_asked_about_though_the_other_goes_through_an_a
     assert len(made.rivals) == 1
 
 
-def test_halves_that_one_function_of_torch_takes_are_in_its_order() -> None:
-    assert entries(Fixed("mixed"), Fixed("inner"))["inner.weight"].status == "mapped"
+def test_halves_that_one_function_of_torch_takes_in_the_model_may_be_the_other_way_round_in_the_source() -> None:
+    made = entries(Fixed("mixed"), Fixed("inner"))["inner.weight"]
+    assert made.doubts == (Reason.GATE_HALF.says,)
+    assert str(made.expr) == "block.mixed.weight"
+
+
+class Points(nn.Module):
+    """The convolution module of a conformer: one function of torch, or a tanh and a sigmoid."""
+
+    def __init__(self, name: str, *, glu: bool) -> None:
+        super().__init__()
+        self.name, self.glu = name, glu
+        self.add_module(name, nn.Conv1d(8, 48, 1))
+        self.down = nn.Conv1d(24, 8, 1)
+
+    def forward(self, x: Any) -> Any:
+        both = self.get_submodule(self.name)(x.mT)
+        value, gate = both.chunk(2, 1)
+        return self.down(F.glu(both, 1) if self.glu else value.tanh() * gate.sigmoid()).mT
+
+
+def test_a_convolution_before_torchs_glu_keeps_its_halves_and_one_before_tanh_and_sigmoid_is_asked_about() -> None:
+    assert entries(Points("mixed", glu=True), Points("inner", glu=True))["inner.weight"].status == "mapped"
+    made = entries(Points("mixed", glu=False), Points("inner", glu=False))["inner.weight"]
+    assert made.doubts == (Reason.GATE_HALF.says,)
 
 
 class Dilated(nn.Module):

@@ -103,6 +103,20 @@ def test_of_copies_the_model_takes_the_one_whose_word_is_its_own(tmp_path: Path,
     assert (mapping.at, statuses) == (at, {"mapped"}) if at else statuses == {"guessed"}
 
 
+@pytest.mark.parametrize("name", ["net_A", "net_B"])
+def test_of_nets_with_names_alike_the_model_takes_the_one_that_all_its_keys_begin_with(
+    tmp_path: Path, name: str
+) -> None:
+    import ckptool
+
+    nets = {f"net_{letter}": Coder(4, 8, 3).state_dict() for letter in "BA"}
+    torch.save({"nets": nets}, tmp_path / "cycle.pth")
+    model = nn.Module()
+    model.add_module(name, Coder(4, 8, 3))
+    mapping = ckptool.transfer(tmp_path / "cycle.pth", model)
+    assert (mapping.at, {entry.status for entry in mapping.entries}) == (f"nets/{name}", {"mapped"})
+
+
 def test_a_word_that_any_model_has_chooses_no_copy(tmp_path: Path) -> None:
     import ckptool
 

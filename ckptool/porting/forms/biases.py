@@ -12,7 +12,7 @@ from itertools import accumulate, combinations, pairwise
 from .. import expression as ex
 from ..expression import Expr, Shape
 from ..questions import Reason
-from ..words import label, numbers, table
+from ..words import cut, label, numbers, table
 from .layouts import is_bare, turn
 from .pieces import Canon, Name, Piece, squeezed, unchanged
 from .projections import fused_kind, part_label
@@ -47,7 +47,7 @@ def attach_biases(one: Canon, other: Canon) -> None:
             fitting = [m for m in fitting if (m.shape, piece.shape) in together]
         if not fitting:  # a table may be a layer over words that are 0 or 1, and the other side has its bias with it
             fitting = [m for m in matrices if (m.shape, piece.shape) in together]
-        same = [m for m in fitting if numbers(m.path) == numbers(piece.path)]
+        same = _called_as(piece, fitting) or [m for m in fitting if numbers(m.path) == numbers(piece.path)]
         if len(same) != 1:
             same = _nearest(piece, same or fitting)
         if len(same) != 1:  # which of them the other side has with a bias
@@ -116,6 +116,17 @@ def _gives(matrix: Piece, bias: Piece) -> bool:
     """
     beside = matrix.path[:-1] == bias.path[: len(matrix.path) - 1]
     return beside and is_bare(matrix) and len(matrix.shape) == 2 and matrix.shape[-1:] == squeezed(bias.shape)
+
+
+def _called_as(piece: Piece, matrices: list[Piece]) -> list[Piece]:
+    """Return the one of MATRICES beside a bias that its name names: `kernel` for `kernel_bias`, `short_filter` for
+    `short_bias`. Nothing if there is none, or several.
+    """
+    module, _, leaf = piece.entry.key.rpartition(".")
+    own = {*cut(leaf)} - {"bias", "biases"}
+    beside = [(m, m.entry.key.rpartition(".")) for m in matrices]
+    found = [m for m, (around, _, name) in beside if own and around == module and own <= {*cut(name)}]
+    return found if len(found) == 1 and own != {*cut(leaf)} else []
 
 
 def _nearest(piece: Piece, matrices: list[Piece]) -> list[Piece]:

@@ -21,6 +21,9 @@ from .roles import components
 #: Functions that multiply with a matrix.
 PRODUCTS = frozenset("linear matmul __matmul__ __rmatmul__ addmm mm bmm baddbmm einsum".split())
 
+#: Functions that multiply element by element.
+_BY_ELEMENT = frozenset("mul multiply __mul__ __rmul__ mul_ __imul__".split())
+
 _TURNED = {2: (1, 0), 3: (2, 1, 0), 4: (3, 2, 0, 1), 5: (4, 3, 0, 1, 2)}
 
 
@@ -36,7 +39,8 @@ def torch_layout(canon: Canon, piece: Piece, bare: Collection[Shape]) -> None:
     rank = len(piece.shape)
     if canon.is_target:
         of_heads = rank > 2 and {*piece.entry.facts.dims} == {"input", "output"}
-        named = rank == 2 and piece.leaf in table().inputs_first and _unseen(piece.entry)
+        by_element = piece.entry.how in _BY_ELEMENT  # which takes no inputs
+        named = rank == 2 and piece.leaf in table().inputs_first and _unseen(piece.entry) and not by_element
         used_so = piece.entry.facts.inputs_first and rank >= 2 and not of_heads
         if (named or used_so) and piece.entry.module != "Embedding":
             turn(canon, piece)
@@ -244,7 +248,7 @@ def turn_bare_matrices(source: Canon, target: Canon) -> None:
         and p.shape[-1] != p.shape[-2]
         and (*p.shape[:-2], p.shape[-1], p.shape[-2]) in wanted
     ]
-    for p in [p for p in bare if len(p.shape) == 3]:
+    for p in [p for p in bare if len(p.shape) == 3 or p.shape not in wanted]:
         bare.remove(p)
         if p.shape not in wanted:
             turn(source, p)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 
 from .. import expression as ex
@@ -14,21 +15,34 @@ from .pieces import Canon, Piece, squeezed
 def permute(source: Canon, target: Canon) -> None:
     """Permute bare tensors of the source with three or more dimensions to the order of dimensions in the target.
 
-    This is done only if all their sizes differ, so that one order fits, and both sides have equally many tensors of
-    these sizes.
+    This is done only if all sizes of a tensor differ, and one order of dimensions makes as many tensors of each shape
+    as the target has.
     """
     theirs, own = _by_sizes(target), _by_sizes(source)
     for sizes, pieces in own.items():
-        there = {squeezed(piece.shape) for piece in theirs[sizes]}
-        here = {squeezed(piece.shape) for piece in pieces}
-        if len(set(sizes)) < len(sizes) or len(pieces) != len(theirs[sizes]) or not len(here) == len(there) == 1:
+        there = Counter(squeezed(piece.shape) for piece in theirs[sizes])
+        here = Counter(squeezed(piece.shape) for piece in pieces)
+        if len(set(sizes)) < len(sizes) or here == there or here.total() != there.total():
             continue
-        wanted, have = there.pop(), here.pop()
-        if wanted == have or not all(map(is_bare, (*pieces, *theirs[sizes]))):
+        if not all(map(_of_own_code, (*pieces, *theirs[sizes]))):
             continue
-        dims = tuple(have.index(size) for size in wanted)
-        for piece in pieces:
-            _permute(source, piece, have, dims)
+        first, *_ = here
+        orders = {tuple(map(first.index, wanted)) for wanted in there}
+        fitting = [dims for dims in orders if Counter(_in_order(shape, dims) for shape in here.elements()) == there]
+        if len(fitting) == 1:
+            for piece in pieces:
+                _permute(source, piece, squeezed(piece.shape), fitting[0])
+
+
+def _of_own_code(piece: Piece) -> bool:
+    """Return whether a piece is no weight of a layer of torch: by its name or its use, or because it was joined."""
+    how = piece.entry.how
+    joined = "complex numbers" in piece.steps
+    return is_bare(piece) or joined or (how != "" and how != "linear" and not how.startswith("conv"))
+
+
+def _in_order(shape: Shape, dims: Sequence[int]) -> Shape:
+    return tuple(shape[dim] for dim in dims)
 
 
 def _by_sizes(canon: Canon) -> dict[Shape, list[Piece]]:
@@ -44,4 +58,4 @@ def _permute(source: Canon, piece: Piece, have: Shape, dims: tuple[int, ...]) ->
     def moved(e: Expr) -> Expr:
         return ex.permute(e if piece.shape == have else ex.reshape(e, have), *dims)
 
-    source.become(piece, [(replace(piece, shape=tuple(have[d] for d in dims)), moved)], lambda e: e)
+    source.become(piece, [(replace(piece, shape=_in_order(have, dims)), moved)], lambda e: e)

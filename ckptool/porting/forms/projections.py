@@ -80,13 +80,16 @@ def of_library(canon: Canon, path: Sequence[str]) -> OfLibrary | None:
 
 
 def open_gate(entry: Entry) -> Gate | None:
-    """Return the gate of a layer whose linear layer also computes the value, if other code may have the two halves
-    swapped; None for other layers.
+    """Return the gate of a layer that also computes the value, if other code may have the two halves swapped; None for
+    other layers.
 
-    It is None for `glu`, too, whose order torch defines.
+    It is None for a convolution before `glu`, too: torch defines the order of `glu`, and all known code of such blocks
+    calls it. For linear layers, code as often multiplies the halves itself.
     """
     gate = entry.facts.gate
-    return gate if gate is not None and entry.how == "linear" and gate.activation != "glu" else None
+    if gate is None or not (entry.how == "linear" or entry.how.startswith("conv")):
+        return None
+    return gate if gate.activation != "glu" or entry.how == "linear" else None
 
 
 def layout_of(entry: Entry, parts: int, sizes: Sequence[int] = ()) -> tuple[str, int]:

@@ -31,6 +31,7 @@ def unstack(one: Canon, other: Canon) -> None:
         lists[n] = lists.get(n, set()) | shapes
     if not lists:
         return
+    _unstack_vectors(one, other)
     _stand_up(one, other)
     _unfold(one, other)
     theirs = Counter(squeezed(p.shape) for p in other.pieces.values())
@@ -66,6 +67,40 @@ def unstack(one: Canon, other: Canon) -> None:
             if len(piece.shape) == 3:
                 piece = _laid_out(one, piece, inside, votes or everywhere)
             _unstacked(one, piece, n, len(path), first, place, len(fitting))
+
+
+def _unstack_vectors(one: Canon, other: Canon) -> None:
+    """Split a weight [n, d] and a bias [n, d], and numbers [n], if the other side has the only list of N layers with
+    such vectors, or with a number of the same name.
+
+    A layer of one input has a vector as its weight; code that embeds numbers keeps all of these in one parameter.
+    """
+    wanted: dict[tuple[int, tuple[tuple[str, Shape], ...]], list[List]] = defaultdict(list)
+    inside: dict[tuple[tuple[str, ...], tuple[str, ...]], list[List]] = defaultdict(list)
+    for found in lists_of(other):
+        inside[found.around, found.below].append(found)
+    for held in inside.values():
+        look = tuple(sorted((found.role, squeezed(found.shape)) for found in held))
+        if {len(shape) for _, shape in look} in ({0}, {1}) and len({found.length for found in held}) == 1:
+            wanted[held[0].length, look].append(held[0])
+    modules: dict[tuple[str, ...], list[Piece]] = defaultdict(list)
+    for piece in one.pieces.values():
+        modules[piece.path].append(piece)
+    there: dict[tuple[int, tuple[tuple[str, Shape], ...]], list[list[Piece]]] = defaultdict(list)
+    for members in modules.values():
+        n = members[0].shape[0] if members[0].shape else 0
+        if n > 1 and all(len(p.shape) in (1, 2) and p.shape[0] == n and not other.has(p) for p in members):
+            look = tuple(sorted((p.role, p.shape[1:]) for p in members))
+            there[n, look].append(members)
+    for (n, look), lists in wanted.items():
+        stacks = there[n, look]
+        if look == (("weight", ()),):  # as many numbers may be much else
+            stacks = [one for one in stacks if one[0].last in lists[0].below[-1:]]
+        elif len(look) < 2:
+            continue
+        if len(lists) == len(stacks) == 1:
+            for place, piece in enumerate(sorted(stacks[0], key=lambda p: p.order)):
+                _unstacked(one, piece, n, len(piece.path), stacks[0][0], place, len(look))
 
 
 def _with_those_of_its_module(groups: dict[tuple[tuple[str, ...], int], list[Piece]]) -> None:

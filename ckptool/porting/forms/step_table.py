@@ -19,6 +19,7 @@ from .gates import join_gates, of_recurrent_kernels
 from .heads import flat_heads, flat_vectors
 from .implied import IMPLIED, count_letters, forget_plain_words
 from .joining import join_parts
+from .joining.complex_parts import join_complex_parts
 from .kernels import channels_first, lay_down, turn_kernels, turn_transposed
 from .layouts import follow_names, general_dense, turn_all, turn_bare_matrices, turn_by_vote
 from .permuted import permute
@@ -270,6 +271,13 @@ STEPS: tuple[Rule[Step], ...] = in_order(
         "Several tensors that together stack the layers of one list were split into these layers.",
         "Together they have as many layers as the list of the other side.",
         each(unstack_together),
+    ),
+    Rule(
+        "complex numbers",
+        335,
+        "Two tensors of real and imaginary parts became one whose last dimension holds both.",
+        "`view_as_complex` of torch takes them so, the real part first; names say which is which.",
+        each(join_complex_parts),
     ),
     Rule(
         "parts in one",

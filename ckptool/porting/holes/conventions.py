@@ -17,6 +17,7 @@ from ..matching.units import Unit, label_of
 from ..questions import Reason, Topic
 from ..rules import Rule, Strength, in_order
 from ..words import Rotary, cut, label, table, words_of
+from .bypassed import doubt_bypasses
 from .factors import equalised, multiplied_in_code
 from .filling import Filling, Values
 from .modulation import doubt_gates, doubt_modulation
@@ -216,7 +217,14 @@ def _flatten(filling: Filling) -> None:
             if known:
                 filled.learn(made, Reason.FLATTENED, own, other, shows=f"flattens {other}")
                 continue
-            filled.ask(Reason.FLATTENED, own, other, options=[made], exchange=True)
+            if layout in _USUAL or theirs != "nchw":
+                filled.ask(Reason.FLATTENED, own, other, options=[made], exchange=True)
+            else:  # nobody turns maps so but for weights that came like this
+                filled.ask(Reason.FLATTENED_AS_HERE, own, other, options=[made])
+
+
+#: The orders in which frameworks hold feature maps.
+_USUAL = frozenset({"nchw", "nhwc"})
 
 
 def _concatenated(filling: Filling) -> None:
@@ -482,6 +490,14 @@ CONVENTIONS: tuple[Rule[Callable[[Filling], None]], ...] = in_order(
         "that only code shows.",
         "As a rule, a gate with silu as its activation is first, and any other gate is second.",
         doubt_gates,
+        Strength.OPEN,
+    ),
+    Rule(
+        "a part that passes",
+        85,
+        "One of the equal parts of a layer's channels passes unchanged, and only code shows which.",
+        "Of a Res2Net, code leaves out the first part or the last one; the layers around it have this order.",
+        doubt_bypasses,
         Strength.OPEN,
     ),
     Rule(

@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
+from ..forms.branches import flows_into
 from ..matching.evidence import Kind
 from ..matching.units import Unit, related, similarity
 from ..questions import Reason
@@ -73,6 +74,8 @@ def _against_their_order(filling: Filling, pairs: Sequence[Pair]) -> None:
     for found in beside.values():
         alike = [(t, s) for t, s in found if t.evidence and not told[_in_any_block(t), _in_any_block(s)]]
         for (t, s), (u, v) in pairwise(sorted(alike, key=lambda pair: pair[0].order)):
+            if flows_into(u, t):  # layers that feed each other have an order that does not depend on who lists them
+                (t, s), (u, v) = (u, v), (t, s)
             one, other = ((_in_any_block(a), _in_any_block(b)) for a, b in ((t, s), (u, v)))
             by_size = any(one in held and other in held and held[one] != held[other] for held in sizes.values())
             if v.order < s.order and not by_size:  # sizes tell the two in a block that has both

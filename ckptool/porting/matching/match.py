@@ -32,6 +32,8 @@ from .sequences import Sequences
 from .telling_apart import SUPPORT, TELLING, Split
 from .units import SOME, Pair, Unit, hard_conflict, label_of, natural, related, similarity, units_of
 
+#: A file may have such a share of tensors of which the model has none that looks so, and still be of the same model.
+_FEW_SPARE = 0.1
 #: Rounds of splitting: each learns something, and this is more than any model has needed.
 _MOST_ROUNDS = 400
 
@@ -126,12 +128,15 @@ class Matcher:
         groups = self.cells.groups()
         pairs, undecided, free_t, free_s, lone = [], [], [], [], []
         complete = all(len(t) == len(s) for t, s in groups.values())
+        spare = sum(len(s) for t, s in groups.values() if not t and not self._wanted(s))
+        few = spare <= _FEW_SPARE * len(self.cells.sources)
+        covered = few and all(len(t) == len(s) for t, s in groups.values() if t or self._wanted(s))
         alone = [(t[0], s[0]) for t, s in groups.values() if len(t) == len(s) == 1]
         growing = set() if complete else of_unlike_sizes(alone)
         for targets, sources in groups.values():
             if len(targets) == len(sources) == 1:
                 t, s = targets[0], sources[0]
-                if complete or id(t) in growing or self._supported(t, s):
+                if covered or id(t) in growing or self._supported(t, s):
                     pairs.append((t, s))
                 elif self._only_so(t, s):
                     lone.append((t, s))
@@ -162,6 +167,10 @@ class Matcher:
         self._contradictions(pairs, whole=complete)
         pairs.sort(key=lambda pair: pair[0].order)
         return Matching(pairs, [*free_t, *self._constants], free_s, undecided, new, self._later)
+
+    def _wanted(self, sources: Sequence[Unit]) -> bool:
+        """Return whether the model has units that look like these, so that one of these may belong to another place."""
+        return any(self._alike[unit.colour][0] for unit in sources)
 
     def _supported(self, t: Unit, s: Unit) -> bool:
         """Return whether a name, a scope or neighbours support the pair of T and S, which only its shape made; the

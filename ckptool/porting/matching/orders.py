@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 
+from ..forms.branches import flows_into
 from ..questions import Question, Reason, ask
-from ..words import label, table
+from ..words import common_start, label, table
 from .cells import Cells, of
 from .counting import counted, rows
 from .evidence import Evidence, Kind
@@ -161,6 +162,8 @@ class Orders:
             numbered = self._number_ranks(targets, sources)
             if numbered is not None and len(set(numbered.values())) == len(targets):
                 votes.append(("numbers", numbered))
+            if not votes and (row := _in_one_row(targets, sources)) is not None:
+                votes.append(("numbers", row))
             if not votes:
                 continue
             if votes[-1][0] == "numbers" and self._counted_as_used(targets, sources, votes[-1][1]):
@@ -186,7 +189,7 @@ class Orders:
                     doubt = ask(Reason.ORDERS_DIFFER_ELSEWHERE)
             if against and other.get("numbers") != first:
                 doubt = ask(Reason.ORDERS_DISAGREE, name, against[0])
-            elif name == "numbers" and not self.sequences.ordered and not same_numbers(targets, sources):
+            elif name == "numbers" and numbered and not self.sequences.ordered and not same_numbers(targets, sources):
                 doubt = ask(Reason.ONLY_NUMBERS)
             evidence = Evidence(Kind.NUMBERS) if name == "numbers" else Evidence(Kind.RANK, name)
             if self.cells.split(evidence, partial(of, ranks), mode="all", cells=[(targets, sources)], doubt=doubt):
@@ -400,6 +403,23 @@ class Orders:
             if not alike or (a[2] == b[2] and a[3] == b[3])
         ]
         return sum(compared) / len(compared) if compared else 1.0
+
+
+def _in_one_row(targets: list[Unit], sources: list[Unit]) -> dict[int, int] | None:
+    """Return `id` of a unit -> its rank, where the model runs the targets one after the other, and one list of the
+    source has the sources in different places: `3.0.fn.2` and `3.3`. None elsewhere.
+
+    A list of layers runs in its order, whatever the file sorts its keys by.
+    """
+    used = sorted(targets, key=lambda u: u.order if u.used is None else u.used)
+    if not all(flows_into(one, other) for one, other in pairwise(used)):
+        return None
+    shared = common_start([unit.path for unit in sources])
+    places = [unit.path[shared] if len(unit.path) > shared else "" for unit in sources]
+    if not all(place.isdecimal() for place in places) or len({*places}) < len(sources):
+        return None
+    stored = sorted(range(len(sources)), key=lambda at: int(places[at]))
+    return {id(u): n for n, u in enumerate(used)} | {id(sources[at]): n for n, at in enumerate(stored)}
 
 
 def _of_several_rows(units: list[Unit]) -> bool:

@@ -30,6 +30,8 @@ def by_names(one: Pair, other: Pair, *, soft: bool = True) -> Said:
         return "sure"
     if _parts_of_one(one, other):
         return "sure"
+    if looked_up := _looked_up(one, other) or _looked_up(other, one):
+        return "sure" if looked_up > 0 else "against"
     if any(place != other[0].settled.get(kinds, place) for kinds, place in one[0].settled.items()):
         return "sure"
     (t, s), (t2, s2) = one, other
@@ -87,6 +89,17 @@ def _parts_of_one(one: Pair, other: Pair) -> bool:
         return False
     said = part_label(t.path), part_label(t2.path)
     return None not in said and said[0] != said[1] and said == (part_label(s.path), part_label(s2.path))
+
+
+def _looked_up(one: Pair, other: Pair) -> int:
+    """Return 1 if the model looks up rows of the first target, and only its source is called a table; -1 if only the
+    source of the other target is, with which the model multiplies; else 0.
+    """
+    hows = [pair[0].main.entry.how for pair in (one, other)]
+    if hows[0] != "embedding" or hows[1] in ("", "embedding"):
+        return 0
+    called = [not table().lookups.isdisjoint(pair[1].words) for pair in (one, other)]
+    return called[0] - called[1]
 
 
 def held_so(one: Pair, other: Pair) -> bool:

@@ -13,7 +13,7 @@ from ..matching.units import Pair, Unit, series
 from ..questions import Question, Reason, ask
 from .belief import BELIEVED, concordance, orders_of
 from .insides import Contents
-from .names import by_convention, by_names, by_numbers, in_equal_places, say_the_same, step
+from .names import by_convention, by_names, by_numbers, held_so, in_equal_places, say_the_same, step
 
 #: Why a swap is not excluded; False where an order alone excludes it, None where more does. The source of the other
 #: pair is named by who asks.
@@ -80,8 +80,8 @@ class Swaps:
         against = [name for name, vote in believed.items() if vote < 0]
         behind = [name for name, vote in believed.items() if vote > 0]
         if named == "for":
-            if in_equal_places(one, other) or say_the_same(one, other):
-                return None  # names that agree in full, and equal places in lists, count more than any order
+            if in_equal_places(one, other) or say_the_same(one, other) or held_so(one, other):
+                return None  # names that agree in full, equal places in lists, and biases count more than any order
             against = [o.name for o in self.orders if belief[o.name] > 0.5 and o.vote(one, other) < 0]
             return ask(Reason.ORDER_FOR_SWAP, against[0]) if against and not behind else None
         if by_convention(one, other):

@@ -20,6 +20,7 @@ from ..pieces import Canon, Name, Piece, squeezed
 from ..projections import part_label
 from ..spelled import spelled
 from .join import Join, SizeCounts, merge, merge_sum
+from .shift_scale_gate import gives_shift_first, shift_first
 
 _Path = tuple[str, ...]
 
@@ -84,7 +85,7 @@ def join_families(one: Canon, other: Canon) -> bool:
             found = [one for one in found if one[-1] is not None]  # of more than there can be, those that a name spells
         for parent, family, join, named in found if len(found) <= sizes.wanted(whole) else ():
             there = [p for p in other.pieces.values() if squeezed(p.shape) == whole]
-            order = named or _by_gate(family.parts, there)
+            order = named or _by_gate(family.parts, there) or _by_modulation(family.parts, there)
             if order is None and (order := _by_cuts(family, join, other)) is not None:
                 join = replace(join, turns=1)
             if order is not None:
@@ -118,6 +119,12 @@ def _by_gate(parts: Sequence[Piece], wholes: Sequence[Piece]) -> tuple[Piece, ..
     if len(parts) != 2 or len(gates) != 1 or len(halves) != 1 or halves == {None}:
         return None
     return tuple(sorted(parts, key=lambda part: (part is gates[0]) != (halves == {0})))
+
+
+def _by_modulation(parts: Sequence[Piece], wholes: Sequence[Piece]) -> tuple[Piece, ...] | None:
+    """Return shift, scale and gate in the order that the name of the joined layer says, or None."""
+    order = shift_first(parts) if any(map(gives_shift_first, wholes)) else None
+    return None if order is None else tuple(order)
 
 
 def _by_cuts(family: Family, join: Join, other: Canon) -> tuple[Piece, ...] | None:
@@ -175,11 +182,17 @@ def families(pieces: list[Piece], sizes: SizeCounts) -> list[Family]:
                     found.append(Family(ordered, stem, place and _in_a_row([int(k) for k in members])))
     found[:0] = _of_one_stem(pieces)
     found += _of_gates(pieces)
+    sure = 0
     for kinds in table().together:
         labelled = {part: p for p in pieces if (part := kinds.label(cut(p.last))) is not None}
         if len(labelled) >= kinds.needed:
             parts = tuple(labelled[k] for k in kinds.parts if k in labelled)
-            found.append(Family(parts, (), numbered=kinds.sure, turns=kinds.turns))
+            family = Family(parts, (), numbered=kinds.sure, turns=kinds.turns)
+            if kinds.sure:  # which says more than that the parts share a word
+                found.insert(sure, family)
+                sure += 1
+            else:
+                found.append(family)
     alike: dict[tuple[int, Shape], list[Piece]] = defaultdict(list)
     for piece in pieces:
         for dim in range(min(len(piece.shape), 2)):

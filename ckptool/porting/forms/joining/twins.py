@@ -7,19 +7,22 @@ computes the six in one layer, or in two modules of three layers.
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import pairwise
 
 from ...expression import Shape
 from ...matching.places import block_of
 from ..pieces import Canon, Piece, squeezed
 from .families import Family, join_family
 from .join import Join, SizeCounts
+from .shift_scale_gate import gives_shift_first, shift_first
 
 _Path = tuple[str, ...]
 
 
 def join_twins(one: Canon, other: Canon) -> None:
     """Join the layers of modules of ONE that are equal in names and sizes within a block, if OTHER has one layer for
-    all of them. Their order is a question.
+    all of them. Their order is a question, unless they are shift, scale and gate, and the name of the one layer says
+    that it gives the shift first.
     """
     sizes = SizeCounts(one, other)
     blocks: dict[_Path, dict[str, dict[_Path, Piece]]] = defaultdict(lambda: defaultdict(dict))
@@ -36,9 +39,16 @@ def join_twins(one: Canon, other: Canon) -> None:
             shapes = {shape for _, shape in look}
             if len(alike) < 2 or len(look) < 2 or len(shapes) > 1 or sizes.wanted(look[0][1]) >= 0:
                 continue
-            parts = tuple(piece for held in alike for piece in sorted(held.values(), key=lambda p: p.order))
+            rows = [sorted(held.values(), key=lambda p: p.order) for held in alike]
+            named = [shift_first(row) for row in rows]
+            known = None not in named and all(a[0].order < b[0].order for a, b in pairwise(rows))
+            parts = tuple(piece for row in (named if known else rows) for piece in row or ())
             join = Join((parts[0].shape[0],) * len(parts), 0)
-            plans[squeezed(join.shape(parts[0].shape))].append((block, Family(parts, (), numbered=False), join))
+            whole = squeezed(join.shape(parts[0].shape))
+            numbered = known and all(
+                map(gives_shift_first, (p for p in other.pieces.values() if squeezed(p.shape) == whole))
+            )
+            plans[whole].append((block, Family(parts, (), numbered=numbered), join))
     for whole, found in plans.items():
         if len(found) == sizes.wanted(whole):
             for block, family, join in found:

@@ -1,0 +1,121 @@
+"""Find layers whose output is cut into equal parts, of which one goes past the layers that take the others.
+
+In a Res2Net (Gao et al., 2019) each part but one goes through a layer of its own, and all parts are joined again. Code
+leaves out the first part, or the last. No shape shows which, and the layers before and after hold their channels in
+this order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from .call import Call
+from .signature import Bypass
+
+_CUTS = frozenset("chunk split tensor_split unsafe_chunk".split())
+_JOINS = frozenset("cat concat concatenate".split())
+_ADDS = frozenset("add __add__ __radd__ add_ __iadd__".split())
+
+
+class _Part(NamedTuple):
+    """The part of a layer's output that a tensor is, and how many there are."""
+
+    key: str
+    place: int
+    parts: int
+
+
+class Bypasses:
+    """Follows the parts of each layer's output until layers take them, or until they are joined again."""
+
+    def __init__(self) -> None:
+        self._output: dict[int, str] = {}  # id of a tensor -> the weight whose output it is, or comes from by values
+        self._on_the_way: dict[str, list[str]] = {}  # that weight -> parameters that work on its channels, as of norms
+        self._parts: dict[int, _Part] = {}
+        self._through: dict[int, _Part] = {}  # outputs of layers that took a part
+        self._joined: dict[int, tuple[_Part, ...]] = {}  # parts side by side, those that went through layers as well
+        self._known: tuple[dict[int, Any], ...] = (self._output, self._parts, self._through, self._joined)
+        self._count: dict[str, int] = {}
+        self._taken: dict[str, set[int]] = {}
+        self._consumers: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
+
+    def see(self, call: Call, keys: Mapping[int, str]) -> None:
+        """Note what CALL shows about parts. KEYS has id of a parameter or buffer -> its key."""
+        name, first, result = call.name, call.first, call.result
+        if name in _CUTS and isinstance(result, tuple | list):
+            self._cut(first, result)
+        elif not hasattr(result, "shape"):
+            return
+        elif name in _JOINS and isinstance(first, tuple | list):
+            self._join(first, result)
+        elif name == "linear" or name.startswith("conv"):
+            self._layer(first, call.args, result, keys)
+        else:
+            self._pass_on(call, keys)
+
+    def _cut(self, whole: Any, parts: Any) -> None:
+        key = self._output.get(id(whole))
+        if key is None or len(parts) < 2 or len({tuple(part.shape) for part in parts}) > 1:
+            return
+        if key in self._count:
+            self._count[key] = 0  # cut again: which parts are meant is not known
+            return
+        self._count[key] = len(parts)
+        self._parts.update((id(part), _Part(key, place, len(parts))) for place, part in enumerate(parts))
+
+    def _layer(self, data: Any, args: Any, result: Any, keys: Mapping[int, str]) -> None:
+        weight = keys.get(id(args[1])) if len(args) > 1 else None
+        if weight is None:
+            return
+        self._output[id(result)] = weight
+        if (part := self._parts.get(id(data))) is not None:
+            self._taken.setdefault(part.key, set()).add(part.place)
+            self._through[id(result)] = part
+        for part in {one.key: one for one in self._joined.get(id(data), ())}.values():
+            held = self._joined[id(data)]
+            self._consumers.setdefault(part.key, []).append((weight, tuple(one.place for one in held)))
+
+    def _join(self, tensors: Any, result: Any) -> None:
+        held: list[_Part] = []
+        for tensor in tensors:
+            at = id(tensor)
+            one = self._through.get(at) or self._parts.get(at)
+            more = self._joined.get(at) if one is None else (one,)
+            if not more:
+                return
+            held += more
+        if len({part.key for part in held}) == 1:
+            self._joined[id(result)] = tuple(held)
+
+    def _pass_on(self, call: Call, keys: Mapping[int, str]) -> None:
+        """Let a result of the sizes of what it was computed from be the same part, or the same output."""
+        tensors, result = call.tensors, call.result
+        data = [t for t in tensors if id(t) not in keys and tuple(t.shape) == tuple(result.shape)]
+        if call.name in _ADDS and len(data) == 2:
+            data = [t for t in data if id(t) in self._parts] or data
+        if len(data) != 1:
+            return
+        at = id(data[0])
+        for known in self._known:
+            if at in known:
+                known[id(result)] = known[at]
+        if (key := self._output.get(at)) is not None and key not in self._count:
+            self._on_the_way.setdefault(key, []).extend(keys[id(t)] for t in tensors if id(t) in keys)
+
+    def found(self) -> dict[str, tuple[Bypass, ...]]:
+        """Return, for each weight whose channels are in such an order, what is known about that order."""
+        made: dict[str, tuple[Bypass, ...]] = {}
+        for key, count in self._count.items():
+            past = set(range(count)) - self._taken.get(key, set())
+            takers = self._consumers.get(key, ())
+            if len(past) != 1 or not takers or count < 2:
+                continue
+            (place,) = past
+            in_place = all(places == tuple(range(count)) for _, places in takers)
+            gives = Bypass(count, place, 0, in_place, key)
+            for name in dict.fromkeys((key, *self._on_the_way.get(key, ()))):
+                made[name] = (*made.get(name, ()), gives)
+            for name in dict.fromkeys(name for name, _ in takers):
+                made[name] = (*made.get(name, ()), gives._replace(dim=1))
+        return made

@@ -1,0 +1,60 @@
+"""Complex numbers: a tensor for the real parts and one for the imaginary parts, or one tensor with both at its end.
+
+`torch.view_as_complex` takes a last dimension of two, the real part first. Code that avoids complex numbers has two
+parameters, whose names say which is which.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from ... import expression as ex
+from ...expression import Expr, Shape
+from ...words import cut, table
+from ..pieces import Canon, Piece
+
+_Key = tuple[tuple[str, ...], tuple[str, ...], Shape]
+
+
+def join_complex_parts(one: Canon, other: Canon) -> None:
+    """Join real and imaginary parts of one side to tensors whose last dimension holds both, if the other side has
+    equally many tensors of these sizes, in any order of their dimensions.
+    """
+    halves: dict[_Key, dict[str, Piece]] = defaultdict(dict)
+    for piece in one.pieces.values():
+        words = cut(piece.last)
+        at = next((at for at, word in enumerate(words) if word in table().complex_parts), None)
+        if piece.role == "weight" and at is not None:
+            stem = (*words[:at], *words[at + 1 :])
+            halves[piece.path[:-1], stem, piece.shape][table().complex_parts[words[at]]] = piece
+    both = {key: held for key, held in halves.items() if len(held) == 2}
+    made = Counter(_sizes((*shape, 2)) for _, _, shape in both)
+    own, theirs = (Counter(_sizes(p.shape) for p in side.pieces.values()) for side in (one, other))
+    for (module, stem, shape), held in both.items():
+        whole = _sizes((*shape, 2))
+        if theirs[whole] - own[whole] != made[whole]:
+            continue
+        parts = (held["real"], held["imaginary"])
+        first = min(parts, key=lambda p: p.order)
+        new = replace(
+            first,
+            path=(*module, "_".join(stem) or "complex"),
+            shape=(*shape, 2),
+            words=tuple(word for word in first.words if word not in table().complex_parts),
+        )
+        if new.name in one.pieces:
+            continue
+        up: list[Callable[[Expr], Expr]] = [partial(ex.select, dim=len(shape), index=place) for place in (0, 1)]
+        one.merge(parts, new, partial(_at_the_end, rank=len(shape)), up)
+
+
+def _sizes(shape: Shape) -> Shape:
+    return tuple(sorted(shape))
+
+
+def _at_the_end(*parts: Expr, rank: int) -> Expr:
+    """Return PARTS stacked along a new last dimension."""
+    return ex.permute(ex.stack(*parts), *range(1, rank + 1), 0)

@@ -1,0 +1,27 @@
+"""Shift, scale and gate of a norm: in one layer, whose name may say their order, or in a layer each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...words import cut, table
+from ..pieces import Piece
+
+#: In the order in which all code of diffusion transformers has them in one layer.
+_MODULATION = ("shift", "scale", "gate")
+
+
+def shift_first(row: Sequence[Piece]) -> list[Piece] | None:
+    """Return the layers for shift, scale and gate in this order; None if their names do not say which is which, or
+    if one of the first two is missing.
+    """
+    said = {next(iter({*cut(piece.last)} & {*_MODULATION}), ""): piece for piece in row}
+    whole = len(said) == len(row) and said.keys() in ({*_MODULATION}, {*_MODULATION[:2]})
+    return [said[name] for name in _MODULATION if name in said] if whole else None
+
+
+def gives_shift_first(piece: Piece) -> bool:
+    """Return whether the name of a layer says that it gives shift, scale and gate in this order."""
+    words = piece.words
+    spans = (words[a:b] for a in range(len(words)) for b in range(a + 1, len(words) + 1))
+    return ("shift", True) in {table().modulation.get(span) for span in spans}

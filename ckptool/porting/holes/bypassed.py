@@ -1,0 +1,70 @@
+"""Layers whose output is cut into parts, of which one goes past the layers that take the others: which one?
+
+The two codes of a Res2Net leave out the first part or the last one. Where they differ, the channels of the layer that
+makes the parts, of its norm, and of the layer that takes them all stand in another order.
+"""
+
+from __future__ import annotations
+
+from ...model_code.signature import Bypass
+from .. import expression as ex
+from ..expression import Expr
+from ..forms.pieces import Piece
+from ..matching.evidence import Kind
+from ..matching.units import Unit
+from ..questions import Reason
+from .filling import Filling
+
+
+def doubt_bypasses(filling: Filling) -> None:
+    """Ask about the order of the parts of a layer's output if one part goes past the layers that take the others.
+
+    The source's code answers it. So do names: equal names stand for equal code.
+    """
+    if filling.same_names and not filling.source.signature.traced:
+        return
+    whole = {p.entry.key for t, _ in filling.matching.pairs for p in t.pieces.values() if _is_whole(filling, p)}
+    for t, s in filling.matching.pairs:
+        for own in _bypasses(t):
+            theirs = next((one for one in _bypasses(s) if one.dim == own.dim), None)
+            if own.layer in whole and (theirs is not None or not _same_code(filling, t, s)):
+                _ask(filling, t, own, theirs)
+
+
+def _ask(filling: Filling, t: Unit, own: Bypass, theirs: Bypass | None) -> None:
+    """Ask which part passes in the source's code, or do as that code shows."""
+    known = theirs is not None and theirs.parts == own.parts and theirs.in_place and own.in_place
+    at = theirs.place if theirs is not None and known else 0 if own.place else own.parts - 1
+    for piece in t.pieces.values():
+        filled = filling.holes.get(piece.name)
+        if filled is None or len(piece.shape) <= own.dim or piece.shape[own.dim] % own.parts:
+            continue
+        moved = filled.expr if at == own.place else _moved(filled.expr, piece.shape[own.dim], own, at)
+        if known:
+            filled.learn(moved, Reason.BYPASS, shows=f"lets part {at + 1} of {own.parts} pass unchanged")
+        else:
+            filled.ask(Reason.BYPASS, options=[moved])
+
+
+def _bypasses(unit: Unit) -> tuple[Bypass, ...]:
+    """Return what a forward pass shows about the parts of a layer's channels, if the layer is one tensor there, too."""
+    shown = (p.entry.facts.bypasses for p in unit.pieces.values() if p.shape == p.entry.shape)
+    return next(filter(None, shown), ())
+
+
+def _is_whole(filling: Filling, piece: Piece) -> bool:
+    """Return whether one tensor of the source fills a tensor, so that its parts are in the order of the source."""
+    filled = filling.holes.get(piece.name)
+    return filled is not None and piece.shape == piece.entry.shape and "cat" not in filled.expr.operations()
+
+
+def _same_code(filling: Filling, t: Unit, s: Unit) -> bool:
+    return t.told_by(Kind.NAME) or t.path[-2:] == s.path[-2:] or filling.same_code(t, s)
+
+
+def _moved(whole: Expr, size: int, own: Bypass, place: int) -> Expr:
+    """Return WHOLE, of SIZE channels, with its part PLACE moved to where the model lets a part pass."""
+    wide = size // own.parts
+    order = [n for n in range(own.parts) if n != place]
+    order.insert(own.place, place)
+    return ex.cat(own.dim, *(ex.part(whole, own.dim, wide * n, wide * (n + 1)) for n in order))
