@@ -2,7 +2,7 @@
 
 Equal outputs prove all weights that they depend on. If outputs differ, each use of weights in the model is searched
 among the uses in the source's code, by its output. The first use that is not found there, after uses that are all
-found, is where the models diverge. Other expressions for the weights there (`hypotheses`) are tried; a change is kept
+found, is where the models diverge. Other expressions for the weights there (`improving`) are tried; a change is kept
 if more uses agree. A change that worked in one block is tried first in the next. Combinations are never searched.
 """
 

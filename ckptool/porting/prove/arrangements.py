@@ -50,8 +50,8 @@ def arrangements(ground: Ground, f: Use) -> Iterator[Change]:
 def _gates(ground: Ground, f: Use, groups: Sequence[Sequence[Use]]) -> Iterator[Change]:
     """Yield changes that reorder the gates of a recurrent layer, for the input and the hidden state alike."""
     direct = [u for group in groups for u in group if u.index in f.before or f.before & ground.own.after(u)]
-    for n in (4, 3):
-        members = [u for u in direct if u.rows % n == 0 and u.rows == direct[0].rows]
+    for rows, n in ((rows, n) for rows in dict.fromkeys(u.rows for u in direct) for n in (4, 3)):
+        members = [u for u in direct if u.rows == rows and rows % n == 0]
         members = list({u.told: u for u in members}.values())
         if len(members) < 2:
             continue
