@@ -88,10 +88,11 @@ def judge(
     if seen is None:
         return NOTHING
     known = given_by(expected, seen)
-    # what has no source, and changes nothing, gives what the use before it gives
-    fine = shown_by([k and not _is_left(use, entries) for k, use in zip(known, seen.uses, strict=True)], seen)
     followed = seen.uses if expected.uses else []
-    front = [use for use in followed if not fine[use.index] and all(fine[i] for i in use.before)]
+    open_front = _front(followed, shown_by(known, seen))
+    # what has no source, and changes nothing, gives what the use before it gives: the search begins there
+    filled = [k and not _is_left(use, entries) for k, use in zip(known, seen.uses, strict=True)]
+    front = _front(followed, shown_by(filled, seen))
     given = seen if all_outputs else made_of_known(seen, entries)
     outputs = given.outputs
     compared, equal, _ = compared_outputs(expected.outputs, outputs, tolerance)
@@ -99,12 +100,12 @@ def judge(
     if moved and not turned:
         equal = not places_decide(expected, given)
     if not compared:
-        open_front = [use for use in front if not _is_left(use, entries)]
-        equal = bool(expected.uses) and not open_front and sum(known) > 0
+        diverging = [use for use in open_front if not _is_left(use, entries)]
+        equal = bool(expected.uses) and not diverging and sum(known) > 0
     same_to_the_last = False
     if compared and not equal and all(known) and not _rearranged(expected.outputs, outputs):
         same_to_the_last = equal = _same_last(expected, seen)
-    left = [key for use in front for key in use.keys if key in entries and entries[key].expr is None]
+    left = [key for use in open_front for key in use.keys if key in entries and entries[key].expr is None]
     return Verdict(
         equal,
         compared,
@@ -116,6 +117,11 @@ def judge(
         same_to_the_last,
         moved and equal,
     )
+
+
+def _front(uses: Sequence[Use], fine: Sequence[bool]) -> list[Use]:
+    """Return the uses that are not FINE, while all uses before them are."""
+    return [use for use in uses if not fine[use.index] and all(fine[i] for i in use.before)]
 
 
 def given_by(expected: Flow, seen: Flow) -> list[bool]:
