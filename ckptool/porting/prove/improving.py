@@ -130,10 +130,21 @@ def _of_a_loop(ground: Ground, fronts: Sequence[Use]) -> Iterator[Change]:
     """Yield changes that fill all keys without a source of a recurrent layer: what it keeps in its state depends on
     each of them. The order of its gates shows only then.
     """
-    if any(use.told in ground.own.repeated for use in fronts):
+    if any(_runs_in_a_loop(ground.own, use) for use in fronts):
         likeliest = fillings(ground, fronts)[:_LIKELIEST]
         for one in sorted(likeliest, key=lambda one: -len(one.new))[:_OF_A_LOOP]:
             yield "of unused tensors, all of a loop", one.new
+
+
+def _runs_in_a_loop(flow: Flow, use: Use) -> bool:
+    """Return whether USE runs again on what it gave before."""
+    runs = [one.index for one in flow.uses if one.told == use.told] if use.told in flow.repeated else []
+    reached: set[int] = set()
+    open_ = set(flow.uses[runs[-1]].before) if runs else set()
+    while open_:
+        reached |= open_
+        open_ = {i for at in open_ for i in flow.uses[at].before} - reached
+    return not reached.isdisjoint(runs)
 
 
 def _of_unlike_keys(fronts: Iterable[Use]) -> list[Use]:
