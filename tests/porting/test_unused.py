@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,10 +13,12 @@ import numpy as np
 from torch import nn
 
 import ckptool
+from ckptool.model_code.inputs import parse_inputs
 from ckptool.porting import expression as ex
 from ckptool.porting.expression import Shape
 from ckptool.porting.forms.own_code import named_alike
 from ckptool.porting.mapping import Mapping
+from ckptool.porting.prove import prove
 from ckptool.porting.prove.dimensions import ways
 
 F = nn.functional
@@ -294,3 +297,70 @@ def test_code_of_several_nets_is_loaded_from_a_file_that_has_them_apart() -> Non
     assert mapping.proof["equal"]
     made = mapping.apply(state).state_dict().tensors
     assert np.array_equal(made["0.weight"].numpy(), source.second[0].weight.detach().numpy())
+
+
+# ------------------------------------------------------------------------------- neighbours, and chunks of one layer
+
+
+class Tables(nn.Module):
+    """Two pairs of tables of one size, of which one pair is multiplied and one is joined."""
+
+    def __init__(self, names: str) -> None:
+        super().__init__()
+        self.names = names
+        for name in names:
+            setattr(self, name, nn.Embedding(7, 4))
+        self.deep, self.out = nn.Linear(8, 5), nn.Linear(9, 1)
+
+    def forward(self, one: Any, other: Any) -> Any:
+        a, b, c, d = (getattr(self, name) for name in sorted(self.names))
+        h = self.deep(torch.cat([c(one), d(other)], -1)).relu()
+        return self.out(torch.cat([a(one) * b(other), h], -1))
+
+
+def test_pairs_of_tables_change_places_together() -> None:
+    source, own = Tables("abcd"), Tables("abcd")
+    state = source.state_dict()
+    wrong = ckptool.transfer(state, own, inputs=["int64[6]<7", "int64[6]<7"], source_model=source)
+    now = {f"{a}.weight": ex.of(f"{b}.weight") for a, b in zip("abcd", "cdab", strict=True)}
+    exchanged = [replace(e, expr=now.get(e.target, e.expr)) for e in wrong.entries]
+    inputs = parse_inputs(["int64[6]<7", "int64[6]<7"])
+    mapping = prove(wrong.with_entries(exchanged), state, source, own, inputs=inputs)
+    assert mapping.proof is not None
+    assert mapping.proof["equal"], mapping.proof
+    assert [str(mapping[key].expr) for key in now] == [*now]
+    assert "what goes before its partner" in mapping.proof["changes"]
+
+
+class Modulated(nn.Module):
+    """Scale, shift and gate of each of two layers, apart or as chunks of one layer."""
+
+    def __init__(self, *, joined: bool) -> None:
+        super().__init__()
+        self.joined = joined
+        self.given, self.into = nn.Linear(2, 4), nn.Linear(3, 6)
+        for i in "12":
+            if joined:
+                setattr(self, f"modulation{i}", nn.Linear(4, 18))
+            else:
+                for part in ("shift", "scale", "gate"):
+                    setattr(self, f"{part}{i}", nn.Linear(4, 6))
+            setattr(self, f"mix{i}", nn.Linear(6, 6))
+
+    def forward(self, x: Any, c: Any) -> Any:
+        x, c = self.into(x), F.silu(self.given(c))
+        for i in "12":
+            if self.joined:
+                gate, shift, scale = getattr(self, f"modulation{i}")(c).chunk(3, -1)
+            else:
+                shift, scale, gate = (getattr(self, f"{part}{i}")(c) for part in ("shift", "scale", "gate"))
+            x = x + gate * getattr(self, f"mix{i}")(F.layer_norm(x, (6,)) * (1 + scale) + shift).tanh()
+        return x
+
+
+def test_chunks_of_one_layer_are_put_in_the_order_of_the_code() -> None:
+    source, own = Modulated(joined=False), Modulated(joined=True)
+    mapping = tried(source, own, "float32[5,3]", "float32[5,2]")
+    assert mapping.proof is not None
+    assert mapping.proof["equal"], mapping.proof
+    assert str(mapping["modulation1.bias"].expr) == "cat(0, gate1.bias, shift1.bias, scale1.bias)"
