@@ -36,6 +36,8 @@ _MOST = 200
 #: Of one family of the model, changes for each pair and in all that are combined with those of others; and changes of
 #: several at once.
 _FOR_SEVERAL, _OF_ONE, _TOGETHER = 16, 48, 160
+#: Combinations that are looked at, of which those are the cheapest.
+_COMBINED = 4096
 #: Keys whose modules are filled as a whole.
 _JOINED = 4
 #: Keys that are used after that place.
@@ -78,6 +80,7 @@ def fillings(ground: Ground, fronts: Sequence[Use]) -> list[Filling]:
     several = [{key for key in use.keys if key in open_} for use in ground.own.uses]
     every: list[Filling] = []
     done: set[Family] = set()
+    modules: set[str] = set()
     for place, key in enumerate(touched):
         found: list[Filling] = []
         near = families(key, open_)
@@ -87,7 +90,8 @@ def fillings(ground: Ground, fronts: Sequence[Use]) -> list[Filling]:
                 if family not in done:
                     done.add(family)
                     found += _fillings(ground, family, left, _FOR_A_PAIR)
-        if place < _JOINED:
+        if place < _JOINED and _module(key) not in modules:
+            modules.add(_module(key))
             found += _several(ground, key, open_, left)
         later = 0.0 if key in at_front else _LATER
         every += [replace(one, cost=one.cost + later) for one in found]
@@ -260,6 +264,7 @@ def _several(ground: Ground, key: str, open_: MappingOf[str, Shape], left: Mappi
                     break
         if not 2 <= len(groups) <= 4:
             continue
+        groups = [group[: int(_COMBINED ** (1 / len(groups)))] for group in groups]
         together = (
             chosen
             for chosen in product(*groups)
