@@ -94,12 +94,13 @@ def _from_several_places(
 
 
 def _words(key: str) -> tuple[str, ...]:
-    """Return the components of KEY, without `:0`, repetitions and "state_dict"."""
+    """Return the components of KEY, without `:0`, "state_dict", and layers that a path with slashes repeats."""
     out: list[str] = []
-    for part in re.split(r"[./]", re.sub(r":\d+$", "", key)):
-        word = _STATE.sub("", part)
-        if word and (not out or out[-1] != word or word.isdecimal()):
-            out.append(word)
+    for path in re.sub(r":\d+$", "", key).split("/"):
+        for place, part in enumerate(path.split(".")):
+            word = _STATE.sub("", part)
+            if word and (place or not out or out[-1] != word or word.isdecimal()):
+                out.append(word)
     return tuple(out)
 
 

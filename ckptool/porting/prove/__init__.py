@@ -3,7 +3,7 @@
 Equal outputs prove all weights that they depend on. If outputs differ, the output of each use of weights in the model
 is looked up among the outputs of all uses in the source's code. The models diverge at the first use whose output is
 missing there while the outputs of all uses before it are found. Other expressions for the weights at that use
-(`hypotheses`) are tried; a change is kept if more uses agree. A change that worked in one block is tried first in the
+(`improving`) are tried; a change is kept if more uses agree. A change that worked in one block is tried first in the
 next block. Combinations of changes are never searched.
 
 The words of this package, beside those of `ckptool.porting`:

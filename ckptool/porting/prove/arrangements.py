@@ -16,6 +16,8 @@ from .ground import Change, Ground
 from .rows import Rows, Turn, by_heads, joined, like, place_of
 
 _HEAD_SIZES = (64, 128, 32, 96, 80, 16, 8, 4, 2, 12, 24, 6)
+#: Chunks of one layer that are reordered; fewer than these are tried in each order, others with two exchanged.
+_MOST_CHUNKS, _FEW_CHUNKS = 9, 5
 _HEAD_COUNTS = (2, 4, 8, 12, 16, 3, 6, 24, 32, 1, 5, 10)
 
 
@@ -42,6 +44,9 @@ def arrangements(ground: Ground, f: Use) -> Iterator[Change]:
     """
     groups = [g for g in _groups_before(ground, f) if all(ground.now(u.held["weight"]) is not None for u in g)]
     yield from _gates(ground, f, groups)
+    for u in (u for group in groups if len(group) > 1 for u in group if u.index in f.before):
+        for label, new in _chunks(ground, f, u):
+            yield from _rearranged(ground, label, [u], new)
     for group in groups:
         rows = [ground.current(u) for u in group]
         for label, new in _orders(ground, rows):
@@ -50,13 +55,28 @@ def arrangements(ground: Ground, f: Use) -> Iterator[Change]:
             yield from _rearranged(ground, label, group, turn(rows))
 
 
+def _chunks(ground: Ground, f: Use, u: Use) -> Iterator[tuple[str, list[Rows]]]:
+    """Yield the rows of U in other orders of its chunks, if it gives several of the width that F takes: scale, shift
+    and gate. Other layers with the input of U are no reason to look at all of them as one.
+    """
+    width = 0 if f.taken is None else len(f.taken)
+    n = u.rows // width if width and u.rows % width == 0 else 0
+    now = ground.current(u)
+    if not 2 <= n <= _MOST_CHUNKS or now.weight is None:
+        return
+    cut = [now.part(i * width, (i + 1) * width) for i in range(n)]
+    exchanges = ([{i: j, j: i}.get(k, k) for k in range(n)] for i, j in combinations(range(n), 2))
+    for order in islice(permutations(range(n)), 1, None) if n < _FEW_CHUNKS else map(tuple, exchanges):
+        yield f"{n} chunks in the order {order}", [joined([cut[i] for i in order])]
+
+
 def _gates(ground: Ground, f: Use, groups: Sequence[Sequence[Use]]) -> Iterator[Change]:
     """Yield changes (label, key -> expression) that reorder the gates of a recurrent layer before the use F, in the
     weights for the input and for the hidden state alike. GROUPS are the uses before F, by their input.
     """
     direct = [u for group in groups for u in group if u.index in f.before or f.before & ground.own.after(u)]
-    for n in (4, 3):
-        members = [u for u in direct if u.rows % n == 0 and u.rows == direct[0].rows]
+    for rows, n in ((rows, n) for rows in dict.fromkeys(u.rows for u in direct) for n in (4, 3)):
+        members = [u for u in direct if u.rows == rows and rows % n == 0]
         members = list({u.told: u for u in members}.values())
         if len(members) < 2:
             continue

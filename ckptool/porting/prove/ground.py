@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from collections.abc import Mapping as MappingOf
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from math import prod
 
@@ -39,6 +39,23 @@ class Ground:
     theirs: Flow
     shapes: MappingOf[str, Shape]
     factors: Sequence[float] = ()
+    _next: frozenset[str] | None = field(default=None, repr=False)
+
+    @property
+    def next_keys(self) -> frozenset[str]:
+        """Return the keys of the source's uses that come next: the model gives all that they take, and not what they
+        give.
+        """
+        if self._next is None:
+            given = [self.own.gives(use.given) for use in self.theirs.uses]
+            place = {use.index: at for at, use in enumerate(self.theirs.uses)}
+            uses = [
+                use
+                for use, known in zip(self.theirs.uses, given, strict=True)
+                if not known and all(given[place[i]] for i in use.before if i in place)
+            ]
+            self._next = frozenset(key for use in uses for key in use.keys)
+        return self._next
 
     def now(self, held: Held | None) -> Expr | None:
         """Return the expression over keys of the source that the present mapping gives to HELD, a weight as the model

@@ -1,29 +1,38 @@
-"""Search for a mapping with which more uses agree, starting where two models diverge."""
+"""Search for a mapping with which more uses agree, starting where two models diverge.
+
+Options of the questions from matching come first, then weights of uses with the same input, then tensors that nothing
+uses. If the source has no use with the input of a use, the weights before it are rearranged.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Mapping as MappingOf
 from itertools import islice, takewhile
 
 from ...errors import counted
 from ..expression import Expr
 from ..mapping import Entry
-from .arrangements import twice
+from .arrangements import arrangements, twice
 from .blocks import in_other_blocks
-from .flow import Flow
-from .goes_in import at_once
+from .flow import Flow, Use
+from .goes_in import at_once, before_its_partner, from_what_goes_in, made_together, takes_the_same
 from .ground import Change, Ground
-from .hypotheses import for_use
 from .other_conventions import changes
+from .other_values import adapters, any_of_these_sizes, around_zero_or_one, options
 from .trial import Trial
+from .unused import fillings, from_unused
 from .verdict import Verdict, judge
 
 #: Trials without success that looking for a better mapping may take, those of big models, and changes for one place.
 _TRIALS, _FEWEST, _GUESSES = 600, 80, 200
 #: Uses of weights in all trials without success.
 _WORK = 15_000
-
+#: Uses of the same keys for which changes are made, of those where the models diverge.
+_OF_ONE_KEY = 4
+#: Fillings of a recurrent layer that are tried, and of which they are chosen.
+_OF_A_LOOP, _LIKELIEST = 2, 8
 
 _State = tuple[dict[str, Entry], Flow, Verdict]
 
@@ -54,11 +63,8 @@ def _better(
     entries: dict[str, Entry], seen: Flow, verdict: Verdict, trial: Trial, expected: Flow, changed: dict[str, None]
 ) -> _State | None:
     ground = Ground(entries, seen, expected, trial.shapes, trial.factors)
-    fronts = verdict.front if expected.uses else ()
-    guesses = [*at_once(ground, fronts)] if len(fronts) > 1 else []
-    guesses += [change for use in fronts for change in _in_time(islice(for_use(ground, use), _GUESSES), trial)]
-    guesses += [change for use in fronts[:2] for change in _in_time(islice(twice(ground, use), 2 * _GUESSES), trial)]
-    for label, new in sorted(_once(guesses), key=lambda change: change[0] not in changed):
+    guesses = _guesses(ground, verdict.front if expected.uses else (), trial)
+    for label, new in sorted(_once([*guesses]), key=lambda change: change[0] not in changed):
         found = _tried(label, entries, new, verdict, trial, expected)
         if found is not None:
             changed[label] = None
@@ -74,6 +80,84 @@ def _better(
         return None
     changed[best[0]] = None
     return best[1]
+
+
+def _guesses(ground: Ground, fronts: Sequence[Use], trial: Trial) -> Iterator[Change]:
+    """Yield changes for the weights at FRONTS, or before them, the likeliest first."""
+    if len(fronts) > 1:
+        yield from at_once(ground, fronts)
+    apart = _of_unlike_keys(fronts)
+    for use in apart:
+        yield from _in_time(islice(_likely(ground, use), _GUESSES), trial)
+    yield from _in_time(_of_a_loop(ground, fronts), trial)
+    yield from _in_time(from_unused(ground, fronts), trial)
+    for use in apart:
+        yield from _in_time(islice(_others(ground, use), _GUESSES), trial)
+    for use in fronts[:2]:
+        yield from _in_time(islice(twice(ground, use), 2 * _GUESSES), trial)
+
+
+def _likely(ground: Ground, f: Use) -> Iterator[Change]:
+    """Yield expressions for the weights of F that something speaks for: an option of a question, or an equal input."""
+    yield from options(ground, f)
+    yield from adapters(ground, f)
+    if _is_adapted(ground, f):
+        return  # what an adapted layer gives is in the source in two parts
+    matched = takes_the_same(ground, f)
+    if matched:
+        yield from from_what_goes_in(ground, f, matched)
+    else:
+        yield from before_its_partner(ground, f)
+    yield from made_together(ground, f)
+
+
+def _others(ground: Ground, f: Use) -> Iterator[Change]:
+    """Yield further expressions for the weights of F, or for the weights before it."""
+    if _is_adapted(ground, f):
+        return
+    matched = takes_the_same(ground, f)
+    if not matched:
+        yield from arrangements(ground, f)
+    yield from around_zero_or_one(ground, f)
+    yield from any_of_these_sizes(ground, f)
+    if matched:
+        yield from arrangements(ground, f)
+
+
+def _is_adapted(ground: Ground, f: Use) -> bool:
+    return any("lora" in e.expr.operations() for k in f.keys if (e := ground.entries.get(k)) and e.expr is not None)
+
+
+def _of_a_loop(ground: Ground, fronts: Sequence[Use]) -> Iterator[Change]:
+    """Yield changes that fill all keys without a source of a recurrent layer: what it keeps in its state depends on
+    each of them. The order of its gates shows only then.
+    """
+    if any(_runs_in_a_loop(ground.own, use) for use in fronts):
+        likeliest = fillings(ground, fronts)[:_LIKELIEST]
+        for one in sorted(likeliest, key=lambda one: -len(one.new))[:_OF_A_LOOP]:
+            yield "of unused tensors, all of a loop", one.new
+
+
+def _runs_in_a_loop(flow: Flow, use: Use) -> bool:
+    """Return whether USE runs again on what it gave before."""
+    runs = [one.index for one in flow.uses if one.told == use.told] if use.told in flow.repeated else []
+    reached: set[int] = set()
+    open_ = set(flow.uses[runs[-1]].before) if runs else set()
+    while open_:
+        reached |= open_
+        open_ = {i for at in open_ for i in flow.uses[at].before} - reached
+    return not reached.isdisjoint(runs)
+
+
+def _of_unlike_keys(fronts: Iterable[Use]) -> list[Use]:
+    """Return FRONTS without further uses of the same keys: a kernel that is used place by place has hundreds."""
+    counts: Counter[tuple[str, ...]] = Counter()
+    out = []
+    for use in fronts:
+        counts[use.keys] += 1
+        if counts[use.keys] <= _OF_ONE_KEY:
+            out.append(use)
+    return out
 
 
 def _in_time(changes: Iterable[Change], trial: Trial) -> Iterator[Change]:

@@ -22,7 +22,7 @@ from .measure import Measured
 from .other_settings import Setting, layer_of
 from .trial import Trial
 from .turned import doubt_turned
-from .verdict import Verdict, apart, judge, shown_by
+from .verdict import Verdict, apart, behind_new_keys, judge, shown_by
 
 
 def settle(
@@ -140,11 +140,14 @@ def _reach(reached: _Reached, trial: Trial, codes: Codes, others: Iterable[tuple
     and measure the remaining difference.
     """
     expected = codes.expected
-    if not reached.verdict.equal:  # settings come first: no weight is changed for a setting
+    had_open = _has_open(reached)  # what a key without a source makes is no work of a setting
+    if not reached.verdict.equal and not had_open:  # settings come first: no weight is changed for a setting
         _change_settings(reached, trial, codes)
     if not reached.verdict.equal:
         found = search(reached.entries, reached.seen, reached.verdict, trial, expected)
         reached.entries, reached.seen, reached.verdict, reached.changed = found
+    if not reached.verdict.equal and had_open and not _has_open(reached):
+        _change_settings(reached, trial, codes)
     if not reached.verdict.equal:  # last, so that weights are searched for with which each is in its place
         verdict = judge(expected, reached.seen, reached.entries, turned=True)
         if verdict.equal and verdict.compared and not verdict.beyond:
@@ -171,6 +174,11 @@ def _reach(reached: _Reached, trial: Trial, codes: Codes, others: Iterable[tuple
         if reached.causes or not _is_within(reached.sharply, reached.verdict):
             told = reached.sharply.verdict
             reached.verdict = replace(reached.verdict, equal=False, front=told.front, agreeing=told.agreeing)
+
+
+def _has_open(reached: _Reached) -> bool:
+    """Return whether the model uses keys without a source."""
+    return any(behind_new_keys(reached.seen, reached.entries))
 
 
 def _change_settings(reached: _Reached, trial: Trial, codes: Codes) -> None:

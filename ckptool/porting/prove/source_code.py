@@ -91,7 +91,8 @@ def load_own(model: torch.nn.Module, ckpt: Checkpoint, mapping: Mapping) -> OwnC
         NotFound: the file lacks more than a tenth of the keys of the code.
     """
     wanted_here = signature_of(model, trace=False)
-    found, copies = _by_names(wanted_here, ckpt, mapping) or (match_signature(ckpt, wanted_here, at=mapping.at), {})
+    named = _by_names(wanted_here, ckpt, mapping) or _by_names(wanted_here, ckpt, mapping, paths=True)
+    found, copies = named or (match_signature(ckpt, wanted_here, at=mapping.at), {})
     missing = _missing(found)
     if len(missing) > _FEW * len(found.entries):
         found, copies = _by_names(wanted_here, ckpt, mapping, share=1 - _FEW) or (found, copies)
@@ -154,22 +155,25 @@ def adapter_factors(model: torch.nn.Module) -> list[float]:
 
 
 def _by_names(
-    wanted: Signature, ckpt: Checkpoint, mapping: Mapping, *, share: float = 1.0
+    wanted: Signature, ckpt: Checkpoint, mapping: Mapping, *, share: float = 1.0, paths: bool = False
 ) -> tuple[Mapping, dict[str, list[str]]] | None:
     """Return the mapping from CKPT to the code WANTED by equal names and sizes, and key -> other keys of the file with
-    the same names. None if the file has less than SHARE of the code's keys.
+    the same names. None if the file has less than SHARE of the code's keys. With PATHS, the place of a state dict in
+    the file is a part of its names: the code may hold several models that the file has apart.
     """
     shapes: dict[str, Shape] = {}
+    keys: dict[str, str] = {}  # name -> key of the mapping
     for weights in ckpt.state_dicts():
         for key, tensor in weights.tensors.items():
             whole = f"{weights.path}/{key}" if weights.path else key
-            shapes[
-                key if weights.path == (mapping.at or weights.path) and whole not in mapping.source_shapes else whole
-            ] = tensor.shape
+            meant = weights.path == (mapping.at or weights.path) and whole not in mapping.source_shapes
+            name = whole if paths or not meant else key
+            shapes[name], keys[name] = tensor.shape, key if meant else whole
     code, optional = _wanted_by_name(wanted)
-    ways = named_alike(code, shapes, optional, share=share)
+    ways = [{key: keys[name] for key, name in way.items()} for way in named_alike(code, shapes, optional, share=share)]
     if not ways:
         return None
+    shapes = {keys[name]: shape for name, shape in shapes.items()}
     used = {key for entry in mapping.entries for key in entry.sources}
     way = max(ways, key=lambda way: len(used & set(way.values())))
     copies: dict[str, list[str]] = {}

@@ -92,10 +92,12 @@ def judge(
     """
     if seen is None:
         return NOTHING
-    known = [bool(expected.uses) and expected.gives(use.given) for use in seen.uses]
-    fine = shown_by(known, seen)
+    known = given_by(expected, seen)
     followed = seen.uses if expected.uses else []
-    front = [use for use in followed if not fine[use.index] and all(fine[i] for i in use.before)]
+    open_front = _front(followed, shown_by(known, seen))
+    # what has no source, and changes nothing, gives what the use before it gives: the search begins there
+    filled = [k and not _is_left(use, entries) for k, use in zip(known, seen.uses, strict=True)]
+    front = _front(followed, shown_by(filled, seen))
     given = seen if all_outputs else made_of_known(seen, entries)
     outputs = given.outputs
     compared, equal, _ = compared_outputs(expected.outputs, outputs, tolerance)
@@ -103,12 +105,12 @@ def judge(
     if moved and not turned:
         equal = not places_decide(expected, given)
     if not compared:
-        open_front = [use for use in front if not _is_left(use, entries)]
-        equal = bool(expected.uses) and not open_front and sum(known) > 0
+        diverging = [use for use in open_front if not _is_left(use, entries)]
+        equal = bool(expected.uses) and not diverging and sum(known) > 0
     same_to_the_last = False
     if compared and not equal and all(known) and not _rearranged(expected.outputs, outputs):
         same_to_the_last = equal = _same_last(expected, seen)
-    left = [key for use in front for key in use.keys if key in entries and entries[key].expr is None]
+    left = [key for use in open_front for key in use.keys if key in entries and entries[key].expr is None]
     return Verdict(
         equal,
         compared,
@@ -116,10 +118,34 @@ def judge(
         len(known),
         tuple(front if not equal else ()),
         tuple(dict.fromkeys(left)),
-        sum(use.taken is not None and expected.entries.holds(use.taken) for use in seen.uses) if expected.uses else 0,
+        _entered(expected, seen),
         same_to_the_last,
         moved and equal,
     )
+
+
+def _front(uses: Sequence[Use], fine: Sequence[bool]) -> list[Use]:
+    """Return the uses that are not FINE, while all uses before them are."""
+    return [use for use in uses if not fine[use.index] and all(fine[i] for i in use.before)]
+
+
+def given_by(expected: Flow, seen: Flow) -> list[bool]:
+    """Return, for each use, whether some use in EXPECTED gives its output. A use that runs again and again, as in a
+    loop over time, may be one use there, of all inputs at once.
+    """
+    if not expected.uses:
+        return [False] * len(seen.uses)
+    whole = {told for told, (use,) in seen.repeated.items() if expected.gives(use.given)}
+    return [use.told in whole or expected.gives(use.given) for use in seen.uses]
+
+
+def _entered(expected: Flow, seen: Flow) -> int:
+    """Return the number of uses whose input a use in EXPECTED takes, also of all runs of a loop at once."""
+    if not expected.uses:
+        return 0
+    of_loops = {told: use.taken for told, (use,) in seen.repeated.items() if use.taken is not None}
+    whole = {told for told, taken in of_loops.items() if expected.entries.holds(taken)}
+    return sum(use.told in whole or (use.taken is not None and expected.entries.holds(use.taken)) for use in seen.uses)
 
 
 def in_their_places(expected: Flow, seen: Flow, tolerance: float = _TOLERANCE) -> bool:

@@ -1,0 +1,198 @@
+"""Ways in which the dimensions of some tensors become those of others: reordered, split and merged.
+
+A family of equal tensors counts as one tensor with a first dimension for its members. So a stack, a concatenation, a
+real and an imaginary part, heads apart and heads together are all one thing: the dimensions of one family are cut into
+factors, and the factors are put together again to the dimensions of the other.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from collections.abc import Mapping as MappingOf
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import combinations, islice, pairwise, permutations, product
+from math import prod
+
+from ...errors import RuleError
+from .. import expression as ex
+from ..expression import Expr, Shape
+
+#: Dimensions of each family that are cut into two factors; ways that are made, and that are returned.
+_CUTS, _MADE, _MOST = 2, 4000, 48
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way from a family of tensors to another.
+
+    Attributes:
+        factors: for each dimension of the first family, its factors.
+        order: for each dimension of the second family, the factors that it is made of, by their numbers.
+        cost: the number of cuts and of factors that change places.
+    """
+
+    factors: tuple[tuple[int, ...], ...]
+    order: tuple[tuple[int, ...], ...]
+    cost: int
+
+    def __str__(self) -> str:
+        return " ".join("x".join(map(str, one)) or "1" for one in self.order)
+
+    @property
+    def keeps_members(self) -> bool:
+        """Return whether each member of the second family is made of one member of the first."""
+        return self.order[0] == self._numbers()[0]
+
+    def _numbers(self) -> list[tuple[int, ...]]:
+        """Return, for each dimension of the first family, the numbers of its factors."""
+        out, at = [], 0
+        for factors in self.factors:
+            out.append(tuple(range(at, at + len(factors))))
+            at += len(factors)
+        return out
+
+    def made(
+        self, members: Sequence[Expr], have: Shape, count: int, want: Shape, shapes: MappingOf[str, Shape]
+    ) -> list[Expr] | None:
+        """Return COUNT expressions of sizes WANT, made of MEMBERS, which have sizes HAVE each; None if an operation
+        does not fit. SHAPES has the sizes of the source.
+        """
+        sizes = [size for factors in self.factors for size in factors]
+        out = []
+        for number in range(count):
+            fixed = _places(number, [(one, sizes[one]) for one in self.order[0]])
+            made = self._one(members, have, want, sizes, fixed)
+            try:
+                made = ex.simplified(made, shapes)
+                if ex.shape_of(made, shapes) != want:
+                    return None
+            except RuleError:
+                return None
+            out.append(made)
+        return out
+
+    def _one(
+        self, members: Sequence[Expr], have: Shape, want: Shape, sizes: Sequence[int], fixed: dict[int, int]
+    ) -> Expr:
+        numbers = self._numbers()
+        own, inner = numbers[0], numbers[1:]
+        free = [one for one in own if one not in fixed]
+        cut = [
+            _cut(x, have, inner, sizes, fixed)
+            for place, x in enumerate(members)
+            if all(at == fixed[one] for one, at in _places(place, [(o, sizes[o]) for o in own]).items() if one in fixed)
+        ]
+        kept = [one for axis in inner for one in axis if one not in fixed]
+        dims = self.order[1:]
+        along = next((d for d, axis in enumerate(dims) if free and axis[:1] == (free[0],)), None)
+        if not free or (len(free) == 1 and along is not None):  # each member becomes a part of the tensor
+            rest = [tuple(one for one in axis if one not in free) for axis in dims]
+            shape = tuple(prod(sizes[one] for one in axis) for axis in rest)
+            parts = [_ordered(x, kept, [one for axis in rest for one in axis], sizes, shape) for x in cut]
+            return parts[0] if not free or along is None else ex.cat(along, *parts)
+        stacked = ex.stack(*(ex.reshape(x, [sizes[one] for one in kept]) for x in cut))
+        return _ordered(stacked, [*free, *kept], [one for axis in dims for one in axis], sizes, want)
+
+
+def _places(number: int, factors: Sequence[tuple[int, int]]) -> dict[int, int]:
+    """Return the place of element NUMBER along each of FACTORS, (name, size), of which the last runs fastest."""
+    out = {}
+    for one, size in reversed(factors):
+        number, out[one] = divmod(number, size)
+    return out
+
+
+def _cut(
+    x: Expr, have: Shape, inner: Sequence[Sequence[int]], sizes: Sequence[int], fixed: MappingOf[int, int]
+) -> Expr:
+    """Return X, of sizes HAVE, cut to the FIXED places of its factors."""
+    shape = list(have)
+    for d in reversed(range(len(have))):
+        held = [one for one in inner[d] if one in fixed]
+        if not held:
+            continue
+        if len(inner[d]) == 1:
+            x = ex.select(x, d, fixed[held[0]])
+            del shape[d]
+        elif held == [inner[d][0]]:  # the first factor: a slice
+            width = sizes[inner[d][1]]
+            x = ex.part(x, d, fixed[held[0]] * width, (fixed[held[0]] + 1) * width)
+            shape[d] = width
+        else:
+            x = ex.reshape(x, [*shape[:d], *(sizes[one] for one in inner[d]), *shape[d + 1 :]])
+            for place, one in reversed(list(enumerate(inner[d]))):
+                if one in fixed:
+                    x = ex.select(x, d + place, fixed[one])
+            shape[d : d + 1] = [sizes[one] for one in inner[d] if one not in fixed]
+    return x
+
+
+def _ordered(x: Expr, now: Sequence[int], then: Sequence[int], sizes: Sequence[int], shape: Shape) -> Expr:
+    """Return X, whose dimensions are the factors NOW, with the factors in the order THEN and the sizes SHAPE."""
+    if list(now) != list(then):
+        places = [list(now).index(one) for one in then]
+        x = ex.reshape(x, [sizes[one] for one in now])
+        last = len(places) - 1
+        swapped = places == [*range(last - 1), last, last - 1]
+        x = ex.transpose(x) if swapped else ex.permute(x, *places)
+    return ex.reshape(x, shape)
+
+
+@lru_cache(maxsize=256)
+def ways(have: Shape, want: Shape) -> tuple[Way, ...]:
+    """Return ways from a family to another, the simplest first. HAVE and WANT are the number of members, and the sizes
+    of one.
+    """
+    if prod(have) != prod(want) or 0 in have or len(have) > 7 or len(want) > 7:
+        return ()
+    whole: dict[tuple[int, ...], list[list[tuple[int, ...]]]] = defaultdict(list)
+    for factors in _factored(have):
+        whole[tuple(sorted(size for axis in factors for size in axis))].append(factors)
+    found: list[Way] = []
+    for parts in _factored(want):
+        for factors in whole.get(tuple(sorted(size for axis in parts for size in axis)), ()):
+            found += islice(_joined(factors, parts), _MADE // 20)
+        if len(found) > _MADE:
+            break
+    return tuple(sorted(dict.fromkeys(found), key=lambda way: way.cost)[:_MOST])
+
+
+def _factored(shape: Shape) -> Iterator[list[tuple[int, ...]]]:
+    """Yield SHAPE with each dimension as its factors: uncut first, then with one or two dimensions cut in two."""
+    plain: list[tuple[int, ...]] = [(size,) if size > 1 else () for size in shape]
+    for count in range(_CUTS + 1):
+        for chosen in combinations(range(len(shape)), count):
+            for cuts in product(*(_cuts(shape[d]) for d in chosen)):
+                out = list(plain)
+                for d, cut in zip(chosen, cuts, strict=True):
+                    out[d] = cut
+                yield out
+
+
+def _cuts(size: int) -> list[tuple[int, int]]:
+    return [(n, size // n) for n in range(2, min(size, 129)) if size % n == 0 and size // n > 1]
+
+
+def _joined(factors: Sequence[tuple[int, ...]], parts: Sequence[tuple[int, ...]]) -> Iterator[Way]:
+    """Yield the ways that put FACTORS into the places of PARTS, which have equal sizes in another order."""
+    sizes = [size for axis in factors for size in axis]
+    axis_of = [d for d, axis in enumerate(factors) for _ in axis]
+    by_size: dict[int, list[int]] = defaultdict(list)
+    for number, size in enumerate(sizes):
+        by_size[size].append(number)
+    kinds = list(by_size)
+    cuts = sum(len(axis) > 1 for axis in (*factors, *parts))
+    for chosen in product(*(permutations(by_size[size]) for size in kinds)):
+        left = {size: list(numbers) for size, numbers in zip(kinds, chosen, strict=True)}
+        order = tuple(tuple(left[size].pop(0) for size in axis) for axis in parts)
+        needless = any(b == a + 1 and axis_of[a] == axis_of[b] for axis in order for a, b in pairwise(axis))
+        if needless:  # what was cut is joined again as it was
+            continue
+        flat = [number for axis in order for number in axis]
+        turned = sum(a > b for a, b in combinations(flat, 2))
+        yield Way(tuple(factors), order, 2 * cuts + turned)
+
+
+__all__ = ["Way", "ways"]

@@ -1,0 +1,292 @@
+"""Changes that make keys without a source of tensors of the source that nothing uses.
+
+Matching may find no form that both sides share: vectors apart in one code and stacked in the other, a complex kernel as
+two real ones. But whatever a whole model is made of is used somewhere, so what is left on one side belongs to what is
+left on the other. Families of equal tensors are tried with each other, whatever makes one of the other (`dimensions`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Mapping as MappingOf
+from dataclasses import dataclass, replace
+from heapq import nsmallest
+from itertools import combinations, islice, permutations, product
+from math import factorial, prod
+
+from .. import expression as ex
+from ..expression import Expr, Shape
+from ..forms.pieces import squeezed
+from .dimensions import ways
+from .flow import Use
+from .ground import Change, Ground
+
+#: Keys, in their order.
+Family = tuple[str, ...]
+
+#: Families of the source that are tried for one of the model, and changes for each pair of them.
+_FAMILIES, _FOR_A_PAIR = 12, 64
+#: What each nearer family adds to the cost; what a change of several adds that reads different modules for one; and
+#: what a key adds that is used after the place where the models diverge.
+_FARTHER, _UNLIKE, _LATER = 0.4, 3.0, 2.0
+#: Changes in all.
+_MOST = 200
+#: Of one family of the model, changes for each pair and in all that are combined with those of others; and changes of
+#: several at once.
+_FOR_SEVERAL, _OF_ONE, _TOGETHER = 16, 48, 160
+#: Combinations that are looked at, of which those are the cheapest.
+_COMBINED = 4096
+#: Keys whose modules are filled as a whole.
+_JOINED = 4
+#: Keys that are used after that place.
+_AFTER = 3
+#: The most members of a family that are tried in each order.
+_IN_EACH_ORDER = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Filling:
+    """Expressions for the keys of a family, made of a family of the source.
+
+    Attributes:
+        cost: how far it is from the simplest.
+        how: a name for what is done, which is equal in other blocks.
+        new: key -> expression.
+        read: the keys of the source that it reads.
+    """
+
+    cost: float
+    how: str
+    new: dict[str, Expr]
+    read: frozenset[str]
+
+
+def from_unused(ground: Ground, fronts: Sequence[Use]) -> Iterator[Change]:
+    """Yield changes that make the keys without a source at FRONTS of unused tensors."""
+    for one in fillings(ground, fronts):
+        yield f"of unused tensors, {one.how}", one.new
+
+
+def fillings(ground: Ground, fronts: Sequence[Use]) -> list[Filling]:
+    """Return ways to make the keys without a source at FRONTS of unused tensors: of one family, or of several that are
+    open in one module.
+    """
+    open_ = {key: e.shape for key, e in ground.entries.items() if e.expr is None and not e.default and 0 not in e.shape}
+    left = _left(ground) if open_ else {}
+    touched = _touched(ground, fronts, open_) if left else []
+    at_front = {key for use in fronts for key in use.keys}
+    several = [{key for key in use.keys if key in open_} for use in ground.own.uses]
+    every: list[Filling] = []
+    done: set[Family] = set()
+    modules: set[str] = set()
+    for place, key in enumerate(touched):
+        found: list[Filling] = []
+        near = families(key, open_)
+        beside = [keys for keys in several if key in keys]
+        if any(all(keys <= set(family) for keys in beside) for family in near):  # else one alone would not show
+            for family in near:
+                if family not in done:
+                    done.add(family)
+                    found += _fillings(ground, family, left, _FOR_A_PAIR)
+        if place < _JOINED and _module(key) not in modules:
+            modules.add(_module(key))
+            found += _several(ground, key, open_, left)
+        later = 0.0 if key in at_front else _LATER
+        every += [replace(one, cost=one.cost + later) for one in found]
+    return nsmallest(_MOST, every, key=lambda one: one.cost)
+
+
+def _touched(ground: Ground, fronts: Sequence[Use], open_: MappingOf[str, Shape]) -> list[str]:
+    """Return the keys OPEN_ that FRONTS use, and the first that are used in what follows them: what a front gives may
+    be in the source only with a bias that is added later.
+    """
+    found = dict.fromkeys(key for use in fronts for key in use.keys if key in open_)
+    behind = {use.index for use in fronts}
+    after: dict[str, None] = {}
+    for use in ground.own.uses:
+        if behind & use.before:
+            behind.add(use.index)
+            after |= dict.fromkeys(key for key in use.keys if key in open_ and key not in found)
+    return [*found, *islice(after, _AFTER)]
+
+
+def _left(ground: Ground) -> dict[str, Shape]:
+    """Return the tensors of the source that its code uses and no entry reads, in the order of their use."""
+    read = {key for entry in ground.entries.values() for key in entry.sources}
+    used = dict.fromkeys(key for use in ground.theirs.uses for key in use.keys)
+    return {key: ground.shapes[key] for key in used if key in ground.shapes and key not in read}
+
+
+def families(key: str, shapes: MappingOf[str, Shape]) -> list[Family]:
+    """Return the families of KEY among keys of equal sizes: itself, those beside it, those that differ in one number,
+    and those of the same last name in neighbouring modules.
+    """
+    path, _, name = key.rpartition(".")
+    above = path.rpartition(".")[0]
+    alike = [other for other, shape in shapes.items() if shape == shapes[key]]
+    found = [
+        (key,),
+        tuple(other for other in alike if other.rpartition(".")[0] == path),
+        *(tuple(sorted((o for o in alike if pattern.fullmatch(o)), key=_by_number)) for pattern in _patterns(key)),
+        tuple(o for o in alike if o.endswith(f".{name}") and o.rpartition(".")[0].rpartition(".")[0] == above),
+    ]
+    return [family for family in dict.fromkeys(found) if key in family]
+
+
+def _patterns(key: str) -> list[re.Pattern[str]]:
+    """Return patterns of the keys that differ from KEY in one number."""
+    return [
+        re.compile(f"{re.escape(key[: number.start()])}[0-9]+{re.escape(key[number.end() :])}")
+        for number in re.finditer("[0-9]+", key)
+    ]
+
+
+def _by_number(key: str) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split("([0-9]+)", key)]
+
+
+def _fillings(ground: Ground, family: Family, left: MappingOf[str, Shape], most: int) -> list[Filling]:
+    """Return ways to make FAMILY of families of LEFT, at most MOST of each, the likeliest first."""
+    shape = ground.entries[family[0]].shape
+    wanted = len(family) * prod(shape)
+    every: dict[Family, None] = {}
+    for key, have in left.items():
+        for theirs in families(key, left):
+            every |= dict.fromkeys(
+                part
+                for part in _parts(theirs, wanted // prod(have))
+                if len(part) * prod(have) == wanted or _are_added(part, have, family, shape)
+            )
+    near, next_ = _near(ground, family), ground.next_keys
+
+    def distance(theirs: Family) -> tuple[bool, int, bool]:
+        return not next_.issuperset(theirs), -_closeness(theirs, near), _other_name(theirs, family)
+
+    chosen = nsmallest(_FAMILIES, every, key=distance)
+    out: list[Filling] = []
+    for place, theirs in enumerate(chosen):
+        pair = islice(_of_a_pair(ground, family, shape, theirs, left[theirs[0]]), most)
+        out += [replace(one, cost=one.cost + _FARTHER * place) for one in pair]
+    return sorted(out, key=lambda one: one.cost)
+
+
+def _parts(family: Family, count: int) -> Iterator[Family]:
+    """Yield FAMILY, and of a small family also each choice of COUNT members, or of two or more."""
+    yield family
+    if 2 < len(family) <= _IN_EACH_ORDER + 1:
+        for size in range(2, len(family)) if count == 1 else [count] if 1 < count < len(family) else []:
+            yield from combinations(family, size)
+
+
+def _other_name(theirs: Family, family: Family) -> bool:
+    """Return whether the keys end in another name."""
+    return theirs[0].rpartition(".")[2] != family[0].rpartition(".")[2]
+
+
+def _are_added(theirs: Family, have: Shape, family: Family, shape: Shape) -> bool:
+    """Return whether FAMILY may be the sum of THEIRS: the bias of layers that are joined along what they take."""
+    return len(family) == 1 < len(theirs) and squeezed(have) == squeezed(shape)
+
+
+def _of_a_pair(ground: Ground, family: Family, shape: Shape, theirs: Family, have: Shape) -> Iterator[Filling]:
+    read = frozenset(theirs)
+    if _are_added(theirs, have, family, shape):
+        total = ex.add(*(ex.reshape(ex.of(key), shape, have) for key in theirs))
+        yield Filling(1.0, f"{len(theirs)} added", {family[0]: total}, read)
+        return
+    made = []
+    for way in ways((len(theirs), *have), (len(family), *shape)):
+        for moved, order in _orders(len(theirs)):
+            for turned, own in [(0, tuple(range(len(family))))] if way.keeps_members else _orders(len(family)):
+                made.append((way.cost + 1.5 * (moved + turned), way, order, own))
+    for cost, way, order, own in sorted(made, key=lambda one: one[0]):
+        members = [ex.of(theirs[place]) for place in order]
+        exprs = way.made(members, have, len(family), shape, ground.shapes)
+        if exprs is not None:
+            keys = [family[place] for place in own]
+            yield Filling(cost, f"{way} in the order {order} {own}", dict(zip(keys, exprs, strict=True)), read)
+
+
+def _orders(count: int) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Yield (number of inversions, order) of COUNT members: each order of a few; the order and its reverse of many."""
+    if count > _IN_EACH_ORDER:
+        yield 0, tuple(range(count))
+        yield 2, tuple(reversed(range(count)))
+        return
+    for order in islice(permutations(range(count)), factorial(count)):
+        yield sum(a > b for a, b in combinations(order, 2)), order
+
+
+def _near(ground: Ground, family: Family) -> list[tuple[int, str]]:
+    """Return (how near, key of the source) for what fills the keys around FAMILY: those in its module, and above."""
+    path = family[0].split(".")[:-1]
+    out = []
+    for depth in range(len(path), 0, -1):
+        head = ".".join(path[:depth]) + "."
+        out = [(depth, k) for key, e in ground.entries.items() if key.startswith(head) for k in e.sources]
+        if out:
+            break
+    return out
+
+
+def _closeness(theirs: Family, near: Iterable[tuple[int, str]]) -> int:
+    """Return the number of components that a path of THEIRS shares with a path NEAR by."""
+    return max((_shared(key, other) for key in theirs[:1] for _, other in near), default=0)
+
+
+def _shared(one: str, other: str) -> int:
+    count = 0
+    for a, b in zip(one.split("."), other.split("."), strict=False):
+        if a != b:
+            break
+        count += 1
+    return count
+
+
+def _several(ground: Ground, key: str, open_: MappingOf[str, Shape], left: MappingOf[str, Shape]) -> Iterator[Filling]:
+    """Yield fillings for several families at once: those of the module of KEY, or of modules beside it."""
+    path = key.split(".")[:-1]
+    for depth in (len(path), len(path) - 1):
+        head = "".join(f"{part}." for part in path[: max(depth, 0)])
+        groups: list[list[Filling]] = []
+        taken: set[str] = set()
+        for other in (k for k in open_ if k.startswith(head)):
+            if other in taken:
+                continue
+            for family in sorted(families(other, open_), key=len, reverse=True):
+                inside = all(k.startswith(head) and k not in taken for k in family)
+                found = _fillings(ground, family, left, _FOR_SEVERAL)[:_OF_ONE] if inside else []
+                if found:
+                    taken |= set(family)
+                    groups.append(found)
+                    break
+        if not 2 <= len(groups) <= 4:
+            continue
+        groups = [group[: int(_COMBINED ** (1 / len(groups)))] for group in groups]
+        together = (
+            chosen
+            for chosen in product(*groups)
+            if len(frozenset().union(*(one.read for one in chosen))) == sum(len(one.read) for one in chosen)
+        )
+        yield from nsmallest(_TOGETHER, map(_joined, together), key=lambda one: one.cost)
+
+
+def _joined(parts: Sequence[Filling]) -> Filling:
+    """Return several fillings as one. It costs more if the keys of one module are made of different modules."""
+    new = {key: expr for one in parts for key, expr in one.new.items()}
+    modules: dict[str, set[frozenset[str]]] = defaultdict(set)
+    for one in parts:
+        for key in one.new:
+            modules[_module(key)].add(frozenset(map(_module, one.read)))
+    unlike = sum(len(read) > 1 for read in modules.values())
+    cost = sum(one.cost for one in parts) + _UNLIKE * unlike
+    return Filling(cost, ", ".join(one.how for one in parts), new, frozenset().union(*(one.read for one in parts)))
+
+
+def _module(key: str) -> str:
+    return key.rpartition(".")[0]
+
+
+__all__ = ["fillings", "from_unused"]
