@@ -164,8 +164,9 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
                     self._outputs.setdefault(id(one), made)
 
     def _rotates(self, kind: str, value: Any, width: int = 0) -> None:
-        """Note, for the matrices that made VALUE, that WIDTH of their outputs in each head are rotated in pairs of this
-        KIND ("half", "interleaved"), as rotary embeddings do.
+        """Note, for the matrices that made VALUE, how rotary embeddings pair their outputs (KIND: "half",
+        "interleaved", or "unknown"), and how many outputs of each head are rotated (WIDTH; 0 if that is not known). The
+        first note for a matrix stays.
         """
         for key in self._outputs.get(id(value), ()):
             if key in self.uses and self.uses[key].facts.rotary is None:

@@ -698,13 +698,13 @@ class Reason(Enum):
     )
     FRAMES_REPEATED = (
         Topic.OTHER,
-        "the source's kernel takes single pictures, so it was repeated for {} frames and divided by {}; accept this "
-        "if the model takes videos",
+        "the source's kernel takes single pictures, so it was repeated for {} frames and divided by {}; accept it with "
+        "--accept-guesses if the model takes videos",
     )
     FRAMES_SUMMED = (
         Topic.OTHER,
-        "the source's kernel takes {} frames of a video, so its frames were summed to one; accept this if the model "
-        "takes single pictures",
+        "the source's kernel takes {} frames of a video, so its frames were summed to one; accept it with "
+        "--accept-guesses if the model takes single pictures",
     )
     FEWER_WORDS = (
         Topic.OTHER,
@@ -719,8 +719,8 @@ class Reason(Enum):
     )
     GRID_RESIZED = (
         Topic.OTHER,
-        "the position table was resized from {} to {} patches (bicubic, {} kept at its start); accept this if the "
-        "model takes pictures of another size than the source",
+        "the position table was resized from {} to {} patches (bicubic, {} kept at its start); accept it with "
+        "--accept-guesses if the model takes pictures of another size than the source",
     )
     PADDING_LEFT_OUT = (
         Topic.OTHER,

@@ -448,7 +448,10 @@ def _kinds() -> frozenset[str]:
 
 @cache
 def numbers(path: tuple[str, ...]) -> tuple[int, ...]:
-    """Return the numbers in a path, in order; "first" is one, too."""
+    """Return the numbers in the words of a path, in order: (2, 1) for "layer2.first".
+
+    "first" to "fifth" and "one" to "five" are 1 to 5. Numbers of ten or more digits are passed over.
+    """
     ordinals = table().ordinals
     return tuple(
         int(word) if word.isdecimal() else ordinals[word]

@@ -445,8 +445,9 @@ def _in_a_row(canon: Canon, members: list[Piece]) -> None:
     """Split MEMBERS, tensors that together hold a list of layers, in order, into one tensor for each layer. Their order
     is a question.
 
-    The order is certain if one tensor holds the first layer and the other, whose name has one more word, holds the
-    rest: `prompts` and `deep_prompts`.
+    The order is certain if the order of this side is known (the target was traced, the source is ordered), and there
+    are two tensors: one that holds the first layer, and one with its words and more that holds the rest: `prompts` and
+    `deep_prompts`.
     """
     ordered = canon.signature.traced if canon.is_target else canon.signature.ordered
     named = len(members) == 2 and telling_words(members[0].path) < telling_words(members[1].path)

@@ -182,7 +182,10 @@ def _has_open(reached: _Reached) -> bool:
 
 
 def _change_settings(reached: _Reached, trial: Trial, codes: Codes) -> None:
-    """Give the model the settings of the source's code that make more agree, and judge it again."""
+    """Note in REACHED the settings of the source's code with which more agrees (`causes`), and judge the model with
+    them again. With such a cause the mapping does not count as proved. The model has these settings until `settle`
+    ends.
+    """
     _look_for_causes(reached, trial, codes)
     if reached.causes:
         reached.seen = trial.run(reached.entries.values()) or reached.seen

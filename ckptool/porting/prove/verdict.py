@@ -85,10 +85,13 @@ def judge(
     """Return the verdict on SEEN, the flow of the model, against EXPECTED, the flow of the source's code. `NOTHING` if
     SEEN is None.
 
-    Outputs of one size have to be equal each in its place (see `in_their_places`), unless TURNED: mean and variance of
-    one size could otherwise change places, and their layers with them. Outputs that depend on keys without a source
-    cannot agree; they are skipped unless ALL_OUTPUTS. Two outputs are equal if they differ by at most TOLERANCE times
-    the largest value.
+    Outputs of one size have to be equal each in its place (see `in_their_places`), unless TURNED, or unless only one of
+    the models names its outputs: mean and variance of one size could otherwise change places, and their layers with
+    them. Outputs that depend on keys without a source cannot agree; they are skipped unless ALL_OUTPUTS. Two outputs
+    are equal if they differ by at most TOLERANCE times the largest value.
+
+    If no output can be compared, the uses of weights decide. Outputs that differ only by steps after the last use count
+    as equal (`beyond`).
     """
     if seen is None:
         return NOTHING
