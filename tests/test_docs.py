@@ -15,12 +15,12 @@ from pathlib import Path
 import click
 import pytest
 
-import ckptool
 from ckptool.cli import _COMMANDS, cli
 from ckptool.porting.operations import OPERATIONS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("fixtures/**/*.md")])
+README = ROOT / "README.md"
 BASH = shutil.which("bash")
 
 _BLOCK = re.compile(r"^```(console|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -44,14 +44,8 @@ RUNNABLE = [page for page in PAGES if blocks(page)]
 
 @pytest.fixture
 def reader(tmp_path, monkeypatch):
-    """A folder with the files that the pages speak of, and the command line on the path."""
-    real = ROOT / "fixtures" / "real"
+    """A folder that is like a clone, and the command line on the path."""
     (tmp_path / "fixtures").symlink_to(ROOT / "fixtures")
-    for name, source in (("model.pth", "deepcr-mask.pth"), ("last.ckpt", "plddt-lightning.ckpt")):
-        shutil.copy(real / source, tmp_path / name)
-    trained = ckptool.map_location(ckptool.open(real / "m6anet-hct116.pt"), "cuda:2=cuda:1")
-    ckptool.save(trained, tmp_path / "trained.pt")
-    shutil.copy(ROOT / "fixtures" / "models" / "unet.py", tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("COLUMNS", "100")
@@ -120,7 +114,13 @@ def run_page(page, forks, *, with_torch):
 @pytest.mark.skipif(BASH is None, reason="the examples are for a POSIX shell")
 @pytest.mark.parametrize("page", RUNNABLE, ids=name_of)
 def test_what_a_page_shows_works(page, reader, forks):
-    """All of it where torch is installed, and what needs no torch where it is not."""
+    """All of it where torch is installed, and what needs no torch where it is not.
+
+    A page begins with the files that the README makes first, as a reader does.
+    """
+    if page != README:
+        _, line, text = blocks(README)[0]
+        run_console(README, line, text, forks)
     run_page(page, forks, with_torch=all(map(importlib.util.find_spec, ("torch", "safetensors"))))
 
 

@@ -117,7 +117,7 @@ def transfer(source: str, model: str | None, **options: Any) -> int:
     if model is not None and not options["quiet"]:
         named = [code for code in (model, options["source_model"]) if code]
         for code in named:
-            user_code.require_file(user_code.split(code)[0])
+            user_code.require_code(user_code.split(code)[0])
         codes = [_named_code(code) for code in named]
         click.echo(f"running the code of {' and '.join(codes)}", err=True)
     found = None

@@ -89,9 +89,12 @@ def with_command(hint: str, command: click.Command, where: str = "") -> str:
     Options that were typed with another value, or of which WHERE says that they are wrong, give way to those of the
     hint. A hint with words that stand for something (`--at PATH`), or with options of another command, stays.
     """
-    if (meant := re.fullmatch(r"did you mean (.+)\?", hint)) and where in click.get_current_context().find_root().obj:
-        name = "".join(shlex.split(meant[1])[:1])
-        return f"{command_as_typed(swapped={where: name})}   # did you mean {meant[1]}?"
+    if meant := re.fullmatch(r"did you mean (.+)\?", hint):
+        if where.startswith("--"):  # the value of an option, which may stand in one word with it
+            hint = f"{where} {meant[1]}   # {hint}"
+        elif where in click.get_current_context().find_root().obj:
+            name = "".join(shlex.split(meant[1])[:1])
+            return f"{command_as_typed(swapped={where: name})}   # {hint}"
     place, colon, _ = hint.rpartition(":")
     for word in click.get_current_context().find_root().obj:
         if colon and word.rpartition(":")[0] == place:  # another name in the code of the model

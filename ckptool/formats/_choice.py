@@ -238,8 +238,21 @@ def target_format(
         own = next((f for f in FORMATS if f.draft is not None and not f.pickles and suffix in f.suffixes), None)
         if own is not None:
             return own
+        if not is_there(path):
+            _refuse_misspelt(path, suffix)
     kept = find_format(before.kept_as) if before is not None and before.kept_as else torch_zip.FORMAT
     return torch_zip.FORMAT if kept.suffixes and suffix in torch_zip.FORMAT.suffixes else kept
+
+
+def _refuse_misspelt(path: StrPath, suffix: str) -> None:
+    """Refuse a suffix that is nearly that of a format: a pickle named x.safetensor is not what was asked for."""
+    from difflib import get_close_matches
+
+    known = [s for f in FORMATS if f.draft is not None and not f.pickles for s in f.suffixes]
+    for meant in get_close_matches(suffix, known, 1, 0.85):
+        name = as_path(path).with_suffix(meant)
+        what = f"no format has the suffix {printable(suffix, 40)}; -t names a format for any name"
+        raise RuleError(what, where=path, hint=f"did you mean {shell_path(name)}?")
 
 
 def _not_written_there(path: StrPath) -> RuleError:

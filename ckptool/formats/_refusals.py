@@ -56,6 +56,8 @@ def live_objects(ckpt: Checkpoint, objects: dict[str, int]) -> CannotCarry:
         at = f" --at {shell_quote(weights[0].path, 200)}" if len(weights) > 1 else ""
         out = beside(ckpt.where, "weights")
         ways.insert(0, f"ckptool convert {where} {out} --extract{at}   # keeps the weights only")
+    else:
+        ways.insert(0, f"ckptool clean {where} {beside(ckpt.where, 'clean')}   # makes plain data of them")
     return CannotCarry(
         "holds objects that may run code when the file is loaded:",
         where=ckpt.where,

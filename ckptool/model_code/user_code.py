@@ -64,19 +64,24 @@ def import_code(place: str) -> Any:
     if not names_file(place):
         with _current_folder_last():
             return importlib.import_module(place)
-    require_file(place)
+    require_code(place)
     return _import_file(path)
 
 
-def require_file(place: str) -> None:
-    """Raise Unreadable if PLACE names a file that is not there.
+def require_code(place: str) -> None:
+    """Raise Unreadable if PLACE names a file that is not there or holds no code. Nothing is run.
 
     Raises:
-        Unreadable: there is no such file, or it is a folder.
+        Unreadable: there is no such file, it is a folder, or Python does not import files with its suffix.
     """
-    if names_file(place) and not is_file(place):
+    if not names_file(place):
+        return
+    if not is_file(place):
         what = "is a folder" if is_folder(place) else "no such file or directory"
         raise Unreadable(what, where=place or "MODEL.py", hint=_WAYS)
+    if importlib.util.spec_from_file_location("model", place) is None:
+        notebook = _NOTEBOOK.format(shell_path(place)) if place.endswith(".ipynb") else _WAYS
+        raise Unreadable("is not a Python file", where=place, hint=notebook)
 
 
 def names_file(place: str) -> bool:
@@ -139,9 +144,8 @@ def _import_alone(path: Path) -> Any:
     if name in sys.modules:
         name = f"{name}_{abs(hash(str(path.resolve()))):x}"
     spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        notebook = _NOTEBOOK.format(shell_path(path)) if path.suffix == ".ipynb" else _WAYS
-        raise Unreadable("is not a Python file", where=path, hint=notebook)
+    assert spec is not None, "require_code looked at the file"
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     folder = str(path.resolve().parent)

@@ -75,6 +75,8 @@ class Pass:
         help: of the option of `convert`; "" if it has none.
         metavar: what stands for its value there.
         letter: the short form of the option.
+        renames: whether it changes keys; `-v` then lists which.
+        takes_out: whether the weights are at the root, or in another place, after it.
     """
 
     kind: str
@@ -82,6 +84,8 @@ class Pass:
     help: str = ""
     metavar: str = ""
     letter: str = ""
+    renames: bool = False
+    takes_out: bool = False
 
 
 #: In the order in which `convert` runs its options.
@@ -95,33 +99,42 @@ PASSES: dict[str, Pass] = {
         "flag",
         lambda c, v, at, m: envelopes.extract(c, at=at),
         "Keep only the weights; leave the rest of the file behind.",
+        takes_out=True,
     ),
-    "slim": Pass("which", _slim),
+    "slim": Pass("which", _slim, takes_out=True),
     "clean": Pass("flag", lambda c, v, at, m: passes.clean(c)),
     "unwrap": Pass(
         "flag",
         lambda c, v, at, m: passes.unwrap(c, at=at, missing=m),
         "Remove wrappers from keys: DataParallel, torch.compile, FSDP …",
+        renames=True,
     ),
     "strip-prefix": Pass(
         "text",
         lambda c, v, at, m: passes.strip_prefix(c, v, at=at, missing=m),
         "Remove PREFIX from every key.",
         "PREFIX",
+        renames=True,
     ),
     "strip-first": Pass(
         "flag",
         lambda c, v, at, m: passes.strip_prefix(c, first=True, at=at, missing=m),
         "Remove the first component of every key.",
+        renames=True,
     ),
     "rename": Pass(
         "texts",
         lambda c, v, at, m: passes.rename(c, _texts(v), at=at, missing=m),
         "Rename keys (see `ckptool rename`).",
         "OLD=NEW",
+        renames=True,
     ),
     "add-prefix": Pass(
-        "text", lambda c, v, at, m: passes.add_prefix(c, v, at=at), "Add PREFIX to every key.", "PREFIX"
+        "text",
+        lambda c, v, at, m: passes.add_prefix(c, v, at=at),
+        "Add PREFIX to every key.",
+        "PREFIX",
+        renames=True,
     ),
     "select": Pass(
         "texts",
@@ -178,11 +191,9 @@ PASSES: dict[str, Pass] = {
         lambda c, v, at, m: envelopes.wrap(c, v, at=at),
         "Put the weights under KEY, where a script expects them: state_dict, model.",
         "KEY",
+        takes_out=True,
     ),
 }
-#: After these the weights are at the root, or in another place.
-_TAKE_OUT = ("extract", "slim", "wrap")
-_RENAME = ("unwrap", "strip-prefix", "strip-first", "rename", "add-prefix")
 
 
 def run(
@@ -198,7 +209,7 @@ def run(
     """
     renamed: dict[str, str] = {}  # the key of now -> that of the beginning
     for step, before, ckpt in _one_by_one(ckpt, steps, at, missing):  # noqa: B020 - the last one is the result
-        if step.name in _RENAME:
+        if PASSES[step.name].renames:
             changed = _changed(before, ckpt)
             earlier = {old: renamed.pop(old, old) for old, _ in changed}
             renamed |= {new: earlier[old] for old, new in changed}
@@ -222,7 +233,7 @@ def _one_by_one(
     """Each step, what it was given, and what it made of that."""
     for step in steps:
         before, ckpt = ckpt, PASSES[step.name].run(ckpt, step.value, at, missing)
-        if step.name in _TAKE_OUT:
+        if PASSES[step.name].takes_out:
             at = None
         yield step, before, ckpt
 

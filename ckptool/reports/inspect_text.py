@@ -272,9 +272,11 @@ def _fitting(texts: list[str], room: int) -> str:
     """TEXTS side by side, as many as there is ROOM for, and how many more there are."""
     line = texts[0]
     for index, text in enumerate(texts[1:], start=1):
-        more = f"  … {len(texts) - index:,} more"
-        if len(line) + 2 + len(text) + (len(more) if index < len(texts) - 1 else 0) > room:
-            return line + more
+        left = len(texts) - index
+        more = f"  … {left:,} more"
+        if len(line) + 2 + len(text) + (len(more) if left > 1 else 0) > room:
+            # only the first text can leave no room for the words: it is shown whatever its length is
+            return line + (more if len(line) + len(more) <= room else f"  +{left:,}")
         line += f"  {text}"
     return line
 

@@ -18,6 +18,8 @@ from ckptool.formats import FOLDERS
 from ckptool.tensor import LazyTensor, Storage
 from ckptool.tree import Dict
 
+REAL = Path(__file__).parents[2] / "fixtures" / "real"
+
 
 def test_the_json_document_has_every_field_that_is_promised(run: Run, files: Files) -> None:
     document = json.loads(run("inspect", "last.ckpt", "--json").out)
@@ -319,6 +321,14 @@ def test_the_text_of_a_training_checkpoint(run: Run, files: Files, monkeypatch: 
         "    optimizer  12 bytes  2 tensors\n"
     )
     assert "  settings:\n    args/lr   0.1\n    args/gpu  cuda:1\n" in out
+
+
+def test_a_module_takes_one_line_of_80_columns(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    out = run("inspect", str(REAL / "deepcr-mask.pth")).out
+    rows = [line for line in out.splitlines() if line.startswith("    module.")]
+    assert rows[0] == "    module.inc.conv.conv.0                160 bytes  weight [4, 1, 3, 3]  +1"
+    assert max(map(len, rows)) <= 80
 
 
 def test_quiet_prints_one_line_per_file(run: Run, files: Files) -> None:

@@ -81,6 +81,17 @@ def test_what_cannot_be_done_is_one_line(run: Run, tmp_path: Path, words: tuple[
     assert not list(tmp_path.glob("old.*.pth"))
 
 
+@pytest.mark.parametrize("words", [("--mapping", "bert-old-to-nev"), ("--mapping=bert-old-to-nev",)])
+def test_a_misspelt_mapping_leads_to_the_command_that_was_meant(
+    run: Run, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    save(tmp_path)
+    hint = run("transfer", "old.bin", *words, "-o", "new.pth").err.splitlines()[-1]
+    meant = "ckptool transfer old.bin -o new.pth --mapping bert-old-to-new"
+    assert hint == f"Hint: {meant}   # did you mean bert-old-to-new?"
+    assert run(*meant.split()[1:]).code == 0
+
+
 def test_a_mapping_for_one_model_is_used_without_it(run: Run, tmp_path: Path) -> None:
     save(tmp_path)
     (tmp_path / "plain.yaml").write_text(

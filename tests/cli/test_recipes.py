@@ -12,11 +12,31 @@ from samples import Files, Run, state_dict, tensor
 
 import ckptool
 from ckptool.checkpoint import Checkpoint
+from ckptool.errors import CheckpointError
+from ckptool.passes.recipes import PASSES, Step
+from ckptool.passes.recipes import run as run_passes
 from ckptool.tree import Dict
 
 
 def dtypes(path: Path | str) -> dict[str, str]:
     return {key: value.dtype.name for key, value in ckptool.open(path).state_dict().tensors.items()}
+
+
+#: A value of each kind of pass that leaves tensors in the file, and changes keys if the pass is about keys.
+VALUES = {"flag": True, "which": True, "text": "module.", "texts": "module=net", "cast": "bf16", "ties": "keep"}
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_the_row_of_a_pass_tells_whether_it_changes_keys(name: str) -> None:
+    before = Checkpoint(Dict([("module.Conv.weight", tensor(2)), ("module.fc.weight", tensor(2))]))
+    step = Step(name, VALUES[PASSES[name].kind])
+    try:
+        after, changed = run_passes(before, [step])
+    except CheckpointError:  # there is nothing for it to do, as for `dequantize`
+        assert not PASSES[name].renames
+        return
+    assert (after.state_dict().keys() != before.state_dict().keys()) == PASSES[name].renames
+    assert len(changed) == (2 if PASSES[name].renames else 0)
 
 
 def test_a_cast_says_what_it_cast_and_kept(run: Run, files: Files) -> None:

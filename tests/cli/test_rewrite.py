@@ -165,6 +165,14 @@ def test_an_object_that_may_run_code_is_written_only_on_request(run: Run, files:
     assert "os.system" not in Path("clean.pth").read_bytes().decode("latin-1")
 
 
+def test_a_file_without_weights_to_extract_leads_to_clean(run: Run, tmp_path: Path) -> None:
+    Path("evil.pkl").write_bytes(b"\x80\x02}U\x01wcos\nsystem\n(U\x09touch rantRs.")
+    hint = run("convert", "evil.pkl", "out.pth").err.splitlines()[-1]
+    assert hint.startswith("Hint: ckptool clean evil.pkl evil-clean.pkl   # makes plain data of them; --keep-objects ")
+    assert run(*hint.partition("   #")[0].split()[2:]).code == 0
+    assert not Path("ran").exists()
+
+
 def test_rules_can_come_from_a_file(run: Run, files: Files) -> None:
     Path("rules.txt").write_text("# first\nconv1=stem\n\nfc=head\n")
     assert run("rename", "plain.pth", "out.pth", "--rules", "rules.txt").code == 0
@@ -197,6 +205,7 @@ WRONG = [
     ("remap plain.pth out.pth -m cuda:1=cuda:0", ["no storage is on cuda:1", "cpu: 3"]),
     ("remap plain.pth out.pth -m gpu:0", ["not a location", "cuda"]),
     ("remap dp.pth out.pth -m cuda:1-", ["unquoted", "cuda:1=cuda:0"]),
+    ("convert plain.pth out.safetensor", ["suffix .safetensor;", "Hint: ckptool convert plain.pth out.safetensors "]),
     ("convert plain.pth out.pth -t xlsx", ["no format 'xlsx'", "torch-zip"]),
     ("convert plain.pth out.pth --drop {...}", ["no key would be left"]),
     ("convert plain.pth out.pth --select nothing", ["no key matches 'nothing'"]),

@@ -265,6 +265,11 @@ def test_a_pattern_that_fits_no_key_of_the_model_is_an_error(run: Run, folder: P
     assert "did you mean" in ran.err
 
 
+def test_a_checkpoint_in_the_place_of_code_is_refused_before_it_is_said_that_code_runs(run: Run, folder: Path) -> None:
+    ran = run("transfer", "old.pth", "old.pth")
+    assert (ran.code, ran.err.splitlines()[0]) == (2, "Error: old.pth: is not a Python file.")
+
+
 # ---------------------------------------------------------------------------------------------------- guesses
 
 TWINS = """

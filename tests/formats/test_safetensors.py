@@ -75,7 +75,7 @@ def test_permuted_tensors_are_stored_in_c_order_and_come_back_permuted(tmp_path)
     base = tensor_of(kind, (2, 3, 4, 5), struct.pack("<120f", *range(120)))
     channels_last = replace(base, shape=(2, 5, 3, 4), stride=(60, 1, 20, 5))
     done = ckptool.save(state_dict_of({"w": channels_last}), tmp_path / "x.safetensors")
-    assert done.form == ("1 permuted tensor is stored in C order; its strides are noted",) or "permuted" in done.form[0]
+    assert done.form == ("1 permuted tensor is stored in C order; its strides are noted",)
     ckpt = ckptool.open(tmp_path / "x.safetensors")
     back = ckpt.state_dict()["w"]
     assert (back.shape, back.stride) == (channels_last.shape, channels_last.stride)
@@ -191,7 +191,13 @@ def test_form_that_changes_is_said(tmp_path):
         "parameter": tensor_of("float32", parameter=True, requires_grad=True),
     }
     form = "\n".join(ckptool.plan(state_dict_of(entries), tmp_path / "x.safetensors").form)
-    for said in ("tied = a", "strided tensor", "shared storages", "location cuda:1", "require"):
+    for said in (
+        "1 tied key is stored twice, and noted: tied = a",
+        "1 strided tensor is",
+        "shared storages",
+        "location cuda:1",
+        "require",
+    ):
         assert said in form
 
 

@@ -55,7 +55,8 @@ MESSAGES = {
     ],
     "device-index": [
         "RuntimeError: Attempting to deserialize object on CUDA device 1 but torch.cuda.device_count() is 1. Please use "
-        "torch.load with map_location to map your storages to an existing device."
+        "torch.load with map_location to map your storages to an existing device.",
+        "RuntimeError: Attempting to deserialize object on CUDA device 1 but …",
     ],
     "device-unknown": [
         "RuntimeError: don't know how to restore data location of torch.storage.UntypedStorage (tagged with xla:0)",
@@ -148,7 +149,7 @@ MESSAGES = {
     ],
     "complex128": ["KeyError: torch.complex128"],
     "mapped": ["IoError(Os { code: 1224, … user-mapped section open", "Bus error (core dumped)"],
-    "no-module": ["ModuleNotFoundError: No module named 'models.yolo'"],
+    "no-module": ["ModuleNotFoundError: No module named 'models.yolo'", "No module named 'models'"],
     "attribute-of-main": ["AttributeError: Can't get attribute 'RecorderMeter' on <module '__main__' from 'a.py'>"],
     "numpy-core": ["ModuleNotFoundError: No module named 'numpy._core'", "No module named 'numpy.core.multiarray'"],
     "paths": ["NotImplementedError: cannot instantiate 'PosixPath' on your system"],

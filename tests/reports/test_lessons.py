@@ -1,6 +1,8 @@
 """`ckptool doctor --error`: messages are recognised, and what is advised can be typed."""
 
+import re
 import shlex
+from pathlib import Path
 
 import click
 import pytest
@@ -33,6 +35,14 @@ def test_a_lesson_says_what_to_do_with_commands_that_can_be_typed(lesson):
         found = cli.get_command(click.Context(cli), words[1])
         assert found is not None, command
         found.make_context(words[1], words[2:])  # raises UsageError where a word is not understood
+
+
+def test_every_message_that_heads_a_part_of_the_readme_is_known():
+    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    headings = re.findall(r"^### (`.*`)$", text, re.MULTILINE)
+    messages = [message for heading in headings for message in re.findall(r"`([^`]+)`", heading)]
+    assert len(messages) >= 5
+    assert [message for message in messages if not lessons_for(message)] == []
 
 
 def test_what_is_no_known_message_is_not_explained():

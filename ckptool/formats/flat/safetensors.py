@@ -318,13 +318,15 @@ def _form(tensors: dict[str, LazyTensor], ties: dict[str, str], strides: dict[st
     form: list[str] = []
     if ties:
         shown = ", ".join(f"{printable(a, 60)} = {printable(b, 60)}" for a, b in list(ties.items())[:3])
-        form.append(f"{len(ties):,} tied keys are stored twice, and noted: {shown}{', …' if len(ties) > 3 else ''}")
+        many = counted(len(ties), "tied key is stored twice", "tied keys are stored twice")
+        form.append(f"{many}, and noted: {shown}{', …' if len(ties) > 3 else ''}")
         form.append("load_model of safetensors refuses both names of a tie; --ties drop writes what it takes")
     if strides:
-        form.append(f"{len(strides):,} permuted tensors are stored in C order; their strides are noted")
+        they = counted(len(strides), "permuted tensor is stored", "permuted tensors are stored")
+        form.append(f"{they} in C order; {'its' if len(strides) == 1 else 'their'} strides are noted")
     other = sum(not t.is_contiguous and key not in strides and t.numel > 0 for key, t in tensors.items())
     if other:
-        form.append(f"{other:,} strided tensors are stored in C order")
+        form.append(counted(other, "strided tensor is stored in C order", "strided tensors are stored in C order"))
     shared = Counter(t.storage.identity for key, t in tensors.items() if key not in ties and t.numel)
     views = sum(shared[t.storage.identity] > 1 for key, t in tensors.items() if key not in ties and t.numel)
     if views:
@@ -345,7 +347,9 @@ def _form(tensors: dict[str, LazyTensor], ties: dict[str, str], strides: dict[st
         form.append(f"{leave} behind that no tensor uses")
     resolved = sum(t.conj or t.neg for t in tensors.values())
     if resolved:
-        form.append(f"{resolved:,} lazily conjugated or negated tensors are stored as their values")
+        kind = "lazily conjugated or negated"
+        one, several = f"{kind} tensor is stored as its values", f"{kind} tensors are stored as their values"
+        form.append(counted(resolved, one, several))
     parameters = sum(t.parameter or t.requires_grad for t in tensors.values())
     if parameters:
         form.append(f"that {counted(parameters, 'tensor requires', 'tensors require')} gradients is not recorded")

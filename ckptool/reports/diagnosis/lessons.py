@@ -108,7 +108,7 @@ LESSONS: tuple[Lesson, ...] = (
     # -- devices
     Lesson(
         "device-index",
-        r"deserialize object on \w+ device \d+ but \S*device_count\(\) is \d+",
+        r"deserialize object on \w+ device \d+",
         "the tensors were saved on a GPU that this machine does not have.",
         ("ckptool remap {file} {out} --map-location 'cuda:*=cuda:0'",),
     ),
@@ -272,7 +272,7 @@ LESSONS: tuple[Lesson, ...] = (
     ),
     Lesson(
         "no-module",
-        r"(ModuleNotFoundError|ImportError): No module named (?!'?numpy\b)",
+        r"No module named (?!'?numpy\b)",
         "a class of the program that saved the file is in the pickle: the whole model, probably, not its weights.",
         (_EXTRACT,),
     ),
