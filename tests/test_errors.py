@@ -3,6 +3,7 @@
 import inspect
 import os
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -108,6 +109,9 @@ def test_no_class_is_forgotten_here_or_in_the_drawing():
     assert names == RAISED.keys()
     assert names <= set(re.findall(r"\w+", errors.__doc__))
     assert names | {"CheckpointError"} <= set(dir(ckptool))
+    page = (Path(__file__).parents[1] / "docs" / "library.md").read_text(encoding="utf-8")
+    table = page.partition("\n## Errors\n")[2].partition("\n## ")[0]
+    assert names <= set(re.findall(r"`(\w+)`", table))
 
 
 @pytest.mark.parametrize("cls", CLASSES)

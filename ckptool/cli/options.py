@@ -21,7 +21,13 @@ class FileName(click.ParamType[str]):
     name = "file"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Refuse `-`: a checkpoint is read and written at many places, which a pipe does not allow."""
+        """Refuse two words. `-`: a checkpoint is read and written at many places, which a pipe does not allow. An empty
+        one: it would name the current folder.
+        """
+        if value == "":
+            what = "the name of a file is empty; a variable of the shell may be unset"
+            where = max(param.opts, key=len) if isinstance(param, click.Option) else ""
+            raise RuleError(what, where=where, hint="name a file; . is the current folder")
         if value == "-":
             what = "stdin and stdout are not supported, since a checkpoint is read and written at many places"
             raise RuleError(what, where="-", hint="name a file; ./- is the file of that name")

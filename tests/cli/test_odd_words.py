@@ -111,6 +111,15 @@ def test_a_file_that_is_none(run: Run, odd: None, path: str) -> None:
         Path("out.pth").unlink(missing_ok=True)
 
 
+@pytest.mark.parametrize("words", ["inspect W", "scan W", "strip-prefix W --in-place -r", "convert dp.pth W"])
+def test_an_empty_word_is_not_the_current_folder(run: Run, files: Files, words: str) -> None:
+    before = {name: path.read_bytes() for name, path in files.items()}
+    ran = run(*("" if word == "W" else word for word in words.split()))
+    assert ran.code == 2
+    assert "the name of a file is empty; a variable of the shell may be unset.\nHint: name a file" in ran.err
+    assert {name: path.read_bytes() for name, path in files.items()} == before
+
+
 @pytest.mark.parametrize("path", ODD_PATHS, ids=named)
 def test_a_target_that_is_none(run: Run, odd: None, path: str) -> None:
     for command in ("convert", "average", "add-prefix"):
@@ -150,7 +159,7 @@ def test_arguments_that_are_none(run: Run, files: Files, torch: object, value: s
 
 
 def test_many_files_of_which_some_are_none(run: Run, odd: None, files: Files) -> None:
-    names = [*files, "there", "dangling", "loop", "pipe", "absent", "", "a" * 300]
+    names = [*files, "there", "dangling", "loop", "pipe", "absent", "a" * 300]
     for command in ("inspect", "scan", "verify"):
         ran = run(command, *names)
         fine(ran, command)
