@@ -50,7 +50,7 @@ def test_all_ranks_refuse_alike_what_does_not_fit(found):
     lines = found[0]["refused"]
     assert [one["refused"] for one in found] == [lines] * len(found)
     missing, lacks, larger, sizes, term, hollow = lines
-    assert missing.startswith("Model: 2 keys without a source; nothing was loaded.\n    few.weight [1, 6]: nothing")
+    assert missing.startswith("Model: 2 keys without a source; nothing was loaded.\n    few.weight [1, 6]: no tensor")
     assert lacks.startswith("1 key of `like` is not in it.\n    few.weight")
     assert "few.weight [1, 6]: in its place the source has few.weight with sizes [2, 6]" in larger
     assert sizes.startswith("few.weight is to be [1, 6], and the source has [2, 6]")
