@@ -107,6 +107,41 @@ class Gain(nn.Module):
         return x * (self.plus + self.weight.float()) if self.plus else x * self.weight
 
 
+class Frozen(nn.Module):
+    """A batch norm that is computed by hand, with buffers only."""
+
+    def __init__(self, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        for name in ("weight", "bias", "running_mean", "running_var"):
+            self.register_buffer(name, torch.rand(4) + 0.5)
+
+    def forward(self, x: Any) -> Any:
+        scale = self.weight * (self.running_var + self.eps).rsqrt()
+        shift = self.bias - self.running_mean * scale
+        return x * scale.reshape(1, -1, 1, 1) + shift.reshape(1, -1, 1, 1)
+
+
+class WithStatistics(nn.Module):
+    def __init__(self, names: tuple[str, str], norm: nn.Module) -> None:
+        super().__init__()
+        self.names = names
+        self.add_module(names[0], nn.Conv2d(3, 4, 3))
+        self.add_module(names[1], norm)
+
+    def forward(self, x: Any) -> Any:
+        return getattr(self, self.names[1])(getattr(self, self.names[0])(x))
+
+
+@pytest.mark.parametrize("eps", [1e-5, 0.5])
+def test_a_norm_of_torch_adds_an_eps_to_the_variance_as_code_does_that_computes_the_norm(eps: float) -> None:
+    theirs, own = WithStatistics(("conv", "bn"), Frozen(eps)), WithStatistics(("stem", "norm"), nn.BatchNorm2d(4))
+    mapping = ported(theirs, own, "float32[2,3,6,6]")
+    assert mapping.having("guessed") == []
+    assert same_outputs(mapping, theirs, own, torch.randn(2, 3, 6, 6))
+    assert found(mapping, "norm.running_var").expr.is_copy == (eps == 1e-5)
+
+
 class Normed(nn.Module):
     def __init__(self, names: tuple[str, str], plus: float) -> None:
         super().__init__()
