@@ -14,7 +14,7 @@ from itertools import combinations
 from operator import and_
 
 from ...model_code.signature import Flow
-from ..matching.units import Pair, Unit, take_turns, template
+from ..matching.units import Pair, Unit, series, take_turns, template
 
 #: For two pairs: 1 where both sides have them in one order, -1 where not, 0 where that is not known.
 Vote = Callable[[Pair, Pair], int]
@@ -109,11 +109,12 @@ class Branches:
             for at in range(len(path)):
                 parts[path[:at]][path[at]].append(pair)
         self._kind = {path: _kind(path, held) for path, held in parts.items()}
-        self._kept: dict[tuple[str, Hashable], Counter[bool]] = defaultdict(Counter)
+        self._kept: dict[tuple[Hashable, ...], Counter[bool]] = defaultdict(Counter)
         said_by_class: set[tuple[Hashable, ...]] = set()
         for path, held in parts.items():
             apart = _Apart(held)
             seen: list[tuple[str, str]] = []
+            looks: set[frozenset[Hashable]] = set()
             for a, b in combinations(list(held)[:_MOST], 2):
                 if content((*path, a)) == content((*path, b)) or not apart(a, b):
                     continue
@@ -123,15 +124,20 @@ class Branches:
                 # Beside layers that follow each other, a branch is one choice of the code: it confirms an order once.
                 again = any(not apart(a, c) and not apart(b, d) for c, d in (*seen, *((d, c) for c, d in seen)))
                 seen.append((a, b))
+                # So is a branch beside several look-alikes: that it comes before all of them says nothing about these.
+                both = frozenset((content((*path, a)), content((*path, b))))
+                as_alike = again or both in looks
+                looks.add(both)
                 for name, vote in votes.items():
                     said = vote(one, other)
                     if not said:
                         continue
                     # All modules of a class are one choice of the code, however many there are.
                     choice = (name, self._kind[path], *sorted((a, b)), said > 0)
-                    if choice not in said_by_class and (said < 0 or not again):
-                        self._kept[name, self._kind[path]][said > 0] += 1
-                        self._kept[name, None][said > 0] += 1
+                    for counted, known in ((True, again), (False, as_alike)):
+                        if choice not in said_by_class and (said < 0 or not known):
+                            self._kept[name, self._kind[path], counted][said > 0] += 1
+                            self._kept[name, None, counted][said > 0] += 1
                     said_by_class.add(choice)
                     self._kept[name, (self._kind[path], *sorted((a, b)))][said > 0] += 1
 
@@ -140,14 +146,16 @@ class Branches:
         ONE and OTHER apart.
 
         The same two branches in modules of this kind decide; without any, other branches in modules of this kind;
-        without enough of these, branches of all modules.
+        without enough of these, branches of all modules. Look-alikes beside one branch count once, unless one side
+        has the two pairs in a numbered list.
         """
         at = next(i for i, (a, b) in enumerate(zip(one[0].path, other[0].path, strict=False)) if a != b)
         kind = self._kind[one[0].path[:at]]
         same = self._kept[order, (kind, *sorted((one[0].path[at], other[0].path[at])))]
         if same[False] or same[True]:
             return not same[False]
-        for counts in (self._kept[order, kind], self._kept[order, None]):
+        counted = any(series(one[side]) == series(other[side]) for side in (0, 1))  # which is an order of its own
+        for counts in (self._kept[order, kind, counted], self._kept[order, None, counted]):
             if counts.total() >= _ENOUGH or counts[False]:
                 return counts[True] >= max(_KEPT * counts.total(), _ENOUGH)
         return False
