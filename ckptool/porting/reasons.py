@@ -420,6 +420,12 @@ class Reason(Enum):
         "their rows follow one another or alternate; alternating rows were assumed; check in the code where the "
         "tensors are concatenated or split: if the rows follow one another, take the alternative below",
     )
+    LAYERS_OF_BLOCK = (
+        Topic.OTHER,
+        "several tensors in one of the codes are one tensor in the other code, and the same layer of all blocks was "
+        "taken to be one tensor, but that may hold all layers of one block; check in the code that has this tensor "
+        "what it splits it into, and correct it in the mapping file if that is the layers of one block",
+    )
     NORMS_AS_ONE = (
         Topic.OTHER,
         "the {} has several norms where the {} has one norm over all their channels, and the weights were "
