@@ -107,6 +107,53 @@ class Gain(nn.Module):
         return x * (self.plus + self.weight.float()) if self.plus else x * self.weight
 
 
+class GatedPair(nn.Module):
+    """The first of two layers goes through the activation, whatever the second is called."""
+
+    def __init__(self, names: tuple[str, str], act: Any) -> None:
+        super().__init__()
+        self.names, self.act = names, act
+        for name in names:
+            self.add_module(name, nn.Linear(6, 10))
+        self.down = nn.Linear(10, 3)
+
+    def forward(self, x: Any) -> Any:
+        one, other = (getattr(self, name)(x) for name in self.names)
+        return self.down(self.act(one) * other)
+
+
+class GatedHalves(nn.Module):
+    def __init__(self, act: Any) -> None:
+        super().__init__()
+        self.act, self.wi, self.wo = act, nn.Linear(6, 20), nn.Linear(10, 3)
+
+    def forward(self, x: Any) -> Any:
+        value, gate = self.wi(x).chunk(2, -1)
+        return self.wo(value * self.act(gate))
+
+
+@pytest.mark.parametrize("names", [("fc1", "gate"), ("gate_proj", "up_proj"), ("gate", "fc1")])
+@pytest.mark.parametrize("code", [False, True])
+def test_a_layer_called_gate_may_be_the_one_without_activation(names: tuple[str, str], code: bool) -> None:
+    theirs, own = GatedPair(names, F.gelu), GatedHalves(F.gelu)
+    mapping = ported(theirs, own, "float32[2,6]", code=code)
+    sure = code or "up_proj" in names
+    assert mapping.having("guessed") == ([] if sure else [found(mapping, "wi.weight"), found(mapping, "wi.bias")])
+    if sure or names[0] == "gate":
+        assert same_outputs(mapping, theirs, own, torch.randn(2, 6))
+    else:
+        first, second = (f"{name}.weight" for name in names)
+        (option,) = [str(rival) for rival in found(mapping, "wi.weight").rivals]
+        assert option == f"cat(0, {second}, {first})"
+
+
+def test_a_layer_called_gate_is_the_one_that_goes_through_a_sigmoid() -> None:
+    theirs, own = GatedPair(("gate", "fc1"), torch.sigmoid), GatedHalves(torch.sigmoid)
+    mapping = ported(theirs, own, "float32[2,6]", code=False)
+    assert mapping.having("guessed") == []
+    assert same_outputs(mapping, theirs, own, torch.randn(2, 6))
+
+
 class Frozen(nn.Module):
     """A batch norm that is computed by hand, with buffers only."""
 
