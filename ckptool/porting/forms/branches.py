@@ -18,6 +18,8 @@ from ..matching.units import Pair, Unit, series, take_turns, template
 
 #: For two pairs: 1 where both sides have them in one order, -1 where not, 0 where that is not known.
 Vote = Callable[[Pair, Pair], int]
+#: The place of a unit of the target in an order; None if it has none.
+Place = Callable[[Unit], float | None]
 
 #: So many couples of branches that cannot be confused have to be in order, and this share of them.
 _ENOUGH, _KEPT = 2, 0.85
@@ -96,11 +98,15 @@ class Branches:
     Args:
         pairs: the matched pairs.
         content: returns the contents of a module of the target by its path.
-        votes: name of an order -> a function that tells whether two pairs keep it (1) or reverse it (-1).
+        votes: name of an order -> a function that tells whether two pairs keep it (1) or reverse it (-1), and one that
+            returns the place of a unit of the target in it.
     """
 
     def __init__(
-        self, pairs: Iterable[Pair], content: Callable[[tuple[str, ...]], Hashable], votes: dict[str, Vote]
+        self,
+        pairs: Iterable[Pair],
+        content: Callable[[tuple[str, ...]], Hashable],
+        votes: dict[str, tuple[Vote, Place]],
     ) -> None:
         self._votes = votes
         parts: dict[tuple[str, ...], dict[str, list[Pair]]] = defaultdict(lambda: defaultdict(list))
@@ -114,7 +120,7 @@ class Branches:
         for path, held in parts.items():
             apart = _Apart(held)
             seen: list[tuple[str, str]] = []
-            looks: set[frozenset[Hashable]] = set()
+            looks: set[tuple[Hashable, ...]] = set()
             for a, b in combinations(list(held)[:_MOST], 2):
                 if content((*path, a)) == content((*path, b)) or not apart(a, b):
                     continue
@@ -124,14 +130,15 @@ class Branches:
                 # Beside layers that follow each other, a branch is one choice of the code: it confirms an order once.
                 again = any(not apart(a, c) and not apart(b, d) for c, d in (*seen, *((d, c) for c, d in seen)))
                 seen.append((a, b))
-                # So is a branch beside several look-alikes: that it comes before all of them says nothing about these.
-                both = frozenset((content((*path, a)), content((*path, b))))
-                as_alike = again or both in looks
-                looks.add(both)
-                for name, vote in votes.items():
+                for name, (vote, place) in votes.items():
                     said = vote(one, other)
                     if not said:
                         continue
+                    # So is a branch before several look-alikes, or after them: it says nothing about their own order.
+                    turned = (place(one[0]) or 0.0) > (place(other[0]) or 0.0)
+                    both = (name, *(content((*path, part)) for part in ((b, a) if turned else (a, b))))
+                    as_alike = again or both in looks
+                    looks.add(both)
                     # All modules of a class are one choice of the code, however many there are.
                     choice = (name, self._kind[path], *sorted((a, b)), said > 0)
                     for counted, known in ((True, again), (False, as_alike)):
