@@ -114,6 +114,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         self._gating = Gating()
         self._patches = Patches()
         self._bypasses = Bypasses()
+        self._rows: dict[int, str] = {}  # id of a tensor -> the table whose rows it is
         self._made: dict[int, str] = {}  # id of a tensor -> the weight of the layer whose outputs it is
         self._normed: dict[int, str] = {}  # id of such a tensor -> the statistics of the batch norm that took it
         self._outputs: dict[int, frozenset[str]] = {}  # id of a tensor -> the matrices that made what it holds
@@ -269,6 +270,12 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
                         for place, part in enumerate(result):
                             self._from[id(part)] = ("part", (what[0], place, len(result)))
             return
+        if name == "embedding" and len(args) > 1 and id(args[1]) in self._keys:
+            self._rows[id(result)] = self._keys[id(args[1])]
+        if name in _MULTIPLIES and (table := self._rows.get(id(next(iter(args), None)))) in self.uses:
+            facts = self.uses[table].facts  # to multiply the rows is to multiply the table
+            number = _number(name, args, _MULTIPLIES, 1.0)
+            facts.times = None if None in (number, facts.times) else number
         if name in _ADDS | _MULTIPLIES:
             self._modulated(name, args, result)
         first = args[0] if args and isinstance(args[0], torch.Tensor) else None

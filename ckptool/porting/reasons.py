@@ -623,6 +623,12 @@ class Reason(Enum):
         "was rescaled; check the model's code: if it applies the missing factor elsewhere in this layer (such as on "
         "its input), take the plain tensor",
     )
+    TABLE_SCALED = (
+        Topic.OTHER,
+        "the values of this table are as small as in code that multiplies its rows by the square root of their width, "
+        "and the model does not multiply them; check in the source's code whether the output of the embedding is "
+        "multiplied: if so, take the alternative below",
+    )
     MAY_ADD_1 = (
         Topic.OTHER,
         "the source calls this norm weight {} and has no bias beside it, as code that adds 1 to its norm weights "

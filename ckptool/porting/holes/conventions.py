@@ -18,7 +18,7 @@ from ..questions import Reason, Topic
 from ..rules import Rule, Strength, in_order
 from ..words import Rotary, cut, label, table, words_of
 from .bypassed import doubt_bypasses
-from .factors import equalised, multiplied_in_code
+from .factors import equalised, multiplied_in_code, scaled_tables
 from .filling import Filling, Values
 from .modulation import doubt_gates, doubt_modulation
 
@@ -527,6 +527,15 @@ CONVENTIONS: tuple[Rule[Callable[[Filling], None]], ...] = in_order(
         "applies this factor later.",
         equalised,
         Strength.OPEN,
+    ),
+    Rule(
+        "scaled tables",
+        105,
+        "Code may multiply the rows of a word embedding by the square root of their width.",
+        "Transformers with computed positions do so, and their tables have small values; the model does not do it.",
+        scaled_tables,
+        Strength.OPEN,
+        when="the file's values have about that spread",
     ),
     Rule(
         "factors in the code",
