@@ -408,6 +408,13 @@ class Reason(Enum):
         "this projection was split in the order that its name gives ({}), but the model lists these parts in the "
         "order {}; check how the source's code splits its output: if in the model's order, take the alternative below",
     )
+    PARTS_MAY_DIFFER = (
+        Topic.LAYOUT,
+        "this projection was split in the order that its name gives ({}), but not all code with such a name keeps this "
+        "order, and some code cuts the rows into groups for several devices first; check how the source's code splits "
+        "its output: if it has keys and values in the other order, take the alternative below, and if it has other "
+        "groups, correct the expression in the mapping file",
+    )
     ORDER_OF_PARTS = (
         Topic.OTHER,
         "several tensors in one of the codes are one tensor in the other code, and the file does not show in which "
