@@ -33,6 +33,9 @@ _TURNS = frozenset("permute transpose swapaxes swapdims movedim moveaxis".split(
 #: Functions that read a property, and those that give a view whose use is what counts.
 _LOOKS = frozenset("__get__ size dim numel stride __len__ is_floating_point is_complex data_ptr type_as".split())
 
+#: What changes no number in evaluation.
+_UNCHANGED = frozenset("dropout to float contiguous clone".split())
+
 _VIEWS = frozenset(
     "t T mT transpose permute view reshape unsqueeze squeeze detach contiguous clone to float double half bfloat16 type"
     " expand expand_as".split()
@@ -207,6 +210,14 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         elif name == "einsum":
             self._summed(key, args, value)
 
+    def _with_rows(self, name: str, args: Any, facts: Facts) -> None:
+        """Note what the function NAME does first with rows of the table that has FACTS."""
+        if name in _MULTIPLIES and facts.rows == "":  # to multiply the rows is to multiply the table
+            number = _number(name, args, _MULTIPLIES, 1.0)
+            facts.times = None if None in (number, facts.times) else number
+        if facts.rows == "" and name not in _LOOKS:
+            facts.rows = "added" if name in _ADDS else name
+
     def _stands(self, key: str, *, inputs_first: bool) -> None:
         """Note whether the matrix KEY is stored as [inputs, outputs], if its first use shows it."""
         facts = self.uses[key].facts
@@ -272,10 +283,12 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             return
         if name == "embedding" and len(args) > 1 and id(args[1]) in self._keys:
             self._rows[id(result)] = self._keys[id(args[1])]
-        if name in _MULTIPLIES and (table := self._rows.get(id(next(iter(args), None)))) in self.uses:
-            facts = self.uses[table].facts  # to multiply the rows is to multiply the table
-            number = _number(name, args, _MULTIPLIES, 1.0)
-            facts.times = None if None in (number, facts.times) else number
+        for one in args[:2]:
+            if (table := self._rows.get(id(one))) in self.uses:
+                if name in _UNCHANGED:
+                    self._rows[id(result)] = table
+                else:
+                    self._with_rows(name, args, self.uses[table].facts)
         if name in _ADDS | _MULTIPLIES:
             self._modulated(name, args, result)
         first = args[0] if args and isinstance(args[0], torch.Tensor) else None

@@ -110,21 +110,23 @@ class Gain(nn.Module):
 class Words(nn.Module):
     """One attention over words and computed positions, with or without a factor on the words."""
 
-    def __init__(self, names: tuple[str, str], times: float, *, learned: bool = False) -> None:
+    def __init__(self, names: tuple[str, str], times: float, *, positions: str = "computed") -> None:
         super().__init__()
-        self.names, self.times = names, times
+        self.names, self.times, self.kind = names, times, positions
         self.add_module(names[0], nn.Embedding(20, 16))
         self.add_module(names[1], nn.Module())
         for name in "qkv":
             getattr(self, names[1]).add_module(f"{name}_proj", nn.Linear(16, 16))
-        if learned:
+        if positions == "learned":
             self.positions = nn.Embedding(8, 16)
 
     def forward(self, ids: Any) -> Any:
         x = getattr(self, self.names[0])(ids)
         x = x * self.times if self.times != 1 else x
         places = torch.arange(ids.shape[1])
-        x = x + (self.positions(places) if hasattr(self, "positions") else places[:, None].sin())
+        if self.kind != "none":
+            x = F.dropout(x, training=self.training)
+            x = x + (self.positions(places) if self.kind == "learned" else places[:, None].sin())
         q, k, v = (getattr(getattr(self, self.names[1]), f"{name}_proj")(x) for name in "qkv")
         return F.scaled_dot_product_attention(q, k, v)
 
@@ -139,12 +141,14 @@ def test_code_shows_that_it_multiplies_the_rows_of_a_table(times: tuple[float, f
 
 @pytest.mark.parametrize("spread", [0.25, 1.0, 0.02])
 @pytest.mark.parametrize("times", [4.0, 1.0])
-@pytest.mark.parametrize("learned", [False, True])
-def test_a_table_may_be_so_small_because_code_multiplies_its_rows(spread: float, times: float, learned: bool) -> None:
-    theirs, own = Words(("words", "a"), 4.0, learned=learned), Words(("tokens", "b"), times, learned=learned)
+@pytest.mark.parametrize("positions", ["computed", "learned", "none"])
+def test_a_table_may_be_so_small_because_code_multiplies_its_rows(spread: float, times: float, positions: str) -> None:
+    theirs, own = (
+        Words(names, n, positions=positions) for names, n in ((("words", "a"), 4.0), (("tokens", "b"), times))
+    )
     nn.init.normal_(theirs.words.weight, std=spread)
     mapping = ported(theirs, own, "int64[2,5]", code=False)
-    asked = spread == 0.25 and times == 1.0 and not learned
+    asked = spread == 0.25 and times == 1.0 and positions == "computed"
     assert [e.target for e in mapping.having("guessed")] == (["tokens.weight"] if asked else [])
     if asked:
         assert [str(rival) for rival in found(mapping, "tokens.weight").rivals] == ["scale(words.weight, 4.0)"]

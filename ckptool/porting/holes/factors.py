@@ -72,8 +72,8 @@ def scaled_tables(filling: Filling) -> None:
     """Ask about word embeddings whose values are as small as in code that multiplies the rows by sqrt(width).
 
     Transformers with computed positions multiply the rows so that they outweigh the positions (Vaswani et al., 2017,
-    section 3.4), and their code then begins with values of spread 1 / sqrt(width). This model has no such factor. With
-    learned or rotary positions, small values are usual, and nothing is asked.
+    section 3.4), and their code then begins with values of spread 1 / sqrt(width). This model has no such factor, and
+    adds something to the rows. With learned or rotary positions, small values are usual, and nothing is asked.
     """
     target = filling.target
     if filling.values is None or filling.same_names or target.signature.rotary or filling.source.signature.traced:
@@ -87,7 +87,12 @@ def scaled_tables(filling: Filling) -> None:
         piece = target.pieces.get(hole)
         if piece is None or piece.entry.how != "embedding" or len(piece.shape) != 2 or not filled.expr.is_copy:
             continue
-        if piece.entry.facts.times != 1.0 or t.told_by(Kind.NAME) or filling.same_code(t, s):
+        if (
+            piece.entry.facts.rows != "added"
+            or piece.entry.facts.times != 1.0
+            or t.told_by(Kind.NAME)
+            or filling.same_code(t, s)
+        ):
             continue
         found = filling.values(filled.expr.key)
         spread = 1.0 if found is None else float((found.astype("float64") ** 2).mean()) ** 0.5
