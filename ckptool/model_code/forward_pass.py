@@ -33,6 +33,9 @@ _TURNS = frozenset("permute transpose swapaxes swapdims movedim moveaxis".split(
 #: Functions that read a property, and those that give a view whose use is what counts.
 _LOOKS = frozenset("__get__ size dim numel stride __len__ is_floating_point is_complex data_ptr type_as".split())
 
+#: What changes no number in evaluation.
+_UNCHANGED = frozenset("dropout to float contiguous clone".split())
+
 _VIEWS = frozenset(
     "t T mT transpose permute view reshape unsqueeze squeeze detach contiguous clone to float double half bfloat16 type"
     " expand expand_as".split()
@@ -114,6 +117,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         self._gating = Gating()
         self._patches = Patches()
         self._bypasses = Bypasses()
+        self._rows: dict[int, str] = {}  # id of a tensor -> the table whose rows it is
         self._made: dict[int, str] = {}  # id of a tensor -> the weight of the layer whose outputs it is
         self._normed: dict[int, str] = {}  # id of such a tensor -> the statistics of the batch norm that took it
         self._outputs: dict[int, frozenset[str]] = {}  # id of a tensor -> the matrices that made what it holds
@@ -206,6 +210,14 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         elif name == "einsum":
             self._summed(key, args, value)
 
+    def _with_rows(self, name: str, args: Any, facts: Facts) -> None:
+        """Note what the function NAME does first with rows of the table that has FACTS."""
+        if name in _MULTIPLIES and facts.rows == "":  # to multiply the rows is to multiply the table
+            number = _number(name, args, _MULTIPLIES, 1.0)
+            facts.times = None if None in (number, facts.times) else number
+        if facts.rows == "" and name not in _LOOKS:
+            facts.rows = "added" if name in _ADDS else name
+
     def _stands(self, key: str, *, inputs_first: bool) -> None:
         """Note whether the matrix KEY is stored as [inputs, outputs], if its first use shows it."""
         facts = self.uses[key].facts
@@ -269,6 +281,14 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
                         for place, part in enumerate(result):
                             self._from[id(part)] = ("part", (what[0], place, len(result)))
             return
+        if name == "embedding" and len(args) > 1 and id(args[1]) in self._keys:
+            self._rows[id(result)] = self._keys[id(args[1])]
+        for one in args[:2]:
+            if (table := self._rows.get(id(one))) in self.uses:
+                if name in _UNCHANGED:
+                    self._rows[id(result)] = table
+                else:
+                    self._with_rows(name, args, self.uses[table].facts)
         if name in _ADDS | _MULTIPLIES:
             self._modulated(name, args, result)
         first = args[0] if args and isinstance(args[0], torch.Tensor) else None

@@ -134,7 +134,9 @@ class Facts:
         inputs_first: whether its layout is [in, out]; None if that is not known.
         dims: for each of its dimensions "input", "output" or "both", if an einsum shows it.
         plus: the number that the code adds to it before it is used, 0 for none; None if that is not known.
-        times: the number that the code multiplies it by before it is used, 1 for none; None if that is not known.
+        times: the number that the code multiplies it by before it is used, or the rows that it looks up in it, 1 for
+            none; None if that is not known.
+        rows: the first function that takes the rows that are looked up in it; "added" if it adds something to them.
         behind: for the statistics of a batch norm, the layer directly before it, if nothing is between them.
         bypasses: the parts of its channels, if one of them goes past the layers that take the others: of what it
             gives, of what it takes, or both.
@@ -155,6 +157,7 @@ class Facts:
     dims: tuple[str, ...] = ()
     plus: float | None = None
     times: float | None = None
+    rows: str = ""
     behind: BehindLayer | None = None
     bypasses: tuple[Bypass, ...] = ()
     pixels: str = ""

@@ -408,6 +408,13 @@ class Reason(Enum):
         "this projection was split in the order that its name gives ({}), but the model lists these parts in the "
         "order {}; check how the source's code splits its output: if in the model's order, take the alternative below",
     )
+    PARTS_MAY_DIFFER = (
+        Topic.LAYOUT,
+        "this projection was split in the order that its name gives ({}), but not all code with such a name keeps this "
+        "order, and some code cuts the rows into groups for several devices first; check how the source's code splits "
+        "its output: if it has keys and values in the other order, take the alternative below, and if it has other "
+        "groups, correct the expression in the mapping file",
+    )
     ORDER_OF_PARTS = (
         Topic.OTHER,
         "several tensors in one of the codes are one tensor in the other code, and the file does not show in which "
@@ -419,6 +426,12 @@ class Reason(Enum):
         "several tensors in one of the codes are one tensor in the other code, and the file does not show whether "
         "their rows follow one another or alternate; alternating rows were assumed; check in the code where the "
         "tensors are concatenated or split: if the rows follow one another, take the alternative below",
+    )
+    LAYERS_OF_BLOCK = (
+        Topic.OTHER,
+        "several tensors in one of the codes are one tensor in the other code, and the same layer of all blocks was "
+        "taken to be one tensor, but that may hold all layers of one block; check in the code that has this tensor "
+        "what it splits it into, and correct it in the mapping file if that is the layers of one block",
     )
     NORMS_AS_ONE = (
         Topic.OTHER,
@@ -616,6 +629,12 @@ class Reason(Enum):
         "the source's code multiplies this tensor by {} before it uses it, and the model's code by {}, so the tensor "
         "was rescaled; check the model's code: if it applies the missing factor elsewhere in this layer (such as on "
         "its input), take the plain tensor",
+    )
+    TABLE_SCALED = (
+        Topic.OTHER,
+        "the values of this table are as small as in code that multiplies its rows by the square root of their width, "
+        "and the model does not multiply them; check in the source's code whether the output of the embedding is "
+        "multiplied: if so, take the alternative below",
     )
     MAY_ADD_1 = (
         Topic.OTHER,

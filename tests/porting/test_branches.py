@@ -57,6 +57,22 @@ def test_branches_that_cannot_be_confused_show_that_an_order_is_kept() -> None:
     assert guessed(port(signature(turned), followed(target, apart))) == {"a.weight", "b.weight"}
 
 
+BETWEEN: Shapes = {"stem.weight": (8, 3), "size.weight": (2, 8), "heat.weight": (5, 8), "offset.weight": (2, 8)}
+
+
+def test_a_branch_before_two_look_alikes_does_not_show_their_order() -> None:
+    """A heat map is computed first, then sizes and offsets: which of these two is which, the heat map does not say."""
+    source = {"in.weight": (8, 3), "hm.weight": (5, 8), "reg.weight": (2, 8), "wh.weight": (2, 8)}
+    target = {"stem.weight": (8, 3), "heat.weight": (5, 8), "size.weight": (2, 8), "offset.weight": (2, 8)}
+    apart = {key: ["stem.weight"] for key in target if key != "stem.weight"}
+    assert guessed(port(signature(source), followed(target, apart))) == {"size.weight", "offset.weight"}
+    between = {f"{name}.weight": source[f"{name}.weight"] for name in ("in", "wh", "hm", "reg")}
+    mapping = port(signature(between), followed(BETWEEN, apart))
+    assert guessed(mapping) == set()  # of which one is before the heat map, and one after it
+    listed = {"in.weight": (8, 3), "hm.weight": (5, 8), "box.0.weight": (2, 8), "box.1.weight": (2, 8)}
+    assert guessed(port(signature(listed), followed(target, apart))) == set()
+
+
 def test_equal_branches_of_all_blocks_of_a_class_are_one_choice_of_the_code() -> None:
     """Four blocks in which `x` comes before `c` say no more about `p` and `q` than one block does."""
     source: Shapes = {"in.weight": (8, 3)}

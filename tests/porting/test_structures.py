@@ -92,6 +92,26 @@ def test_lists_that_both_sides_have_are_left_apart() -> None:
     assert pairing(mapping) == {key: key for key in shapes}
 
 
+def pairs_of_layers(*names: str) -> Shapes:
+    return {f"high.{n}.{name}.weight": (8, 8) for n in (0, 1) for name in names} | {"out.weight": (3, 8)}
+
+
+def test_two_layers_of_each_block_are_one_where_the_other_side_counts_as_many_blocks() -> None:
+    target = {f"layers.{n}.weight": (16, 8) for n in (0, 1)} | {"top.weight": (3, 8)}
+    mapping = port(signature(pairs_of_layers("T", "H")), wanted(target))
+    assert pairing(mapping)["layers.1.weight"] == "cat(0, high.1.T.weight, high.1.H.weight)"
+    assert {e.target for e in mapping.having("guessed")} == {"layers.0.weight", "layers.1.weight"}  # which comes first?
+
+
+def test_one_layer_of_all_blocks_is_joined_with_a_question_where_the_layers_of_a_block_fit_as_well() -> None:
+    source = signature(pairs_of_layers("T", "H"))
+    named = port(source, wanted({"T.weight": (16, 8), "H.weight": (16, 8), "out.weight": (3, 8)}))
+    assert pairing(named)["T.weight"] == "cat(0, high.0.T.weight, high.1.T.weight)"
+    assert named.having("guessed") == []
+    other = port(source, wanted({"one.weight": (16, 8), "two.weight": (16, 8), "out.weight": (3, 8)}))
+    assert {e.target for e in other.having("guessed")} == {"one.weight", "two.weight"}
+
+
 def test_paths_are_joined_along_their_outputs_or_their_inputs_as_sizes_ask() -> None:
     source = {f"paths.{n}.{name}.weight": s for n in range(4) for name, s in {"a": (3, 10), "b": (10, 3)}.items()}
     mapping = port(signature(source), wanted({"reduce.weight": (12, 10), "expand.weight": (10, 12)}))

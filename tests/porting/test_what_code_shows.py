@@ -107,6 +107,135 @@ class Gain(nn.Module):
         return x * (self.plus + self.weight.float()) if self.plus else x * self.weight
 
 
+class Words(nn.Module):
+    """One attention over words and computed positions, with or without a factor on the words."""
+
+    def __init__(self, names: tuple[str, str], times: float, *, positions: str = "computed") -> None:
+        super().__init__()
+        self.names, self.times, self.kind = names, times, positions
+        self.add_module(names[0], nn.Embedding(20, 16))
+        self.add_module(names[1], nn.Module())
+        for name in "qkv":
+            getattr(self, names[1]).add_module(f"{name}_proj", nn.Linear(16, 16))
+        if positions == "learned":
+            self.positions = nn.Embedding(8, 16)
+
+    def forward(self, ids: Any) -> Any:
+        x = getattr(self, self.names[0])(ids)
+        x = x * self.times if self.times != 1 else x
+        places = torch.arange(ids.shape[1])
+        if self.kind != "none":
+            x = F.dropout(x, training=self.training)
+            x = x + (self.positions(places) if self.kind == "learned" else places[:, None].sin())
+        q, k, v = (getattr(getattr(self, self.names[1]), f"{name}_proj")(x) for name in "qkv")
+        return F.scaled_dot_product_attention(q, k, v)
+
+
+@pytest.mark.parametrize("times", [(4.0, 1.0), (1.0, 4.0), (4.0, 4.0), (1.0, 1.0)])
+def test_code_shows_that_it_multiplies_the_rows_of_a_table(times: tuple[float, float]) -> None:
+    theirs, own = Words(("words", "a"), times[0]), Words(("tokens", "b"), times[1])
+    mapping = ported(theirs, own, "int64[2,5]")
+    assert [e.target for e in mapping.having("guessed")] == (["tokens.weight"] if times[0] != times[1] else [])
+    assert same_outputs(mapping, theirs, own, torch.randint(0, 20, (2, 5)))
+
+
+@pytest.mark.parametrize("spread", [0.25, 1.0, 0.02])
+@pytest.mark.parametrize("times", [4.0, 1.0])
+@pytest.mark.parametrize("positions", ["computed", "learned", "none"])
+def test_a_table_may_be_so_small_because_code_multiplies_its_rows(spread: float, times: float, positions: str) -> None:
+    theirs, own = (
+        Words(names, n, positions=positions) for names, n in ((("words", "a"), 4.0), (("tokens", "b"), times))
+    )
+    nn.init.normal_(theirs.words.weight, std=spread)
+    mapping = ported(theirs, own, "int64[2,5]", code=False)
+    asked = spread == 0.25 and times == 1.0 and positions == "computed"
+    assert [e.target for e in mapping.having("guessed")] == (["tokens.weight"] if asked else [])
+    if asked:
+        assert [str(rival) for rival in found(mapping, "tokens.weight").rivals] == ["scale(words.weight, 4.0)"]
+
+
+class GatedPair(nn.Module):
+    """The first of two layers goes through the activation, whatever the second is called."""
+
+    def __init__(self, names: tuple[str, str], act: Any) -> None:
+        super().__init__()
+        self.names, self.act = names, act
+        for name in names:
+            self.add_module(name, nn.Linear(6, 10))
+        self.down = nn.Linear(10, 3)
+
+    def forward(self, x: Any) -> Any:
+        one, other = (getattr(self, name)(x) for name in self.names)
+        return self.down(self.act(one) * other)
+
+
+class GatedHalves(nn.Module):
+    def __init__(self, act: Any) -> None:
+        super().__init__()
+        self.act, self.wi, self.wo = act, nn.Linear(6, 20), nn.Linear(10, 3)
+
+    def forward(self, x: Any) -> Any:
+        value, gate = self.wi(x).chunk(2, -1)
+        return self.wo(value * self.act(gate))
+
+
+@pytest.mark.parametrize("names", [("fc1", "gate"), ("gate_proj", "up_proj"), ("gate", "fc1")])
+@pytest.mark.parametrize("code", [False, True])
+def test_a_layer_called_gate_may_be_the_one_without_activation(names: tuple[str, str], code: bool) -> None:
+    theirs, own = GatedPair(names, F.gelu), GatedHalves(F.gelu)
+    mapping = ported(theirs, own, "float32[2,6]", code=code)
+    sure = code or "up_proj" in names
+    assert mapping.having("guessed") == ([] if sure else [found(mapping, "wi.weight"), found(mapping, "wi.bias")])
+    if sure or names[0] == "gate":
+        assert same_outputs(mapping, theirs, own, torch.randn(2, 6))
+    else:
+        first, second = (f"{name}.weight" for name in names)
+        (option,) = [str(rival) for rival in found(mapping, "wi.weight").rivals]
+        assert option == f"cat(0, {second}, {first})"
+
+
+def test_a_layer_called_gate_is_the_one_that_goes_through_a_sigmoid() -> None:
+    theirs, own = GatedPair(("gate", "fc1"), torch.sigmoid), GatedHalves(torch.sigmoid)
+    mapping = ported(theirs, own, "float32[2,6]", code=False)
+    assert mapping.having("guessed") == []
+    assert same_outputs(mapping, theirs, own, torch.randn(2, 6))
+
+
+class Frozen(nn.Module):
+    """A batch norm that is computed by hand, with buffers only."""
+
+    def __init__(self, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        for name in ("weight", "bias", "running_mean", "running_var"):
+            self.register_buffer(name, torch.rand(4) + 0.5)
+
+    def forward(self, x: Any) -> Any:
+        scale = self.weight * (self.running_var + self.eps).rsqrt()
+        shift = self.bias - self.running_mean * scale
+        return x * scale.reshape(1, -1, 1, 1) + shift.reshape(1, -1, 1, 1)
+
+
+class WithStatistics(nn.Module):
+    def __init__(self, names: tuple[str, str], norm: nn.Module) -> None:
+        super().__init__()
+        self.names = names
+        self.add_module(names[0], nn.Conv2d(3, 4, 3))
+        self.add_module(names[1], norm)
+
+    def forward(self, x: Any) -> Any:
+        return getattr(self, self.names[1])(getattr(self, self.names[0])(x))
+
+
+@pytest.mark.parametrize("eps", [1e-5, 0.5])
+def test_a_norm_of_torch_adds_an_eps_to_the_variance_as_code_does_that_computes_the_norm(eps: float) -> None:
+    theirs, own = WithStatistics(("conv", "bn"), Frozen(eps)), WithStatistics(("stem", "norm"), nn.BatchNorm2d(4))
+    mapping = ported(theirs, own, "float32[2,3,6,6]")
+    assert mapping.having("guessed") == []
+    assert same_outputs(mapping, theirs, own, torch.randn(2, 3, 6, 6))
+    assert found(mapping, "norm.running_var").expr.is_copy == (eps == 1e-5)
+
+
 class Normed(nn.Module):
     def __init__(self, names: tuple[str, str], plus: float) -> None:
         super().__init__()

@@ -14,10 +14,12 @@ from itertools import combinations
 from operator import and_
 
 from ...model_code.signature import Flow
-from ..matching.units import Pair, Unit, take_turns, template
+from ..matching.units import Pair, Unit, series, take_turns, template
 
 #: For two pairs: 1 where both sides have them in one order, -1 where not, 0 where that is not known.
 Vote = Callable[[Pair, Pair], int]
+#: The place of a unit of the target in an order; None if it has none.
+Place = Callable[[Unit], float | None]
 
 #: So many couples of branches that cannot be confused have to be in order, and this share of them.
 _ENOUGH, _KEPT = 2, 0.85
@@ -96,11 +98,15 @@ class Branches:
     Args:
         pairs: the matched pairs.
         content: returns the contents of a module of the target by its path.
-        votes: name of an order -> a function that tells whether two pairs keep it (1) or reverse it (-1).
+        votes: name of an order -> a function that tells whether two pairs keep it (1) or reverse it (-1), and one that
+            returns the place of a unit of the target in it.
     """
 
     def __init__(
-        self, pairs: Iterable[Pair], content: Callable[[tuple[str, ...]], Hashable], votes: dict[str, Vote]
+        self,
+        pairs: Iterable[Pair],
+        content: Callable[[tuple[str, ...]], Hashable],
+        votes: dict[str, tuple[Vote, Place]],
     ) -> None:
         self._votes = votes
         parts: dict[tuple[str, ...], dict[str, list[Pair]]] = defaultdict(lambda: defaultdict(list))
@@ -109,11 +115,12 @@ class Branches:
             for at in range(len(path)):
                 parts[path[:at]][path[at]].append(pair)
         self._kind = {path: _kind(path, held) for path, held in parts.items()}
-        self._kept: dict[tuple[str, Hashable], Counter[bool]] = defaultdict(Counter)
+        self._kept: dict[tuple[Hashable, ...], Counter[bool]] = defaultdict(Counter)
         said_by_class: set[tuple[Hashable, ...]] = set()
         for path, held in parts.items():
             apart = _Apart(held)
             seen: list[tuple[str, str]] = []
+            looks: set[tuple[Hashable, ...]] = set()
             for a, b in combinations(list(held)[:_MOST], 2):
                 if content((*path, a)) == content((*path, b)) or not apart(a, b):
                     continue
@@ -123,15 +130,21 @@ class Branches:
                 # Beside layers that follow each other, a branch is one choice of the code: it confirms an order once.
                 again = any(not apart(a, c) and not apart(b, d) for c, d in (*seen, *((d, c) for c, d in seen)))
                 seen.append((a, b))
-                for name, vote in votes.items():
+                for name, (vote, place) in votes.items():
                     said = vote(one, other)
                     if not said:
                         continue
+                    # So is a branch before several look-alikes, or after them: it says nothing about their own order.
+                    turned = (place(one[0]) or 0.0) > (place(other[0]) or 0.0)
+                    both = (name, *(content((*path, part)) for part in ((b, a) if turned else (a, b))))
+                    as_alike = again or both in looks
+                    looks.add(both)
                     # All modules of a class are one choice of the code, however many there are.
                     choice = (name, self._kind[path], *sorted((a, b)), said > 0)
-                    if choice not in said_by_class and (said < 0 or not again):
-                        self._kept[name, self._kind[path]][said > 0] += 1
-                        self._kept[name, None][said > 0] += 1
+                    for counted, known in ((True, again), (False, as_alike)):
+                        if choice not in said_by_class and (said < 0 or not known):
+                            self._kept[name, self._kind[path], counted][said > 0] += 1
+                            self._kept[name, None, counted][said > 0] += 1
                     said_by_class.add(choice)
                     self._kept[name, (self._kind[path], *sorted((a, b)))][said > 0] += 1
 
@@ -140,14 +153,16 @@ class Branches:
         ONE and OTHER apart.
 
         The same two branches in modules of this kind decide; without any, other branches in modules of this kind;
-        without enough of these, branches of all modules.
+        without enough of these, branches of all modules. Look-alikes beside one branch count once, unless one side
+        has the two pairs in a numbered list.
         """
         at = next(i for i, (a, b) in enumerate(zip(one[0].path, other[0].path, strict=False)) if a != b)
         kind = self._kind[one[0].path[:at]]
         same = self._kept[order, (kind, *sorted((one[0].path[at], other[0].path[at])))]
         if same[False] or same[True]:
             return not same[False]
-        for counts in (self._kept[order, kind], self._kept[order, None]):
+        counted = any(series(one[side]) == series(other[side]) for side in (0, 1))  # which is an order of its own
+        for counts in (self._kept[order, kind, counted], self._kept[order, None, counted]):
             if counts.total() >= _ENOUGH or counts[False]:
                 return counts[True] >= max(_KEPT * counts.total(), _ENOUGH)
         return False

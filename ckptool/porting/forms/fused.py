@@ -250,6 +250,11 @@ def _form(one: Canon, other: _Parts, weight: Piece, kind: Fused, sizes: Sequence
     if order != parts and not one.is_target and not kind.ordered:
         doubt: Question[Expr] = ask(Reason.PARTS_NAMED_OTHERWISE, ", ".join(parts), ", ".join(order))
         return _Form(parts, size, 0, doubt, (order, tuple(size[parts.index(p)] for p in order), 0))
+    ranks = seen > 0 and heads > 0 and seen != heads  # no heads: the shares of several devices
+    unseen = kind.sure and not layout and not seen and len(set(size)) == 1
+    if len(parts) == 3 and not one.is_target and not kind.ordered and (ranks or unseen):
+        turned = (parts[0], parts[2], parts[1])
+        return _Form(parts, size, seen, ask(Reason.PARTS_MAY_DIFFER, ", ".join(parts)), (turned, size, seen))
     if layout == "block" or seen:  # which code shows
         how = f"cuts it into {seen} heads first" if seen else "cuts it into blocks"
         return _Form(parts, size, seen, ask_code(Reason.BY_HEADS, shows=how))

@@ -18,7 +18,7 @@ from ..questions import Reason, Topic
 from ..rules import Rule, Strength, in_order
 from ..words import Rotary, cut, label, table, words_of
 from .bypassed import doubt_bypasses
-from .factors import equalised, multiplied_in_code
+from .factors import equalised, multiplied_in_code, scaled_tables
 from .filling import Filling, Values
 from .modulation import doubt_gates, doubt_modulation
 
@@ -329,7 +329,7 @@ def _added_in_code(filling: Filling) -> set[Name]:
         piece, own = t.pieces.get(hole.role), s.pieces.get(hole.role)
         if piece is None or own is None or len(squeezed(piece.shape)) != 1 or not filled.expr.is_copy:
             continue
-        here, there = piece.entry.facts.plus, own.entry.facts.plus
+        here, there = _plus(t, piece), _plus(s, own)
         if here is None or there is None:
             continue
         told.add(hole)
@@ -337,6 +337,17 @@ def _added_in_code(filling: Filling) -> set[Name]:
             made = ex.shift(filled.expr, there - here)
             filled.learn(made, Reason.PLUS_IN_CODE, f"{there:g}", f"{here:g}", shows=f"adds {there:g} to it")
     return told
+
+
+def _plus(unit: Unit, piece: Piece) -> float | None:
+    """Return the number that the code of PIECE, a vector of UNIT, adds to it before it uses it; None if that is not
+    known. A batch norm of torch adds its eps to the variance, as code does that computes the norm itself.
+    """
+    if piece.role == "running_var" and piece.entry.how == "batch_norm":
+        mean = unit.pieces.get("running_mean")
+        behind = None if mean is None else mean.entry.facts.behind
+        return None if behind is None else behind.eps
+    return piece.entry.facts.plus
 
 
 def _same_names(members: Sequence[tuple[Unit, Unit, Piece]]) -> bool:
@@ -516,6 +527,15 @@ CONVENTIONS: tuple[Rule[Callable[[Filling], None]], ...] = in_order(
         "applies this factor later.",
         equalised,
         Strength.OPEN,
+    ),
+    Rule(
+        "scaled tables",
+        105,
+        "Code may multiply the rows of a word embedding by the square root of their width.",
+        "Transformers with computed positions do so, and their tables have small values; the model does not do it.",
+        scaled_tables,
+        Strength.OPEN,
+        when="the file's values have about that spread",
     ),
     Rule(
         "factors in the code",

@@ -6,8 +6,10 @@ from math import log10, prod
 
 from .. import expression as ex
 from ..forms.pieces import Name
+from ..forms.projections import part_label
 from ..matching.evidence import Kind
 from ..questions import Reason
+from ..words import label, table
 from .filling import Filled, Filling
 
 #: Weights this many times as wide as code initialises them (1 / sqrt(inputs)) are multiplied by it, if all of them are.
@@ -66,6 +68,44 @@ def _rate(squares: list[float]) -> float:
     return float(10.0 ** -max(round(log10(middle) / 2), 0)) if middle else 1.0
 
 
+def scaled_tables(filling: Filling) -> None:
+    """Ask about word embeddings whose values are as small as in code that multiplies the rows by sqrt(width).
+
+    Transformers with computed positions multiply the rows so that they outweigh the positions (Vaswani et al., 2017,
+    section 3.4), and their code then begins with values of spread 1 / sqrt(width). This model has no such factor, and
+    adds something to the rows. With learned or rotary positions, small values are usual, and nothing is asked.
+    """
+    target = filling.target
+    if filling.values is None or filling.same_names or target.signature.rotary or filling.source.signature.traced:
+        return
+    attends = any(part_label(piece.path) == "q" for piece in target.pieces.values())
+    group = table().group("embedding")
+    if not attends or any(label(group, p.words) == "position" for p in target.pieces.values()):
+        return
+    for hole, filled in filling.holes.items():
+        t, s = filling.unit_of[hole]
+        piece = target.pieces.get(hole)
+        if piece is None or piece.entry.how != "embedding" or len(piece.shape) != 2 or not filled.expr.is_copy:
+            continue
+        if (
+            piece.entry.facts.rows != "added"
+            or piece.entry.facts.times != 1.0
+            or t.told_by(Kind.NAME)
+            or filling.same_code(t, s)
+        ):
+            continue
+        found = filling.values(filled.expr.key)
+        spread = 1.0 if found is None else float((found.astype("float64") ** 2).mean()) ** 0.5
+        width = piece.shape[1] ** 0.5
+        if spread < _SMALL and 1 / _ABOUT < spread * width < _ABOUT:
+            filled.ask(Reason.TABLE_SCALED, options=[ex.scale(filled.expr, width)])
+
+
+#: A table of words that nothing multiplies has a larger spread than this where it outweighs computed positions, and one
+#: that is multiplied has a spread of 1 / sqrt(width), up to this factor.
+_SMALL, _ABOUT = 0.5, 1.5
+
+
 def multiplied_in_code(filling: Filling) -> None:
     """Rescale, with a question, tensors that the two codes multiply by different numbers before they use them.
 
@@ -83,4 +123,4 @@ def multiplied_in_code(filling: Filling) -> None:
             filled.ask(Reason.FACTOR_IN_CODE, f"{there:g}", f"{here:g}", options=[made], exchange=True)
 
 
-__all__ = ["equalised", "multiplied_in_code"]
+__all__ = ["equalised", "multiplied_in_code", "scaled_tables"]

@@ -26,11 +26,12 @@ _Place = Callable[[Unit], float | None]
 @dataclass(frozen=True, slots=True)
 class Order:
     """An order that both sides have: its name, and a function `vote` that tells whether two pairs keep it (1), reverse
-    it (-1), or neither (0).
+    it (-1), or neither (0). The function `place` returns the place of a unit of the target in it.
     """
 
     name: str
     vote: Callable[[Pair, Pair], int]
+    place: _Place
 
 
 def orders_of(sequences: Sequences) -> list[Order]:
@@ -38,14 +39,14 @@ def orders_of(sequences: Sequences) -> list[Order]:
     found: list[Order] = []
     both = sequences.traced and sequences.source_traced
     if both:
-        found.append(Order("execution order of both", partial(_vote, _used, _used)))
+        found.append(Order("execution order of both", partial(_vote, _used, _used), _used))
     if sequences.ordered:
         if sequences.traced and not both:
-            found.append(Order("execution order", partial(_vote, _used, _stored)))
+            found.append(Order("execution order", partial(_vote, _used, _stored), _used))
         if not both:
-            found.append(Order("registration order", partial(_vote, _stored, _stored)))
+            found.append(Order("registration order", partial(_vote, _stored, _stored), _stored))
     if sequences.traced and not both:
-        found.append(Order("order of its numbers", _counted))
+        found.append(Order("order of its numbers", _counted, _used))
     return found
 
 

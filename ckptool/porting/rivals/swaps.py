@@ -48,7 +48,7 @@ class Swaps:
 
     def see_branches(self) -> None:
         """Update the evidence of parallel branches about the orders, after pairs have changed."""
-        votes = {order.name: order.vote for order in self.orders}
+        votes = {order.name: (order.vote, order.place) for order in self.orders}
         self._branches = Branches(self.pairs, self.contents.of_target, votes)
 
     def reason(self, one: Pair, other: Pair, belief: Mapping[str, float] | None = None) -> Said:

@@ -85,12 +85,14 @@ def join_families(one: Canon, other: Canon) -> bool:
             found = [one for one in found if one[-1] is not None]  # of more than there can be, those that a name spells
         for parent, family, join, named in found if len(found) <= sizes.wanted(whole) else ():
             there = [p for p in other.pieces.values() if squeezed(p.shape) == whole]
-            order = named or _by_gate(family.parts, there) or _by_modulation(family.parts, there)
+            order, told = named or _by_modulation(family.parts, there), True
+            if order is None:
+                order, told = _by_gate(family.parts, there)
             if order is None and (order := _by_cuts(family, join, other)) is not None:
                 join = replace(join, turns=1)
             if order is not None:
                 by_heads = join.dim == 0 and len(set(join.sizes)) > 1 and all(_label(p.words) for p in order)
-                family, join = replace(family, parts=order, numbered=True), _join_in_order(join, family, order)
+                family, join = replace(family, parts=order, numbered=told), _join_in_order(join, family, order)
                 if by_heads:  # a name says what comes first, in the whole or in each head
                     family = replace(family, by_heads=True)
             join_family(one, parent, family, join)
@@ -110,15 +112,29 @@ def spelled_parts(parts: Sequence[Piece], wholes: set[str]) -> tuple[Piece, ...]
     return None if order is None else tuple(parts[at] for at in order)
 
 
-def _by_gate(parts: Sequence[Piece], wholes: Sequence[Piece]) -> tuple[Piece, ...] | None:
-    """Return gate and value, PARTS, in the order in which the forward pass splits WHOLES, the joined tensors. None if
-    that is not known, or if PARTS are no gate and value.
+def _by_gate(parts: Sequence[Piece], wholes: Sequence[Piece]) -> tuple[tuple[Piece, ...] | None, bool]:
+    """Return gate and value, PARTS, in the order in which the forward pass splits WHOLES, the joined tensors, and
+    whether it is certain which part is the gate. (None, True) if the order is not known, or if PARTS are no gate and
+    value.
+
+    The gate is the layer that goes through the activation, which the code of PARTS shows. A name shows it if the
+    activation is a sigmoid, or if the other layer is called the value: code that adds a layer to a feed-forward network
+    may call that layer the gate, and pass the first layer of the network through the activation.
     """
-    halves = {None if piece.entry.facts.gate is None else piece.entry.facts.gate.half for piece in wholes}
-    gates = [part for part in parts if part_label(part.path) == "gate" or {"gate", "gates"} & set(cut(part.last))]
+    seen = {piece.entry.facts.gate for piece in wholes}
+    halves = {None if gate is None else gate.half for gate in seen}
+    opened = [part for part in parts if part.entry.facts.beside_gate == "gate"]
+    named = [part for part in parts if part_label(part.path) == "gate" or {"gate", "gates"} & set(cut(part.last))]
+    gates = opened or named
     if len(parts) != 2 or len(gates) != 1 or len(halves) != 1 or halves == {None}:
-        return None
-    return tuple(sorted(parts, key=lambda part: (part is gates[0]) != (halves == {0})))
+        return None, True
+    sigmoid = all(gate is not None and gate.activation in _SIGMOIDS for gate in seen)
+    told = bool(opened) or sigmoid or any(part_label(part.path) == "up" for part in parts)
+    return tuple(sorted(parts, key=lambda part: (part is gates[0]) != (halves == {0}))), told
+
+
+#: Activations that open and close what they are multiplied with.
+_SIGMOIDS = frozenset({"sigmoid", "hardsigmoid", "glu"})
 
 
 def _by_modulation(parts: Sequence[Piece], wholes: Sequence[Piece]) -> tuple[Piece, ...] | None:

@@ -25,7 +25,9 @@ def join_lists(one: Canon, other: Canon) -> None:
     that.
 
     If every block of a list holds two equal layers and nothing else, two joins are possible: the two layers of each
-    block, or the same layer of all blocks. The second is made, unless such layers are joined in other modules, too.
+    block, or the same layer of all blocks. The first is made if such layers are joined in other modules, too, or if
+    OTHER has the joined layers in a list of as many blocks. Else the second is made, with a question unless OTHER has
+    layers with the names of the joined ones.
     """
     for at in sorted({at for p in one.pieces.values() for at, c in enumerate(p.path) if c.isdecimal()}, reverse=True):
         sizes = SizeCounts(one, other)
@@ -34,11 +36,17 @@ def join_lists(one: Canon, other: Canon) -> None:
         for piece in one.pieces.values():
             if len(piece.path) > at and piece.path[at].isdecimal():
                 lists[piece.path[:at]][piece.path[at + 1 :], piece.role][int(piece.path[at])] = piece
-        plans = {}
+        plans: dict[_Path, _Plan] = {}
+        open_to: set[_Path] = set()
         for head, inner in lists.items():
             plan = plan_of_list(inner, sizes)
+            by_block = plan is not None and _joined_by_block(inner, parents)
+            if plan is not None and by_block and _wholes_are_listed(inner, plan, other):
+                continue
             if plan is not None and not _families_elsewhere(head, inner, parents):
                 plans[head] = plan
+                if by_block and not _wholes_are_named(inner, plan, other):
+                    open_to.add(head)
             elif (plan := _plan_of_layer(inner, sizes)) is not None:
                 plans[head] = plan
                 lists[head] = {key: inner[key] for key in plan}
@@ -50,7 +58,7 @@ def join_lists(one: Canon, other: Canon) -> None:
         for head, plan in plans.items():
             wholes = [join.shape(next(iter(lists[head][key].values())).shape) for key, join in plan.items()]
             if all(made[squeezed(w)] <= sizes.wanted(w) for w in wholes if len(squeezed(w)) > 1):
-                _join_list(one, head, lists[head], plan)
+                _join_list(one, head, lists[head], plan, is_open=head in open_to)
 
 
 def plan_of_list(inner: _Inner, sizes: SizeCounts) -> _Plan | None:
@@ -124,14 +132,51 @@ def _families_elsewhere(head: _Path, inner: _Inner, parents: dict[_Path, set[_Pa
     """Return whether the tensors inside of each member of the list HEAD can be joined with each other, as they are in
     modules outside of this list. PARENTS is from `_parents`.
     """
-    members = {
-        p.path[:-1] for pieces in inner.values() for p in pieces.values() if p.role == "weight" and len(p.path) > 1
-    }
+    members = _modules(inner)
     own = template(head)
     return any(members <= there and any(template(at[: len(head)]) != own for at in there) for there in parents.values())
 
 
-def _join_list(one: Canon, head: _Path, inner: _Inner, plan: _Plan) -> None:
+def _modules(inner: _Inner) -> set[_Path]:
+    """Return the paths of the modules that hold the weights of INNER."""
+    return {p.path[:-1] for pieces in inner.values() for p in pieces.values() if p.role == "weight" and len(p.path) > 1}
+
+
+def _joined_by_block(inner: _Inner, parents: dict[_Path, set[_Path]]) -> bool:
+    """Return whether the layers of each member of a list, INNER, can be joined with each other. PARENTS is from
+    `_parents`.
+    """
+    members = _modules(inner)
+    return len(members) > 1 and any(members <= there for there in parents.values())
+
+
+def _wholes_of(inner: _Inner, plan: _Plan, other: Canon) -> list[Piece]:
+    """Return the weights of OTHER that have the sizes of those that PLAN makes of INNER."""
+    made = {squeezed(join.shape(next(iter(inner[key].values())).shape)) for key, join in plan.items()}
+    return [p for p in other.pieces.values() if p.role == "weight" and len(p.shape) > 1 and squeezed(p.shape) in made]
+
+
+def _wholes_are_listed(inner: _Inner, plan: _Plan, other: Canon) -> bool:
+    """Return whether OTHER has the joined layers in lists that count as the list with the members INNER counts."""
+    numbers = {str(n) for members in inner.values() for n in members}
+    rows: dict[_Path, set[str]] = defaultdict(set)
+    wholes = _wholes_of(inner, plan, other)
+    for piece in wholes:
+        at = next((at for at in reversed(range(len(piece.path))) if piece.path[at].isdecimal()), None)
+        if at is None:
+            return False
+        row = (*piece.path[:at], "", *piece.path[at + 1 :])
+        rows[row].add(piece.path[at])
+    return bool(wholes) and all(held == numbers for held in rows.values())
+
+
+def _wholes_are_named(inner: _Inner, plan: _Plan, other: Canon) -> bool:
+    """Return whether OTHER has a layer with the name of each layer that PLAN joins of the members INNER."""
+    named = {path[-1] for path, role in plan if role == "weight" and path}
+    return bool(named) and named <= {piece.last for piece in _wholes_of(inner, plan, other) if piece.path}
+
+
+def _join_list(one: Canon, head: _Path, inner: _Inner, plan: _Plan, *, is_open: bool) -> None:
     for (path, role), members in inner.items():
         parts = [members[n] for n in sorted(members)]
         join = plan.get((path, role))
@@ -140,6 +185,8 @@ def _join_list(one: Canon, head: _Path, inner: _Inner, plan: _Plan) -> None:
             if len(new.shape) == 1 and (path, "weight") in inner and not _by_channel(inner, path):
                 several, whole = ("model", "source") if one.is_target else ("source", "model")
                 new = new.asking(Reason.NORMS_AS_ONE, several, whole)
+            if is_open:
+                new = new.asking(Reason.LAYERS_OF_BLOCK)
             merge(one, parts, asked(one, parts, new, join) if join.open else new, join)
         elif len(new.shape) == 1:  # what is added to a sum of paths
             merge_sum(one, parts, new)
