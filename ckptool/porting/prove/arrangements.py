@@ -44,7 +44,7 @@ def arrangements(ground: Ground, f: Use) -> Iterator[Change]:
     """
     groups = [g for g in _groups_before(ground, f) if all(ground.now(u.held["weight"]) is not None for u in g)]
     yield from _gates(ground, f, groups)
-    for u in (u for group in groups if len(group) > 1 for u in group if u.index in f.before):
+    for u in (u for group in groups for u in group if u.index in f.before):
         for label, new in _chunks(ground, f, u):
             yield from _rearranged(ground, label, [u], new)
     for group in groups:
@@ -57,7 +57,7 @@ def arrangements(ground: Ground, f: Use) -> Iterator[Change]:
 
 def _chunks(ground: Ground, f: Use, u: Use) -> Iterator[tuple[str, list[Rows]]]:
     """Yield the rows of U in other orders of its chunks, if it gives several of the width that F takes: scale, shift
-    and gate. Other layers with the input of U are no reason to look at all of them as one.
+    and gate. They come before all that is done to layers further back.
     """
     width = 0 if f.taken is None else len(f.taken)
     n = u.rows // width if width and u.rows % width == 0 else 0

@@ -20,7 +20,7 @@ from .flow import Flow, Use
 from .goes_in import at_once, before_its_partner, from_what_goes_in, made_together, takes_the_same
 from .ground import Change, Ground
 from .other_conventions import changes
-from .other_values import adapters, any_of_these_sizes, around_zero_or_one, options
+from .other_values import adapters, any_of_these_sizes, around_zero_or_one, options, without_shifts
 from .trial import Trial
 from .unused import fillings, from_unused
 from .verdict import Verdict, judge
@@ -43,7 +43,8 @@ def search(
     """Try changes where the models diverge, and keep each with which more agrees, until outputs are equal, no change
     helps, or the limits of TRIAL are reached.
 
-    SEEN is the flow of the model with ENTRIES, VERDICT compares it with EXPECTED, the flow of the source's code.
+    SEEN is the flow of the model with ENTRIES, VERDICT compares it with EXPECTED, the flow of the source's code. All
+    three are in float64 if TRIAL compares finely.
     Returns:
         The entries, the flow of the model with them, the verdict about it, and the labels of the changes that were
         kept.
@@ -84,6 +85,7 @@ def _better(
 
 def _guesses(ground: Ground, fronts: Sequence[Use], trial: Trial) -> Iterator[Change]:
     """Yield changes for the weights at FRONTS, or before them, the likeliest first."""
+    yield from without_shifts(ground)
     if len(fronts) > 1:
         yield from at_once(ground, fronts)
     apart = _of_unlike_keys(fronts)
@@ -226,8 +228,12 @@ def _tried(
         return None
     in_vain = f"{trial.misses:,} of at most {counted(trial.patience, 'trial')} in vain"
     trial.progress.say(f"{_agreeing(verdict)}; {in_vain}: {label}")
-    seen = trial.run(candidate.values())
-    found = judge(expected, seen, candidate)
+    if trial.finely is None:
+        seen = trial.run(candidate.values())
+        found = judge(expected, seen, candidate)
+    else:
+        seen = trial.run(candidate.values(), wider=True)
+        found = judge(expected, seen, candidate, tolerance=trial.finely)
     if seen is not None and found.is_ahead_of(verdict):
         return candidate, seen, found
     trial.misses += 1
