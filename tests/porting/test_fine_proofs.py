@@ -19,8 +19,10 @@ from ckptool.porting.prove import prove
 def random_state(source: nn.Module) -> dict[str, Any]:
     """The state dict of SOURCE, filled at random."""
     torch.manual_seed(3)
-    for tensor in (*source.parameters(), *source.buffers()):
-        nn.init.uniform_(tensor, 0.2, 0.9)
+    for parameter in source.parameters():
+        nn.init.normal_(parameter, std=0.4)
+    for buffer in source.buffers():
+        nn.init.uniform_(buffer, 0.2, 0.9)
     return source.state_dict()
 
 
@@ -35,11 +37,11 @@ class Gate(nn.Module):
         self.names, self.power = names, power
         for name in sorted(names):
             self.add_module(name, nn.Linear(6, 6))
-        self.last = nn.Linear(6, 6)
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 6)
 
     def forward(self, x: Any) -> Any:
         one, other = (self.get_submodule(name) for name in self.names)
-        weak = torch.tanh(one(x)) * torch.sigmoid(other(torch.sin(x))) ** self.power
+        weak = torch.tanh(one(x)) * torch.sigmoid(other(self.first(x))) ** self.power
         return self.last(x + 1e-4 * weak)
 
 

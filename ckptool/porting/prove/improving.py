@@ -231,10 +231,12 @@ def _tried(
     if trial.finely is None:
         seen = trial.run(candidate.values())
         found = judge(expected, seen, candidate)
-    else:
+        ahead = found.is_ahead_of(verdict)
+    else:  # outputs alone say little here: what is changed may have less effect than the bound
         seen = trial.run(candidate.values(), wider=True)
         found = judge(expected, seen, candidate, tolerance=trial.finely)
-    if seen is not None and found.is_ahead_of(verdict):
+        ahead = found.agreeing + found.entered > verdict.agreeing + verdict.entered
+    if seen is not None and ahead:
         return candidate, seen, found
     trial.misses += 1
     return None

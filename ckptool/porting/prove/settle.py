@@ -22,7 +22,7 @@ from .measure import Measured
 from .other_settings import Setting, layer_of
 from .trial import Trial
 from .turned import doubt_turned
-from .verdict import Verdict, apart, behind_new_keys, judge, shown_by
+from .verdict import Verdict, apart, behind_new_keys, given_by, judge, shown_by
 
 
 def settle(
@@ -211,8 +211,11 @@ def _search_finely(reached: _Reached, trial: Trial, codes: Codes) -> bool:
         trial.finely = None
     seen = trial.run(found[0].values())
     verdict = judge(codes.expected, seen, found[0])
-    if seen is None or not found[2].equal or not verdict.equal:
-        return False
+    changed = {key for key, entry in found[0].items() if entry is not reached.entries[key]}
+    fine = given_by(codes.wide, found[1])
+    shown = all(fine[use.index] for use in found[1].uses if not changed.isdisjoint(use.keys))
+    if seen is None or not found[2].equal or not verdict.equal or not shown:
+        return False  # what is smaller than the bound has to show in the layers themselves
     reached.entries, reached.seen, reached.verdict = found[0], seen, verdict
     reached.changed |= found[3]
     return True
