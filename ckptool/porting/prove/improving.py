@@ -17,7 +17,7 @@ from ..mapping import Entry
 from .arrangements import arrangements, twice
 from .blocks import in_other_blocks
 from .flow import Flow, Use
-from .goes_in import at_once, before_its_partner, from_what_goes_in, made_together, takes_the_same
+from .goes_in import at_once, before_its_partner, from_what_goes_in, made_together, takes_a_part, takes_the_same
 from .ground import Change, Ground
 from .other_conventions import changes
 from .other_values import adapters, any_of_these_sizes, around_zero_or_one, options, without_shifts
@@ -109,6 +109,7 @@ def _likely(ground: Ground, f: Use) -> Iterator[Change]:
     if matched:
         yield from from_what_goes_in(ground, f, matched)
     else:
+        yield from takes_a_part(ground, f)
         yield from before_its_partner(ground, f)
     yield from made_together(ground, f)
 
