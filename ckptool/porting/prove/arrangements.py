@@ -55,6 +55,28 @@ def arrangements(ground: Ground, f: Use) -> Iterator[Change]:
             yield from _rearranged(ground, label, group, turn(rows))
 
 
+def at_the_end(ground: Ground) -> Iterator[Change]:
+    """Yield changes (label, key -> expression) that cut one layer of the source in another order, for the last layers
+    of unlike sizes with one input: which of them has which rows shows in no layer, but in the outputs. Layers of one
+    size are left as they are: whether these or the outputs are exchanged is a question.
+    """
+    groups: dict[frozenset[int], list[Use]] = {}
+    for index in sorted({i for behind in ground.own.behind for i in behind}):
+        use = ground.own.uses[index]
+        if use.kind in MATRICES and "weight" in use.held:
+            groups.setdefault(use.before, []).append(use)
+    for group in groups.values():
+        rows = [ground.current(u) for u in group]
+        sizes = [r.rows for r in rows]
+        if not 2 <= len(group) == len(set(sizes)) <= 4 or len({place_of(r)[0] for r in rows} - {""}) != 1:
+            continue
+        whole = joined(sorted(rows, key=place_of))
+        for order in permutations(range(len(group))):
+            ends = dict(zip(order, accumulate(sizes[i] for i in order), strict=True))
+            parts = [whole.part(ends[i] - n, ends[i]) for i, n in enumerate(sizes)]
+            yield from _rearranged(ground, f"rows of one layer cut in the order {order}", group, parts)
+
+
 def _chunks(ground: Ground, f: Use, u: Use) -> Iterator[tuple[str, list[Rows]]]:
     """Yield the rows of U in other orders of its chunks, if it gives several of the width that F takes: scale, shift
     and gate. They come before all that is done to layers further back.
@@ -187,4 +209,4 @@ def _turned(ground: Ground, group: Sequence[Use]) -> Iterator[tuple[str, Turn]]:
                 yield f"pairs of rotary embeddings of {head} {kind} {chosen}", Turn(chosen, head, kind)
 
 
-__all__ = ["arrangements", "twice"]
+__all__ = ["arrangements", "at_the_end", "twice"]

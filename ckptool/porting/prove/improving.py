@@ -14,7 +14,7 @@ from itertools import islice, takewhile
 from ...errors import counted
 from ..expression import Expr
 from ..mapping import Entry
-from .arrangements import arrangements, twice
+from .arrangements import arrangements, at_the_end, twice
 from .blocks import in_other_blocks
 from .flow import Flow, Use
 from .goes_in import at_once, before_its_partner, from_what_goes_in, made_together, takes_a_part, takes_the_same
@@ -88,6 +88,8 @@ def _guesses(ground: Ground, fronts: Sequence[Use], trial: Trial) -> Iterator[Ch
     yield from without_shifts(ground)
     if len(fronts) > 1:
         yield from at_once(ground, fronts)
+    if not fronts:
+        yield from _in_time(islice(at_the_end(ground), _GUESSES), trial)
     apart = _of_unlike_keys(fronts)
     for use in apart:
         yield from _in_time(islice(_likely(ground, use), _GUESSES), trial)
