@@ -44,7 +44,7 @@ def arrangements(ground: Ground, f: Use) -> Iterator[Change]:
     """
     groups = [g for g in _groups_before(ground, f) if all(ground.now(u.held["weight"]) is not None for u in g)]
     yield from _gates(ground, f, groups)
-    for u in (u for group in groups if len(group) > 1 for u in group if u.index in f.before):
+    for u in (u for group in groups for u in group if u.index in f.before):
         for label, new in _chunks(ground, f, u):
             yield from _rearranged(ground, label, [u], new)
     for group in groups:
@@ -55,9 +55,31 @@ def arrangements(ground: Ground, f: Use) -> Iterator[Change]:
             yield from _rearranged(ground, label, group, turn(rows))
 
 
+def at_the_end(ground: Ground) -> Iterator[Change]:
+    """Yield changes (label, key -> expression) that cut one layer of the source in another order, for the last layers
+    of unlike sizes with one input: which of them has which rows shows in no layer, but in the outputs. Layers of one
+    size are left as they are: whether these or the outputs are exchanged is a question.
+    """
+    groups: dict[frozenset[int], list[Use]] = {}
+    for index in sorted({i for behind in ground.own.behind for i in behind}):
+        use = ground.own.uses[index]
+        if use.kind in MATRICES and "weight" in use.held:
+            groups.setdefault(use.before, []).append(use)
+    for group in groups.values():
+        rows = [ground.current(u) for u in group]
+        sizes = [r.rows for r in rows]
+        if not 2 <= len(group) == len(set(sizes)) <= 4 or len({place_of(r)[0] for r in rows} - {""}) != 1:
+            continue
+        whole = joined(sorted(rows, key=place_of))
+        for order in permutations(range(len(group))):
+            ends = dict(zip(order, accumulate(sizes[i] for i in order), strict=True))
+            parts = [whole.part(ends[i] - n, ends[i]) for i, n in enumerate(sizes)]
+            yield from _rearranged(ground, f"rows of one layer cut in the order {order}", group, parts)
+
+
 def _chunks(ground: Ground, f: Use, u: Use) -> Iterator[tuple[str, list[Rows]]]:
     """Yield the rows of U in other orders of its chunks, if it gives several of the width that F takes: scale, shift
-    and gate. Other layers with the input of U are no reason to look at all of them as one.
+    and gate. They come before all that is done to layers further back.
     """
     width = 0 if f.taken is None else len(f.taken)
     n = u.rows // width if width and u.rows % width == 0 else 0
@@ -187,4 +209,4 @@ def _turned(ground: Ground, group: Sequence[Use]) -> Iterator[tuple[str, Turn]]:
                 yield f"pairs of rotary embeddings of {head} {kind} {chosen}", Turn(chosen, head, kind)
 
 
-__all__ = ["arrangements", "twice"]
+__all__ = ["arrangements", "at_the_end", "twice"]

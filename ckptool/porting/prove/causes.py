@@ -64,11 +64,13 @@ class Sharp:
         verdict: how much agrees.
         measured: how far the outputs, or else the layers, are apart; None if nothing can be measured.
         wide: the flow of the model in float64.
+        tolerance: how far two equal outputs may be apart, relative to the largest value.
     """
 
     verdict: Verdict
     measured: Measured | None
     wide: Flow
+    tolerance: float
 
     @property
     def has_outputs(self) -> bool:
@@ -114,7 +116,7 @@ def sharp(
     if found is None and codes.wide.uses:
         worst = apart_at_most(codes.wide, wide, entries)
         found = None if worst is None else Measured(worst, share, 1.0, of_outputs=False)
-    return Sharp(verdict, found, wide)
+    return Sharp(verdict, found, wide, tolerance)
 
 
 def _blurred(codes: Codes, trial: Trial, entries: dict[str, Entry]) -> Flow | None:

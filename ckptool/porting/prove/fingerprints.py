@@ -64,6 +64,13 @@ def pairing(wanted: torch.Tensor, have: torch.Tensor) -> list[int] | None:
     return _assigned(wanted, have, allowed)
 
 
+def places(wanted: torch.Tensor, have: torch.Tensor) -> list[int] | None:
+    """Return, for each channel of WANTED, its place in HAVE, which may have more; None if a channel has none."""
+    if not len(wanted) or not len(have) or len(have) > 8192:
+        return None
+    return _assigned(wanted, have, _allowed(wanted, have))
+
+
 def _assigned(wanted: torch.Tensor, have: torch.Tensor, allowed: torch.Tensor) -> list[int] | None:
     """Return, for each channel of WANTED, its place in HAVE; None if a channel has none, or if two have the same. Both
     are fingerprints, which may differ by ALLOWED. Of several equal channels (such as all zeros), each takes the place
@@ -135,4 +142,4 @@ class Known:
 _LOOKED_AT = 4096
 
 
-__all__ = ["APART", "NOISE", "Known", "fingerprints", "pairing"]
+__all__ = ["APART", "NOISE", "Known", "fingerprints", "pairing", "places"]

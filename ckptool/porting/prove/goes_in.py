@@ -11,7 +11,7 @@ from itertools import chain, permutations
 
 from .. import expression as ex
 from ..expression import Expr
-from .fingerprints import pairing
+from .fingerprints import pairing, places
 from .flow import MATRICES, VECTORS, Held, Use
 from .ground import Change, Ground
 from .rows import Rows, columns
@@ -101,6 +101,27 @@ def from_what_goes_in(ground: Ground, f: Use, matched: list[tuple[Use, list[int]
             yield from ground.rows(f"the same goes in, part {k}", [f], [part])
         if s.rows > f.rows and s.rows % f.rows:
             yield from ground.rows("the same goes in, the last rows", [f], [s.part(s.rows - f.rows, s.rows)])
+
+
+def takes_a_part(ground: Ground, f: Use) -> Iterator[Change]:
+    """Yield changes (label, key -> expression) for a use F that works on each channel by itself, and takes a part of
+    the channels that a use of its kind takes in the source's code: F gets the places of the weights for these channels.
+    """
+    if f.kind not in VECTORS or f.taken is None:
+        return
+    for s in ground.theirs.uses:
+        if s.taken is None or not f.is_like(s) or len(s.taken) <= len(f.taken):
+            continue
+        order = places(f.taken, s.taken)
+        if order is None or any(len(held.shape) == 0 or held.shape[0] != len(s.taken) for held in s.held.values()):
+            continue
+        first = order == list(range(len(order)))
+        pairs: list[tuple[Held | None, Expr | None]] = []
+        for role, held in s.held.items():
+            x = ground.theirs_of(held)
+            part = ex.part(x, 0, 0, len(order)) if first and x is not None else columns(x, order, 0)
+            pairs.append((f.held.get(role), part))
+        yield from ground.change("a part of the same goes in", pairs)
 
 
 def _key_by_key(ground: Ground, f: Use, s: Use) -> Iterator[Change]:
@@ -214,4 +235,12 @@ def _each_for_each(ground: Ground, own: Sequence[str], theirs: Sequence[str], tu
     return new
 
 
-__all__ = ["at_once", "before_its_partner", "from_what_goes_in", "made_together", "tables", "takes_the_same"]
+__all__ = [
+    "at_once",
+    "before_its_partner",
+    "from_what_goes_in",
+    "made_together",
+    "tables",
+    "takes_a_part",
+    "takes_the_same",
+]

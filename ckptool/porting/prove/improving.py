@@ -14,13 +14,13 @@ from itertools import islice, takewhile
 from ...errors import counted
 from ..expression import Expr
 from ..mapping import Entry
-from .arrangements import arrangements, twice
+from .arrangements import arrangements, at_the_end, twice
 from .blocks import in_other_blocks
 from .flow import Flow, Use
-from .goes_in import at_once, before_its_partner, from_what_goes_in, made_together, takes_the_same
+from .goes_in import at_once, before_its_partner, from_what_goes_in, made_together, takes_a_part, takes_the_same
 from .ground import Change, Ground
 from .other_conventions import changes
-from .other_values import adapters, any_of_these_sizes, around_zero_or_one, options
+from .other_values import adapters, any_of_these_sizes, around_zero_or_one, options, without_shifts
 from .trial import Trial
 from .unused import fillings, from_unused
 from .verdict import Verdict, judge
@@ -43,7 +43,8 @@ def search(
     """Try changes where the models diverge, and keep each with which more agrees, until outputs are equal, no change
     helps, or the limits of TRIAL are reached.
 
-    SEEN is the flow of the model with ENTRIES, VERDICT compares it with EXPECTED, the flow of the source's code.
+    SEEN is the flow of the model with ENTRIES, VERDICT compares it with EXPECTED, the flow of the source's code. All
+    three are in float64 if TRIAL compares finely.
     Returns:
         The entries, the flow of the model with them, the verdict about it, and the labels of the changes that were
         kept.
@@ -84,8 +85,11 @@ def _better(
 
 def _guesses(ground: Ground, fronts: Sequence[Use], trial: Trial) -> Iterator[Change]:
     """Yield changes for the weights at FRONTS, or before them, the likeliest first."""
+    yield from without_shifts(ground)
     if len(fronts) > 1:
         yield from at_once(ground, fronts)
+    if not fronts:
+        yield from _in_time(islice(at_the_end(ground), _GUESSES), trial)
     apart = _of_unlike_keys(fronts)
     for use in apart:
         yield from _in_time(islice(_likely(ground, use), _GUESSES), trial)
@@ -107,6 +111,7 @@ def _likely(ground: Ground, f: Use) -> Iterator[Change]:
     if matched:
         yield from from_what_goes_in(ground, f, matched)
     else:
+        yield from takes_a_part(ground, f)
         yield from before_its_partner(ground, f)
     yield from made_together(ground, f)
 
@@ -226,9 +231,15 @@ def _tried(
         return None
     in_vain = f"{trial.misses:,} of at most {counted(trial.patience, 'trial')} in vain"
     trial.progress.say(f"{_agreeing(verdict)}; {in_vain}: {label}")
-    seen = trial.run(candidate.values())
-    found = judge(expected, seen, candidate)
-    if seen is not None and found.is_ahead_of(verdict):
+    if trial.finely is None:
+        seen = trial.run(candidate.values())
+        found = judge(expected, seen, candidate)
+        ahead = found.is_ahead_of(verdict)
+    else:  # outputs alone say little here: what is changed may have less effect than the bound
+        seen = trial.run(candidate.values(), wider=True)
+        found = judge(expected, seen, candidate, tolerance=trial.finely)
+        ahead = found.agreeing + found.entered > verdict.agreeing + verdict.entered
+    if seen is not None and ahead:
         return candidate, seen, found
     trial.misses += 1
     return None

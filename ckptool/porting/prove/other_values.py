@@ -58,6 +58,16 @@ def around_zero_or_one(ground: Ground, f: Use) -> Iterator[Change]:
                 yield f"{amount:+g}", {e.target: ex.shift(inner, amount)}
 
 
+def without_shifts(ground: Ground) -> Iterator[Change]:
+    """Yield the change (label, key -> expression) that takes all tensors as they are to which the mapping adds a number
+    of the code: an eps, or the 1 of a norm. If the codes differ otherwise than matching took it, all of them are wrong.
+    """
+    new = {key: ex.unshifted(e.expr) for key, e in ground.entries.items() if e.expr is not None}
+    new = {key: expr for key, expr in new.items() if expr != ground.entries[key].expr}
+    if new:
+        yield "without what was added", new
+
+
 def adapters(ground: Ground, f: Use) -> Iterator[Change]:
     """Yield changes (label, key -> expression) of the scale of all low-rank adapters at once, if the use F or one
     before it has an adapter. The effect of one adapter alone would not be visible.
@@ -129,4 +139,4 @@ def _in_other_sizes(ground: Ground, x: Expr | None, have: Shape, own: Shape) -> 
                 yield f"from rows, dimensions in the order {order}", ex.reshape(ex.permute(laid, *back), own, b)
 
 
-__all__ = ["adapters", "any_of_these_sizes", "around_zero_or_one", "options"]
+__all__ = ["adapters", "any_of_these_sizes", "around_zero_or_one", "options", "without_shifts"]

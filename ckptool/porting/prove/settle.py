@@ -22,7 +22,7 @@ from .measure import Measured
 from .other_settings import Setting, layer_of
 from .trial import Trial
 from .turned import doubt_turned
-from .verdict import Verdict, apart, behind_new_keys, judge, shown_by
+from .verdict import Verdict, apart, behind_new_keys, given_by, judge, shown_by
 
 
 def settle(
@@ -139,7 +139,7 @@ def _reach(reached: _Reached, trial: Trial, codes: Codes, others: Iterable[tuple
     """Change REACHED: search for settings and other weights with which more agrees, compare on OTHERS, further inputs,
     and measure the remaining difference.
     """
-    expected = codes.expected
+    expected, others = codes.expected, list(others)
     had_open = _has_open(reached)  # what a key without a source makes is no work of a setting
     if not reached.verdict.equal and not had_open:  # settings come first: no weight is changed for a setting
         _change_settings(reached, trial, codes)
@@ -157,10 +157,11 @@ def _reach(reached: _Reached, trial: Trial, codes: Codes, others: Iterable[tuple
     if not whole:
         reached.verdict = _but_for_new_keys(expected, reached.seen, reached.entries) or reached.verdict
     if reached.verdict.equal:
-        others = list(others)
         if not _holds_on(others, reached, trial) and not reached.causes:
             # the first inputs differed by just less than the comparison allows: a setting may be the cause all the same
             _change_settings(reached, trial, codes)
+        if not reached.causes and not (reached.verdict.equal and _holds_on(others, reached, trial)):
+            _search_finely(reached, trial, codes)
         if not reached.verdict.equal or not _holds_on(others, reached, trial):
             reached.verdict = replace(reached.verdict, equal=False)
             reached.shown += ", though not on other values"
@@ -171,8 +172,10 @@ def _reach(reached: _Reached, trial: Trial, codes: Codes, others: Iterable[tuple
         reached.after = reached.sharply
     if reached.is_proved and reached.sharply is not None and not _is_exact(reached.sharply, reached.verdict):
         _look_for_causes(reached, trial, codes)
-        if reached.causes or not _is_within(reached.sharply, reached.verdict):
-            told = reached.sharply.verdict
+        if not reached.causes and _search_finely(reached, trial, codes) and _holds_on(others, reached, trial):
+            reached.sharply = sharp(codes, trial, reached.entries, reached.seen, all_outputs=all_outputs)
+        if reached.causes or reached.sharply is None or not _is_within(reached.sharply, reached.verdict):
+            told = reached.sharply.verdict if reached.sharply is not None else reached.verdict
             reached.verdict = replace(reached.verdict, equal=False, front=told.front, agreeing=told.agreeing)
 
 
@@ -190,6 +193,32 @@ def _change_settings(reached: _Reached, trial: Trial, codes: Codes) -> None:
     if reached.causes:
         reached.seen = trial.run(reached.entries.values()) or reached.seen
         reached.verdict = judge(codes.expected, reached.seen, reached.entries)
+
+
+def _search_finely(reached: _Reached, trial: Trial, codes: Codes) -> bool:
+    """Search in float64 for other weights if the outputs are farther apart than rounding explains; change REACHED and
+    return True if then they are not.
+
+    Branches of small effect, or an eps that a weight already holds, are told apart by no comparison in float32.
+    """
+    now = sharp(codes, trial, reached.entries, reached.seen)
+    if now is None or codes.wide is None or _is_within(now, reached.verdict):
+        return False
+    trial.finely = now.tolerance
+    try:
+        found = search(reached.entries, now.wide, replace(now.verdict, equal=False), trial, codes.wide)
+    finally:
+        trial.finely = None
+    seen = trial.run(found[0].values())
+    verdict = judge(codes.expected, seen, found[0])
+    changed = {key for key, entry in found[0].items() if entry is not reached.entries[key]}
+    fine = given_by(codes.wide, found[1])
+    shown = all(fine[use.index] for use in found[1].uses if not changed.isdisjoint(use.keys))
+    if seen is None or not found[2].equal or not verdict.equal or not shown:
+        return False  # what is smaller than the bound has to show in the layers themselves
+    reached.entries, reached.seen, reached.verdict = found[0], seen, verdict
+    reached.changed |= found[3]
+    return True
 
 
 def _holds_on(others: Sequence[tuple[Flow | None, Any]], reached: _Reached, trial: Trial) -> bool:

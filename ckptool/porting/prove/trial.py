@@ -51,6 +51,7 @@ class Trial:
         self.patience = _TRIALS
         self.swaps: dict[int, Swap] = {}  # what the model does otherwise, so that it does what the source's code does
         self.undo: list[tuple[torch.nn.Module, str, Any]] = []  # attributes of its modules that were set, as they were
+        self.finely: float | None = None  # the tolerance with which a search in float64 compares; None for float32
 
     @property
     def is_over(self) -> bool:
