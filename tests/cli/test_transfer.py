@@ -167,7 +167,7 @@ NO_CODE = {
     "plain": "plain: is a folder",
     "absent.module:X": "absent.module: needs the module 'absent', which is not there",
     ":Net": "MODEL.py: no such file or directory",
-    "": "MODEL.py: no such file or directory",
+    "": "the name of a file is empty",
     "..:X": "..: is a folder",
 }
 
