@@ -52,7 +52,7 @@ class _Table(Sequence[_AnyOne]):
         return self._found[place]
 
 
-FORMATS: Sequence[Format] = _Table(
+_FILES = (
     "frameworks.numpy_files.NPZ",
     "frameworks.keras.FORMAT",
     "torch_zip.FORMAT",
@@ -74,22 +74,20 @@ FORMATS: Sequence[Format] = _Table(
     "frameworks.onnx.FORMAT",
     "frameworks.tfjs.FORMAT",
 )
-#: Those of them that hold no pickle, in the same order: a search for pickles does not import the others.
-WITHOUT_PICKLES: Sequence[Format] = _Table(
-    "frameworks.numpy_files.NPZ",
-    "frameworks.keras.FORMAT",
-    "flat.safetensors.FORMAT",
-    "pt2.FORMAT",
-    "frameworks.numpy_files.EQUINOX",
-    "frameworks.numpy_files.NPY",
-    "frameworks.gguf.FORMAT",
-    "frameworks.hdf5.FORMAT",
-    "frameworks.flax.FORMAT",
-    "frameworks.tensorflow.FORMAT",
-    "frameworks.tflite.FORMAT",
-    "frameworks.onnx.FORMAT",
-    "frameworks.tfjs.FORMAT",
+_WITH_PICKLES = frozenset(
+    {
+        "torch_zip.FORMAT",
+        "torch_legacy.FORMAT",
+        "torchscript.FORMAT",
+        "torch_package.FORMAT",
+        "torch_tar.FORMAT",
+        "frameworks.joblib.FORMAT",
+        "plain_pickle.FORMAT",
+    }
 )
+FORMATS: Sequence[Format] = _Table(*_FILES)
+#: Those of them that hold no pickle, in the same order: a search for pickles does not import the others.
+WITHOUT_PICKLES: Sequence[Format] = _Table(*(place for place in _FILES if place not in _WITH_PICKLES))
 #: The formats that are directories, in the order in which they are tried.
 FOLDERS: Sequence[FolderFormat] = _Table(
     "dcp.FORMAT",
