@@ -52,6 +52,7 @@ HOMES = {
     "gguf": {"formats/frameworks"},
     "h5py": {"formats/frameworks"},
     "zstandard": {"formats/frameworks"},
+    "isal": {"disk/checksums"},
 }
 #: Where values are computed; imported inside functions, so that starting costs nothing.
 NUMERIC = {"numpy", "ml_dtypes"}

@@ -9,7 +9,6 @@ import contextlib
 import errno
 import os
 import stat
-import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import field
 from pathlib import Path
@@ -32,8 +31,6 @@ from .paths import shell_quote as shell_quote
 CHUNK = 4 << 20
 #: Bytes of a part of a file that are read at once, since most of them will be looked at.
 _SMALL = 8 << 10
-#: Bytes of a checksum that are read at once.
-_CHECKED = 1 << 20
 #: How files are opened. A pipe that nobody writes to does not block.
 READING = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
@@ -374,20 +371,6 @@ class Buffer:
     def part(self, offset: int, length: int) -> Buffer:
         """The LENGTH bytes from OFFSET."""
         return Buffer(self.data[offset : offset + length])
-
-
-def crc32(source: Source, value: int = 0) -> int:
-    """The CRC-32 of all bytes of SOURCE, read in bounded pieces; that of bytes with the CRC-32 VALUE and these."""
-    if isinstance(source, FileRange):  # through one buffer, in steps that leave the copying thread in peace
-        buffer = memoryview(bytearray(min(_CHECKED, source.length)))
-        for at in range(0, source.length, _CHECKED):
-            part = buffer[: source.length - at]
-            source.file.read_into(part, source.offset + at)
-            value = zlib.crc32(part, value)
-        return value
-    for chunk in source.chunks():
-        value = zlib.crc32(chunk, value)
-    return value
 
 
 def same_bytes(one: Source, other: Source) -> bool:

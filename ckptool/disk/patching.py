@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 from ..errors import RuleError, Unwritable, counted, printable
 from . import run_record
+from .checksums import crc32
 from .composing import Piece
 from .door import Seen, is_own_file, lock, set_mode
 from .files import File, FileRange, StrPath
@@ -59,10 +60,9 @@ class _Changes(Output):
 
     def copy(self, piece: FileRange, crc: int | None = None) -> int | None:
         """Append bytes that come from another place."""
-        import zlib
 
         for chunk in piece.chunks():
-            crc = None if crc is None else zlib.crc32(chunk, crc)
+            crc = None if crc is None else crc32(chunk, crc)
             self.write(chunk)
         return crc
 

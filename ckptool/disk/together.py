@@ -17,7 +17,6 @@ import os
 import queue
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -26,10 +25,10 @@ from typing import IO, Any
 
 from ..errors import CannotCarry, CheckpointError, Unwritable, printable
 from ..ranks import Group, cut_evenly
-from .checksums import Damaged, is_told_by_reading, joined_crc32, key_of
+from .checksums import Damaged, crc32, crc32_of, is_told_by_reading, joined_crc32, key_of
 from .composing import Piece, room_for
 from .door import Directory, Seen, permissions
-from .files import CHUNK, Buffer, File, FileRange, StrPath, crc32, reason
+from .files import CHUNK, Buffer, File, FileRange, StrPath, reason
 from .folders import Making, fingerprints, there_in
 from .parts import Files, Part, Parts, Sums
 from .targets import Target, publish, refusals, target_file
@@ -347,7 +346,7 @@ def _write(where: Directory, parts: Parts, mine: Sequence[Part], ranks: Group) -
             pieces = list(parts.pieces_of(part))
             if not parts.is_written(part):
                 ranks.check()
-                sums = [(number, crc32(source)) for number, source, _ in pieces]
+                sums = [(number, crc32_of(source)) for number, source, _ in pieces]
                 syncing.put(part, sums, None)
                 continue
             if opened is None or opened[0] != part.file:
@@ -405,7 +404,7 @@ def _read_again(where: Directory, parts: Parts, held: Sequence[Sequence[Any]], r
         elif parts.is_wanted(file, piece):
             with reopen(where, parts.names[file]) as written:
                 for at in range(0, source.length, CHUNK):
-                    crc = zlib.crc32(os.pread(written.fileno(), min(CHUNK, source.length - at), start + at), crc)
+                    crc = crc32(os.pread(written.fileno(), min(CHUNK, source.length - at), start + at), crc)
         found.append((number, crc))
     return found
 

@@ -207,7 +207,7 @@ class _Parts(Output):
 
     def copy(self, piece: FileRange, crc: int | None = None) -> int | None:
         """Append a range of an input. Where CRC is the checksum of what is before it, returns that of both."""
-        from zlib import crc32
+        from .checksums import crc32
 
         for chunk in piece.chunks():
             crc = None if crc is None else crc32(chunk, crc)

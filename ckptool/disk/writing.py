@@ -8,13 +8,12 @@ import errno
 import os
 import struct
 import sys
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO
 
-from .checksums import Checksums, checksums, joined_crc32
+from .checksums import Checksums, checksums, crc32, crc32_of, joined_crc32
 from .composing import Crc32Of, Gap, Joined, Piece, Verify, Zeros, flat, is_computed, patched_input
-from .files import CHUNK, Computed, File, FileRange, Source, crc32
+from .files import CHUNK, Computed, File, FileRange, Source
 from .interrupts import put_off_signals
 
 Progress = Callable[[int], None]
@@ -85,7 +84,7 @@ def _put(output: Output, piece: Source, next_of: _Next, sums: Checksums) -> None
         whole = 0
         for part in parts:
             crc = output.put(part, next_of, 0 if wanted or sums.missing(part) else None)
-            crc = crc32(part) if crc is None and wanted else crc
+            crc = crc32_of(part) if crc is None and wanted else crc
             if crc is not None:
                 sums.note(part, crc)
                 whole = joined_crc32(whole, crc, part.length) if wanted else 0
@@ -123,7 +122,7 @@ def write_runs(
     started = unstarted = 0
     for begin, data in runs:
         write_at(out.fileno(), data, at + begin)
-        done.append((begin, len(data), zlib.crc32(data) if crcs else 0))
+        done.append((begin, len(data), crc32(data) if crcs else 0))
         unstarted += len(data)
         if unstarted >= _AHEAD and hasattr(os, "posix_fadvise"):  # see `_Output._start_writeback`
             with contextlib.suppress(OSError):
@@ -162,7 +161,7 @@ class Output(abc.ABC):
             return self.copy(piece, crc)
         else:
             for chunk in next_of(piece) if is_computed(piece) and piece.length else piece.chunks():
-                crc = None if crc is None else zlib.crc32(chunk, crc)
+                crc = None if crc is None else crc32(chunk, crc)
                 self.write(chunk)
         return crc
 
@@ -232,7 +231,7 @@ class _Output(Output):
                 begin, solid = source.next_data(offset, end)
                 if begin - offset >= _STEP:
                     self.skip(begin - offset)  # a hole stays one
-                    crc = None if crc is None else crc32(Zeros(begin - offset), crc)
+                    crc = None if crc is None else crc32_of(Zeros(begin - offset), crc)
                     offset = begin
                     continue
                 solid = max(solid, begin)
@@ -249,7 +248,7 @@ class _Output(Output):
                 left_in_step = _STEP - self.position % _STEP  # behind which the kernel may copy
                 room = self._room(left_in_step if whole_pages else solid - offset)
                 source.read_into(room, offset)
-                crc = None if crc is None else zlib.crc32(room, crc)
+                crc = None if crc is None else crc32(room, crc)
                 done = len(room)
                 self._advance(done)
             offset += done

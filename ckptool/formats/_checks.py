@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 from ..checkpoint import Checkpoint
-from ..disk.checksums import Damaged, recorded
+from ..disk.checksums import Damaged, crc32_of, recorded
 from ..disk.composing import Crc32Of, Piece, Recorded, Verify
-from ..disk.files import Buffer, FileRange, crc32, shell_quote
+from ..disk.files import Buffer, FileRange, shell_quote
 from ..errors import Malformed, printable
 
 
@@ -61,7 +61,7 @@ class Checks:
         for one in (piece.source for piece in pieces if isinstance(piece, Verify)):
             far = isinstance(one, FileRange) and one.file.far
             if self._found is not None and one not in self._found and not far:
-                self._found[one] = crc32(one)
+                self._found[one] = crc32_of(one)
 
     def lines(self) -> list[str]:
         """What was written though its checksum is wrong."""

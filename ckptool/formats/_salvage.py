@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint import Checkpoint
+from ..disk.checksums import crc32_of
 from ..disk.composing import nested
 from ..disk.door import Directory, scratch_directory
-from ..disk.files import File, FileRange, crc32, shell_path
+from ..disk.files import File, FileRange, shell_path
 from ..errors import CannotCarry, CheckpointError, Malformed, NotFound, UnknownFormat, counted, printable
 from ..inert.decode import check_all
 from ..tensor import LazyTensor, Storage
@@ -307,7 +308,7 @@ def _problem(archive: Archive, name: str, member: Member | None, cut: bool, nbyt
     if member.size != nbytes:
         return f"its record has {member.size:,} bytes, {nbytes:,} are needed"
     try:
-        if member.crc and crc32(archive.source(name)) != member.crc:
+        if member.crc and crc32_of(archive.source(name)) != member.crc:
             return "its checksum does not match"
     except CheckpointError as error:
         return error.what

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, astuple, dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import Checkpoint
+from ..disk.checksums import crc32
 from ..disk.files import FileRange, Source, StrPath, reason
 from ..disk.inside import listed
 from ..dtypes import NotFinite
@@ -209,7 +209,7 @@ def _nothing_odd(run: list[Region]) -> list[tuple[Any, ...]] | None:
         _count_odd(found, b"".join(pieces), rule, run[0].big_endian)
         if found.nan or found.infinite:
             return None
-    return [(0 if region.crc is None else zlib.crc32(piece),) for region, piece in zip(run, pieces, strict=True)]
+    return [(0 if region.crc is None else crc32(piece),) for region, piece in zip(run, pieces, strict=True)]
 
 
 def _looked_at(region: Region) -> _Found:
@@ -221,7 +221,7 @@ def _looked_at(region: Region) -> _Found:
     try:
         for piece in _pieces(region.source):
             if region.crc is not None:
-                found.crc = zlib.crc32(piece, found.crc)
+                found.crc = crc32(piece, found.crc)
             values = memoryview(piece)[region.skip - at :] if at < region.skip else piece
             if rule is not None:
                 _count_odd(found, values, rule, region.big_endian)

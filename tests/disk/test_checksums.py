@@ -2,6 +2,7 @@
 
 import os
 import random
+import sys
 import zipfile
 import zlib
 
@@ -13,7 +14,8 @@ from strategies import state_dict_of, tensor_of
 from web import serving
 
 import ckptool
-from ckptool.disk.checksums import Damaged, joined_crc32
+from ckptool.disk import checksums
+from ckptool.disk.checksums import Damaged, crc32, joined_crc32
 from ckptool.disk.composing import Crc32Of, Joined, Verify
 from ckptool.disk.files import CHUNK, Buffer, File, FileRange
 from ckptool.disk.writing import write_pieces
@@ -308,3 +310,23 @@ def test_parts_of_a_joined_piece_are_compared_as_they_are_written_and_read_once(
     assert (folder / "out").read_bytes() == b"x" + expected + crc
     assert {parts.index(source) for source, found in noted.items() if found != source.crc} == broken
     assert sum(read) == sum(sizes)
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_checksum_is_that_of_zlib_with_isal_and_without(monkeypatch, installed):
+    if installed:
+        pytest.importorskip("isal")
+    else:
+        monkeypatch.setitem(sys.modules, "isal.isal_zlib", None)
+    checksums._fastest.cache_clear()
+    monkeypatch.setattr(checksums, "_MANY", 64)
+    rng = random.Random(5)
+    try:
+        for size in (0, 1, 63, 64, 65, 1000, 1 << 20):
+            data, before = rng.randbytes(size), rng.randrange(1 << 32)
+            for view in (data, bytearray(data), memoryview(data)):
+                assert crc32(view) == zlib.crc32(data)
+                assert crc32(view, before) == zlib.crc32(data, before)
+        assert (checksums._fastest() is zlib.crc32) != installed
+    finally:
+        checksums._fastest.cache_clear()

@@ -31,7 +31,7 @@ from operator import add, attrgetter
 from pathlib import Path
 from typing import IO
 
-from ...disk.checksums import joined_crc32
+from ...disk.checksums import crc32, joined_crc32
 from ...disk.door import unnamed_file
 from ...disk.files import CHUNK, File, FileRange, Window
 from ...errors import Malformed, counted, printable
@@ -100,7 +100,7 @@ class Archive:
         if member.size > limit:
             raise self._bad(member, f"is too large: {member.size:,} bytes, where {limit:,} are plenty")
         data = b"".join(self.inflate(member)) if member.method == DEFLATED else self.range(name).read(0, member.size)
-        found = zlib.crc32(data)
+        found = crc32(data)
         if found != member.crc and member.crc:
             raise self._bad(
                 member,
@@ -206,7 +206,7 @@ class _FarRecord(File):
         file, at = self.located(offset)
         data = file.read(at, length)
         if length > self._seen.get(offset, (0, 0))[0]:
-            self._seen[offset] = length, zlib.crc32(data)
+            self._seen[offset] = length, crc32(data)
         return data
 
     def read_into(self, view: memoryview, offset: int) -> None:
@@ -247,7 +247,7 @@ class Inflated:
         """All bytes, as they come out."""
         crc = 0
         for chunk in self._archive.inflate(self._member):
-            crc = zlib.crc32(chunk, crc)
+            crc = crc32(chunk, crc)
             yield chunk
         self.seen = crc
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
-from ...disk.files import File, crc32
+from ...disk.checksums import crc32_of
+from ...disk.files import File
 from ...errors import Malformed, printable
 from .archive import Archive
 from .directory import name_fault, read_directory, refuse_doubles, widen
@@ -76,7 +77,7 @@ def _found_without_header(file: File, entry: Member, end: int) -> bool:
 
 def _agrees(file: File, member: Member) -> bool:
     try:
-        return crc32(Archive(file, "", {member.name: member}, file.size).source(member.name)) == member.crc
+        return crc32_of(Archive(file, "", {member.name: member}, file.size).source(member.name)) == member.crc
     except Malformed:
         return False
 

@@ -7,8 +7,9 @@ import re
 import zlib
 from collections.abc import Iterator
 
+from ...disk.checksums import crc32_of
 from ...disk.door import unnamed_file
-from ...disk.files import CHUNK, Buffer, File, FileRange, Source, crc32
+from ...disk.files import CHUNK, Buffer, File, FileRange, Source
 from ...errors import CheckpointError, Malformed
 from ...formats.zip.archive import Archive, open_archive
 from ...formats.zip.structure import DEFLATED, LOCAL, STORED, Member
@@ -86,7 +87,7 @@ def _data_pickles(archive: Archive, place: str, kind: str, budget: Budget, follo
         try:
             source = _inside(archive, member, budget)
             reading = follow(source, here)
-            if member.crc and crc32(source) != member.crc:
+            if member.crc and crc32_of(source) != member.crc:
                 yield Problem(here, "its checksum does not match; torch does not look at it")
             if not reading.failure:
                 yield Behind(source, reading.reader.position, here, "end of the pickle")
