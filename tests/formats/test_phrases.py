@@ -24,14 +24,18 @@ class Torch:
     """The opcodes of torch's pickler for a dict of tensors, where FIRST values are in the memo already.
 
     With GAP, that many numbers of the memo are left out before the first tensor. WRONG gives other numbers for some.
+    BARE puts what all tensors share into the memo and nothing else, as ckptool does.
     """
 
-    def __init__(self, first=0, *, view=False, protocol=2, wrong=(), gap=0):
+    def __init__(self, first=0, *, view=False, protocol=2, wrong=(), gap=0, bare=False):
+        self.bare, self.sharing = bare, False
         self.first, self.view, self.protocol, self.wrong, self.gap = first, view, protocol, dict(wrong), gap
         self.known = {}
         self.used = 0
 
     def put(self):
+        if self.bare and not self.sharing:
+            return b""
         index = self.wrong.get(self.used, self.first + self.used + self.gap * (self.used > 0))
         self.used += 1
         return self.put_at(index)
@@ -44,7 +48,9 @@ class Torch:
             return (
                 self.known[name].replace(b"q", b"h", 1) if self.known[name][:1] == b"q" else b"j" + self.known[name][1:]
             )
+        self.sharing = True
         put = self.known[name] = self.put()
+        self.sharing = False
         return opcodes + put
 
     def text(self, text):
@@ -141,9 +147,10 @@ FITTING = st.integers(0, 300).map(lambda n: (str(n), "FloatStorage", "cpu", 24, 
     st.sampled_from([0, 0, 0, 1, 70_000]),
     st.booleans(),
     st.sampled_from([2, 2, 3, 4]),
+    st.booleans(),
 )
-def test_tensors_are_read_as_their_opcodes_say(fitting, odd, first, gap, view, protocol):
-    data = Torch(first, view=view, protocol=protocol, gap=gap).pickled([*fitting, *odd])
+def test_tensors_are_read_as_their_opcodes_say(fitting, odd, first, gap, view, protocol, bare):
+    data = Torch(first, view=view, protocol=protocol, gap=gap, bare=bare).pickled([*fitting, *odd])
     assert_read_alike(data)
 
 
@@ -153,9 +160,10 @@ def test_tensors_are_read_as_their_opcodes_say(fitting, odd, first, gap, view, p
     st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), max_size=2),
     st.integers(0, 1 << 16),
     st.booleans(),
+    st.booleans(),
 )
-def test_damaged_tensors_are_read_or_refused_as_their_opcodes_say(fitting, first, changes, cut, complete):
-    data = bytearray(Torch(first).pickled(fitting))
+def test_damaged_tensors_are_read_or_refused_as_their_opcodes_say(fitting, first, changes, cut, complete, bare):
+    data = bytearray(Torch(first, bare=bare).pickled(fitting))
     begin = data.index(b"X")  # behind what only fills the memo
     for place, value in changes:
         data[begin + place % (len(data) - begin)] = value
@@ -188,6 +196,16 @@ def test_a_storage_that_is_not_there_is_named_also_after_other_tensors():
     assert "the storage is missing" in told(TorchReader, Torch().pickled(tensors))
 
 
+def test_a_text_of_the_memo_between_bare_tensors_is_read_by_its_opcodes():
+    torch = Torch(bare=True)
+    tensors = [(str(n), "FloatStorage", "cpu", 24, 0, [2, 3], [3, 1], False) for n in range(6)]
+    data = torch.pickled(tensors)
+    put, got = b"layers.2.weight" + b"q\7", b"h\7"
+    again = data.replace(b"layers.2.weight", put).replace(b"X\x0f\0\0\0layers.4.weight", got)
+    assert len(told(TorchReader, again)[3]) == 6
+    assert_read_alike(again)
+
+
 @pytest.mark.parametrize("first", [0, 250, 256, 300])
 def test_all_that_a_tensor_puts_into_the_memo_can_be_taken_from_it(first):
     torch = Torch(first)
@@ -197,7 +215,7 @@ def test_all_that_a_tensor_puts_into_the_memo_can_be_taken_from_it(first):
         assert_read_alike(again)
 
 
-def test_tensors_as_torch_writes_them_take_a_step_each():
+def test_tensors_as_torch_and_ckptool_write_them_take_a_step_each():
     calls = []
 
     class Counting(TorchReader):
@@ -218,6 +236,9 @@ def test_tensors_as_torch_writes_them_take_a_step_each():
     calls.clear()
     assert len(Counting(Torch(256).pickled(tensors), "x", storage).load().entries) == 500
     assert len(calls) < 30
+    calls.clear()
+    assert len(Counting(Torch(bare=True).pickled(tensors), "x", storage).load().entries) == 500
+    assert len(calls) < 20
     calls.clear()
     data = Torch(256).pickled(tensors)
     assert len(Followed(data, complete=True, total=len(data)).load().entries) == 500

@@ -15,23 +15,26 @@ from ...records import record
 from ...tree import Global
 from .machine import Later, Machine
 
-#: A dense tensor as torch pickles it once the names that all tensors share are in the memo. GET takes a value from the
-#: memo, PUT puts one there.
-_TENSOR = re.compile(
+#: A dense tensor once the names that all tensors share are in the memo: as torch pickles it, with each value PUT into
+#: the memo, and as ckptool does, with none. GET takes a value from the memo.
+_OPCODES = (
     rb"""(GET \(\( GET GET) X (.)\0\0\0 ([0-9]+) PUT    # _rebuild_tensor_v2, ("storage", class, key,
     (GET INTEGER N? t) PUT                          # location, elements, and in legacy files None): a storage
     (Q INTEGER TUPLE) (?:(?<!\)) PUT)?              # offset, shape
     (TUPLE) (?:(?<!\)) PUT)?                        # stride
     ([\x88\x89] GET) \) R PUT                       # requires_grad, no hooks: OrderedDict()
-    t PUT R PUT""".replace(b"PUT", b"r(....)")
-    .replace(b"GET", b"(?:h.|j....)")
+    t PUT R PUT""".replace(b"GET", b"(?:h.|j....)")
     .replace(b"TUPLE", rb"(?:\)|\(?INTEGER{1,64}[t\x85-\x87](?=r))")  # () is not put into the memo
-    .replace(b"INTEGER", rb"(?:K.|M..|J....)"),
-    re.DOTALL | re.VERBOSE,
+    .replace(b"INTEGER", rb"(?:K.|M..|J....)")
+)
+_MEMOIZED, _BARE = (
+    re.compile(opcodes, re.DOTALL | re.VERBOSE)
+    for opcodes in (_OPCODES.replace(b"PUT", b"r(....)"), _OPCODES.replace(b"PUT", b"()").replace(b"(?=r)", b""))
 )
 #: Numbers 0, 1, 2 … of four bytes each, seen as one number, and as many ones: a multiple of them makes it 5, 6, 7 …
 _COUNTED = {
-    4 * count: (sum(i << 32 * i for i in range(count)), sum(1 << 32 * i for i in range(count))) for count in (5, 6, 7)
+    4 * count: (sum(i << 32 * i for i in range(count)), sum(1 << 32 * i for i in range(count)))
+    for count in (0, 5, 6, 7)
 }
 #: The groups of the numbers under which it puts values into the memo.
 _PUTS = (4, 6, 8, 10, 12, 13, 14)
@@ -125,7 +128,7 @@ class Phrases(Machine):
         behind = self._read_again(at, kind) if kind is not None else at
         if behind > at:
             return behind
-        found = _TENSOR.match(self.data, at)
+        found = _MEMOIZED.match(self.data, at) or _BARE.match(self.data, at)
         if found is None or self._memo_beyond:
             return at
         head, length, key, p1, numel, p2, shape, p3, stride, p4, grad, p5, p6, p7 = found.groups(b"")
@@ -133,12 +136,13 @@ class Phrases(Machine):
         counted, ones = _COUNTED[len(puts)]
         if int.from_bytes(puts, "little") != counted + len(self._memo) * ones or len(key) != length[0]:
             return at
-        kind = self._phrases.get((head, numel, shape, stride, grad))
+        told = (head, numel, shape, stride, grad, len(puts))
+        kind = self._phrases.get(told)
         if kind is None:
             kind = self._kind(found)
             if kind is None:
                 return at
-            self._phrases[head, numel, shape, stride, grad] = kind
+            self._phrases[told] = kind
         self._phrases[None] = kind
         return self._read_again(at, kind)
 
@@ -149,7 +153,7 @@ class Phrases(Machine):
         data, memo, stack = self.data, self._memo, self._stack
         head, tail, ones, length = kind.head, kind.tail, kind.ones, kind.length
         make, parts, last = kind.make, kind.memo, len(data) - length
-        skip = len(head) + 5
+        skip, put = len(head) + 5, 5 if ones else 0
         while data.startswith(head, at) and not self._memo_beyond:
             begin = at + skip
             end = begin + data[begin - 4]
@@ -161,25 +165,28 @@ class Phrases(Machine):
             made = make(digits.decode())
             if made is None:
                 break
-            memo += parts
-            memo.append(made)
+            if put:
+                memo += parts
+                memo.append(made)
             stack.append(made)
             at = end + length
             begin = at + 5  # of the next key
             if data[at : at + 1] != b"X":
                 break
             end = begin + int.from_bytes(data[at + 1 : begin], "little")
-            if not data.startswith(head, end + 5) or data[end : end + 5] != b"r" + (start + len(parts) + 1).to_bytes(
-                4, "little"
-            ):
+            behind = end + put
+            if not data.startswith(head, behind):
+                break
+            if put and data[end:behind] != b"r" + (start + len(parts) + 1).to_bytes(4, "little"):
                 break
             try:
                 text = str(data[begin:end], "utf-8", "surrogatepass")
             except UnicodeDecodeError:
                 break
-            memo.append(text)
+            if put:
+                memo.append(text)
             stack.append(text)
-            at = end + 5
+            at = behind
         return at
 
     def _kind(self, found: re.Match[bytes]) -> _Kind | None:
@@ -196,8 +203,7 @@ class Phrases(Machine):
             sizes is None
             or steps is None
             or max(taken) >= len(memo)
-            or bool(sizes) != bool(p3)
-            or bool(steps) != bool(p4)
+            or (found.re is _MEMOIZED and (bool(sizes), bool(steps)) != (bool(p3), bool(p4)))
         ):
             return None
         callee, word, cls, location, hooks = map(self._made_later, taken)
@@ -210,7 +216,7 @@ class Phrases(Machine):
         if make is None:
             return None
         begin, length = found.end(3), found.end() - found.end(3)
-        puts = [found.start(group) - begin for group in _PUTS if found.start(group) >= 0]
+        puts = [found.start(group) - begin for group in _PUTS if found[group]]
         tail = bytearray(self.data[begin : found.end()])
         for number, put in enumerate(puts):
             tail[put : put + 4] = number.to_bytes(4, "little")
