@@ -202,7 +202,7 @@ def run_each(jobs: Sequence[Job], one: Callable[[dict[str, Any]], Done], command
             continue
         entry = {"source": job.source, "dry_run": dry_run, **plan.as_json()}
         entry |= {"notes": notes} if notes else {}
-        entry |= {"renamed": [{"from": a, "to": b} for a, b in renamed]} if renamed and options["verbose"] else {}
+        entry |= {"renamed": [{"from": a, "to": b} for a, b in renamed]} if renamed else {}
         documents.add(entry)
         if not (quiet or documents.wanted):
             verb = paint("would write" if dry_run else "wrote", "good")

@@ -26,6 +26,7 @@ from ..formats.opening import require_whole
 from ..formats.trainers.alone import alone
 from ..keys import Rename, parse_rules
 from ..passes import recipes
+from ..passes.by_key import Missing
 from ..passes.optimizers import name_parameters, optimizers_in, without_names
 from ..passes.recipes import Step
 from ..records import record
@@ -105,7 +106,7 @@ def rewrite(
         print_receipt(
             plan,
             options["source"],
-            renamed if options["verbose"] else [],
+            renamed,
             notes,
             command=command,
             as_json=options["as_json"],
@@ -162,35 +163,9 @@ def _one(how: _How, options: dict[str, Any]) -> many.Done:
 
 
 def _planned(how: _How, options: dict[str, Any]) -> tuple[formats.Plan, list[tuple[str, str]]]:
-    """What is to be written, and (old key, new key) of the keys that change."""
-    source, target, at = options["source"], _target(options), options["at"]
-    with fetching(source, wanted=not options["quiet"]):
-        opened = (how.opener or formats.open)(source)
-    if options["partial_file"]:
-        opened = alone(opened)
-    elif how.opener is None:
-        require_whole(opened, lambda folder: command_as_typed(swapped={str(source): folder}))
-    if at is not None:
-        opened.state_dict(at)  # it is there, whether or not a pass needs it
-    if options["in_place"] and not options["format_"]:
-        options["format_"] = opened.format
-    unnamed = [one.path for one in optimizers_in(opened.root) if one.names is None] if how.model else []
-    if how.model is not None and unnamed:
-        from ..model_code.building import parameters_of
-
-        try:
-            opened = name_parameters(opened, parameters_of(how.model), at=at)
-        except CannotCarry:
-            if any(step.name in _LEAVE_OUT for step in how.steps):
-                raise
-            opened = opened.noting("optimizer: no parameter is left out, so its numbers stay as they are")
-    try:
-        ckpt, renamed = recipes.run(opened, how.steps, at=at, missing="ok" if options["if_present"] else "error")
-    except PartialMatch as error:
-        if error.instead and how.recipe is None and how.command in ("convert", "strip-prefix"):
-            error.hint = _typed_instead(error.instead)
-        raise
-    ckpt = without_names(ckpt, unnamed)
+    """What is to be written, and, where the receipt lists them, (old key, new key) of the keys that change."""
+    target, at = _target(options), options["at"]
+    ckpt, renamed = _passed(how, options)  # what was opened goes: there may be a million keys
     split = formats.split_of(how.max_shard_size, how.variant)
     chosen = formats.target_format(ckpt, target, options["format_"], split)
     if at is not None and not chosen.pickles and ckpt.at is None:
@@ -218,6 +193,39 @@ def _planned(how: _How, options: dict[str, Any]) -> tuple[formats.Plan, list[tup
         variant=how.variant,
     )
     return plan, renamed
+
+
+def _passed(how: _How, options: dict[str, Any]) -> tuple[Checkpoint, list[tuple[str, str]]]:
+    """The opened file after all passes, and, for --verbose, (old key, new key) of the keys that changed."""
+    source, at = options["source"], options["at"]
+    with fetching(source, wanted=not options["quiet"]):
+        opened = (how.opener or formats.open)(source)
+    if options["partial_file"]:
+        opened = alone(opened)
+    elif how.opener is None:
+        require_whole(opened, lambda folder: command_as_typed(swapped={str(source): folder}))
+    if at is not None:
+        opened.state_dict(at)  # it is there, whether or not a pass needs it
+    if options["in_place"] and not options["format_"]:
+        options["format_"] = opened.format
+    unnamed = [one.path for one in optimizers_in(opened.root) if one.names is None] if how.model else []
+    if how.model is not None and unnamed:
+        from ..model_code.building import parameters_of
+
+        try:
+            opened = name_parameters(opened, parameters_of(how.model), at=at)
+        except CannotCarry:
+            if any(step.name in _LEAVE_OUT for step in how.steps):
+                raise
+            opened = opened.noting("optimizer: no parameter is left out, so its numbers stay as they are")
+    try:
+        missing: Missing = "ok" if options["if_present"] else "error"
+        ckpt, renamed = recipes.run(opened, how.steps, at=at, missing=missing, tell=options["verbose"])
+    except PartialMatch as error:
+        if error.instead and how.recipe is None and how.command in ("convert", "strip-prefix"):
+            error.hint = _typed_instead(error.instead)
+        raise
+    return without_names(ckpt, unnamed), renamed
 
 
 #: Passes after which an optimizer has other parameters. Other names change no number.

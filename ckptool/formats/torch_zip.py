@@ -143,15 +143,18 @@ class _Keys:
 
     def __init__(self, *, keep: bool) -> None:
         self.keep = keep
-        self.names: dict[int, str] = {}
-        self.storages: list[Storage] = []
+        self.names: dict[Storage, str] = {}
 
     def __call__(self, storage: Storage) -> tuple[Any, ...]:
-        key = self.names.get(id(storage))
+        key = self.names.get(storage)
         if key is None:
-            key = self.names[id(storage)] = storage.key if self.keep else str(len(self.storages))
-            self.storages.append(storage)
+            key = self.names[storage] = storage.key if self.keep else str(len(self.names))
         return ("storage", names_class(storage), key, storage.location, storage.numel)
+
+    @property
+    def storages(self) -> list[Storage]:
+        """The storages that the pickle names."""
+        return list(self.names)
 
 
 def _patched(ckpt: Checkpoint) -> Draft | None:
@@ -166,15 +169,16 @@ def _patched(ckpt: Checkpoint) -> Draft | None:
         return None
     keys = _Keys(keep=True)
     pickle = fit(write_pickle(ckpt.root, keys), member.size)
-    if _misread(keys.storages):
+    storages = keys.storages
+    if _misread(storages):
         return None
     if pickle is None or _read_note(archive) != dict(ckpt.metadata):
         return None
-    if not _in_order(archive, keys.storages):
+    if not _in_order(archive, storages):
         whole = {name: source for name, source in archive.sources("data/") if isinstance(source, FileRange)}
-        kept = {f"data/{s.key}": s.source for s in keys.storages}
-        in_order = [f"data/{s.key}" for s in keys.storages] == sorted(whole, key=lambda n: whole[n].offset)
-        if kept != whole or len(kept) != len(keys.storages) or (".format_version" in archive.members and not in_order):
+        kept = {f"data/{s.key}": s.source for s in storages}
+        in_order = [f"data/{s.key}" for s in storages] == sorted(whole, key=lambda n: whole[n].offset)
+        if kept != whole or len(kept) != len(storages) or (".format_version" in archive.members and not in_order):
             return None
     pickle_piece = Buffer(pickle)
     crc = Crc32Of(pickle_piece)
@@ -232,8 +236,9 @@ def _laid_out(ckpt: Checkpoint) -> Draft:
     """A new archive. Unknown members of the old one are carried along."""
     keys = _Keys(keep=False)
     pickle = write_pickle(ckpt.root, keys)
-    orders = {storage.big_endian for storage in keys.storages}
-    misread = _misread(keys.storages)
+    storages = keys.storages
+    orders = {storage.big_endian for storage in storages}
+    misread = _misread(storages)
     if misread or len(orders) > 1:  # the file says it once for all
         they = counted(misread, "big-endian storage", "big-endian storages")
         form = (f"the bytes of {they} are turned round, which torch would not do for their types",) if misread else ()
@@ -248,7 +253,7 @@ def _laid_out(ckpt: Checkpoint) -> Draft:
         texts[_NOTE] = json.dumps(dict(ckpt.metadata))
     records = [Record("data.pkl", Buffer(pickle), None)]
     records += [Record(name, Buffer(text.encode()), None) for name, text in texts.items()]
-    records += [Record(f"data/{i}", storage.source, storage.crc) for i, storage in enumerate(keys.storages)]
+    records += [Record(f"data/{i}", storage.source, storage.crc) for i, storage in enumerate(storages)]
     records += _carried(archive) if archive else []
     version = _version(archive) if archive else b"3"
     records.append(Record("version", Buffer((version if version.isdigit() else b"3") + b"\n"), None))

@@ -13,7 +13,7 @@ those that take none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import Checkpoint
@@ -197,19 +197,23 @@ PASSES: dict[str, Pass] = {
 
 
 def run(
-    ckpt: Checkpoint, steps: Sequence[Step], *, at: str | None = None, missing: Missing = "error"
+    ckpt: Checkpoint, steps: Sequence[Step], *, at: str | None = None, missing: Missing = "error", tell: bool = True
 ) -> tuple[Checkpoint, list[tuple[str, str]]]:
     """Run passes one after the other.
 
     Returns:
-        The result, and (old key, new key) of the tensors whose key changed.
+        The result, and, if TELL, (old key, new key) of the tensors whose key changed.
 
     Raises:
         CheckpointError: as the passes do.
     """
     renamed: dict[str, str] = {}  # the key of now -> that of the beginning
-    for step, before, ckpt in _one_by_one(ckpt, steps, at, missing):  # noqa: B020 - the last one is the result
-        if PASSES[step.name].renames:
+    for step in steps:
+        known = PASSES[step.name]
+        before, ckpt = ckpt, known.run(ckpt, step.value, at, missing)
+        if known.takes_out:
+            at = None
+        if tell and known.renames:
             changed = _changed(before, ckpt)
             earlier = {old: renamed.pop(old, old) for old, _ in changed}
             renamed |= {new: earlier[old] for old, new in changed}
@@ -217,25 +221,12 @@ def run(
 
 
 def result(ckpt: Checkpoint, steps: Sequence[Step], *, at: str | None = None) -> Checkpoint:
-    """What `run` makes of a checkpoint, for those who do not ask which keys changed.
+    """What `run` makes of a checkpoint.
 
     Raises:
         CheckpointError: as the passes do.
     """
-    for _, _, ckpt in _one_by_one(ckpt, steps, at, "error"):  # noqa: B007, B020 - the last one is the result
-        pass
-    return ckpt
-
-
-def _one_by_one(
-    ckpt: Checkpoint, steps: Sequence[Step], at: str | None, missing: Missing
-) -> Iterator[tuple[Step, Checkpoint, Checkpoint]]:
-    """Each step, what it was given, and what it made of that."""
-    for step in steps:
-        before, ckpt = ckpt, PASSES[step.name].run(ckpt, step.value, at, missing)
-        if PASSES[step.name].takes_out:
-            at = None
-        yield step, before, ckpt
+    return run(ckpt, steps, at=at, tell=False)[0]
 
 
 def _changed(before: Checkpoint, after: Checkpoint) -> list[tuple[str, str]]:

@@ -22,7 +22,7 @@ from ckptool.formats.pickle import writer
 from ckptool.formats.zip import archive, columns, layout
 from ckptool.passes import rekeying
 from ckptool.tensor import Storage
-from ckptool.tree import Dict
+from ckptool.tree import Dict, List
 
 
 def told(read, *args):
@@ -239,8 +239,16 @@ def test_dicts_of_tensors_are_written_as_their_entries_one_by_one(roots, twice):
 def test_a_tensor_that_stands_in_several_places_of_a_dict_is_written_once():
     one, other = (tensor_of("float32", (2,)) for _ in range(2))
     root = Dict([("a", one), ("b", other), ("c", one), ("d", Dict([("e", one), ("f", other)]))])
-    assert writer._repeated_tensors(root) == {id(one), id(other)}
-    assert writer._repeated_tensors(Dict([("a", one), ("b", other)])) == set()
+    assert writer._repeated(root)[0] == {id(one), id(other)}
+    assert writer._repeated(Dict([("a", one), ("b", other)])) == (set(), set())
+
+
+def test_a_key_that_stands_in_several_places_is_written_once():
+    key, other = "layers.0.weight", "layers.0.bias"
+    held = [Dict([(key, tensor_of("float32", (2,))), (other, tensor_of("float32", (2,)))]) for _ in range(2)]
+    root = Dict([("model", held[0]), ("ema", held[1]), ("names", List([other]))])
+    assert writer._repeated(root) == (set(), {key, other})
+    assert pickled(root).count(key.encode()) == pickled(root).count(other.encode()) == 1
 
 
 KEYS = st.sampled_from(["a", "b", "module.a", "module.b", "c.d", "x\ny"])

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from itertools import repeat
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ...errors import CannotCarry, printable
 from ...tensor import LazyTensor, Storage
@@ -29,6 +29,8 @@ _LONGEST_TEXT = (1 << 32) - 1  # bytes that the texts of protocol 2 can have
 #: Opcodes that are joined at once.
 _AT_ONCE = 1 << 16
 _BATCH = 1000  # items per APPENDS or SETITEMS, as the standard pickler does
+
+_Value = TypeVar("_Value")
 
 _ORDERED_DICT = Global("collections", "OrderedDict")
 _ENCODE = Global("_codecs", "encode")
@@ -77,6 +79,20 @@ class _Tensors:
         self.entries = entries
 
 
+class _Run:
+    """Neighbours in a dict whose opcodes are those of ALIKE but for their keys and the names of their storages.
+
+    Their opcodes are made when all are joined: there may be a million.
+    """
+
+    __slots__ = ("alike", "keys", "names")
+
+    def __init__(self, alike: _Alike) -> None:
+        self.alike = alike
+        self.keys: list[str] = []
+        self.names: list[str] = []
+
+
 class _Alike(NamedTuple):
     """The opcodes of tensors that differ in the name of their storage alone: those before it and those behind it."""
 
@@ -100,25 +116,38 @@ def write_pickle(root: Any, persistent: Callable[[Storage], tuple[Any, ...]]) ->
     Raises:
         CannotCarry: a name that no pickle can spell.
     """
-    repeated = _repeated_tensors(root)
-    emitter = _Emitter(persistent, repeated)
+    repeated = _repeated(root)
+    emitter = _Emitter(persistent, *repeated)
     pickle = emitter.run(root)
-    return pickle if emitter.protocol == 2 else _Emitter(persistent, repeated, emitter.protocol).run(root)
+    return pickle if emitter.protocol == 2 else _Emitter(persistent, *repeated, emitter.protocol).run(root)
 
 
-def _repeated_tensors(root: Any) -> set[int]:
-    """The ids of the tensors that stand in several places."""
-    once: list[int] = []
+def _repeated(root: Any) -> tuple[set[int], set[str]]:
+    """The ids of the tensors that stand in several places, and the keys that stand at several tensors or are a text
+    elsewhere.
+    """
+    tensors: list[int] = []
+    texts: list[str] = []
     plain: set[int] = set()  # dicts whose entries are taken at once
-    for _, node in walk(root, plain):
+    for trail, node in walk(root, plain):
+        if trail is not None and type(trail[1]) is str:
+            texts.append(trail[1])
         if type(node) is LazyTensor:
-            once.append(id(node))
+            tensors.append(id(node))
+        elif type(node) is str:
+            texts.append(node)
         elif holds_tensors_alone(node):
             plain.add(id(node))
-            once += map(id, map(itemgetter(1), node.entries))
-    if len(set(once)) == len(once):
+            texts += map(itemgetter(0), node.entries)
+            tensors += map(id, map(itemgetter(1), node.entries))
+    return _several(tensors), _several(texts)
+
+
+def _several(values: list[_Value]) -> set[_Value]:
+    """The values that are there more than once: mostly none, of very many."""
+    if len(set(values)) == len(values):
         return set()
-    return {one for one, count in Counter(once).items() if count > 1}
+    return {one for one, count in Counter(values).items() if count > 1}
 
 
 class _Emitter:
@@ -129,11 +158,18 @@ class _Emitter:
     the end. Of a tensor that stands in one place, as nearly all, nothing is kept: there may be a million.
     """
 
-    def __init__(self, persistent: Callable[[Storage], tuple[Any, ...]], repeated: set[int], protocol: int = 2) -> None:
+    def __init__(
+        self,
+        persistent: Callable[[Storage], tuple[Any, ...]],
+        repeated: set[int],
+        repeated_keys: set[str],
+        protocol: int = 2,
+    ) -> None:
         self.protocol = protocol  # grows to 4 where the tree needs it; what was written then is written again
         self._persistent = persistent
         self._shared = repeated
-        self._out: list[bytes | int | tuple[bytes | int, ...]] = []
+        self._shared_keys = repeated_keys
+        self._out: list[bytes | int | _Run] = []
         self._alike: dict[tuple[Any, ...], _Alike] = {}
         self._last: tuple[LazyTensor, tuple[Any, ...], _Alike] | None = None
         self._repeated: list[tuple[list[int], list[int]]] = []  # values that are fetched together, and how often
@@ -157,7 +193,6 @@ class _Emitter:
         # the most fetched values get the one-byte indices
         used = sorted((n for n, count in enumerate(self._fetched) if count), key=lambda n: -self._fetched[n])
         place = {number: index for index, number in enumerate(used)}
-        known: dict[int, bytes] = {}  # runs of opcodes that come again and again
         pickle = bytearray((0x80, self.protocol))
         needed = iter(sorted(place))
         following = next(needed, None)
@@ -175,13 +210,16 @@ class _Emitter:
                     parts.append(item)
                 elif type(item) is int:
                     parts.append(_indexed(b"h", b"j", place[item]))
-                elif type(item) is tuple:
-                    if id(item) not in known:
-                        told = (one if isinstance(one, bytes) else _indexed(b"h", b"j", place[one]) for one in item)
-                        known[id(item)] = b"".join(told)
-                    parts.append(known[id(item)])
+                elif type(item) is _Run:
+                    before, behind = (
+                        b"".join([one if type(one) is bytes else _indexed(b"h", b"j", place[one]) for one in around])
+                        for around in (item.alike.before, item.alike.behind)
+                    )
+                    pairs = zip(item.keys, item.names, strict=True)
+                    parts.append(b"".join([_spelled(key) + before + _spelled(name) + behind for key, name in pairs]))
             pickle += b"".join(parts)
-        return bytes(pickle + b".")
+        pickle += b"."
+        return bytes(pickle)
 
     def _fetch(self, key: Any) -> bool:
         """Emit a fetch if the value was put already."""
@@ -213,8 +251,7 @@ class _Emitter:
             self._end_tuple(node.value)
         elif kind is _Tensors:
             for key, tensor in node.entries:
-                self._text(key)
-                self._tensor_or_fetch(tensor)
+                self._entry(key, tensor)
         elif kind is str:
             self._text(node)
         elif kind is LazyTensor:
@@ -260,13 +297,14 @@ class _Emitter:
 
     def _text(self, text: str) -> None:
         if not self._fetch(text):
-            raw = text.encode("utf-8", "surrogatepass")
-            if len(raw) <= _LONGEST_TEXT:
-                self._out.append(struct.pack("<cI", b"X", len(raw)) + raw)
-            else:
-                self.protocol = 4
-                self._out.append(struct.pack("<BQ", 0x8D, len(raw)) + raw)
+            self._text_once(text)
             self._put(text, text)
+
+    def _text_once(self, text: str) -> None:
+        spelled = _spelled(text)
+        if spelled[:1] != b"X":
+            self.protocol = 4
+        self._out.append(spelled)
 
     def _byte_string(self, text: ByteString) -> None:
         key = (ByteString, text.raw)
@@ -356,15 +394,37 @@ class _Emitter:
 
     def _tensor_or_fetch(self, tensor: LazyTensor) -> None:
         if id(tensor) not in self._shared:
-            self._tensor(tensor)
+            self._tensor_anew(tensor, self._persistent(tensor.storage))
         elif not self._fetch(id(tensor)):
-            self._tensor(tensor)
+            self._tensor_anew(tensor, self._persistent(tensor.storage))
             self._put(id(tensor), tensor)
 
-    def _tensor(self, tensor: LazyTensor) -> None:
-        """A tensor. All but the name of its storage is as in most others, and their opcodes are those of the first."""
+    def _entry(self, key: str, tensor: LazyTensor) -> None:
+        """An entry of a dict of tensors. Mostly, both are met once, and all but the key and the name of the storage is
+        as in the entry before.
+        """
+        may_come_again = "." not in key or key in self._shared_keys  # as the name of a storage, or of its place
+        if may_come_again or id(tensor) in self._shared:
+            self._text(key)
+            self._tensor_or_fetch(tensor)
+            return
         pid = self._persistent(tensor.storage)
-        if self._last is not None:  # mostly, it is as the one before
+        name, alike = pid[2], self._like(tensor, pid)
+        if alike is None or type(name) is not str or name in self._numbers_of:
+            self._text_once(key)
+            self._tensor_anew(tensor, pid)
+            return
+        run = self._out[-1]
+        if type(run) is not _Run or run.alike is not alike:
+            run = _Run(alike)
+            self._out.append(run)
+        run.keys.append(key)
+        run.names.append(name)
+        alike.uses[0] += 1
+
+    def _like(self, tensor: LazyTensor, pid: tuple[Any, ...]) -> _Alike | None:
+        """The opcodes of a tensor that differs from this one in the name of its storage alone, if there was one."""
+        if self._last is not None:  # mostly, the one before
             last, its_pid, alike = self._last
             if (
                 tensor.shape is last.shape
@@ -378,44 +438,25 @@ class _Emitter:
                 and pid[0] is its_pid[0]
                 and pid[1] is its_pid[1]
                 and pid[3:] == its_pid[3:]
-                and self._again(pid[2], alike)
             ):
-                return
-        told = (
-            *map(id, pid[:2]),
-            *pid[3:],
-            id(tensor.dtype),
-            tensor.shape,
-            tensor.stride,
-            tensor.offset,
-            tensor.requires_grad,
-            tensor.parameter,
-            tensor.conj,
-            tensor.neg,
-        )
-        known, name = self._alike.get(told), pid[2]
-        if known is not None and self._again(name, known):
+                return alike
+        known = self._alike.get(_told(tensor, pid))
+        if known is not None:
             self._last = tensor, pid, known
-            return
-        begin, number = len(self._out), len(self._fetched)
-        self._tensor_anew(tensor, pid)
-        made = self._out[begin:]
-        if len(self._puts) == number + 1 and self._numbers_of.get(name) == number:  # the name is all that was put
-            named = self._puts[number] - begin
-            count = [0]
-            self._alike[told] = _Alike(tuple(made[: named - 1]), tuple(made[named:]), count, pid)
-            self._repeated.append(([one for one in made if type(one) is int], count))
-
-    def _again(self, name: Any, alike: _Alike) -> bool:
-        """Emit the opcodes of a tensor over the storage NAME, if that is a text that was not put into the memo."""
-        if type(name) is not str or name in self._numbers_of:
-            return False
-        raw = name.encode("utf-8", "surrogatepass")
-        self._out += (alike.before, struct.pack("<cI", b"X", len(raw)) + raw, alike.behind)
-        alike.uses[0] += 1
-        return True
+        return known
 
     def _tensor_anew(self, tensor: LazyTensor, pid: tuple[Any, ...]) -> None:
+        """The opcodes of a tensor, which are kept for those that are like it."""
+        begin, number = len(self._out), len(self._fetched)
+        self._opcodes(tensor, pid)
+        made = self._out[begin:]
+        if len(self._puts) == number + 1 and self._numbers_of.get(pid[2]) == number:  # the name is all that was put
+            named = self._puts[number] - begin
+            count = [0]
+            self._alike[_told(tensor, pid)] = _Alike(tuple(made[: named - 1]), tuple(made[named:]), count, pid)
+            self._repeated.append(([one for one in made if type(one) is int], count))
+
+    def _opcodes(self, tensor: LazyTensor, pid: tuple[Any, ...]) -> None:
         out = self._out
         typed = tensor.storage.dtype is not None
         if typed and tensor.storage.dtype != tensor.dtype:  # torch rebuilds it as what the storage is
@@ -465,6 +506,30 @@ class _Emitter:
     def _no_hooks(self) -> None:
         self._global(_ORDERED_DICT)
         self._out.append(b")R")
+
+
+def _told(tensor: LazyTensor, pid: tuple[Any, ...]) -> tuple[Any, ...]:
+    """All that the opcodes of a tensor tell but the name of its storage."""
+    return (
+        *map(id, pid[:2]),
+        *pid[3:],
+        id(tensor.dtype),
+        tensor.shape,
+        tensor.stride,
+        tensor.offset,
+        tensor.requires_grad,
+        tensor.parameter,
+        tensor.conj,
+        tensor.neg,
+    )
+
+
+def _spelled(text: str) -> bytes:
+    """The opcode that pushes a text."""
+    raw = text.encode("utf-8", "surrogatepass")
+    if len(raw) <= _LONGEST_TEXT:
+        return struct.pack("<cI", b"X", len(raw)) + raw
+    return struct.pack("<BQ", 0x8D, len(raw)) + raw
 
 
 def _integer(value: int) -> bytes:
