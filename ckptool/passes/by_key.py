@@ -53,8 +53,8 @@ def strip_prefix(
     head = "" if first else _head(prefix)
     shown = "the first component" if first else f"'{printable(head)}.'"
     new = {key: names.drop_first(key) if first else names.strip_prefix(key, prefix) for key in weights}
-    fitting = {key: value for key, value in new.items() if value is not None}
-    if not fitting:
+    without = [key for key, value in new.items() if value is None]
+    if len(without) == len(new):
         if missing == "ok":
             return ckpt.noting(f"strip {shown}: 0 of {counted(len(new), 'key has', 'keys have')} it")
         raise NoMatch(
@@ -63,9 +63,9 @@ def strip_prefix(
             evidence=key_evidence(weights),
             hint=prefix_hint(weights),
         )
-    if len(fitting) < len(new):
-        without = [key for key, value in new.items() if value is None]
-        instead = () if first else rename_instead(head, list(fitting.values()), without)
+    if without:
+        fitting = [value for value in new.values() if value is not None]
+        instead = () if first else rename_instead(head, fitting, without)
         refusal = PartialMatch(
             f"{shown} fits {len(fitting):,} of {counted(len(new), 'key')}; these do not have it:",
             where=ckpt.where,
@@ -74,8 +74,8 @@ def strip_prefix(
         )
         refusal.instead = instead
         raise refusal
-    done = rekey(ckpt, weights.path, weights.node, fitting, f"without {shown}")
-    return done.noting(f"strip {shown}: {len(fitting):,} of {counted(len(new), 'key')}{within(weights)}")
+    done = rekey(ckpt, weights.path, weights.node, new, f"without {shown}")
+    return done.noting(f"strip {shown}: {len(new):,} of {counted(len(new), 'key')}{within(weights)}")
 
 
 @on_plain_dicts_too

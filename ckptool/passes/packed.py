@@ -21,7 +21,8 @@ of them spoils the weight.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from ..dtypes import BY_NAME
@@ -66,17 +67,15 @@ _DTYPES = frozenset(
 
 #: Last names of weights that are packed, but for those of bitsandbytes.
 _WEIGHTS = frozenset("qweight weight_packed zero_point weight".split())
-#: Characters of all keys that are looked at as one text.
-_LONGEST_NAMES = 1 << 24
+#: Keys that are looked at as one text.
+_AT_ONCE = 1 << 16
 
 
 def packed_in(tensors: Mapping[str, Any]) -> list[Packed]:
     """The packed weights of a state dict, in its order. TENSORS are its dense tensors by key."""
     found: list[Packed] = []
-    short = sum(map(len, tensors)) < _LONGEST_NAMES
-    names = "\n".join(tensors) if short else ""
     types = {tensor.dtype.name for tensor in tensors.values() if isinstance(tensor, LazyTensor)}
-    if short and _DTYPES.isdisjoint(types) and not any(mark in names for mark in _MARKS):
+    if _DTYPES.isdisjoint(types) and not _has_mark(tensors):
         return found  # as for most: a look at each key takes long
     lasts = [key.rpartition(".")[2] for key in tensors]
     ends = set(lasts)
@@ -92,6 +91,13 @@ def packed_in(tensors: Mapping[str, Any]) -> list[Packed]:
             family, others = one
             found.append(Packed(family, key, (key, *[other for other in others if other in tensors])))
     return found
+
+
+def _has_mark(keys: Iterable[str]) -> bool:
+    """Whether one of the marks is in a key."""
+    rest = iter(keys)
+    texts = iter(lambda: "\n".join(islice(rest, _AT_ONCE)), "")
+    return any(mark in text for text in texts for mark in _MARKS)
 
 
 def _packed(key: str, dtype: str, tensors: Mapping[str, Any], scales: list[str]) -> tuple[str, list[str]] | None:
