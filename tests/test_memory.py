@@ -4,6 +4,7 @@ import json
 import os
 import sys
 
+import numpy as np
 import pytest
 
 import ckptool
@@ -99,3 +100,27 @@ def test_what_is_between_holes_is_copied(tmp_path):
         write_pieces(out, pieces)
     expected = b"".join(source.read(piece.offset, piece.length) for piece in pieces)
     assert (tmp_path / "out").read_bytes() == expected
+
+
+#: Runs the command line and prints how many bytes of Python's objects there were at most at once.
+MEASURED = """
+import sys, tracemalloc
+from ckptool.cli import main
+import ckptool.cli.rewrite, ckptool.formats.torch_zip, ckptool.passes.by_key
+
+tracemalloc.start()
+try:
+    main(sys.argv[1:])
+finally:
+    print(tracemalloc.get_traced_memory()[1])
+"""
+
+
+def test_a_strip_keeps_less_than_a_thousand_bytes_of_a_tensor(tmp_path, in_new_python):
+    count = 20_000
+    entries = {
+        f"module.layers.{number // 10}.part{number % 10}.weight": np.zeros(1, "float32") for number in range(count)
+    }
+    ckptool.save(entries, tmp_path / "in.pth")
+    done = in_new_python(MEASURED, "strip-prefix", tmp_path / "in.pth", tmp_path / "out.pth")
+    assert int(done.split()[-1]) < 1000 * count
