@@ -75,9 +75,9 @@ def library(path):
 
 
 def assert_as_the_library_has_it(found, path):
-    assert json.loads(json.dumps(found)) == library(path)
-    order = [list(found["groups"]), [one["path"] for one in found["datasets"]]]
-    assert order == [list(library(path)["groups"]), [one["path"] for one in library(path)["datasets"]]]
+    expected = library(path)
+    assert json.loads(json.dumps(found)) == expected
+    assert list(found["groups"]) == list(expected["groups"])  # and in the same order
 
 
 @pytest.mark.parametrize("path", [*H5, *KERAS], ids=lambda path: path.relative_to(HERE).as_posix())
@@ -142,7 +142,7 @@ def test_a_changed_byte_makes_no_difference_between_it_and_the_library(tmp_path)
     seeds = [(HERE / "keras.weights.h5").read_bytes(), (HERE / "packed.h5").read_bytes()]
     seeds.append((tmp_path / "made.h5").read_bytes())
     some, answered, path = random.Random(1), 0, tmp_path / "a.h5"
-    for number in range(6 * settings.default.max_examples):
+    for number in range(4 * settings.default.max_examples):
         raw = bytearray(seeds[number % 3])
         at = some.choice([at for at in range(8, len(raw)) if raw[at]])
         raw[at] = (raw[at] + some.choice([1, 255, 8, 16, some.randrange(1, 256)])) % 256
