@@ -72,12 +72,31 @@ _OF_THE_SHELL = re.compile(r"[][|&;<>()$`*?{}~!#\\\n]")
 
 
 def run_command(command, forks):
-    """The exit status of a command, and what it prints. One of ckptool's alone needs no shell, nor a new Python."""
-    if command.startswith("ckptool ") and not _OF_THE_SHELL.search(command):
-        module, *words = shlex.split(command)
-        with tempfile.TemporaryDirectory() as folder:
-            said = Path(folder) / "said"
-            return forks.run(module, words, Path.cwd(), said), said.read_text(encoding="utf-8")
+    """The exit status of a command, and what it prints. One of ckptool's needs no shell, nor a new Python.
+
+    Nor does one that follows others (`&&`).
+    """
+    before, follows, last = command.rpartition(" && ")
+    if follows and _of_ckptool(last):
+        status, said = in_a_shell(before)
+        if not status:
+            status, more = run_command(last, forks)
+            said += more
+        return status, said
+    if not _of_ckptool(command):
+        return in_a_shell(command)
+    module, *words = shlex.split(command)
+    with tempfile.TemporaryDirectory() as folder:
+        said = Path(folder) / "said"
+        return forks.run(module, words, Path.cwd(), said), said.read_text(encoding="utf-8")
+
+
+def _of_ckptool(command):
+    """Whether it is one command of ckptool, of which a shell would make nothing but words."""
+    return command.startswith("ckptool ") and not _OF_THE_SHELL.search(command.replace("\\\n", " "))
+
+
+def in_a_shell(command):
     done = subprocess.run(
         [BASH, "-c", command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300, check=False
     )

@@ -104,5 +104,6 @@ read
 """
 
 
+@pytest.mark.same_without_torch
 def test_the_judge_notices_what_must_not_happen(tmp_path):
     assert run_program("-c", PROGRAM, tmp_path).strip() == NOTICED.strip()

@@ -183,6 +183,7 @@ def test_a_file_without_end_is_refused(run: Run, files: Files, option: str) -> N
     assert not Path("out.pth").exists()
 
 
+@pytest.mark.same_without_torch
 def test_keys_that_grow_from_pass_to_pass_are_refused(run: Run, files: Files) -> None:
     Path("r.yaml").write_text("ckptool: 1\npasses:\n" + "- rename: '{...}={1}.{1}'\n" * 40)
     ran = run("convert", "plain.pth", "out.pth", "--recipe", "r.yaml")

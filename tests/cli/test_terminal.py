@@ -16,6 +16,8 @@ import ckptool
 from ckptool.checkpoint import Checkpoint
 from ckptool.tree import Dict
 
+pytestmark = pytest.mark.same_without_torch
+
 pty = pytest.importorskip("pty")
 fcntl = pytest.importorskip("fcntl")
 termios = pytest.importorskip("termios")

@@ -22,6 +22,8 @@ from ckptool.disk.writing import write_pieces
 from ckptool.dtypes import BY_NAME
 from ckptool.tensor import LazyTensor, Storage
 
+pytestmark = pytest.mark.same_without_torch
+
 KEYS = ("plain", "turned", "slice.a", "slice.b", "fine")
 
 

@@ -12,6 +12,8 @@ import ckptool
 from ckptool.disk import door
 from ckptool.disk.door import Directory, Seen
 
+pytestmark = pytest.mark.same_without_torch
+
 PACKAGE = Path(ckptool.__file__).parent
 MODULES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
 

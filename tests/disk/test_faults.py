@@ -8,6 +8,8 @@ from faulty import COMMANDS, Bench, interrupted
 
 from ckptool.disk import writing
 
+pytestmark = pytest.mark.same_without_torch
+
 #: What is called while something is written. Reading goes through os.pread and os.preadv.
 CALLS = ["open", "mkdir", "write", "pwrite", "copy_file_range", "fsync", "link", "rename", "replace", "unlink", "rmdir"]
 WITHOUT_TORCH = {name: command for name, command in COMMANDS.items() if name != "transfer"}

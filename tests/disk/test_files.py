@@ -25,6 +25,8 @@ from ckptool.errors import CheckpointError, Malformed, OutputExists, Unreadable,
 from ckptool.formats import tiles
 from ckptool.passes import casting, values
 
+pytestmark = pytest.mark.same_without_torch
+
 #: The sizes at which copying changes its ways: a page, a write, what the kernel copies at once.
 EDGES = [0, 1, 4095, 4096, 4097, (1 << 18) - 1, 1 << 18, (1 << 18) + 1, (1 << 19) + 5000, 9 << 20]
 

@@ -23,6 +23,8 @@ from ckptool.reports.inspect import inspect
 from ckptool.tensor import LazyTensor, Storage, contiguous_stride
 from ckptool.tree import Dict
 
+pytestmark = pytest.mark.same_without_torch
+
 
 @pytest.fixture(autouse=True)
 def direct(monkeypatch):

@@ -24,6 +24,8 @@ from ckptool.cli import main
 from ckptool.disk import http_files, remote, urls
 from ckptool.disk import web as disk_web
 
+pytestmark = pytest.mark.same_without_torch
+
 TAG = ("ETag", '"x"')
 
 

@@ -18,6 +18,8 @@ from ckptool.porting.explaining import explained
 from ckptool.porting.expression import of
 from ckptool.porting.port import port
 
+pytestmark = pytest.mark.same_without_torch
+
 Shapes = dict[str, tuple[int, ...]]
 #: Blocks that are matched here. Names sort differently by letters and by numbers from the tenth on.
 FEW = 12

@@ -2,39 +2,33 @@
 
 import json
 import socket
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from programs import unwatched
 
 pytest.importorskip("torch.distributed.fsdp", exc_type=ImportError)
 
 
-def run(program, world, folder):
-    """For each rank, what came of each check of a program."""
+def run(forks, program, world, folder):
+    """For each rank, what came of each check of a program, which finds torch imported."""
     if sys.platform != "linux":
         pytest.skip("processes are forked, and their memory is looked at as Linux shows it")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, str(Path(__file__).parent / program), str(folder), str(port), str(world)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=280, check=False, env={**unwatched(), "OMP_NUM_THREADS": "1"}
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    said = folder / "said"
+    assert forks.run(program, [folder, port, world], folder, said) == 0, said.read_text()[-4000:]
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
 
 
 @pytest.fixture(scope="module", params=[2, 4])
-def found(request, tmp_path_factory):
-    return run("ranks_that_load.py", request.param, tmp_path_factory.mktemp("load"))
+def found(request, forks, tmp_path_factory):
+    return run(forks, "ranks_that_load", request.param, tmp_path_factory.mktemp("load"))
 
 
 @pytest.fixture(scope="module", params=[2, 4])
-def saved(request, tmp_path_factory):
-    return run("ranks_that_save.py", request.param, tmp_path_factory.mktemp("save"))
+def saved(request, forks, tmp_path_factory):
+    return run(forks, "ranks_that_save", request.param, tmp_path_factory.mktemp("save"))
 
 
 @pytest.mark.parametrize(

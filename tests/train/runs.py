@@ -83,19 +83,27 @@ def free_port():
 
 
 def run_in_forks(forks: Any, config: Config, watcher: Any = None) -> Any:
-    """What `ckptool.train.run` does and returns, in a fork whose ranks are forks: see forked.py."""
+    """What `ckptool.train.run` does and returns or raises, in a fork whose ranks are forks: see forked.py."""
     with tempfile.TemporaryDirectory() as folder:
         asked, said = Path(folder, "asked"), Path(folder, "said")
         asked.write_bytes(pickle.dumps((config, watcher)))
         assert forks.run("runs", [str(asked)], Path.cwd(), said) == 0, said.read_text()
-        return pickle.loads(asked.read_bytes())
+        came = pickle.loads(asked.read_bytes())
+        if isinstance(came, Exception):
+            raise came
+        return came
 
 
 def main() -> None:
     """Train what the file in the command line holds, and put there what comes of it."""
     asked = Path(sys.argv[1])
     config, watcher = pickle.loads(asked.read_bytes())
-    asked.write_bytes(pickle.dumps(ckptool.train.run(config, watcher)))
+    came: Any
+    try:
+        came = ckptool.train.run(config, watcher)
+    except ckptool.CheckpointError as error:
+        came = error
+    asked.write_bytes(pickle.dumps(came))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from runs import SAME
+from runs import SAME, run_in_forks
 
 from ckptool.errors import CheckpointError, Malformed, NotFound, Unreadable
 from ckptool.train import Config, run
@@ -121,10 +121,10 @@ def test_a_target_that_is_not_there_is_named_with_those_that_are(tmp_path):
     assert caught.value.hint == "--target MEDV"
 
 
-def test_bad_data_in_a_run_of_several_processes_names_a_rank(tmp_path, nothing_left):
+def test_bad_data_in_a_run_of_several_processes_names_a_rank(forks, tmp_path):
+    """That no process is left of a run in which a rank failed is shown in test_launch.py."""
     with pytest.raises(CheckpointError) as caught:
-        run(replace(PLAIN, strategy="ddp", nproc=2, data=bad("nan", tmp_path), out=tmp_path / "run"))
-    nothing_left()
+        run_in_forks(forks, replace(PLAIN, strategy="ddp", nproc=2, data=bad("nan", tmp_path), out=tmp_path / "run"))
     rank, rest = caught.value.what.split(" failed: ")
     assert rank in ("rank 0", "rank 1")
     assert rest == f"{tmp_path}/x.csv: line 3, column RM: is nan, which is not a finite number"

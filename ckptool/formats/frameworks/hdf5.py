@@ -1,8 +1,9 @@
 """hdf5: files of HDF5, where Keras and many others keep weights. Read only.
 
-A child process asks the package h5py where each dataset stands (see `apart`); the values stay in the file. Datasets are
-contiguous, or divided into chunks, each perhaps compressed (gzip), with the bytes of its numbers in another order
-(shuffle) and with a checksum (Fletcher-32). The numbers of the filters are those of the HDF5 format specification.
+In a file as the library writes it by default, `hdf5_plain` finds where each dataset stands; of others, a child process
+asks the package h5py (see `apart`). The values stay in the file. Datasets are contiguous, or divided into chunks, each
+perhaps compressed (gzip), with the bytes of its numbers in another order (shuffle) and with a checksum (Fletcher-32).
+The numbers of the filters are those of the HDF5 format specification.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from . import keras_names
 from .apart import asked
 from .filtered_chunks import Unfiltered
 from .found import NUMPY_TYPES, checked_shape, named, wrong_size
+from .hdf5_plain import plain
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _CHILD = f"{__package__}.hdf5_child"
@@ -58,7 +60,9 @@ def contents_of(file: File, offset: int = 0, size: int | None = None) -> Content
     Raises:
         Malformed: it refers to other files, or contradicts itself.
     """
-    found = asked(_CHILD, "h5py", "an HDF5 file", file, offset, size)
+    found = None if file.fd < 0 else plain(file, offset, file.size - offset if size is None else size)
+    if found is None:
+        found = asked(_CHILD, "h5py", "an HDF5 file", file, offset, size)
     end = file.size if size is None else offset + size
     outside = found.get("outside", [])
     if outside:
@@ -236,7 +240,7 @@ FORMAT = Format(
     name="hdf5",
     aliases=("h5", "keras-h5"),
     suffixes=(),
-    summary="HDF5: weights of Keras (.h5, .weights.h5) and of others; needs h5py",
+    summary="HDF5: weights of Keras (.h5, .weights.h5) and of others; may need h5py",
     carries="tensors, under Keras's own names where it wrote them; its configuration as text",
     pickles=False,
     sniff=lambda head, file: head.startswith(SIGNATURE),
