@@ -57,6 +57,8 @@ def _bare_squares(filling: Filling) -> None:
             votes[own.shape == piece.entry.shape] += 1  # one row or column, as the model has it or turned
         elif own.shape[-1] != own.shape[-2]:
             votes["transpose" in filled.expr.operations()] += 1
+        elif "reshape" in own.expr.operations():
+            continue  # a step has read its rows off sizes that are no square's, such as those of heads
         elif own.entry.key.split(".")[-1] != piece.entry.key.split(".")[-1] and _AS_IT_IS.issuperset(
             filled.expr.operations()
         ):
