@@ -595,6 +595,12 @@ class Reason(Enum):
         "concatenates the branches in another order than the model; check torch.cat in both codes: if they have the "
         "same order, take the plain tensor, and if not, the reordered one",
     )
+    TABLES_JOINED = (
+        Topic.OTHER,
+        "this layer takes rows of several tables, concatenated, and only the source's code shows in which order; the "
+        "model's order was assumed, in which the file holds the tables, too; check torch.cat in both codes: if they "
+        "have the same order, take the plain tensor, and if not, the reordered one",
+    )
     BRANCHES_GUESSED = (
         Topic.OTHER,
         "this layer takes the output of a torch.cat, and the pairs of some of the concatenated branches are guesses; "
