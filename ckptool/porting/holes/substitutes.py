@@ -10,7 +10,7 @@ from .. import expression as ex
 from ..expression import Expr, Shape
 from ..forms.pieces import holds_channels_last, substituted
 from ..matching.match import is_average
-from ..matching.units import SOME, Pair, Unit, label_of, related, similarity
+from ..matching.units import SOME, Pair, Unit, hard_conflict, label_of, related, similarity
 from ..questions import Question, Reason, ask, ask_code
 from ..rules import Rule, Strength, in_order
 from ..words import table
@@ -185,7 +185,9 @@ def _cuts_patches(t: Unit, s: Unit) -> bool:
     for each of as many outputs.
     """
     own, theirs = t.main.shape, s.main.shape
-    return bool(t.main.entry.facts.pixels) and own == (theirs[0], prod(theirs[1:])) and len(theirs) > 3
+    if not t.main.entry.facts.pixels or len(theirs) < 4 or hard_conflict(t.words, s.words):
+        return False
+    return own == (theirs[0], prod(theirs[1:]))
 
 
 def _is_looked_up(filling: Filling, t: Unit) -> bool:

@@ -474,8 +474,8 @@ def _as_plain(units: list[Unit], others: list[Unit]) -> None:
 
 
 def _by_exact_sizes(targets: list[Unit], sources: list[Unit]) -> None:
-    """Tell units apart by dimensions of size 1 (`[n, m, 1, 5]` and `[n, m, 5, 1]`), which count for nothing elsewhere,
-    if both sides have equally many units of each such shape.
+    """Tell units apart by the place of dimensions of size 1 (`[n, m, 1, 5]` and `[n, m, 5, 1]`), which count for
+    nothing elsewhere, if both sides have equally many units of each such shape, all of one number of dimensions.
     """
     shapes: dict[object, tuple[Counter[Shape], Counter[Shape]]] = defaultdict(lambda: (Counter(), Counter()))
     for side, units in enumerate((targets, sources)):
@@ -483,7 +483,7 @@ def _by_exact_sizes(targets: list[Unit], sources: list[Unit]) -> None:
             shapes[unit.colour][side][unit.main.shape] += 1
     for unit in (*targets, *sources):
         own, theirs = shapes[unit.colour]
-        if own == theirs and len(own) > 1:
+        if own == theirs and len(own) > 1 and len({*map(len, own)}) == 1:
             unit.colour = unit.main.shape, unit.colour[1]
 
 
