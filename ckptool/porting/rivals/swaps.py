@@ -18,7 +18,7 @@ from .insides import Contents
 from .names import by_convention, by_names, by_numbers, held_so, in_equal_places, say_the_same, step, word_more
 
 #: So many layers of a block are looked at for names with one word more.
-MOST = 64
+_MOST = 64
 #: Why a swap is not excluded; False where an order alone excludes it, None where more does. The source of the other
 #: pair is named by who asks.
 Said = Question[Unit] | Literal[False] | None
@@ -88,7 +88,7 @@ class Swaps:
         if block not in self._added:
             self._added[block] = Counter()
             inside = [s for _, s in self.pairs if block_of(s.path) == block]
-            for a, b in combinations(inside[:MOST], 2):
+            for a, b in combinations(inside[:_MOST], 2):
                 if a.colour == b.colour and (more := word_more(a.path[len(block) :], b.path[len(block) :])) is not None:
                     self._added[block][more] += 1
         return self._added[block][word] > 1
