@@ -1,7 +1,8 @@
 """The order in which code lists the numbers of a patch, if it cuts pictures into patches for a linear layer.
 
 A picture [n, c, h, w] becomes [n, c, rows, p, columns, q] by a reshape, is permuted, and is flattened again; or
-`unfold` does this. This module follows only which of the dimensions end up inside the last one, and in which order.
+`unfold` does this; a video [n, c, t, h, w] is cut in time, too. This module follows only which of the dimensions end up
+inside the last one, and in which order.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from typing import Any
 
 from .call import Call, flat
 
-#: What the dimensions of a picture are called, and what each of them becomes when it is cut into patches: the place of
-#: a patch (a capital letter) and the place in it.
-_PICTURE = ("N", "c", "h", "w")
-_CUT = {"h": ("H", "h"), "w": ("W", "w")}
+#: What the dimensions of a picture and of a video are called, by their number, and what each of them becomes when it is
+#: cut into patches: the place of a patch (a capital letter) and the place in it.
+_PICTURES = {4: ("N", "c", "h", "w"), 5: ("N", "c", "t", "h", "w")}
+_CUT = {"t": ("T", "t"), "h": ("H", "h"), "w": ("W", "w")}
 
 
 class Patches:
@@ -24,11 +25,11 @@ class Patches:
         self._dims: dict[int, tuple[str, ...]] = {}  # id of a tensor -> the letters in each of its dimensions
 
     def order_of(self, value: Any) -> str:
-        """Return the order in which each row of the tensor VALUE lists the numbers of its patch ("chw", "hwc"); "" if
+        """Return the order in which each row of the tensor VALUE lists the numbers of its patch ("chw", "thwc"); "" if
         that is not known.
         """
         last = self._dims.get(id(value), ("",))[-1]
-        return last if sorted(last) == ["c", "h", "w"] else ""
+        return last if "".join(sorted(last)) in ("chw", "chtw") else ""
 
     def see(self, call: Call, learned: Callable[[Any], bool]) -> None:
         """Note what one call of a torch function shows about patches. LEARNED tells whether a tensor was computed from
@@ -38,10 +39,10 @@ class Patches:
         if not hasattr(result, "shape") or not hasattr(first, "shape"):
             return
         dims = self._dims.get(id(first))
-        if dims is None and len(first.shape) == 4 and not learned(first):
-            dims = _PICTURE
+        if dims is None and not learned(first):
+            dims = _PICTURES.get(len(first.shape))
         made = None if dims is None else _after(call.name, dims, first.shape, call.args, tuple(result.shape))
-        if made is not None:
+        if made is not None and made[0] != "Nc":  # a video with its frames first, which become pictures
             self._dims[id(result)] = made
 
 
@@ -52,7 +53,7 @@ def _after(
         return _cut_or_joined(dims, before, after)
     if name in ("contiguous", "clone", "to", "float"):
         return dims
-    if name == "unfold" and len(dims) == 4 and dims == _PICTURE and len(after) == 3:
+    if name == "unfold" and dims == _PICTURES[4] and len(after) == 3:
         return ("N", "chw", "HW")
     numbers = [n % len(dims) for n in flat([args[1:]]) if isinstance(n, int)]
     if name == "permute" and sorted(numbers) == list(range(len(dims))):

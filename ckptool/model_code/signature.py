@@ -140,7 +140,7 @@ class Facts:
         behind: for the statistics of a batch norm, the layer directly before it, if nothing is between them.
         bypasses: the parts of its channels, if one of them goes past the layers that take the others: of what it
             gives, of what it takes, or both.
-        pixels: the order in which each of its rows lists the numbers of a patch ("chw", "hwc"), if the code shows it.
+        pixels: the order in which each of its rows lists the numbers of a patch ("chw", "thwc"), if the code shows it.
     """
 
     flow: Flow | None = None

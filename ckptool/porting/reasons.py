@@ -116,6 +116,13 @@ class Reason(Enum):
         "were chosen only by the order in which code registers or runs the branches; check in the source's code which "
         "branch is which, and if each layer got the other's tensor, exchange the two (among the alternatives below)",
     )
+    NAMED_AS_ADDED = (
+        Topic.OTHER,
+        "only the order of the file tells the chosen tensor from {} of the source, which another layer got, and the "
+        "source calls several layers as others with one word more, as code does that got these layers later, "
+        "whenever it runs them; check which of these two tensors the source's code uses in this layer, and if it is "
+        "not the chosen one, exchange the tensors of the two layers (among the alternatives below)",
+    )
     CONVENTION_OF_TWO = (
         Topic.OTHER,
         "one of the codes does not name its gate, so the gate may be the chosen tensor or {} of the source, which "
@@ -587,6 +594,12 @@ class Reason(Enum):
         "this layer takes the output of a torch.cat, and the order of the source's layers suggests that its code "
         "concatenates the branches in another order than the model; check torch.cat in both codes: if they have the "
         "same order, take the plain tensor, and if not, the reordered one",
+    )
+    TABLES_JOINED = (
+        Topic.OTHER,
+        "this layer takes rows of several tables, concatenated, and only the source's code shows in which order; the "
+        "model's order was assumed, in which the file holds the tables, too; check torch.cat in both codes: if they "
+        "have the same order, take the plain tensor, and if not, the reordered one",
     )
     BRANCHES_GUESSED = (
         Topic.OTHER,

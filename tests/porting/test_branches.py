@@ -7,12 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from sides import pairing, signature, wanted
+from sides import found, pairing, signature, wanted
 
 from ckptool.model_code.signature import Facts, Flow, Signature
 from ckptool.porting.forms.branches import beside
 from ckptool.porting.matching.units import units_of
 from ckptool.porting.port import port
+from ckptool.porting.questions import Reason
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -256,3 +257,19 @@ def test_a_list_is_not_counted_through_where_another_way_of_counting_fits() -> N
     assert "guessed" in status(("k0", "k1"), [(8, 8), (8, 8)])
     assert "guessed" in status(("k3", "k7"), [(8, 5), (8, 8)])
     assert "guessed" in status(("k7", "k3"), [(8, 5), (8, 8)])
+
+
+@pytest.mark.parametrize("names", [("users", "items"), ("user_emb", "item_emb")])
+def test_rows_of_tables_are_concatenated_in_an_order_that_only_equal_names_show(names: tuple[str, str]) -> None:
+    source = {"user_emb.weight": (20, 4), "item_emb.weight": (30, 6), "fc1.weight": (7, 10)}
+    first, second = (f"{name}.weight" for name in names)
+    target = {first: (20, 4), second: (30, 6), "tower.weight": (7, 10)}
+    plain = wanted(target, used=target)
+    tables = {key: replace(plain.entries[key], how="embedding") for key in (first, second)}
+    joined = Facts(joined=((first, 4), (second, 6)))
+    tower = {"tower.weight": replace(plain.entries["tower.weight"], facts=joined)}
+    entry = found(port(signature(source), replace(plain, entries={**tables, **tower})), "tower.weight")
+    assert str(entry.expr) == "fc1.weight"
+    asked = names[0] != "user_emb"
+    assert [question.reason for question in entry.questions] == [Reason.TABLES_JOINED] * asked
+    assert list(map(str, entry.rivals)) == ["cat(1, slice(fc1.weight, 1, 6, 10), slice(fc1.weight, 1, 0, 6))"] * asked

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import permutations
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from sides import pairing, signature, wanted, worked_out
 
+from ckptool.model_code.signature import Facts, Signature
 from ckptool.porting.port import port
 
 IN, WIDTH = 5, 4
@@ -227,6 +229,41 @@ _LSTM = [
     ("ig", "fg", "og", "candidate"),
 ]
 _GRU = [("W_r", "W_z", "W_h"), ("reset_gate", "update_gate", "new_gate"), ("linear_r", "linear_z", "linear_n")]
+
+
+def test_parameters_w_and_u_beside_one_bias_are_a_cell_and_a_guess_about_its_gates() -> None:
+    held = recurrent("lstm")
+    source = {f"rnn.{key}": value for key, value in held.items()}
+    mapping = port(signature(shapes_of(source)), hand_written("cell"))
+    made = {e.target: (e.status, str(e.expr)) for e in mapping.entries}
+    assert made["cell.W"] == ("guessed", "transpose(rnn.weight_ih_l0)")
+    assert made["cell.U"] == ("guessed", "transpose(rnn.weight_hh_l0)")
+    assert made["cell.bias"] == ("guessed", "add(rnn.bias_ih_l0, rnn.bias_hh_l0)")
+
+
+def hand_written(name: str) -> Signature:
+    """A model whose LSTM multiplies with its own parameters from the right."""
+    shapes = {f"{name}.W": (IN, 4 * WIDTH), f"{name}.U": (WIDTH, 4 * WIDTH), f"{name}.bias": (4 * WIDTH,)}
+    plain = wanted(shapes, used=shapes)
+    turned = {
+        key: replace(e, how="matmul", facts=Facts(inputs_first=True)) if len(e.shape) == 2 else e
+        for key, e in plain.entries.items()
+    }
+    return replace(plain, entries=turned)
+
+
+def test_two_cells_in_one_module_are_told_by_their_kernels_and_their_gates_by_the_letters_behind_a_kind() -> None:
+    kernels = {"1": (1, 5), "2": (5, 1)}
+    source = {f"gru.conv{gate}{n}.weight": (4, 9, *size) for n, size in kernels.items() for gate in "zrq"}
+    names = {"reset": "r", "update": "z", "candidate": "q"}
+    target = {
+        f"{cell}.{gate}.weight": (4, 9, *kernels[n]) for cell, n in (("down", "2"), ("across", "1")) for gate in names
+    }
+    mapping = port(signature(source), wanted(target))
+    assert {entry.status for entry in mapping.entries} == {"mapped"}
+    for cell, n in (("down", "2"), ("across", "1")):
+        for gate, letter in names.items():
+            assert pairing(mapping)[f"{cell}.{gate}.weight"] == f"gru.conv{letter}{n}.weight"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from sides import found, pairing, signature, wanted, worked_out
 
 from ckptool.porting.port import port
+from ckptool.porting.questions import Reason
 
 torch = pytest.importorskip("torch")
 
@@ -523,3 +525,15 @@ def test_square_weights_of_haiku_are_turned_as_those_are_whose_sizes_show_it() -
         "transpose(up.weights)",
         "transpose(gate.weights)",
     }
+
+
+@pytest.mark.parametrize(("how", "certain"), [("exp", True), ("matmul", False)])
+def test_parameters_that_the_model_multiplies_with_no_inputs_are_as_their_sizes_say(how: str, certain: bool) -> None:
+    """Layers have their sizes turned, by chance, and stand so that no order tells."""
+    source = {"kernel.log_A": (16, 4), "kernel.A_imag": (16, 4), "head.weight": (4, 16), "last.weight": (4, 16)}
+    target = {"one.weight": (4, 16), "two.weight": (4, 16), "ssm.decay": (16, 4), "ssm.frequency": (16, 4)}
+    plain = wanted(target, used=target)
+    taken = {key: replace(plain.entries[key], how=how) for key in ("ssm.decay", "ssm.frequency")}
+    mapping = port(signature(source), replace(plain, entries={**plain.entries, **taken}))
+    asked = {question.reason for key in taken for question in found(mapping, key).questions}
+    assert (Reason.INPUTS_FIRST not in asked) == certain

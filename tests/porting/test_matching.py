@@ -446,3 +446,11 @@ def test_norm_weights_around_0_are_those_of_code_that_adds_1_unless_there_is_a_b
         ways = [str(entry.expr), *map(str, entry.rivals)]
         assert entry.status == "guessed"
         assert ways == sorted((f"layers.{n}.norm.weight", f"shift(layers.{n}.norm.weight, 1.0)"), reverse=not bias)
+
+
+def test_a_linear_layer_may_be_a_convolution_of_size_1_also_where_both_sides_have_as_many_of_both() -> None:
+    source = {"attn.query.weight": (8, 8, 1, 1), "attn.out_proj.weight": (8, 8)}
+    target = {"att.q.weight": (8, 8), "att.to_out.weight": (8, 8, 1, 1)}
+    mapping = port(signature(source), wanted(target))
+    assert pairing(mapping)["att.q.weight"] == "reshape(attn.query.weight, 8, 8)"
+    assert pairing(mapping)["att.to_out.weight"] == "reshape(attn.out_proj.weight, 8, 8, 1, 1)"

@@ -8,6 +8,7 @@ import pytest
 from sides import found, pairing, signature, wanted
 
 from ckptool.porting.port import port
+from ckptool.porting.questions import Reason
 
 
 def doubted(mapping: Any) -> set[str]:
@@ -298,3 +299,20 @@ def test_initials_tell_two_tensors_apart_or_leave_a_question() -> None:
     for own, theirs in (("time_C", "TC"), ("time_A", "TA")):
         entry = found(mapping, own)
         assert str(entry.expr) == theirs or entry.status == "guessed"
+
+
+def test_layers_that_code_got_later_by_their_names_do_not_show_by_their_place_when_they_run() -> None:
+    inner = {"norm1.weight": (8,), "attn.qkv.weight": (24, 8), "attn.proj.weight": (8, 8)}
+    later = {"temporal_norm1.weight": (8,), "temporal_attn.qkv.weight": (24, 8), "temporal_attn.proj.weight": (8, 8)}
+    last = {"mlp.0.weight": (16, 8), "mlp.2.weight": (8, 16)}
+    source = {f"blocks.{n}.{name}": size for n in range(2) for name, size in {**inner, **later, **last}.items()}
+    names = {"ln.weight": (8,), "to_qkv.weight": (24, 8), "to_out.weight": (8, 8)}
+    block = {f"{part}.{name}": size for part in "ab" for name, size in names.items()}
+    block |= {"fc1.weight": (16, 8), "fc2.weight": (8, 16)}
+    target = {f"layers.{n}.{name}": size for n in range(2) for name, size in block.items()}
+    mapping = port(signature(source), wanted(target, used=target))
+    for part, rival in (("a", "blocks.0.temporal_attn.qkv.weight"), ("b", "blocks.0.attn.qkv.weight")):
+        entry = found(mapping, f"layers.0.{part}.to_qkv.weight")
+        assert Reason.NAMED_AS_ADDED in [question.reason for question in entry.questions]
+        assert rival in map(str, entry.rivals)
+    assert found(mapping, "layers.0.fc1.weight").status == "mapped"

@@ -123,6 +123,42 @@ def test_paths_are_joined_along_their_outputs_or_their_inputs_as_sizes_ask() -> 
     assert pairing(back)["paths.2.b.weight"] == "slice(expand.weight, 1, 6, 9)"
 
 
+def test_layers_with_weight_norm_are_joined_with_their_gains_and_biases() -> None:
+    source = {
+        f"cond.{n}.{leaf}": size for n in range(3) for leaf, size in
+        (("bias", (8,)), ("weight_g", (8, 1, 1)), ("weight_v", (8, 5, 1)))
+    }  # fmt: skip
+    target = {"one.bias": (24,), "one.weight_g": (24, 1, 1), "one.weight_v": (24, 5, 1)}
+    mapping = port(signature(source), wanted(target))
+    for leaf in ("bias", "weight_g", "weight_v"):
+        assert pairing(mapping)[f"one.{leaf}"] == f"cat(0, cond.0.{leaf}, cond.1.{leaf}, cond.2.{leaf})"
+
+
+def test_twin_modules_are_halves_of_the_layers_of_one_module() -> None:
+    layers = {"up": (8, 4, 1, 1), "depthwise": (8, 1, 3, 3)}
+    target = {f"ffn.{part}.{name}.weight": size for part in ("gate", "value") for name, size in layers.items()}
+    source = {"ffn.project_in.weight": (16, 4, 1, 1), "ffn.dwconv.weight": (16, 1, 3, 3)}
+    mapping = port(signature(source), wanted(target, used=target))
+    assert {entry.status for entry in mapping.entries} == {"guessed"}  # of which half is the gate
+    for name, whole in (("up", "ffn.project_in"), ("depthwise", "ffn.dwconv")):
+        assert pairing(mapping)[f"ffn.gate.{name}.weight"] == f"slice({whole}.weight, 0, 0, 8)"
+        assert pairing(mapping)[f"ffn.value.{name}.weight"] == f"slice({whole}.weight, 0, 8, 16)"
+
+
+def test_parameters_of_a_relative_attention_are_matrices_and_vectors_by_heads() -> None:
+    source = {f"rel_attn.{name}": (12, 2, 6) for name in "qkvor"}
+    source |= {"rel_attn.r_r_bias": (2, 6), "rel_attn.r_w_bias": (2, 6)}
+    target = {"attention.content_bias": (2, 6), "attention.position_bias": (2, 6)}
+    target |= {f"attention.{name}.weight": (12, 12) for name in ("query", "key", "value", "position", "out_proj")}
+    mapping = port(signature(source), wanted(target))
+    assert {entry.status for entry in mapping.entries} == {"mapped"}
+    made = pairing(mapping)
+    assert made["attention.content_bias"] == "rel_attn.r_w_bias"
+    assert made["attention.out_proj.weight"] == "reshape(rel_attn.o, 12, 12)"
+    for name, letter in (("query", "q"), ("key", "k"), ("value", "v"), ("position", "r")):
+        assert made[f"attention.{name}.weight"] == f"reshape(permute(rel_attn.{letter}, 1, 2, 0), 12, 12)"
+
+
 def test_the_order_of_named_tables_in_one_is_a_guess() -> None:
     source = {"tables.city.weight": (5, 4), "tables.hour.weight": (24, 4), "rank.weight": (1, 8)}
     mapping = port(signature(source), wanted({"embedding.weight": (29, 4), "rank.weight": (1, 8)}))

@@ -94,6 +94,53 @@ def test_the_model_itself_shows_in_which_order_it_lists_the_pixels_of_patches() 
     assert same_outputs(mapping, theirs, own, torch.randn(2, 3, 8, 12))
 
 
+class Frames(Patched):
+    """Takes videos with their frames first, one picture after the other."""
+
+    def forward(self, x: Any) -> Any:
+        return super().forward(x.reshape(-1, *x.shape[2:]))
+
+
+def test_frames_of_a_video_are_pictures() -> None:
+    theirs, own = Frames("conv"), Frames("hwc")
+    mapping = ported(theirs, own, "float32[2,5,3,8,12]", code=False)
+    assert mapping.having("guessed") == []
+    assert same_outputs(mapping, theirs, own, torch.randn(2, 5, 3, 8, 12))
+
+
+class Tubes(nn.Module):
+    """Takes videos, with a 3d convolution or with a linear layer over tubes that are listed in the order ORDER."""
+
+    def __init__(self, order: str) -> None:
+        super().__init__()
+        self.order = order
+        if order:
+            self.embed = nn.Linear(96, 16)
+        else:
+            self.projection = nn.Conv3d(3, 16, (2, 4, 4), (2, 4, 4))
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x: Any) -> Any:
+        if not self.order:
+            return self.head(self.projection(x).flatten(2).mean(-1))
+        n, c, t, h, w = x.shape
+        cut = x.reshape(n, c, t // 2, 2, h // 4, 4, w // 4, 4)
+        inside = {"c": 1, "t": 3, "h": 5, "w": 7}
+        rows = cut.permute(0, 2, 4, 6, *(inside[letter] for letter in self.order)).reshape(n, -1, 96)
+        return self.head(self.embed(rows).mean(1))
+
+
+@pytest.mark.parametrize("order", ["cthw", "thwc", "tchw"])
+@pytest.mark.parametrize("back", [False, True])
+def test_tubes_of_videos_are_listed_in_the_order_that_the_code_with_the_linear_layer_shows(
+    order: str, back: bool
+) -> None:
+    theirs, own = (Tubes(order), Tubes("")) if back else (Tubes(""), Tubes(order))
+    mapping = ported(theirs, own, "float32[2,3,4,8,8]", code=back)
+    assert mapping.having("guessed") == []
+    assert same_outputs(mapping, theirs, own, torch.randn(2, 3, 4, 8, 8))
+
+
 # ---------------------------------------------------------------------------------------------------------- norms
 
 

@@ -129,7 +129,7 @@ class _Module:
             standard.append("from typing import Any")
         lines += [*standard, *([""] if standard else [])]
         converting = list(self._convert(nested, views))
-        if any("torch." in one for one in (*below, *converting)):
+        if any("torch." in one for one in (*below, *converting) if not one.lstrip().startswith("#")):
             lines.append("import torch")
         if any("F." in one for one in code):
             lines.append("import torch.nn.functional as F")

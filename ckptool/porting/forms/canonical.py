@@ -151,7 +151,7 @@ def _path_and_role(
     beside = siblings[split[:-1]]
     path, role = role_of(split, beside)
     lone = role == "bias" and len(squeezed(entry.shape)) > 1 and split[-1].endswith("_bias")
-    if lone and sum(other.startswith(path[-1]) for other in beside) == 1:
+    if lone and (path in siblings or sum(other.startswith(path[-1]) for other in beside) == 1):
         return split, "weight"  # a table that is added: of relative positions, say
     return path, role
 

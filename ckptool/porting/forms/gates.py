@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -50,17 +50,28 @@ def _join_all(one: Canon, other: Canon, *, layers: bool) -> None:
 def _name_apart(one: Canon) -> None:
     """Add the name of the gate to the words of each layer that is one gate of a recurrent cell.
 
-    This needs a module with equally large layers for all gates: `Wi`, `Wf`, `Wg`, `Wo`.
+    This needs a module with equally large layers for all gates: `Wi`, `Wf`, `Wg`, `Wo`. A module may hold several such
+    cells, with numbers: `convz1`, `convr1`, `convq1` and `convz2`, `convr2`, `convq2`.
     """
     for pieces in _weights_in(one, 1).values():
-        sizes = Counter(p.shape for p in pieces if len(p.shape) > 1)
-        for cell in table().cells:
-            held = [p for p in pieces if sizes[p.shape] == len(cell.gates)]
-            said = {p.name: key[1] for p in held if (key := _gate_alone(_tokens(p.path[-1:]), cell)) is not None}
-            if len(said) == len(held) and sorted(said.values()) == sorted(cell.gates):
-                for name, gate in said.items():
-                    piece = one.pieces[name]
-                    one.pieces[name] = replace(piece, words=(*piece.words, "cell", "gate", gate))
+        rows: dict[tuple[Shape, _Path], list[tuple[Piece, _Path]]] = defaultdict(list)
+        for piece in pieces if len(pieces) > 2 else ():
+            tokens = _tokens(piece.path[-1:])
+            numbers = tuple(token for token in tokens if token.isdecimal())
+            if len(piece.shape) > 1:
+                rows[piece.shape, numbers].append((piece, tuple(_of_kind(t) for t in tokens if not t.isdecimal())))
+        for held in rows.values():
+            for cell in table().cells:
+                said = {p.name: key[1] for p, tokens in held if (key := _gate_alone(tokens, cell)) is not None}
+                if len(said) == len(held) and sorted(said.values()) == sorted(cell.gates):
+                    for name, gate in said.items():
+                        piece = one.pieces[name]
+                        one.pieces[name] = replace(piece, words=(*piece.words, "cell", "gate", gate))
+
+
+def _of_kind(word: str) -> str:
+    """Return the letter behind the kind of a layer, in one word with it ("convz" -> "z"); other words as they are."""
+    return word[-1] if word[:-1] in ("conv", *_NOISE) else word
 
 
 def _weights_in(one: Canon, depth: int) -> dict[_Path, list[Piece]]:
@@ -383,9 +394,11 @@ def _name_sides(one: Canon) -> None:
     """
     scopes: dict[_Path, dict[str, list[Piece]]] = defaultdict(lambda: defaultdict(list))
     for piece in one.pieces.values():
-        side = table().cell_matrices.get(cut(piece.last))
+        by_leaf = piece.role == "weight" and piece.leaf != "weight" and piece.leaf != piece.last  # `W` beside a bias
+        name = piece.leaf if by_leaf else piece.last
+        side = table().cell_matrices.get(cut(name))
         if side is not None and piece.role in ("weight", "bias"):
-            scopes[piece.path[:-1]][side].append(piece)
+            scopes[piece.path if by_leaf else piece.path[:-1]][side].append(piece)
     for scope, sides in scopes.items():
         weights = {side: next((p for p in found if p.role == "weight"), None) for side, found in sides.items()}
         ih, hh = weights.get("ih"), weights.get("hh")
@@ -394,10 +407,13 @@ def _name_sides(one: Canon) -> None:
         cell = next((c for c in table().cells if hh.shape[0] == len(c.gates) * hh.shape[1]), None)
         if cell is None:
             continue
+        lone = one.pieces.get(Name(scope, "bias"))
+        if lone is not None and lone.shape == hh.shape[:1]:  # one bias, of the cell itself
+            sides[""].append(lone)
         for side, found in sides.items():
             for piece in found:
                 rival = None if one.is_target else reordered(piece.expr, piece.shape[0], cell.other, cell.gates)
-                made = replace(piece, path=scope or ("cell",), role=f"{piece.role}_{side}")
+                made = replace(piece, path=scope or ("cell",), role=f"{piece.role}_{side}" if side else "bias_ih")
                 made = made.asking(Reason.GATE_ORDER, ", ".join(cell.gates), option=rival)
                 one.become(piece, [(made, lambda e: e)], lambda e: e)
 

@@ -107,7 +107,7 @@ def _inputs(piece: Piece, bias: Piece | None, wanted: Counter[Shape], beside: Co
     if takes and said not in ("q", "k", "v") and wanted[piece.shape[2], prod(piece.shape[:2])]:
         return [0, 1]
     ways: list[list[int]] = []
-    if said in ("q", "k", "v"):
+    if said in ("q", "k", "v") or label(table().group("embedding"), piece.words) == "position":
         ways = [[d] for d in range(3)]
     elif said == "o":
         ways = [[1, 2], [0, 2], [0, 1]]

@@ -21,6 +21,9 @@ _ADDITIVE = {"wa": "query", "ua": "key", "va": "score"}
 #: What papers on non-local blocks call queries, keys and values.
 _NON_LOCAL = {"theta": "q", "phi": "k", "g": "v"}
 
+#: What Transformer-XL and XLNet call the biases, the projection of places and the output of their attention.
+_RELATIVE = {"r_w_bias": "content_bias", "r_r_bias": "position_bias", "r": "position_proj", "o": "o_proj"}
+
 
 def _together(meaning: Mapping[str, str], *, modules: bool = False) -> Callable[[Canon], None]:
     """Return a function that adds words to the layers of a side, if one module has all names of MEANING.
@@ -219,6 +222,13 @@ IMPLIED: tuple[Rule[Callable[[Canon, Canon], None]], ...] = (
         "`theta`, `phi` and `g` were read as queries, keys and values.",
         "Papers on non-local blocks use these names (Wang et al., 2018).",
         _both(_together(_NON_LOCAL, modules=True)),
+    ),
+    Rule(
+        "r and o beside r_w_bias",
+        105,
+        "`r` and `o` were read as the projection of relative positions and the output of an attention.",
+        "XLNet, and code that follows it, has these names beside `r_w_bias` and `r_r_bias`.",
+        _both(_together(_RELATIVE)),
     ),
     Rule(
         "gates that were seen",

@@ -248,6 +248,9 @@ def turn_bare_matrices(source: Canon, target: Canon) -> None:
         and p.shape[-1] != p.shape[-2]
         and (*p.shape[:-2], p.shape[-1], p.shape[-2]) in wanted
     ]
+    by_element = Counter(p.shape for p in target.pieces.values() if is_bare(p) and p.entry.how not in (*PRODUCTS, ""))
+    own = Counter(p.shape for p in bare)
+    bare = [p for p in bare if own[p.shape] != by_element[p.shape]]  # the model multiplies with none of as many
     for p in [p for p in bare if len(p.shape) == 3 or p.shape not in wanted]:
         bare.remove(p)
         if p.shape not in wanted:

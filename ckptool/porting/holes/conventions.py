@@ -57,6 +57,8 @@ def _bare_squares(filling: Filling) -> None:
             votes[own.shape == piece.entry.shape] += 1  # one row or column, as the model has it or turned
         elif own.shape[-1] != own.shape[-2]:
             votes["transpose" in filled.expr.operations()] += 1
+        elif "reshape" in own.expr.operations():
+            continue  # a step has read its rows off sizes that are no square's, such as those of heads
         elif own.entry.key.split(".")[-1] != piece.entry.key.split(".")[-1] and _AS_IT_IS.issuperset(
             filled.expr.operations()
         ):
@@ -231,7 +233,8 @@ def _concatenated(filling: Filling) -> None:
     """Ask about layers that take concatenated branches: only the source's code shows the order of the branches.
 
     Code usually concatenates branches in the order in which it registers them. If the source registers the branches in
-    another order than the model concatenates them, the order of the channels is a guess.
+    another order than the model concatenates them, the order of the channels is a guess. So it is for rows of tables,
+    unless they have the same names on both sides: code takes inputs in any order, whatever it registers first.
     """
     told = filling.source.signature.traced
     if not told and (filling.same_names or not filling.matcher.sequences.ordered):
@@ -258,7 +261,11 @@ def _concatenated(filling: Filling) -> None:
         stored = sorted(range(len(units)), key=order.__getitem__)
         if any(filling.holes[weights[key].name].doubts for key, _ in joined):
             filled.ask(Reason.BRANCHES_GUESSED)
-        if stored == list(range(len(units))) or len(set(order)) < len(order):
+        tables = {u.main.entry.how for u, _ in units} == {"embedding"} and len(units) > 1
+        in_order = stored == list(range(len(units)))
+        if in_order and tables and known is None and any(u.last != v.last for u, v in units):
+            stored.reverse()
+        elif in_order or len(set(order)) < len(order):
             continue
         starts = {place: sum(sizes[i] for i in stored[:at]) for at, place in enumerate(stored)}
         moved = ex.cat(dim, *(ex.part(filled.expr, dim, starts[i], starts[i] + n) for i, n in enumerate(sizes)))
@@ -266,7 +273,8 @@ def _concatenated(filling: Filling) -> None:
             filled.expr = moved
             continue
         own = [u.order for u, _ in units]
-        filled.ask(Reason.BRANCHES_JOINED, options=[moved], exchange=own == sorted(own))
+        reason = Reason.TABLES_JOINED if in_order else Reason.BRANCHES_JOINED
+        filled.ask(reason, options=[moved], exchange=not in_order and own == sorted(own))
 
 
 def _centred_norms(filling: Filling) -> None:
@@ -474,7 +482,8 @@ CONVENTIONS: tuple[Rule[Callable[[Filling], None]], ...] = in_order(
         "Most code concatenates branches in the order in which it registers them.",
         _concatenated,
         Strength.OPEN,
-        when="the model joins them in another order than the file holds them, or some are guesses",
+        when="the model joins them in another order than the file holds them, they are rows of tables with other names "
+        "on the two sides, or some are guesses",
     ),
     Rule(
         "scale and shift",

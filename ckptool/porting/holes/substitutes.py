@@ -10,7 +10,7 @@ from .. import expression as ex
 from ..expression import Expr, Shape
 from ..forms.pieces import holds_channels_last, substituted
 from ..matching.match import is_average
-from ..matching.units import SOME, Pair, Unit, label_of, related, similarity
+from ..matching.units import SOME, Pair, Unit, hard_conflict, label_of, related, similarity
 from ..questions import Question, Reason, ask, ask_code
 from ..rules import Rule, Strength, in_order
 from ..words import table
@@ -143,7 +143,7 @@ def _near_misses_once(filling: Filling, joined: list[Unit]) -> bool:
     free_s = [s for s in filling.matching.free_sources if id(s) not in used]
     before = len(joined)
     for t in free_t:
-        near = [s for s in free_s if filling.alike(t, s)]
+        near = [s for s in free_s if filling.alike(t, s)] or [s for s in free_s if _cuts_patches(t, s)]
         if len(near) != 1:
             continue
         s = near[0]
@@ -178,6 +178,16 @@ def _near_misses_once(filling: Filling, joined: list[Unit]) -> bool:
         if kind == "token":
             _other_vocabulary(filling, t.main.shape, s.main.shape)
     return len(joined) > before
+
+
+def _cuts_patches(t: Unit, s: Unit) -> bool:
+    """Return whether T is a linear layer over patches, as the model's code shows, and S a kernel with as many numbers
+    for each of as many outputs.
+    """
+    own, theirs = t.main.shape, s.main.shape
+    if not t.main.entry.facts.pixels or len(theirs) < 4 or hard_conflict(t.words, s.words):
+        return False
+    return own == (theirs[0], prod(theirs[1:]))
 
 
 def _is_looked_up(filling: Filling, t: Unit) -> bool:
@@ -251,15 +261,22 @@ def _as_code_lists_pixels(t: Unit, s: Unit, expr: Expr, question: Question[Expr]
 
     If the forward pass of the code with the linear layer does not show this order, both are returned as they are.
     """
-    flat = s if len(s.main.shape) == 2 else t
+    flat, kernel = (s, t) if len(s.main.shape) == 2 else (t, s)
     order = flat.main.entry.facts.pixels
-    if question.reason is not Reason.PATCHES or order not in ("chw", "hwc") or not question.options:
+    usual = "cthw" if len(order) == 4 else "chw"
+    if question.reason is not Reason.PATCHES or len(order) + 1 != len(kernel.main.shape):
         return expr, question
-    if order == "hwc":
-        expr, question = question.options[0], question.about(expr)
+    made = expr
+    if order != usual and flat is t:
+        made = ex.reshape(ex.permute(s.main.expr, 0, *(1 + usual.index(letter) for letter in order)), t.main.shape)
+    elif order != usual:
+        sizes = dict(zip(usual, kernel.main.shape[1:], strict=True))
+        apart = ex.reshape(s.main.expr, (s.main.shape[0], *(sizes[letter] for letter in order)))
+        made = ex.permute(apart, 0, *(1 + order.index(letter) for letter in usual))
     whose = "source" if flat is s else "model"
-    first = "all channels of one pixel" if order == "hwc" else "all pixels of one channel"
-    return expr, replace(question, answer=f"the {whose}'s code lists {first} first")
+    shows = f"the {whose}'s code lists the numbers of a patch in the order {', '.join(order)}"
+    rivals = [one for one in (expr, *question.options) if one != made]
+    return made, replace(question.about(*rivals), answer=shows)
 
 
 def _tied_sources(filling: Filling) -> None:

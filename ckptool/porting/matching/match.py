@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from ...keys.known_buffers import STATISTICS
 from ...model_code.signature import Entry
+from ..expression import Shape
 from ..forms.branches import flows_into, in_channel_order
 from ..forms.pieces import Canon, squeezed
 from ..forms.unrolled import later_blocks
@@ -76,6 +77,7 @@ class Matcher:
             in_channel_order(side)
         for one, other in ((sources, targets), (targets, sources)):
             _as_plain(one, other)
+        _by_exact_sizes(targets, sources)
         self._constants = _constants(targets, sources, source)
         held = {id(u) for u in self._constants}
         targets = [u for u in targets if id(u) not in held]
@@ -469,6 +471,20 @@ def _as_plain(units: list[Unit], others: list[Unit]) -> None:
         shape, family = unit.colour
         if family in ("bias", "row") and not theirs[unit.colour] and theirs[shape, ""] > own[shape, ""]:
             unit.colour = shape, ""
+
+
+def _by_exact_sizes(targets: list[Unit], sources: list[Unit]) -> None:
+    """Tell units apart by the place of dimensions of size 1 (`[n, m, 1, 5]` and `[n, m, 5, 1]`), which count for
+    nothing elsewhere, if both sides have equally many units of each such shape, all of one number of dimensions.
+    """
+    shapes: dict[object, tuple[Counter[Shape], Counter[Shape]]] = defaultdict(lambda: (Counter(), Counter()))
+    for side, units in enumerate((targets, sources)):
+        for unit in units:
+            shapes[unit.colour][side][unit.main.shape] += 1
+    for unit in (*targets, *sources):
+        own, theirs = shapes[unit.colour]
+        if own == theirs and len(own) > 1 and len({*map(len, own)}) == 1:
+            unit.colour = unit.main.shape, unit.colour[1]
 
 
 def _in_block(unit: Unit) -> tuple[str, ...]:

@@ -148,6 +148,15 @@ def own_words(a: Unit, b: Unit, not_a: Unit, not_b: Unit) -> int:
     return shared(own, telling_words(b.path) - telling_words(not_b.path))
 
 
+def word_more(one: Path, other: Path) -> str | None:
+    """Return the word by which the longer of the names ONE and OTHER is the shorter one with one word more, in front of
+    something: "temporal" for `norm1` and `temporal_norm1`. None if they differ by something else, or by a number.
+    """
+    short, long = sorted((words_of(one), words_of(other)), key=len)
+    at = next((at for at, word in enumerate(long[:-1]) if short[at : at + 1] != (word,)), None)
+    return long[at] if at is not None and short == (*long[:at], *long[at + 1 :]) and long[at].isalpha() else None
+
+
 def _counted_out(t: Unit, s: Unit) -> bool:
     """Return whether one name has a word for its number, and the other has that number: `second_bn` and `bn2`."""
     (own, spelt), (theirs, spelt_there) = _which(t), _which(s)

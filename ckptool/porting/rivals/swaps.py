@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
+from itertools import combinations
 from typing import Literal
 
 from ..forms.branches import Branches, beside
 from ..matching.match import Matching
+from ..matching.places import Path, block_of
 from ..matching.sequences import Sequences
 from ..matching.units import Pair, Unit, series
 from ..questions import Question, Reason, ask
 from .belief import BELIEVED, concordance, orders_of
 from .insides import Contents
-from .names import by_convention, by_names, by_numbers, held_so, in_equal_places, say_the_same, step
+from .names import by_convention, by_names, by_numbers, held_so, in_equal_places, say_the_same, step, word_more
 
+#: So many layers of a block are looked at for names with one word more.
+_MOST = 64
 #: Why a swap is not excluded; False where an order alone excludes it, None where more does. The source of the other
 #: pair is named by who asks.
 Said = Question[Unit] | Literal[False] | None
@@ -41,6 +45,7 @@ class Swaps:
         self.overall = {order.name: concordance(order, self.pairs) for order in self.orders}
         self.contents = Contents(matching)
         self._in_turn: dict[_Row, bool] = {}
+        self._added: dict[Path, Counter[str]] = {}
         self._rows: dict[_Row, list[Pair]] = defaultdict(list)
         for pair in self.pairs:
             self._rows[series(pair[1])].append(pair)
@@ -66,7 +71,27 @@ class Swaps:
             votes = self._believed(one, other, belief)
             if not any(self._branches.shown(one, other, name) for name, vote in votes.items() if vote > 0):
                 return ask(Reason.RUNS_BESIDE)
+        if found is False and self._is_added(one[1], other[1]):
+            return ask(Reason.NAMED_AS_ADDED)
         return found
+
+    def _is_added(self, one: Unit, other: Unit) -> bool:
+        """Return whether one of two sources is called as the other with one word more, and so is another look-alike in
+        this block: `temporal_norm` and `temporal_attn` beside `norm` and `attn`.
+
+        Code got these layers later, so their place in the file does not tell when it runs them.
+        """
+        block = block_of(one.path)
+        word = word_more(one.path[len(block) :], other.path[len(block) :])
+        if word is None or block != block_of(other.path):
+            return False
+        if block not in self._added:
+            self._added[block] = Counter()
+            inside = [s for _, s in self.pairs if block_of(s.path) == block]
+            for a, b in combinations(inside[:_MOST], 2):
+                if a.colour == b.colour and (more := word_more(a.path[len(block) :], b.path[len(block) :])) is not None:
+                    self._added[block][more] += 1
+        return self._added[block][word] > 1
 
     def reason_in_row(self, one: Pair, other: Pair, belief: Mapping[str, float] | None = None) -> Said:
         """Return the result of `reason`, but without the question about parallel branches."""

@@ -20,8 +20,8 @@ def join_parts(one: Canon, other: Canon) -> None:
     turn_spelled(one, other)
     if SizeCounts(one, other).are_equal:
         return  # what is in parts on one side has other sizes on the other side
-    line_up(one, other)
     count_spelled(one, other)
+    line_up(one, other)
     join_lists(one, other)
     join_twins(one, other)
     while join_families(one, other):  # what was joined is no longer among the tensors of its parts' sizes

@@ -45,27 +45,28 @@ def turn_spelled(one: Canon, other: Canon) -> None:
 
 
 def line_up(one: Canon, other: Canon) -> None:
-    """Interleave several lists of a module of ONE to one list, if OTHER has, for each number, one layer that joins
-    their members.
+    """Put the layers at one place in several modules beside each other, if OTHER has, for each place, one layer that
+    joins them. The modules of ONE are in the same module, and equal but for the rows of their layers.
 
-    For example `filters.0`, `gates.0`, `filters.1`, `gates.1`, in code with a list for each kind of layer.
+    For example `filters.0`, `gates.0`, `filters.1`, `gates.1`, in code with a list for each kind of layer; or
+    `gate.up`, `value.up`, `gate.depthwise`, `value.depthwise`.
     """
-    lists: dict[_Path, dict[str, dict[int, Piece]]] = defaultdict(lambda: defaultdict(dict))
+    modules: dict[_Path, dict[str, dict[str, Piece]]] = defaultdict(lambda: defaultdict(dict))
     for piece in one.pieces.values():
-        if piece.role == "weight" and len(piece.path) > 1 and piece.last.isdecimal() and not piece.path[-2].isdecimal():
-            lists[piece.path[:-2]][piece.path[-2]][int(piece.last)] = piece
+        if piece.role == "weight" and len(piece.path) > 1 and not piece.path[-2].isdecimal():
+            modules[piece.path[:-2]][piece.path[-2]][piece.last] = piece
     sizes = SizeCounts(one, other)
-    for parent, named in lists.items():
-        beside: dict[tuple[tuple[int, Shape], ...], list[str]] = defaultdict(list)
+    for parent, named in modules.items():
+        beside: dict[tuple[tuple[str, Shape], ...], list[str]] = defaultdict(list)
         for name, members in named.items():
-            beside[tuple((n, members[n].shape[1:]) for n in sorted(members))].append(name)
+            beside[tuple((at, members[at].shape[1:]) for at in sorted(members))].append(name)
         for places, names in beside.items():
-            for some in _some_of(names) if len(places) > 1 else ():
-                blocks = {n: [named[name][n] for name in some] for n, _ in places}
+            for some in _some_of(names) if len(places) > 1 and len(names) > 1 else ():
+                blocks = {at: [named[name][at] for name in some] for at, _ in places}
                 if _are_wanted(list(blocks.values()), sizes):
-                    for n, parts in blocks.items():
+                    for at, parts in blocks.items():
                         for name, part in zip(some, parts, strict=True):
-                            move(one, part.path, (*parent, "+".join(some), str(n), name))
+                            move(one, part.path, (*parent, "+".join(some), at, name))
                     break
 
 

@@ -90,10 +90,11 @@ def plan_of_list(inner: _Inner, sizes: SizeCounts) -> _Plan | None:
         return None
     for (path, role), members in inner.items():
         size = next(iter(members.values())).shape
-        beside = plan.get((path, "weight"))
-        if (path, role) not in plan and len(size) == 1 and (beside is None or beside.dim == 0):
+        beside = plan.get((path, "weight"), plan.get((path, "weight_v")))
+        by_row = len(size) == 1 or (role == "weight_g" and size[:1] == squeezed(size))
+        if (path, role) not in plan and by_row and (beside is None or beside.dim == 0):
             turns = 1 if beside is None else beside.turns
-            plan[path, role] = Join(size * len(members), 0, turns, beside is not None and beside.open)
+            plan[path, role] = Join(size[:1] * len(members), 0, turns, beside is not None and beside.open)
     return plan
 
 
