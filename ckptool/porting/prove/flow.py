@@ -8,8 +8,8 @@ in two models, whatever their codes do with them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from collections.abc import Mapping as MappingOf
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import prod
@@ -185,6 +185,15 @@ class Flow:
         """Return the indices of the uses that only add something, such as a bias, to the output of USE."""
         near = self.uses[use.index + 1 : use.index + 4]
         return frozenset(u.index for u in near if u.kind == "shift" and u.before == frozenset({use.index}))
+
+    def reaching(self, ends: Iterable[int]) -> set[int]:
+        """Return the indices ENDS of uses, and those of all uses that the outputs of these depend on."""
+        reached: set[int] = set()
+        open_ = set(ends)
+        while open_:
+            reached |= open_
+            open_ = {i for at in open_ for i in self.uses[at].before} - reached
+        return reached
 
     def renamed(self, made_of: MappingOf[str, Expr]) -> Flow:
         """Return the flow over other keys: MADE_OF has, for each key that the uses read, its expression over the new

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Mapping as MappingOf
-from itertools import islice, takewhile
+from itertools import chain, islice, takewhile
 
 from ...errors import counted
 from ..expression import Expr
 from ..mapping import Entry
-from .arrangements import arrangements, at_the_end, twice
+from .arrangements import arrangements, at_the_end, exchanged_outputs, twice
 from .blocks import in_other_blocks
 from .flow import Flow, Use
 from .goes_in import at_once, before_its_partner, from_what_goes_in, made_together, takes_a_part, takes_the_same
@@ -89,7 +89,8 @@ def _guesses(ground: Ground, fronts: Sequence[Use], trial: Trial) -> Iterator[Ch
     if len(fronts) > 1:
         yield from at_once(ground, fronts)
     if not fronts:
-        yield from _in_time(islice(at_the_end(ground), _GUESSES), trial)
+        ends = chain(exchanged_outputs(ground), at_the_end(ground))
+        yield from _in_time(islice(ends, _GUESSES), trial)
     apart = _of_unlike_keys(fronts)
     for use in apart:
         yield from _in_time(islice(_likely(ground, use), _GUESSES), trial)
@@ -146,12 +147,7 @@ def _of_a_loop(ground: Ground, fronts: Sequence[Use]) -> Iterator[Change]:
 def _runs_in_a_loop(flow: Flow, use: Use) -> bool:
     """Return whether USE runs again on what it gave before."""
     runs = [one.index for one in flow.uses if one.told == use.told] if use.told in flow.repeated else []
-    reached: set[int] = set()
-    open_ = set(flow.uses[runs[-1]].before) if runs else set()
-    while open_:
-        reached |= open_
-        open_ = {i for at in open_ for i in flow.uses[at].before} - reached
-    return not reached.isdisjoint(runs)
+    return bool(runs) and not flow.reaching(flow.uses[runs[-1]].before).isdisjoint(runs)
 
 
 def _of_unlike_keys(fronts: Iterable[Use]) -> list[Use]:

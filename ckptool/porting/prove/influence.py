@@ -30,12 +30,8 @@ def unfelt_keys(trial: Trial, seen: Flow, expected: Flow, entries: MappingOf[str
     SEEN is the flow of the model, EXPECTED that of the source's code. A key is left out, too, if the output of its use
     occurs in EXPECTED.
     """
-    reached: set[int] = set()
     _, _, same = compared_outputs(expected.outputs, seen.outputs)
-    open_ = {i for j in same for i in seen.behind[j]} if same else set(range(len(seen.uses)))
-    while open_:
-        reached |= open_
-        open_ = {i for at in open_ for i in seen.uses[at].before} - reached
+    reached = seen.reaching(i for j in same for i in seen.behind[j]) if same else range(len(seen.uses))
     used = {key for i in reached for key in seen.uses[i].keys}
     weak = _without_slope(trial, same or None)
     if expected.uses:
