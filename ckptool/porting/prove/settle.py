@@ -13,7 +13,7 @@ from ...keys import collapse
 from ...keys.known_buffers import is_counter
 from ..mapping import Entry, Mapping
 from ..questions import Question, Reason
-from .causes import Codes, Sharp, as_it_was, causes, sharp, suspects
+from .causes import Codes, Sharp, as_it_was, causes, restored, sharp, suspects
 from .flow import Flow
 from .improving import search
 from .influence import by_itself_alone, carried_along, doubt_unseen_rows, felt, taken_back, unfelt_keys, unseen
@@ -139,15 +139,16 @@ def _reach(reached: _Reached, trial: Trial, codes: Codes, others: Iterable[tuple
     """Change REACHED: search for settings and other weights with which more agrees, compare on OTHERS, further inputs,
     and measure the remaining difference.
     """
-    expected, others = codes.expected, list(others)
+    expected, others, begun = codes.expected, list(others), reached.entries
     had_open = _has_open(reached)  # what a key without a source makes is no work of a setting
     if not reached.verdict.equal and not had_open:  # settings come first: no weight is changed for a setting
         _change_settings(reached, trial, codes)
     if not reached.verdict.equal:
-        found = search(reached.entries, reached.seen, reached.verdict, trial, expected)
-        reached.entries, reached.seen, reached.verdict, reached.changed = found
+        _search(reached, trial, codes)
     if not reached.verdict.equal and had_open and not _has_open(reached):
         _change_settings(reached, trial, codes)
+    elif not reached.verdict.equal and reached.causes:
+        _search_before_settings(reached, trial, codes, begun)
     if not reached.verdict.equal:  # last, so that weights are searched for with which each is in its place
         verdict = judge(expected, reached.seen, reached.entries, turned=True)
         if verdict.equal and verdict.compared and not verdict.beyond:
@@ -193,6 +194,36 @@ def _change_settings(reached: _Reached, trial: Trial, codes: Codes) -> None:
     if reached.causes:
         reached.seen = trial.run(reached.entries.values()) or reached.seen
         reached.verdict = judge(codes.expected, reached.seen, reached.entries)
+
+
+def _search(reached: _Reached, trial: Trial, codes: Codes) -> None:
+    found = search(reached.entries, reached.seen, reached.verdict, trial, codes.expected)
+    reached.entries, reached.seen, reached.verdict = found[:3]
+    reached.changed |= found[3]
+
+
+def _search_before_settings(reached: _Reached, trial: Trial, codes: Codes, begun: dict[str, Entry]) -> None:
+    """Search for weights with the model's own settings, from the entries BEGUN on, and for settings after that; change
+    REACHED if outputs are equal then.
+
+    Around wrong weights, the steps of two layers are compared that have nothing to do with each other, and a difference
+    between them may look like a cause. No weights agree with such a setting.
+    """
+    swaps, undo, values = trial.swaps, trial.undo, [(one, name, getattr(one, name)) for one, name, _ in trial.undo]
+    restored(trial)
+    own = _Reached(begun, reached.first, judge(codes.expected, reached.first, begun), reached.shown, reached.first)
+    trial.misses = 0
+    _search(own, trial, codes)
+    if not own.verdict.equal:
+        _change_settings(own, trial, codes)
+    if own.verdict.equal:
+        for name in ("entries", "seen", "verdict", "changed", "causes", "before", "after"):
+            setattr(reached, name, getattr(own, name))
+        return
+    restored(trial)
+    trial.swaps, trial.undo = swaps, undo
+    for module, name, value in values:
+        setattr(module, name, value)
 
 
 def _search_finely(reached: _Reached, trial: Trial, codes: Codes) -> bool:

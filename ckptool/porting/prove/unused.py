@@ -28,9 +28,10 @@ Family = tuple[str, ...]
 
 #: Families of the source that are tried for one of the model, and changes for each pair of them.
 _FAMILIES, _FOR_A_PAIR = 12, 64
-#: What each nearer family adds to the cost; what a change of several adds that reads different modules for one; and
-#: what a key adds that is used after the place where the models diverge.
-_FARTHER, _UNLIKE, _LATER = 0.4, 3.0, 2.0
+#: What each nearer family adds to the cost; what a change of several adds that reads different modules for one; what a
+#: key adds that is used after the place where the models diverge; and what a change adds that leaves tensors unread like
+#: those that it reads, in their modules.
+_FARTHER, _UNLIKE, _LATER, _UNREAD = 0.4, 3.0, 2.0, 2.0
 #: Changes in all.
 _MOST = 200
 #: Of one family of the model, changes for each pair and in all that are combined with those of others; and changes of
@@ -94,8 +95,14 @@ def fillings(ground: Ground, fronts: Sequence[Use]) -> list[Filling]:
             modules.add(_module(key))
             found += _several(ground, key, open_, left)
         later = 0.0 if key in at_front else _LATER
-        every += [replace(one, cost=one.cost + later) for one in found]
+        every += [replace(one, cost=one.cost + later + _UNREAD * _leaves_some(one, left)) for one in found]
     return nsmallest(_MOST, every, key=lambda one: one.cost)
+
+
+def _leaves_some(one: Filling, left: MappingOf[str, Shape]) -> bool:
+    """Return whether a module keeps tensors in LEFT of the sizes of those that ONE reads from it."""
+    like = {(_module(key), left[key]) for key in one.read}
+    return any((_module(key), shape) in like for key, shape in left.items() if key not in one.read)
 
 
 def _touched(ground: Ground, fronts: Sequence[Use], open_: MappingOf[str, Shape]) -> list[str]:
