@@ -157,8 +157,8 @@ def _entered(expected: Flow, seen: Flow) -> int:
     if not expected.uses:
         return 0
     of_loops = {told: use.taken for told, (use,) in seen.repeated.items() if use.taken is not None}
-    whole = {told for told, taken in of_loops.items() if expected.entries.holds(taken)}
-    return sum(use.told in whole or (use.taken is not None and expected.entries.holds(use.taken)) for use in seen.uses)
+    whole = {told for told, taken in of_loops.items() if expected.takes(taken)}
+    return sum(use.told in whole or (use.taken is not None and expected.takes(use.taken)) for use in seen.uses)
 
 
 def in_their_places(expected: Flow, seen: Flow, tolerance: float = _TOLERANCE) -> bool:
