@@ -391,3 +391,22 @@ def test_a_proof_says_where_the_model_begins_if_that_is_inside_of_the_code_of_th
     assert mapping.proof["equal"]
     assert mapping.proof["text"].startswith("outputs are equal on float32[")
     assert "as layers.0 of the source's code takes it" in mapping.proof["text"]
+
+
+def test_a_norm_that_the_code_has_frozen_stays_frozen() -> None:
+    class Frozen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4)), nn.Linear(4, 2)
+            self.body.eval()
+
+        def forward(self, x: Any) -> Any:
+            return self.head(self.body(x).relu())
+
+    torch.manual_seed(0)
+    source, own = Frozen(), Frozen()
+    modes = [module.training for module in own.modules()]
+    mapping = ckptool.transfer(source.state_dict(), own, source_model=source, prove=True)
+    assert mapping.proof is not None
+    assert mapping.proof["equal"]
+    assert [[module.training for module in model.modules()] for model in (source, own)] == [modes, modes]

@@ -213,7 +213,7 @@ def bordered(want: Shape, shapes: MappingOf[str, Shape]) -> Iterator[tuple[int, 
                 if len(set(held)) < max(len(held), len(edges)):
                     continue
                 parts = {(): ex.reshape(ex.of(whole), core, shapes[whole])}
-                for cut, edge, key in zip(_faces(dims), edges, chosen, strict=True):
+                for cut, key in zip(_faces(dims), chosen, strict=True):
                     flat = tuple(1 if d in cut else size for d, size in enumerate(core))
                     parts[cut] = ex.zeros(*flat) if key is None else ex.reshape(ex.of(key), flat, shapes[key])
                 order = [key for key in shapes if key in held]

@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 
 from ...errors import RuleError, printable
+from ...model_code.in_eval import modes_kept
 from .. import expression as ex
 from ..expression import Expr, Shape
 from ..mapping import Entry, Mapping
@@ -100,13 +101,11 @@ def _without_slope(trial: Trial, which: Sequence[int] | None) -> set[str]:
     names = {id(p): key for key, p in reversed(list(trial.model.named_parameters(remove_duplicate=False)))}
     parameters = [p for p in trial.model.parameters() if p.is_floating_point()]
     before = [p.requires_grad for p in parameters]
-    training = trial.model.training
-    trial.model.eval()
     torch.manual_seed(_SEED)
     try:
         for p in parameters:
             p.requires_grad_(True)
-        with warnings.catch_warnings(), torch.enable_grad():
+        with modes_kept(trial.model), warnings.catch_warnings(), torch.enable_grad():
             warnings.simplefilter("ignore")
             out = called(trial.model, trial.inputs)
             every = [t for t in tensors(out) if t.is_floating_point()]
@@ -122,7 +121,6 @@ def _without_slope(trial: Trial, which: Sequence[int] | None) -> set[str]:
     finally:
         for p, old in zip(parameters, before, strict=True):
             p.requires_grad_(old)
-        trial.model.train(training)
     sizes = [0.0 if g is None else float((g * p.detach()).abs().sum()) for g, p in zip(slopes, parameters, strict=True)]
     steep = [0.0 if g is None else float(g.abs().max()) for g in slopes]
     usual, usually = (sorted(x)[len(x) // 2] if x else 0.0 for x in (sizes, steep))

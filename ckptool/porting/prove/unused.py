@@ -30,8 +30,8 @@ Family = tuple[str, ...]
 #: Families of the source that are tried for one of the model, and changes for each pair of them.
 _FAMILIES, _FOR_A_PAIR = 12, 64
 #: What each nearer family adds to the cost; what a change of several adds that reads different modules for one; what a
-#: key adds that is used after the place where the models diverge; and what a change adds that leaves tensors unread like
-#: those that it reads, in their modules.
+#: key adds that is used after the place where the models diverge; and what a change adds that leaves tensors of equal
+#: sizes unread in the modules that it reads from.
 _FARTHER, _UNLIKE, _LATER, _UNREAD = 0.4, 3.0, 2.0, 2.0
 #: Changes in all.
 _MOST = 200
