@@ -212,7 +212,7 @@ def bordered(want: Shape, shapes: MappingOf[str, Shape]) -> Iterator[tuple[int, 
                 held = [key for key in (whole, *chosen) if key is not None]
                 if len(set(held)) < max(len(held), len(edges)):
                     continue
-                parts = {(): ex.reshape(ex.of(whole), core, shapes[whole])}
+                parts: dict[tuple[int, ...], Expr] = {(): ex.reshape(ex.of(whole), core, shapes[whole])}
                 for cut, key in zip(_faces(dims), chosen, strict=True):
                     flat = tuple(1 if d in cut else size for d, size in enumerate(core))
                     parts[cut] = ex.zeros(*flat) if key is None else ex.reshape(ex.of(key), flat, shapes[key])

@@ -26,7 +26,7 @@ from .unused import fillings, from_unused
 from .verdict import Verdict, judge
 
 #: Trials without success that looking for a better mapping may take, those of big models, and changes for one place.
-_TRIALS, _FEWEST, _GUESSES = 600, 80, 200
+TRIALS, FEWEST, _GUESSES = 600, 80, 200
 #: Uses of weights in all trials without success.
 _WORK = 15_000
 #: Uses of the same keys for which changes are made, of those where the models diverge.
@@ -38,19 +38,19 @@ _State = tuple[dict[str, Entry], Flow, Verdict]
 
 
 def search(
-    entries: dict[str, Entry], seen: Flow, verdict: Verdict, trial: Trial, expected: Flow
+    entries: dict[str, Entry], seen: Flow, verdict: Verdict, trial: Trial, expected: Flow, most: int = TRIALS
 ) -> tuple[dict[str, Entry], Flow, Verdict, dict[str, None]]:
     """Try changes where the models diverge, and keep each with which more agrees, until outputs are equal, no change
     helps, or the limits of TRIAL are reached.
 
     SEEN is the flow of the model with ENTRIES, VERDICT compares it with EXPECTED, the flow of the source's code. All
-    three are in float64 if TRIAL compares finely.
+    three are in float64 if TRIAL compares finely. MOST trials may be in vain.
     Returns:
         The entries, the flow of the model with them, the verdict about it, and the labels of the changes that were
         kept.
     """
     changed: dict[str, None] = {}
-    trial.patience = max(_FEWEST, min(_TRIALS, _WORK // max(len(seen.uses), 1)))
+    trial.patience = max(FEWEST, min(most, _WORK // max(len(seen.uses), 1)))
     while not verdict.equal and not trial.is_over:
         trial.progress.say(f"{_agreeing(verdict)}, looking for what makes more agree")
         state = _better(entries, seen, verdict, trial, expected, changed)

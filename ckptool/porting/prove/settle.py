@@ -15,7 +15,9 @@ from ..mapping import Entry, Mapping
 from ..questions import Question, Reason
 from .causes import Codes, Sharp, as_it_was, causes, restored, sharp, suspects
 from .flow import Flow
-from .improving import search
+from .goes_in import takes_the_same
+from .ground import Ground
+from .improving import FEWEST, TRIALS, search
 from .influence import by_itself_alone, carried_along, doubt_unseen_rows, felt, taken_back, unfelt_keys, unseen
 from .layers import layers
 from .measure import Measured
@@ -147,7 +149,7 @@ def _reach(reached: _Reached, trial: Trial, codes: Codes, others: Iterable[tuple
         _search(reached, trial, codes)
     if not reached.verdict.equal and had_open and not _has_open(reached):
         _change_settings(reached, trial, codes)
-    elif not reached.verdict.equal and reached.causes:
+    elif reached.causes and (not reached.verdict.equal or _may_be_of_others(reached.first, begun, trial, expected)):
         _search_before_settings(reached, trial, codes, begun)
     if not reached.verdict.equal:  # last, so that weights are searched for with which each is in its place
         verdict = judge(expected, reached.seen, reached.entries, turned=True)
@@ -196,25 +198,37 @@ def _change_settings(reached: _Reached, trial: Trial, codes: Codes) -> None:
         reached.verdict = judge(codes.expected, reached.seen, reached.entries)
 
 
-def _search(reached: _Reached, trial: Trial, codes: Codes) -> None:
-    found = search(reached.entries, reached.seen, reached.verdict, trial, codes.expected)
+def _search(reached: _Reached, trial: Trial, codes: Codes, most: int = TRIALS) -> None:
+    found = search(reached.entries, reached.seen, reached.verdict, trial, codes.expected, most)
     reached.entries, reached.seen, reached.verdict = found[:3]
     reached.changed |= found[3]
 
 
+def _may_be_of_others(seen: Flow, entries: dict[str, Entry], trial: Trial, expected: Flow) -> bool:
+    """Return whether a layer where the models diverge takes what a layer of the source's code with other weights takes.
+    SEEN is the flow of the model with ENTRIES and its own settings.
+    """
+    ground = Ground(entries, seen, expected, trial.shapes)
+    for use in judge(expected, seen, entries).front:
+        sources = {key for own in use.keys if own in entries for key in entries[own].sources}
+        if any(sources.isdisjoint(other.keys) for other, _ in takes_the_same(ground, use)):
+            return True
+    return False
+
+
 def _search_before_settings(reached: _Reached, trial: Trial, codes: Codes, begun: dict[str, Entry]) -> None:
-    """Search for weights with the model's own settings, from the entries BEGUN on, and for settings after that; change
-    REACHED if outputs are equal then.
+    """Search for weights with the model's own settings, from the entries BEGUN on; change REACHED if outputs are equal
+    then. If outputs are not equal with the settings that were found, look for settings after that search as well.
 
     Around wrong weights, the steps of two layers are compared that have nothing to do with each other, and a difference
-    between them may look like a cause. No weights agree with such a setting.
+    between them may look like a cause.
     """
     swaps, undo, values = trial.swaps, trial.undo, [(one, name, getattr(one, name)) for one, name, _ in trial.undo]
     restored(trial)
     own = _Reached(begun, reached.first, judge(codes.expected, reached.first, begun), reached.shown, reached.first)
     trial.misses = 0
-    _search(own, trial, codes)
-    if not own.verdict.equal:
+    _search(own, trial, codes, FEWEST if reached.verdict.equal else TRIALS)
+    if not own.verdict.equal and not reached.verdict.equal:
         _change_settings(own, trial, codes)
     if own.verdict.equal:
         for name in ("entries", "seen", "verdict", "changed", "causes", "before", "after"):
