@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Mapping as MappingOf
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from ...model_code.in_eval import modes_kept
 from .. import expression as ex
 from ..expression import Expr, Shape
 from ..mapping import Entry, Mapping
+from ..matching.units import template
 from ..questions import Question, Reason, ask
 from .flow import Flow, Use
 from .other_conventions import module_of
@@ -253,19 +255,41 @@ def _rows_of(expr: Expr | None, key: str) -> tuple[int, int] | None:
     return None if cut is None or cut[0] != ex.of(key) else cut[1:]
 
 
+def _kind(entry: Entry) -> tuple[str, str]:
+    """Return the key and the expression of ENTRY without the numbers of blocks: equal for a layer and its kin."""
+
+    def plain(key: str) -> str:
+        return ".".join(template(key.split(".")))
+
+    return plain(entry.target), str(entry.expr.rename(plain) if entry.expr is not None else None)
+
+
+def _blocks(entry: Entry) -> tuple[str, ...] | None:
+    """Return the paths of the numbered blocks, in the model and in the source, that ENTRY belongs to. None if one of
+    its keys is in no such block.
+    """
+    found = [re.match(r"(.*\.)?\d+\.", key) for key in (entry.target, *sorted(entry.sources))]
+    return tuple(dict.fromkeys(one[0] for one in found if one)) if all(found) else None
+
+
 def felt(entries: dict[str, Entry], mapping: Mapping, trial: Trial, unfelt: set[str]) -> dict[str, Entry]:
-    """Return ENTRIES in which doubts about keys are settled if equal outputs depend on them, or on other keys of their
-    module. A key in UNFELT that trials changed gets a question instead. TRIAL loads the entries.
+    """Return ENTRIES in which doubts about keys are settled if equal outputs depend on them, on other keys of their
+    module, or on their kin in other blocks. A key in UNFELT that trials changed gets a question instead. TRIAL loads
+    the entries.
     """
     out = dict(entries)
     before = {e.target: e for e in mapping.entries}
-    sure = {module_of(e) for key, e in entries.items() if key not in unfelt and e.expr is not None}
+    proved = [e for key, e in entries.items() if key not in unfelt and e.expr is not None]
+    sure = {module_of(e) for e in proved}
+    kin, blocks = {_kind(e) for e in proved}, {_blocks(e) for e in proved}
     for key, entry in entries.items():
         if entry.status != "guessed":
             continue
         if key not in unfelt or module_of(entry) in sure:
             why = "proved by equal outputs" if key not in unfelt else "beside what equal outputs prove"
             out[key] = entry.settled(why)
+        elif _kind(entry) in kin and _blocks(entry) in blocks - {None}:
+            out[key] = entry.settled("as in other blocks, which outputs prove")
         elif entry.expr != before[key].expr:
             out[key] = entry.asking(ask(Reason.NOT_FELT))
     trial.load(entries.values())
