@@ -224,3 +224,31 @@ def test_layers_that_were_exchanged_are_no_difference_of_settings(act: Any) -> N
     if act is torch.tanh:
         assert not mapping.proof["causes"]
         assert mapping["a.weight"].sources == ["p.weight"]
+
+
+@pytest.mark.parametrize(("apart", "said"), [(2e-7, True), (1e-4, False)])
+def test_a_choice_that_changes_nothing_measurable_is_named(apart: float, said: bool) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(4, 5), nn.Linear(5, 5), nn.Linear(5, 3)
+            self.one, self.two = nn.Parameter(torch.rand(5) + 1), nn.Parameter(torch.rand(5) + 1)
+
+        def forward(self, x: Any) -> Any:
+            return self.c(self.b(self.a(x) * self.one).tanh() * self.two)
+
+    torch.manual_seed(0)
+    source = Scaled().eval()
+    source.two.data = source.one.data * (1 + apart)
+    model = Scaled().eval()
+    mapping = ckptool.transfer(
+        source.state_dict(),
+        model,
+        source_model=source,
+        prove=True,
+        inputs=["float32[2,4]"],
+        hints=["one=two", "two=one"],
+    )
+    assert mapping.proof is not None
+    assert mapping.proof["equal"] or not said
+    assert ("nothing measurable changes if weights are exchanged of one and two" in mapping.proof["text"]) == said

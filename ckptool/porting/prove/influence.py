@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Iterator, Sequence
 from collections.abc import Mapping as MappingOf
-from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
 
@@ -135,6 +136,27 @@ def _without_slope(trial: Trial, which: Sequence[int] | None) -> set[str]:
 
 #: Influence on the outputs, relative to what is usual in the model, that counts as none.
 _WEAK = 1e-4
+
+
+def nearly_equal(trial: Trial, entries: MappingOf[str, Entry], unfelt: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield pairs of keys of equal sizes whose weights, as TRIAL has loaded them, differ by next to nothing: outputs
+    may be equal up to rounding if the two are exchanged. Keys in UNFELT are left out, and so are weights that are
+    equal.
+    """
+    groups: dict[Shape, list[tuple[float, str]]] = {}
+    for key, tensor in trial.state.items():
+        felt_here = key in entries and entries[key].expr is not None and key not in unfelt
+        if felt_here and isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and tensor.numel() > 1:
+            groups.setdefault(tuple(tensor.shape), []).append((float(tensor.mean()), key))
+    for group in groups.values():
+        for (_, one), (_, other) in pairwise(sorted(group)):
+            a, b = trial.state[one], trial.state[other]
+            if not torch.equal(a, b) and float((a - b).abs().max()) <= _NEAR * float(a.abs().max()):
+                yield min(one, other), max(one, other)
+
+
+#: Difference of two weights, relative to the largest, for which it is tried whether outputs show it.
+_NEAR = 1e-3
 
 
 def unseen(entries: dict[str, Entry], mapping: Mapping) -> dict[str, Entry]:

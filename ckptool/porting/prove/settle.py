@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from collections.abc import Mapping as MappingOf
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
@@ -18,7 +19,16 @@ from .flow import Flow
 from .goes_in import takes_the_same
 from .ground import Ground
 from .improving import FEWEST, TRIALS, search
-from .influence import by_itself_alone, carried_along, doubt_unseen_rows, felt, taken_back, unfelt_keys, unseen
+from .influence import (
+    by_itself_alone,
+    carried_along,
+    doubt_unseen_rows,
+    felt,
+    nearly_equal,
+    taken_back,
+    unfelt_keys,
+    unseen,
+)
 from .layers import layers
 from .measure import Measured
 from .other_settings import Setting, layer_of
@@ -63,6 +73,7 @@ class _Reached:
         first: the flow of the model before any change.
         causes: settings of the code that make the models differ.
         sharply: the models compared in float64, with the entries as they are now; None if that was not done.
+        alike: pairs of keys whose weights the outputs do not tell apart.
         before, after: such a comparison with the model's own settings, and with the settings of the source's code; None
             unless `causes` were found.
     """
@@ -77,6 +88,7 @@ class _Reached:
     sharply: Sharp | None = None
     before: Sharp | None = None
     after: Sharp | None = None
+    alike: list[tuple[str, str]] = field(default_factory=list)
 
     @property
     def is_proved(self) -> bool:
@@ -127,6 +139,8 @@ def _settled(
         trial.progress.say("looking which keys outputs depend on")
         trial.load(reached.entries.values())
         unfelt = unfelt_keys(trial, reached.seen, expected, reached.entries)
+        pairs = list(islice(nearly_equal(trial, reached.entries, unfelt), _MOST_PAIRS))
+        reached.alike = [pair for pair in pairs if _may_be_exchanged(pair, reached, trial, codes)]
     reached.entries = _settled_entries(reached, mapping, trial, codes, unfelt)
     if reached.is_proved and reached.verdict.turned:
         reached.entries = doubt_turned(reached.entries, reached.seen, Reason.OUTPUTS_TURNED)
@@ -135,6 +149,21 @@ def _settled(
         reached.shown += ", with one of the copies that the file holds"
     proof = _account(reached, mapping, trial, codes, unfelt)
     return replace(mapping, proof=proof).with_entries([reached.entries[e.target] for e in mapping.entries])
+
+
+#: Pairs of keys with nearly equal weights that are exchanged to see whether outputs show it.
+_MOST_PAIRS = 8
+
+
+def _may_be_exchanged(pair: tuple[str, str], reached: _Reached, trial: Trial, codes: Codes) -> bool:
+    """Return whether outputs are equal up to rounding also if the two keys of PAIR get each other's weights."""
+    one, other = (reached.entries[key] for key in pair)
+    turned = {pair[0]: replace(one, expr=other.expr), pair[1]: replace(other, expr=one.expr)}
+    entries = reached.entries | turned
+    seen = trial.run(entries.values())
+    found = None if seen is None else sharp(codes, trial, entries, seen)
+    trial.load(reached.entries.values())
+    return found is not None and found.outputs_are_equal
 
 
 def _reach(reached: _Reached, trial: Trial, codes: Codes, others: Iterable[tuple[Flow | None, Any]]) -> None:
@@ -316,6 +345,9 @@ def _account(reached: _Reached, mapping: Mapping, trial: Trial, codes: Codes, un
         text += f"; settled by trial: {counted(len(new), 'key')} ({_few(new)})"
     if unfelt:
         text += f"; they do not depend on {_unfelt_text(unfelt)}"
+    if reached.alike:
+        said = (" and ".join(printable(key, 60) for key in pair) for pair in reached.alike[:_MOST_CAUSES])
+        text += f"; nothing measurable changes if weights are exchanged of {', or of '.join(said)}"
     divergence = None if reached.is_proved else reached.divergence
     proof = _proof(reached.is_proved, text, divergence, trial.runs) | _as_measured(reached.measured)
     proof |= {"changes": list(reached.changed), "unfelt": list(unfelt), "stopped": stopped}
