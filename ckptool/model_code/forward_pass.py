@@ -201,6 +201,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
                 facts.pixels = self._patches.order_of(first)
             facts.plus = _number(name, args, _ADDS, 0.0)
             facts.times = _number(name, args, _MULTIPLIES, 1.0)
+        self.uses[key].facts.runs += name == self.uses[key].how
         if name in _MULTIPLY and self.uses[key].how in _MEMBERS:
             self.uses[key].how = name  # what is done with a member counts
         if name in _PRODUCTS and place >= 1:

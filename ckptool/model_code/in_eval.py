@@ -12,41 +12,51 @@ from ..garbage import all_kept
 
 
 @contextlib.contextmanager
-def in_eval(model: torch.nn.Module, device: str) -> Iterator[None]:
-    """Put MODEL in eval mode, and let code make new tensors on DEVICE.
+def in_eval(model: torch.nn.Module, device: str | None = None) -> Iterator[None]:
+    """Put MODEL in eval mode, as `modes_kept` does, and let code make new tensors on DEVICE, if one is given.
 
-    Each module is in its own mode again afterwards: the statistics of some may have been frozen for a training. The
-    layers of attention run step by step, so that each step is seen, and random numbers go on as if nobody had drawn.
-    Who follows a pass keeps all that it makes, so nothing is garbage before its end.
+    The layers of attention run step by step, so that each step is seen, and random numbers go on as if nobody had
+    drawn. Who follows a pass keeps all that it makes, so nothing is garbage before its end.
     """
-    training = [module for module in model.modules() if module.training]
-    whole = model.training
     fast, state = torch.backends.mha.get_fastpath_enabled(), torch.get_rng_state()
     try:
-        if training:
-            model.eval()
-        torch.backends.mha.set_fastpath_enabled(False)
-        with warnings.catch_warnings(), torch.no_grad(), all_kept(), _making_on(torch.device(device)):
+        with modes_kept(model), warnings.catch_warnings(), torch.no_grad(), all_kept(), _making_on(device):
+            torch.backends.mha.set_fastpath_enabled(False)
             warnings.simplefilter("ignore")
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
+        torch.set_rng_state(state)
+
+
+@contextlib.contextmanager
+def modes_kept(model: torch.nn.Module) -> Iterator[None]:
+    """Put MODEL in eval mode. Each module is in its own mode again afterwards: the statistics of some may have been
+    frozen for a training.
+    """
+    training = [module for module in model.modules() if module.training]
+    whole = model.training
+    try:
+        if training:
+            model.eval()
+        yield
+    finally:
         if training:
             model.train(whole)  # which the code of a model may do more in
             for module in {*model.modules()}.difference(training):
                 module.training = False
             for module in training:
                 module.training = True
-        torch.set_rng_state(state)
 
 
-def _making_on(device: torch.device) -> contextlib.AbstractContextManager[object]:
+def _making_on(device: str | None) -> contextlib.AbstractContextManager[object]:
     """Return a context in which code makes tensors on DEVICE.
 
     A mode of torch does this, which then takes part in each operation and in each look at a shape. So it is set only if
     tensors were made elsewhere.
     """
-    return contextlib.nullcontext() if torch.empty(0).device == device else device
+    there = None if device is None else torch.device(device)
+    return contextlib.nullcontext() if there is None or torch.empty(0).device == there else there
 
 
-__all__ = ["in_eval"]
+__all__ = ["in_eval", "modes_kept"]

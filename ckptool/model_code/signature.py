@@ -129,6 +129,7 @@ class Facts:
             before it rotates them; None if it rotates none.
         turned: how many outputs of each attention head are rotated, or 0 if that is not known.
         gate: which half of its output is a gate for the other half, or None.
+        runs: how often the same function takes it.
         beside_gate: "gate" or "up" for two layers with one input, of which one is the gate of the other.
         modulates: for each part of its output, "add" (a shift), "mul" (a scale), or "".
         inputs_first: whether its layout is [in, out]; None if that is not known.
@@ -151,6 +152,7 @@ class Facts:
     rotary: str | None = None
     turned: int = 0
     gate: Gate | None = None
+    runs: int = 0
     beside_gate: str = ""
     modulates: tuple[str, ...] = ()
     inputs_first: bool | None = None

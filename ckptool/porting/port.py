@@ -170,7 +170,8 @@ class _Entries:
             for other in unused:
                 there = other.facts.flow
                 alike = other.how == used.how != "embedding" and other.shape[:2] == used.shape[:2]
-                if alike and there is not None and there.before == flow.before:
+                same = there is not None and there.number == flow.number  # one tensor by two names
+                if alike and there is not None and there.before == flow.before and not same:
                     return other.key.rpartition(".")[0] or other.key
         return None
 

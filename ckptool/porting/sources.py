@@ -181,10 +181,11 @@ def _named_by_model(paths: Sequence[str], target: Signature) -> str | None:
     `self.online`.
 
     None if there is no such path, or several. A word of the model is in its class's name, or in the first component of
-    all its keys. A path that ends in this whole component counts most: `netG_A` beside `netG_B` and `netD_A`.
+    all its keys. A path that ends in a whole first component counts most: `netG_A` beside `netG_B` and `netD_A`, or
+    `target_encoder` for a model that has a `target_encoder` and a head.
     """
     components = {key.partition(".")[0] for key in target.entries}
-    exact = [path for path in paths if {path.rpartition("/")[2]} == components]
+    exact = [path for path in paths if path.rpartition("/")[2] in components]
     if len(exact) == 1 and len(paths) > 1:
         return exact[0]
     firsts = [set(cut(component)) for component in components]

@@ -316,6 +316,12 @@ def initials(words: tuple[str, ...]) -> frozenset[str]:
     return frozenset("".join(word[0] for word in span) for span in spans)
 
 
+def all_in(words: Iterable[str], name: str) -> bool:
+    """Return whether each of WORDS is a word of NAME, whole or abbreviated, or the initials of its words."""
+    own = cut(name)
+    return all(shared((word,), own) or word in initials(own) for word in words)
+
+
 def words_of(path: Sequence[str]) -> tuple[str, ...]:
     """Return the words of all components of PATH; "skipbn" is two words."""
     return _words_of(tuple(path))

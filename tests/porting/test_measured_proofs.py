@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import ckptool
+from ckptool.model_code.inputs import parse_inputs
+from ckptool.porting import expression as ex
+from ckptool.porting.prove import prove
 
 PICTURE, SEQUENCE = "float32[2,3,8,8]", "float32[2,6,8]"
 
@@ -185,3 +189,66 @@ def test_code_that_computes_the_same_in_another_way_is_proved_with_its_measure(k
     shown = f"{proof['difference']:.1e}" if proof["difference"] else "0"
     assert f"up to {shown} where rounding explains {proof['bound']:.1e}" in proof["text"]
     assert mapping.is_sure
+
+
+class Branches(nn.Module):
+    """Two layers of one size by their NAMES, of which the first has an activation before it."""
+
+    def __init__(self, names: str, act: Any = torch.tanh) -> None:
+        super().__init__()
+        self.names, self.act, self.stem = names.split(), act, nn.Linear(3, 4)
+        for name in self.names:
+            self.add_module(name, nn.Linear(4, 5))
+        self.out = nn.Linear(5, 2)
+
+    def forward(self, x: Any) -> Any:
+        one, other = (getattr(self, name) for name in self.names)
+        x = self.stem(x)
+        return self.out(one(self.act(x)) + other(x))
+
+
+@pytest.mark.parametrize("act", [torch.tanh, torch.sin], ids=["tanh", "sin"])
+def test_layers_that_were_exchanged_are_no_difference_of_settings(act: Any) -> None:
+    torch.manual_seed(0)
+    source, model = Branches("p q").eval(), Branches("a b", act).eval()
+    state, given = source.state_dict(), parse_inputs(["float32[2,3]"])
+    found = ckptool.transfer(state, model)
+    exchanged = {"a": "q", "b": "p"}
+    entries = []
+    for entry in found.entries:
+        layer, _, leaf = entry.target.partition(".")
+        entries.append(replace(entry, expr=ex.of(f"{exchanged.get(layer, layer)}.{leaf}"), questions=()))
+    mapping = prove(found.with_entries(entries), state, source, model, inputs=given)
+    assert mapping.proof is not None
+    assert mapping.proof["equal"] == (act is torch.tanh), mapping.proof
+    if act is torch.tanh:
+        assert not mapping.proof["causes"]
+        assert mapping["a.weight"].sources == ["p.weight"]
+
+
+@pytest.mark.parametrize(("apart", "said"), [(2e-7, True), (1e-4, False)])
+def test_a_choice_that_changes_nothing_measurable_is_named(apart: float, said: bool) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(4, 5), nn.Linear(5, 5), nn.Linear(5, 3)
+            self.one, self.two = nn.Parameter(torch.rand(5) + 1), nn.Parameter(torch.rand(5) + 1)
+
+        def forward(self, x: Any) -> Any:
+            return self.c(self.b(self.a(x) * self.one).tanh() * self.two)
+
+    torch.manual_seed(0)
+    source = Scaled().eval()
+    source.two.data = source.one.data * (1 + apart)
+    model = Scaled().eval()
+    mapping = ckptool.transfer(
+        source.state_dict(),
+        model,
+        source_model=source,
+        prove=True,
+        inputs=["float32[2,4]"],
+        hints=["one=two", "two=one"],
+    )
+    assert mapping.proof is not None
+    assert mapping.proof["equal"] or not said
+    assert ("nothing measurable changes if weights are exchanged of one and two" in mapping.proof["text"]) == said

@@ -1,4 +1,4 @@
-"""A file that holds a model several times: outputs show how the model is filled, and not with which copy."""
+"""A file that holds a model several times, or in parts: outputs show how it is filled, and not with which copy."""
 
 from __future__ import annotations
 
@@ -65,3 +65,45 @@ def test_a_proof_of_the_state_dict_that_was_chosen_leaves_no_doubt(tmp_path: Pat
     assert {entry.status for entry in mapping.entries} == {"mapped"}
     ckptool.load_into(own, tmp_path / "two.pth", mapping=mapping)
     assert torch.equal(own.third.weight, states["params_ema"]["three.weight"])
+
+
+class Parts(nn.Module):
+    """A body and a generator, which a file may hold as two state dicts; the body's output is multiplied with FACTOR."""
+
+    def __init__(self, factor: float = 1.0) -> None:
+        super().__init__()
+        self.body, self.generator, self.factor = Net(*THEIRS), nn.Sequential(nn.Linear(6, 4)), factor
+
+    def forward(self, x: Any) -> Any:
+        return self.generator(self.body(x) * self.factor)
+
+
+class OneModel(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.last = Net(*OWN), nn.Linear(6, 4)
+
+    def forward(self, x: Any) -> Any:
+        return self.last(self.encoder(x))
+
+
+@pytest.mark.parametrize("wrapper", ["", "module."])
+@pytest.mark.parametrize("factor", [1.0, 1.5])
+def test_a_proof_fills_a_layer_from_another_state_dict_that_the_code_reads(
+    tmp_path: Path, wrapper: str, factor: float
+) -> None:
+    torch.manual_seed(0)
+    theirs = Parts(factor)
+    parts = {"body": theirs.body.state_dict(), "generator": theirs.generator.state_dict()}
+    held = {name: {f"{wrapper}{key}": x for key, x in part.items()} for name, part in parts.items()}
+    torch.save(held, tmp_path / "parts.pth")
+    mapping = ckptool.transfer(tmp_path / "parts.pth", OneModel(), at="body", source_model=Parts(factor), prove=True)
+    assert mapping.proof is not None
+    if factor == 1.0:
+        assert mapping.proof["text"].startswith("outputs are equal"), mapping.proof
+        assert str(mapping["last.weight"].expr) == f"generator/{wrapper}0.weight"
+        own = OneModel()
+        ckptool.load_into(own, tmp_path / "parts.pth", mapping=mapping)
+        assert torch.equal(own.last.bias, theirs.generator[0].bias)
+    else:
+        assert mapping["last.weight"].expr is None, mapping.proof

@@ -17,6 +17,7 @@ from ckptool.errors import CannotCarry
 from ckptool.model_code.inputs import parse_inputs
 from ckptool.porting import expression as ex
 from ckptool.porting.prove import prove
+from ckptool.porting.questions import Reason, ask
 
 
 class Attention(nn.Module):
@@ -391,3 +392,62 @@ def test_a_proof_says_where_the_model_begins_if_that_is_inside_of_the_code_of_th
     assert mapping.proof["equal"]
     assert mapping.proof["text"].startswith("outputs are equal on float32[")
     assert "as layers.0 of the source's code takes it" in mapping.proof["text"]
+
+
+def test_a_norm_that_the_code_has_frozen_stays_frozen() -> None:
+    class Frozen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4)), nn.Linear(4, 2)
+            self.body.eval()
+
+        def forward(self, x: Any) -> Any:
+            return self.head(self.body(x).relu())
+
+    torch.manual_seed(0)
+    source, own = Frozen(), Frozen()
+    modes = [module.training for module in own.modules()]
+    mapping = ckptool.transfer(source.state_dict(), own, source_model=source, prove=True)
+    assert mapping.proof is not None
+    assert mapping.proof["equal"]
+    assert [[module.training for module in model.modules()] for model in (source, own)] == [modes, modes]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_what_the_last_block_throws_away_is_as_in_the_blocks_before_it(turned: bool) -> None:
+    class Blocks(nn.Module):
+        """Each block passes one result on and gives another one; what the last one passes on, nobody takes."""
+
+        def __init__(self, row: str, names: str) -> None:
+            super().__init__()
+            self.stem, self.row, self.names = nn.Linear(4, 4), row, names.split()
+            members = (nn.ModuleDict({name: nn.Linear(4, 4) for name in self.names}) for _ in range(3))
+            self.add_module(row, nn.ModuleList(members))
+
+        def forward(self, x: Any) -> Any:
+            x, out = self.stem(x), 0
+            for block in getattr(self, self.row):
+                keep, give, idle = (block[name] for name in self.names)
+                x, out = keep(x).tanh(), out + give(x)
+                idle(x.detach())
+            return out
+
+    torch.manual_seed(0)
+    source, own = Blocks("units", "keep give idle").eval(), Blocks("blocks", "k g i").eval()
+    state = source.state_dict()
+    found = ckptool.transfer(state, own)
+    theirs = dict(zip("kgi", ("keep", "give", "idle"), strict=True))
+    entries = []
+    for entry in found.entries:
+        rest = entry.target.split(".")[1:]
+        if rest[1:]:
+            number, name, leaf = rest
+            other = {"k": "i", "i": "k"}.get(name, name) if turned and number == "2" else name
+            new = ex.of(f"units.{number}.{theirs[other]}.{leaf}")
+            entry = replace(entry, expr=new, questions=()).asking(ask(Reason.NOT_FELT))
+        entries.append(entry)
+    mapping = prove(found.with_entries(entries), state, source, own, inputs=parse_inputs(["float32[2,4]"]))
+    assert mapping.proof is not None
+    assert mapping.proof["equal"], mapping.proof
+    assert mapping["blocks.2.g.weight"].status == "mapped"
+    assert (mapping["blocks.2.k.weight"].status == "mapped") == (not turned)

@@ -117,6 +117,17 @@ def test_of_nets_with_names_alike_the_model_takes_the_one_that_all_its_keys_begi
     assert (mapping.at, {entry.status for entry in mapping.entries}) == (f"nets/{name}", {"mapped"})
 
 
+def test_beside_a_new_head_the_model_takes_the_copy_whose_name_is_that_of_its_part(tmp_path: Path) -> None:
+    import ckptool
+
+    nets = {name: Coder(4, 8, 3).state_dict() for name in ("encoder", "target_encoder")}
+    torch.save(nets, tmp_path / "copies.pth")
+    model = nn.ModuleDict({"target_encoder": Coder(4, 8, 3), "head": nn.Linear(3, 9)})
+    mapping = ckptool.transfer(tmp_path / "copies.pth", model)
+    assert mapping.at == "target_encoder"
+    assert {entry.status for entry in mapping.entries if entry.expr is not None} == {"mapped"}
+
+
 def test_a_word_that_any_model_has_chooses_no_copy(tmp_path: Path) -> None:
     import ckptool
 

@@ -142,6 +142,38 @@ def test_outputs_with_equal_names_are_equal_by_name(first: str) -> None:
     assert mapping["mean.weight"].sources == ["mean.weight"]
 
 
+class Boxes(nn.Module):
+    """Two heads that a search may exchange; NAMES are those of their outputs, in the order of the heads."""
+
+    def __init__(self, heads: tuple[str, str], names: tuple[str, str]) -> None:
+        super().__init__()
+        self.stem, self.heads, self.names = nn.Linear(3, 5), heads, names
+        for head in heads:
+            self.add_module(head, nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 2)))
+
+    def forward(self, x: Any) -> Any:
+        h = self.stem(x).relu()
+        return {name: getattr(self, head)(h) for head, name in zip(self.heads, self.names, strict=True)}
+
+
+@pytest.mark.parametrize("names", [("width_height", "regression_offset"), ("regression_offset", "width_height")])
+def test_outputs_are_told_apart_by_names_that_stand_for_each_other(names: tuple[str, str]) -> None:
+    source, model = random(Boxes(("wh", "reg"), ("wh", "reg"))), Boxes(("one", "two"), names).eval()
+    mapping = transferred(source, model, "float32[2,3]")
+    assert mapping.proof["equal"], mapping.proof
+    assert not mapping.having("guessed")
+    assert mapping["one.0.weight"].sources == ["wh.0.weight" if names[0] == "width_height" else "reg.0.weight"]
+
+
+@pytest.mark.parametrize("names", [("size", "place"), ("wide_hood", "width_height")])
+def test_outputs_whose_names_stand_for_none_or_for_several_are_proved_with_a_doubt(names: tuple[str, str]) -> None:
+    source, model = random(Boxes(("wh", "reg"), ("wh", "reg"))), Boxes(("one", "two"), names).eval()
+    mapping = ckptool.transfer(
+        source.state_dict(), model, source_model=source, prove=True, inputs=["float32[2,3]"], hints=["wh=two"]
+    )
+    assert {"one.0.weight", "two.0.weight"} <= {entry.target for entry in mapping.having("guessed")}
+
+
 class Ordered(Sum):
     """A sum over two inputs by the same names, in the other order, with layers of other names."""
 

@@ -238,6 +238,128 @@ def test_gates_in_another_order_are_found_with_the_matrices() -> None:
     assert mapping["bias"].sources == ["rnn.bias_ih_l0", "rnn.bias_hh_l0"]
 
 
+class TwoLevels(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.rnn = nn.Linear(2, 5), nn.LSTM(5, 3, 2, batch_first=True)
+
+    def forward(self, x: Any) -> Any:
+        return self.rnn(self.into(x))[0]
+
+
+class WithOneBias(nn.Module):
+    """The same, step by step, with one bias for the input and the state."""
+
+    def __init__(self, *, again: bool = False) -> None:
+        super().__init__()
+        self.levels = nn.ModuleList([self.level(5), self.level(3)])
+        self.encode, self.again = nn.Linear(2, 5), again
+
+    def level(self, width: int) -> nn.ParameterDict:
+        sizes = {"W": (width, 12), "U": (3, 12), "b": (12,)}
+        return nn.ParameterDict({name: nn.Parameter(torch.rand(size)) for name, size in sizes.items()})
+
+    def forward(self, x: Any) -> Any:
+        x = self.encode(x)
+        for level in self.levels:
+            h, c, out = x.new_zeros(len(x), 3), 0, []
+            for step in x.unbind(1):
+                i, f, g, o = (step @ level["W"] + h @ level["U"] + level["b"] * (1 + self.again)).chunk(4, -1)
+                c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+                h = o.sigmoid() * torch.tanh(c)
+                out.append(h)
+            x = torch.stack(out, 1)
+        return x
+
+
+def test_one_bias_is_the_sum_of_the_two_that_a_recurrent_layer_has_at_each_level() -> None:
+    mapping = filled(TwoLevels(), WithOneBias(), "float32[2,3,2]")
+    assert [mapping[f"levels.{n}.b"].sources for n in (0, 1)] == [
+        [f"rnn.bias_ih_l{n}", f"rnn.bias_hh_l{n}"] for n in (0, 1)
+    ]
+
+
+def test_no_sum_is_proved_if_the_code_adds_the_bias_twice() -> None:
+    refused(TwoLevels(), WithOneBias(again=True), "float32[2,3,2]")
+
+
+# ------------------------------------------------------------------------------------------------- borders, and beside
+
+
+class Terms(nn.Module):
+    """A score of pairs with a term for each of the two, and two other scores without one of the terms."""
+
+    def __init__(self, d: int = 5) -> None:
+        super().__init__()
+        self.left, self.right, self.factor = nn.Linear(3, d), nn.Linear(3, d), 1.0
+        self.U, self.u = nn.Parameter(torch.zeros(d, d)), nn.Parameter(torch.zeros(d))
+        self.V, self.v, self.w = (nn.Parameter(torch.zeros(2, *size)) for size in ((d, d), (d,), (d,)))
+        self.c = nn.Parameter(torch.zeros(2))
+
+    def forward(self, x: Any) -> Any:
+        a, b = self.left(x).tanh(), self.right(x).sigmoid()
+        one = a @ self.U @ b.T + b @ self.u * self.factor
+        two = torch.einsum("xi,lij,yj->lxy", a, self.V, b)
+        return one, two + (self.v @ a.T)[:, :, None] + (self.w @ b.T)[:, None] + self.c[:, None, None]
+
+
+class WithOnes(nn.Module):
+    def __init__(self, d: int = 5) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, d), nn.Linear(3, d)
+        self.one, self.two = nn.Parameter(torch.zeros(d + 1, d)), nn.Parameter(torch.zeros(2, d + 1, d + 1))
+
+    def forward(self, x: Any) -> Any:
+        a, b = (F.pad(y, (0, 1), value=1.0) for y in (self.a(x).tanh(), self.b(x).sigmoid()))
+        return a @ self.one @ b[:, :-1].T, torch.einsum("xi,lij,yj->lxy", a, self.two, b)
+
+
+def test_terms_for_one_input_become_the_border_of_a_matrix() -> None:
+    mapping = filled(Terms(), WithOnes(), "float32[4,3]")
+    assert str(mapping["one"].expr) == "cat(0, U, reshape(u, 1, 5))"
+    assert mapping["two"].sources == ["V", "w", "v", "c"]
+
+
+def test_no_border_is_proved_if_the_code_multiplies_a_term() -> None:
+    source = Terms()
+    source.factor = 0.5
+    refused(source, WithOnes(), "float32[4,3]")
+
+
+class Relations(nn.Module):
+    def __init__(self, *, turn: bool = False) -> None:
+        super().__init__()
+        self.into = nn.Linear(3, 4)
+        self.loop, self.turn = nn.Linear(4, 4), turn
+        self.kinds = nn.ModuleList(nn.Linear(4, 4, bias=False) for _ in range(5))
+
+    def forward(self, x: Any) -> Any:
+        x = self.into(x)
+        gone = sum((kind(x) * (n + 1)).roll(n + 1, 0) for n, kind in enumerate(self.kinds))
+        return torch.tanh(self.loop(x) + (gone.sin() if self.turn else gone))
+
+
+class WithLoopLast(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode = nn.Linear(3, 4)
+        self.weight, self.bias = nn.Parameter(torch.zeros(6, 4, 4)), nn.Parameter(torch.zeros(4))
+
+    def forward(self, x: Any) -> Any:
+        every = torch.einsum("ni,rio->rno", self.encode(x), self.weight)
+        gone = torch.stack([(every[n] * (n + 1)).roll(n + 1, 0) for n in range(5)]).sum(0)
+        return torch.tanh(every[5] + gone + self.bias)
+
+
+def test_a_list_and_one_more_layer_of_its_module_become_one_stack() -> None:
+    mapping = filled(Relations(), WithLoopLast(), "float32[4,3]")
+    assert mapping["weight"].sources == [*(f"kinds.{n}.weight" for n in range(5)), "loop.weight"]
+
+
+def test_no_stack_is_proved_if_the_code_changes_what_its_layers_give() -> None:
+    refused(Relations(turn=True), WithLoopLast(), "float32[4,3]")
+
+
 # --------------------------------------------------------------------------- what is left, and what belongs to it
 
 

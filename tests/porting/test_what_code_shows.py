@@ -421,3 +421,63 @@ def test_explaining_a_key_tells_what_the_code_of_the_source_answered() -> None:
     theirs, own = Rotated(OF_FILE, "pairs"), Rotated(OF_MODEL, "half")
     told = " ".join(ported(theirs, own, "float32[2,5,16]").explain("q_lin.weight").split())
     assert "(answered: the source's code pairs neighbours)" in told
+
+
+# ------------------------------------------------------------------------------------------------ layers used again
+
+
+class Again(nn.Module):
+    """One block for every round."""
+
+    def __init__(self, rounds: int) -> None:
+        super().__init__()
+        self.rounds, self.into = rounds, nn.Linear(3, 6)
+        self.layer = nn.ModuleList([nn.ModuleDict({"up": nn.Linear(6, 12), "down": nn.Linear(12, 6)})])
+
+    def forward(self, x: Any) -> Any:
+        x = self.into(x)
+        for _ in range(self.rounds):
+            x = x + self.layer[0]["down"](self.layer[0]["up"](x).relu())
+        return x
+
+
+class Unrolled(Again):
+    def __init__(self, rounds: int) -> None:
+        super().__init__(rounds)
+        blocks = (nn.ModuleDict({"up": nn.Linear(6, 12), "down": nn.Linear(12, 6)}) for _ in range(rounds))
+        self.layer = nn.ModuleList(blocks)
+
+    def forward(self, x: Any) -> Any:
+        x = self.into(x)
+        for block in self.layer:
+            x = x + block["down"](block["up"](x).relu())
+        return x
+
+
+@pytest.mark.parametrize("rounds", [3, 2])
+def test_code_that_uses_a_layer_as_often_as_the_model_has_it_answers_whether_it_is_shared(rounds: int) -> None:
+    theirs, own = Again(rounds), Unrolled(3)
+    mapping = ported(theirs, own, "float32[2,3]")
+    assert (mapping.having("guessed") == []) == (rounds == 3)
+    assert rounds != 3 or same_outputs(mapping, theirs, own, torch.randn(2, 3))
+
+
+class Shared(nn.Module):
+    """An encoder that a part of the model holds under another name, or another encoder for the same input."""
+
+    def __init__(self, *, tied: bool) -> None:
+        super().__init__()
+        self.encoder, self.head = nn.Sequential(nn.Linear(3, 6), nn.Tanh()), nn.Linear(6, 2)
+        self.other = self.encoder if tied else nn.Sequential(nn.Linear(3, 6), nn.Tanh())
+
+    def forward(self, x: Any) -> Any:
+        return self.head(self.other(x) if self.other is self.encoder else self.encoder(x) + self.other(x))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_second_name_of_a_layer_is_no_layer_beside_it(tied: bool) -> None:
+    own = nn.ModuleDict({"encoder": nn.Sequential(nn.Linear(3, 6), nn.Tanh()), "head": nn.Linear(6, 2)})
+    own.forward = lambda x: own["head"](own["encoder"](x))
+    mapping = ported(Shared(tied=tied), own, "float32[2,3]")
+    asked = {question.reason for entry in mapping.having("guessed") for question in entry.questions}
+    assert (Reason.LEFT_OUT_BESIDE in asked) == (not tied)

@@ -13,7 +13,7 @@ from .. import expression as ex
 from ..expression import Expr, Shape
 from ..matching.places import around
 from ..matching.units import Unit, hard_conflict, template
-from ..questions import Question, Reason, ask
+from ..questions import Question, Reason, ask, ask_code
 from ..words import label, table
 
 #: As many parts of one layer are looked for, at most.
@@ -146,7 +146,8 @@ def segments(
 
 
 def shared(pairs: Sequence[tuple[Unit, Unit]], targets: Sequence[Unit], sources: Sequence[Unit]) -> Iterator[Proposal]:
-    """Yield copies as proposals for layers that the source has once and the model has in every block.
+    """Yield copies as proposals for layers that the source has once and the model has in every block. Code that uses
+    the layer as often as the model has it answers the question.
 
     Args:
         pairs: the pairs so far.
@@ -154,6 +155,7 @@ def shared(pairs: Sequence[tuple[Unit, Unit]], targets: Sequence[Unit], sources:
         sources: all units of the source.
     """
     count = Counter((template(unit.path), unit.colour) for unit in sources)
+    wanted = Counter((template(unit.path), unit.colour) for unit in targets)
     known: dict[object, tuple[Unit, Unit]] = {}
     for t, s in pairs:
         if count[template(s.path), s.colour] == 1:
@@ -164,6 +166,9 @@ def shared(pairs: Sequence[tuple[Unit, Unit]], targets: Sequence[Unit], sources:
             continue
         t, s = found
         asked: Question[Expr] = ask(Reason.ONE_FOR_ALL, ".".join(template(unit.path)))
+        if s.main.entry.facts.runs == 1 + wanted[template(unit.path), unit.colour]:
+            shows = f"uses it {s.main.entry.facts.runs} times"
+            asked = ask_code(Reason.ONE_FOR_ALL, ".".join(template(unit.path)), shows=shows)
         for role, piece in unit.pieces.items():
             own = s.pieces.get(role)
             if own is not None and own.shape == piece.shape and role in t.pieces:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from ..words import common_start, cut, initials, labels, shared, table
+from ..words import all_in, common_start, cut, labels, shared, table
 from .cells import Cells
 from .units import Unit
 
@@ -101,7 +101,7 @@ class Owners:
         fitting: list[tuple[int, str]] = []
         for part in beside:
             words = cut(part)
-            if part != name and said and (_all_in(said, part) or meant == labels(cut(part), hard=True) != {}):
+            if part != name and said and (all_in(said, part) or meant == labels(cut(part), hard=True) != {}):
                 fitting.append((len(words) - shared(said, words), part))
         fitting.sort()
         if not fitting or (len(fitting) > 1 and fitting[0][0] == fitting[1][0]):
@@ -116,9 +116,3 @@ _BEFORE = frozenset({"pre", "before", "input"})
 def _norms() -> frozenset[str]:
     phrases = table().group("purpose").phrases
     return frozenset({"layer", *(word for phrase, said in phrases.items() if said == "norm" for word in phrase)})
-
-
-def _all_in(words: frozenset[str], part: str) -> bool:
-    """Return whether each of WORDS is a word of the name PART, or its initials."""
-    own = cut(part)
-    return all(shared((word,), own) or word in initials(own) for word in words)

@@ -83,7 +83,7 @@ def prove(
     theirs = built(source_model)
     code = load_own(theirs, ckpt, mapping)
     own = built(target_model)
-    trial = Trial(own, ckpt, mapping, None, adapter_factors(theirs), told)
+    trial = Trial(own, ckpt, mapping, None, adapter_factors(theirs), told, code.read)
     entries = {e.target: e for e in mapping.entries}
 
     def judged(flow: Flow, values: Any) -> tuple[Flow | None, Verdict]:

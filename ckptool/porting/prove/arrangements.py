@@ -14,6 +14,7 @@ from ..forms.projections import part_label
 from .flow import MATRICES, Held, Use
 from .ground import Change, Ground
 from .rows import Rows, Turn, by_heads, joined, like, place_of
+from .verdict import by_name
 
 _HEAD_SIZES = (64, 128, 32, 96, 80, 16, 8, 4, 2, 12, 24, 6)
 #: Chunks of one layer that are reordered; fewer than these are tried in each order, others with two exchanged.
@@ -75,6 +76,24 @@ def at_the_end(ground: Ground) -> Iterator[Change]:
             ends = dict(zip(order, accumulate(sizes[i] for i in order), strict=True))
             parts = [whole.part(ends[i] - n, ends[i]) for i, n in enumerate(sizes)]
             yield from _rearranged(ground, f"rows of one layer cut in the order {order}", group, parts)
+
+
+def exchanged_outputs(ground: Ground) -> Iterator[Change]:
+    """Yield changes (label, key -> expression), each of which exchanges what two outputs of one size are made of, layer
+    by layer, if their names say which output is which.
+    """
+    named = by_name(ground.theirs, ground.own)
+    made_of = [ground.own.reaching(behind) for behind in ground.own.behind]
+    for j, k in combinations((own for _, own in named), 2):
+        if ground.own.outputs[j].numel() != ground.own.outputs[k].numel():
+            continue
+        one, other = (
+            [e for u in sorted(apart) for key in ground.own.uses[u].keys if (e := ground.entries.get(key))]
+            for apart in (made_of[j] - made_of[k], made_of[k] - made_of[j])
+        )
+        if [e.shape for e in one] == [e.shape for e in other]:
+            new = {a.target: b.expr for a, b in (*zip(one, other, strict=True), *zip(other, one, strict=True))}
+            yield "what two outputs are made of, exchanged", {key: x for key, x in new.items() if x is not None}
 
 
 def _chunks(ground: Ground, f: Use, u: Use) -> Iterator[tuple[str, list[Rows]]]:
@@ -209,4 +228,4 @@ def _turned(ground: Ground, group: Sequence[Use]) -> Iterator[tuple[str, Turn]]:
                 yield f"pairs of rotary embeddings of {head} {kind} {chosen}", Turn(chosen, head, kind)
 
 
-__all__ = ["arrangements", "at_the_end", "twice"]
+__all__ = ["arrangements", "at_the_end", "exchanged_outputs", "twice"]

@@ -208,10 +208,14 @@ def as_it_was(trial: Trial) -> Iterator[None]:
     try:
         yield
     finally:
-        for module, name, value in reversed(trial.undo):
-            setattr(module, name, value)
-        trial.undo.clear()
-        trial.swaps = {}
+        restored(trial)
 
 
-__all__ = ["Codes", "Sharp", "as_it_was", "causes", "sharp", "suspects"]
+def restored(trial: Trial) -> None:
+    """Undo the changes of settings that TRIAL made in the model."""
+    for module, name, value in reversed(trial.undo):
+        setattr(module, name, value)
+    trial.undo, trial.swaps = [], {}
+
+
+__all__ = ["Codes", "Sharp", "as_it_was", "causes", "restored", "sharp", "suspects"]

@@ -12,12 +12,13 @@ from collections.abc import Iterator, Sequence
 from collections.abc import Mapping as MappingOf
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import combinations, islice, pairwise, permutations, product
+from itertools import chain, combinations, islice, pairwise, permutations, product
 from math import prod
 
 from ...errors import RuleError
 from .. import expression as ex
 from ..expression import Expr, Shape
+from ..forms.pieces import squeezed
 
 #: Dimensions of each family that are cut into two factors; ways that are made, and that are returned.
 _CUTS, _MADE, _MOST = 2, 4000, 48
@@ -195,4 +196,52 @@ def _joined(factors: Sequence[tuple[int, ...]], parts: Sequence[tuple[int, ...]]
         yield Way(tuple(factors), order, 2 * cuts + turned)
 
 
-__all__ = ["Way", "ways"]
+def bordered(want: Shape, shapes: MappingOf[str, Shape]) -> Iterator[tuple[int, str, Expr]]:
+    """Yield (cost, a name for what is done, expression) for tensors of sizes WANT that are a tensor of SHAPES (key ->
+    sizes) with a border along one dimension or two: code that gives its inputs a column of ones stores the terms for
+    one input alone, and the constant, at the edges of one matrix. At most one part of a border may be missing; it is 0.
+    """
+    sizes = squeezed(want)
+    for dims in chain(combinations(range(len(sizes)), 1), combinations(range(len(sizes)), 2)):
+        core = tuple(size - (d in dims) for d, size in enumerate(sizes))
+        edges = [tuple(size for e, size in enumerate(core) if e not in cut) for cut in _faces(dims)]
+        fitting = [[key for key, shape in shapes.items() if squeezed(shape) == squeezed(edge)] for edge in edges]
+        for whole in (key for key, shape in shapes.items() if squeezed(shape) == core) if min(core) > 0 else ():
+            choices = [[*keys, None] if len(edges) > 1 else keys for keys in fitting]
+            for chosen in islice(product(*choices), _EDGES):
+                held = [key for key in (whole, *chosen) if key is not None]
+                if len(set(held)) < max(len(held), len(edges)):
+                    continue
+                parts: dict[tuple[int, ...], Expr] = {(): ex.reshape(ex.of(whole), core, shapes[whole])}
+                for cut, key in zip(_faces(dims), chosen, strict=True):
+                    flat = tuple(1 if d in cut else size for d, size in enumerate(core))
+                    parts[cut] = ex.zeros(*flat) if key is None else ex.reshape(ex.of(key), flat, shapes[key])
+                order = [key for key in shapes if key in held]
+                cost = 1 + sum(a != b for a, b in zip(held, order, strict=True)) + 2 * (len(held) <= len(edges))
+                for first in product((False, True), repeat=len(dims)):
+                    made = _framed(parts, dims, first)
+                    yield cost + sum(first), f"bordered {dims} {first}", ex.reshape(made, want, sizes)
+
+
+#: Choices of tensors for the parts of a border.
+_EDGES = 64
+
+
+def _faces(dims: Sequence[int]) -> list[tuple[int, ...]]:
+    """Return the parts of a border along DIMS: one for each of them, and the corner of two."""
+    return [tuple(one) for count in range(1, len(dims) + 1) for one in combinations(dims, count)]
+
+
+def _framed(parts: MappingOf[tuple[int, ...], Expr], dims: Sequence[int], first: Sequence[bool]) -> Expr:
+    """Return the core, PARTS[()], with the other PARTS around it along DIMS; FIRST says of each whether its border
+    comes first.
+    """
+    if not dims:
+        return parts[()]
+    *rest, last = dims
+    inner = _framed({cut: x for cut, x in parts.items() if last not in cut}, rest, first[:-1])
+    edge = _framed({tuple(d for d in cut if d != last): x for cut, x in parts.items() if last in cut}, rest, first[:-1])
+    return ex.cat(last, edge, inner) if first[-1] else ex.cat(last, inner, edge)
+
+
+__all__ = ["Way", "bordered", "ways"]

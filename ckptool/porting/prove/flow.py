@@ -8,8 +8,8 @@ in two models, whatever their codes do with them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from collections.abc import Mapping as MappingOf
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import prod
@@ -120,6 +120,7 @@ class Flow:
     _known: Known | None = field(default=None, repr=False)
     _entries: Known | None = field(default=None, repr=False)
     _silent: frozenset[int] | None = field(default=None, repr=False)
+    _idle: frozenset[int] = field(default=frozenset(), repr=False)
 
     @property
     def repeated(self) -> dict[tuple[Any, ...], list[Use]]:
@@ -155,19 +156,18 @@ class Flow:
         """Return whether the channels GIVEN (fingerprints, one row each) are all outputs of uses in this flow. Channels
         that are all zero count only if one use gives as many channels, all zero.
         """
-        if not bool(given[:, 0].any()):
-            if self._silent is None:
-                self._silent = frozenset(u.rows for u in self.uses if not bool(u.given[:, 0].any()))
-            return len(given) in self._silent
-        return self.known.holds(given)
+        if self._silent is None:
+            self._silent = _all_zero(use.given for use in self.uses)
+        return len(given) in self._silent if _is_silent(given) else self.known.holds(given)
 
-    @property
-    def entries(self) -> Known:
-        """Return the set of all channels in the inputs of the uses of weights."""
+    def takes(self, taken: torch.Tensor) -> bool:
+        """Return whether the channels TAKEN are all inputs of uses in this flow, as `gives` does for outputs: what
+        comes after weights that are still 0 has not got what the source's code has there.
+        """
         if self._entries is None:
-            every = chain(self.uses, *self.repeated.values())
-            self._entries = Known((use.taken for use in every if use.taken is not None), self.apart)
-        return self._entries
+            inputs = [use.taken for use in chain(self.uses, *self.repeated.values()) if use.taken is not None]
+            self._entries, self._idle = Known(inputs, self.apart), _all_zero(inputs)
+        return len(taken) in self._idle if _is_silent(taken) else self._entries.holds(taken)
 
     def bias(self, use: Use) -> Held | None:
         """Return the bias of a matrix USE, also if a later operation adds it; for other kinds of uses, their own bias.
@@ -186,12 +186,30 @@ class Flow:
         near = self.uses[use.index + 1 : use.index + 4]
         return frozenset(u.index for u in near if u.kind == "shift" and u.before == frozenset({use.index}))
 
+    def reaching(self, ends: Iterable[int]) -> set[int]:
+        """Return the indices ENDS of uses, and those of all uses that the outputs of these depend on."""
+        reached: set[int] = set()
+        open_ = set(ends)
+        while open_:
+            reached |= open_
+            open_ = {i for at in open_ for i in self.uses[at].before} - reached
+        return reached
+
     def renamed(self, made_of: MappingOf[str, Expr]) -> Flow:
         """Return the flow over other keys: MADE_OF has, for each key that the uses read, its expression over the new
         keys. A weight with a key that is not in MADE_OF has no expression then.
         """
         uses = [_renamed(use, made_of) for use in self.uses]
         return Flow(uses, self.outputs, self.behind, self.tails, self.places)
+
+
+def _is_silent(channels: torch.Tensor) -> bool:
+    return not bool(channels[:, 0].any())
+
+
+def _all_zero(several: Iterable[torch.Tensor]) -> frozenset[int]:
+    """Return the numbers of channels of those of SEVERAL, fingerprints each, that are all zero."""
+    return frozenset(len(channels) for channels in several if _is_silent(channels))
 
 
 def _renamed(use: Use, made_of: MappingOf[str, Expr]) -> Use:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Mapping as MappingOf
-from itertools import islice, takewhile
+from itertools import chain, islice, takewhile
 
 from ...errors import counted
 from ..expression import Expr
 from ..mapping import Entry
-from .arrangements import arrangements, at_the_end, twice
+from .arrangements import arrangements, at_the_end, exchanged_outputs, twice
 from .blocks import in_other_blocks
 from .flow import Flow, Use
 from .goes_in import at_once, before_its_partner, from_what_goes_in, made_together, takes_a_part, takes_the_same
@@ -26,7 +26,7 @@ from .unused import fillings, from_unused
 from .verdict import Verdict, judge
 
 #: Trials without success that looking for a better mapping may take, those of big models, and changes for one place.
-_TRIALS, _FEWEST, _GUESSES = 600, 80, 200
+TRIALS, FEWEST, _GUESSES = 600, 80, 200
 #: Uses of weights in all trials without success.
 _WORK = 15_000
 #: Uses of the same keys for which changes are made, of those where the models diverge.
@@ -38,19 +38,19 @@ _State = tuple[dict[str, Entry], Flow, Verdict]
 
 
 def search(
-    entries: dict[str, Entry], seen: Flow, verdict: Verdict, trial: Trial, expected: Flow
+    entries: dict[str, Entry], seen: Flow, verdict: Verdict, trial: Trial, expected: Flow, most: int = TRIALS
 ) -> tuple[dict[str, Entry], Flow, Verdict, dict[str, None]]:
     """Try changes where the models diverge, and keep each with which more agrees, until outputs are equal, no change
     helps, or the limits of TRIAL are reached.
 
     SEEN is the flow of the model with ENTRIES, VERDICT compares it with EXPECTED, the flow of the source's code. All
-    three are in float64 if TRIAL compares finely.
+    three are in float64 if TRIAL compares finely. MOST trials may be in vain.
     Returns:
         The entries, the flow of the model with them, the verdict about it, and the labels of the changes that were
         kept.
     """
     changed: dict[str, None] = {}
-    trial.patience = max(_FEWEST, min(_TRIALS, _WORK // max(len(seen.uses), 1)))
+    trial.patience = max(FEWEST, min(most, _WORK // max(len(seen.uses), 1)))
     while not verdict.equal and not trial.is_over:
         trial.progress.say(f"{_agreeing(verdict)}, looking for what makes more agree")
         state = _better(entries, seen, verdict, trial, expected, changed)
@@ -89,7 +89,8 @@ def _guesses(ground: Ground, fronts: Sequence[Use], trial: Trial) -> Iterator[Ch
     if len(fronts) > 1:
         yield from at_once(ground, fronts)
     if not fronts:
-        yield from _in_time(islice(at_the_end(ground), _GUESSES), trial)
+        ends = chain(exchanged_outputs(ground), at_the_end(ground))
+        yield from _in_time(islice(ends, _GUESSES), trial)
     apart = _of_unlike_keys(fronts)
     for use in apart:
         yield from _in_time(islice(_likely(ground, use), _GUESSES), trial)
@@ -146,12 +147,7 @@ def _of_a_loop(ground: Ground, fronts: Sequence[Use]) -> Iterator[Change]:
 def _runs_in_a_loop(flow: Flow, use: Use) -> bool:
     """Return whether USE runs again on what it gave before."""
     runs = [one.index for one in flow.uses if one.told == use.told] if use.told in flow.repeated else []
-    reached: set[int] = set()
-    open_ = set(flow.uses[runs[-1]].before) if runs else set()
-    while open_:
-        reached |= open_
-        open_ = {i for at in open_ for i in flow.uses[at].before} - reached
-    return not reached.isdisjoint(runs)
+    return bool(runs) and not flow.reaching(flow.uses[runs[-1]].before).isdisjoint(runs)
 
 
 def _of_unlike_keys(fronts: Iterable[Use]) -> list[Use]:

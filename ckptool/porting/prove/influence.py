@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import warnings
+from collections.abc import Iterator, Sequence
 from collections.abc import Mapping as MappingOf
-from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
 
 from ...errors import RuleError, printable
+from ...model_code.in_eval import modes_kept
 from .. import expression as ex
 from ..expression import Expr, Shape
 from ..mapping import Entry, Mapping
+from ..matching.units import template
 from ..questions import Question, Reason, ask
 from .flow import Flow, Use
 from .other_conventions import module_of
@@ -30,12 +34,8 @@ def unfelt_keys(trial: Trial, seen: Flow, expected: Flow, entries: MappingOf[str
     SEEN is the flow of the model, EXPECTED that of the source's code. A key is left out, too, if the output of its use
     occurs in EXPECTED.
     """
-    reached: set[int] = set()
     _, _, same = compared_outputs(expected.outputs, seen.outputs)
-    open_ = {i for j in same for i in seen.behind[j]} if same else set(range(len(seen.uses)))
-    while open_:
-        reached |= open_
-        open_ = {i for at in open_ for i in seen.uses[at].before} - reached
+    reached = seen.reaching(i for j in same for i in seen.behind[j]) if same else range(len(seen.uses))
     used = {key for i in reached for key in seen.uses[i].keys}
     weak = _without_slope(trial, same or None)
     if expected.uses:
@@ -104,13 +104,11 @@ def _without_slope(trial: Trial, which: Sequence[int] | None) -> set[str]:
     names = {id(p): key for key, p in reversed(list(trial.model.named_parameters(remove_duplicate=False)))}
     parameters = [p for p in trial.model.parameters() if p.is_floating_point()]
     before = [p.requires_grad for p in parameters]
-    training = trial.model.training
-    trial.model.eval()
     torch.manual_seed(_SEED)
     try:
         for p in parameters:
             p.requires_grad_(True)
-        with warnings.catch_warnings(), torch.enable_grad():
+        with modes_kept(trial.model), warnings.catch_warnings(), torch.enable_grad():
             warnings.simplefilter("ignore")
             out = called(trial.model, trial.inputs)
             every = [t for t in tensors(out) if t.is_floating_point()]
@@ -126,7 +124,6 @@ def _without_slope(trial: Trial, which: Sequence[int] | None) -> set[str]:
     finally:
         for p, old in zip(parameters, before, strict=True):
             p.requires_grad_(old)
-        trial.model.train(training)
     sizes = [0.0 if g is None else float((g * p.detach()).abs().sum()) for g, p in zip(slopes, parameters, strict=True)]
     steep = [0.0 if g is None else float(g.abs().max()) for g in slopes]
     usual, usually = (sorted(x)[len(x) // 2] if x else 0.0 for x in (sizes, steep))
@@ -139,6 +136,27 @@ def _without_slope(trial: Trial, which: Sequence[int] | None) -> set[str]:
 
 #: Influence on the outputs, relative to what is usual in the model, that counts as none.
 _WEAK = 1e-4
+
+
+def nearly_equal(trial: Trial, entries: MappingOf[str, Entry], unfelt: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield pairs of keys of equal sizes whose weights, as TRIAL has loaded them, differ by next to nothing: outputs
+    may be equal up to rounding if the two are exchanged. Keys in UNFELT are left out, and so are weights that are
+    equal.
+    """
+    groups: dict[Shape, list[tuple[float, str]]] = {}
+    for key, tensor in trial.state.items():
+        felt_here = key in entries and entries[key].expr is not None and key not in unfelt
+        if felt_here and isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and tensor.numel() > 1:
+            groups.setdefault(tuple(tensor.shape), []).append((float(tensor.mean()), key))
+    for group in groups.values():
+        for (_, one), (_, other) in pairwise(sorted(group)):
+            a, b = trial.state[one], trial.state[other]
+            if not torch.equal(a, b) and float((a - b).abs().max()) <= _NEAR * float(a.abs().max()):
+                yield min(one, other), max(one, other)
+
+
+#: Difference of two weights, relative to the largest, for which it is tried whether outputs show it.
+_NEAR = 1e-3
 
 
 def unseen(entries: dict[str, Entry], mapping: Mapping) -> dict[str, Entry]:
@@ -259,19 +277,41 @@ def _rows_of(expr: Expr | None, key: str) -> tuple[int, int] | None:
     return None if cut is None or cut[0] != ex.of(key) else cut[1:]
 
 
+def _kind(entry: Entry) -> tuple[str, str]:
+    """Return the key and the expression of ENTRY without the numbers of blocks: equal for a layer and its kin."""
+
+    def plain(key: str) -> str:
+        return ".".join(template(key.split(".")))
+
+    return plain(entry.target), str(entry.expr.rename(plain) if entry.expr is not None else None)
+
+
+def _blocks(entry: Entry) -> tuple[str, ...] | None:
+    """Return the paths of the numbered blocks, in the model and in the source, that ENTRY belongs to. None if one of
+    its keys is in no such block.
+    """
+    found = [re.match(r"(.*\.)?\d+\.", key) for key in (entry.target, *sorted(entry.sources))]
+    return tuple(dict.fromkeys(one[0] for one in found if one)) if all(found) else None
+
+
 def felt(entries: dict[str, Entry], mapping: Mapping, trial: Trial, unfelt: set[str]) -> dict[str, Entry]:
-    """Return ENTRIES in which doubts about keys are settled if equal outputs depend on them, or on other keys of their
-    module. A key in UNFELT that trials changed gets a question instead. TRIAL loads the entries.
+    """Return ENTRIES in which doubts about keys are settled if equal outputs depend on them, on other keys of their
+    module, or on their kin in other blocks. A key in UNFELT that trials changed gets a question instead. TRIAL loads
+    the entries.
     """
     out = dict(entries)
     before = {e.target: e for e in mapping.entries}
-    sure = {module_of(e) for key, e in entries.items() if key not in unfelt and e.expr is not None}
+    proved = [e for key, e in entries.items() if key not in unfelt and e.expr is not None]
+    sure = {module_of(e) for e in proved}
+    kin, blocks = {_kind(e) for e in proved}, {_blocks(e) for e in proved}
     for key, entry in entries.items():
         if entry.status != "guessed":
             continue
         if key not in unfelt or module_of(entry) in sure:
             why = "proved by equal outputs" if key not in unfelt else "beside what equal outputs prove"
             out[key] = entry.settled(why)
+        elif _kind(entry) in kin and _blocks(entry) in blocks - {None}:
+            out[key] = entry.settled("as in other blocks, which outputs prove")
         elif entry.expr != before[key].expr:
             out[key] = entry.asking(ask(Reason.NOT_FELT))
     trial.load(entries.values())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Mapping as MappingOf
 from contextlib import nullcontext
@@ -18,6 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...errors import printable
+from ...model_code.in_eval import in_eval
 from ...model_code.inputs import leaves, with_leaves
 from .. import expression as ex
 from ..expression import Expr, Shape
@@ -64,29 +64,19 @@ def attempt(
     """Run MODEL in eval mode on copies of INPUTS and return (output, None), or (None, the exception) if it raises.
     RECORDER records the operations; WIDER computes in float64.
     """
-    training, fast = model.training, torch.backends.mha.get_fastpath_enabled()
     given = {id(t): t.clone() for t in tensors(inputs)}  # code may change what it is given
     if wider:
         given = {key: t.double() if t.is_floating_point() else t for key, t in given.items()}
     copied = with_leaves(inputs, [given.get(id(one), one) for _, one in leaves(inputs)])
     if recorder is not None:
         recorder.flows(given.values())
-    model.eval()
-    state = torch.get_rng_state()
-    torch.manual_seed(_SEED)
+    modes = recorder or nullcontext(), Wider() if wider else nullcontext()
     try:
-        torch.backends.mha.set_fastpath_enabled(False)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            modes = recorder or nullcontext(), Wider() if wider else nullcontext()
-            with torch.no_grad(), torch.backends.mkldnn.flags(enabled=False), modes[0], modes[1]:
-                return called(model, copied), None
+        with in_eval(model), torch.backends.mkldnn.flags(enabled=False), modes[0], modes[1]:
+            torch.manual_seed(_SEED)
+            return called(model, copied), None
     except Exception as error:
         return None, error
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
-        torch.set_rng_state(state)
-        model.train(training)
 
 
 def first_line(error: Exception) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ...errors import CannotCarry, printable
+from ...model_code.in_eval import modes_kept
 from ...model_code.input_search import working_inputs
 from ...model_code.inputs import InputSpec, inputs_text, leaves, made, with_leaves
 from .flow import Flow
@@ -481,15 +482,12 @@ def parts(code: torch.nn.Module, values: Any, wanted: frozenset[str] = frozenset
     for path, module in code.named_modules():
         if path and (path in wanted or any(True for _ in module.children())):
             hooks.append(module.register_forward_pre_hook(note(path)))
-    training = code.training
-    code.eval()
     try:
-        with torch.no_grad():
+        with modes_kept(code), torch.no_grad():
             called(code, values)
     except Exception:
         return {}
     finally:
-        code.train(training)
         for hook in hooks:
             hook.remove()
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from collections.abc import Mapping as MappingOf
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
@@ -13,10 +14,21 @@ from ...keys import collapse
 from ...keys.known_buffers import is_counter
 from ..mapping import Entry, Mapping
 from ..questions import Question, Reason
-from .causes import Codes, Sharp, as_it_was, causes, sharp, suspects
+from .causes import Codes, Sharp, as_it_was, causes, restored, sharp, suspects
 from .flow import Flow
-from .improving import search
-from .influence import by_itself_alone, carried_along, doubt_unseen_rows, felt, taken_back, unfelt_keys, unseen
+from .goes_in import takes_the_same
+from .ground import Ground
+from .improving import FEWEST, TRIALS, search
+from .influence import (
+    by_itself_alone,
+    carried_along,
+    doubt_unseen_rows,
+    felt,
+    nearly_equal,
+    taken_back,
+    unfelt_keys,
+    unseen,
+)
 from .layers import layers
 from .measure import Measured
 from .other_settings import Setting, layer_of
@@ -61,6 +73,7 @@ class _Reached:
         first: the flow of the model before any change.
         causes: settings of the code that make the models differ.
         sharply: the models compared in float64, with the entries as they are now; None if that was not done.
+        alike: pairs of keys whose weights the outputs do not tell apart.
         before, after: such a comparison with the model's own settings, and with the settings of the source's code; None
             unless `causes` were found.
     """
@@ -75,6 +88,7 @@ class _Reached:
     sharply: Sharp | None = None
     before: Sharp | None = None
     after: Sharp | None = None
+    alike: list[tuple[str, str]] = field(default_factory=list)
 
     @property
     def is_proved(self) -> bool:
@@ -125,6 +139,8 @@ def _settled(
         trial.progress.say("looking which keys outputs depend on")
         trial.load(reached.entries.values())
         unfelt = unfelt_keys(trial, reached.seen, expected, reached.entries)
+        pairs = list(islice(nearly_equal(trial, reached.entries, unfelt), _MOST_PAIRS))
+        reached.alike = [pair for pair in pairs if _may_be_exchanged(pair, reached, trial, codes)]
     reached.entries = _settled_entries(reached, mapping, trial, codes, unfelt)
     if reached.is_proved and reached.verdict.turned:
         reached.entries = doubt_turned(reached.entries, reached.seen, Reason.OUTPUTS_TURNED)
@@ -135,19 +151,35 @@ def _settled(
     return replace(mapping, proof=proof).with_entries([reached.entries[e.target] for e in mapping.entries])
 
 
+#: Pairs of keys with nearly equal weights that are exchanged to see whether outputs show it.
+_MOST_PAIRS = 8
+
+
+def _may_be_exchanged(pair: tuple[str, str], reached: _Reached, trial: Trial, codes: Codes) -> bool:
+    """Return whether outputs are equal up to rounding also if the two keys of PAIR get each other's weights."""
+    one, other = (reached.entries[key] for key in pair)
+    turned = {pair[0]: replace(one, expr=other.expr), pair[1]: replace(other, expr=one.expr)}
+    entries = reached.entries | turned
+    seen = trial.run(entries.values())
+    found = None if seen is None else sharp(codes, trial, entries, seen)
+    trial.load(reached.entries.values())
+    return found is not None and found.outputs_are_equal
+
+
 def _reach(reached: _Reached, trial: Trial, codes: Codes, others: Iterable[tuple[Flow | None, Any]]) -> None:
     """Change REACHED: search for settings and other weights with which more agrees, compare on OTHERS, further inputs,
     and measure the remaining difference.
     """
-    expected, others = codes.expected, list(others)
+    expected, others, begun = codes.expected, list(others), reached.entries
     had_open = _has_open(reached)  # what a key without a source makes is no work of a setting
     if not reached.verdict.equal and not had_open:  # settings come first: no weight is changed for a setting
         _change_settings(reached, trial, codes)
     if not reached.verdict.equal:
-        found = search(reached.entries, reached.seen, reached.verdict, trial, expected)
-        reached.entries, reached.seen, reached.verdict, reached.changed = found
+        _search(reached, trial, codes)
     if not reached.verdict.equal and had_open and not _has_open(reached):
         _change_settings(reached, trial, codes)
+    elif reached.causes and (not reached.verdict.equal or _may_be_of_others(reached.first, begun, trial, expected)):
+        _search_before_settings(reached, trial, codes, begun)
     if not reached.verdict.equal:  # last, so that weights are searched for with which each is in its place
         verdict = judge(expected, reached.seen, reached.entries, turned=True)
         if verdict.equal and verdict.compared and not verdict.beyond:
@@ -193,6 +225,48 @@ def _change_settings(reached: _Reached, trial: Trial, codes: Codes) -> None:
     if reached.causes:
         reached.seen = trial.run(reached.entries.values()) or reached.seen
         reached.verdict = judge(codes.expected, reached.seen, reached.entries)
+
+
+def _search(reached: _Reached, trial: Trial, codes: Codes, most: int = TRIALS) -> None:
+    found = search(reached.entries, reached.seen, reached.verdict, trial, codes.expected, most)
+    reached.entries, reached.seen, reached.verdict = found[:3]
+    reached.changed |= found[3]
+
+
+def _may_be_of_others(seen: Flow, entries: dict[str, Entry], trial: Trial, expected: Flow) -> bool:
+    """Return whether a layer where the models diverge takes what a layer of the source's code with other weights takes.
+    SEEN is the flow of the model with ENTRIES and its own settings.
+    """
+    ground = Ground(entries, seen, expected, trial.shapes)
+    for use in judge(expected, seen, entries).front:
+        sources = {key for own in use.keys if own in entries for key in entries[own].sources}
+        if any(sources.isdisjoint(other.keys) for other, _ in takes_the_same(ground, use)):
+            return True
+    return False
+
+
+def _search_before_settings(reached: _Reached, trial: Trial, codes: Codes, begun: dict[str, Entry]) -> None:
+    """Search for weights with the model's own settings, from the entries BEGUN on; change REACHED if outputs are equal
+    then. If outputs are not equal with the settings that were found, look for settings after that search as well.
+
+    Around wrong weights, the steps of two layers are compared that have nothing to do with each other, and a difference
+    between them may look like a cause.
+    """
+    swaps, undo, values = trial.swaps, trial.undo, [(one, name, getattr(one, name)) for one, name, _ in trial.undo]
+    restored(trial)
+    own = _Reached(begun, reached.first, judge(codes.expected, reached.first, begun), reached.shown, reached.first)
+    trial.misses = 0
+    _search(own, trial, codes, FEWEST if reached.verdict.equal else TRIALS)
+    if not own.verdict.equal and not reached.verdict.equal:
+        _change_settings(own, trial, codes)
+    if own.verdict.equal:
+        for name in ("entries", "seen", "verdict", "changed", "causes", "before", "after"):
+            setattr(reached, name, getattr(own, name))
+        return
+    restored(trial)
+    trial.swaps, trial.undo = swaps, undo
+    for module, name, value in values:
+        setattr(module, name, value)
 
 
 def _search_finely(reached: _Reached, trial: Trial, codes: Codes) -> bool:
@@ -271,6 +345,9 @@ def _account(reached: _Reached, mapping: Mapping, trial: Trial, codes: Codes, un
         text += f"; settled by trial: {counted(len(new), 'key')} ({_few(new)})"
     if unfelt:
         text += f"; they do not depend on {_unfelt_text(unfelt)}"
+    if reached.alike:
+        said = (" and ".join(printable(key, 60) for key in pair) for pair in reached.alike[:_MOST_CAUSES])
+        text += f"; nothing measurable changes if weights are exchanged of {', or of '.join(said)}"
     divergence = None if reached.is_proved else reached.divergence
     proof = _proof(reached.is_proved, text, divergence, trial.runs) | _as_measured(reached.measured)
     proof |= {"changes": list(reached.changed), "unfelt": list(unfelt), "stopped": stopped}

@@ -9,6 +9,7 @@ import torch
 
 from ...checkpoint import Checkpoint
 from ...errors import NotFound, counted, printable
+from ...keys import unwrap
 from ...model_code.building import ModelSource, build, fill, find_model, unwrapped
 from ...model_code.signature import Signature
 from ...model_code.trace import signature_of
@@ -45,6 +46,11 @@ class OwnCode:
     made_of: dict[str, Expr]
     copies: dict[str, list[str]] = field(default_factory=dict)
     missing: frozenset[str] = frozenset()
+
+    @property
+    def read(self) -> list[str]:
+        """Return the keys of the file that the code reads, those of other state dicts by their paths."""
+        return list(dict.fromkeys(key for expr in self.made_of.values() for key in expr.keys()))  # noqa: SIM118
 
     def modules_of(self, mapping: Mapping) -> frozenset[str]:
         """Return the paths of those modules of the source's code whose weights MAPPING uses."""
@@ -159,16 +165,19 @@ def _by_names(
 ) -> tuple[Mapping, dict[str, list[str]]] | None:
     """Return the mapping from CKPT to the code WANTED by equal names and sizes, and key -> other keys of the file with
     the same names. None if the file has less than SHARE of the code's keys. With PATHS, the place of a state dict in
-    the file is a part of its names: the code may hold several models that the file has apart.
+    the file is a part of its names, with and without wrappers: the code may hold several models that the file has
+    apart.
     """
     shapes: dict[str, Shape] = {}
     keys: dict[str, str] = {}  # name -> key of the mapping
     for weights in ckpt.state_dicts():
+        bare = unwrap(weights.tensors) if paths and weights.path else {}
         for key, tensor in weights.tensors.items():
             whole = f"{weights.path}/{key}" if weights.path else key
             meant = weights.path == (mapping.at or weights.path) and whole not in mapping.source_shapes
             name = whole if paths or not meant else key
-            shapes[name], keys[name] = tensor.shape, key if meant else whole
+            for one in (name, f"{weights.path}/{bare[key]}") if bare else (name,):
+                shapes[one], keys[one] = tensor.shape, key if meant else whole
     code, optional = _wanted_by_name(wanted)
     ways = [{key: keys[name] for key, name in way.items()} for way in named_alike(code, shapes, optional, share=share)]
     if not ways:

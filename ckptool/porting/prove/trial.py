@@ -25,7 +25,10 @@ _TRIALS = 600
 
 
 class Trial:
-    """The model of a proof, which can be loaded and run with one mapping after another."""
+    """The model of a proof, which can be loaded and run with one mapping after another.
+
+    READ are keys that the source's code reads, also of other state dicts of the file than the one that MAPPING is from.
+    """
 
     def __init__(
         self,
@@ -35,10 +38,11 @@ class Trial:
         inputs: Any,
         factors: Sequence[float] = (),
         progress: Progress | None = None,
+        read: Iterable[str] = (),
     ) -> None:
         self.model, self.inputs, self.factors = model, inputs, factors
         self.progress = progress or Progress()
-        every = [ex.of(key) for key in mapping.source_shapes]
+        every = [ex.of(key) for key in dict.fromkeys((*mapping.source_shapes, *read))]
         more = [r for e in mapping.entries for r in e.rivals]
         wanted = [Entry(f"#{i}", (), x) for i, x in enumerate([*every, *more])]
         self.tensors = source_tensors(ckpt, replace(mapping, entries=(*mapping.entries, *wanted)))

@@ -19,7 +19,8 @@ from math import factorial, prod
 from .. import expression as ex
 from ..expression import Expr, Shape
 from ..forms.pieces import squeezed
-from .dimensions import ways
+from ..words import common_start
+from .dimensions import bordered, ways
 from .flow import Use
 from .ground import Change, Ground
 
@@ -28,9 +29,10 @@ Family = tuple[str, ...]
 
 #: Families of the source that are tried for one of the model, and changes for each pair of them.
 _FAMILIES, _FOR_A_PAIR = 12, 64
-#: What each nearer family adds to the cost; what a change of several adds that reads different modules for one; and
-#: what a key adds that is used after the place where the models diverge.
-_FARTHER, _UNLIKE, _LATER = 0.4, 3.0, 2.0
+#: What each nearer family adds to the cost; what a change of several adds that reads different modules for one; what a
+#: key adds that is used after the place where the models diverge; and what a change adds that leaves tensors of equal
+#: sizes unread in the modules that it reads from.
+_FARTHER, _UNLIKE, _LATER, _UNREAD = 0.4, 3.0, 2.0, 2.0
 #: Changes in all.
 _MOST = 200
 #: Of one family of the model, changes for each pair and in all that are combined with those of others; and changes of
@@ -94,8 +96,15 @@ def fillings(ground: Ground, fronts: Sequence[Use]) -> list[Filling]:
             modules.add(_module(key))
             found += _several(ground, key, open_, left)
         later = 0.0 if key in at_front else _LATER
-        every += [replace(one, cost=one.cost + later) for one in found]
-    return nsmallest(_MOST, every, key=lambda one: one.cost)
+        every += [replace(one, cost=one.cost + later + _UNREAD * _leaves_some(one, left)) for one in found]
+    once = {frozenset(one.new.items()): one for one in sorted(every, key=lambda one: -one.cost)}
+    return nsmallest(_MOST, once.values(), key=lambda one: one.cost)
+
+
+def _leaves_some(one: Filling, left: MappingOf[str, Shape]) -> bool:
+    """Return whether a module keeps tensors in LEFT of the sizes of those that ONE reads from it."""
+    like = {(_module(key), left[key]) for key in one.read}
+    return any((_module(key), shape) in like for key, shape in left.items() if key not in one.read)
 
 
 def _touched(ground: Ground, fronts: Sequence[Use], open_: MappingOf[str, Shape]) -> list[str]:
@@ -153,9 +162,10 @@ def _fillings(ground: Ground, family: Family, left: MappingOf[str, Shape], most:
     wanted = len(family) * prod(shape)
     every: dict[Family, None] = {}
     for key, have in left.items():
-        for theirs in families(key, left):
+        for whole in families(key, left):
             every |= dict.fromkeys(
                 part
+                for theirs in (whole, *_with_one_beside(whole, left))
                 for part in _parts(theirs, wanted // prod(have))
                 if len(part) * prod(have) == wanted or _are_added(part, have, family, shape)
             )
@@ -169,7 +179,26 @@ def _fillings(ground: Ground, family: Family, left: MappingOf[str, Shape], most:
     for place, theirs in enumerate(chosen):
         pair = islice(_of_a_pair(ground, family, shape, theirs, left[theirs[0]]), most)
         out += [replace(one, cost=one.cost + _FARTHER * place) for one in pair]
+    if len(family) == 1 and len(squeezed(shape)) > 1:
+        edged = islice(sorted(bordered(shape, left), key=lambda one: one[0]), most)
+        out += [Filling(cost, how, {family[0]: expr}, frozenset(expr.keys())) for cost, how, expr in edged]
     return sorted(out, key=lambda one: one.cost)
+
+
+def _with_one_beside(theirs: Family, left: MappingOf[str, Shape]) -> Iterator[Family]:
+    """Yield the list THEIRS with one more tensor of LEFT of equal sizes, last or first, from the module that holds the
+    list: a weight for each relation, and one for the node itself.
+    """
+    if len(theirs) < 2:
+        return
+    paths = [key.split(".") for key in theirs]
+    depth = max(common_start(paths) - 1, 0)
+    for key, shape in left.items():
+        path = key.split(".")
+        near = path[:depth] == paths[0][:depth] and len(path) <= depth + 2
+        if near and key not in theirs and shape == left[theirs[0]]:
+            yield (*theirs, key)
+            yield (key, *theirs)
 
 
 def _parts(family: Family, count: int) -> Iterator[Family]:

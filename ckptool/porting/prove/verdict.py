@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from ..mapping import Entry
+from ..words import all_in, cut
 from .fingerprints import pairing
 from .flow import Flow, Place, Use
 from .measure import of_one_size, orders
@@ -51,6 +52,7 @@ class Verdict:
         left: keys without a source that prevent a comparison.
         beyond: whether outputs differ only because of steps after the last use of a weight.
         turned: whether outputs are equal only if some of one size change places.
+        same: number of outputs that are equal, each in its place if they have names.
     """
 
     equal: bool
@@ -62,12 +64,17 @@ class Verdict:
     entered: int = 0
     beyond: bool = False
     turned: bool = False
+    same: int = 0
 
     def is_ahead_of(self, other: Verdict) -> bool:
-        """Return whether more agrees than in OTHER: outputs are equal, or the number of agreeing outputs and inputs of
-        uses is larger. Inputs count, because the weights after them may be wrong, too.
+        """Return whether more agrees than in OTHER: outputs are equal, or the number of agreeing outputs, of the model
+        and of uses, and of agreeing inputs of uses is larger. Inputs count: the weights after them may be wrong, too.
         """
-        return self.equal or (self.agreeing + self.entered) > (other.agreeing + other.entered)
+        return self.equal or self._agrees > other._agrees
+
+    @property
+    def _agrees(self) -> int:
+        return self.agreeing + self.entered + self.same
 
 
 NOTHING = Verdict(False, 0, -1, 0)
@@ -103,7 +110,9 @@ def judge(
     front = _front(followed, shown_by(filled, seen))
     given = seen if all_outputs else made_of_known(seen, entries)
     outputs = given.outputs
-    compared, equal, _ = compared_outputs(expected.outputs, outputs, tolerance)
+    compared, equal, same = compared_outputs(expected.outputs, outputs, tolerance)
+    if named := by_name(expected, given):
+        same = [j for i, j in named if _equal(expected.outputs[i], outputs[j], tolerance)]
     moved = bool(compared) and equal and not in_their_places(expected, given, tolerance)
     if moved and not turned:
         equal = not places_decide(expected, given)
@@ -124,6 +133,7 @@ def judge(
         _entered(expected, seen),
         same_to_the_last,
         moved and equal,
+        len(same),
     )
 
 
@@ -147,19 +157,18 @@ def _entered(expected: Flow, seen: Flow) -> int:
     if not expected.uses:
         return 0
     of_loops = {told: use.taken for told, (use,) in seen.repeated.items() if use.taken is not None}
-    whole = {told for told, taken in of_loops.items() if expected.entries.holds(taken)}
-    return sum(use.told in whole or (use.taken is not None and expected.entries.holds(use.taken)) for use in seen.uses)
+    whole = {told for told, taken in of_loops.items() if expected.takes(taken)}
+    return sum(use.told in whole or (use.taken is not None and expected.takes(use.taken)) for use in seen.uses)
 
 
 def in_their_places(expected: Flow, seen: Flow, tolerance: float = _TOLERANCE) -> bool:
     """Return whether each output of SEEN equals the output in its place in EXPECTED.
 
-    If both models give their outputs names, and some names are equal, these names decide. Else outputs of one size have
-    to be equal in their order; either model may have more of them.
+    If both models give their outputs names, and some names are equal or stand for each other, these names decide. Else
+    outputs of one size have to be equal in their order; either model may have more of them.
     """
-    own, theirs = ({place: at for at, place in enumerate(flow.places)} for flow in (seen, expected))
-    if _named(own) and _named(theirs) and own.keys() & theirs.keys():
-        both = [(expected.outputs[theirs[place]], seen.outputs[own[place]]) for place in own.keys() & theirs.keys()]
+    if named := by_name(expected, seen):
+        both = [(expected.outputs[i], seen.outputs[j]) for i, j in named]
         return all(_equal(a, b, tolerance) for a, b in both if of_one_size(a, b, len(seen.outputs) == 1))
     sizes: dict[int, tuple[list[torch.Tensor], list[torch.Tensor]]] = defaultdict(lambda: ([], []))
     for side, flow in enumerate((expected, seen)):
@@ -169,11 +178,37 @@ def in_their_places(expected: Flow, seen: Flow, tolerance: float = _TOLERANCE) -
 
 
 def places_decide(expected: Flow, seen: Flow) -> bool:
-    """Return whether outputs may be told apart by their places: both models name outputs and share a name, or neither
-    names any.
+    """Return whether outputs may be told apart by their places: both models name outputs, and some names are equal or
+    stand for each other; or neither names any.
     """
-    own, theirs = set(seen.places), set(expected.places)
-    return bool(own & theirs) if _named(own) and _named(theirs) else not (_named(own) or _named(theirs))
+    return bool(by_name(expected, seen)) or not (_named(seen.places) or _named(expected.places))
+
+
+def by_name(expected: Flow, seen: Flow) -> list[tuple[int, int]]:
+    """Return the indices (in EXPECTED, in SEEN) of outputs with equal names. If there are none, those of outputs of one
+    size of which each name stands for one name of the other model alone. Empty if a model does not name its outputs.
+    """
+    if not (_named(seen.places) and _named(expected.places)):
+        return []
+    own = {place: at for at, place in enumerate(seen.places)}
+    if same := [(at, own[place]) for at, place in enumerate(expected.places) if place in own]:
+        return same
+    alike = [
+        (i, j)
+        for i, place in enumerate(expected.places)
+        for j, other in enumerate(seen.places)
+        if expected.outputs[i].numel() == seen.outputs[j].numel() and _stand_for_each_other(place, other)
+    ]
+    one_to_one = all(len({pair[side] for pair in alike}) == len(alike) for side in (0, 1))
+    sizes = {expected.outputs[i].numel() for i, _ in alike}
+    left = [at for at, output in enumerate(expected.outputs) if output.numel() in sizes]
+    return alike if one_to_one and len(left) == len(alike) else []
+
+
+def _stand_for_each_other(one: Place, other: Place) -> bool:
+    """Return whether the last name in one of two places is short for that in the other: `wh` for `width_height`."""
+    names = [str(place[-1]) for place in (one, other) if place]
+    return len(names) == 2 and any(all_in(cut(a), b) for a, b in (names, reversed(names)) if cut(a))
 
 
 def _named(places: Iterable[Place]) -> bool:
@@ -223,11 +258,7 @@ def _same_last(expected: Flow, seen: Flow) -> bool:
     if len(ends) != 1 or len(theirs) != 1:
         return False
     last, other = seen.uses[next(iter(ends))], next(u for u in expected.uses if u.index in theirs)
-    reached, open_ = set(ends), set(last.before)
-    while open_:
-        reached |= open_
-        open_ = {i for at in open_ for i in seen.uses[at].before} - reached
-    return len(reached) == len(seen.uses) and pairing(last.given, other.given) == list(range(last.rows))
+    return len(seen.reaching(ends)) == len(seen.uses) and pairing(last.given, other.given) == list(range(last.rows))
 
 
 def made_of_known(seen: Flow, entries: MappingOf[str, Entry]) -> Flow:
