@@ -112,6 +112,18 @@ class Layout(NamedTuple):
     sizes: tuple[int, ...] = ()
 
 
+class Part(NamedTuple):
+    """A part of the output of a layer.
+
+    Attributes:
+        name: what the code calls it, "" if it has no name.
+        size: its size along the dimension that is divided; 0 if each part is a whole member of that dimension.
+    """
+
+    name: str
+    size: int
+
+
 _UNKNOWN = Layout()
 
 
@@ -140,6 +152,7 @@ class Facts:
         behind: for the statistics of a batch norm, the layer directly before it, if nothing is between them.
         bypasses: the parts of its channels, if one of them goes past the layers that take the others: of what it
             gives, of what it takes, or both.
+        parts: the parts that the code divides its output into, in order.
         pixels: the order in which each of its rows lists the numbers of a patch ("chw", "hwc"), if the code shows it.
     """
 
@@ -160,6 +173,7 @@ class Facts:
     rows: str = ""
     behind: BehindLayer | None = None
     bypasses: tuple[Bypass, ...] = ()
+    parts: tuple[Part, ...] = ()
     pixels: str = ""
 
     def under(self, names: Mapping[str, str]) -> Facts:
@@ -216,7 +230,6 @@ class Signature:
         inputs: the inputs of that pass, for messages.
         rotary: how the code rotates queries and keys ("half", "interleaved", "unknown"), or None if it does not.
         metadata: the `_metadata` of the model's own state dict.
-        cuts: sizes of the unequal parts that the forward pass splits tensors into.
         framework: the framework that wrote the file, "" for torch or if it is not known.
     """
 
@@ -227,7 +240,6 @@ class Signature:
     inputs: str = ""
     rotary: str | None = None
     metadata: Mapping[str, Any] | None = None
-    cuts: frozenset[tuple[int, ...]] = frozenset()
     framework: str = ""
 
     @property

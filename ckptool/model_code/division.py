@@ -1,0 +1,146 @@
+"""Find the parts that code divides the output of a layer into: their sizes, and what the code calls them.
+
+`gate, value = self.both(x).chunk(2, -1)` says more than any name of a module: which rows of `both` are the gate. The
+names are read from the text of the code, at the line that is running.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .call import Call
+from .signature import Part
+
+#: Of more parts of one tensor, none has a name of its own.
+_MOST = 16
+
+_CUTS = frozenset("chunk split split_with_sizes tensor_split unsafe_chunk unbind".split())
+
+#: Python functions of torch that call others, and where they are.
+_TORCH = str(Path(torch.__file__).parent)
+_THROUGH = frozenset(f"{_TORCH}/{name}.py" for name in ("_tensor", "functional", "overrides"))
+
+
+class Division:
+    """Follows how the outputs of weights are divided.
+
+    Attributes:
+        parts: key of a weight -> the parts of its output, in order.
+    """
+
+    def __init__(self) -> None:
+        self.parts: dict[str, tuple[Part, ...]] = {}
+        self._slices: dict[tuple[int, int], dict[tuple[int, int], str]] = defaultdict(dict)
+
+    def see(self, call: Call, key: str) -> None:
+        """Note the parts that one call gives of a tensor that was computed with the weight KEY alone."""
+        if key in self.parts:
+            return
+        if call.name in _CUTS and isinstance(call.result, tuple | list):
+            parts = [part for part in call.result if isinstance(part, torch.Tensor)]
+            if 1 < len(parts) <= _MOST:
+                pairs = enumerate(zip(call.first.shape, parts[0].shape, strict=False))
+                dim = next((d for d, (whole, part) in pairs if whole != part), 0)
+                sizes = [0 if call.name == "unbind" else part.shape[dim] for part in parts]
+                self.parts[key] = tuple(map(Part, _names(call.name, len(parts)), sizes))
+        elif call.name == "__getitem__" and (taken := _slice(call.first, call.args[1])) is not None:
+            dim, *span = taken
+            known = self._slices[id(call.first), dim]
+            if len(known) < _MOST:
+                known.setdefault((span[0], span[1]), _name_of_slice())
+            edges = [0, *(stop for _, stop in sorted(known))]
+            if [start for start, _ in sorted(known)] == edges[:-1] and edges[-1] == call.first.shape[dim]:
+                self.parts[key] = tuple(Part(known[a, b], b - a) for a, b in sorted(known))
+
+
+def _slice(whole: Any, index: Any) -> tuple[int, int, int] | None:
+    """Return (dimension, start, stop) of what INDEX takes of the tensor WHOLE, if it cuts one dimension only."""
+    places = list(index) if isinstance(index, tuple) else [index]
+    if not all(one is Ellipsis or isinstance(one, slice) for one in places):
+        return None
+    if Ellipsis in places:
+        at = places.index(Ellipsis)
+        places[at : at + 1] = [slice(None)] * (whole.ndim - len(places) + 1)
+    taken = [(dim, one) for dim, one in enumerate(places) if one != slice(None)]
+    if len(taken) != 1 or not all(isinstance(n, int | None) for n in (taken[0][1].start, taken[0][1].stop)):
+        return None
+    dim, one = taken[0]
+    start, stop, step = one.indices(whole.shape[dim])
+    return (dim, start, stop) if step == 1 and start < stop else None
+
+
+def _names(function: str, count: int) -> Sequence[str]:
+    """Return the names that the running statement of the model gives to the COUNT results of the function FUNCTION."""
+    target, value = _assigned()
+    targets = target.elts if isinstance(target, ast.Tuple | ast.List) else ()
+    return [_name(one) for one in targets] if len(targets) == count and _gives(value, function) else [""] * count
+
+
+def _gives(value: ast.AST, function: str) -> bool:
+    """Return whether VALUE is the result of FUNCTION, or what one expression makes of each of its parts."""
+    if isinstance(value, ast.GeneratorExp | ast.ListComp):
+        value = value.generators[0].iter
+    if isinstance(value, ast.Call) and ast.unparse(value.func) == "map":
+        value = value.args[-1]
+    called = ast.unparse(value.func).rpartition(".")[2] if isinstance(value, ast.Call) else ""
+    return called == function or (function == "unbind" and called not in _CUTS)  # as which a tensor is unpacked
+
+
+def _name_of_slice() -> str:
+    """Return the name that the running statement of the model gives to the only slice in it, after what else it does
+    with that slice.
+    """
+    target, value = _assigned()
+    slices = [one for one in ast.walk(value) if isinstance(one, ast.Subscript) and ":" in ast.unparse(one.slice)]
+    return _name(target) if len(slices) == 1 else ""
+
+
+def _name(target: ast.AST) -> str:
+    return target.id if isinstance(target, ast.Name) else target.attr if isinstance(target, ast.Attribute) else ""
+
+
+def _assigned() -> tuple[ast.AST, ast.AST]:
+    """Return (target, value) of the assignment that the code of the model is running. Both are empty if the call comes
+    from code of torch, or if none or several assignments are at its line.
+    """
+    frame = sys._getframe(1)
+    while frame.f_back is not None and (
+        frame.f_code.co_filename in _THROUGH or frame.f_globals.get("__package__") == __package__
+    ):
+        frame = frame.f_back
+    path = frame.f_code.co_filename
+    if path.startswith(_TORCH):
+        return _NOTHING
+    linecache.checkcache(path)
+    text = "".join(linecache.getlines(path, frame.f_globals))
+    running = [both for first, last, *both in _assignments(text) if first <= frame.f_lineno <= last]
+    return (running[0][0], running[0][1]) if len(running) == 1 else _NOTHING
+
+
+_NOTHING = ast.Pass(), ast.Pass()
+
+
+@lru_cache(maxsize=16)
+def _assignments(text: str) -> tuple[tuple[int, int, ast.AST, ast.AST], ...]:
+    """Return (first line, last line, target, value) of each assignment in the Python code TEXT."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return ()
+    return tuple(
+        (node.lineno, node.end_lineno or node.lineno, node.targets[-1], node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign)
+    )
+
+
+__all__ = ["Division"]
