@@ -17,10 +17,10 @@ from torch.overrides import TorchFunctionMode
 from .bypass import Bypasses
 from .call import Call, flat
 from .channels import Channels
-from .division import Division
 from .gating import Gating
 from .hollow import shape_only
 from .input_search import Budget
+from .named_parts import NamedParts
 from .patches import Patches
 from .signature import BehindLayer, Facts, Flattened, Flow, Layout
 
@@ -112,7 +112,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         self._gating = Gating()
         self._patches = Patches()
         self._bypasses = Bypasses()
-        self._division = Division()
+        self._named_parts = NamedParts()
         self._rows: dict[int, str] = {}  # id of a tensor -> the table whose rows it is
         self._made: dict[int, str] = {}  # id of a tensor -> the weight of the layer whose outputs it is
         self._normed: dict[int, str] = {}  # id of such a tensor -> the statistics of the batch norm that took it
@@ -147,9 +147,10 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         self._gating.see(call, self._keys)
         self._bypasses.see(call, self._keys)
         self._patches.see(call, self._channels.learned)
-        made = self._outputs.get(id(call.first)) or {self._rows.get(id(call.first), "")}
+        whole = self._keys if name == "unbind" else self._rows  # members of a parameter, or parts of what layers give
+        made = self._outputs.get(id(call.first)) or {whole.get(id(call.first), "")}
         if len(made) == 1 and made != {""}:
-            self._division.see(call, *made)
+            self._named_parts.see(call, *made)
         self._credit(name, call.tensors, result)
         return result
 
@@ -181,9 +182,10 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         for key, use in self.uses.items():
             use.facts.bypasses = bypasses.get(key, ())
             use.facts.joined = self._channels.joined.get(key, ())
+            use.facts.place = self._channels.places.get(key)
             use.facts.beside_gate = self._gating.roles.get(key, "")
             use.facts.gate = self._gating.halves.get(key)
-            use.facts.parts = self._division.parts.get(key, ())
+            use.facts.parts = self._named_parts.parts.get(key, ())
             if key in self._channels.before:
                 use.facts.flow = Flow(self._channels.bit[key], self._channels.before[key])
 

@@ -134,6 +134,7 @@ class Facts:
     Attributes:
         flow: its place in the graph.
         joined: the layers whose concatenated outputs it takes, if there are several.
+        place: the place of its output among those of other layers that are concatenated with it, or None.
         flattened: how the images that it takes are flattened.
         layout: how its output is split.
         heads: number of attention heads of one part of its output, or 0.
@@ -158,6 +159,7 @@ class Facts:
 
     flow: Flow | None = None
     joined: Parts = ()
+    place: int | None = None
     flattened: Flattened | None = None
     layout: Layout = _UNKNOWN
     heads: int = 0

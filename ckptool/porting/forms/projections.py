@@ -117,6 +117,14 @@ def layout_of(entry: Entry, parts: int, sizes: Sequence[int] = ()) -> tuple[str,
     return "", 0
 
 
+def parts_in_code(entry: Entry) -> tuple[str, ...]:
+    """Return the parts of the projection ENTRY in their order, as the code calls them that takes it apart; () if it
+    does not call them so.
+    """
+    said = tuple(said_part(cut(part.name)) or "" for part in entry.facts.parts)
+    return said if all(said) else ()
+
+
 def heads_of(entry: Entry) -> int:
     """Return into how many attention heads the forward pass splits the output of the projection ENTRY; 0 if it does not
     show it.

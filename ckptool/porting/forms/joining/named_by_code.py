@@ -47,8 +47,10 @@ def parts_by_code(pieces: Sequence[Piece], wholes: Sequence[Piece], other: Canon
 def _divided(whole: Piece, dim: int | None) -> tuple[Part, ...]:
     """Return the parts into which code divides the output of WHOLE, if its dimension DIM holds them; else ()."""
     parts = whole.entry.facts.parts
+    if not any(part.size for part in parts):
+        return () if dim == 1 else parts
     gives = 1 if whole.entry.how == "embedding" else 0
-    return parts if dim == gives and sum(part.size for part in parts) in (0, whole.shape[dim]) else ()
+    return parts if dim == gives and sum(part.size for part in parts) == whole.shape[dim] else ()
 
 
 def _assigned(

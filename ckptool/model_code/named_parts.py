@@ -30,7 +30,7 @@ _TORCH = str(Path(torch.__file__).parent)
 _THROUGH = frozenset(f"{_TORCH}/{name}.py" for name in ("_tensor", "functional", "overrides"))
 
 
-class Division:
+class NamedParts:
     """Follows how the outputs of weights are divided.
 
     Attributes:
@@ -143,4 +143,4 @@ def _assignments(text: str) -> tuple[tuple[int, int, ast.AST, ast.AST], ...]:
     )
 
 
-__all__ = ["Division"]
+__all__ = ["NamedParts"]

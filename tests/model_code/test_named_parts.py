@@ -81,8 +81,8 @@ class Batches(Joined):
 INPUTS = (torch.zeros(4, 6),)
 
 
-def parts(model: nn.Module) -> list[tuple[str, int]]:
-    return [tuple(part) for part in signature_of(model, inputs=INPUTS).entries["every.weight"].facts.parts]
+def parts(model: nn.Module, key: str = "every.weight") -> list[tuple[str, int]]:
+    return [tuple(part) for part in signature_of(model, inputs=INPUTS).entries[key].facts.parts]
 
 
 @pytest.mark.parametrize(
@@ -166,6 +166,68 @@ def test_the_columns_of_a_table_are_told_too() -> None:
     assert [(str(entry.expr), entry.doubts) for entry in mapping.entries] == [
         ("cat(1, rel_im.weight, rel_re.weight)", ())
     ]
+
+
+def test_a_projection_has_the_order_that_code_gives_its_parts_whatever_its_own_name_says() -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.kv = nn.Linear(6, 6), nn.Linear(6, 12)
+
+        def forward(self, x: Any) -> Any:
+            v, k = self.kv(x).chunk(2, -1)
+            return (self.q(x) @ k.mT).softmax(-1) @ v
+
+    source = Apart(to_q=6, to_k=6, to_v=6)
+    assert ported(source, Attention(), "kv.weight") == ("cat(0, to_v.weight, to_k.weight)", [], True)
+
+
+class Members(nn.Module):
+    """A table whose rows are used one by one, under names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.every, self.last = nn.Parameter(torch.zeros(2, 6)), nn.Linear(6, 3)
+
+    def forward(self, x: Any) -> Any:
+        receptance, key = (x * row for row in self.every)
+        return self.last(receptance.sigmoid() * key)
+
+
+class Vectors(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix_key, self.mix_receptance = nn.Parameter(torch.zeros(6)), nn.Parameter(torch.zeros(6))
+        self.head = nn.Linear(6, 3)
+
+
+def test_rows_of_a_parameter_are_the_vectors_that_code_calls_so() -> None:
+    assert parts(Members(), "every") == [("receptance", 0), ("key", 0)]
+    assert ported(Vectors(), Members(), "every") == ("stack(mix_receptance, mix_key)", [], True)
+
+
+class Heads(nn.Module):
+    """Layers whose outputs are concatenated in another order than they are registered in."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__()
+        self.names = names
+        for name, outputs in (("age", 5), ("sex", 2), ("mood", 3)):
+            self.add_module(name, nn.Linear(6, outputs))
+
+    def forward(self, x: Any) -> Any:
+        return torch.cat([self.get_submodule(name)(x).log_softmax(-1) for name in self.names], -1)
+
+
+@pytest.mark.parametrize(
+    ("order", "rows"),
+    [(("sex", "mood", "age"), (5, 10)), (("age", "sex", "mood"), (0, 5)), (("mood", "age", "sex"), (3, 8))],
+)
+def test_parts_of_one_layer_are_guessed_to_stand_as_code_concatenates_them(
+    order: tuple[str, ...], rows: tuple[int, int]
+) -> None:
+    made, _, certain = ported(Apart(all=10), Heads(*order), "age.weight")
+    assert (made, certain) == (f"slice(all.weight, 0, {rows[0]}, {rows[1]})", False)
 
 
 def test_several_maps_in_one_argument_and_the_nodes_of_a_graph_are_found_as_inputs() -> None:
