@@ -113,6 +113,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         self._patches = Patches()
         self._bypasses = Bypasses()
         self._named_parts = NamedParts()
+        self._alone: dict[int, str] = {}  # id of a tensor -> the only parameter that it was made of, in its sizes
         self._rows: dict[int, str] = {}  # id of a tensor -> the table whose rows it is
         self._made: dict[int, str] = {}  # id of a tensor -> the weight of the layer whose outputs it is
         self._normed: dict[int, str] = {}  # id of such a tensor -> the statistics of the batch norm that took it
@@ -147,12 +148,20 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         self._gating.see(call, self._keys)
         self._bypasses.see(call, self._keys)
         self._patches.see(call, self._channels.learned)
-        whole = self._keys if name == "unbind" else self._rows  # members of a parameter, or parts of what layers give
-        made = self._outputs.get(id(call.first)) or {whole.get(id(call.first), "")}
-        if len(made) == 1 and made != {""}:
-            self._named_parts.see(call, *made)
+        self._see_parts(call)
+        self._named_parts.see_inputs(call, self._keys, self._channels.learned)
         self._credit(name, call.tensors, result)
         return result
+
+    def _see_parts(self, call: Call) -> None:
+        """Note the parts that CALL gives of what a weight made, of rows of a table, or of a parameter itself."""
+        own = {self._keys[id(t)] if id(t) in self._whole else self._alone.get(id(t), "") for t in call.tensors}
+        if len(own) == 1 and getattr(call.result, "shape", None) == call.tensors[0].shape:
+            self._alone[id(call.result)] = next(iter(own))
+        first = id(call.first)
+        made = self._outputs.get(first) or {self._rows.get(first) or (next(iter(own)) if len(own) == 1 else "")}
+        if len(made) == 1 and made != {""}:
+            self._named_parts.see(call, *made)
 
     def _credit(self, name: str, taken: Sequence[Any], result: Any) -> None:
         """Note which matrices made RESULT, the output of the function NAME: those that its data was last multiplied
@@ -186,6 +195,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             use.facts.beside_gate = self._gating.roles.get(key, "")
             use.facts.gate = self._gating.halves.get(key)
             use.facts.parts = self._named_parts.parts.get(key, ())
+            use.facts.takes = self._named_parts.takes.get(key, ())
             if key in self._channels.before:
                 use.facts.flow = Flow(self._channels.bit[key], self._channels.before[key])
 

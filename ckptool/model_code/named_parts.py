@@ -10,7 +10,7 @@ import ast
 import linecache
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from .signature import Part
 
 #: Of more parts of one tensor, none has a name of its own.
 _MOST = 16
+
+_JOINS = frozenset("cat concat concatenate".split())
 
 _CUTS = frozenset("chunk split split_with_sizes tensor_split unsafe_chunk unbind".split())
 
@@ -35,11 +37,34 @@ class NamedParts:
 
     Attributes:
         parts: key of a weight -> the parts of its output, in order.
+        takes: key of a weight -> the tensors that are concatenated to its input, in order.
     """
 
     def __init__(self) -> None:
         self.parts: dict[str, tuple[Part, ...]] = {}
+        self.takes: dict[str, tuple[Part, ...]] = {}
+        self._joined: dict[int, tuple[Part, ...]] = {}
         self._slices: dict[tuple[int, int], dict[tuple[int, int], str]] = defaultdict(dict)
+
+    def see_inputs(self, call: Call, keys: Mapping[int, str], learned: Callable[[Any], bool]) -> None:
+        """Note what one call concatenates, or which weight takes a concatenation.
+
+        Args:
+            call: the call, after it has run.
+            keys: id of a weight -> its key.
+            learned: whether a tensor was computed from weights: the sizes of inputs may be guessed.
+        """
+        if call.name in _JOINS and isinstance(call.first, tuple | list) and 1 < len(call.first) <= _MOST:
+            whole = call.result.shape
+            dim = next((d for d, n in enumerate(whole) if n != call.first[0].shape[d]), None)
+            if dim in (1, len(whole) - 1):
+                names = _names_of_joined(call.name, len(call.first))
+                self._joined[id(call.result)] = tuple(
+                    Part(name, one.shape[dim] if learned(one) else 0)
+                    for name, one in zip(names, call.first, strict=True)
+                )
+        elif id(call.first) in self._joined and len(call.args) > 1 and (key := keys.get(id(call.args[1]))):
+            self.takes.setdefault(key, self._joined[id(call.first)])
 
     def see(self, call: Call, key: str) -> None:
         """Note the parts that one call gives of a tensor that was computed with the weight KEY alone."""
@@ -78,6 +103,18 @@ def _slice(whole: Any, index: Any) -> tuple[int, int, int] | None:
     return (dim, start, stop) if step == 1 and start < stop else None
 
 
+def _names_of_joined(function: str, count: int) -> Sequence[str]:
+    """Return what the running statement of the model calls the COUNT tensors that FUNCTION concatenates."""
+    calls = (one for one in ast.walk(_running()) if isinstance(one, ast.Call) and one.args)
+    found = [
+        call.args[0].elts
+        for call in calls
+        if isinstance(call.args[0], ast.Tuple | ast.List)
+        if len(call.args[0].elts) == count and ast.unparse(call.func).rpartition(".")[2] == function
+    ]
+    return [_name(one) for one in found[0]] if len(found) == 1 else [""] * count
+
+
 def _names(function: str, count: int) -> Sequence[str]:
     """Return the names that the running statement of the model gives to the COUNT results of the function FUNCTION."""
     target, value = _assigned()
@@ -104,13 +141,23 @@ def _name_of_slice() -> str:
     return _name(target) if len(slices) == 1 else ""
 
 
-def _name(target: ast.AST) -> str:
-    return target.id if isinstance(target, ast.Name) else target.attr if isinstance(target, ast.Attribute) else ""
+def _name(one: ast.AST) -> str:
+    """Return the last part of a name; of what is taken out of something, or a method gives of it, its name."""
+    while isinstance(one, ast.Subscript | ast.Call):
+        inner = one.func if isinstance(one, ast.Call) else one.value
+        one = inner.value if isinstance(one, ast.Call) and isinstance(inner, ast.Attribute) else inner
+    return one.id if isinstance(one, ast.Name) else one.attr if isinstance(one, ast.Attribute) else ""
 
 
 def _assigned() -> tuple[ast.AST, ast.AST]:
-    """Return (target, value) of the assignment that the code of the model is running. Both are empty if the call comes
-    from code of torch, or if none or several assignments are at its line.
+    """Return (target, value) of the assignment that the code of the model is running, both empty if it runs none."""
+    running = _running()
+    return (running.targets[-1], running.value) if isinstance(running, ast.Assign) else (_NOTHING, _NOTHING)
+
+
+def _running() -> ast.AST:
+    """Return the statement that the code of the model is running; an empty one if the call comes from code of torch,
+    or if there is none or several at its line.
     """
     frame = sys._getframe(1)
     while frame.f_back is not None and (
@@ -122,25 +169,21 @@ def _assigned() -> tuple[ast.AST, ast.AST]:
         return _NOTHING
     linecache.checkcache(path)
     text = "".join(linecache.getlines(path, frame.f_globals))
-    running = [both for first, last, *both in _assignments(text) if first <= frame.f_lineno <= last]
-    return (running[0][0], running[0][1]) if len(running) == 1 else _NOTHING
+    found = [one for one in _statements(text) if one.lineno <= frame.f_lineno <= (one.end_lineno or one.lineno)]
+    return found[0] if len(found) == 1 else _NOTHING
 
 
-_NOTHING = ast.Pass(), ast.Pass()
+_NOTHING = ast.Pass()
 
 
 @lru_cache(maxsize=16)
-def _assignments(text: str) -> tuple[tuple[int, int, ast.AST, ast.AST], ...]:
-    """Return (first line, last line, target, value) of each assignment in the Python code TEXT."""
+def _statements(text: str) -> tuple[ast.Assign | ast.Return | ast.Expr, ...]:
+    """Return the statements without others inside of them, in the Python code TEXT."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError):
         return ()
-    return tuple(
-        (node.lineno, node.end_lineno or node.lineno, node.targets[-1], node.value)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Assign)
-    )
+    return tuple(node for node in ast.walk(tree) if isinstance(node, ast.Assign | ast.Return | ast.Expr))
 
 
 __all__ = ["NamedParts"]

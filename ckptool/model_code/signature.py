@@ -113,11 +113,12 @@ class Layout(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A part of the output of a layer.
+    """A part of the output of a layer, or of its input.
 
     Attributes:
         name: what the code calls it, "" if it has no name.
-        size: its size along the dimension that is divided; 0 if each part is a whole member of that dimension.
+        size: its size along the dimension that is divided or concatenated; 0 if each part is a whole member of that
+            dimension, or if it is an input, whose size may be guessed.
     """
 
     name: str
@@ -154,6 +155,7 @@ class Facts:
         bypasses: the parts of its channels, if one of them goes past the layers that take the others: of what it
             gives, of what it takes, or both.
         parts: the parts that the code divides its output into, in order.
+        takes: the tensors that the code concatenates to its input, in order.
         pixels: the order in which each of its rows lists the numbers of a patch ("chw", "hwc"), if the code shows it.
     """
 
@@ -176,6 +178,7 @@ class Facts:
     behind: BehindLayer | None = None
     bypasses: tuple[Bypass, ...] = ()
     parts: tuple[Part, ...] = ()
+    takes: tuple[Part, ...] = ()
     pixels: str = ""
 
     def under(self, names: Mapping[str, str]) -> Facts:

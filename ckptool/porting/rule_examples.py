@@ -26,6 +26,7 @@ _FACTS: dict[str, Any] = {
     "joined": lambda value: tuple(tuple(one) for one in value),
     "modulates": tuple,
     "parts": lambda value: tuple(Part(*one) for one in value),
+    "takes": lambda value: tuple(Part(*one) for one in value),
     "dims": tuple,
 }
 

@@ -230,6 +230,43 @@ def test_parts_of_one_layer_are_guessed_to_stand_as_code_concatenates_them(
     assert (made, certain) == (f"slice(all.weight, 0, {rows[0]}, {rows[1]})", False)
 
 
+class Critic(nn.Module):
+    """A layer over a concatenation, whose parts have other sizes than guessed inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.every, self.last = nn.Linear(6, 7), nn.Linear(7, 1)
+
+    def forward(self, state: Any, action: Any) -> Any:
+        return self.last(self.every(torch.cat([action, state.float()], dim=-1)).relu())
+
+
+class Edges(Critic):
+    def forward(self, sender: Any, receiver: Any) -> Any:
+        both = torch.cat((receiver, sender[:, :3]), -1)
+        return self.last(self.every(both))
+
+
+@pytest.mark.parametrize(
+    ("model", "names", "order"),
+    [
+        (Critic, ("obs_fc", "act_fc"), ("act_fc", "obs_fc")),
+        (Critic, ("act_fc", "obs_fc"), ("act_fc", "obs_fc")),
+        (Edges, ("src", "dst"), ("dst", "src")),
+    ],
+)
+def test_columns_stand_as_code_concatenates_what_it_calls_so(
+    model: Any, names: tuple[str, str], order: tuple[str, str]
+) -> None:
+    source = {f"{name}.weight": torch.randn(7, 3) for name in names}
+    source |= {f"{names[0]}.bias": torch.zeros(7), "out.weight": torch.zeros(1, 7), "out.bias": torch.zeros(1)}
+    inputs = (torch.zeros(4, 3 if model is Edges else 2), torch.zeros(4, 3 if model is Edges else 4))
+    mapping = match_signature(source, signature_of(model(), inputs=inputs))
+    found = next(entry for entry in mapping.entries if entry.target == "every.weight")
+    assert str(found.expr) == f"cat(1, {order[0]}.weight, {order[1]}.weight)"
+    assert not found.doubts
+
+
 def test_several_maps_in_one_argument_and_the_nodes_of_a_graph_are_found_as_inputs() -> None:
     class Levels(nn.Module):
         def __init__(self) -> None:

@@ -67,7 +67,8 @@ def join_families(one: Canon, other: Canon) -> bool:
     sizes = SizeCounts(one, other)
     plans: list[tuple[_Path, Family, Join]] = []
     taken: set[Name] = set()
-    lacking = [p for p in other.pieces.values() if p.entry.facts.parts and sizes.wanted(p.shape) > 0]
+    lacking = [p for p in other.pieces.values() if (p.entry.facts.parts or p.entry.facts.takes)]
+    lacking = [p for p in lacking if sizes.wanted(p.shape) > 0]
     for parent, pieces in siblings(one, other).items():
         surplus = [p for p in pieces if sizes.wanted(p.shape) < 0] if lacking else []
         by_code = parts_by_code(surplus, lacking, other)

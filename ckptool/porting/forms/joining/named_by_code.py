@@ -35,22 +35,28 @@ def parts_by_code(pieces: Sequence[Piece], wholes: Sequence[Piece], other: Canon
     """Yield those of PIECES, tensors of one module, that the code of the side OTHER names as the parts of one of
     WHOLES, tensors that this side lacks.
     """
-    for found in {_divided(whole, 0) for whole in wholes}:
+    for dim, found in {(dim, _divided(whole, dim)) for whole in wholes for dim in (0, 1)}:
         if 1 < len(found) < len(pieces) <= _MOST_BESIDE and all(part.name for part in found):
             beside = [p for p in other.pieces.values() if p.role == "weight"]
             named = [any(p.shape == one.shape and shared(cut(one.last), cut(p.last)) for p in beside) for one in pieces]
-            order = _assigned(pieces, [one.shape[0] for one in pieces], found, named)
+            sizes = [one.shape[dim] if dim < len(one.shape) else -1 for one in pieces]
+            order = _assigned(pieces, sizes, found, named)
             if order is not None:
                 yield tuple(pieces[place] for place in order)
 
 
 def _divided(whole: Piece, dim: int | None) -> tuple[Part, ...]:
-    """Return the parts into which code divides the output of WHOLE, if its dimension DIM holds them; else ()."""
-    parts = whole.entry.facts.parts
-    if not any(part.size for part in parts):
-        return () if dim == 1 else parts
+    """Return the parts into which code divides the output of WHOLE, or of which it makes the input, if the dimension
+    DIM holds them; else ().
+    """
     gives = 1 if whole.entry.how == "embedding" else 0
-    return parts if dim == gives and sum(part.size for part in parts) == whole.shape[dim] else ()
+    given = dim in (gives, None)
+    parts = whole.entry.facts.parts if given else whole.entry.facts.takes
+    sizes = [part.size for part in parts]
+    if given and not any(sizes):
+        return parts if dim != 1 else ()
+    known = dim is not None and dim < len(whole.shape) and sum(sizes) == whole.shape[dim]
+    return parts if known or (0 in sizes and not given) else ()
 
 
 def _assigned(
@@ -102,8 +108,13 @@ def _says(own: Sequence[str], theirs: Sequence[str]) -> int:
             return 2
     if shared(own, theirs):
         return 2
-    letters = len(own) > 0 and all(len(word) == 1 for word in own)
-    return int(letters and any(word.startswith(own[0]) for word in theirs))
+    return int(_begins(own, theirs) or _begins(theirs, own))
+
+
+def _begins(letters: Sequence[str], words: Sequence[str]) -> bool:
+    """Return whether LETTERS, a name of letters alone, has one that WORDS begin with."""
+    alone = len(letters) > 0 and all(len(letter) == 1 for letter in letters)
+    return alone and any(word.startswith(letters[0]) for word in words)
 
 
 def _complex(words: Collection[str]) -> str | None:
