@@ -25,6 +25,10 @@ _MOST = 16
 
 _JOINS = frozenset("cat concat concatenate".split())
 
+_ADDS = frozenset("add __add__ __radd__ add_ __iadd__".split())
+
+_PRODUCTS = frozenset("linear matmul __matmul__ mm".split())
+
 _CUTS = frozenset("chunk split split_with_sizes tensor_split unsafe_chunk unbind".split())
 
 #: Python functions of torch that call others, and where they are.
@@ -43,7 +47,7 @@ class NamedParts:
     def __init__(self) -> None:
         self.parts: dict[str, tuple[Part, ...]] = {}
         self.takes: dict[str, tuple[Part, ...]] = {}
-        self._joined: dict[int, tuple[Part, ...]] = {}
+        self._joined: dict[int, tuple[int, int, tuple[Part, ...]]] = {}  # dimension, number of dimensions, parts
         self._slices: dict[tuple[int, int], dict[tuple[int, int], str]] = defaultdict(dict)
 
     def see_inputs(self, call: Call, keys: Mapping[int, str], learned: Callable[[Any], bool]) -> None:
@@ -59,12 +63,13 @@ class NamedParts:
             dim = next((d for d, n in enumerate(whole) if n != call.first[0].shape[d]), None)
             if dim in (1, len(whole) - 1):
                 names = _names_of_joined(call.name, len(call.first))
-                self._joined[id(call.result)] = tuple(
-                    Part(name, one.shape[dim] if learned(one) else 0)
-                    for name, one in zip(names, call.first, strict=True)
-                )
-        elif id(call.first) in self._joined and len(call.args) > 1 and (key := keys.get(id(call.args[1]))):
-            self.takes.setdefault(key, self._joined[id(call.first)])
+                sizes = [one.shape[dim] if learned(one) else 0 for one in call.first]
+                self._joined[id(call.result)] = dim, len(whole), tuple(map(Part, names, sizes))
+        elif (found := self._joined.get(id(call.first))) and len(call.args) > 1 and (key := keys.get(id(call.args[1]))):
+            dim, rank, parts = found
+            added = call.name in _ADDS and call.args[1].ndim == rank  # a table of places has the same parts
+            if dim == (1 if added or call.name.startswith("conv") else rank - 1 if call.name in _PRODUCTS else None):
+                self.takes.setdefault(key, parts)
 
     def see(self, call: Call, key: str) -> None:
         """Note the parts that one call gives of a tensor that was computed with the weight KEY alone."""
