@@ -35,7 +35,8 @@ def parts_by_code(pieces: Sequence[Piece], wholes: Sequence[Piece], other: Canon
     """Yield those of PIECES, tensors of one module, that the code of the side OTHER names as the parts of one of
     WHOLES, tensors that this side lacks.
     """
-    for dim, found in {(dim, _divided(whole, dim)) for whole in wholes for dim in (0, 1)}:
+    divided = dict.fromkeys((dim, _divided(whole, dim)) for whole in wholes for dim in (0, 1))
+    for dim, found in sorted(divided, key=lambda one: -len(one[1])):  # `k, r` may be some of `k, v, r`
         if 1 < len(found) < len(pieces) <= _MOST_BESIDE and all(part.name for part in found):
             beside = [p for p in other.pieces.values() if p.role == "weight"]
             named = [any(p.shape == one.shape and shared(cut(one.last), cut(p.last)) for p in beside) for one in pieces]
