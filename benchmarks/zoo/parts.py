@@ -405,7 +405,7 @@ def one_layer_to_two() -> tuple[nn.Module, nn.Module]:
     return _ScoreOfBoth(), _ScoreOfEach()
 
 
-@pair("float32[2,7,4]", hint=_WHICH)
+@pair("float32[2,7,4]")
 def two_layers_to_one() -> tuple[nn.Module, nn.Module]:
     return _ScoreOfEach(), _ScoreOfBoth()
 
@@ -433,7 +433,7 @@ class _Positions(nn.Module):
         return self.head(self.block(x)[:, 0])
 
 
-@pair("float32[2,8,5]", hint="whether the class token stands first or last in a table is in the code only")
+@pair("float32[2,8,5]")
 def class_position_into_table() -> tuple[nn.Module, nn.Module]:
     return _Positions(together=False), _Positions(together=True)
 

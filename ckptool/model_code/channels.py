@@ -25,6 +25,7 @@ class Channels:
         buffers: keys of buffers, which are no weights.
     Attributes:
         joined: key of a weight -> the layers whose concatenated outputs it takes, each with its number of channels.
+        places: key of a weight -> the place of its output among those of other layers that are concatenated with it.
         bit: key of a weight -> the number of its bit in `before`.
         before: key of a weight -> the weights that its first input was computed from, as a set of bits.
     """
@@ -32,6 +33,7 @@ class Channels:
     def __init__(self, buffers: Container[str] = ()) -> None:
         self._buffers = buffers
         self.joined: dict[str, Parts] = {}
+        self.places: dict[str, int] = {}
         self._of: dict[int, tuple[bool, Parts]] = {}  # whether they are the last dimension or the second; and what
         self.bit: dict[str, int] = {}
         self.before: dict[str, int] = {}
@@ -130,7 +132,10 @@ class Channels:
         last = next(one[0] for one in held if one)
         if dim % rank != (rank - 1 if last else 1):
             return None
-        return last, tuple(part for one in held if one for part in one[1])
+        made = tuple(part for one in held if one for part in one[1])
+        for place, (key, _) in enumerate(made):
+            self.places.setdefault(key, place)
+        return last, made
 
     @staticmethod
     def _passed_on(held: tuple[bool, Parts], shape: Any) -> tuple[bool, Parts] | None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import defaultdict
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,11 +20,9 @@ from .channels import Channels
 from .gating import Gating
 from .hollow import shape_only
 from .input_search import Budget
+from .named_parts import NamedParts
 from .patches import Patches
 from .signature import BehindLayer, Facts, Flattened, Flow, Layout
-
-#: Of more slices of one tensor, they are no parts of it.
-_MOST_SLICES = 16
 
 #: Functions that put dimensions in another order.
 _TURNS = frozenset("permute transpose swapaxes swapdims movedim moveaxis".split())
@@ -105,8 +102,6 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         self._keys = keys
         self.uses: dict[str, Use] = {}
         self.rotary: str | None = None
-        self.cuts: set[tuple[int, ...]] = set()
-        self._slices: dict[tuple[int, int], set[tuple[int, int]]] = defaultdict(set)
         self._alive: list[Any] = []
         self._budget = Budget()
         self._from: dict[int, tuple[str, Any]] = {}  # what a tensor is: ("features", "nchw"), ("fused", key) ...
@@ -117,6 +112,8 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         self._gating = Gating()
         self._patches = Patches()
         self._bypasses = Bypasses()
+        self._named_parts = NamedParts()
+        self._alone: dict[int, str] = {}  # id of a tensor -> the only parameter that it was made of, in its sizes
         self._rows: dict[int, str] = {}  # id of a tensor -> the table whose rows it is
         self._made: dict[int, str] = {}  # id of a tensor -> the weight of the layer whose outputs it is
         self._normed: dict[int, str] = {}  # id of such a tensor -> the statistics of the batch norm that took it
@@ -151,8 +148,20 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         self._gating.see(call, self._keys)
         self._bypasses.see(call, self._keys)
         self._patches.see(call, self._channels.learned)
+        self._see_parts(call)
+        self._named_parts.see_inputs(call, self._keys, self._channels.learned)
         self._credit(name, call.tensors, result)
         return result
+
+    def _see_parts(self, call: Call) -> None:
+        """Note the parts that CALL gives of what a weight made, of rows of a table, or of a parameter itself."""
+        own = {self._keys[id(t)] if id(t) in self._whole else self._alone.get(id(t), "") for t in call.tensors}
+        if len(own) == 1 and getattr(call.result, "shape", None) == call.tensors[0].shape:
+            self._alone[id(call.result)] = next(iter(own))
+        first = id(call.first)
+        made = self._outputs.get(first) or {self._rows.get(first) or (next(iter(own)) if len(own) == 1 else "")}
+        if len(made) == 1 and made != {""}:
+            self._named_parts.see(call, *made)
 
     def _credit(self, name: str, taken: Sequence[Any], result: Any) -> None:
         """Note which matrices made RESULT, the output of the function NAME: those that its data was last multiplied
@@ -182,8 +191,11 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         for key, use in self.uses.items():
             use.facts.bypasses = bypasses.get(key, ())
             use.facts.joined = self._channels.joined.get(key, ())
+            use.facts.place = self._channels.places.get(key)
             use.facts.beside_gate = self._gating.roles.get(key, "")
             use.facts.gate = self._gating.halves.get(key)
+            use.facts.parts = self._named_parts.parts.get(key, ())
+            use.facts.takes = self._named_parts.takes.get(key, ())
             if key in self._channels.before:
                 use.facts.flow = Flow(self._channels.bit[key], self._channels.before[key])
 
@@ -271,7 +283,6 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             self._rotates("unknown", args[0])
         if not isinstance(result, torch.Tensor):
             if isinstance(result, tuple | list):
-                self._cut(name, result)
                 first = args[0] if args else None
                 kind, what = self._from.get(id(first), ("", None))
                 if kind == "grouped" and name in _CUTS and _along_last(args, kwargs, first):
@@ -293,8 +304,6 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         if name in _ADDS | _MULTIPLIES:
             self._modulated(name, args, result)
         first = args[0] if args and isinstance(args[0], torch.Tensor) else None
-        if first is not None and name == "__getitem__" and self._channels.learned(first):
-            self._sliced(first, args[1])
         if name in ("neg", "__neg__", "negative"):
             self._negated.add(id(result))
         elif (
@@ -339,40 +348,6 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             self._made.pop(id(value), None)
             if (mean := self._normed.pop(id(value), None)) is not None:
                 self.uses[mean].facts.behind = None
-
-    def _cut(self, name: str, parts: Sequence[Any]) -> None:
-        """Note the sizes of PARTS if the function NAME splits a tensor into unequal parts."""
-        shapes = [tuple(part.shape) for part in parts if isinstance(part, torch.Tensor)]
-        if name in ("split", "split_with_sizes", "tensor_split") and len(set(shapes)) > 1:
-            self.cuts.update(sizes for sizes in zip(*shapes, strict=False) if len(set(sizes)) > 1)
-
-    def _sliced(self, whole: Any, index: Any) -> None:
-        """Note the sizes of the slices that were taken from WHOLE along one dimension, INDEX being the latest, if they
-        cover it one after the other and are not all equal.
-        """
-        places = list(index) if isinstance(index, tuple) else [index]
-        if not all(one is Ellipsis or isinstance(one, slice) for one in places):
-            return
-        if Ellipsis in places:
-            at = places.index(Ellipsis)
-            places[at : at + 1] = [slice(None)] * (whole.ndim - len(places) + 1)
-        taken = [(dim, one) for dim, one in enumerate(places) if one != slice(None)]
-        if len(taken) != 1 or not all(isinstance(n, int | None) for n in (taken[0][1].start, taken[0][1].stop)):
-            return
-        dim, one = taken[0]
-        start, stop, step = one.indices(whole.shape[dim])
-        if step != 1 or start >= stop:
-            return
-        taken_before = self._slices[id(whole), dim]
-        if len(taken_before) >= _MOST_SLICES:
-            return
-        taken_before.add((start, stop))
-        parts = sorted(taken_before)
-        edges = [0, *(stop for _, stop in parts)]
-        if [start for start, _ in parts] == edges[:-1] and edges[-1] == whole.shape[dim]:
-            sizes = tuple(stop - start for start, stop in parts)
-            if len(set(sizes)) > 1:
-                self.cuts.add(sizes)
 
     def _after(self, kind: str, what: Any, name: str, args: Any, first: Any, result: Any) -> tuple[str, Any] | None:
         if kind == "features":

@@ -7,7 +7,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -174,6 +174,7 @@ _PICTURES = re.compile(r"(^|_)(images?|imgs?|pixel(_values)?|pictures?|frames?|v
 _TIMES = re.compile(r"(^|_)(t|time|times|timesteps?|sigmas?|noise_level|step)($|_)")
 _LABELS = re.compile(r"(^|_)(y|labels?|cls|class(es)?|class_(ids?|labels?))$")
 _EDGES = re.compile(r"(^|_)edges?(_index)?$")
+_OF_EDGES = re.compile(r"(^|_)(edges?|bonds?|relations?|rels?|etypes?)(_|$)")
 _ADJACENT = re.compile(r"(^|_)adj(acency)?(_|$)")
 _LENGTHS = re.compile(r"(^|_)(lengths?|lens?)$")
 _MASKS = re.compile(r"mask")
@@ -185,6 +186,8 @@ _SEQUENCES = re.compile(
 _NUMBERS = re.compile(r"(^|_)(guidance(_scale)?|strength|cfg|fps)$")
 _COORDINATES = re.compile(r"(^|_)(ids|coords|coordinates)$")
 _PLACES = re.compile(r"pos|type|seg|time|rel|wpe")
+#: Nodes and edges of a graph.
+_NODES, _EDGE_ROWS = 2, 20
 _SIZES = (32, 64, 16, 224, 28, 24, 8, 128, 96, 48, 256, 299, 384, 512, 12, 20, 40)
 
 
@@ -200,6 +203,9 @@ def guess_inputs(model: torch.nn.Module) -> Iterator[Any]:
         return
     names = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     if not names:
+        for several in [p.name for p in parameters if p.kind is p.VAR_POSITIONAL]:  # such as one map of each level
+            each = list(itertools.islice(inputs_for(model, several, 1), 12))
+            yield from ([one] * count for one in each for count in range(1, _MOST_OF_ONE + 1))
         yield []
         return
     main = getattr(model, "main_input_name", None)
@@ -213,11 +219,23 @@ def guess_inputs(model: torch.nn.Module) -> Iterator[Any]:
     yield from _combined(model, [first], by_name=True)
 
 
+#: Of so many inputs that code takes as one argument (`*maps`), each number is tried.
+_MOST_OF_ONE = 4
+
+
 def _combined(model: torch.nn.Module, wanted: list[str], *, by_name: bool) -> Iterator[Any]:
     """Yield inputs for the arguments WANTED of MODEL, the likeliest combinations first, as lists or, if
     BY_NAME, as dicts.
     """
     options = [list(inputs_for(model, name, len(wanted))) for name in wanted]
+    if any(_EDGES.search(name) for name in wanted):  # one number for each node or edge of a graph
+        rows = [_EDGE_ROWS if _OF_EDGES.search(name) else _NODES for name in wanted]
+        options = [
+            [*(replace(one, shape=(n,)) for one in tokens[:1] if one.dtype == "int64" and len(one.shape) == 2), *tokens]
+            if not _EDGES.search(name)
+            else tokens
+            for name, n, tokens in zip(wanted, rows, options, strict=True)
+        ]
     if len(wanted) == 1:
         combined: Iterator[tuple[InputSpec, ...]] = ((one,) for one in options[0])
     elif len({str(one) for one in options[0]} ^ {str(one) for one in options[1]}) == 0:
@@ -380,7 +398,7 @@ def inputs_for(model: torch.nn.Module, name: str, among: int) -> Iterator[InputS
     if among > 1:  # every combination is tried: few of each kind, those first that differ most
         tokens, plain, pictures = tokens[:4], plain[:6], pictures[:4]
     if _EDGES.search(name):
-        yield InputSpec("int64", (2, 20), 2)
+        yield InputSpec("int64", (2, _EDGE_ROWS), _NODES)
     elif _ADJACENT.search(name):
         yield InputSpec("float32", (2, 2))
     elif _LENGTHS.search(name):

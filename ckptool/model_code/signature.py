@@ -112,6 +112,19 @@ class Layout(NamedTuple):
     sizes: tuple[int, ...] = ()
 
 
+class Part(NamedTuple):
+    """A part of the output of a layer, or of its input.
+
+    Attributes:
+        name: what the code calls it, "" if it has no name.
+        size: its size along the dimension that is divided or concatenated; 0 if each part is a whole member of that
+            dimension, or if it is an input, whose size may be guessed.
+    """
+
+    name: str
+    size: int
+
+
 _UNKNOWN = Layout()
 
 
@@ -122,6 +135,7 @@ class Facts:
     Attributes:
         flow: its place in the graph.
         joined: the layers whose concatenated outputs it takes, if there are several.
+        place: the place of its output among those of other layers that are concatenated with it, or None.
         flattened: how the images that it takes are flattened.
         layout: how its output is split.
         heads: number of attention heads of one part of its output, or 0.
@@ -141,11 +155,14 @@ class Facts:
         behind: for the statistics of a batch norm, the layer directly before it, if nothing is between them.
         bypasses: the parts of its channels, if one of them goes past the layers that take the others: of what it
             gives, of what it takes, or both.
+        parts: the parts that the code divides its output into, in order.
+        takes: the tensors that the code concatenates to its input, in order.
         pixels: the order in which each of its rows lists the numbers of a patch ("chw", "thwc"), if the code shows it.
     """
 
     flow: Flow | None = None
     joined: Parts = ()
+    place: int | None = None
     flattened: Flattened | None = None
     layout: Layout = _UNKNOWN
     heads: int = 0
@@ -162,6 +179,8 @@ class Facts:
     rows: str = ""
     behind: BehindLayer | None = None
     bypasses: tuple[Bypass, ...] = ()
+    parts: tuple[Part, ...] = ()
+    takes: tuple[Part, ...] = ()
     pixels: str = ""
 
     def under(self, names: Mapping[str, str]) -> Facts:
@@ -218,7 +237,6 @@ class Signature:
         inputs: the inputs of that pass, for messages.
         rotary: how the code rotates queries and keys ("half", "interleaved", "unknown"), or None if it does not.
         metadata: the `_metadata` of the model's own state dict.
-        cuts: sizes of the unequal parts that the forward pass splits tensors into.
         framework: the framework that wrote the file, "" for torch or if it is not known.
     """
 
@@ -229,7 +247,6 @@ class Signature:
     inputs: str = ""
     rotary: str | None = None
     metadata: Mapping[str, Any] | None = None
-    cuts: frozenset[tuple[int, ...]] = frozenset()
     framework: str = ""
 
     @property

@@ -87,7 +87,6 @@ def signature_of(
         inputs=found.inputs,
         rotary=found.rotary if found.uses or not trace else _rotary_by_parts(model),
         metadata={path: dict(value) for path, value in metadata.items()} if metadata else None,
-        cuts=found.cuts,
     )
 
 
@@ -117,7 +116,6 @@ class _Followed:
     uses: dict[str, Use]
     inputs: str = ""
     rotary: str | None = None
-    cuts: frozenset[tuple[int, ...]] = frozenset()
 
 
 _Nothing = _Followed({})
@@ -183,7 +181,7 @@ def _attempt(model: torch.nn.Module, inputs: Any) -> _Followed | None:
     except Exception:
         return _Followed(mode.uses) if mode.uses else None
     mode.finish()
-    return _Followed(mode.uses, inputs_text(inputs), mode.rotary, frozenset(mode.cuts))
+    return _Followed(mode.uses, inputs_text(inputs), mode.rotary)
 
 
 def _hollow(value: Any, device: str) -> Any:

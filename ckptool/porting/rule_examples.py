@@ -14,7 +14,7 @@ from typing import Any
 
 from ..checkpoint import Role
 from ..disk.documents import read_json
-from ..model_code.signature import Bypass, Entry, Facts, Flattened, Flow, Gate, Layout, Signature
+from ..model_code.signature import Bypass, Entry, Facts, Flattened, Flow, Gate, Layout, Part, Signature
 
 #: How facts that are more than a number or a text are read.
 _FACTS: dict[str, Any] = {
@@ -25,6 +25,8 @@ _FACTS: dict[str, Any] = {
     "layout": lambda value: Layout(value[0], tuple(value[1])),
     "joined": lambda value: tuple(tuple(one) for one in value),
     "modulates": tuple,
+    "parts": lambda value: tuple(Part(*one) for one in value),
+    "takes": lambda value: tuple(Part(*one) for one in value),
     "dims": tuple,
 }
 
@@ -93,7 +95,6 @@ def signature(side: Mapping[str, Any], *, is_target: bool) -> Signature:
         ordered=not side.get("sorted", False),
         traced=bool(used),
         rotary=side.get("rotary"),
-        cuts=frozenset(tuple(cut) for cut in side.get("cuts", ())),
     )
 
 

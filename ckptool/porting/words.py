@@ -131,6 +131,19 @@ class Together:
 
 
 @dataclass(frozen=True, slots=True)
+class Company:
+    """Names that say something where one module has all of them.
+
+    Attributes:
+        words: name in small letters -> the word that it stands for.
+        modules: whether they may be modules with a layer in them.
+    """
+
+    words: dict[str, str]
+    modules: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Words:
     """The vocabulary of names, read from `words.yaml`: every word and phrase that has a meaning in the name
     of a tensor.
@@ -146,6 +159,7 @@ class Words:
     fused: dict[tuple[str, ...], Fused]
     parts: dict[tuple[str, ...], str]
     together: tuple[Together, ...]
+    in_company: tuple[Company, ...]
     groups: tuple[Group, ...]
     empty: frozenset[str]
     copies: tuple[str, ...]
@@ -220,6 +234,7 @@ def table() -> Words:
             )
             for one in raw["together"]
         ),
+        tuple(Company(**one) for one in raw["in_company"]),
         tuple(Group(name, one["hard"], turned(one["labels"])) for name, one in raw["groups"].items()),
         frozenset(map(str, raw["empty"])),
         tuple(raw["copies"]),

@@ -130,3 +130,10 @@ def test_the_members_of_one_tensor_come_from_one_layer_of_all_members_of_the_oth
     for layer, trunk in (("1.0", "trunk.2"), ("2.0", "trunk.4")):
         members = ", ".join(f"members.{n}.{trunk}.weight" for n in range(5))
         assert made[f"hidden.{layer}.weight"] == f"transpose(stack({members}))"
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 1), (1, 3, 1)])
+def test_single_numbers_in_a_list_are_the_numbers_of_one_parameter(shape: tuple[int, ...]) -> None:
+    source = {f"scales.{n}.scale": np.array([n + 0.5]) for n in (2, 0, 1)} | {"head.weight": np.ones((4, 6))}
+    made = worked_out(source, {"gains": shape, "out.weight": (4, 6)})
+    np.testing.assert_array_equal(made["gains"].values, np.array([0.5, 1.5, 2.5]).reshape(shape))

@@ -210,3 +210,26 @@ def test_queries_keys_and_values_in_one_tensor_are_no_three_layers_that_merely_c
     if status == "mapped":
         joined = "cat(0, nl1.theta.weight, nl1.phi.weight, nl1.g.weight)"
         assert pairing(mapping)["attn1.to_qkv.weight"] == joined
+
+
+def test_a_norm_stays_beside_the_convolution_of_its_module_whatever_the_modules_farther_out_hold() -> None:
+    """Only the head has a convolution of other sizes; all norms are of one size, and run in another order."""
+
+    def unit(name: str, conv: str, norm: str, inputs: int = 8) -> dict[str, tuple[int, ...]]:
+        shapes = {f"{name}.{norm}.{leaf}": (8,) for leaf in ("weight", "bias", "running_mean", "running_var")}
+        return {f"{name}.{conv}.weight": (8, inputs, 3, 3)} | shapes
+
+    source = {f"cp.arm{n}.conv_atten.weight": (8, 8, 1, 1) for n in (16, 32)}
+    for name in ("cp.arm16.conv", "cp.arm32.conv", "cp.conv_head32", "cp.conv_head16"):
+        source |= unit(name, "conv", "bn")
+    source |= unit("conv_out.conv", "conv", "bn", 16) | {"conv_out.conv_out.weight": (5, 8, 1, 1)}
+    target = {"head.classes.weight": (5, 8, 1, 1)} | unit("head.conv3", "conv", "norm", 16)
+    target |= unit("refine16", "conv", "norm") | unit("refine32", "conv", "norm")
+    for gate in ("gate32", "gate16"):
+        target |= {f"{gate}.attention.weight": (8, 8, 1, 1)} | unit(f"{gate}.features", "conv", "norm")
+    run = [key for part in ("gate32", "refine32", "gate16", "refine16", "head") for key in target if part in key]
+    made = pairing(port(signature(source), wanted(target, used=run)))
+    for key, made_of in made.items():
+        if ".norm." in key:
+            beside = made[f"{key.partition('.norm.')[0]}.conv.weight"]
+            assert made_of.partition(".bn.")[0] == beside.removesuffix(".conv.weight"), key

@@ -13,7 +13,7 @@ from ..expression import Expr, Shape
 from ..questions import Question, Reason, ask, ask_code
 from ..words import Fused, cut, label, table
 from .pieces import Canon, Name, Piece, squeezed
-from .projections import fused_kind, heads_of, layout_of, of_library, open_gate, part_label
+from .projections import fused_kind, heads_of, layout_of, of_library, open_gate, part_label, parts_in_code
 
 
 def fused_alike(one: Canon, other: Canon) -> set[Shape]:
@@ -229,6 +229,9 @@ def _form(one: Canon, other: _Parts, weight: Piece, kind: Fused, sizes: Sequence
     parts, size = kind.parts, tuple(sizes)
     if (gate := weight.entry.facts.gate) is not None and "gate" in parts and (one.is_target or weight.expr.is_copy):
         return _Form(parts, size) if gate.half == 0 else _Form(parts[::-1], size[::-1])
+    called = parts_in_code(weight.entry) if one.is_target or weight.expr.is_copy else ()
+    if called != parts and sorted(called) == sorted(parts):
+        parts, size, kind = called, tuple(size[parts.index(part)] for part in called), replace(kind, ordered=True)
     layout, seen = layout_of(weight.entry, len(parts), size)
     seen = seen if _divides(seen, size) else 0
     if one.is_target and (layout or kind.fixed or weight.entry.module == "MultiheadAttention"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 from ..rules import Rule
@@ -12,43 +12,24 @@ from .pieces import Canon, Piece, unchanged
 from .projections import fused_kind, part_label
 from .roles import counted_by_letters
 
-_GATED = {"w1": "gate", "w2": "down", "w3": "up"}
-#: What GPT-2 calls the two layers of a feed-forward part, and what Bahdanau et al. call those of their attention.
-_EXPANDED = {"fc": "up", "proj": "down"}
-_ADDITIVE = {"wa": "query", "ua": "key", "va": "score"}
 
-
-#: What papers on non-local blocks call queries, keys and values.
-_NON_LOCAL = {"theta": "q", "phi": "k", "g": "v"}
-
-#: What Transformer-XL and XLNet call the biases, the projection of places and the output of their attention.
-_RELATIVE = {"r_w_bias": "content_bias", "r_r_bias": "position_bias", "r": "position_proj", "o": "o_proj"}
-
-
-def _together(meaning: Mapping[str, str], *, modules: bool = False) -> Callable[[Canon], None]:
-    """Return a function that adds words to the layers of a side, if one module has all names of MEANING.
-
-    Args:
-        meaning: name in small letters -> the word to add.
-        modules: look for the names, in small letters as they are here, anywhere in a path, not only at its end:
-            `theta` may be a module with a convolution in it.
+def _in_company(canon: Canon) -> None:
+    """Add words to the layers of a side whose names say something because one module has several of them, as the
+    vocabulary lists them: alone, or as modules (`theta` with a convolution in it).
     """
-
-    def places(piece: Piece) -> Iterator[tuple[tuple[str, ...], str]]:
-        names = enumerate(piece.path) if modules else [(len(piece.path) - 1, piece.last.lower())]
-        return ((piece.path[:at], name) for at, name in names if at >= 0 and name in meaning)
-
-    def imply(canon: Canon) -> None:
+    for known in table().in_company:
         beside: dict[tuple[str, ...], set[str]] = defaultdict(set)
-        for piece in canon.pieces.values():
-            for module, name in places(piece):
-                beside[module].add(name)
-        for piece in list(canon.pieces.values()):
-            for module, name in places(piece):
-                if beside[module] == meaning.keys():
-                    _add(canon, piece, meaning[name])
-
-    return imply
+        found = [
+            (piece, piece.path[:at], name.lower())
+            for piece in canon.pieces.values()
+            for at, name in enumerate(piece.path)
+            if name.lower() in known.words and (known.modules or at == len(piece.path) - 1)
+        ]
+        for _, module, name in found:
+            beside[module].add(name)
+        for piece, module, name in found:
+            if beside[module] == known.words.keys():
+                _add(canon, canon.pieces[piece.name], known.words[name])
 
 
 def _seen_gates(canon: Canon) -> None:
@@ -195,40 +176,11 @@ def _both(imply: Callable[[Canon], None]) -> Callable[[Canon, Canon], None]:
 #: Words that follow from what stands together, as rows of the table of steps.
 IMPLIED: tuple[Rule[Callable[[Canon, Canon], None]], ...] = (
     Rule(
-        "w1, w2 and w3",
+        "names in company",
         90,
-        "`w1`, `w2` and `w3` were read as gate, down and up.",
-        "A module with all three is the feed-forward part of Llama's code and of code that follows Llama.",
-        _both(_together(_GATED)),
-    ),
-    Rule(
-        "fc and proj",
-        92,
-        "`fc` and `proj` were read as up and down.",
-        "A module with both is the feed-forward part of GPT-2's code and of code that follows GPT-2.",
-        _both(_together(_EXPANDED)),
-    ),
-    Rule(
-        "Wa, Ua and Va",
-        94,
-        "`Wa`, `Ua` and `Va` were read as queries, keys and scores of an additive attention.",
-        "Bahdanau et al. (2015) use these names for the weights of the decoder's state, the encoder's outputs and "
-        "the scores.",
-        _both(_together(_ADDITIVE)),
-    ),
-    Rule(
-        "theta, phi and g",
-        100,
-        "`theta`, `phi` and `g` were read as queries, keys and values.",
-        "Papers on non-local blocks use these names (Wang et al., 2018).",
-        _both(_together(_NON_LOCAL, modules=True)),
-    ),
-    Rule(
-        "r and o beside r_w_bias",
-        105,
-        "`r` and `o` were read as the projection of relative positions and the output of an attention.",
-        "XLNet, and code that follows it, has these names beside `r_w_bias` and `r_r_bias`.",
-        _both(_together(_RELATIVE)),
+        "Names such as `w1`, `w2` and `w3` were read as gate, down and up.",
+        "Code that follows one paper or library has all of these names in one module; `words.yaml` lists them.",
+        _both(_in_company),
     ),
     Rule(
         "gates that were seen",

@@ -47,21 +47,25 @@ def _named(path: Sequence[str]) -> str:
 
 @cache
 def _fused(name: str) -> Fused | None:
-    return _said(name, table().fused)
+    return _said(cut(name), table().fused)
 
 
 @cache
 def _part(name: str) -> str | None:
-    return _said(name, table().parts)
+    return said_part(cut(name))
 
 
-def _said(name: str, phrases: Mapping[tuple[str, ...], _Meaning]) -> _Meaning | None:
-    """Return the meaning of NAME in PHRASES (words -> meaning): of all its words, of all but numbers, of its last two,
-    or of its last word; None if it has none.
+def said_part(words: Sequence[str]) -> str | None:
+    """Return which part of a fused projection WORDS mean, as `part_label`."""
+    return _said(tuple(words), table().parts)
+
+
+def _said(every: tuple[str, ...], phrases: Mapping[tuple[str, ...], _Meaning]) -> _Meaning | None:
+    """Return the meaning in PHRASES (words -> meaning) of a name with the words EVERY: of all its words, of all but
+    numbers, of its last two, or of its last word; None if it has none.
 
     A word for the kind of convolution is skipped: `qkv_dwconv`.
     """
-    every = cut(name)
     words = tuple(word for word in every if not word.isdecimal())
     if len(words) > 1 and words[-1] in _CONVOLUTIONS:
         words = words[:-1]
@@ -111,6 +115,14 @@ def layout_of(entry: Entry, parts: int, sizes: Sequence[int] = ()) -> tuple[str,
     if len(inner) == 2 and inner[1] % parts == 0:  # what is cut into heads first holds its parts inside of each
         return "heads", inner[0]
     return "", 0
+
+
+def parts_in_code(entry: Entry) -> tuple[str, ...]:
+    """Return the parts of the projection ENTRY in their order, as the code calls them that takes it apart; () if it
+    does not call them so.
+    """
+    said = tuple(said_part(cut(part.name)) or "" for part in entry.facts.parts)
+    return said if all(said) else ()
 
 
 def heads_of(entry: Entry) -> int:

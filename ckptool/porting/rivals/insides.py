@@ -31,12 +31,13 @@ class Contents:
         """Return whether the modules around the pairs ONE and OTHER hold units of the same shapes as the modules of
         their sources, and would not if the sources were swapped.
 
-        This compares the outermost modules that hold only one of the two; else the tensors of the units; else their
-        lists.
+        This compares the outermost modules that hold only one of the two; else the innermost modules around them; else
+        the tensors of the units; else their lists.
         """
         apart = [nearness(one[side], other[side]) + 1 for side in (0, 1)]
         held = [[unit.path[:at] for at, unit in zip(apart, pair, strict=True)] for pair in (one, other)]
-        if self._equal_only_so(held):
+        inner = [[unit.path[:-1] for unit in pair] for pair in (one, other)]
+        if self._equal_only_so(held) or (all(map(all, inner)) and self._equal_only_so(inner)):
             return True
         if _made_of(one[0]) == _made_of(one[1]) != _made_of(other[0]) == _made_of(other[1]):
             return True

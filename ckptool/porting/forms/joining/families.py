@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import gcd
+from typing import NamedTuple
 
 from ... import expression as ex
 from ...expression import Shape
@@ -17,9 +18,10 @@ from ...matching.namesakes import namesakes
 from ...questions import Reason
 from ...words import cut, label, table
 from ..pieces import Canon, Name, Piece, squeezed
-from ..projections import part_label
+from ..projections import part_label, said_part
 from ..spelled import spelled
 from .join import Join, SizeCounts, merge, merge_sum
+from .named_by_code import order_by_code, parts_by_code, words_apart
 from .shift_scale_gate import gives_shift_first, shift_first
 
 _Path = tuple[str, ...]
@@ -65,39 +67,68 @@ def join_families(one: Canon, other: Canon) -> bool:
     sizes = SizeCounts(one, other)
     plans: list[tuple[_Path, Family, Join]] = []
     taken: set[Name] = set()
+    lacking = [p for p in other.pieces.values() if (p.entry.facts.parts or p.entry.facts.takes)]
+    lacking = [p for p in lacking if sizes.wanted(p.shape) > 0]
     for parent, pieces in siblings(one, other).items():
-        for family in families(pieces, sizes):
+        surplus = [p for p in pieces if sizes.wanted(p.shape) < 0] if lacking else []
+        by_code = parts_by_code(surplus, lacking, other)
+        for family in (*(Family(parts, (), numbered=True) for parts in by_code), *families(pieces, sizes)):
             join = join_of_family(family, sizes)
             if join is not None and not taken & {p.name for p in family.parts}:
                 taken |= {p.name for p in family.parts}
                 plans.append((parent, family, join))
-    wholes: dict[Shape, set[str]] = defaultdict(set)
+    wholes: dict[Shape, list[Piece]] = defaultdict(list)
     for piece in other.pieces.values():
-        if piece.path:
-            wholes[squeezed(piece.shape)].add(piece.last)
-    made: dict[Shape, list[tuple[_Path, Family, Join, tuple[Piece, ...] | None]]] = defaultdict(list)
+        wholes[squeezed(piece.shape)].append(piece)
+    made: dict[Shape, list[tuple[_Path, Family, Join, _Order]]] = defaultdict(list)
     for parent, family, join in plans:
         whole = squeezed(join.shape(family.parts[0].shape))
-        made[whole].append((parent, family, join, spelled_parts(family.parts, wholes[whole])))
+        made[whole].append((parent, family, join, _order(family, join, wholes[whole])))
     joined = False
     for whole, found in made.items():
-        if len(found) > sizes.wanted(whole):
-            found = [one for one in found if one[-1] is not None]  # of more than there can be, those that a name spells
-        for parent, family, join, named in found if len(found) <= sizes.wanted(whole) else ():
-            there = [p for p in other.pieces.values() if squeezed(p.shape) == whole]
-            order, told = named or _by_modulation(family.parts, there), True
-            if order is None:
-                order, told = _by_gate(family.parts, there)
-            if order is None and (order := _by_cuts(family, join, other)) is not None:
-                join = replace(join, turns=1)
-            if order is not None:
-                by_heads = join.dim == 0 and len(set(join.sizes)) > 1 and all(_label(p.words) for p in order)
-                family, join = replace(family, parts=order, numbered=told), _join_in_order(join, family, order)
+        if len(found) > sizes.wanted(whole):  # of more than there can be, those whose order a name or code tells
+            found = [one for one in found if one[-1].parts is not None]
+        for parent, family, join, order in found if len(found) <= sizes.wanted(whole) else ():
+            if order.parts is not None:
+                by_heads = not order.by_code and join.dim == 0 and len(set(join.sizes)) > 1
+                by_heads = by_heads and all(_label(p.words) for p in order.parts)
+                join = _join_in_order(replace(join, turns=1) if order.by_code else join, family, order.parts)
+                family = replace(family, parts=order.parts, numbered=order.told)
                 if by_heads:  # a name says what comes first, in the whole or in each head
                     family = replace(family, by_heads=True)
             join_family(one, parent, family, join)
             joined = True
     return joined
+
+
+class _Order(NamedTuple):
+    """The order of parts in the tensor that they become.
+
+    Attributes:
+        parts: the parts in this order; None if nothing shows it.
+        told: whether it is certain.
+        by_code: whether code that divides the tensor shows it.
+    """
+
+    parts: tuple[Piece, ...] | None
+    told: bool = True
+    by_code: bool = False
+
+
+def _order(family: Family, join: Join, wholes: Sequence[Piece]) -> _Order:
+    """Return the order of the parts of FAMILY in WHOLES, the tensors that they may become as JOIN says."""
+    named = spelled_parts(family.parts, {piece.last for piece in wholes if piece.path})
+    named = named or _by_modulation(family.parts, wholes)
+    if named is not None:
+        return _Order(named)
+    by_gate, told = _by_gate(family.parts, wholes)
+    by_code = order_by_code(family.parts, join.sizes, join.dim, wholes)
+    order = by_code or by_gate
+    if order is None and join.dim == 0 and not family.numbered:  # as the code concatenates what the parts give
+        places = {part.entry.facts.place: part for part in family.parts}
+        if None not in places and len(places) == len(family.parts):
+            order, told = tuple(places[at] for at in sorted(places, key=lambda at: at or 0)), False
+    return _Order(order, told, by_code is not None)
 
 
 def _join_in_order(join: Join, family: Family, parts: Sequence[Piece]) -> Join:
@@ -124,12 +155,14 @@ def _by_gate(parts: Sequence[Piece], wholes: Sequence[Piece]) -> tuple[tuple[Pie
     seen = {piece.entry.facts.gate for piece in wholes}
     halves = {None if gate is None else gate.half for gate in seen}
     opened = [part for part in parts if part.entry.facts.beside_gate == "gate"]
-    named = [part for part in parts if part_label(part.path) == "gate" or {"gate", "gates"} & set(cut(part.last))]
+    words = dict(zip((part.name for part in parts), words_apart([part.words for part in parts]), strict=True))
+    said = {name: {said_part(own), *own} for name, own in words.items()}
+    named = [part for part in parts if {"gate", "gates"} & said[part.name]]
     gates = opened or named
     if len(parts) != 2 or len(gates) != 1 or len(halves) != 1 or halves == {None}:
         return None, True
     sigmoid = all(gate is not None and gate.activation in _SIGMOIDS for gate in seen)
-    told = bool(opened) or sigmoid or any(part_label(part.path) == "up" for part in parts)
+    told = bool(opened) or sigmoid or any("up" in one for one in said.values())
     return tuple(sorted(parts, key=lambda part: (part is gates[0]) != (halves == {0}))), told
 
 
@@ -141,18 +174,6 @@ def _by_modulation(parts: Sequence[Piece], wholes: Sequence[Piece]) -> tuple[Pie
     """Return shift, scale and gate in the order that the name of the joined layer says, or None."""
     order = shift_first(parts) if any(map(gives_shift_first, wholes)) else None
     return None if order is None else tuple(order)
-
-
-def _by_cuts(family: Family, join: Join, other: Canon) -> tuple[Piece, ...] | None:
-    """Return the parts of FAMILY, which have different sizes, in the only order in which the model's code splits a
-    tensor into such sizes; None if there is no such order, or several.
-    """
-    if join.dim != 0 or len(set(join.sizes)) < len(join.sizes) or not other.is_target:
-        return None
-    told = {sizes for sizes in other.signature.cuts if sorted(sizes) == sorted(join.sizes)}
-    if len(told) != 1:
-        return None
-    return tuple(family.parts[join.sizes.index(size)] for size in next(iter(told)))
 
 
 @dataclass(frozen=True, slots=True)

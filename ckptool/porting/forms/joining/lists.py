@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import replace
+from math import prod
 
 from ...matching.units import template
 from ...questions import Reason
@@ -56,31 +57,38 @@ def join_lists(one: Canon, other: Canon) -> None:
             for key, join in plan.items()
         )
         for head, plan in plans.items():
-            wholes = [join.shape(next(iter(lists[head][key].values())).shape) for key, join in plan.items()]
-            if all(made[squeezed(w)] <= sizes.wanted(w) for w in wholes if len(squeezed(w)) > 1):
+            parts = [next(iter(lists[head][key].values())).shape for key in plan]
+            wholes = zip(
+                parts, (join.shape(part) for join, part in zip(plan.values(), parts, strict=True)), strict=True
+            )
+            if all(made[squeezed(w)] <= sizes.wanted(w) for part, w in wholes if len(squeezed(part)) != 1):
                 _join_list(one, head, lists[head], plan, is_open=head in open_to)
 
 
 def plan_of_list(inner: _Inner, sizes: SizeCounts) -> _Plan | None:
     """Return how to join each tensor in the members of a list, INNER: (path in a member, role) -> number -> tensor.
-    None if the other side does not have the joined tensors for most of them.
+    None if the other side does not have the joined tensors for most of them. Vectors are joined beside matrices, and
+    single numbers where the members hold nothing else.
     """
     numbers = {tuple(sorted(members)) for members in inner.values()}
     if len(numbers) != 1 or len(next(iter(numbers))) < 2:
         return None
     plan: _Plan = {}
     left = 0
+    numbers_alone = all(prod(p.shape) == 1 == len(p.shape) for members in inner.values() for p in members.values())
     for key, members in inner.items():
         biased = (key[0], "bias") in inner
         shapes = {p.shape for p in members.values()}
         if len(shapes) != 1:
             return None
         shape = next(iter(shapes))
-        if len(squeezed(shape)) < 2:
+        if len(squeezed(shape)) < 2 and not numbers_alone:
             continue
         if sizes.wanted(shape) >= 0:
             return None
-        ways = [sizes.join(shape, len(members), biased=biased), Join((shape[1],) * len(members), 1)]
+        ways = [sizes.join(shape, len(members), biased=biased)]
+        if len(shape) > 1:
+            ways.append(Join((shape[1],) * len(members), 1))
         fitting = [way for way in ways if sizes.wanted(way.shape(shape)) > 0]
         if fitting:
             plan[key] = fitting[0]
@@ -183,7 +191,7 @@ def _join_list(one: Canon, head: _Path, inner: _Inner, plan: _Plan, *, is_open: 
         join = plan.get((path, role))
         new = replace(parts[0], path=(*head, *path) or ("parts",), words=_without_number(parts[0]))
         if join is not None:
-            if len(new.shape) == 1 and (path, "weight") in inner and not _by_channel(inner, path):
+            if len(squeezed(new.shape)) == 1 and (path, "weight") in inner and not _by_channel(inner, path):
                 several, whole = ("model", "source") if one.is_target else ("source", "model")
                 new = new.asking(Reason.NORMS_AS_ONE, several, whole)
             if is_open:

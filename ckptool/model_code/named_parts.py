@@ -1,0 +1,194 @@
+"""Find the parts that code divides the output of a layer into: their sizes, and what the code calls them.
+
+`gate, value = self.both(x).chunk(2, -1)` says more than any name of a module: which rows of `both` are the gate. The
+names are read from the text of the code, at the line that is running.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .call import Call
+from .signature import Part
+
+#: Of more parts of one tensor, none has a name of its own.
+_MOST = 16
+
+_JOINS = frozenset("cat concat concatenate".split())
+
+_ADDS = frozenset("add __add__ __radd__ add_ __iadd__".split())
+
+_PRODUCTS = frozenset("linear matmul __matmul__ mm".split())
+
+_CUTS = frozenset("chunk split split_with_sizes tensor_split unsafe_chunk unbind".split())
+
+#: Python functions of torch that call others, and where they are.
+_TORCH = str(Path(torch.__file__).parent)
+_THROUGH = frozenset(f"{_TORCH}/{name}.py" for name in ("_tensor", "functional", "overrides"))
+
+
+class NamedParts:
+    """Follows how the outputs of weights are divided.
+
+    Attributes:
+        parts: key of a weight -> the parts of its output, in order.
+        takes: key of a weight -> the tensors that are concatenated to its input, in order.
+    """
+
+    def __init__(self) -> None:
+        self.parts: dict[str, tuple[Part, ...]] = {}
+        self.takes: dict[str, tuple[Part, ...]] = {}
+        self._joined: dict[int, tuple[int, int, tuple[Part, ...]]] = {}  # dimension, number of dimensions, parts
+        self._slices: dict[tuple[int, int], dict[tuple[int, int], str]] = defaultdict(dict)
+
+    def see_inputs(self, call: Call, keys: Mapping[int, str], learned: Callable[[Any], bool]) -> None:
+        """Note what one call concatenates, or which weight takes a concatenation.
+
+        Args:
+            call: the call, after it has run.
+            keys: id of a weight -> its key.
+            learned: whether a tensor was computed from weights: the sizes of inputs may be guessed.
+        """
+        if call.name in _JOINS and isinstance(call.first, tuple | list) and 1 < len(call.first) <= _MOST:
+            whole = call.result.shape
+            dim = next((d for d, n in enumerate(whole) if n != call.first[0].shape[d]), None)
+            if dim in (1, len(whole) - 1):
+                names = _names_of_joined(call.name, len(call.first))
+                sizes = [one.shape[dim] if learned(one) else 0 for one in call.first]
+                self._joined[id(call.result)] = dim, len(whole), tuple(map(Part, names, sizes))
+        elif (found := self._joined.get(id(call.first))) and len(call.args) > 1 and (key := keys.get(id(call.args[1]))):
+            dim, rank, parts = found
+            added = call.name in _ADDS and call.args[1].ndim == rank  # a table of places has the same parts
+            if dim == (1 if added or call.name.startswith("conv") else rank - 1 if call.name in _PRODUCTS else None):
+                self.takes.setdefault(key, parts)
+
+    def see(self, call: Call, key: str) -> None:
+        """Note the parts that one call gives of a tensor that was computed with the weight KEY alone."""
+        if key in self.parts:
+            return
+        if call.name in _CUTS and isinstance(call.result, tuple | list):
+            parts = [part for part in call.result if isinstance(part, torch.Tensor)]
+            if 1 < len(parts) <= _MOST:
+                pairs = enumerate(zip(call.first.shape, parts[0].shape, strict=False))
+                dim = next((d for d, (whole, part) in pairs if whole != part), 0)
+                sizes = [0 if call.name == "unbind" else part.shape[dim] for part in parts]
+                self.parts[key] = tuple(map(Part, _names(call.name, len(parts)), sizes))
+        elif call.name == "__getitem__" and (taken := _slice(call.first, call.args[1])) is not None:
+            dim, *span = taken
+            known = self._slices[id(call.first), dim]
+            if len(known) < _MOST:
+                known.setdefault((span[0], span[1]), _name_of_slice())
+            edges = [0, *(stop for _, stop in sorted(known))]
+            if [start for start, _ in sorted(known)] == edges[:-1] and edges[-1] == call.first.shape[dim]:
+                self.parts[key] = tuple(Part(known[a, b], b - a) for a, b in sorted(known))
+
+
+def _slice(whole: Any, index: Any) -> tuple[int, int, int] | None:
+    """Return (dimension, start, stop) of what INDEX takes of the tensor WHOLE, if it cuts one dimension only."""
+    places = list(index) if isinstance(index, tuple) else [index]
+    if not all(one is Ellipsis or isinstance(one, slice) for one in places):
+        return None
+    if Ellipsis in places:
+        at = places.index(Ellipsis)
+        places[at : at + 1] = [slice(None)] * (whole.ndim - len(places) + 1)
+    taken = [(dim, one) for dim, one in enumerate(places) if one != slice(None)]
+    if len(taken) != 1 or not all(isinstance(n, int | None) for n in (taken[0][1].start, taken[0][1].stop)):
+        return None
+    dim, one = taken[0]
+    start, stop, step = one.indices(whole.shape[dim])
+    return (dim, start, stop) if step == 1 and start < stop else None
+
+
+def _names_of_joined(function: str, count: int) -> Sequence[str]:
+    """Return what the running statement of the model calls the COUNT tensors that FUNCTION concatenates."""
+    calls = (one for one in ast.walk(_running()) if isinstance(one, ast.Call) and one.args)
+    found = [
+        call.args[0].elts
+        for call in calls
+        if isinstance(call.args[0], ast.Tuple | ast.List)
+        if len(call.args[0].elts) == count and ast.unparse(call.func).rpartition(".")[2] == function
+    ]
+    return [_name(one) for one in found[0]] if len(found) == 1 else [""] * count
+
+
+def _names(function: str, count: int) -> Sequence[str]:
+    """Return the names that the running statement of the model gives to the COUNT results of the function FUNCTION."""
+    target, value = _assigned()
+    targets = target.elts if isinstance(target, ast.Tuple | ast.List) else ()
+    return [_name(one) for one in targets] if len(targets) == count and _gives(value, function) else [""] * count
+
+
+def _gives(value: ast.AST, function: str) -> bool:
+    """Return whether VALUE is the result of FUNCTION, or what one expression makes of each of its parts."""
+    if isinstance(value, ast.GeneratorExp | ast.ListComp):
+        value = value.generators[0].iter
+    if isinstance(value, ast.Call) and ast.unparse(value.func) == "map":
+        value = value.args[-1]
+    called = ast.unparse(value.func).rpartition(".")[2] if isinstance(value, ast.Call) else ""
+    return called == function or (function == "unbind" and called not in _CUTS)  # as which a tensor is unpacked
+
+
+def _name_of_slice() -> str:
+    """Return the name that the running statement of the model gives to the only slice in it, after what else it does
+    with that slice.
+    """
+    target, value = _assigned()
+    slices = [one for one in ast.walk(value) if isinstance(one, ast.Subscript) and ":" in ast.unparse(one.slice)]
+    return _name(target) if len(slices) == 1 else ""
+
+
+def _name(one: ast.AST) -> str:
+    """Return the last part of a name; of what is taken out of something, or a method gives of it, its name."""
+    while isinstance(one, ast.Subscript | ast.Call):
+        inner = one.func if isinstance(one, ast.Call) else one.value
+        one = inner.value if isinstance(one, ast.Call) and isinstance(inner, ast.Attribute) else inner
+    return one.id if isinstance(one, ast.Name) else one.attr if isinstance(one, ast.Attribute) else ""
+
+
+def _assigned() -> tuple[ast.AST, ast.AST]:
+    """Return (target, value) of the assignment that the code of the model is running, both empty if it runs none."""
+    running = _running()
+    return (running.targets[-1], running.value) if isinstance(running, ast.Assign) else (_NOTHING, _NOTHING)
+
+
+def _running() -> ast.AST:
+    """Return the statement that the code of the model is running; an empty one if the call comes from code of torch,
+    or if there is none or several at its line.
+    """
+    frame = sys._getframe(1)
+    while frame.f_back is not None and (
+        frame.f_code.co_filename in _THROUGH or frame.f_globals.get("__package__") == __package__
+    ):
+        frame = frame.f_back
+    path = frame.f_code.co_filename
+    if path.startswith(_TORCH):
+        return _NOTHING
+    linecache.checkcache(path)
+    text = "".join(linecache.getlines(path, frame.f_globals))
+    found = [one for one in _statements(text) if one.lineno <= frame.f_lineno <= (one.end_lineno or one.lineno)]
+    return found[0] if len(found) == 1 else _NOTHING
+
+
+_NOTHING = ast.Pass()
+
+
+@lru_cache(maxsize=16)
+def _statements(text: str) -> tuple[ast.Assign | ast.Return | ast.Expr, ...]:
+    """Return the statements without others inside of them, in the Python code TEXT."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return ()
+    return tuple(node for node in ast.walk(tree) if isinstance(node, ast.Assign | ast.Return | ast.Expr))
+
+
+__all__ = ["NamedParts"]
