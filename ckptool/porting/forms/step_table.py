@@ -11,7 +11,6 @@ from collections.abc import Callable
 from ..rules import Rule, Strength, in_order
 from .adapters import merge_adapters
 from .affine import join_affine
-from .between.stated import take_what_is_stated
 from .biases import attach_biases, divide_biases
 from .exported import name_exported
 from .fused import missing_key_bias, split_again, split_by_initials, split_first
@@ -29,6 +28,7 @@ from .scanned import divide_layers
 from .shared_heads import add_key_biases, repeat_shared_heads
 from .sides import cut_sides
 from .stacked import unstack, unstack_together
+from .stated import take_what_is_stated
 
 #: What a step does with (source, target).
 Step = Callable[[Canon, Canon], None]
