@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sides import found, lazy_tensor, pairing, signature, wanted
 
-from ckptool.porting.forms.doubles import called_as_in, doubles
+from ckptool.porting.forms.copies import called_as_in, doubles
 from ckptool.porting.port import port
 
 

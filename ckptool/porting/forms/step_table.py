@@ -15,7 +15,7 @@ from .biases import attach_biases, divide_biases
 from .exported import name_exported
 from .fused import missing_key_bias, split_again, split_by_initials, split_first
 from .gates import join_gates, of_recurrent_kernels
-from .heads import flat_heads, flat_vectors
+from .heads import add_key_biases, flat_heads, flat_vectors, repeat_shared_heads
 from .implied import IMPLIED, count_letters, forget_plain_words
 from .joining import join_parts
 from .joining.complex_parts import join_complex_parts
@@ -25,7 +25,6 @@ from .permuted import permute
 from .pieces import Canon
 from .reparametrized import merge_masks, merge_norms, take_unknown_as_plain
 from .scanned import divide_layers
-from .shared_heads import add_key_biases, repeat_shared_heads
 from .sides import cut_sides
 from .stacked import unstack, unstack_together
 from .stated import take_what_is_stated

@@ -16,8 +16,7 @@ from .counting import turned
 from .evidence import Evidence, Kind
 from .levels import Levels
 from .owners import Owners
-from .relation import Relation
-from .series import Series, Ways, common
+from .series import Relation, Series, Ways, common
 from .units import Pair, Unit, hard_conflict, similarity, template
 from .word_translation import translation
 

@@ -13,11 +13,22 @@ from .cells import Cells, of
 from .counting import counted, rows
 from .evidence import Evidence, Kind
 from .neighbours import Neighbours
-from .places import Path, block_of
 from .scopes import Scopes
 from .sequences import Sequences
 from .series import common
-from .units import SOME, Unit, label_of, number_ranks, related, same_numbers, series, similarity, tables_of_words
+from .units import (
+    SOME,
+    Path,
+    Unit,
+    block_of,
+    label_of,
+    number_ranks,
+    related,
+    same_numbers,
+    series,
+    similarity,
+    tables_of_words,
+)
 
 #: An order of which less than this share agrees says little on its own.
 _LITTLE = 0.6

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterable
 
 from ..matching.counting import backwards, rows
 from ..matching.match import Matching
-from ..matching.places import block_of
 from ..matching.sequences import Sequences
-from ..matching.units import Pair, Unit
+from ..matching.units import Pair, Unit, block_of
 from ..questions import Question, Reason, ask
 from ..rules import Rule, Strength, in_order
 from . import elsewhere

@@ -8,8 +8,7 @@ from itertools import combinations
 
 from ..forms.branches import beside
 from ..matching.evidence import Kind
-from ..matching.places import Path, block_of
-from ..matching.units import Pair, Unit, series
+from ..matching.units import Pair, Path, Unit, block_of, series
 from ..questions import Question, Reason, ask
 from .company import crossed, in_company
 from .names import by_names

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
 
-from ..matching.places import Path, block_of, nearness
 from ..matching.sequences import Sequences
-from ..matching.units import Pair, Unit, series, template
+from ..matching.units import Pair, Path, Unit, block_of, nearness, series, template
 from .names import by_numbers
 
 #: An order in which less than this share of a block agrees with the other side decides nothing there.

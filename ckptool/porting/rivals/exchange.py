@@ -7,8 +7,7 @@ from itertools import combinations
 
 from ..matching.evidence import Evidence, Kind, Told
 from ..matching.match import Matching
-from ..matching.places import block_of, nearness, without_digits
-from ..matching.units import Pair, Unit, hard_conflict, series, similarity
+from ..matching.units import Pair, Unit, block_of, hard_conflict, nearness, series, similarity, without_digits
 from ..questions import Question, Reason, ask
 from ..words import numbers, shared, telling_words
 from .alike import MOST, by_look
