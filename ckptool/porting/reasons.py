@@ -144,12 +144,6 @@ class Reason(Enum):
         "this layer, and if it is not the chosen one, exchange the tensors of the two layers (among the alternatives "
         "below)",
     )
-    IN_ANOTHER_MODULE = (
-        Topic.OTHER,
-        "the other layers of the model's module {} come from the module of this name in the source, but this layer "
-        "comes from another module; check in the source's code which module it belongs to, and correct a wrong pair "
-        "with --hint OLD=NEW",
-    )
     WANTED_ELSEWHERE = (
         Topic.OTHER,
         "this tensor of the source fits the model's {} as well, and that layer has no source; check in both codes "

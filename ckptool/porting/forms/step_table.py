@@ -19,7 +19,7 @@ from .heads import add_key_biases, flat_heads, flat_vectors, repeat_shared_heads
 from .implied import IMPLIED, count_letters, forget_plain_words
 from .joining import join_parts
 from .joining.complex_parts import join_complex_parts
-from .kernels import channels_first, lay_down, turn_kernels, turn_transposed
+from .kernels import channels_first, lay_down, turn_kernels
 from .layouts import follow_names, general_dense, turn_all, turn_bare_matrices, turn_by_vote
 from .permuted import permute
 from .pieces import Canon
@@ -299,13 +299,6 @@ STEPS: tuple[Rule[Step], ...] = in_order(
         "A kernel over a whole row of one channel became one over its columns as channels.",
         "A 2d convolution whose kernel is as wide as its input computes the same as a 1d convolution.",
         each(lay_down),
-    ),
-    Rule(
-        "transposed convolutions",
-        370,
-        "A transposed convolution over one pixel became a linear layer.",
-        "For one pixel, both multiply the input with one matrix, and one of them stores it transposed.",
-        each(turn_transposed),
     ),
     Rule(
         "transposed kernels",

@@ -294,24 +294,6 @@ class Orders:
         """
         return any(self._is_last(t, s, ts, ss) for _, ts, ss in self.sequences.all())
 
-    def goes_on(self, t: Unit, s: Unit) -> bool:
-        """Return whether, in every order, T and S directly follow a pair, and S is the next layer in the row of that
-        pair's source: `stem.2` after `stem.1`.
-        """
-        if not self.sequences.ordered or not s.last.isdecimal():
-            return False
-        for _, targets, sources in self.sequences.all():
-            before, earlier = (
-                self.sequences.neighbours(targets)[0].get(id(t)),
-                self.sequences.neighbours(sources)[0].get(id(s)),
-            )
-            if not isinstance(before, Unit) or not isinstance(earlier, Unit):
-                return False
-            in_row = earlier.path[:-1] == s.path[:-1] and earlier.last == str(int(s.last) - 1)
-            if before.cell != earlier.cell or before.cell not in self.cells.pair_of or before.doubts or not in_row:
-                return False
-        return True
-
     def _fits_between(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> bool:
         before_t, after_t = self.sequences.neighbours(targets)
         before_s, after_s = self.sequences.neighbours(sources)

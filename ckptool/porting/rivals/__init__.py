@@ -15,12 +15,11 @@ from ..matching.sequences import Sequences
 from ..matching.units import Pair, Unit, block_of
 from ..questions import Question, Reason, ask
 from ..rules import Rule, Strength, in_order
-from . import elsewhere
-from .alike import MOST, across_blocks, by_block, in_doubt, look_alikes, out_of_place
+from .alike import MOST, across_blocks, by_block, look_alikes
 from .belief import Belief
 from .company import Anchors, crossed, in_company
 from .doubting import doubt_both, in_both_directions, left_over, settle, spread
-from .exchange import keep_together, rearrange, take_up
+from .exchange import rearrange, take_up
 from .names import by_names, held_so
 from .swaps import Swaps
 
@@ -61,16 +60,6 @@ def weigh(matching: Matching, sequences: Sequences) -> None:
     weighing = Weighing(matching, sequences)
     for rule in WEIGHING:
         rule.run(weighing)
-
-
-def _ask_about_places(weighing: Weighing) -> None:
-    for (t, _), module in out_of_place(weighing.pairs):
-        t.ask(ask(Reason.IN_ANOTHER_MODULE, ".".join(module)))
-
-
-def _keep_together(weighing: Weighing) -> None:
-    keep_together(weighing.pairs)
-    weighing.swaps.see_branches()
 
 
 def _count_backwards(pairs: list[Pair]) -> None:
@@ -146,28 +135,11 @@ WEIGHING: tuple[Rule[Callable[[Weighing], None]], ...] = in_order(
         lambda weighing: _count_backwards(weighing.pairs),
     ),
     Rule(
-        "settled in other blocks",
-        30,
-        "In other blocks, whose pairs have no open questions, the layer at this place has its partner at this "
-        "place, too.",
-        "For example, a block without a shortcut has no third layer that its two layers of one shape could be "
-        "confused with.",
-        lambda weighing: elsewhere.settle(weighing.pairs, in_doubt(weighing.swaps)),
-    ),
-    Rule(
         "exchanged",
         40,
         "This tensor changed places with another of its shape, because names, numbers and neighbours then fit better.",
         "Names, numbers, neighbours and orders are weighed for both ways; orders alone exchange nothing.",
         lambda weighing: rearrange(weighing.swaps),
-        Strength.LIKELY,
-    ),
-    Rule(
-        "members of one tensor",
-        50,
-        "Its source was exchanged so that one layer of the file fills all members of a tensor.",
-        "Most of the members come from that layer.",
-        _keep_together,
         Strength.LIKELY,
     ),
     Rule(
@@ -192,14 +164,6 @@ WEIGHING: tuple[Rule[Callable[[Weighing], None]], ...] = in_order(
         "A question about orders was answered, because no swap with a look-alike would fit.",
         "Names, contents or neighbours exclude every swap, whatever the orders say.",
         lambda weighing: settle(weighing.matching, weighing.swaps),
-    ),
-    Rule(
-        "out of its module",
-        100,
-        "The other layers of its module come from one module of the file, and this layer does not.",
-        "Both sides have both modules, and all other layers of the one are paired with layers of the other.",
-        _ask_about_places,
-        Strength.OPEN,
     ),
     Rule(
         "as most of its part",

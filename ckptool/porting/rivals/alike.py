@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import combinations
 
 from ..forms.branches import beside
-from ..matching.evidence import Kind
 from ..matching.units import Pair, Path, Unit, block_of, series
 from ..questions import Question, Reason, ask
 from .company import crossed, in_company
@@ -53,18 +52,6 @@ def look_alikes(pairs: Iterable[Pair]) -> Iterator[tuple[Pair, Pair]]:
             for at, one in enumerate(row):
                 for other in row[at + 1 : at + 1 + _NEAR]:
                     yield one, other
-
-
-def in_doubt(swaps: Swaps) -> set[int]:
-    """Return the `id` of the target of each pair that has a doubt, or that could be swapped with another pair of its
-    block.
-    """
-    found = {id(t) for t, _ in swaps.pairs if t.doubts}
-    for pairs in by_block(swaps.pairs).values():
-        for one, other in look_alikes(pairs):
-            if swaps.reason(one, other) and not swaps.contents.fit_only_so(one, other):
-                found |= {id(one[0]), id(other[0])}
-    return found
 
 
 def across_blocks(swaps: Swaps) -> list[Swap]:
@@ -134,30 +121,3 @@ def _kinds(pairs: list[Pair]) -> dict[object, dict[object, list[Pair]]]:
     for pair in pairs:
         kinds[pair[0].colour][(series(pair[0]), series(pair[1]))].append(pair)
     return kinds
-
-
-def out_of_place(pairs: Sequence[Pair]) -> Iterator[tuple[Pair, Path]]:
-    """Yield (pair, module) for each pair whose source is outside of the module of this name, although all other pairs
-    of this module of the target are inside of it on both sides.
-    """
-    held: tuple[dict[Path, list[int]], ...] = defaultdict(list), defaultdict(list)
-    for at, pair in enumerate(pairs):
-        for side, unit in enumerate(pair):
-            for depth in range(1, len(unit.path)):
-                held[side][unit.path[:depth]].append(at)
-
-    def home(at: int, side: int) -> Path | None:
-        path = pairs[at][side].path
-        around = next((path[:n] for n in range(len(path) - 1, 0, -1) if len(held[side][path[:n]]) > _SHOWN), None)
-        others = (pairs[i][1 - side].path for i in held[side][around or ()] if i != at)
-        return around if around and all(other[: len(around)] == around for other in others) else None
-
-    for at, (t, s) in enumerate(pairs):
-        if t.told_by(Kind.NAME) or t.doubts or (own := home(at, 0)) is None or (theirs := home(at, 1)) is None:
-            continue
-        if s.path[: len(own)] != own and t.path[: len(theirs)] != theirs:
-            yield (t, s), own
-
-
-#: So much else in a module shows where what is in it comes from.
-_SHOWN = 3
