@@ -221,6 +221,11 @@ class Reason(Enum):
         "the hint {} was not followed, because other evidence filled this module with other tensors; give a hint for "
         "each block or layer that looks like it, or write the pair into the file of --save-mapping",
     )
+    NAMED_ALONG = (
+        Topic.OTHER,
+        "this tensor was chosen because its name has a word in common with the layer before or after this one; check "
+        "in the source's code that these two are connected, and if they are not, correct the pair with --hint OLD=NEW",
+    )
     BIAS_OF_SUM = (
         Topic.OTHER,
         "one of the codes has this bias in a layer and the other code has it beside several layers, so it was taken as "

@@ -101,8 +101,8 @@ def test_a_rule_makes_no_difference_where_something_that_it_needs_is_missing(
     assert result(example) == with_it
 
 
-#: A row that much code asks, and of which no small pair has been found for which it is needed.
-NO_EXAMPLE = {"modules of its class"}
+#: Rows that much code asks, and of which no small pair has been found for which they are needed.
+NO_EXAMPLE = {"modules of its class", "settled in other blocks"}
 
 
 def test_every_row_has_an_example_and_every_example_a_row() -> None:

@@ -12,7 +12,6 @@ from ..rules import Rule, Strength, in_order
 from .adapters import merge_adapters
 from .affine import join_affine
 from .biases import attach_biases, divide_biases
-from .exported import name_exported
 from .fused import missing_key_bias, split_again, split_by_initials, split_first
 from .gates import join_gates, of_recurrent_kernels
 from .heads import add_key_biases, flat_heads, flat_vectors, repeat_shared_heads
@@ -27,7 +26,7 @@ from .reparametrized import merge_masks, merge_norms, take_unknown_as_plain
 from .scanned import divide_layers
 from .sides import cut_sides
 from .stacked import unstack, unstack_together
-from .stated import take_what_is_stated
+from .stated import name_exported, take_what_is_stated
 
 #: What a step does with (source, target).
 Step = Callable[[Canon, Canon], None]

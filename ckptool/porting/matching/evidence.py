@@ -16,6 +16,7 @@ class Kind(Enum):
     WORDS_BESIDE = "words told apart beside it"
     NAME_OF_ONE_BEFORE = "named after the one before it"
     NAME_OF_COMPANION = "named after what it stands with"
+    NAME_ALONG = "named like the layers along its branch"
     TENSORS = "which tensors they hold"
     SCOPE = "the modules around it"
     CLASS = "other modules of its class"
@@ -70,6 +71,7 @@ _STRONG = frozenset(
         Kind.SIMILAR_NAME,
         Kind.OTHER_BLOCKS,
         Kind.NAME_OF_COMPANION,
+        Kind.NAME_ALONG,
         Kind.BETWEEN,
         Kind.FOLLOWS,
     }

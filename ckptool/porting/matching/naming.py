@@ -8,16 +8,16 @@ from functools import partial
 from itertools import pairwise
 
 from ...keys.known_buffers import STATISTICS
-from ..questions import Question
+from ..questions import Question, Reason, ask
 from ..words import Group, cut, table, words_of
+from .along import along_branches
 from .cells import Cells, of, said
 from .counting import turned
 from .evidence import Evidence, Kind
 from .levels import Levels
 from .owners import Owners
-from .series import Relation, Series, Ways, common
+from .series import Relation, Series, Ways, common, translation
 from .units import Pair, Unit, hard_conflict, similarity, template
-from .word_translation import translation
 
 #: A prefix of the target, one of the source, and the path below both.
 Exact = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
@@ -202,6 +202,15 @@ class Naming:
                 cells = [(targets, sources)]
                 changed |= self.cells.split(Evidence(Kind.WORDS_BESIDE), partial(of, labels), cells=cells)
         return changed
+
+    def by_branches(self) -> bool:
+        """Split cells by the names of decided layers that take the output of a look-alike, or give its input. The pairs
+        are a question unless the flow of the source's code is known. Return whether any cell was split.
+        """
+        labels = along_branches(self.cells)
+        known = any(id(unit) in labels and unit.main.entry.facts.flow is not None for unit in self.cells.sources)
+        doubt: Question[Unit] | None = None if known else ask(Reason.NAMED_ALONG)
+        return self.cells.split(Evidence(Kind.NAME_ALONG), partial(of, labels), doubt=doubt)
 
     def by_owners(self) -> bool:
         """Pair a norm that the source names after a layer (`conv2_bn`) with the norm that the model runs after that

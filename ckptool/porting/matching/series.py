@@ -5,6 +5,9 @@ A path belongs to a series for each of its numbers: `blocks.3.norm1` to `blocks.
 is known: equal, shifted, or counted from the other end. A relation takes places of the target to one place of the
 source each, and back. Code builds blocks from a class, so a relation from one block holds in the others. Callers decide
 what a place is: a path without its numbers, a name with its neighbours, a path inside of a module of a class.
+
+Words and numbers that tell look-alikes apart are translated in the same way: if `lateral_fine` is known to be `output1`
+and `lateral_mid` to be `output2`, these mean the same for `smooth_fine` and `merge1`.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from ..words import words_of
 
 #: A number in a path.
 NUMBER = re.compile(r"\d{1,8}")
@@ -187,3 +192,57 @@ class Relation(Generic[P]):
         images = set(sure.values())
         found = {target: sure[place] for target, place in targets.items() if place in sure}
         return found | {source: place for source, place in sources.items() if place in images}
+
+
+Path = tuple[str, ...]
+
+
+def translation(
+    own: Sequence[Path], theirs: Sequence[Path], known: Iterable[tuple[Path, Path]]
+) -> dict[Path, Path] | None:
+    """Return which of several look-alikes of the target is which of the source, by the words that tell them apart.
+
+    Known pairs show which word of the target means which word of the source: if `left` is `l` elsewhere, it is here.
+    Args:
+        own, theirs: paths of equally many parts of each side.
+        known: paths of pairs, (of the target, of the source).
+    Returns:
+        Path of the target -> path of the source. None if the parts do not differ by one word each, if numbers tell them
+        apart on both sides, or if the known pairs show no translation, or several.
+    """
+    ours, others = _apart(own), _apart(theirs)
+    if ours is None or others is None or (_numbers(ours) and _numbers(others)):
+        return None
+    votes: dict[tuple[Path, Path], dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for target, source in known:
+        a, b = words_of(target), words_of(source)
+        for i, word in enumerate(a):
+            if word in ours:
+                for j, other in enumerate(b):
+                    if other in others:
+                        votes[(*a[:i], "", *a[i + 1 :]), (*b[:j], "", *b[j + 1 :])][word].add(other)
+    said = {
+        tuple(sorted((word, next(iter(meant))) for word, meant in met.items()))
+        for met in votes.values()
+        if len(met) == len(ours)
+        and all(len(meant) == 1 for meant in met.values())
+        and len(set().union(*met.values())) == len(ours)
+    }
+    if len(said) != 1:
+        return None
+    return {ours[word]: others[other] for word, other in next(iter(said))}
+
+
+def _apart(paths: Sequence[Path]) -> dict[str, Path] | None:
+    """Return word -> path, for paths that differ from each other in one word at the same place; None for others."""
+    cut_up = [words_of(path) for path in paths]
+    if len(paths) < 2 or len({len(words) for words in cut_up}) != 1:
+        return None
+    columns = [column for column in zip(*cut_up, strict=True) if len(set(column)) > 1]
+    if len(columns) != 1 or len(set(columns[0])) < len(paths):
+        return None
+    return dict(zip(columns[0], paths, strict=True))
+
+
+def _numbers(words: Iterable[str]) -> bool:
+    return all(word.isdecimal() for word in words)

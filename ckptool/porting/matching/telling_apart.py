@@ -103,6 +103,15 @@ TELLING: tuple[Rule[Split], ...] = in_order(
         Strength.LIKELY,
     ),
     Rule(
+        "named like its branch",
+        105,
+        "Its name shares a word with the layers along its branch: those that take its output, or give its input.",
+        "`hidden_value` flows into `value`, and `hidden_action` into `action`, whatever the other side calls the two.",
+        lambda matcher: matcher.naming.by_branches(),
+        Strength.LIKELY,
+        when="the forward pass shows which of its look-alikes flows where",
+    ),
+    Rule(
         "named after the layer before",
         110,
         "A norm is named after the layer that it follows.",

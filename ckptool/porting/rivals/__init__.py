@@ -15,7 +15,8 @@ from ..matching.sequences import Sequences
 from ..matching.units import Pair, Unit, block_of
 from ..questions import Question, Reason, ask
 from ..rules import Rule, Strength, in_order
-from .alike import MOST, across_blocks, by_block, look_alikes
+from . import elsewhere
+from .alike import MOST, across_blocks, by_block, in_doubt, look_alikes
 from .belief import Belief
 from .company import Anchors, crossed, in_company
 from .doubting import doubt_both, in_both_directions, left_over, settle, spread
@@ -133,6 +134,15 @@ WEIGHING: tuple[Rule[Callable[[Weighing], None]], ...] = in_order(
         "Both sides count a list around it from opposite ends.",
         "All pairs of the list show it, so equal numbers are no evidence there.",
         lambda weighing: _count_backwards(weighing.pairs),
+    ),
+    Rule(
+        "settled in other blocks",
+        30,
+        "In other blocks, whose pairs have no open questions, the layer at this place has its partner at this "
+        "place, too.",
+        "For example, a block without a shortcut has no third layer that its two layers of one shape could be "
+        "confused with.",
+        lambda weighing: elsewhere.settle(weighing.pairs, in_doubt(weighing.swaps)),
     ),
     Rule(
         "exchanged",

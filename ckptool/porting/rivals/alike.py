@@ -54,6 +54,18 @@ def look_alikes(pairs: Iterable[Pair]) -> Iterator[tuple[Pair, Pair]]:
                     yield one, other
 
 
+def in_doubt(swaps: Swaps) -> set[int]:
+    """Return the `id` of the target of each pair that has a doubt, or that could be swapped with another pair of its
+    block.
+    """
+    found = {id(t) for t, _ in swaps.pairs if t.doubts}
+    for pairs in by_block(swaps.pairs).values():
+        for one, other in look_alikes(pairs):
+            if swaps.reason(one, other) and not swaps.contents.fit_only_so(one, other):
+                found |= {id(one[0]), id(other[0])}
+    return found
+
+
 def across_blocks(swaps: Swaps) -> list[Swap]:
     """Return (pair, pair, question) for look-alikes in different blocks whose names, neighbours or parallel branches
     support a swap.

@@ -1,0 +1,65 @@
+"""Pair layers by the names of other layers along their branch: layers that take their output, or give their input.
+
+`fc_h_v` and `fc_h_a` look alike; `fc_z_v` and `fc_z_a` do not, and are paired. The layer of the model whose output
+flows only into the partner of `fc_z_v` is the partner of `fc_h_v`, whatever the model calls it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
+
+from ..forms.branches import flows_into
+from ..words import words_of
+from .cells import Cells
+from .units import Pair, Path, Unit, block_of
+
+#: Cells of more look-alikes are no branches.
+_MOST = 8
+
+
+def along_branches(cells: Cells) -> dict[int, Hashable]:
+    """Return `id` of a unit -> label, equal for a unit of the target and a unit of the source that are in one branch:
+    the target by the flow of the forward pass, the source by a word in its name.
+
+    All units of a cell get a label, or none does. If the flow of the source's code is known, it has to agree. If not, a
+    name may say what a layer takes and not where its output goes; the caller makes that pair a question.
+    """
+    decided: dict[Path, list[Pair]] = defaultdict(list)
+    for pair in cells.pairs():
+        if not pair[0].doubts:
+            decided[block_of(pair[0].path)].append(pair)
+    labels: dict[int, Hashable] = {}
+    for targets, sources in cells.open():
+        if len(targets) == len(sources) <= _MOST:
+            beside = [pair for block in {block_of(t.path) for t in targets} for pair in decided[block]]
+            found = _found(targets, sources, beside)
+            if len(found) == len({id(s) for s in found.values()}) == len(targets):
+                for t in targets:
+                    labels[id(t)] = labels[id(found[id(t)])] = ("along", found[id(t)].path)
+    return labels
+
+
+def _found(targets: Sequence[Unit], sources: Sequence[Unit], beside: Sequence[Pair]) -> dict[int, Unit]:
+    """Return `id` of a target -> the source whose name shares a word with the partner of a layer along the target's
+    branch. Only words that no other source has count.
+
+    BESIDE has certain pairs of the same blocks. Targets for which several sources, or none, are found are left out.
+    """
+    said = [set(words_of(s.path)) for s in sources]
+    own = [words - set().union(*(other for other in said if other is not words)) for words in said]
+    votes: dict[int, set[int]] = defaultdict(set)
+    directions: tuple[Callable[[Unit, Unit], bool], ...] = (flows_into, lambda t, other: flows_into(other, t))
+    for other, partner in beside:
+        words = set(words_of(partner.path))
+        named = [at for at, telling in enumerate(own) if telling & words]
+        for flows in directions if len(named) == 1 else ():
+            along = [t for t in targets if flows(t, other)]
+            there = sources[named[0]]
+            if len(along) == 1 and (not _followed(there) or flows(there, partner)):
+                votes[id(along[0])].add(named[0])
+    return {t: sources[next(iter(places))] for t, places in votes.items() if len(places) == 1}
+
+
+def _followed(unit: Unit) -> bool:
+    return unit.main.entry.facts.flow is not None

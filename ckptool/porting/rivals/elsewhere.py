@@ -1,0 +1,89 @@
+"""Use a block without doubts for a block with doubts: equal places of two blocks go to equal places of their sources.
+
+In a block without a shortcut, a layer may be the only one of its shape; in the next block the shortcut has that shape,
+too. `classes` compares blocks of equal shapes before any order counts. Here blocks with one name are compared, when all
+other evidence has been used.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+
+from ..matching.evidence import Evidence, Kind, Told
+from ..matching.series import Relation
+from ..matching.units import Pair, Path, around, without_digits
+
+#: The names of a block of the target and of its counterpart, without their numbers.
+_Kinds = tuple[Path, Path]
+
+
+def settle(pairs: list[Pair], doubtful: Collection[int]) -> None:
+    """Exchange the sources of two pairs that may be swapped, if in other blocks the same places are paired the other
+    way round. Pairs that other blocks confirm note it.
+
+    Args:
+        pairs: (target, source), changed in place.
+        doubtful: the `id` of each target whose pair may be swapped.
+    """
+    blocks: dict[Path, list[int]] = defaultdict(list)
+    for at, (t, _) in enumerate(pairs):
+        for depth, component in enumerate(t.path[:-1]):
+            if _is_counted(component):
+                blocks[t.path[: depth + 1]].append(at)
+    relations: dict[_Kinds, Relation[Path]] = defaultdict(Relation)
+    counterparts = {block: _blocks_around([pairs[at][1].path for at in held]) for block, held in blocks.items()}
+    for block, held in blocks.items():
+        certain = [pairs[at] for at in held if id(pairs[at][0]) not in doubtful]
+        for counterpart in counterparts[block]:
+            relation = relations[without_digits(block), without_digits(counterpart)]
+            for t, s in certain:
+                relation.add(t.path[len(block) :], s.path[len(counterpart) :])
+    known = {kinds: relation.sure() for kinds, relation in relations.items() if relation.holds()}
+    for block, held in blocks.items():
+        if all(id(pairs[at][0]) not in doubtful for at in held):
+            continue
+        for counterpart in counterparts[block]:
+            kinds = (without_digits(block), without_digits(counterpart))
+            if known.get(kinds):
+                _settle_block(pairs, held, block, counterpart, known[kinds], kinds)
+                break
+
+
+def _settle_block(
+    pairs: list[Pair], held: Sequence[int], block: Path, counterpart: Path, known: Mapping[Path, Path], kinds: _Kinds
+) -> None:
+    holder = {pairs[at][1].path: at for at in held}
+    confirmed: dict[int, Path] = {}
+    for at in held:
+        t, s = pairs[at]
+        place = known.get(t.path[len(block) :])
+        wanted = None if place is None else holder.get((*counterpart, *place))
+        if wanted is None or pairs[wanted][0].colour != t.colour or wanted in confirmed:
+            continue
+        if wanted != at:
+            t2, s2 = pairs[wanted]
+            pairs[at], pairs[wanted] = (t, s2), (t2, s)
+            holder[s.path], holder[s2.path] = wanted, at
+            for unit in (t, t2):
+                unit.evidence = [Evidence(Kind.OTHER_BLOCKS)]
+                unit.told.append(Told("settled in other blocks", str(unit.evidence[0]), 2, 1, ()))
+        confirmed[at] = t.path[len(block) :]
+    about = (block, *kinds)
+    colours = {pairs[at][0].colour for at in confirmed}
+    for at in held:
+        if pairs[at][0].colour in colours:
+            pairs[at][0].settled[about] = confirmed.get(at, ())
+
+
+def _blocks_around(paths: Sequence[Path]) -> list[Path]:
+    """Return the paths of the numbered modules around all PATHS, the innermost first.
+
+    A block whose units are all in one numbered part (`stage.1.branch2`) is compared with other blocks as a whole, too.
+    """
+    shared = around(paths)
+    return [shared[:at] for at in range(len(shared), 0, -1) if _is_counted(shared[at - 1])]
+
+
+def _is_counted(component: str) -> bool:
+    return any(map(str.isdigit, component))
