@@ -168,7 +168,7 @@ def transfer(
     from ..model_code.building import signature_for
     from ..model_code.inputs import read_inputs
     from .applying import open_source, require_types
-    from .holes.input_channels import by_rule
+    from .holes.remedies import by_rule
     from .sources import by_position, match_signature, require_fit
 
     given, own = read_inputs(inputs), read_inputs(source_inputs, "--source-input")
@@ -251,7 +251,7 @@ def load_into(
     from ..model_code.building import fill, require_model, unwrapped
     from ..sharding.into_memory import naming_the_rank
     from .applying import apply, open_source, require_types
-    from .holes.input_channels import by_rule
+    from .holes.remedies import by_rule
     from .refusal import require_accepted
     from .same_names import by_same_names
 

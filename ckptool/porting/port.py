@@ -17,8 +17,7 @@ from . import expression as ex
 from .equal_blocks import shortened
 from .expression import Expr, Shape
 from .forms.canonical import canonical
-from .forms.copies import copies, doubt_copies
-from .forms.doubles import called_as_in
+from .forms.copies import called_as_in, copies, doubt_copies
 from .forms.pieces import squeezed, substituted
 from .holes.background import doubt_background
 from .holes.conventions import doubt_conventions

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
-from .reasons import Reason
-from .topics import Topic
+from .reasons import Reason, Topic
 
 T = TypeVar("T")
 S = TypeVar("S")

@@ -2,14 +2,29 @@
 
 A sentence says what is uncertain and what was done, then what to check or to type. `the alternative below` is the first
 option, which the report shows after `or`. No rule reads a sentence. Reasons of the topic `LEFT` are no questions: they
-say why a key has no source.
+say why a key has no source. The topic of a reason lets a later rule answer the question, whichever rule asked.
 """
 
 from __future__ import annotations
 
 from enum import Enum
 
-from .topics import Topic
+
+class Topic(Enum):
+    """The topic of a question, so that a later rule can answer the question; the text says what the question is about,
+    and what answers it.
+    """
+
+    ORDER = "which of several look-alikes it is, by orders; answered if no swap fits"
+    PARTS = "which of several equal blocks it is in; answered if no swap fits"
+    #: Excluding the swaps of single layers does not answer it.
+    COUNT = "from which end blocks are counted"
+    #: Its rows are outputs (as in torch.nn.Linear) or inputs.
+    TURNED = "whether a matrix is transposed"
+    LAYOUT = "how a projection stores its parts; answered if the model joins them again"
+    OTHER = "all else; answered by the user or a proof"
+    #: A fact about a key, not a question: there is nothing to answer.
+    LEFT = "why a key has no source"
 
 
 class Reason(Enum):
@@ -135,12 +150,6 @@ class Reason(Enum):
         "{} of the source would have each other's tensor; check which of these two tensors the source's code uses in "
         "this layer, and if it is not the chosen one, exchange the tensors of the two layers (among the alternatives "
         "below)",
-    )
-    IN_ANOTHER_MODULE = (
-        Topic.OTHER,
-        "the other layers of the model's module {} come from the module of this name in the source, but this layer "
-        "comes from another module; check in the source's code which module it belongs to, and correct a wrong pair "
-        "with --hint OLD=NEW",
     )
     WANTED_ELSEWHERE = (
         Topic.OTHER,

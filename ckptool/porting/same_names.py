@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import CheckpointError
 from . import expression as ex
-from .forms.between.axes import is_foreign
+from .forms.axes import is_foreign
 from .mapping import Entry, Mapping
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from . import expression as ex
 from .applying import open_source
 from .bounds import likely, require_size, stand_ins, under
 from .expression import Expr
-from .forms.doubles import doubles
+from .forms.copies import doubles
 from .forms.nameless import doubt_order, named_by_position
 from .forms.own_code import named_alike
 from .forms.ranks import joined_ranks

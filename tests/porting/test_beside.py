@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sides import found, lazy_tensor, pairing, signature, wanted
 
-from ckptool.porting.forms.doubles import called_as_in, doubles
+from ckptool.porting.forms.copies import called_as_in, doubles
 from ckptool.porting.port import port
 
 
@@ -77,15 +77,6 @@ def test_a_norm_before_a_layer_of_other_sizes_is_known_by_its_place() -> None:
     made = pairing(port(signature(source), wanted(target, used=list(target))))
     assert made["window.weight"] == "reshape(fc1.weight, 8, 6, 2, 2)"
     assert {leaf: made[f"t.2.{leaf}"] for leaf in NORM} == {leaf: f"n.{leaf}" for leaf in NORM}
-
-
-def test_what_is_next_in_a_row_of_layers_is_next_in_the_model() -> None:
-    body = {"body.0.weight": (6, 6, 3, 3), "body.1.weight": (6,)}
-    source = {"stem.0.weight": (6, 3, 3, 3), "stem.1.weight": (6,), "extra.t": (1,), "extra.u": (1,)} | body
-    target = {"first.weight": (6, 3, 3, 3), "act.weight": (6,), "mix.weight": (6, 6, 3, 3), "late.weight": (6,)}
-    made = port(signature(source), wanted(target, used=list(target)))
-    assert found(made, "act.weight").expr is not None
-    assert str(found(made, "act.weight").expr) == "stem.1.weight"
 
 
 def test_the_norm_of_a_new_head_is_not_that_of_the_old_one() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ckptool.porting.divergence import divergence_table
+from ckptool.porting.mapping_text import divergence_table
 
 _LONG = "text_encoder_backbone.transformer_layers"
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sides import lazy_tensor
 
-from ckptool.porting.forms.doubles import doubles
+from ckptool.porting.forms.copies import doubles
 
 
 def tensors(layers: dict[str, dict[str, Any]]) -> dict[str, Any]:

@@ -69,15 +69,6 @@ def test_positions_of_the_class_and_of_patches_stand_in_one_table_beside_a_token
     assert made["class_token"].status == "mapped"
 
 
-def test_kernels_that_lie_in_a_row_of_a_matrix_each_are_those_of_a_list() -> None:
-    source = arrays({"stem.weight": (4, 3, 3, 3), "mix.weight": (3, 5 * 4 * 9), "route.weight": (3, 4)})
-    target = {"stem.weight": (4, 3, 3, 3), "route.weight": (3, 4)}
-    made = worked_out(source, target | {f"mix.experts.{n}.weight": (5, 4, 3, 3) for n in range(3)})
-    for n in range(3):
-        kernel = source["mix.weight"][n].reshape(5, 4, 3, 3)
-        np.testing.assert_array_equal(made[f"mix.experts.{n}.weight"].values, kernel)
-
-
 def test_experts_that_a_model_has_side_by_side_are_added_up_by_what_gives_the_results() -> None:
     source = arrays({f"experts.{n}.{name}.weight": (7, 6) for n in range(2) for name in ("gate_proj", "up_proj")})
     source |= arrays({f"experts.{n}.down_proj.weight": (6, 7) for n in range(2)})

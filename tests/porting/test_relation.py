@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptool.porting.matching.relation import Relation
-from ckptool.porting.matching.series import Ways
+from ckptool.porting.matching.series import Relation, Ways
 
 COUPLES = st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from("wxyz")))
 

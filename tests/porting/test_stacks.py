@@ -112,26 +112,6 @@ def test_a_stack_beside_another_parameter_is_a_list_and_the_bias_of_its_module_i
             assert line == f"select(transpose(conv{n + 1}.weight), 0, {kind})"
 
 
-def test_the_members_of_one_tensor_come_from_one_layer_of_all_members_of_the_other_side() -> None:
-    source: dict[str, tuple[int, ...]] = {}
-    for n in range(5):
-        for layer, (rows, columns) in (
-            ("trunk.0", (16, 8)),
-            ("trunk.2", (16, 16)),
-            ("trunk.4", (16, 16)),
-            ("head", (14, 16)),
-        ):
-            source |= {f"members.{n}.{layer}.weight": (rows, columns), f"members.{n}.{layer}.bias": (rows,)}
-    target: dict[str, tuple[int, ...]] = {}
-    for layer, (rows, columns) in {"0.0": (8, 16), "1.0": (16, 16), "2.0": (16, 16)}.items():
-        target |= {f"hidden.{layer}.weight": (5, rows, columns), f"hidden.{layer}.bias": (5, 1, columns)}
-    target |= {"out.weight": (5, 16, 14), "out.bias": (5, 1, 14)}
-    made = pairing(port(signature(source), wanted(target, used=target)))
-    for layer, trunk in (("1.0", "trunk.2"), ("2.0", "trunk.4")):
-        members = ", ".join(f"members.{n}.{trunk}.weight" for n in range(5))
-        assert made[f"hidden.{layer}.weight"] == f"transpose(stack({members}))"
-
-
 @pytest.mark.parametrize("shape", [(3,), (3, 1), (1, 3, 1)])
 def test_single_numbers_in_a_list_are_the_numbers_of_one_parameter(shape: tuple[int, ...]) -> None:
     source = {f"scales.{n}.scale": np.array([n + 0.5]) for n in (2, 0, 1)} | {"head.weight": np.ones((4, 6))}

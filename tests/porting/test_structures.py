@@ -494,26 +494,6 @@ def test_names_that_count_nothing_stay_whole() -> None:
 # -- layers that the other side holds in another form
 
 
-def test_transposed_convolutions_over_one_pixel_are_linear_layers_turned_as_their_biases_say() -> None:
-    source = {"mid.weight": (16, 16, 1, 1), "mid.bias": (16,)}
-    target = {"mid.weight": (16, 16), "mid.bias": (16,)}
-    for n, (inputs, outputs) in enumerate([(32, 16), (16, 16), (16, 8)]):
-        source |= {f"up.{n}.conv.weight": (inputs, outputs, 1, 1), f"up.{n}.conv.bias": (outputs,)}
-        target |= {f"rise.{n}.linear.weight": (outputs, inputs), f"rise.{n}.linear.bias": (outputs,)}
-    source |= {"out.weight": (16, 8, 1, 1), "out.bias": (16,)}
-    target |= {"out.weight": (16, 8), "out.bias": (16,)}
-    mapping = port(signature(source), wanted(target))
-    assert mapping.is_sure
-    made = pairing(mapping)
-    for n, rows in enumerate((32, 16, 16)):
-        assert made[f"rise.{n}.linear.weight"] == f"transpose(reshape(up.{n}.conv.weight, {rows}, {(16, 16, 8)[n]}))"
-    assert made["mid.weight"] == "reshape(mid.weight, 16, 16)"
-    assert made["out.weight"] == "reshape(out.weight, 16, 8)"
-    back = port(signature(target), wanted(source))
-    assert back.is_sure
-    assert pairing(back)["up.2.conv.weight"] == "reshape(transpose(rise.2.linear.weight), 16, 8, 1, 1)"
-
-
 def test_parts_that_differ_in_their_last_word_are_joined_in_the_order_that_the_name_of_the_whole_spells() -> None:
     shapes = {"attend.mix": "krvg", "feed.mix": "kr"}
     source = {

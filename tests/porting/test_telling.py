@@ -12,8 +12,8 @@ from sides import found, pairing, signature, wanted
 
 from ckptool.model_code.signature import Facts, Flow
 from ckptool.porting.forms.roles import counted_by_letters
+from ckptool.porting.matching.series import translation
 from ckptool.porting.matching.units import hard_conflict
-from ckptool.porting.matching.word_translation import translation
 from ckptool.porting.port import port
 from ckptool.porting.words import words_of
 

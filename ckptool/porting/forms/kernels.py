@@ -75,28 +75,6 @@ def _laid(shape: Shape, way: _Way) -> Shape:
     return tuple(shape[d] for d in way(len(shape)))
 
 
-def turn_transposed(one: Canon, other: Canon) -> None:
-    """Turn transposed convolutions of ONE over one pixel ([in, out, 1, 1]) into the linear layers that OTHER has.
-
-    The length of the bias shows which size is the outputs; kernels without a bias, and square kernels, follow the
-    others of their list.
-    """
-    theirs = Counter(squeezed(p.shape) for p in other.pieces.values() if p.role == "weight")
-    flat: dict[tuple[str, ...], list[Piece]] = defaultdict(list)
-    for piece in one.pieces.values():
-        if piece.role == "weight" and len(piece.shape) > 2 and not squeezed(piece.shape[2:]):
-            flat[_unnumbered(piece.path)].append(piece)
-    for kernels in flat.values():
-        votes: Counter[bool] = Counter()
-        for piece in kernels:
-            bias = one.pieces.get(piece.name.beside("bias"))
-            if bias is not None and piece.shape[0] != piece.shape[1]:
-                votes[bias.shape == piece.shape[1:2] and theirs[squeezed(piece.shape[1::-1])] > 0] += 1
-        if votes[True] and not votes[False]:
-            for piece in kernels:
-                _turned(one, piece)
-
-
 def turn_kernels(source: Canon, target: Canon) -> None:
     """Swap and flip kernels of transposed convolutions of the source ([in, out, k, k]) for a model that has only plain
     convolutions.
@@ -164,18 +142,6 @@ def _called_transposed(piece: Piece) -> bool:
 
 def _flipped(e: Expr, *, rank: int) -> Expr:
     return ex.flip(ex.permute(e, 1, 0, *range(2, rank)), *range(2, rank))
-
-
-def _turned(one: Canon, piece: Piece) -> None:
-    rows, columns = piece.shape[:2]
-
-    def down(e: Expr) -> Expr:
-        return ex.transpose(ex.reshape(e, (rows, columns)))
-
-    def up(e: Expr) -> Expr:
-        return ex.reshape(ex.transpose(e), piece.shape)
-
-    one.become(piece, [(replace(piece, shape=(columns, rows)), down)], up)
 
 
 def _unnumbered(path: tuple[str, ...]) -> tuple[str, ...]:

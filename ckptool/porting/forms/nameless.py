@@ -15,7 +15,7 @@ from itertools import permutations
 from ...keys.known_buffers import is_counter
 from ...model_code.signature import Entry, Signature
 from ..mapping import Mapping
-from ..matching.places import block_of
+from ..matching.units import block_of
 from ..questions import Reason, ask
 from .roles import components
 

@@ -19,7 +19,7 @@ from .. import expression as ex
 from ..expression import Expr, Shape
 from ..mapping import Mapping as Port
 from ..questions import Question, Reason, ask
-from .doubles import are_equal
+from .copies import are_equal
 from .pieces import squeezed, substituted
 from .projections import fused_by_name
 

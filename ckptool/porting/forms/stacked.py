@@ -7,7 +7,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import prod
 
 from .. import expression as ex
 from ..expression import Expr, Shape
@@ -33,7 +32,6 @@ def unstack(one: Canon, other: Canon) -> None:
         return
     _unstack_vectors(one, other)
     _stand_up(one, other)
-    _unfold(one, other)
     theirs = Counter(squeezed(p.shape) for p in other.pieces.values())
     own = Counter(squeezed(p.shape) for p in one.pieces.values())
     groups: dict[tuple[tuple[str, ...], int], list[Piece]] = defaultdict(list)
@@ -220,22 +218,6 @@ def _side_by_side(one: Canon, piece: Piece, n: int) -> None:
         return ex.reshape(ex.permute(e, 1, 0, 2), piece.shape)
 
     one.become(piece, [(replace(piece, shape=(n, rows, columns)), down)], up)
-
-
-def _unfold(one: Canon, other: Canon) -> None:
-    """Reshape matrices of ONE, [n, out * in * height * width], with a whole kernel in each row, to stacks of kernels.
-
-    This is done only if OTHER has a list of N kernels of one such size, and no tensor of the present sizes.
-    """
-    theirs = Counter(squeezed(p.shape) for p in other.pieces.values())
-    kernels: dict[tuple[int, int], set[Shape]] = defaultdict(set)
-    for found in lists_of(other):
-        if found.role == "weight" and len(found.shape) > 2 and len(squeezed(found.shape)) > 1:
-            kernels[found.length, prod(found.shape)].add(found.shape)
-    for piece in list(one.pieces.values()):
-        shapes = kernels.get(piece.shape, set()) if len(piece.shape) == 2 and piece.role == "weight" else set()
-        if len(shapes) == 1 and not theirs[piece.shape]:
-            _as_stack(one, piece, (piece.shape[0], *next(iter(shapes))))
 
 
 def _turned(members: list[Piece], inside: set[Shape], called: dict[str, set[Shape]]) -> Counter[bool]:

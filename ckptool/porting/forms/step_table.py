@@ -11,24 +11,22 @@ from collections.abc import Callable
 from ..rules import Rule, Strength, in_order
 from .adapters import merge_adapters
 from .affine import join_affine
-from .between.stated import take_what_is_stated
 from .biases import attach_biases, divide_biases
-from .exported import name_exported
 from .fused import missing_key_bias, split_again, split_by_initials, split_first
 from .gates import join_gates, of_recurrent_kernels
-from .heads import flat_heads, flat_vectors
+from .heads import add_key_biases, flat_heads, flat_vectors, repeat_shared_heads
 from .implied import IMPLIED, count_letters, forget_plain_words
 from .joining import join_parts
 from .joining.complex_parts import join_complex_parts
-from .kernels import channels_first, lay_down, turn_kernels, turn_transposed
+from .kernels import channels_first, lay_down, turn_kernels
 from .layouts import follow_names, general_dense, turn_all, turn_bare_matrices, turn_by_vote
 from .permuted import permute
 from .pieces import Canon
 from .reparametrized import merge_masks, merge_norms, take_unknown_as_plain
 from .scanned import divide_layers
-from .shared_heads import add_key_biases, repeat_shared_heads
 from .sides import cut_sides
 from .stacked import unstack, unstack_together
+from .stated import name_exported, take_what_is_stated
 
 #: What a step does with (source, target).
 Step = Callable[[Canon, Canon], None]
@@ -300,13 +298,6 @@ STEPS: tuple[Rule[Step], ...] = in_order(
         "A kernel over a whole row of one channel became one over its columns as channels.",
         "A 2d convolution whose kernel is as wide as its input computes the same as a 1d convolution.",
         each(lay_down),
-    ),
-    Rule(
-        "transposed convolutions",
-        370,
-        "A transposed convolution over one pixel became a linear layer.",
-        "For one pixel, both multiply the input with one matrix, and one of them stores it transposed.",
-        each(turn_transposed),
     ),
     Rule(
         "transposed kernels",

@@ -6,8 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from ..expression import Shape
-from ..matching.places import Path
-from ..matching.units import Unit
+from ..matching.units import Path, Unit
 
 #: A block of fewer layers than this is no block: any list of equal layers would be one.
 _LAYERS = 4

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from .. import expression as ex
 from ..expression import Expr, Shape
-from ..matching.places import around
-from ..matching.units import Unit, hard_conflict, template
+from ..matching.units import Unit, around, hard_conflict, template
 from ..questions import Question, Reason, ask, ask_code
 from ..words import label, table
 

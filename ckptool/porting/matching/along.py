@@ -12,8 +12,7 @@ from collections.abc import Callable, Hashable, Sequence
 from ..forms.branches import flows_into
 from ..words import words_of
 from .cells import Cells
-from .places import Path, block_of
-from .units import Pair, Unit
+from .units import Pair, Path, Unit, block_of
 
 #: Cells of more look-alikes are no branches.
 _MOST = 8

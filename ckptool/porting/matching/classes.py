@@ -11,8 +11,8 @@ from functools import partial
 
 from .cells import Cells, of
 from .evidence import Evidence, Kind
-from .relation import Relation
 from .scopes import Scopes
+from .series import Relation
 from .units import Unit
 
 _Path = tuple[str, ...]

@@ -16,8 +16,7 @@ from itertools import combinations, pairwise
 from ..words import table, words_of
 from .cells import Cells
 from .counting import Row, direction, rows
-from .relation import Relation
-from .series import NUMBER, Series
+from .series import NUMBER, Relation, Series
 from .units import Unit
 
 #: Lists with more members than this are no levels.

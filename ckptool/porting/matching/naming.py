@@ -16,10 +16,8 @@ from .counting import turned
 from .evidence import Evidence, Kind
 from .levels import Levels
 from .owners import Owners
-from .relation import Relation
-from .series import Series, Ways, common
+from .series import Relation, Series, Ways, common, translation
 from .units import Pair, Unit, hard_conflict, similarity, template
-from .word_translation import translation
 
 #: A prefix of the target, one of the source, and the path below both.
 Exact = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]

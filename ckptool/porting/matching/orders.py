@@ -13,11 +13,22 @@ from .cells import Cells, of
 from .counting import counted, rows
 from .evidence import Evidence, Kind
 from .neighbours import Neighbours
-from .places import Path, block_of
 from .scopes import Scopes
 from .sequences import Sequences
 from .series import common
-from .units import SOME, Unit, label_of, number_ranks, related, same_numbers, series, similarity, tables_of_words
+from .units import (
+    SOME,
+    Path,
+    Unit,
+    block_of,
+    label_of,
+    number_ranks,
+    related,
+    same_numbers,
+    series,
+    similarity,
+    tables_of_words,
+)
 
 #: An order of which less than this share agrees says little on its own.
 _LITTLE = 0.6
@@ -282,24 +293,6 @@ class Orders:
         side has a partner.
         """
         return any(self._is_last(t, s, ts, ss) for _, ts, ss in self.sequences.all())
-
-    def goes_on(self, t: Unit, s: Unit) -> bool:
-        """Return whether, in every order, T and S directly follow a pair, and S is the next layer in the row of that
-        pair's source: `stem.2` after `stem.1`.
-        """
-        if not self.sequences.ordered or not s.last.isdecimal():
-            return False
-        for _, targets, sources in self.sequences.all():
-            before, earlier = (
-                self.sequences.neighbours(targets)[0].get(id(t)),
-                self.sequences.neighbours(sources)[0].get(id(s)),
-            )
-            if not isinstance(before, Unit) or not isinstance(earlier, Unit):
-                return False
-            in_row = earlier.path[:-1] == s.path[:-1] and earlier.last == str(int(s.last) - 1)
-            if before.cell != earlier.cell or before.cell not in self.cells.pair_of or before.doubts or not in_row:
-                return False
-        return True
 
     def _fits_between(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> bool:
         before_t, after_t = self.sequences.neighbours(targets)

@@ -14,9 +14,8 @@ from .counting import counted, rows
 from .evidence import Evidence, Kind
 from .levels import Levels
 from .sequences import Sequences
-from .series import Ways, common, members_of, series_of
+from .series import Ways, common, members_of, series_of, translation
 from .units import Unit, number_ranks, same_numbers
-from .word_translation import translation
 
 _Path = tuple[str, ...]
 

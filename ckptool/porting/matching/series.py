@@ -1,18 +1,24 @@
-"""Numbered names: a rule that some members of a series show holds for the others.
+"""Relations that pairs show, and numbered names: a rule that some members of a series show holds for the others.
 
 A path belongs to a series for each of its numbers: `blocks.3.norm1` to `blocks.{}.norm1` with 3, and to
 `blocks.3.norm{}` with 1. If two members of a series are paired with two of another series, the rule between the numbers
-is known: equal, shifted, or counted from the other end.
+is known: equal, shifted, or counted from the other end. A relation takes places of the target to one place of the
+source each, and back. Code builds blocks from a class, so a relation from one block holds in the others. Callers decide
+what a place is: a path without its numbers, a name with its neighbours, a path inside of a module of a class.
+
+Words and numbers that tell look-alikes apart are translated in the same way: if `lateral_fine` is known to be `output1`
+and `lateral_mid` to be `output2`, these mean the same for `smooth_fine` and `merge1`.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-from .relation import Relation
+from ..words import words_of
 
 #: A number in a path.
 NUMBER = re.compile(r"\d{1,8}")
@@ -141,3 +147,102 @@ def parent(series: Series) -> str:
     place = next(i for i, component in enumerate(components) if "{}" in component)
     head = ".".join(components[:place])
     return head if components[place] != "{}" else ".".join(components[: place - 1])
+
+
+P = TypeVar("P", bound=Hashable)
+
+
+class Relation(Generic[P]):
+    """Notes which places of the target correspond to which places of the source, and which of these have no exception.
+
+    A place is any value that describes where a unit is, such as the path of its module without numbers.
+    Args:
+        couples: the places of pairs, as (place of the target, place of the source).
+    """
+
+    def __init__(self, couples: Iterable[tuple[P, P]] = ()) -> None:
+        self._there: dict[P, set[P]] = defaultdict(set)
+        self._back: dict[P, set[P]] = defaultdict(set)
+        for own, theirs in couples:
+            self.add(own, theirs)
+
+    def add(self, own: P, theirs: P) -> None:
+        """Note the place OWN of the target and THEIRS of the source of one pair."""
+        self._there[own].add(theirs)
+        self._back[theirs].add(own)
+
+    def sure(self) -> dict[P, P]:
+        """Return place of the target -> place of the source, for places that always go together."""
+        return {own: there for own, (there, *more) in self._there.items() if not more and len(self._back[there]) == 1}
+
+    def holds(self) -> bool:
+        """Return whether every place goes to one place only. If not, the modules of the two sides are not of
+        one class.
+        """
+        return len(self.sure()) == len(self._there)
+
+    def labels(self, targets: Mapping[int, P], sources: Mapping[int, P]) -> dict[int, P]:
+        """Return `id` of a unit -> label, equal for units of TARGETS and SOURCES whose places always go together; other
+        units are left out.
+
+        Args:
+            targets, sources: `id` of a unit -> its place.
+        """
+        sure = self.sure()
+        images = set(sure.values())
+        found = {target: sure[place] for target, place in targets.items() if place in sure}
+        return found | {source: place for source, place in sources.items() if place in images}
+
+
+Path = tuple[str, ...]
+
+
+def translation(
+    own: Sequence[Path], theirs: Sequence[Path], known: Iterable[tuple[Path, Path]]
+) -> dict[Path, Path] | None:
+    """Return which of several look-alikes of the target is which of the source, by the words that tell them apart.
+
+    Known pairs show which word of the target means which word of the source: if `left` is `l` elsewhere, it is here.
+    Args:
+        own, theirs: paths of equally many parts of each side.
+        known: paths of pairs, (of the target, of the source).
+    Returns:
+        Path of the target -> path of the source. None if the parts do not differ by one word each, if numbers tell them
+        apart on both sides, or if the known pairs show no translation, or several.
+    """
+    ours, others = _apart(own), _apart(theirs)
+    if ours is None or others is None or (_numbers(ours) and _numbers(others)):
+        return None
+    votes: dict[tuple[Path, Path], dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for target, source in known:
+        a, b = words_of(target), words_of(source)
+        for i, word in enumerate(a):
+            if word in ours:
+                for j, other in enumerate(b):
+                    if other in others:
+                        votes[(*a[:i], "", *a[i + 1 :]), (*b[:j], "", *b[j + 1 :])][word].add(other)
+    said = {
+        tuple(sorted((word, next(iter(meant))) for word, meant in met.items()))
+        for met in votes.values()
+        if len(met) == len(ours)
+        and all(len(meant) == 1 for meant in met.values())
+        and len(set().union(*met.values())) == len(ours)
+    }
+    if len(said) != 1:
+        return None
+    return {ours[word]: others[other] for word, other in next(iter(said))}
+
+
+def _apart(paths: Sequence[Path]) -> dict[str, Path] | None:
+    """Return word -> path, for paths that differ from each other in one word at the same place; None for others."""
+    cut_up = [words_of(path) for path in paths]
+    if len(paths) < 2 or len({len(words) for words in cut_up}) != 1:
+        return None
+    columns = [column for column in zip(*cut_up, strict=True) if len(set(column)) > 1]
+    if len(columns) != 1 or len(set(columns[0])) < len(paths):
+        return None
+    return dict(zip(columns[0], paths, strict=True))
+
+
+def _numbers(words: Iterable[str]) -> bool:
+    return all(word.isdecimal() for word in words)

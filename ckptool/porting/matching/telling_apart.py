@@ -200,11 +200,6 @@ def _by_neighbours(matcher: Matcher, t: Unit, s: Unit) -> bool | None:
     return True if matcher.orders.between(t, s) else None
 
 
-def _by_row(matcher: Matcher, t: Unit, s: Unit) -> bool | None:
-    own, theirs = matcher.alike(t)
-    return True if own == theirs and t.pieces.keys() == s.pieces.keys() and matcher.orders.goes_on(t, s) else None
-
-
 def _by_end(matcher: Matcher, t: Unit, s: Unit) -> bool | None:
     alone = matcher.alike(t) == (1, 1) or any(e.is_rank for e in t.evidence)
     return True if alone and matcher.orders.at_the_end(t, s) else None
@@ -253,14 +248,6 @@ SUPPORT: tuple[Rule[Support], ...] = in_order(
         "The two layers are between the same pairs on both sides.",
         "No other layer on either side has this place.",
         _by_neighbours,
-    ),
-    Rule(
-        "next in its row",
-        70,
-        "The two layers directly follow a pair, in the same row of layers.",
-        "`stem.2` follows `stem.1`.",
-        _by_row,
-        when="both sides have equally many layers of this shape",
     ),
     Rule(
         "only the end differs",

@@ -28,7 +28,6 @@ from ..applying import open_source
 from ..mapping import Mapping
 from ..questions import Reason
 from .causes import Codes
-from .colours import doubt_colours
 from .flow import Flow
 from .progress import PATIENCE, Progress, Tell
 from .recorder import follow
@@ -37,7 +36,7 @@ from .same_inputs import SEED, SameInputs, in_plain_places, same_inputs
 from .settle import nothing_compared, settle
 from .source_code import OwnCode, adapter_factors, built, load_own
 from .trial import Trial
-from .turned import doubt_turned
+from .unseen_orders import doubt_colours, doubt_turned
 from .verdict import Verdict, judge
 
 #: Of further inputs, on which what was found has to hold as well.

@@ -33,7 +33,7 @@ from .layers import layers
 from .measure import Measured
 from .other_settings import Setting, layer_of
 from .trial import Trial
-from .turned import doubt_turned
+from .unseen_orders import doubt_turned
 from .verdict import Verdict, apart, behind_new_keys, given_by, judge, shown_by
 
 

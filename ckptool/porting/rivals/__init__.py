@@ -11,17 +11,16 @@ from collections.abc import Callable, Iterable
 
 from ..matching.counting import backwards, rows
 from ..matching.match import Matching
-from ..matching.places import block_of
 from ..matching.sequences import Sequences
-from ..matching.units import Pair, Unit
+from ..matching.units import Pair, Unit, block_of
 from ..questions import Question, Reason, ask
 from ..rules import Rule, Strength, in_order
 from . import elsewhere
-from .alike import MOST, across_blocks, by_block, in_doubt, look_alikes, out_of_place
+from .alike import MOST, across_blocks, by_block, in_doubt, look_alikes
 from .belief import Belief
 from .company import Anchors, crossed, in_company
 from .doubting import doubt_both, in_both_directions, left_over, settle, spread
-from .exchange import keep_together, rearrange, take_up
+from .exchange import rearrange, take_up
 from .names import by_names, held_so
 from .swaps import Swaps
 
@@ -62,16 +61,6 @@ def weigh(matching: Matching, sequences: Sequences) -> None:
     weighing = Weighing(matching, sequences)
     for rule in WEIGHING:
         rule.run(weighing)
-
-
-def _ask_about_places(weighing: Weighing) -> None:
-    for (t, _), module in out_of_place(weighing.pairs):
-        t.ask(ask(Reason.IN_ANOTHER_MODULE, ".".join(module)))
-
-
-def _keep_together(weighing: Weighing) -> None:
-    keep_together(weighing.pairs)
-    weighing.swaps.see_branches()
 
 
 def _count_backwards(pairs: list[Pair]) -> None:
@@ -164,14 +153,6 @@ WEIGHING: tuple[Rule[Callable[[Weighing], None]], ...] = in_order(
         Strength.LIKELY,
     ),
     Rule(
-        "members of one tensor",
-        50,
-        "Its source was exchanged so that one layer of the file fills all members of a tensor.",
-        "Most of the members come from that layer.",
-        _keep_together,
-        Strength.LIKELY,
-    ),
-    Rule(
         "swaps in its block",
         60,
         "The evidence is as good if the pair exchanges tensors with a look-alike in its block.",
@@ -193,14 +174,6 @@ WEIGHING: tuple[Rule[Callable[[Weighing], None]], ...] = in_order(
         "A question about orders was answered, because no swap with a look-alike would fit.",
         "Names, contents or neighbours exclude every swap, whatever the orders say.",
         lambda weighing: settle(weighing.matching, weighing.swaps),
-    ),
-    Rule(
-        "out of its module",
-        100,
-        "The other layers of its module come from one module of the file, and this layer does not.",
-        "Both sides have both modules, and all other layers of the one are paired with layers of the other.",
-        _ask_about_places,
-        Strength.OPEN,
     ),
     Rule(
         "as most of its part",

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import combinations
 
 from ..forms.branches import beside
-from ..matching.evidence import Kind
-from ..matching.places import Path, block_of
-from ..matching.units import Pair, Unit, series
+from ..matching.units import Pair, Path, Unit, block_of, series
 from ..questions import Question, Reason, ask
 from .company import crossed, in_company
 from .names import by_names
@@ -135,30 +133,3 @@ def _kinds(pairs: list[Pair]) -> dict[object, dict[object, list[Pair]]]:
     for pair in pairs:
         kinds[pair[0].colour][(series(pair[0]), series(pair[1]))].append(pair)
     return kinds
-
-
-def out_of_place(pairs: Sequence[Pair]) -> Iterator[tuple[Pair, Path]]:
-    """Yield (pair, module) for each pair whose source is outside of the module of this name, although all other pairs
-    of this module of the target are inside of it on both sides.
-    """
-    held: tuple[dict[Path, list[int]], ...] = defaultdict(list), defaultdict(list)
-    for at, pair in enumerate(pairs):
-        for side, unit in enumerate(pair):
-            for depth in range(1, len(unit.path)):
-                held[side][unit.path[:depth]].append(at)
-
-    def home(at: int, side: int) -> Path | None:
-        path = pairs[at][side].path
-        around = next((path[:n] for n in range(len(path) - 1, 0, -1) if len(held[side][path[:n]]) > _SHOWN), None)
-        others = (pairs[i][1 - side].path for i in held[side][around or ()] if i != at)
-        return around if around and all(other[: len(around)] == around for other in others) else None
-
-    for at, (t, s) in enumerate(pairs):
-        if t.told_by(Kind.NAME) or t.doubts or (own := home(at, 0)) is None or (theirs := home(at, 1)) is None:
-            continue
-        if s.path[: len(own)] != own and t.path[: len(theirs)] != theirs:
-            yield (t, s), own
-
-
-#: So much else in a module shows where what is in it comes from.
-_SHOWN = 3

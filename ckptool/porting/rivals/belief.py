@@ -8,17 +8,14 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
 
-from ..matching.places import Path, block_of, nearness
 from ..matching.sequences import Sequences
-from ..matching.units import Pair, Unit, series, template
+from ..matching.units import Pair, Path, Unit, block_of, nearness, series
 from .names import by_numbers
 
 #: An order in which less than this share of a block agrees with the other side decides nothing there.
 BELIEVED = 0.85
 #: A block in which less than this many couples tell about an order is judged by the whole model.
 _FEW = 3
-#: So many pairs from each end of a list stand for all of it.
-_SOME = 12
 
 _Place = Callable[[Unit], float | None]
 
@@ -81,16 +78,13 @@ def concordance(order: Order, pairs: Sequence[Pair], least: int = 0, otherwise: 
     sides. OTHERWISE is returned if there are fewer than LEAST couples.
     """
     step = max(len(pairs) // 60, 1)
-    return _share(order, (both for both in combinations(pairs[::step], 2) if _telling(*both)), max(least, 1), otherwise)
+    couples = (both for both in combinations(pairs[::step], 2) if _telling(*both))
+    votes = [vote for one, other in couples if (vote := order.vote(one, other))]
+    return sum(vote > 0 for vote in votes) / len(votes) if len(votes) >= max(least, 1) else otherwise
 
 
 def _telling(one: Pair, other: Pair) -> bool:
     return one[0].colour != other[0].colour or by_numbers(one, other) > 0
-
-
-def _share(order: Order, couples: Iterable[tuple[Pair, Pair]], least: int, otherwise: float) -> float:
-    votes = [vote for one, other in couples if (vote := order.vote(one, other))]
-    return sum(vote > 0 for vote in votes) / len(votes) if len(votes) >= least else otherwise
 
 
 class Belief:
@@ -107,7 +101,6 @@ class Belief:
         self._blocks: dict[Path, list[Pair]] = defaultdict(list)
         for pair in self._pairs:
             self._blocks[block_of(pair[0].path)].append(pair)
-        self._members: dict[int, dict[Path, list[Pair]]] = {}
         self._known: dict[tuple[Path, ...], dict[str, float]] = {}
 
     def about(self, one: Pair, other: Pair) -> dict[str, float]:
@@ -125,26 +118,7 @@ class Belief:
         about = (block, *parts)
         if about not in self._known:
             outside = [pair for pair in self._blocks[block] if not parts or pair[0].path[:at] not in parts]
-            elsewhere = self._across(*parts) if parts else []
             self._known[about] = {
-                order.name: concordance(order, outside, _FEW, _share(order, elsewhere, _FEW, self._overall[order.name]))
-                for order in self._orders
+                order.name: concordance(order, outside, _FEW, self._overall[order.name]) for order in self._orders
             }
         return self._known[about]
-
-    def _across(self, part: Path, other: Path) -> list[tuple[Pair, Pair]]:
-        """Return couples of pairs in different blocks of a list: the target of one below PART, that of the other below
-        OTHER (`blocks.{}.a`).
-
-        They are in one order if blocks follow one another on both sides, and in none if one side has a list of blocks
-        and the other side a list for each part.
-        """
-        at = len(part)
-        if at not in self._members:
-            self._members[at] = defaultdict(list)
-            for pair in self._pairs:
-                self._members[at][template(pair[0].path[:at])].append(pair)
-        ours, theirs = (self._members[at][template(path)] for path in (part, other))
-        found = [(a, b) for a in ours[:_SOME] for b in theirs[:_SOME]]
-        found += [(a, b) for a in ours[-_SOME:] for b in theirs[-_SOME:]]
-        return [(a, b) for a, b in found if a[0].path[: at - 1] != b[0].path[: at - 1]]

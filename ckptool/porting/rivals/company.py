@@ -12,9 +12,8 @@ from functools import cache
 from typing import Any
 
 from ..forms.branches import beside
-from ..matching.places import Path, block_of, nearness, parts_around
 from ..matching.series import series_of
-from ..matching.units import Pair, Unit
+from ..matching.units import Pair, Path, Unit, block_of, nearness, parts_around
 from ..words import alike, consonants, numbers, shared, telling_words
 from .names import list_places
 

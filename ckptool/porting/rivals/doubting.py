@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 from ..matching.evidence import Kind
 from ..matching.match import Matching
-from ..matching.places import Path, block_of, parts_around
-from ..matching.units import Pair, Unit, hard_conflict, tables_of_words
+from ..matching.units import Pair, Path, Unit, block_of, hard_conflict, parts_around, tables_of_words
 from ..questions import Question, Reason, Topic, answered, ask
 from .alike import MOST, by_look
 from .belief import BELIEVED

@@ -11,9 +11,8 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
 from ..matching.evidence import Evidence, Kind, Told
-from ..matching.places import Path, around, without_digits
-from ..matching.relation import Relation
-from ..matching.units import Pair
+from ..matching.series import Relation
+from ..matching.units import Pair, Path, around, without_digits
 
 #: The names of a block of the target and of its counterpart, without their numbers.
 _Kinds = tuple[Path, Path]

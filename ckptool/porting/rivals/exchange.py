@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from itertools import combinations
 
 from ..matching.evidence import Evidence, Kind, Told
 from ..matching.match import Matching
-from ..matching.places import block_of, nearness, without_digits
-from ..matching.units import Pair, Unit, hard_conflict, series, similarity
+from ..matching.units import Pair, Unit, block_of, hard_conflict, nearness, similarity, without_digits
 from ..questions import Question, Reason, ask
 from ..words import numbers, shared, telling_words
 from .alike import MOST, by_look
@@ -85,43 +83,12 @@ def rearrange(swaps: Swaps) -> None:
                 doubt_both(one, other, ask(Reason.AGAINST_NUMBERS))
 
 
-def keep_together(pairs: list[Pair]) -> None:
-    """Exchange sources so that all members of one fused tensor of the target come from one layer of the source, if most
-    do. PAIRS is changed in place.
-
-    Members are `members.0.fc.2`, `members.1.fc.2` and so on.
-    """
-    held: dict[str, list[int]] = defaultdict(list)
-    for at, (t, _) in enumerate(pairs):
-        held[t.main.entry.key].append(at)
-    for places in held.values():
-        rows = {(series(pairs[at][1]), len(pairs[at][1].numbers)) for at in places}
-        if len(places) < _SEVERAL or len(rows) > 1:
-            continue
-        columns = [Counter(column) for column in zip(*(pairs[at][1].numbers for at in places), strict=True)]
-        kept = {
-            n: value for n, column in enumerate(columns) for value, times in column.items() if 2 * times > len(places)
-        }
-        for at in places:
-            t, s = pairs[at]
-            wanted = tuple(kept.get(n, number) for n, number in enumerate(s.numbers))
-            if wanted == s.numbers:
-                continue
-            other = next((n for n, (_, u) in enumerate(pairs) if u.numbers == wanted and series(u) == series(s)), None)
-            if other is not None and pairs[other][0].colour == t.colour:
-                pairs[at], pairs[other] = crossed(pairs[at], pairs[other])
-
-
 def _called_alike(pair: Pair) -> bool:
     """Return whether the last names of the target and the source of PAIR share a word that tells layers apart, and have
     equal numbers.
     """
     own, theirs = (unit.path[-1:] for unit in pair)
     return bool(shared(telling_words(own), telling_words(theirs))) and numbers(own) == numbers(theirs)
-
-
-#: So many members of one tensor say from which layer of the source they come.
-_SEVERAL = 3
 
 
 def _in_question(one: Pair, other: Pair, swaps: Swaps) -> bool:

@@ -6,8 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable
 
 from ..matching.match import Matching
-from ..matching.places import Path, nearness
-from ..matching.units import Pair, Unit
+from ..matching.units import Pair, Path, Unit, nearness
 
 
 class Contents:

@@ -9,8 +9,7 @@ from ..forms.branches import flows_into
 from ..forms.projections import part_label
 from ..matching.counting import row_of
 from ..matching.evidence import Kind
-from ..matching.places import Path
-from ..matching.units import Pair, Unit, hard_conflict, label_of, series
+from ..matching.units import Pair, Path, Unit, hard_conflict, label_of, series
 from ..words import labels, shared, table, telling_words, words_of
 
 #: They exclude the swap, speak for the pairs as they are, speak for the swap, or say nothing.

@@ -9,9 +9,8 @@ from typing import Literal
 
 from ..forms.branches import Branches, beside
 from ..matching.match import Matching
-from ..matching.places import Path, block_of
 from ..matching.sequences import Sequences
-from ..matching.units import Pair, Unit, series
+from ..matching.units import Pair, Path, Unit, block_of, series
 from ..questions import Question, Reason, ask
 from .belief import BELIEVED, concordance, orders_of
 from .insides import Contents

@@ -10,7 +10,7 @@ from collections import defaultdict
 from itertools import pairwise
 
 from ...expression import Shape
-from ...matching.places import block_of
+from ...matching.units import block_of
 from ..pieces import Canon, Piece, squeezed
 from .families import Family, join_family
 from .join import Join, SizeCounts

@@ -7,9 +7,9 @@ from __future__ import annotations
 from math import prod
 from typing import NamedTuple
 
-from ....checkpoint import Role
-from ... import expression as ex
-from ...expression import Expr, Shape
+from ...checkpoint import Role
+from .. import expression as ex
+from ..expression import Expr, Shape
 
 _SPACE = "DHW"
 #: Frameworks whose transposed convolutions take kernels mirrored against those of torch.

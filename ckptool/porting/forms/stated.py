@@ -1,0 +1,360 @@
+"""Bring tensors of other frameworks into torch's layout and under torch's roles, as their files state it; name the
+weights of graph operators (ONNX, TFLite) as layers, whatever names they have; and give the weights of an export to ONNX
+the names of their layers.
+
+torch.onnx.export computes constants, and gives the results numbers as names, in the order in which the model uses them:
+`onnx::Conv_193` and `onnx::Conv_194` are weight and bias of a convolution with the following batch norm folded in;
+`onnx::MatMul_211` is the weight of a linear layer with inputs first, whose bias keeps its name. torch 2.13 does this
+with `dynamo=False`; with `dynamo=True` a matrix is named `val_308`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from math import prod
+
+from ...checkpoint import Role
+from .. import expression as ex
+from ..expression import Expr, Shape
+from ..questions import Reason
+from ..words import cut, table
+from .axes import Way, is_transposed_layer, ways
+from .gates import reordered
+from .pieces import Canon, Name, Piece, unchanged
+
+#: What torch calls the parts of layers.
+_PARTS = {
+    "kernel": "weight",
+    "depthwise_kernel": "weight",
+    "pointwise_kernel": "weight",
+    "embeddings": "weight",
+    "gamma": "weight",
+    "alpha": "weight",
+    "bias": "bias",
+    "beta": "bias",
+    "moving_mean": "running_mean",
+    "moving_variance": "running_var",
+}
+
+#: Parts of which each layer has one; the others of a layer are as long as its outputs.
+_LEADING = ("kernel", "depthwise_kernel", "gamma")
+#: Frameworks whose files hold constants of a graph beside the weights.
+_GRAPHS = frozenset({"onnx", "tflite"})
+#: Operator of a recurrent layer -> its gates in the order of ONNX, and in that of torch. A GRU of ONNX computes what
+#: torch's does only with an attribute that roles do not have, so it is left out.
+_GATES = {"LSTM": (("i", "o", "f", "g"), ("i", "f", "g", "o")), "RNN": (("h",), ("h",))}
+
+
+def take_what_is_stated(source: Canon, target: Canon) -> None:
+    """Give every tensor of the source whose role the file states (in the terms of its framework) torch's role, path and
+    layout.
+
+    A statement by an operator or a class is certain. A statement by a name has to agree with the sizes of the model,
+    and is a question if the tensor has a size of the model without it, too.
+    """
+    # what has a number in place of a name has a step of its own
+    pieces = [p for p in source.pieces.values() if p.entry.stated is not None and not is_numbered(p)]
+    wanted = _Wanted(target)
+    names_hold = _names_hold(source, pieces, wanted)
+    of_cells = {piece.path for piece in pieces if _part(piece) == "recurrent_kernel"}
+    for piece in pieces:
+        if piece.path not in of_cells:
+            _lay_out(source, _named(source, piece), wanted, names_hold)
+    _word_outputs(source)
+    _join_operators(source)
+
+
+def _word_outputs(source: Canon) -> None:
+    """Add the words "out" and "proj" to the names of tensors that the file states to be the output layer of
+    an attention.
+    """
+    found = {
+        piece.path
+        for piece in source.pieces.values()
+        if _stated(piece).axes == "IIO" and "attention" in _stated(piece).layer.lower()
+    }
+    for name, piece in list(source.pieces.items()):
+        if piece.path in found:
+            source.pieces[name] = replace(piece, words=(*piece.words, "out", "proj"))
+
+
+def _stated(piece: Piece) -> Role:
+    return piece.entry.stated or Role()
+
+
+def _part(piece: Piece) -> str:
+    return _stated(piece).part
+
+
+class _Wanted:
+    """The sizes of the model's transposed convolutions, of its convolutions, and of all its tensors."""
+
+    def __init__(self, target: Canon) -> None:
+        self.all = {piece.shape for piece in target.pieces.values()} | {
+            piece.entry.shape for piece in target.pieces.values()
+        }
+        self._by_class = {
+            transposed: {
+                piece.shape
+                for piece in target.pieces.values()
+                if ("Transpose" in piece.entry.module) == transposed and len(piece.shape) > 2
+            }
+            for transposed in (True, False)
+        }
+
+    def fits(self, way: Way, shape: Shape) -> bool:
+        """Return whether a tensor of sizes SHAPE, laid out in this WAY, has the sizes of a layer of the model. A
+        transposed convolution counts only for a transposed convolution.
+        """
+        made = way.shape(shape)
+        if len(made) < 3:
+            return made in self.all
+        return made in self._by_class[way.order.startswith("IO")]
+
+
+def _names_hold(source: Canon, pieces: Sequence[Piece], wanted: _Wanted) -> bool | None:
+    """Return whether kernels whose layout only their name states have that layout, as the sizes of the model show. None
+    if the sizes do not show it.
+
+    A file of MLX may hold kernels in torch's layout.
+    """
+    votes: Counter[bool] = Counter()
+    for piece in pieces:
+        if _stated(piece).told_by == "name" and len(piece.shape) > 2 and piece.leaf not in table().inputs_first:
+            turned = any(wanted.fits(way, piece.shape) for way in _ways(source, piece))
+            if turned != (piece.shape in wanted.all):
+                votes[turned] += 1
+    return votes[True] > votes[False] if votes else None
+
+
+def _ways(source: Canon, piece: Piece) -> list[Way]:
+    return ways(_stated(piece), source.signature.framework, len(piece.shape))
+
+
+def _named(source: Canon, piece: Piece) -> Piece:
+    """Return PIECE with torch's role for the part that the file states ("gamma" -> "weight"). A tensor that is alone in
+    a module called like it gets the path of the module around.
+    """
+    role = _PARTS.get(_part(piece), piece.role)
+    alone = len(piece.path) > 1 and piece.last == piece.leaf and cut(piece.leaf) in table().leaves
+    path = piece.path[:-1] if alone and _part(piece) in _PARTS else piece.path
+    made = replace(piece, role=role, path=path)
+    if made.name == piece.name or made.name in source.pieces:
+        return piece
+    source.become(piece, [(made, unchanged)], unchanged)
+    return source.pieces[made.name]
+
+
+def _lay_out(source: Canon, piece: Piece, wanted: _Wanted, names_hold: bool | None) -> None:
+    role, shape = _stated(piece), piece.shape
+    if role.axes == "OO" and len(shape) == 2 and shape not in wanted.all:  # the bias of heads
+        flat = (prod(shape),)
+        source.become(piece, [(replace(piece, shape=flat), lambda e: ex.reshape(e, flat))], unchanged)
+        return
+    found = _ways(source, piece)
+    divided = len(set(role.axes)) < len(role.axes)
+    if not found or (divided and shape in wanted.all and not wanted.fits(found[0], shape)):
+        return  # heads in a dimension of their own, as the model has them
+    fitting = [way for way in found if wanted.fits(way, shape)]
+    by_name = role.told_by == "name"
+    known = piece.leaf in table().inputs_first or piece.leaf in table().depthwise
+    if by_name and (not fitting or (len(shape) > 2 and not known and names_hold is False)):
+        return  # other steps know what else may be made of it
+    way = (fitting or found)[0]
+    made = replace(piece, shape=way.shape(shape), placed=True)
+    if len(fitting) > 1:
+        made = made.asking(Reason.STATED_BY_NAME, option=fitting[1].apply(piece.expr, shape))
+    elif by_name and len(shape) > 2 and not known and names_hold is None and shape in wanted.all:
+        made = made.asking(Reason.STATED_BY_NAME, option=piece.expr)
+    elif by_name and way.mirrored and shape[-1] == shape[-2]:
+        made = made.asking(Reason.STATED_BY_NAME, option=Way(way.axes[:-2] + "OI", way.order).apply(piece.expr, shape))
+    source.become(piece, [(made, lambda e: way.apply(e, shape))], unchanged)
+
+
+def _join_operators(source: Canon) -> None:
+    """Give the weights of one operator one path: the bias of a Conv that of its kernel, and so for the four tensors of
+    a batch norm.
+
+    Weights that have one path already stay. If several operators are possible, the order in the file decides, with a
+    question.
+    """
+    of_graph: dict[str, list[Piece]] = defaultdict(list)
+    if source.signature.framework in _GRAPHS:  # whole numbers that no operator takes as weights are sizes and axes
+        for name, piece in list(source.pieces.items()):
+            if piece.entry.stated is None and "int" in piece.entry.dtype:
+                del source.pieces[name]
+    for piece in source.pieces.values():
+        if _stated(piece).told_by == "operator" and not is_numbered(piece):
+            of_graph[_stated(piece).layer].append(piece)
+    for operator, pieces in of_graph.items():
+        if operator in _GATES:
+            _join_cells(source, pieces, *_GATES[operator])
+        else:
+            _join_layers(source, pieces)
+
+
+def _join_layers(source: Canon, pieces: Sequence[Piece]) -> None:
+    leads: dict[int, list[Piece]] = defaultdict(list)
+    others: dict[tuple[int, str], list[Piece]] = defaultdict(list)
+    for piece in pieces:
+        if _stated(piece).part in _LEADING:
+            leads[_outputs(piece)].append(piece)
+        elif len(piece.shape) == 1 and piece.name.beside("weight") not in source.pieces:
+            others[piece.shape[0], piece.role].append(piece)
+    for (outputs, role), found in others.items():
+        free = [lead for lead in leads[outputs] if lead.name.beside(role) not in source.pieces]
+        if len(free) != len(found):
+            continue
+        for lead, piece in zip(free, found, strict=True):
+            made = replace(piece, path=lead.path, words=lead.words)
+            if len(free) > 1:
+                made = made.asking(Reason.SEVERAL_OPERATORS)
+            source.become(piece, [(made, unchanged)], unchanged)
+
+
+def _outputs(piece: Piece) -> int:
+    return piece.shape[1 if len(piece.shape) > 2 and is_transposed_layer(_stated(piece)) else 0] if piece.shape else 0
+
+
+def _join_cells(source: Canon, pieces: Sequence[Piece], have: tuple[str, ...], want: tuple[str, ...]) -> None:
+    """Split weights [directions, gates * width, …] of recurrent operators into torch's weights for each direction, with
+    the gates in the order WANT; HAVE is their present order. Operators with other sizes stay as they are.
+    """
+    parts = {name: [p for p in pieces if _stated(p).part == name] for name in ("kernel", "recurrent_kernel", "bias")}
+    inputs, states, biases = parts.values()
+    if len(inputs) != len(states) or len(biases) not in (0, len(inputs)):
+        return
+    for place, (ih, hh) in enumerate(zip(inputs, states, strict=True)):
+        bias = biases[place] if biases else None
+        rows = ih.shape[1] if len(ih.shape) == 3 else 0
+        fits = rows and hh.shape[:2] == ih.shape[:2] and rows == len(have) * hh.shape[-1]
+        if not fits or (bias is not None and bias.shape != (ih.shape[0], 2 * rows)):
+            continue
+        several = len({p.shape for p in inputs}) < len(inputs)
+
+        def named(piece: Piece, direction: int, role: str, *, of: Piece = ih, ask: bool = several) -> Piece:
+            path = (*of.path, "reverse") if direction else of.path
+            shape = (rows, *piece.shape[2:])  # noqa: B023 - called before the next layer
+            made = replace(piece, path=path, role=role, shape=shape, words=of.words, placed=True)
+            return made.asking(Reason.SEVERAL_OPERATORS) if ask else made
+
+        for piece, side in ((ih, "ih"), (hh, "hh")):
+            source.become(
+                piece,
+                [
+                    (named(piece, d, f"weight_{side}"), partial(_gates, d=d, cut=(0, rows), have=have, want=want))
+                    for d in range(piece.shape[0])
+                ],
+                _lost,
+            )
+        if bias is not None:
+            new: list[tuple[Piece, Callable[[Expr], Expr]]] = [
+                (
+                    named(bias, d, f"bias_{side}"),
+                    partial(_gates, d=d, cut=(rows * at, rows * (at + 1)), have=have, want=want, whole=2 * rows),
+                )
+                for d in range(bias.shape[0])
+                for at, side in enumerate(("ih", "hh"))
+            ]
+            source.become(bias, new, _lost)
+
+
+def _gates(
+    e: Expr, *, d: int, cut: tuple[int, int], have: tuple[str, ...], want: tuple[str, ...], whole: int = 0
+) -> Expr:
+    e = ex.select(e, 0, d)
+    e = ex.part(e, 0, *cut) if whole else e
+    return e if have == want else reordered(e, cut[1] - cut[0], have, want)
+
+
+def _lost(*parts: Expr) -> Expr:
+    """Return the first of PARTS. It stands in for an inverse, which nobody needs for a source."""
+    return parts[0]
+
+
+_NUMBERED = re.compile(r"(?:onnx::(\w+)|val)_(\d+)\Z")
+_Path = tuple[str, ...]
+
+
+def is_numbered(piece: Piece) -> bool:
+    """Return whether an ONNX export gave the tensor PIECE a number as its name (`onnx::MatMul_211`, `val_308`)."""
+    return _NUMBERED.match(piece.entry.key) is not None
+
+
+def name_exported(source: Canon, target: Canon) -> None:
+    """Give tensors of the source that an ONNX export named by numbers the path of their layer, and torch's layout."""
+    numbered = sorted(
+        (int(found[2]), found[1] or "", piece)
+        for piece in source.pieces.values()
+        if (found := _NUMBERED.match(piece.entry.key))
+    )
+    _convolutions(source, [(op, piece) for _, op, piece in numbered])
+    lone = [
+        p
+        for p in source.pieces.values()
+        if p.role == "bias" and len(p.shape) == 1 and p.name.beside("weight") not in source.pieces
+    ]
+    matrices: dict[Shape, list[Piece]] = defaultdict(list)
+    for _, op, piece in numbered:
+        if (op == "MatMul" and len(piece.shape) == 2) or (not op and piece.shape[1:] in {b.shape for b in lone}):
+            matrices[piece.shape[::-1]].append(piece)
+    for shape, alike in matrices.items():
+        _linear(source, alike, _layers(source, target, shape, lone, len(alike)))
+
+
+def _convolutions(source: Canon, numbered: Sequence[tuple[str, Piece]]) -> None:
+    """Give each kernel of a convolution in NUMBERED, (operator, tensor) in the order of numbers, a path of its own
+    (`Conv_193`); the next vector of that operator becomes its bias.
+    """
+    before: Piece | None = None
+    for op, piece in numbered:
+        if op.startswith(("Conv", "Gemm")) and len(piece.shape) > 1:
+            path = (f"{op}_{piece.leaf.rpartition('_')[2]}",)
+            source.become(piece, [(replace(piece, path=path, words=("conv",)), unchanged)], unchanged)
+            before = source.pieces[Name(path, "weight")]
+        elif before is not None and op == before.path[0].rpartition("_")[0] and len(piece.shape) == 1:
+            made = replace(piece, path=before.path, role="bias", words=before.words)
+            source.become(piece, [(made, unchanged)], unchanged)
+            before = None
+
+
+def _layers(source: Canon, target: Canon, shape: Shape, lone: Sequence[Piece], count: int) -> list[tuple[_Path, bool]]:
+    """Return (path of the layer, whether it is certain) for each of COUNT matrices of one SHAPE, in the order of use;
+    [] if their layers are not known. LONE has the biases of the source without a weight.
+
+    If the model has all of LONE under their names, and its forward pass was followed, its order of use is certain.
+    """
+    own = [p for p in lone if p.shape == shape[:1]]
+    if all(p.name in target.pieces for p in lone) and target.signature.traced:
+        used = [
+            p
+            for p in target.pieces.values()
+            if p.role == "weight" and p.shape == shape and p.used is not None and p.name not in source.pieces
+        ]
+        if len(used) == count:
+            return [(p.path, True) for p in sorted(used, key=lambda p: p.used or 0)]
+    return [(p.path, count == 1) for p in own] if len(own) == count else []
+
+
+def _linear(source: Canon, matrices: Sequence[Piece], layers: Sequence[tuple[_Path, bool]]) -> None:
+    for place, piece in enumerate(matrices):
+        path, certain = layers[place] if layers else ((f"MatMul_{piece.leaf.rpartition('_')[2]}",), True)
+        bias = source.pieces.get(Name(path, "bias"))
+        others = [ex.transpose(other.expr) for other in matrices if other is not piece]
+        made = replace(
+            piece,
+            path=path,
+            shape=piece.shape[::-1],
+            order=piece.order if bias is None else bias.order - 0.5,
+            words=piece.words if bias is None else bias.words,
+        )
+        if not certain:
+            made = made.asking(Reason.EXPORTED_NUMBERS, option=others[0] if others else None)
+        source.become(piece, [(made, ex.transpose)], ex.transpose)
+
+
+__all__ = ["take_what_is_stated"]

@@ -1,0 +1,97 @@
+"""Ask about orders that no proof shows: of colours (RGB or BGR), and of inputs or outputs of one size.
+
+Both models get the same numbers, whatever colours these are. If a model gives the mean where the source's code gives
+the variance, its outputs are equal in another order: either the model returns them in that order, or the layers that
+make them were exchanged. The same is true of inputs.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import torch
+
+from .. import expression as ex
+from ..expression import Expr
+from ..mapping import Entry, Mapping
+from ..questions import Question, Reason, ask
+from .flow import Flow
+
+_ORDERS = re.compile(r"(?<![a-z])(rgb|bgr)(?![a-z])", re.IGNORECASE)
+
+
+def doubt_colours(mapping: Mapping, theirs: torch.nn.Module, own: torch.nn.Module, flow: Flow) -> Mapping:
+    """Return MAPPING with a doubt about the first convolutions, which take pictures, if the code of one model mentions
+    only RGB and the code of the other only BGR; else as it is.
+
+    THEIRS is the source's code, OWN the model. FLOW is the forward pass of the source's code, over keys of the file.
+    """
+    said, other = _order(theirs), _order(own)
+    if said is None or other is None or said == other:
+        return mapping
+    first = {key for use in flow.uses if not use.before and use.kind == "conv" for key in use.held["weight"].keys}
+    asked: Question[Expr] = ask(Reason.COLOURS, said, other)
+    return mapping.with_entries([_doubted(entry, first, asked) for entry in mapping.entries])
+
+
+def _doubted(entry: Entry, first: set[str], asked: Question[Expr]) -> Entry:
+    if entry.expr is None or first.isdisjoint(entry.sources) or len(entry.shape) != 4 or entry.shape[1] != 3:
+        return entry
+    turned = ex.cat(1, *(ex.part(entry.expr, 1, i, i + 1) for i in (2, 1, 0)))
+    return entry.asking(asked.about(turned))
+
+
+def _order(model: torch.nn.Module) -> str | None:
+    """Return "RGB" or "BGR" if the code of MODEL, with its comments, mentions only that order; None if it mentions both
+    or neither.
+    """
+    found: set[str] = set()
+    for kind in {type(module) for module in model.modules()}:
+        if kind.__module__.partition(".")[0] != "torch":
+            try:
+                found |= {word.upper() for word in _ORDERS.findall(inspect.getsource(kind))}
+            except (OSError, TypeError):
+                continue
+    return found.pop() if len(found) == 1 else None
+
+
+def doubt_turned(entries: dict[str, Entry], seen: Flow, reason: Reason) -> dict[str, Entry]:
+    """Return ENTRIES with the question REASON (outputs turned, or inputs turned) about each key that serves some of the
+    outputs (or inputs) of the model, and not all. SEEN is the flow of the model.
+    """
+    ends = _ends(seen) if reason is Reason.OUTPUTS_TURNED else _starts(seen)
+    some = {key for at, reached in enumerate(ends) if not all(reached) for key in seen.uses[at].keys}
+    return {
+        key: entry.asking(ask(reason)) if key in some and entry.expr is not None else entry
+        for key, entry in entries.items()
+    }
+
+
+def _ends(seen: Flow) -> list[list[bool]]:
+    """Return a row for each use of weights: for each output, whether it depends on that use. The row of a use directly
+    before an output has one False more, so that it is never all True.
+    """
+    reached = [[use.index in behind for behind in seen.behind] for use in seen.uses]
+    last = frozenset().union(*seen.behind)
+    for use in reversed(seen.uses):
+        for before in use.before:
+            reached[before] = [a or b for a, b in zip(reached[before], reached[use.index], strict=True)]
+    return [[*row, False] if at in last else row for at, row in enumerate(reached)]
+
+
+def _starts(seen: Flow) -> list[list[bool]]:
+    """Return a row for each use of weights: for each use without a use before it, whether this use depends on that one.
+    The row of such a first use has one False more, so that it is never all True.
+    """
+    first = [use.index for use in seen.uses if not use.before]
+    reached: list[list[bool]] = []
+    for use in seen.uses:
+        row = [use.index == at for at in first]
+        for before in use.before:
+            row = [a or b for a, b in zip(row, reached[before], strict=True)]
+        reached.append(row)
+    return [[*row, False] if at in first else row for at, row in enumerate(reached)]
+
+
+__all__ = ["doubt_colours", "doubt_turned"]
