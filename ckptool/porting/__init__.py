@@ -327,12 +327,17 @@ def apply_mapping(
         source: a path, a Checkpoint or a dict of torch tensors.
         mapping: the name of a built-in mapping (`ckptool mappings` lists them), a file, or a mapping that was read.
         at: where the weights are in the file, if there are several.
-        invert: use the mapping in the opposite direction.
-        numbers: numbers that the weights do not show, such as {"heads": 32}; else config.json or params.json is read.
-        leave: ignore tensors that the mapping does not know.
+        invert: use the mapping in the opposite direction. Only for a family of models: the inverse of a mapping for one
+            model needs that model (see `transfer`).
+        numbers: for a family: numbers that the weights do not show, such as {"heads": 32}. Those left out are read from
+            params.json or config.json beside the file.
+        leave: for a family: ignore tensors that the mapping does not know. A mapping for one model ignores them always.
+
     Raises:
-        RuleError: the source does not have the sizes of the mapping.
-        NotFound: a number is needed and missing.
+        RuleError: a size does not fit, or INVERT is given for one model. For a family, also: the source lacks tensors,
+            or has tensors that the mapping does not know (without LEAVE).
+        NotFound: there is no such mapping, or a number is needed and missing.
+        Unreadable, Malformed: the file is no mapping file.
     """
     from .applying import open_source
     from .family import Family

@@ -69,10 +69,15 @@ _MOST_ELEMENTS = 1 << 28
 def lazy(x: Expr, tensors: Mapping[str, LazyTensor]) -> LazyTensor:
     """Return the result of the expression X over TENSORS (key -> tensor) as a lazy tensor.
 
+    What no tensor is an input of (`zeros(2, 3)`) has the element type of the first tensor.
+
     Raises:
-        RuleError: an operation cannot be applied to these sizes, or its result is far larger than the tensors
-            (`repeat(x, 0, 1000000000)`).
+        RuleError: an operation cannot be applied to these sizes, its result is far larger than the tensors
+            (`repeat(x, 0, 1000000000)`), or there are no tensors.
     """
+    like = next(iter(tensors.values()), None)
+    if like is None:
+        raise RuleError(f"the source has no tensors, so {printable(str(x))} has no element type")
     shapes = {key: tensors[key].shape for key in x.keys()}  # noqa: SIM118
     most = max(_MOST_ELEMENTS, 8 * sum(map(prod, shapes.values())))
 
@@ -83,7 +88,7 @@ def lazy(x: Expr, tensors: Mapping[str, LazyTensor]) -> LazyTensor:
         if prod(shape) > most:
             raise RuleError(f"{x.op} gives {prod(shape):,} elements, far more than the source has")
         parts = [made(arg) for arg in x.args]
-        return OPERATIONS[x.op].result(parts, x.params, shape, next(iter(tensors.values())))
+        return OPERATIONS[x.op].result(parts, x.params, shape, like)
 
     return made(x)
 

@@ -269,8 +269,9 @@ def _rows(entries: Sequence[Entry]) -> list[_Row]:
 
 
 def _rivals(members: Sequence[Entry]) -> list[str]:
-    """Return the options of one line of the report as texts, with holes for numbers as in the line. MEMBERS are its
-    entries.
+    """Return the options of MEMBERS, the entries of one line of the report, as texts: one for their first options, one
+    for their second options, and so on, with holes for numbers as in the line. " …" at the end of a text stands for
+    options that its pattern does not fit.
     """
     texts = []
     for number in range(max(len(e.rivals) for e in members)):

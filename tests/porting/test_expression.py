@@ -361,3 +361,10 @@ def test_batch_norms_are_folded_as_torch_does(torch) -> None:  # type: ignore[no
     bias = to_torch(ex.lazy(ex.parse("fold_bias(zeros(4), g, b, m, v, 1e-05)"), tensors))
     torch.testing.assert_close(weight, fused.weight.detach())
     torch.testing.assert_close(bias, fused.bias.detach())
+
+
+def test_zeros_have_the_type_of_the_source_and_none_without_one() -> None:
+    source = {"a": lazy_tensor(A)}
+    assert ex.lazy(ex.zeros(2, 3), source).dtype.name == "float32"
+    with pytest.raises(RuleError, match=r"no tensors, so zeros\(2, 3\) has no element type"):
+        ex.lazy(ex.zeros(2, 3), {})

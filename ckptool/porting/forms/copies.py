@@ -131,11 +131,13 @@ _VECTORS = 3
 
 
 def doubles(tensors: Mapping[str, LazyTensor], keys: Collection[str]) -> dict[str, str]:
-    """Return key -> earlier key with the same values, for layers that repeat an earlier layer.
+    """Return key -> the key whose values it repeats, for layers that a file holds twice: each tensor has the values of
+    the tensor with its name in an earlier layer.
 
-    A layer needs a matrix or kernel with unequal values, or several such vectors (a norm with its statistics): vectors
-    of ones are always equal. A layer with only a matrix (a word table) may be equal to the matrix of a layer that also
-    has a bias, and that bias to a single bias.
+    Vectors of ones are always equal, so such a layer has a matrix or kernel with unequal values, or three vectors with
+    unequal values (a norm with its statistics). A layer with a matrix and a bias may also repeat layers with one tensor
+    each, before or after it: its matrix that of a word table, and its bias a single bias.
+
     Args:
         tensors: the state dict. The first bytes are read of tensors with equal sizes, all bytes if these are equal.
         keys: the keys to compare.

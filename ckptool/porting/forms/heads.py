@@ -53,10 +53,11 @@ def flat_heads(one: Canon, other: Canon) -> None:
 
 
 def flat_vectors(one: Canon, other: Canon) -> None:
-    """Flatten biases [heads, width] of ONE to the vectors that OTHER has.
+    """Flatten biases [heads, width] of ONE, which a relative attention adds to its queries (Dai et al.,
+    "Transformer-XL", 2019), to the vectors that OTHER has.
 
-    This is done only if the other side has none of their sizes and enough such vectors: the biases that a relative
-    attention adds to its queries (Dai et al., "Transformer-XL", 2019).
+    A bias is a bare parameter with a name such as `q_bias`. This is done only if all bare matrices of ONE with these
+    sizes are biases, and OTHER has no bias of these sizes and at least as many more biases of the flat size.
     """
     own, theirs = (Counter(p.shape for p in side.pieces.values() if _is_bias(p)) for side in (one, other))
     by_heads = Counter(
@@ -66,7 +67,7 @@ def flat_vectors(one: Canon, other: Canon) -> None:
         flat = (prod(shape),)
         if count != own[shape] or theirs[shape] or theirs[flat] - own[flat] < count or 0 in shape:
             continue
-        for piece in [p for p in one.pieces.values() if p.shape == shape]:
+        for piece in [p for p in one.pieces.values() if p.shape == shape and is_bare(p)]:
             down, up = partial(ex.reshape, shape=flat), partial(ex.reshape, shape=shape)
             one.become(piece, [(replace(piece, shape=flat), down)], up)
 

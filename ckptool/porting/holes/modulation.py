@@ -62,11 +62,13 @@ def doubt_modulation(filling: Filling) -> None:
 
 
 def doubt_gates(filling: Filling) -> None:
-    """Ask about layers that return a value and its gate: only the source's code shows which half is which. If both
-    forward passes show it, the halves are exchanged or kept without a question.
+    """Ask, of layers of the model that return a value and its gate (`open_gate`), which half is the gate in the source.
+    If both forward passes show it, the halves are exchanged or kept without a question.
 
-    Usually the gate is first if it goes through silu, and second otherwise (Shazeer, "GLU Variants Improve
-    Transformer", 2020, has one layer for each).
+    Else the usual order is taken for the source, and the other is the option: the gate is first if the source's name
+    begins with it or if it goes through silu, and second otherwise (Shazeer, "GLU Variants Improve Transformer", 2020,
+    has one layer for each). Nothing is asked if the name shows the order, if names or codes are equal, or if the weight
+    was joined from parts with names.
     """
     if filling.same_names:
         return

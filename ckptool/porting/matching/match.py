@@ -171,7 +171,9 @@ class Matcher:
         return Matching(pairs, [*free_t, *self._constants], free_s, undecided, new, self._later)
 
     def _wanted(self, sources: Sequence[Unit]) -> bool:
-        """Return whether the model has units that look like these, so that one of these may belong to another place."""
+        """Return whether the model has any unit, paired or not, with the shape and kind of one of SOURCES, so that
+        this source may belong in its place.
+        """
         return any(self._alike[unit.colour][0] for unit in sources)
 
     def _supported(self, t: Unit, s: Unit) -> bool:

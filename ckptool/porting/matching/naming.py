@@ -24,10 +24,12 @@ Exact = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
 
 
 class Naming:
-    """Rules that split cells by names. Each returns whether it split any cell.
+    """Rules that split cells by names. Each rule (`by_…`) returns whether it split any cell.
 
     Attributes:
-        exact: `id` of a unit -> label, equal for units with equal paths below a prefix of each side.
+        exact: `id` of a unit -> (prefix of the target, prefix of the source, path below both), equal for two units of
+            one shape with equal paths below these prefixes. It lacks other units, and prefixes below which most paths
+            differ.
     """
 
     def __init__(self, cells: Cells, levels: Levels) -> None:

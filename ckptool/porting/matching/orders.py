@@ -54,8 +54,9 @@ class Orders:
         the lowest, and so on, or the lists are counted from opposite ends (see `_number_ranks`). Return whether any
         cell was split.
 
-        If an order contradicts the ranks, only equal numbers in one list count. If the forward pass speaks against the
-        ranks, the pairs are a question.
+        If the order of execution or of registration contradicts the ranks (`_order_conflict`), a cell is split only if
+        both sides have the same numbers, and these do not count members of several lists. If no pair of the list is
+        known, and the levels that it takes speak against its numbers (`Levels.against`), the pairs are a question.
         """
         changed = False
         for targets, sources in self.cells.open():

@@ -177,7 +177,13 @@ def _cuts(size: int) -> list[tuple[int, int]]:
 
 
 def _joined(factors: Sequence[tuple[int, ...]], parts: Sequence[tuple[int, ...]]) -> Iterator[Way]:
-    """Yield the ways that put FACTORS into the places of PARTS, which have equal sizes in another order."""
+    """Yield the ways to make dimensions with the factors PARTS from dimensions with FACTORS. A way that joins a cut
+    dimension again as it was is left out.
+
+    Args:
+        factors: for each dimension of the first family, its factors.
+        parts: for each dimension of the second family, its factors: the same numbers, in any order.
+    """
     sizes = [size for axis in factors for size in axis]
     axis_of = [d for d, axis in enumerate(factors) for _ in axis]
     by_size: dict[int, list[int]] = defaultdict(list)

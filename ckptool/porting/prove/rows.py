@@ -54,7 +54,9 @@ class Rows:
         return self._each(self.rows // n, lambda x: ex.of_heads(x, heads, n, index))
 
     def rotary(self, heads: int, kind: str) -> Rows:
-        """Return the rows in the order of another kind of rotary embedding ("half" or "interleaved")."""
+        """Return the rows in the order KIND of a rotary embedding ("half" or "interleaved"), inside each of HEADS
+        heads. They have the other of the two orders now.
+        """
         return self._each(self.rows, lambda x: ex.rotary(x, heads, kind))
 
     def _each(self, rows: int, what: object) -> Rows:

@@ -20,8 +20,10 @@ _TOLERANCE = 1e-3
 
 
 def _equal(a: torch.Tensor, b: torch.Tensor, tolerance: float = _TOLERANCE) -> bool:
-    """Return whether the outputs A and B are equal up to TOLERANCE times the largest value, also with dimensions in
-    another order.
+    """Return whether the outputs A and B differ by at most TOLERANCE times the largest value of A.
+
+    Dimensions may be in another order; outputs of unlike sizes are compared flattened (see `orders`). NaN and infinity
+    have to be in the same places. Return False if the numbers of elements differ or are 0.
     """
     if a.numel() != b.numel() or a.numel() == 0:
         return False

@@ -61,8 +61,10 @@ def _of_fewer_heads(piece: Piece, labelled: set[tuple[str, Shape]]) -> bool:
 
 
 def join_families(one: Canon, other: Canon) -> bool:
-    """Join the families of ONE: tensors of one module that are one tensor on the side OTHER. Return whether any were
-    joined.
+    """Join the families of ONE: tensors of one module that, by names and sizes, are one tensor on the side OTHER. Their
+    biases are joined, too, if they fit. Return whether any were joined.
+
+    The joined tensor has a question, unless names or code show the order of its parts.
     """
     sizes = SizeCounts(one, other)
     plans: list[tuple[_Path, Family, Join]] = []
