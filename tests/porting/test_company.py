@@ -6,7 +6,7 @@ import pytest
 
 from ckptool.porting.forms.canonical import canonical
 from ckptool.porting.rule_examples import signature
-from ckptool.porting.words import Company, table
+from ckptool.porting.words import Company, cut, table
 
 
 @pytest.mark.parametrize("known", table().in_company, ids=lambda known: "+".join(known.words))
@@ -17,5 +17,6 @@ def test_names_that_stand_together_mean_what_the_vocabulary_says(known: Company,
     source = signature({"tensors": {f"part.{name.upper()}{below}": [8, 8] for name in names}}, is_target=False)
     target = signature({"tensors": {f"other.{place}.weight": [8, 8] for place in range(len(names))}}, is_target=True)
     pieces = canonical(source, target)[0].pieces.values()
-    meant = [known.words[name] in piece.words[-1:] for name, piece in zip(names, pieces, strict=True)]
+    said = [cut(known.words[name]) for name in names]
+    meant = [piece.words[-len(words) :] == words for words, piece in zip(said, pieces, strict=True)]
     assert meant == [not missing] * len(names)

@@ -256,7 +256,7 @@ class WithOneBias(nn.Module):
         self.encode, self.again = nn.Linear(2, 5), again
 
     def level(self, width: int) -> nn.ParameterDict:
-        sizes = {"W": (width, 12), "U": (3, 12), "b": (12,)}
+        sizes = {"A": (width, 12), "B": (3, 12), "d": (12,)}  # names that say nothing
         return nn.ParameterDict({name: nn.Parameter(torch.rand(size)) for name, size in sizes.items()})
 
     def forward(self, x: Any) -> Any:
@@ -264,7 +264,7 @@ class WithOneBias(nn.Module):
         for level in self.levels:
             h, c, out = x.new_zeros(len(x), 3), 0, []
             for step in x.unbind(1):
-                i, f, g, o = (step @ level["W"] + h @ level["U"] + level["b"] * (1 + self.again)).chunk(4, -1)
+                i, f, g, o = (step @ level["A"] + h @ level["B"] + level["d"] * (1 + self.again)).chunk(4, -1)
                 c = f.sigmoid() * c + i.sigmoid() * g.tanh()
                 h = o.sigmoid() * torch.tanh(c)
                 out.append(h)
@@ -274,7 +274,7 @@ class WithOneBias(nn.Module):
 
 def test_one_bias_is_the_sum_of_the_two_that_a_recurrent_layer_has_at_each_level() -> None:
     mapping = filled(TwoLevels(), WithOneBias(), "float32[2,3,2]")
-    assert [mapping[f"levels.{n}.b"].sources for n in (0, 1)] == [
+    assert [mapping[f"levels.{n}.d"].sources for n in (0, 1)] == [
         [f"rnn.bias_ih_l{n}", f"rnn.bias_hh_l{n}"] for n in (0, 1)
     ]
 
