@@ -68,7 +68,7 @@ def main() -> None:
 def about(options: argparse.Namespace) -> str:
     """The machine, and the versions of everything."""
     programs = []
-    for name in ("torch", "safetensors", "numpy"):
+    for name in ("torch", "safetensors", "numpy", "isal"):
         try:
             programs.append(f"{name} {version(name)}")
         except PackageNotFoundError:
