@@ -44,7 +44,8 @@ def _fastest() -> Callable[[bytes | bytearray | memoryview, int], int]:
         from isal.isal_zlib import crc32 as of_isal
     except ImportError:
         return zlib.crc32
-    return of_isal
+    fastest: Callable[[bytes | bytearray | memoryview, int], int] = of_isal
+    return fastest
 
 
 def crc32_of(source: Source, value: int = 0) -> int:

@@ -21,8 +21,7 @@ of them spoils the weight.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from ..dtypes import BY_NAME
@@ -67,8 +66,8 @@ _DTYPES = frozenset(
 
 #: Last names of weights that are packed, but for those of bitsandbytes.
 _WEIGHTS = frozenset("qweight weight_packed zero_point weight".split())
-#: Keys that are looked at as one text.
-_AT_ONCE = 1 << 16
+#: Characters of all keys that are looked at as one text.
+_LONGEST_NAMES = 1 << 24
 
 
 def packed_in(tensors: Mapping[str, Any]) -> list[Packed]:
@@ -93,10 +92,9 @@ def packed_in(tensors: Mapping[str, Any]) -> list[Packed]:
     return found
 
 
-def _has_mark(keys: Iterable[str]) -> bool:
+def _has_mark(keys: Collection[str]) -> bool:
     """Whether one of the marks is in a key."""
-    rest = iter(keys)
-    texts = iter(lambda: "\n".join(islice(rest, _AT_ONCE)), "")
+    texts = ["\n".join(keys)] if sum(map(len, keys)) < _LONGEST_NAMES else keys
     return any(mark in text for text in texts for mark in _MARKS)
 
 
