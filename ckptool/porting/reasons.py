@@ -646,6 +646,13 @@ class Reason(Enum):
         " learning rate multiplier, and this bias was copied without it; check the forward of the source's layers for"
         " a factor on the bias: if it is there, take the alternative below",
     )
+    EQUALISED_OUTPUT = (
+        Topic.OTHER,
+        "the source's weights have the same spread in every layer, as if its code multiplies by a factor (equalised "
+        "learning rate), and some code multiplies the output of the layer, with this bias in it, which was copied "
+        "without the factor; check the forward of the source's layers: if the factor is on the output, take the "
+        "alternative below with the factor of the weight",
+    )
     FACTOR_IN_CODE = (
         Topic.OTHER,
         "the source's code multiplies this tensor by {} before it uses it, and the model's code by {}, so the tensor "

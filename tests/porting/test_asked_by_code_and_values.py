@@ -74,6 +74,23 @@ def test_very_wide_weights_of_few_inputs_have_a_multiplier_that_the_biases_have_
     assert [str(rival) for rival in entry.rivals] == ([f"scale({entry.expr}, 0.01)"] if asks else [])
 
 
+@pytest.mark.parametrize(("spread", "bias", "asks"), [(1.0, 0.5, ["EQUALISED_OUTPUT"]), (1.0, 0.0, []), (0.1, 0.5, [])])
+def test_a_factor_of_equalised_weights_may_be_on_the_output_with_its_bias(
+    spread: float, bias: float, asks: list[str]
+) -> None:
+    rng = np.random.default_rng(0)
+    weights = {f"m{n}.fc.weight": rng.standard_normal((16, 64)) * spread for n in range(4)}
+    source = weights | {f"m{n}.fc.bias": np.full(16, bias) for n in range(4)}
+    target = known(
+        wanted({key.replace("fc.", ""): v.shape for key, v in source.items()}), module="Linear", how="linear"
+    )
+    made = port(signature({key: value.shape for key, value in source.items()}), target, values=source.get)
+    entry = found(made, "m1.bias")
+    assert asked(entry) == asks
+    factors = [(2 / 64) ** 0.5, (1 / 64) ** 0.5] if asks else []
+    assert [str(rival) for rival in entry.rivals] == [f"scale({entry.expr}, {factor})" for factor in factors]
+
+
 @pytest.mark.parametrize(("before", "after", "asks"), [(0, 3, True), (1, 3, False), (0, 1, False)])
 def test_a_branch_that_flows_into_what_the_model_takes_and_that_it_lacks_is_asked_about(
     before: int, after: int, asks: bool
