@@ -701,6 +701,18 @@ class Reason(Enum):
         "layers of their own, and the file does not show which part passes in the source's code; check in both codes "
         "which part has no layer: if it is the same, take the plain tensor, and if not, the one with a moved part",
     )
+    THIRDS = (
+        Topic.OTHER,
+        "the model's code cuts the output of this layer into three parts for three uses, and the file does not show in "
+        "which order the source's code takes them, so the model's order was assumed; compare the names where chunk or "
+        "split stands in both codes: if the order is another one, take the alternative with that order",
+    )
+    HALVES_BESIDE_THIRDS = (
+        Topic.OTHER,
+        "this layer takes two concatenated tensors of one size, in a module for which the source's code may have other "
+        "orders than the model's; check torch.cat in both codes: if they have the same order, take the plain tensor, "
+        "and if not, the reordered one",
+    )
     BACKGROUND = (
         Topic.OTHER,
         "one of these classes is the background, and the rows were copied in the source's order; check in both codes "
