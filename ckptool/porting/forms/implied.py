@@ -116,7 +116,7 @@ _NORM_OF_LAYER = ("layer_norm_", "layernorm_")
 
 
 def _third_norm(canon: Canon) -> None:
-    """Add the word `norm3` to the norm of the feed-forward part in blocks with three norms.
+    """Add the words `third_norm` to the norm of the feed-forward part in blocks with three norms.
 
     A block with two attentions has a norm before each of them, and the feed-forward part comes last.
     """
@@ -132,7 +132,7 @@ def _third_norm(canon: Canon) -> None:
             for path, pieces in norms.items():
                 if set(words_of(path)) & _FEED_FORWARD:
                     for piece in pieces:
-                        _add(canon, piece, "norm3")
+                        _add(canon, piece, "third_norm")  # `norm3` after `ff` were the norm of a third `ff`
 
 
 def _singular(path: tuple[str, ...]) -> tuple[str, ...]:
