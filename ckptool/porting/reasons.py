@@ -547,6 +547,12 @@ class Reason(Enum):
         "weight, and outputs were assumed; check the adapter's code: if they scale the inputs, merge the adapter with "
         "the library that made it",
     )
+    NORM_AS_SCALE = (
+        Topic.OTHER,
+        "the model has a scale and a shift where the source has a batch norm, so the norm was folded into them with "
+        "eps {}; check that the model's code computes no mean or variance there, and check the eps in the source's "
+        "code (the last number of fold_weight and fold_bias in the file of --save-mapping)",
+    )
     FOLDED_NORM = (
         Topic.OTHER,
         "the source lists a batch norm directly after this layer, and the model has none here, so it was folded into "
