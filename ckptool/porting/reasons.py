@@ -837,6 +837,11 @@ class Reason(Enum):
         "source's code uses one word embedding for the encoder and the decoder: if it does not, list the key under "
         "left: in the mapping file",
     )
+    TARGET_NETWORK = (
+        Topic.OTHER,
+        "this is part of a target network, which the source does not have, and it got a copy of what {} got; accept it "
+        "if training shall start with equal networks: if not, list the key under left: in the mapping file",
+    )
     TIED_HEAD = (
         Topic.OTHER,
         "the source has no output layer, and its word embedding was used here; check that the source's code ties its "
