@@ -803,6 +803,12 @@ class Reason(Enum):
         "the model has {} more positions, and zeros were added in front as padding; check that the model's code adds "
         "this offset to its positions: if not, take the alternative below, which adds them at the end",
     )
+    POSITIONS_OF_AXES = (
+        Topic.OTHER,
+        "the source has a table of frames and a table of places in a frame, and their sums became the positions of the "
+        "model, frame after frame; check in the model's code in which order it lists the places of a video: if the "
+        "frames of one place come first, take the alternative below",
+    )
     POSITIONS_RESIZED = (
         Topic.OTHER,
         "the position table was resized from {} to {} positions (bicubic); check that the model's positions cover the"
