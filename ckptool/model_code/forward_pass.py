@@ -118,6 +118,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         self._made: dict[int, str] = {}  # id of a tensor -> the weight of the layer whose outputs it is
         self._normed: dict[int, str] = {}  # id of such a tensor -> the statistics of the batch norm that took it
         self._outputs: dict[int, frozenset[str]] = {}  # id of a tensor -> the matrices that made what it holds
+        self._multiplied: set[int] = set()  # products, element by element, of the outputs of two matrices
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -154,14 +155,17 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         return result
 
     def _see_parts(self, call: Call) -> None:
-        """Note the parts that CALL gives of what a weight made, of rows of a table, or of a parameter itself."""
+        """Note the parts that CALL gives of what a weight made, of rows of a table, or of a parameter itself. What the
+        outputs of two weights are multiplied to has the parts of both.
+        """
         own = {self._keys[id(t)] if id(t) in self._whole else self._alone.get(id(t), "") for t in call.tensors}
         if len(own) == 1 and getattr(call.result, "shape", None) == call.tensors[0].shape:
             self._alone[id(call.result)] = next(iter(own))
         first = id(call.first)
         made = self._outputs.get(first) or {self._rows.get(first) or (next(iter(own)) if len(own) == 1 else "")}
-        if len(made) == 1 and made != {""}:
-            self._named_parts.see(call, *made)
+        if made != {""} and (len(made) == 1 or first in self._multiplied):
+            for key in made:
+                self._named_parts.see(call, key)
 
     def _credit(self, name: str, taken: Sequence[Any], result: Any) -> None:
         """Note which matrices made RESULT, the output of the function NAME: those that its data was last multiplied
@@ -170,7 +174,10 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         if name in _MULTIPLY or name.startswith("conv"):
             made = frozenset(self._keys[id(t)] for t in taken[1:] if id(t) in self._keys and t.ndim > 1)
         else:
-            made = frozenset(itertools.chain.from_iterable(self._outputs.get(id(t), ()) for t in taken))
+            each = [self._outputs.get(id(t), frozenset()) for t in taken]
+            made = frozenset().union(*each)
+            if name in _MULTIPLIES and [len(keys) for keys in each] == [1, 1] and len(made) == 2:
+                self._multiplied.add(id(result))
         if 0 < len(made) <= _MOST_CREDITED:
             for one in [result] if isinstance(result, torch.Tensor) else flat(result):
                 if isinstance(one, torch.Tensor):

@@ -17,7 +17,7 @@ from . import expression as ex
 from .equal_blocks import shortened
 from .expression import Expr, Shape
 from .forms.canonical import canonical
-from .forms.copies import called_as_in, copies, doubt_copies
+from .forms.copies import called_as_in, copies, doubt_copies, target_networks, with_target_networks
 from .forms.pieces import squeezed, substituted
 from .holes.background import doubt_background
 from .holes.conventions import doubt_conventions
@@ -68,7 +68,9 @@ def _matched(source: Signature, target: Signature, values: Values | None, lora_s
     source = called_as_in(source, target)
     copied, others = copies(source, target)
     kept = replace(source, entries={k: e for k, e in source.entries.items() if k not in copied and k not in others})
-    s, t = canonical(kept, target, lora_scale=lora_scale)
+    twins = target_networks(source, target)
+    wanted = replace(target, entries={k: e for k, e in target.entries.items() if k not in twins}) if twins else target
+    s, t = canonical(kept, wanted, lora_scale=lora_scale)
     matcher = Matcher(s, t)
     matching = matcher.run()
     weigh(matching, matcher.sequences)
@@ -82,7 +84,8 @@ def _matched(source: Signature, target: Signature, values: Values | None, lora_s
     doubt_background(filling)
     doubt_what_is_out_of_place(filling)
     doubt_copies(filling, copied)
-    return _Entries(filling, shapes, copied).mapping()
+    made = _Entries(filling, shapes, copied).mapping()
+    return with_target_networks(made, target, twins) if twins else made
 
 
 class _Entries:

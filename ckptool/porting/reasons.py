@@ -547,6 +547,12 @@ class Reason(Enum):
         "weight, and outputs were assumed; check the adapter's code: if they scale the inputs, merge the adapter with "
         "the library that made it",
     )
+    NORM_AS_SCALE = (
+        Topic.OTHER,
+        "the model has a scale and a shift where the source has a batch norm, so the norm was folded into them with "
+        "eps {}; check that the model's code computes no mean or variance there, and check the eps in the source's "
+        "code (the last number of fold_weight and fold_bias in the file of --save-mapping)",
+    )
     FOLDED_NORM = (
         Topic.OTHER,
         "the source lists a batch norm directly after this layer, and the model has none here, so it was folded into "
@@ -646,6 +652,13 @@ class Reason(Enum):
         " learning rate multiplier, and this bias was copied without it; check the forward of the source's layers for"
         " a factor on the bias: if it is there, take the alternative below",
     )
+    EQUALISED_OUTPUT = (
+        Topic.OTHER,
+        "the source's weights have the same spread in every layer, as if its code multiplies by a factor (equalised "
+        "learning rate), and some code multiplies the output of the layer, with this bias in it, which was copied "
+        "without the factor; check the forward of the source's layers: if the factor is on the output, take the "
+        "alternative below with the factor of the weight",
+    )
     FACTOR_IN_CODE = (
         Topic.OTHER,
         "the source's code multiplies this tensor by {} before it uses it, and the model's code by {}, so the tensor "
@@ -693,6 +706,18 @@ class Reason(Enum):
         "the channels of this layer are cut into equal parts, of which one passes unchanged and the others go through "
         "layers of their own, and the file does not show which part passes in the source's code; check in both codes "
         "which part has no layer: if it is the same, take the plain tensor, and if not, the one with a moved part",
+    )
+    THIRDS = (
+        Topic.OTHER,
+        "the model's code cuts the output of this layer into three parts for three uses, and the file does not show in "
+        "which order the source's code takes them, so the model's order was assumed; compare the names where chunk or "
+        "split stands in both codes: if the order is another one, take the alternative with that order",
+    )
+    HALVES_BESIDE_THIRDS = (
+        Topic.OTHER,
+        "this layer takes two concatenated tensors of one size, in a module for which the source's code may have other "
+        "orders than the model's; check torch.cat in both codes: if they have the same order, take the plain tensor, "
+        "and if not, the reordered one",
     )
     BACKGROUND = (
         Topic.OTHER,
@@ -778,6 +803,12 @@ class Reason(Enum):
         "the model has {} more positions, and zeros were added in front as padding; check that the model's code adds "
         "this offset to its positions: if not, take the alternative below, which adds them at the end",
     )
+    POSITIONS_OF_AXES = (
+        Topic.OTHER,
+        "the source has a table of frames and a table of places in a frame, and their sums became the positions of the "
+        "model, frame after frame; check in the model's code in which order it lists the places of a video: if the "
+        "frames of one place come first, take the alternative below",
+    )
     POSITIONS_RESIZED = (
         Topic.OTHER,
         "the position table was resized from {} to {} positions (bicubic); check that the model's positions cover the"
@@ -811,6 +842,11 @@ class Reason(Enum):
         "the source has one word embedding, and this second one of the model got a copy of it; check that the "
         "source's code uses one word embedding for the encoder and the decoder: if it does not, list the key under "
         "left: in the mapping file",
+    )
+    TARGET_NETWORK = (
+        Topic.OTHER,
+        "this is part of a target network, which the source does not have, and it got a copy of what {} got; accept it "
+        "if training shall start with equal networks: if not, list the key under left: in the mapping file",
     )
     TIED_HEAD = (
         Topic.OTHER,

@@ -78,6 +78,18 @@ class Batches(Joined):
         return src + dst.tanh()
 
 
+class Filtered(Joined):
+    """As message passing takes factors: out of the product of the outputs of two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.filters = nn.Linear(6, 24)
+
+    def forward(self, x: Any) -> Any:
+        src, dst, message = (self.every(x) * self.filters(x)).split(8, -1)
+        return dst + src.tanh() * message
+
+
 INPUTS = (torch.zeros(4, 6),)
 
 
@@ -98,6 +110,11 @@ def parts(model: nn.Module, key: str = "every.weight") -> list[tuple[str, int]]:
 )
 def test_parts_have_the_names_that_code_assigns_them_to(model: Any, names: list[str], size: int) -> None:
     assert parts(model()) == [(name, size) for name in names]
+
+
+@pytest.mark.parametrize("key", ["every.weight", "filters.weight"])
+def test_parts_of_a_product_are_parts_of_both_layers(key: str) -> None:
+    assert parts(Filtered(), key) == [("src", 8), ("dst", 8), ("message", 8)]
 
 
 def ported(source: nn.Module, target: nn.Module, key: str = "every.weight") -> tuple[str, list[str], bool]:

@@ -12,6 +12,7 @@ from ckptool.porting.forms.canonical import canonical
 from ckptool.porting.matching.units import units_of
 from ckptool.porting.port import port
 from ckptool.porting.rivals.company import counted_alike
+from ckptool.porting.words import label, table
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -299,6 +300,22 @@ def test_the_norm_of_a_feed_forward_part_is_the_third_where_there_are_three_also
             target[f"decoder.{n}.{own}.weight"] = shape
     mapping = port(signature(source), wanted(target, used=target))
     assert pairing(mapping) == dict(zip(target, source, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("names", "third"),
+    [
+        (("ln_mix", "ln_look", "ln_ff"), True),
+        (("norm_mix", "norm_look", "norm_mlp"), True),
+        (("attention.shrink_norm", "norm_attention", "norm_ff"), False),
+    ],
+)
+def test_the_norm_of_a_feed_forward_part_is_the_third_but_for_norms_inside_of_an_attention(
+    names: tuple[str, ...], third: bool
+) -> None:
+    side = canonical(signature({f"blocks.0.{name}.weight": (6,) for name in names}), wanted({"fc.weight": (7, 5)}))[0]
+    norm = next(p for p in side.pieces.values() if p.entry.key == f"blocks.0.{names[-1]}.weight")
+    assert label(table().group("position"), norm.words) == ("third" if third else "second")
 
 
 def test_a_norm_before_merging_is_no_output_of_attention() -> None:

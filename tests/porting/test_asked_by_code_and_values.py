@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from sides import found, signature, wanted
 
-from ckptool.model_code.signature import Facts, Flow, Signature
+from ckptool.model_code.signature import Facts, Flow, Part, Signature
 from ckptool.porting.port import port
 from ckptool.porting.questions import still_open
 
@@ -72,6 +72,42 @@ def test_very_wide_weights_of_few_inputs_have_a_multiplier_that_the_biases_have_
     entry = found(made, "mlp.1.bias")
     assert asked(entry) == asks
     assert [str(rival) for rival in entry.rivals] == ([f"scale({entry.expr}, 0.01)"] if asks else [])
+
+
+@pytest.mark.parametrize(("spread", "bias", "asks"), [(1.0, 0.5, ["EQUALISED_OUTPUT"]), (1.0, 0.0, []), (0.1, 0.5, [])])
+def test_a_factor_of_equalised_weights_may_be_on_the_output_with_its_bias(
+    spread: float, bias: float, asks: list[str]
+) -> None:
+    rng = np.random.default_rng(0)
+    weights = {f"m{n}.fc.weight": rng.standard_normal((16, 64)) * spread for n in range(4)}
+    source = weights | {f"m{n}.fc.bias": np.full(16, bias) for n in range(4)}
+    target = known(
+        wanted({key.replace("fc.", ""): v.shape for key, v in source.items()}), module="Linear", how="linear"
+    )
+    made = port(signature({key: value.shape for key, value in source.items()}), target, values=source.get)
+    entry = found(made, "m1.bias")
+    assert asked(entry) == asks
+    factors = [(2 / 64) ** 0.5, (1 / 64) ** 0.5] if asks else []
+    assert [str(rival) for rival in entry.rivals] == [f"scale({entry.expr}, {factor})" for factor in factors]
+
+
+@pytest.mark.parametrize(
+    ("names", "takes", "asks"),
+    [
+        (("v", "sv", "s"), (Part("norm", 3), Part("scalar", 3)), {"mlp.0": 1, "mlp.2": 5}),
+        (("v", "sv", "s"), (Part("norm", 2), Part("scalar", 4)), {"mlp.0": 0, "mlp.2": 5}),
+        (("query", "key", "value"), (Part("norm", 3), Part("scalar", 3)), {"mlp.0": 0, "mlp.2": 0}),
+    ],
+)
+def test_all_orders_of_thirds_are_options_and_so_are_those_of_halves_in_their_module(
+    names: tuple[str, ...], takes: tuple[Part, ...], asks: dict[str, int]
+) -> None:
+    source = signature({"context.0.weight": (5, 6), "context.1.weight": (12, 5)})
+    target = known(wanted({"mlp.0.weight": (5, 6), "mlp.2.weight": (12, 5)}), module="Linear", how="linear")
+    facts = {"mlp.0": Facts(takes=takes), "mlp.2": Facts(parts=tuple(Part(name, 4) for name in names))}
+    entries = {key: replace(e, facts=facts[key.removesuffix(".weight")]) for key, e in target.entries.items()}
+    made = port(source, replace(target, entries=entries))
+    assert {key: len(found(made, f"{key}.weight").rivals) for key in facts} == asks
 
 
 @pytest.mark.parametrize(("before", "after", "asks"), [(0, 3, True), (1, 3, False), (0, 1, False)])

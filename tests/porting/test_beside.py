@@ -128,3 +128,24 @@ def test_of_two_names_of_one_layer_in_a_block_that_counts_which_the_model_has() 
     assert made.entries["layers.0.down.1.weight"].tied is None
     assert made.entries["layers.0.norm3.weight"].tied == "layers.0.down.1.weight"
     assert called_as_in(source, wanted({"head.weight": (3, 6)})) == source
+
+
+@pytest.mark.parametrize(
+    ("source", "gives"),
+    [
+        (("q",), {"critic": "q", "critic_target": "q"}),
+        (("q", "q_target"), {"critic": "q", "critic_target": "q_target"}),
+        (("q", "v"), {}),
+    ],
+)
+def test_a_target_network_that_the_file_does_not_have_is_a_copy(source: tuple[str, ...], gives: dict[str, str]) -> None:
+    shapes = {f"{net}.{n}.weight": (8 + n, 7 + n) for net in source for n in range(3)}
+    target = wanted({f"{net}.{n}.weight": (8 + n, 7 + n) for net in ("critic", "critic_target") for n in range(3)})
+    made = port(signature(shapes), target)
+    asks = {entry.target.split(".")[0]: [q.reason.name for q in entry.questions] for entry in made.entries}
+    for net, own in gives.items():
+        assert {str(entry.expr) for entry in made.entries if entry.target.startswith(f"{net}.")} == {
+            f"{own}.{n}.weight" for n in range(3)
+        }
+    assert ("TARGET_NETWORK" in asks["critic_target"]) is (source == ("q",))
+    assert "TARGET_NETWORK" not in asks["critic"]

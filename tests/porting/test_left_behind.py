@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
-from sides import Made, pairing, port, signature, wanted, worked_out
+from sides import Made, found, pairing, port, signature, wanted, worked_out
 
 
 def layers(bias: bool, norm: bool, first: str = "blocks", layer: str = "linear") -> dict[str, np.ndarray]:
@@ -55,6 +56,32 @@ def test_a_layer_without_a_bias_cannot_take_its_batch_norm_in_and_is_doubted() -
     made = into(layers(bias=False, norm=True), layers(bias=False, norm=False, first="fc"))
     assert made["fc.0.linear.weight"].status == "guessed"
     assert "blocks.0.bn" in made["fc.0.linear.weight"].entry.doubts[0]
+
+
+@pytest.mark.parametrize(("how", "module"), [("__getitem__", "Affine"), ("mul", "Scale"), ("group_norm", "GroupNorm")])
+def test_a_scale_and_shift_where_the_source_has_a_batch_norm_get_what_it_does(how: str, module: str) -> None:
+    source = {f"net.{n}.{key}": shape for n in (0, 1) for key, shape in SCALED["norm"].items()}
+    model = {f"body.{n}.{key}": shape for n in (0, 1) for key, shape in SCALED["scale"].items()}
+    target = wanted(model, used=model)
+    entries = {
+        key: replace(e, how=how, module=module) if ".scale." in key else replace(e, how="conv2d", module="Conv2d")
+        for key, e in target.entries.items()
+    }
+    made = port(signature(source), replace(target, entries=entries))
+    weight, bias = (found(made, f"body.1.scale.{leaf}") for leaf in ("weight", "bias"))
+    if how == "group_norm":
+        assert weight.status == bias.status == "unmapped"
+        return
+    given = ", ".join(f"net.1.norm.{leaf}" for leaf in ("weight", "bias", "running_mean", "running_var"))
+    assert str(weight.expr) == "fold_weight(shift(zeros(6), 1.0), net.1.norm.weight, net.1.norm.running_var, 1e-05)"
+    assert str(bias.expr) == f"fold_bias(zeros(6), {given}, 1e-05)"
+    assert [[q.reason.name for q in entry.questions] for entry in (weight, bias)] == [["NORM_AS_SCALE"]] * 2
+
+
+_NORM = {f"norm.{leaf}": (6,) for leaf in ("weight", "bias", "running_mean", "running_var")}
+_SCALE = {f"scale.{leaf}": (6,) for leaf in ("weight", "bias")}
+#: A convolution without a bias, with a norm, and with what is left of it.
+SCALED = {"norm": {"conv.weight": (6, 6, 3, 3), **_NORM}, "scale": {"conv.weight": (6, 6, 3, 3), **_SCALE}}
 
 
 def test_norms_of_which_the_model_has_no_statistics_are_not_folded() -> None:

@@ -7,7 +7,7 @@ if the weights were copied, only the values show it.
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,9 +17,10 @@ from typing import Any
 
 from ...model_code.signature import Signature
 from ...tensor import LazyTensor
-from ..expression import Shape
+from ..expression import Expr, Shape
 from ..holes.filling import Filling
-from ..questions import Reason
+from ..mapping import Mapping as Mapping_
+from ..questions import Question, Reason, ask
 from ..words import cut, label, labels, table
 from .gates import are_gates
 
@@ -77,6 +78,52 @@ def copies(source: Signature, target: Signature) -> tuple[dict[str, str], set[st
             for tail in below[other]:
                 found[".".join((*other, *tail))] = ".".join((*ranked[0], *tail))
     return found, {".".join((*prefix, *tail)) for prefix in parts_of_others for tail in below[prefix]}
+
+
+def target_networks(source: Signature, target: Signature) -> dict[str, str]:
+    """Return key of a target network of the model (`critic_target`) -> key of the network that it follows (`critic`),
+    if the file has neither the word nor tensors for both.
+
+    Such a network starts as a copy of the other one, in training alone.
+    """
+
+    def without(path: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+        return tuple(tuple(word for word in cut(name) if word != "target") for name in path)
+
+    have = Counter(entry.shape for entry in source.entries.values())
+    wanted = Counter(entry.shape for entry in target.entries.values())
+    networks = {without(key.split(".")): key for key in target.entries if "target" not in _words(key)}
+    found = {
+        key: twin
+        for key, entry in target.entries.items()
+        if "target" in _words(key) and (twin := networks.get(without(key.split("."))))
+        if target.entries[twin].shape == entry.shape
+    }
+    for shape, count in Counter(target.entries[key].shape for key in found).items():
+        if have[shape] + count > wanted[shape]:
+            return {}
+    said = any("target" in _words(key) for key in source.entries)
+    return {} if said or len(found) < sum("target" in _words(key) for key in target.entries) else found
+
+
+def _words(key: str) -> set[str]:
+    return {word for name in key.split(".") for word in cut(name)}
+
+
+def with_target_networks(made: Mapping_, target: Signature, twins: Mapping[str, str]) -> Mapping_:
+    """Return MADE with entries for the target networks of the model TARGET, each a copy of what TWINS (as
+    `target_networks` gives it) says, with a question.
+    """
+    by_key = {entry.target: entry for entry in made.entries}
+    entries = []
+    for key in target.entries:
+        if key in twins:
+            own = by_key[twins[key]]
+            asked: list[Question[Expr]] = [] if own.expr is None else [ask(Reason.TARGET_NETWORK, twins[key])]
+            entries.append(replace(own, target=key, questions=(*own.questions, *asked)))
+        else:
+            entries.append(by_key[key])
+    return made.with_entries(entries)
 
 
 def _role_word(name: str) -> str | None:

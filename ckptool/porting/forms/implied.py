@@ -116,7 +116,7 @@ _NORM_OF_LAYER = ("layer_norm_", "layernorm_")
 
 
 def _third_norm(canon: Canon) -> None:
-    """Add the word `norm3` to the norm of the feed-forward part in blocks with three norms.
+    """Add the words `block_norm3` to the norm of the feed-forward part in blocks with three norms.
 
     A block with two attentions has a norm before each of them, and the feed-forward part comes last.
     """
@@ -128,11 +128,13 @@ def _third_norm(canon: Canon) -> None:
             at = next((at + 1 for at in range(len(path) - 2, -1, -1) if path[at].isdecimal()), len(path) - 1)
             blocks[path[:at]][path[at:]].append(piece)
     for norms in blocks.values():
+        if any(set(words_of(path[-1:])) & _ATTENTION for path in norms):  # others inside of an attention are its own
+            norms = {path: held for path, held in norms.items() if not set(words_of(path[:-1])) & _ATTENTION}
         if len(norms) == 3:
             for path, pieces in norms.items():
                 if set(words_of(path)) & _FEED_FORWARD:
                     for piece in pieces:
-                        _add(canon, piece, "norm3")
+                        _add(canon, piece, "block_norm3")  # after `ff`, `norm3` is the norm of a third `ff`
 
 
 def _singular(path: tuple[str, ...]) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from .bypassed import doubt_bypasses
 from .factors import equalised, multiplied_in_code, scaled_tables
 from .filling import Filling, Values
 from .modulation import doubt_gates, doubt_modulation
+from .thirds import doubt_thirds
 
 #: What a matrix that is taken as it stands may have been through.
 _AS_IT_IS = frozenset({"select", "reshape"})
@@ -509,6 +510,15 @@ CONVENTIONS: tuple[Rule[Callable[[Filling], None]], ...] = in_order(
         "One of the equal parts of a layer's channels passes unchanged, and only code shows which.",
         "Of a Res2Net, code leaves out the first part or the last one; the layers around it have this order.",
         doubt_bypasses,
+        Strength.OPEN,
+    ),
+    Rule(
+        "thirds of an output",
+        87,
+        "The output of a layer is cut into three parts of one size for three uses, in an order that only code shows.",
+        "Each code has an order of its own, unless both call the parts by the same names; and if it cuts so, it may "
+        "join tensors in an order of its own in the same module.",
+        doubt_thirds,
         Strength.OPEN,
     ),
     Rule(

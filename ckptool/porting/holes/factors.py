@@ -26,8 +26,10 @@ def equalised(filling: Filling) -> None:
 
     Such weights are normally distributed, and the code multiplies them by 1 / sqrt(inputs) or sqrt(2 / inputs) (Karras
     et al., "Progressive Growing of GANs", 2018, section 4.1). This model has no such factor. If the file's weights are
-    scaled like initial weights, nothing is asked. A learning rate multiplier divides the initial weights and multiplies
-    weights and biases on every call ("A Style-Based Generator", 2019, appendix C), so that such weights are even wider.
+    scaled like initial weights, nothing is asked. Some code multiplies the output of the layer instead, and with it the
+    bias, so the biases are asked about as well, unless they are 0. A learning rate multiplier divides the initial
+    weights and multiplies weights and biases on every call ("A Style-Based Generator", 2019, appendix C), so that such
+    weights are even wider.
     """
     if filling.values is None or filling.same_names:
         return
@@ -49,10 +51,19 @@ def equalised(filling: Filling) -> None:
         return
     rate = _rate([square for square, _ in squares])
     for hole, filled, inputs in layers:
-        filled.ask(Reason.EQUALISED, options=[ex.scale(filled.expr, rate * (n / inputs) ** 0.5) for n in (2, 1)])
+        factors = [rate * (n / inputs) ** 0.5 for n in (2, 1)]
+        filled.ask(Reason.EQUALISED, options=[ex.scale(filled.expr, factor) for factor in factors])
         bias = filling.holes.get(hole.beside("bias"))
         if bias is not None and rate < 1:
             bias.ask(Reason.EQUALISED_BIAS, options=[ex.scale(bias.expr, rate)])
+        elif bias is not None and not _is_zero(filling, bias):
+            bias.ask(Reason.EQUALISED_OUTPUT, options=[ex.scale(bias.expr, factor) for factor in factors])
+
+
+def _is_zero(filling: Filling, bias: Filled) -> bool:
+    """Return whether BIAS is a tensor of the source that holds zeros alone, which no factor changes."""
+    found = filling.values(bias.expr.key) if filling.values is not None and bias.expr.is_copy else None
+    return found is not None and not found.any()
 
 
 def _most(wide: list[bool]) -> bool:

@@ -11,11 +11,13 @@ from ..expression import Expr, Shape
 from ..forms.pieces import holds_channels_last, substituted
 from ..matching.match import is_average
 from ..matching.units import SOME, Pair, Unit, hard_conflict, label_of, related, similarity
-from ..questions import Question, Reason, ask, ask_code
+from ..questions import Question, Reason, ask
 from ..rules import Rule, Strength, in_order
 from ..words import table
 from . import left_over as leftovers
+from .axial_positions import positions_of_axes
 from .filling import Filled, Filling
+from .folded import fold_norms
 from .remedies import of_rows, remedy
 
 
@@ -54,57 +56,6 @@ def _averages(filling: Filling) -> None:
 def _holds(module: str, key: str) -> bool:
     """Return whether KEY is a tensor of the module MODULE or of a layer directly in it."""
     return module in (key.rpartition(".")[0], key.rpartition(".")[0].rpartition(".")[0])
-
-
-def _fold_norms(filling: Filling) -> None:
-    """Fold batch norms that the target does not have into the layer before them, with a doubt about that layer, unless
-    the source's code shows the eps and the order.
-
-    If the layer has no bias to fold into, the norm is left out, and the doubt says so.
-    """
-    free = [u for u in filling.matching.free_sources if u.pieces.keys() >= {"running_mean", "running_var", "weight"}]
-    if not free:
-        return
-    stored = sorted(filling.matcher.cells.sources, key=lambda u: u.order)
-    place = {id(u): i for i, u in enumerate(stored)}
-    partner = {id(s): t for t, s in filling.matching.pairs}
-    for norm in free:
-        i = place[id(norm)]
-        before = stored[i - 1] if i else None
-        t = partner.get(id(before))
-        if before is None or t is None or "weight" not in before.pieces or "weight" not in t.pieces:
-            continue
-        w = before.pieces["weight"]
-        if not w.shape or w.shape[0] != norm.pieces["running_mean"].shape[0] or len(w.shape) < 2:
-            continue
-        if any(u.main.shape == norm.main.shape for u in filling.matching.free_targets):  # it may be what has no source
-            continue
-        if "bias" not in t.pieces:
-            for piece in t.pieces.values():
-                filling.holes[piece.name].ask(Reason.UNREAD_NORM, ".".join(norm.path))
-            continue
-        gamma, var = norm.pieces["weight"].expr, norm.pieces["running_var"].expr
-        mean = norm.pieces["running_mean"].expr
-        beta = norm.pieces["bias"].expr if "bias" in norm.pieces else ex.zeros(*norm.pieces["weight"].shape)
-        behind = norm.pieces["running_mean"].entry.facts.behind
-        shown = behind is not None and behind.weight == w.entry.key
-        eps = behind.eps if behind is not None and shown else 1e-05
-        folded: Question[Expr] = (
-            ask_code(Reason.FOLDED_NORM, f"{eps:g}", shows=f"has eps {eps:g}, and the norm right behind the layer")
-            if shown
-            else ask(Reason.FOLDED_NORM, "1e-05")
-        )
-        hole = t.pieces["weight"].name
-        plain = filling.holes[hole].expr
-        filling.holes[hole] = Filled(ex.fold_weight(plain, gamma, var, eps), "folded", [folded.about(plain)])
-        own = filling.holes.get(t.pieces["bias"].name) if "bias" in before.pieces else None
-        bias = ex.zeros(*norm.pieces["weight"].shape) if own is None else own.expr
-        filling.holes[t.pieces["bias"].name] = Filled(
-            ex.fold_bias(bias, gamma, beta, mean, var, eps),
-            "folded",
-            [folded.about(bias)],
-        )
-        filling.unit_of[t.pieces["bias"].name] = (t, norm)
 
 
 def _leftovers(filling: Filling) -> None:
@@ -373,9 +324,18 @@ SUBSTITUTES: tuple[Rule[Callable[[Filling], None]], ...] = in_order(
     Rule(
         "folded batch norm",
         20,
-        "A batch norm that the model does not have is folded into the layer before it.",
+        "A batch norm that the model does not have is folded into the layer before it, or into the scale and shift "
+        "that stand in its place.",
         "In evaluation, the two compute the same as one layer. The file does not hold the eps.",
-        _fold_norms,
+        fold_norms,
+        Strength.OPEN,
+    ),
+    Rule(
+        "positions of axes",
+        25,
+        "A table of positions is filled with the sums of two tables, of frames and of places in a frame.",
+        "Code that has the two tables adds them for each place of each frame, frame after frame.",
+        positions_of_axes,
         Strength.OPEN,
     ),
     Rule(

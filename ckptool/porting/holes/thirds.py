@@ -1,0 +1,86 @@
+"""Layers whose output code cuts into three parts of one size for three uses: only the source's code shows the order.
+
+Message passing over vectors takes three factors out of one layer (Schütt et al., "Equivariant Message Passing", 2021),
+and each code has its own order. The names that the model's code gives to the parts show that they differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import permutations
+
+from ...model_code.signature import Part
+from .. import expression as ex
+from ..expression import Expr
+from ..forms.pieces import Piece
+from ..forms.projections import said_part
+from ..matching.evidence import Kind
+from ..matching.units import Unit
+from ..questions import Reason
+from ..words import cut
+from .filling import Filled, Filling
+
+#: So many parts have orders that can be listed: five beside the model's. Halves are asked about by what is done with
+#: them, and four parts are most often the gates of a cell.
+_PARTS = 3
+
+
+def doubt_thirds(filling: Filling) -> None:
+    """Ask in which order the source's code takes the three parts of a layer's output, unless both codes call them by
+    the same names.
+
+    Code that cuts in an order of its own may join in one, too, so layers of the same module that take two tensors of
+    one size are asked about as well.
+    """
+    if filling.same_names:
+        return
+    asked = set()
+    for t, s, filled, piece in _written_anew(filling):
+        if not _are_thirds(t.main.entry.facts.parts, piece.shape[0]) or _names(t) == _names(s):
+            continue
+        asked.add(t.path[:-1])
+        one = sum(part.size for part in t.main.entry.facts.parts)
+        filled.ask(Reason.THIRDS, options=_other_orders(filled.expr, 0, one, _PARTS, piece.shape[0] // one))
+    for t, s, filled, piece in _written_anew(filling):
+        sizes = [part.size for part in t.main.entry.facts.takes]
+        halves = len(sizes) == 2 and sizes[0] == sizes[1] and len(piece.shape) > 1 and sum(sizes) == piece.shape[1]
+        if t.path[:-1] in asked and halves and t.main.entry.facts.takes != s.main.entry.facts.takes:
+            filled.ask(Reason.HALVES_BESIDE_THIRDS, options=_other_orders(filled.expr, 1, piece.shape[1], 2))
+
+
+def _written_anew(filling: Filling) -> Iterator[tuple[Unit, Unit, Filled, Piece]]:
+    """Yield (layer of the model, of the source, hole, tensor) for each tensor that one tensor of other code fills."""
+    for t, s in filling.matching.pairs:
+        if t.told_by(Kind.NAME) or t.path[-2:] == s.path[-2:] or filling.same_code(t, s):
+            continue
+        for piece in t.pieces.values():
+            filled = filling.holes.get(piece.name)
+            if filled is not None and piece.shape and "cat" not in filled.expr.operations():
+                yield t, s, filled, piece
+
+
+def _are_thirds(parts: Sequence[Part], rows: int) -> bool:
+    """Return whether PARTS are three of one size with names that no rule knows, and a tensor with ROWS rows holds these
+    parts of one layer, or of several, one layer after the other.
+    """
+    names = {part.name for part in parts} - {""}
+    sizes = {part.size for part in parts}
+    if len(parts) != _PARTS or len(names) != _PARTS or len(sizes) != 1 or all(said_part(cut(name)) for name in names):
+        return False
+    (size,) = sizes
+    return size > 0 and rows % (size * _PARTS) == 0
+
+
+def _names(unit: Unit) -> tuple[str, ...]:
+    return tuple(part.name for part in unit.main.entry.facts.parts)
+
+
+def _other_orders(whole: Expr, dim: int, size: int, count: int, layers: int = 1) -> list[Expr]:
+    """Return WHOLE with its COUNT parts in each order but the present one, turned round first.
+
+    It has LAYERS times SIZE numbers along DIM, and the parts of each layer get the same order.
+    """
+    wide = size // count
+    cut_up = [ex.part(whole, dim, wide * n, wide * (n + 1)) for n in range(count * layers)]
+    orders = sorted(permutations(range(count)), reverse=True)[:-1]
+    return [ex.cat(dim, *(cut_up[count * at + n] for at in range(layers) for n in order)) for order in orders]
