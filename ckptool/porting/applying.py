@@ -16,7 +16,7 @@ from ..inert.other_tensors import others_in
 from ..keys import closest
 from ..keys.known_buffers import is_counter
 from ..tensor import LazyTensor, Storage, contiguous_stride
-from ..tree import Dict, rebuild
+from ..tree import Dict, is_mapping, rebuild
 from . import expression as ex
 from .mapping import Entry, Mapping
 
@@ -61,7 +61,8 @@ def source_tensors(source: Any, mapping: Mapping) -> dict[str, LazyTensor]:
             found[key] = own[key]
             continue
         path, _, inner = key.rpartition("/")
-        other = ckpt.state_dict(path).tensors.get(inner) if path else None
+        beside = mapping.at and is_mapping(ckpt.root)  # a tensor of the root, beside the state dict of the mapping
+        other = ckpt.state_dict(path).tensors.get(inner) if path or beside else None
         if other is None:
             missing.append(key)
         else:

@@ -592,6 +592,12 @@ class Reason(Enum):
         "rotates element i of a head with element i + half of the head, or with element i + 1; check rotate_half or a"
         " similar function in the source's code, and reorder the rows with rotary(…) only if the two codes differ",
     )
+    HEADS_INSIDE = (
+        Topic.OTHER,
+        "the source computes queries, keys and values by 1d convolutions, and the file does not show whether its code "
+        "splits their channels into (heads, width) or (width, heads); check where the source's code splits them into "
+        "heads: if it does so in the other order, take the alternative below for all layers of the attention",
+    )
     FLATTENED = (
         Topic.OTHER,
         "the model flattens feature maps in the order {}, and the source's code most likely in the order {}, so the "

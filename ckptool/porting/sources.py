@@ -19,7 +19,7 @@ from ..keys.known_buffers import is_counter
 from ..model_code.signature import Entry as Wanted
 from ..model_code.signature import Signature, of_state_dict
 from ..tensor import LazyTensor
-from ..tree import Dict, names_in, walk
+from ..tree import Dict, descend, names_in, walk
 from . import expression as ex
 from .applying import open_source
 from .bounds import likely, require_size, stand_ins, under
@@ -27,6 +27,7 @@ from .expression import Expr
 from .forms.copies import doubles
 from .forms.nameless import doubt_order, named_by_position
 from .forms.own_code import named_alike
+from .forms.pieces import squeezed
 from .forms.ranks import joined_ranks
 from .mapping import Entry, Mapping, different
 from .port import port
@@ -84,12 +85,15 @@ def match_signature(
     weights, best = made[0]
     if len(found) < several:
         best = replace(best, notes=(*best.notes, f"of {several:,} state dicts the {len(found)} likeliest were tried"))
-    if 1 < len(found) <= _MOST_PARTS and _covered(best) < _wanted(best):
-        together = [_all_together(ckpt, found, target, hints, scale, source_code)]
-        if source_code is None and (ranks := joined_ranks(found, target)) is not None:
+    beside = _beside(ckpt, found) if at is None else []
+    apart = 1 < len(found) <= _MOST_PARTS and _covered(best) < _wanted(best)
+    if apart or _could_use(best, beside):
+        parts = [*(found if apart else [weights]), *beside]
+        together = [_all_together(ckpt, parts, target, hints, scale, source_code)]
+        if apart and source_code is None and (ranks := joined_ranks(found, target)) is not None:
             together.insert(0, ranks.mapping(_ported(ranks.signature(ckpt), target, ranks.tensors, hints, scale)))
         whole = max(together, key=_covered)
-        if _covered(whole) > 1.05 * _covered(best):
+        if _covered(whole) > (1.05 if apart else 1) * _covered(best):
             return whole
     if at is not None:
         return replace(best, at=weights.path)
@@ -103,6 +107,27 @@ def match_signature(
 
 #: State dicts of one file that are tried together, at most.
 _MOST_PARTS = 8
+
+
+def _beside(ckpt: Checkpoint, found: Sequence[StateDict]) -> list[StateDict]:
+    """Return the numbers of CKPT that stand in a dict directly beside the state dicts FOUND, such as the mean of the
+    data, one state dict for each such dict. Names that a key of FOUND has, too, are left out.
+    """
+    taken = {key for weights in found for key in weights.tensors}
+    made = []
+    for path in dict.fromkeys(weights.path.rpartition("/")[0] for weights in found if weights.path):
+        node = descend(ckpt.root, path)
+        own = [(key, value) for key, value in getattr(node, "entries", ()) if isinstance(value, LazyTensor)]
+        own = [(key, value) for key, value in own if value.dtype.is_floating and key not in taken]
+        if own:
+            made.append(StateDict(Dict(own), path))
+    return made
+
+
+def _could_use(mapping: Mapping, beside: Sequence[StateDict]) -> bool:
+    """Return whether a tensor in BESIDE has the sizes of a key of MAPPING without a source."""
+    sizes = {squeezed(tensor.shape) for weights in beside for tensor in weights.tensors.values()}
+    return any(e.expr is None and not is_counter(e.target) and squeezed(e.shape) in sizes for e in mapping.entries)
 
 
 def _is_one_module(weights: StateDict) -> bool:
@@ -125,6 +150,8 @@ def _all_together(
     entries: dict[str, Wanted] = {}
     back: dict[str, str] = {}
     paths = {weights.path: names_in(weights.path) for weights in found}
+    if len(found) == 2 and found[1].path == found[0].path.rpartition("/")[0]:  # one state dict, and what is beside it
+        paths = {path: [] for path in paths}
     between = "/" if any("/" in part for parts in paths.values() for part in parts) else "."  # names of scopes
     for weights in found:
         prefix = "".join(f"{part}{between}" for part in paths[weights.path])

@@ -245,6 +245,31 @@ def test_old_and_new_weight_norms_meet() -> None:
     assert pairing(plain)["conv.weight"] == "weight_norm(conv.weight_g, conv.weight_v)"
 
 
+def test_a_weight_norm_over_kernels_with_outputs_last_is_merged_and_turned() -> None:
+    old = {"conv.weight_g": (1, 1, 8), "conv.weight_v": (3, 4, 8), "conv.bias": (8,)}
+    new = wanted({"conv.weight": (8, 4, 3), "conv.bias": (8,)})
+    new.entries["conv.weight"] = replace(new.entries["conv.weight"], how="conv1d")
+    plain = port(signature(old), new)
+    assert pairing(plain)["conv.weight"] == "permute(weight_norm(conv.weight_g, conv.weight_v), 2, 1, 0)"
+
+
+@pytest.mark.parametrize("leaf", ["beta", "offset"])
+def test_an_offset_beside_one_square_matrix_is_the_bias_of_it(leaf: str) -> None:
+    theirs = {f"g.{n}.{name}": shape for n in range(2) for name, shape in (("beta", (8,)), ("gamma", (8, 8)))}
+    own = {f"n{n}.{name}": shape for n in range(2) for name, shape in ((leaf, (8,)), ("mix", (8, 8)))}
+    pairs = pairing(port(signature(theirs), wanted(own)))
+    assert pairs == {f"n{n}.{name}": f"g.{n}.{of}" for n in range(2) for name, of in ((leaf, "beta"), ("mix", "gamma"))}
+
+
+@pytest.mark.parametrize("sizes", [(8, 8), (8, 8, 1)], ids=["linear", "convolutions"])
+def test_a_list_of_three_beside_an_output_is_queries_keys_and_values(sizes: tuple[int, ...]) -> None:
+    theirs = {"attn.merge.weight": sizes, **{f"attn.proj.{n}.weight": sizes for n in range(3)}}
+    own = {f"{name}.weight": (8, 8) for name in ("value", "key", "query", "out_proj")}
+    layers = {entry.target: entry.sources for entry in port(signature(theirs), wanted(own)).entries}
+    held = {"query": "proj.0", "key": "proj.1", "value": "proj.2", "out_proj": "merge"}
+    assert layers == {f"{name}.weight": [f"attn.{there}.weight"] for name, there in held.items()}
+
+
 def test_weight_norms_that_a_model_took_off_some_of_its_layers_are_plain_weights_there_alone() -> None:
     old = {
         f"{part}.weight_{leaf}": (8, 1, 1) if leaf == "g" else shape

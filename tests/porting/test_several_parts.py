@@ -77,6 +77,32 @@ def test_copies_of_one_model_are_not_put_together(tmp_path: Path) -> None:
     assert all("/" not in key for entry in mapping.entries for key in entry.sources)
 
 
+class Normed(nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = Coder(4, 8, 3)
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("std", torch.ones(4))
+
+    def forward(self, x: Any) -> Any:
+        return self.body((x - self.mean) / self.std)
+
+
+@pytest.mark.parametrize("names", [["model"], ["model", "ema"]], ids=["alone", "with a copy"])
+def test_numbers_beside_a_state_dict_fill_what_the_model_calls_so(tmp_path: Path, names: list[str]) -> None:
+    import ckptool
+
+    body, held = Coder(4, 8, 3).state_dict(), {"data_std": torch.rand(4) + 1, "data_mean": torch.rand(4)}
+    torch.save({"epoch": 3, **dict.fromkeys(names, body), **held}, tmp_path / "normed.pth")
+    ours = Normed()
+    account = ckptool.load_into(ours, tmp_path / "normed.pth")
+    assert (str(account["mean"].expr), str(account["std"].expr)) == ("data_mean", "data_std")
+    assert str(account["body.layers.0.weight"].expr) == "model/layers.0.weight"
+    assert torch.equal(ours.mean, held["data_mean"])
+    assert torch.equal(ours.std, held["data_std"])
+    assert all(torch.equal(value, body[key]) for key, value in ours.body.state_dict().items())
+
+
 class Agent(nn.Module):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()

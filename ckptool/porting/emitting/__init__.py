@@ -186,8 +186,9 @@ class _Module:
         yield f'    """Return the state dict of {_article(_plain(self.mapping.target))}, made of a checkpoint\'s.'
         yield ""
         if self.mapping.at:
+            under = "" if nested else f" under {_plain(self.mapping.at)!r}"
             yield "    Args:"
-            yield f"        state_dict: what the file holds under {_plain(self.mapping.at)!r}."
+            yield f"        state_dict: what the file holds{under}."
             yield ""
         yield "    Raises:"
         yield "        KeyError: a tensor is not there."

@@ -144,6 +144,9 @@ def _together(a: tuple[str, ...], b: tuple[str, ...]) -> int:
 def _lone_biases(canon: Canon) -> list[Piece]:
     together = Counter(piece.path for piece in canon.pieces.values())
     matrices = {piece.path for piece in canon.pieces.values() if len(piece.shape) > 1}
+    modules: dict[str, list[Piece]] = defaultdict(list)
+    for piece in canon.pieces.values():
+        modules[piece.entry.key.rpartition(".")[0]].append(piece)
     return [
         piece
         for piece in canon.pieces.values()
@@ -153,8 +156,18 @@ def _lone_biases(canon: Canon) -> list[Piece]:
             {"bias", "biases", "intercept"} & {*piece.words, piece.role}
             or _own_name(piece.path) == "b"
             or _after_matrices(piece, matrices)
+            or _of_the_matrix(piece, modules[piece.entry.key.rpartition(".")[0]])
         )
     ]
+
+
+def _of_the_matrix(piece: Piece, beside: list[Piece]) -> bool:
+    """Return whether PIECE has a name for biases, such as `offset`, and its module, which holds BESIDE, has one other
+    tensor: a square matrix of its own, with as many rows.
+    """
+    sizes = {p.shape for p in beside if is_bare(p)}
+    named = table().leaves.get(cut(piece.leaf)) == "bias"
+    return named and len(beside) == 2 and sizes == {piece.shape, piece.shape * 2} and len(piece.shape) == 1
 
 
 _B = re.compile(r"(.*_)b(?::\d+)?\Z")

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ..rules import Rule
 from ..words import cut, label, table, words_of
-from .pieces import Canon, Piece, unchanged
+from .pieces import Canon, Piece, squeezed, unchanged
 from .projections import fused_kind, part_label
 from .roles import counted_by_letters
 
@@ -70,21 +70,28 @@ def forget_plain_words(one: Canon, other: Canon) -> None:
 
 def _listed_attention(canon: Canon) -> None:
     """Add the words for queries, keys, values and output to the four equal layers of a list in an attention
-    (`linears.0`).
+    (`linears.0`), or for the first three to a list of three beside a layer that its name calls the output.
     """
     lists: dict[tuple[str, ...], list[Piece]] = defaultdict(list)
+    outputs: set[tuple[str, ...]] = set()
     for piece in canon.pieces.values():
         if len(piece.path) > 1 and piece.last.isdecimal() and piece.role in ("weight", "bias"):
             lists[piece.path[:-1]].append(piece)
+        elif piece.path and piece.role == "weight" and label(table().group("attention"), piece.words) == "o":
+            outputs.add(piece.path[:-1])
     for head, pieces in lists.items():
         matrices = [p for p in pieces if p.role == "weight"]
         numbers = sorted(int(p.last) for p in matrices)
-        alike = len({p.shape for p in matrices}) == 1 and len(matrices[0].shape) == 2
-        if numbers != [0, 1, 2, 3] or not alike or not set(cut(head[-2] if len(head) > 1 else "")) & _ATTENTION:
+        alike = len({p.shape for p in matrices}) == 1 and len(squeezed(matrices[0].shape)) == 2
+        known = _LISTED[: 3 if head[:-1] in outputs else 4]
+        if numbers != list(range(len(known))) or not alike or not set(cut("".join(head[-2:-1]))) & _ATTENTION:
             continue
         for piece in pieces:
-            _add(canon, piece, ("q", "k", "v", "o_proj")[int(piece.last)])
+            _add(canon, piece, known[int(piece.last)])
 
+
+#: The layers of a list in an attention.
+_LISTED = ("q", "k", "v", "o_proj")
 
 _ATTENTION = frozenset({"attn", "attention", "mha", "att"})
 
@@ -192,10 +199,11 @@ IMPLIED: tuple[Rule[Callable[[Canon, Canon], None]], ...] = (
         _both(_seen_gates),
     ),
     Rule(
-        "four layers of an attention",
+        "listed layers of an attention",
         120,
-        "The four layers of a list in an attention were read as queries, keys, values and output.",
-        "The list `linears` of the Annotated Transformer, and of code that follows it, holds them in this order.",
+        "The layers of a list in an attention were read as queries, keys, values and output.",
+        "The list `linears` of the Annotated Transformer, and of code that follows it, holds them in this order; the "
+        "list `proj` of SuperGlue holds the first three, and the output has a name of its own.",
         _both(_listed_attention),
     ),
     Rule(

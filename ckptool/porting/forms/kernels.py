@@ -23,14 +23,14 @@ def channels_first(source: Canon, target: Canon) -> None:
     because a file has one layout.
     """
     wanted = Counter(p.shape for p in target.pieces.values() if p.role.startswith("weight"))
-    of_layers = {p.shape for p in target.pieces.values() if p.entry.module.startswith("Conv")}
+    of_layers = {p.shape for p in target.pieces.values() if _is_transposed(p) is not None}
     kernels = [
         p
         for p in source.pieces.values()
         if p.role == "weight"
         and not p.placed
         and 2 < len(p.shape) < 6
-        and p.expr.is_copy
+        and (p.expr.is_copy or p.expr.op == "weight_norm")
         and p.leaf not in table().inputs_first
     ]
     votes: Counter[_Way | None] = Counter()

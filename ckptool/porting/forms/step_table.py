@@ -153,19 +153,19 @@ STEPS: tuple[Rule[Step], ...] = in_order(
         merge_adapters,
     ),
     Rule(
+        "weight norm",
+        175,
+        "Weight norm or spectral norm became the plain weight that it stands for.",
+        "The other side has a plain weight of these sizes, and the formula is that of torch.",
+        each(merge_norms),
+    ),
+    Rule(
         "channels last",
         180,
         "Kernels with their channels last were put into the order of torch.",
         "MLX and TFLite store channels last, and all kernels of the file fit the model's sizes only if they are "
         "reordered.",
         channels_first,
-    ),
-    Rule(
-        "weight norm",
-        190,
-        "Weight norm or spectral norm became the plain weight that it stands for.",
-        "The other side has a plain weight of these sizes, and the formula is that of torch.",
-        each(merge_norms),
     ),
     Rule(
         "scale beside statistics",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 from .. import expression as ex
@@ -190,6 +191,39 @@ def _are_queries(piece: Piece) -> bool:
     """Return whether PIECE holds learned queries, one per row, and is not a layer that computes queries."""
     bare = piece.last == piece.entry.key.split(".")[-1] in ("query", "queries")
     return bare and squeezed(piece.shape)[:1] != squeezed(piece.shape)[1:]
+
+
+def _heads_of_channels(filling: Filling) -> None:
+    """Ask whether heads are the outer or the inner index of queries, keys and values, where the source computes these
+    by 1d convolutions and the model by linear layers.
+
+    Code with channels first often splits the channels into (width, heads), as SuperGlue does, whose layers are a list;
+    these are reordered. Layers that have `conv` in their name (`conv_q`) are those of Glow-TTS, with heads outside.
+    """
+    split: dict[tuple[str, ...], tuple[int, bool]] = {}  # path of an attention -> its heads, and whether it is a list
+    for t, s in filling.matching.pairs:
+        if part_label(t.path) == "q" and _is_pointwise(s.main) and "conv" not in cut(s.last):
+            split[t.path[:-1]] = heads_of(t.main.entry), s.last.isdecimal()
+    for hole, filled in filling.holes.items():
+        t, s = filling.unit_of[hole]
+        shape = t.pieces[hole.role].shape
+        heads, listed = split.get(t.path[:-1], (0, False))
+        if heads < 2 or not _is_pointwise(s.main) or hole.role not in ("weight", "bias"):
+            continue
+        if part_label(t.path) in ("q", "k", "v"):
+            apart, order = (shape[0] // heads, heads, *shape[1:]), (1, 0, 2)[: len(shape) + 1]
+        elif "o" in (label_of(t, "attention"), label_of(s, "attention")) and hole.role == "weight":
+            apart, order = (shape[0], shape[1] // heads, heads), (0, 2, 1)
+        else:
+            continue
+        if prod(apart) == prod(shape):
+            moved = ex.reshape(ex.permute(ex.reshape(filled.expr, apart), *order), shape)
+            filled.ask(Reason.HEADS_INSIDE, options=[moved], exchange=listed)
+
+
+def _is_pointwise(piece: Piece) -> bool:
+    """Return whether PIECE is the kernel of a 1d convolution of size 1."""
+    return len(piece.shape) == 3 and piece.shape[2] == 1
 
 
 def _flatten(filling: Filling) -> None:
@@ -467,6 +501,15 @@ CONVENTIONS: tuple[Rule[Callable[[Filling], None]], ...] = in_order(
         "Row i goes with row i + half (GPT-NeoX) or with row i + 1 (GPT-J); names of known code show which.",
         _rotary,
         Strength.OPEN,
+    ),
+    Rule(
+        "heads of channels",
+        45,
+        "Heads may be the outer or the inner index of channels that 1d convolutions compute.",
+        "SuperGlue and code after it have heads inside, and Glow-TTS and code after it have heads outside.",
+        _heads_of_channels,
+        Strength.OPEN,
+        when="the model has linear layers, and the source's layers have no `conv` in their names",
     ),
     Rule(
         "flattened features",
