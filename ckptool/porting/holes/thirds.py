@@ -17,7 +17,7 @@ from ..forms.projections import said_part
 from ..matching.evidence import Kind
 from ..matching.units import Unit
 from ..questions import Reason
-from ..words import cut
+from ..words import cut, label, table
 from .filling import Filled, Filling
 
 #: So many parts have orders that can be listed: five beside the model's. Halves are asked about by what is done with
@@ -36,10 +36,11 @@ def doubt_thirds(filling: Filling) -> None:
         return
     asked = set()
     for t, s, filled, piece in _written_anew(filling):
-        if not _are_thirds(t.main.entry.facts.parts, piece.shape[0]) or _names(t) == _names(s):
+        facts = t.main.entry.facts
+        if not _are_thirds(facts.parts, piece.shape[0]) or _names(t) == _names(s):
             continue
         asked.add(t.path[:-1])
-        one = sum(part.size for part in t.main.entry.facts.parts)
+        one = sum(part.size for part in facts.parts)
         filled.ask(Reason.THIRDS, options=_other_orders(filled.expr, 0, one, _PARTS, piece.shape[0] // one))
     for t, s, filled, piece in _written_anew(filling):
         sizes = [part.size for part in t.main.entry.facts.takes]
@@ -67,6 +68,8 @@ def _are_thirds(parts: Sequence[Part], rows: int) -> bool:
     sizes = {part.size for part in parts}
     if len(parts) != _PARTS or len(names) != _PARTS or len(sizes) != 1 or all(said_part(cut(name)) for name in names):
         return False
+    if {"scale", "shift"} <= {label(table().group("affine"), cut(name)) for name in names}:
+        return False  # shift, scale and gate have a rule of their own
     (size,) = sizes
     return size > 0 and rows % (size * _PARTS) == 0
 
