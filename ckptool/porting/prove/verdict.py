@@ -100,7 +100,7 @@ def judge(
     are equal if they differ by at most TOLERANCE times the largest value.
 
     If no output can be compared, the uses of weights decide. Outputs that differ only by steps after the last use count
-    as equal (`beyond`).
+    as equal (`beyond`), unless an open question is about a factor of the last weights.
     """
     if seen is None:
         return NOTHING
@@ -123,7 +123,9 @@ def judge(
         equal = bool(expected.uses) and not diverging and sum(known) > 0
     same_to_the_last = False
     if compared and not equal and all(known) and not _rearranged(expected.outputs, outputs):
-        same_to_the_last = equal = _same_last(expected, seen)
+        asked = _may_lack_a_factor(seen, entries)
+        same_to_the_last = equal = _same_last(expected, seen) and not asked
+        front = front or asked
     left = [key for use in open_front for key in use.keys if key in entries and entries[key].expr is None]
     return Verdict(
         equal,
@@ -261,6 +263,19 @@ def _same_last(expected: Flow, seen: Flow) -> bool:
         return False
     last, other = seen.uses[next(iter(ends))], next(u for u in expected.uses if u.index in theirs)
     return len(seen.reaching(ends)) == len(seen.uses) and pairing(last.given, other.given) == list(range(last.rows))
+
+
+def _may_lack_a_factor(seen: Flow, entries: MappingOf[str, Entry]) -> list[Use]:
+    """Return the uses that outputs depend on last whose weights have an open question with a factor among its options.
+
+    A step that multiplies what such a use gives may be this factor, so the outputs have to answer the question.
+    """
+    last = sorted({i for behind in seen.behind for i in behind})
+    return [seen.uses[i] for i in last if any(_is_factor_asked(entries.get(key)) for key in seen.uses[i].keys)]
+
+
+def _is_factor_asked(entry: Entry | None) -> bool:
+    return entry is not None and any("scale" in option.operations() for option in entry.rivals)
 
 
 def made_of_known(seen: Flow, entries: MappingOf[str, Entry]) -> Flow:
