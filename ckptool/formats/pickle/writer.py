@@ -169,7 +169,7 @@ class _Emitter:
         self._persistent = persistent
         self._shared = repeated
         self._shared_keys = repeated_keys
-        self._out: list[bytes | int | _Run] = []
+        self._out: list[bytes | int | tuple[bytes | int, ...] | _Run] = []
         self._alike: dict[tuple[Any, ...], _Alike] = {}
         self._last: tuple[LazyTensor, tuple[Any, ...], _Alike] | None = None
         self._repeated: list[tuple[list[int], list[int]]] = []  # values that are fetched together, and how often
@@ -193,6 +193,14 @@ class _Emitter:
         # the most fetched values get the one-byte indices
         used = sorted((n for n, count in enumerate(self._fetched) if count), key=lambda n: -self._fetched[n])
         place = {number: index for index, number in enumerate(used)}
+        known: dict[int, bytes] = {}  # opcodes that come again and again
+
+        def spelled(opcodes: tuple[bytes | int, ...]) -> bytes:
+            if id(opcodes) not in known:
+                told = (one if isinstance(one, bytes) else _indexed(b"h", b"j", place[one]) for one in opcodes)
+                known[id(opcodes)] = b"".join(told)
+            return known[id(opcodes)]
+
         pickle = bytearray((0x80, self.protocol))
         needed = iter(sorted(place))
         following = next(needed, None)
@@ -210,11 +218,10 @@ class _Emitter:
                     parts.append(item)
                 elif type(item) is int:
                     parts.append(_indexed(b"h", b"j", place[item]))
+                elif type(item) is tuple:
+                    parts.append(spelled(item))
                 elif type(item) is _Run:
-                    before, behind = (
-                        b"".join([one if type(one) is bytes else _indexed(b"h", b"j", place[one]) for one in around])
-                        for around in (item.alike.before, item.alike.behind)
-                    )
+                    before, behind = spelled(item.alike.before), spelled(item.alike.behind)
                     pairs = zip(item.keys, item.names, strict=True)
                     parts.append(b"".join([_spelled(key) + before + _spelled(name) + behind for key, name in pairs]))
             pickle += b"".join(parts)
@@ -394,10 +401,20 @@ class _Emitter:
 
     def _tensor_or_fetch(self, tensor: LazyTensor) -> None:
         if id(tensor) not in self._shared:
-            self._tensor_anew(tensor, self._persistent(tensor.storage))
+            self._tensor(tensor)
         elif not self._fetch(id(tensor)):
-            self._tensor_anew(tensor, self._persistent(tensor.storage))
+            self._tensor(tensor)
             self._put(id(tensor), tensor)
+
+    def _tensor(self, tensor: LazyTensor) -> None:
+        """A tensor. All but the name of its storage is as in most others, and their opcodes are those of the first."""
+        pid = self._persistent(tensor.storage)
+        alike = self._like(tensor, pid)
+        if alike is None:
+            self._tensor_anew(tensor, pid)
+        else:
+            self._out += (alike.before, _spelled(pid[2]), alike.behind)
+            alike.uses[0] += 1
 
     def _entry(self, key: str, tensor: LazyTensor) -> None:
         """An entry of a dict of tensors. Mostly, both are met once, and all but the key and the name of the storage is
@@ -409,8 +426,8 @@ class _Emitter:
             self._tensor_or_fetch(tensor)
             return
         pid = self._persistent(tensor.storage)
-        name, alike = pid[2], self._like(tensor, pid)
-        if alike is None or type(name) is not str or name in self._numbers_of:
+        alike = self._like(tensor, pid)
+        if alike is None:
             self._text_once(key)
             self._tensor_anew(tensor, pid)
             return
@@ -419,11 +436,15 @@ class _Emitter:
             run = _Run(alike)
             self._out.append(run)
         run.keys.append(key)
-        run.names.append(name)
+        run.names.append(pid[2])
         alike.uses[0] += 1
 
     def _like(self, tensor: LazyTensor, pid: tuple[Any, ...]) -> _Alike | None:
-        """The opcodes of a tensor that differs from this one in the name of its storage alone, if there was one."""
+        """The opcodes of a tensor that differs from this one in the name of its storage alone, if there was one, and if
+        that name is a text that was not put into the memo.
+        """
+        if type(pid[2]) is not str or pid[2] in self._numbers_of:
+            return None
         if self._last is not None:  # mostly, the one before
             last, its_pid, alike = self._last
             if (
