@@ -488,8 +488,8 @@ def settle_ties(ckpt: Checkpoint) -> Checkpoint:
         first = ties.setdefault(id(storage.tie), storage)
         if first is not storage and not same_bytes(first.source, storage.source):
             broken.append(f"note: {printable(storage.key)} is no longer tied to {printable(first.key)}: they differ")
-            return replace(storage, tie=None)
-        return alone.setdefault(id(storage.tie), replace(first, tie=None))
+            return storage.changed(tie=None)
+        return alone.setdefault(id(storage.tie), first.changed(tie=None))
 
     alone: dict[int, Storage] = {}
     if all(storage.tie is None for storage in ckpt.storages()):

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from .disk.files import Buffer, FileRange, Source
 from .dtypes import UINT8, DType
@@ -39,37 +39,116 @@ MOST_DIMENSIONS = 64
 
 
 @record(frozen=True, eq=False, slots=True)
+class StorageKind:
+    """What many storages of a file have in common. The attributes are those of `Storage`."""
+
+    location: str
+    dtype: DType | None
+    big_endian: bool
+    tie: object
+
+
+_kinds: dict[tuple[str, int, bool], StorageKind] = {}
+#: So many kinds are remembered, at most: a file may name any number of locations.
+_MOST_KINDS = 1024
+
+
+def kind_of(location: str, dtype: DType | None, *, big_endian: bool = False, tie: object = None) -> StorageKind:
+    """The kind of a storage with these attributes; the same object for the same ones, unless there are very many."""
+    if tie is not None:
+        return StorageKind(location, dtype, big_endian, tie)
+    told = location, id(dtype), big_endian
+    kind = _kinds.get(told)
+    if kind is None:
+        if len(_kinds) >= _MOST_KINDS:
+            _kinds.clear()
+        kind = _kinds[told] = StorageKind(location, dtype, big_endian, None)
+    return kind
+
+
 class Storage:
     """A run of bytes with a location; tensors are views of it. Compared by identity: the same object is shared memory.
 
-    Attributes:
+    There may be a million of them, so that each holds as little as it can.
+
+    Args:
         source: where the bytes are.
         location: torch's tag, "cpu" or "cuda:1".
         dtype: element type that the file gives it, or None for an untyped storage (bytes).
         key: its name in the file it came from.
         crc: CRC-32 as recorded there, or None if it was not recorded.
         big_endian: the bytes are in big-endian order.
-        tie: storages with the same tie are said, by a note in a format that cannot share, to be one. Held against
-            their bytes by `checkpoint.settle_ties` before anything is written or loaded.
+        tie: storages with the same tie are said, by a note in a format that cannot share, to be one.
+            `checkpoint.settle_ties` compares their bytes before anything is written or loaded.
     """
 
-    source: Source
-    location: str = "cpu"
-    dtype: DType | None = None
-    key: str = ""
-    crc: int | None = None
-    big_endian: bool = False
-    tie: object = None
+    __slots__ = ("_crc", "_key", "_place", "kind")
+    __match_args__ = ("source", "location", "dtype", "key", "crc", "big_endian", "tie")
+
+    _place: Any
+    _key: Any
+    _crc: int | None
+    kind: StorageKind
+
+    def __init__(
+        self,
+        source: Source,
+        location: str = "cpu",
+        dtype: DType | None = None,
+        key: str = "",
+        crc: int | None = None,
+        big_endian: bool = False,
+        tie: object = None,
+    ) -> None:
+        self._place = source
+        self._key = key
+        self._crc = crc
+        self.kind = kind_of(location, dtype, big_endian=big_endian, tie=tie)
 
     @property
-    def identity(self) -> int:
-        """The same number for storages that are one."""
-        return id(self) if self.tie is None else id(self.tie)
+    def source(self) -> Source:
+        """Where the bytes are."""
+        return cast("Source", self._place)
+
+    @property
+    def key(self) -> str:
+        """Its name in the file it came from."""
+        return str(self._key)
+
+    @property
+    def crc(self) -> int | None:
+        """CRC-32 as recorded in the file, or None if it was not recorded."""
+        return self._crc
 
     @property
     def nbytes(self) -> int:
         """Size in bytes."""
         return self.source.length
+
+    @property
+    def location(self) -> str:
+        """Torch's tag, "cpu" or "cuda:1"."""
+        return self.kind.location
+
+    @property
+    def dtype(self) -> DType | None:
+        """Element type that the file gives it, or None for an untyped storage (bytes)."""
+        return self.kind.dtype
+
+    @property
+    def big_endian(self) -> bool:
+        """Whether the bytes are in big-endian order."""
+        return self.kind.big_endian
+
+    @property
+    def tie(self) -> object:
+        """What storages have in common that a note calls one, or None."""
+        return self.kind.tie
+
+    @property
+    def identity(self) -> int:
+        """The same number for storages that are one."""
+        return id(self) if self.kind.tie is None else id(self.kind.tie)
 
     @property
     def class_name(self) -> str:
@@ -81,8 +160,77 @@ class Storage:
         """Size in elements of its class (bytes for an untyped storage), as a persistent id gives it."""
         return self.nbytes // (self.dtype.itemsize if self.dtype else 1)
 
+    def changed(self, **fields: Any) -> Storage:
+        """Another storage, with other values for the FIELDS that are named as arguments of `Storage`."""
+        return Storage(**{name: getattr(self, name) for name in Storage.__match_args__} | fields)
+
+    def tie_to(self, tie: object) -> None:
+        """Complete a storage that nobody has seen yet: it may be one with others that have the same TIE."""
+        self.kind = kind_of(self.location, self.dtype, big_endian=self.big_endian, tie=tie)
+
+    def move_to(self, source: Source) -> None:
+        """Complete a storage that nobody has seen yet: its bytes are in SOURCE."""
+        self._place = source
+
     def __repr__(self) -> str:
         return f"Storage({self.key!r}, {self.nbytes} bytes, {self.location})"
+
+
+class StorageTable(Protocol):
+    """Where the storages of a file are, in columns. Each is known by its number."""
+
+    def key(self, number: int) -> str:
+        """As `Storage.key`."""
+
+    def source(self, number: int) -> Source:
+        """As `Storage.source`."""
+
+    def nbytes(self, number: int) -> int:
+        """As `Storage.nbytes`."""
+
+    def crc(self, number: int) -> int | None:
+        """As `Storage.crc`."""
+
+
+class NumberedStorage(Storage):
+    """A storage that a table holds under a number: a third of the memory, in files of very many."""
+
+    __slots__ = ()
+
+    def __init__(self, table: StorageTable, number: int, kind: StorageKind) -> None:
+        self._place = table
+        self._key = number
+        self.kind = kind
+
+    @property
+    def source(self) -> Source:
+        """Where the bytes are."""
+        return cast("StorageTable", self._place).source(self._key)
+
+    @property
+    def key(self) -> str:
+        """Its name in the file it came from."""
+        return cast("StorageTable", self._place).key(self._key)
+
+    @property
+    def crc(self) -> int | None:
+        """CRC-32 as recorded in the file, or None if it was not recorded."""
+        return cast("StorageTable", self._place).crc(self._key)
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return cast("StorageTable", self._place).nbytes(self._key)
+
+    @property
+    def number(self) -> int:
+        """Its number in the table."""
+        return int(self._key)
+
+    @property
+    def table(self) -> StorageTable:
+        """The table that holds it."""
+        return cast("StorageTable", self._place)
 
 
 @record(frozen=True, eq=False, slots=True)
@@ -185,7 +333,7 @@ class LazyTensor:
         room = (numel or prod(n for n in shape if n)) * item  # numpy and safetensors count so, though there are none
         if len(shape) > MOST_DIMENSIONS or room >= 1 << 63 or self.offset >= 1 << 63:
             return "has more elements or dimensions than any memory"
-        needed, there = (last + 1) * item if numel else 0, self.storage.source.length
+        needed, there = (last + 1) * item if numel else 0, self.storage.nbytes
         return f"reaches to byte {needed:,} of a storage of {there:,} bytes" if needed > there else ""
 
     def source(self) -> Source:
@@ -337,9 +485,9 @@ class Swapped:
 
 
 #: What is asked of each of a hundred thousand tensors is asked in C.
-_STORAGE, _TIE = operator.attrgetter("storage"), operator.attrgetter("tie")
+_STORAGE, _TIE = operator.attrgetter("storage"), operator.attrgetter("kind.tie")
 _SIZES = operator.attrgetter("shape", "dtype.itemsize")
-_SIZES_AND_STORED = operator.attrgetter("shape", "dtype.itemsize", "storage.source.length")
+_SIZES_AND_STORED = operator.attrgetter("shape", "dtype.itemsize", "storage.nbytes")
 
 
 def distinct(tensors: Iterable[LazyTensor]) -> list[LazyTensor]:
@@ -387,8 +535,8 @@ def little_endian(storage: Storage, dtype: DType | None = None) -> Storage:
         return storage
     width = width_of_numbers(storage, dtype)
     if width == 1:
-        return replace(storage, big_endian=False)
-    return replace(storage, source=Swapped(storage.source, width), big_endian=False, crc=None)
+        return storage.changed(big_endian=False)
+    return storage.changed(source=Swapped(storage.source, width), big_endian=False, crc=None)
 
 
 def width_of_numbers(storage: Storage, dtype: DType | None) -> int:

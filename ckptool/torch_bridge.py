@@ -279,7 +279,7 @@ def from_torch(value: Any) -> Checkpoint:
     maker = FromTorch()
     ckpt = Checkpoint(maker.node(value, ""))
     # what is seen as several types is bytes to the pickle, and each tensor names its own
-    return map_storages(ckpt, lambda s: replace(s, dtype=None) if id(s) in maker.mixed else s) if maker.mixed else ckpt
+    return map_storages(ckpt, lambda s: s.changed(dtype=None) if id(s) in maker.mixed else s) if maker.mixed else ckpt
 
 
 class FromTorch(FromMemory):

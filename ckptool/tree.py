@@ -9,10 +9,9 @@ node that is referenced twice stays one node, and a cycle stays a cycle. Nodes a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, overload
 
 from .records import record
 from .tensor import LazyTensor, Storage
@@ -82,6 +81,55 @@ class Set:
     frozen: bool = False
 
 
+class Pairs(Sequence[tuple[Any, Any]]):
+    """The entries of a large dict in two columns, which take half of the memory. A pair is made when it is asked for.
+
+    Attributes:
+        key_column, value_column: the Nth of each are those of the Nth pair.
+    """
+
+    __slots__ = ("key_column", "value_column")
+
+    def __init__(self, keys: list[Any], values: list[Any]) -> None:
+        self.key_column = keys
+        self.value_column = values
+
+    def __len__(self) -> int:
+        return len(self.key_column)
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        return zip(self.key_column, self.value_column, strict=True)
+
+    def __reversed__(self) -> Iterator[tuple[Any, Any]]:
+        return zip(reversed(self.key_column), reversed(self.value_column), strict=True)
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[Any, Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[tuple[Any, Any]]: ...
+    def __getitem__(self, index: int | slice) -> tuple[Any, Any] | list[tuple[Any, Any]]:
+        if isinstance(index, slice):
+            return list(zip(self.key_column[index], self.value_column[index], strict=True))
+        return self.key_column[index], self.value_column[index]
+
+    def __repr__(self) -> str:
+        return f"Pairs({len(self):,})"
+
+
+def key_column(entries: Sequence[tuple[Any, Any]]) -> list[Any]:
+    """The keys of the entries of a dict. Nobody may change this list."""
+    return entries.key_column if type(entries) is Pairs else [key for key, _ in entries]
+
+
+def value_column(entries: Sequence[tuple[Any, Any]]) -> list[Any]:
+    """The values of the entries of a dict. Nobody may change this list."""
+    return entries.value_column if type(entries) is Pairs else [value for _, value in entries]
+
+
+#: Dicts with fewer entries are no larger as a list of pairs.
+_FEWEST_IN_COLUMNS = 64
+
+
 @dataclass(eq=False, slots=True)
 class Dict:
     """A dict or OrderedDict, as pairs in the order of the file. Keys may be anything and are never hashed.
@@ -92,9 +140,20 @@ class Dict:
         attributes: the instance's own attributes (a `Dict`, holding `_metadata` in a state dict), or ABSENT.
     """
 
-    entries: list[tuple[Any, Any]] = field(default_factory=list)
+    entries: Sequence[tuple[Any, Any]] = field(default_factory=list)
     ordered: bool = False
     attributes: Any = ABSENT
+
+    def extend(self, keys: list[Any], values: list[Any]) -> None:
+        """Add entries to a dict that is being read."""
+        entries = self.entries
+        if type(entries) is Pairs:
+            entries.key_column.extend(keys)
+            entries.value_column.extend(values)
+        elif type(entries) is list and len(entries) + len(keys) < _FEWEST_IN_COLUMNS:
+            entries.extend(zip(keys, values, strict=True))
+        else:
+            self.entries = Pairs([*key_column(entries), *keys], [*value_column(entries), *values])
 
     def get(self, name: str, default: Any = None) -> Any:
         """The value of the last entry whose key is the string NAME."""
@@ -175,7 +234,7 @@ def attributes_of(node: Any) -> Any:
     return node.attributes if isinstance(node, Dict) else node.state if isinstance(node, Object) else ABSENT
 
 
-def with_entries(node: Mapped, entries: list[tuple[Any, Any]], attributes: Any = ABSENT) -> Mapped:
+def with_entries(node: Mapped, entries: Sequence[tuple[Any, Any]], attributes: Any = ABSENT) -> Mapped:
     """A copy of a dict (of whatever class) with other ENTRIES, and other ATTRIBUTES if they are given."""
     if isinstance(node, Dict):
         return Dict(entries, node.ordered, node.attributes if attributes is ABSENT else attributes)
@@ -205,7 +264,7 @@ def children(node: Any) -> Iterable[tuple[str | int, Any]]:
     """The nodes directly below NODE, each with its path component, in the order of the file."""
     if type(node) is tuple:
         return enumerate(node)
-    if type(node) is Dict and node.attributes is ABSENT and {type(key) for key, _ in node.entries} <= _PLAIN_KEYS:
+    if type(node) is Dict and node.attributes is ABSENT and set(map(type, key_column(node.entries))) <= _PLAIN_KEYS:
         return node.entries  # as most are, and large ones
     return _children(node)
 
@@ -242,7 +301,7 @@ def _children(node: Any) -> Iterator[tuple[str | int, Any]]:
                 yield Aside("@state"), value
 
 
-def _entries(entries: list[tuple[Any, Any]]) -> Iterator[tuple[str | int, Any]]:
+def _entries(entries: Sequence[tuple[Any, Any]]) -> Iterator[tuple[str | int, Any]]:
     for index, (key, value) in enumerate(entries):
         if isinstance(key, str) or (isinstance(key, int) and not isinstance(key, bool)):
             yield key, value
@@ -259,8 +318,9 @@ def holds_tensors_alone(node: Any) -> bool:
     """Whether it is a dict of texts and dense tensors alone, as large ones mostly are."""
     if type(node) is not Dict or not node.entries:
         return False
-    kinds = (set(map(type, map(itemgetter(part), node.entries))) for part in (0, 1))
-    return next(kinds) == {str} and next(kinds) == {LazyTensor}
+    return set(map(type, key_column(node.entries))) == {str} and set(map(type, value_column(node.entries))) == {
+        LazyTensor
+    }
 
 
 def walk(root: Any, without: Container[int] = ()) -> Iterator[tuple[Trail, Any]]:
@@ -462,7 +522,7 @@ def rebuild(
         elif isinstance(original, Dict):
             plain = leaf is None and holds_tensors_alone(original)
             copy.entries = (
-                list(original.entries) if plain else [(copied(key), copied(value)) for key, value in original.entries]
+                original.entries if plain else [(copied(key), copied(value)) for key, value in original.entries]
             )
             copy.ordered, copy.attributes = original.ordered, copied(original.attributes)
         else:

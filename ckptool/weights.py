@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 from .errors import counted, printable
@@ -115,7 +116,7 @@ def find_state_dicts(root: Any) -> list[tuple[str, Mapped]]:
         if is_state_dict(node):
             found.append((usual, (paths.of(trail), node)))
             continue
-        below: list[tuple[Any, Any]] = []
+        below: Sequence[tuple[Any, Any]] = []
         if is_mapping(node) and not _is_optimizer(node):
             below = node.entries
         elif isinstance(node, List) or type(node) is tuple:

@@ -341,7 +341,7 @@ def test_storages_that_a_note_ties_have_one_identity():
 def test_a_storage_is_named_and_counted_as_torch_does(dtype, class_name, numel):
     storage = Storage(Buffer(bytes(16)), dtype=dtype and BY_NAME[dtype])
     if storage.dtype and storage.dtype.storage is None:
-        storage = replace(storage, dtype=None)
+        storage = storage.changed(dtype=None)
     assert (storage.class_name, storage.numel) == (class_name, numel)
 
 
@@ -355,4 +355,4 @@ def test_bytes_of_a_storage_are_a_tensor_of_uint8():
 def test_what_a_tensor_shows_of_itself_is_short():
     tensor = tensor_of("float32", (2, 3), location="cuda:1")
     assert repr(tensor) == "LazyTensor(float32, [2, 3], cuda:1)"
-    assert repr(replace(tensor.storage, key="7")) == "Storage('7', 24 bytes, cuda:1)"
+    assert repr(tensor.storage.changed(key="7")) == "Storage('7', 24 bytes, cuda:1)"

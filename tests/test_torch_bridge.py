@@ -32,11 +32,10 @@ def tagged(tmp_path):
     tensors["view"] = tensors["cuda:1"][1:3]
     ckpt = from_torch(tensors)
     places = iter(["cpu", "cuda:0", "cuda:1"])
-    from dataclasses import replace
 
     from ckptool.checkpoint import map_storages
 
-    ckptool.save(map_storages(ckpt, lambda storage: replace(storage, location=next(places))), tmp_path / "x.pth")
+    ckptool.save(map_storages(ckpt, lambda storage: storage.changed(location=next(places))), tmp_path / "x.pth")
     return tmp_path / "x.pth"
 
 

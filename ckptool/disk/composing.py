@@ -12,7 +12,6 @@ What will be written (see `ckptool.disk.writing`) is described by *pieces*, in o
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, Protocol, TypeGuard, TypeVar
 
@@ -202,9 +201,8 @@ _PLAIN = frozenset({int, str, bool, type(None)})
 @cache
 def _fields(kind: type) -> tuple[str, ...] | None:
     """The names of what a source of a class is made of, the last first; None of what is neither a source nor a file."""
-    if is_dataclass(kind):
-        return tuple(one.name for one in reversed(fields(kind)))
-    return () if hasattr(kind, "seen") else None
+    named = getattr(kind, "__match_args__", () if hasattr(kind, "seen") else None)
+    return None if named is None else tuple(reversed(named))
 
 
 def files_in(pieces: Iterable[Piece]) -> list[File]:

@@ -15,7 +15,6 @@ import os
 import stat
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -329,14 +328,14 @@ def _tokens(value: Any, seen: dict[int, int], inputs: dict[int, File]) -> Iterat
             yield from _tokens(item, seen, inputs)
     elif isinstance(value, Mapping):
         yield from _tokens(list(value.items()), seen, inputs)
-    elif is_dataclass(value) and not isinstance(value, type):
+    elif hasattr(value, "__match_args__") and not isinstance(value, type):
         if id(value) in seen:
             yield f"again {seen[id(value)]}"
             return
         seen[id(value)] = len(seen)
         yield type(value).__name__
-        for field in fields(value):
-            yield from _tokens(getattr(value, field.name), seen, inputs)
+        for field in value.__match_args__:
+            yield from _tokens(getattr(value, field), seen, inputs)
     elif value is None or isinstance(value, str | int | float | bytes | enum.Enum):
         yield repr(value)
     else:

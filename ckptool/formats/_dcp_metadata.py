@@ -273,7 +273,7 @@ def write_metadata(items: Sequence[Item]) -> bytes:
             "version": "1.0.0",
         },
     )
-    return write_pickle(root, _no_storages)
+    return bytes(write_pickle(root, _no_storages))
 
 
 def _made(record: str | Global, fields: dict[str, Any]) -> Object:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ..disk.files import File, FileRange, Window
 from ..errors import Malformed, printable
-from ..tensor import Storage
+from ..tensor import NumberedStorage, Storage, kind_of
 from ._torch import StorageId
 from .zip.archive import Archive
 from .zip.columns import Members
@@ -36,24 +37,51 @@ def is_big_endian(archive: Archive) -> bool:
     return order == b"big"
 
 
+class _Numbered:
+    """The storages of an archive whose records are in columns."""
+
+    def __init__(self, file: File | Window, columns: Members) -> None:
+        self.file = file
+        self.columns = columns
+
+    def key(self, number: int) -> str:
+        """Its name, which is its number."""
+        return str(number)
+
+    def source(self, number: int) -> FileRange:
+        """Where its bytes are."""
+        columns = self.columns
+        return self.file.range(columns.starts[number], columns.sizes[number], columns.crcs[number] or None)
+
+    def nbytes(self, number: int) -> int:
+        """Size in bytes."""
+        return self.columns.sizes[number]
+
+    def crc(self, number: int) -> int | None:
+        """CRC-32 as recorded, or None; 0 of no bytes."""
+        return self.columns.crcs[number] or (None if self.columns.sizes[number] else 0)
+
+
+def is_numbered_in(columns: Members, storage: Storage) -> bool:
+    """Whether a storage is one of the archive with these columns, under the number of its record."""
+    return type(storage) is NumberedStorage and getattr(storage.table, "columns", None) is columns
+
+
 def storages_of(archive: Archive, pattern: str, *, big_endian: bool = False) -> Callable[[StorageId], Storage]:
     """Makes the storages that persistent ids speak of, from the records whose names follow PATTERN ("data/{}")."""
     where = archive.file.path
     before, _, behind = pattern.partition("{}")
 
     columns = archive.members if isinstance(archive.members, Members) and not behind else None
-    file = archive.file
     if columns is not None:
-        numbered, crcs, sizes, starts = columns.number, columns.crcs, columns.sizes, columns.starts
+        table, numbered, sizes = _Numbered(archive.file, columns), columns.number, columns.sizes
 
     def storage(found: StorageId) -> Storage:
         key = found.key
         name = f"{before}{key}{behind}"
         number = -1 if columns is None else numbered(name)
-        if number >= 0 and not found.rest and (size := sizes[number]) == found.nbytes:
-            crc = crcs[number] or None
-            source = file.range(starts[number], size, crc)
-            return Storage(source, found.location, found.dtype, key, crc if size else 0, big_endian)
+        if number >= 0 and not found.rest and sizes[number] == found.nbytes:
+            return NumberedStorage(table, number, kind_of(found.location, found.dtype, big_endian=big_endian))
         member = archive.members.get(name)
         if member is None:
             raise Malformed(f"the storage {printable(name)} is missing", where=where)

@@ -117,7 +117,7 @@ class TorchReader(Phrases, Reader):
         except Malformed:
             return None
         storages, make_storage = self.storages, self._make
-        dtype, stored, nbytes = like.dtype, like.storage.dtype, like.storage.source.length
+        dtype, stored, nbytes = like.dtype, like.storage.dtype, like.storage.nbytes
         shape, stride, offset, requires_grad = like.shape, like.stride, like.offset, like.requires_grad
 
         def make(key: str) -> LazyTensor | None:
@@ -128,7 +128,7 @@ class TorchReader(Phrases, Reader):
                 except Malformed:
                     return None
                 storages[key] = storage
-            elif storage.dtype is not stored or storage.source.length != nbytes or storage.key != key:
+            elif storage.dtype is not stored or storage.nbytes != nbytes or storage.key != key:
                 return None
             return LazyTensor(storage, dtype, shape, stride, offset, requires_grad)
 

@@ -292,7 +292,7 @@ def _noted(folder: Folder, file: File, root: Dict) -> tuple[Dict, dict[str, str]
                 node.ordered = bool(kind.get("ordered"))
                 if "numbers" in kind:
                     numbers = set(kind["numbers"])
-                    node.entries[:] = [(int(key) if key in numbers else key, v) for key, v in node.entries]
+                    node.entries = [(int(key) if key in numbers else key, v) for key, v in node.entries]
                 if "_metadata" in kind and node.ordered:  # a plain dict has no attributes
                     entries = [(key, from_plain(value)) for key, value in kind["_metadata"].items()]
                     node.attributes = Dict([("_metadata", Dict(entries, ordered=True))])

@@ -70,7 +70,7 @@ def spooled(pairs: Iterable[tuple[str, Any]], path: StrPath) -> Checkpoint:
         raise Unwritable(reason(error), where=path) from None
     for key, start in starts.items():
         node = entries[key]
-        storage = replace(node.storage, source=file.range(start, node.nbytes))
+        storage = node.storage.changed(source=file.range(start, node.nbytes))
         entries[key] = replace(node, storage=storage)
     return Checkpoint(Dict(list(entries.items())))
 

@@ -8,7 +8,6 @@ numpy, and what else there is, are read as in any pickle.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Any, NoReturn
 
 from ..checkpoint import Checkpoint
@@ -89,8 +88,8 @@ class PlainReader(TorchReader):
         assert isinstance(source, FileRange)
         start = self.data.rfind(stream[:64], 0, self.position)
         if start >= 0 and self.data[start : start + len(stream)] == stream:
-            return replace(storage, source=FileRange(self.file, start + source.offset, source.length))
-        return replace(storage, source=Buffer(stream[source.offset : source.offset + source.length]))
+            return storage.changed(source=FileRange(self.file, start + source.offset, source.length))
+        return storage.changed(source=Buffer(stream[source.offset : source.offset + source.length]))
 
 
 FORMAT = Format(

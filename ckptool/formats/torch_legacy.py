@@ -174,7 +174,7 @@ class _LegacyReader(TorchReader):
             item = root.dtype.itemsize if root.dtype else 1
             assert isinstance(root.source, FileRange)
             part = root.source.part(offset * item, numel * item)
-            self._views[key] = made = replace(root, source=part, key=f"{root.key}/{name}")
+            self._views[key] = made = root.changed(source=part, key=f"{root.key}/{name}")
             self._bases[id(made)] = (root, offset)
         return self._views[key]
 
@@ -281,7 +281,7 @@ def _last_sure(file: File, storages: Sequence[Storage], places: Sequence[int], m
 def _move(storage: Storage, offset: int) -> None:
     """Complete a storage that nobody has seen yet."""
     assert isinstance(storage.source, FileRange)
-    object.__setattr__(storage, "source", replace(storage.source, offset=offset))
+    storage.move_to(replace(storage.source, offset=offset))
 
 
 def draft_legacy(ckpt: Checkpoint) -> Draft:

@@ -14,7 +14,7 @@ temporary folder, and only without `weights_only`; source: `_legacy_load` in `to
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ..checkpoint import Checkpoint
@@ -249,7 +249,7 @@ def read_storages(stream: Stream) -> tuple[dict[int, Storage], _Bases]:
         assert isinstance(base.source, FileRange)
         assert base.dtype is not None
         part = base.source.part(offset * base.dtype.itemsize, numel * base.dtype.itemsize)
-        storages[number] = replace(base, source=part, key=f"{base.key}/{number}")
+        storages[number] = base.changed(source=part, key=f"{base.key}/{number}")
     return storages, bases
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import zip_longest
+from itertools import repeat, zip_longest
 from operator import attrgetter, eq
 from typing import Any
 
@@ -31,7 +31,7 @@ from ..errors import Malformed, UnknownFormat, counted, printable
 from ..inert.decode import check_all
 from ..records import record
 from ..tensor import Storage
-from ._records import is_big_endian, read_pickle, small, storages_of
+from ._records import is_big_endian, is_numbered_in, read_pickle, small, storages_of
 from ._torch import TorchReader
 from .base import Draft, Format
 from .foreign import describe_zip
@@ -143,18 +143,17 @@ class _Keys:
 
     def __init__(self, *, keep: bool) -> None:
         self.keep = keep
-        self.names: dict[Storage, str] = {}
+        self.numbers: dict[Storage, int] = {}
 
     def __call__(self, storage: Storage) -> tuple[Any, ...]:
-        key = self.names.get(storage)
-        if key is None:
-            key = self.names[storage] = storage.key if self.keep else str(len(self.names))
+        number = self.numbers.setdefault(storage, len(self.numbers))
+        key = storage.key if self.keep else str(number)
         return ("storage", names_class(storage), key, storage.location, storage.numel)
 
     @property
     def storages(self) -> list[Storage]:
         """The storages that the pickle names."""
-        return list(self.names)
+        return list(self.numbers)
 
 
 def _patched(ckpt: Checkpoint) -> Draft | None:
@@ -168,11 +167,11 @@ def _patched(ckpt: Checkpoint) -> Draft | None:
     if not stored or not findable or not _version(archive).isdigit():
         return None
     keys = _Keys(keep=True)
-    pickle = fit(write_pickle(ckpt.root, keys), member.size)
+    pickle = write_pickle(ckpt.root, keys)
     storages = keys.storages
     if _misread(storages):
         return None
-    if pickle is None or _read_note(archive) != dict(ckpt.metadata):
+    if not fit(pickle, member.size) or _read_note(archive) != dict(ckpt.metadata):
         return None
     if not _in_order(archive, storages):
         whole = {name: source for name, source in archive.sources("data/") if isinstance(source, FileRange)}
@@ -180,7 +179,7 @@ def _patched(ckpt: Checkpoint) -> Draft | None:
         in_order = [f"data/{s.key}" for s in storages] == sorted(whole, key=lambda n: whole[n].offset)
         if kept != whole or len(kept) != len(storages) or (".format_version" in archive.members and not in_order):
             return None
-    pickle_piece = Buffer(pickle)
+    pickle_piece = Buffer(memoryview(pickle))
     crc = Crc32Of(pickle_piece)
     second = member.header + 14 if member.descriptor is None else member.descriptor + CRC_IN_DESCRIPTOR
     patches: list[tuple[int, Piece]] = [
@@ -196,14 +195,10 @@ def _in_order(archive: Archive, storages: Sequence[Storage]) -> bool:
     """Whether STORAGES are those of the archive, one after the other as they stand in it and in its directory."""
     members = archive.members
     if isinstance(members, Members) and members.head == "data/" and archive.count("data/") == len(members.sizes):
-        sources = list(map(attrgetter("source"), storages))
         return (
-            len(sources) == len(members.sizes)
-            and set(map(type, sources)) <= {FileRange}
-            and set(map(id, map(attrgetter("file"), sources))) <= {id(archive.file)}
-            and all(map(eq, map(attrgetter("offset"), sources), members.starts))
-            and all(map(eq, map(attrgetter("length"), sources), members.sizes))
-            and all(map(eq, map(attrgetter("key"), storages), map(str, range(len(sources)))))
+            len(storages) == len(members.sizes)
+            and all(map(is_numbered_in, repeat(members), storages))
+            and all(map(eq, map(attrgetter("number"), storages), range(len(storages))))
         )
     last = -1
     for found, storage in zip_longest(archive.sources("data/"), storages):
@@ -251,7 +246,7 @@ def _laid_out(ckpt: Checkpoint) -> Draft:
     }
     if ckpt.metadata:
         texts[_NOTE] = json.dumps(dict(ckpt.metadata))
-    records = [Record("data.pkl", Buffer(pickle), None)]
+    records = [Record("data.pkl", Buffer(memoryview(pickle)), None)]
     records += [Record(name, Buffer(text.encode()), None) for name, text in texts.items()]
     records += [Record(f"data/{i}", storage.source, storage.crc) for i, storage in enumerate(storages)]
     records += _carried(archive) if archive else []

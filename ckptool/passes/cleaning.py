@@ -8,7 +8,7 @@ says what and where.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -125,7 +125,7 @@ class _Cleaner:
         found = (self.value(item, (trail, index)) for index, item in enumerate(items))
         return [None if item is _LEFT_OUT else item for item in found]
 
-    def entries(self, entries: list[tuple[Any, Any]], trail: Trail) -> list[tuple[Any, Any]]:
+    def entries(self, entries: Sequence[tuple[Any, Any]], trail: Trail) -> list[tuple[Any, Any]]:
         kept: list[tuple[Any, Any]] = []
         as_they_were = {key for key, _ in entries if isinstance(key, str | int | float | bytes)}
         for index, (key, value) in enumerate(entries):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -56,7 +55,7 @@ def _relocate(ckpt: Checkpoint, parsed: Sequence[LocationRule], missing: Missing
         if new is None or new == storage.location or (id(storage) in held and new != "cpu"):
             return storage
         moved[f"{printable(storage.location)} -> {new}"] += 1
-        return replace(storage, location=new)
+        return storage.changed(location=new)
 
     done = map_storages(ckpt, change)
     total = sum(before.values())

@@ -13,11 +13,14 @@ from ..tensor import LazyTensor
 from ..tree import (
     Dict,
     Mapped,
+    Pairs,
     Paths,
     attributes_of,
     holds_tensors_alone,
+    key_column,
     metadata_of,
     rebuild,
+    value_column,
     walk,
     with_entries,
 )
@@ -41,7 +44,7 @@ def rekey(ckpt: Checkpoint, path: str, node: Mapped, renamed: Mapping[str, str |
         renamed = _kept_together(ckpt, node, renamed)
     quick = _renamed_at_once(node, renamed)
     taken: dict[str, str] = {}
-    entries: list[tuple[Any, Any]] = [] if quick is None else quick
+    entries: list[tuple[Any, Any]] = []
     for key, value in node.entries if quick is None else ():
         if isinstance(key, str):
             new = renamed.get(key, key)
@@ -61,15 +64,16 @@ def rekey(ckpt: Checkpoint, path: str, node: Mapped, renamed: Mapping[str, str |
             if new != key:
                 key = new
         entries.append((key, value))
+    done = entries if quick is None else quick
     changed = {str(old) for old, new in renamed.items() if old != new}
-    instead: dict[int, Any] = {id(node): with_entries(node, entries)}
+    instead: dict[int, Any] = {id(node): with_entries(node, done)}
     metadata = metadata_of(node)
     if metadata is not None and changed:
         moved = [(str(key), renamed.get(key, key)) for key, _ in node.entries if isinstance(key, str)]
         # in attributes of its own: another state dict may share the old ones
         modules = Dict(_moved_metadata(metadata, moved), metadata.ordered, metadata.attributes)
         attributes = Dict([(k, modules if v is metadata else v) for k, v in attributes_of(node).entries])
-        instead[id(node)] = with_entries(node, entries, attributes)
+        instead[id(node)] = with_entries(node, done, attributes)
     notes: list[str] = []
     if changed and node is not ckpt.root:
         followed = follow(ckpt, StateDict(node, path), renamed)
@@ -80,17 +84,17 @@ def rekey(ckpt: Checkpoint, path: str, node: Mapped, renamed: Mapping[str, str |
     return replace(ckpt, root=rebuild(ckpt.root, instead=instead), history=(*ckpt.history, *notes), roles=roles)
 
 
-def _renamed_at_once(node: Mapped, renamed: Mapping[str, str | None]) -> list[tuple[Any, Any]] | None:
+def _renamed_at_once(node: Mapped, renamed: Mapping[str, str | None]) -> Pairs | None:
     """The entries of NODE under their new keys, where it holds tensors alone, none of which is dropped, and no two keys
     become one; else None.
     """
     if not holds_tensors_alone(node):
         return None
-    keys = [key for key, _ in node.entries]
+    keys = key_column(node.entries)
     new = list(map(renamed.get, keys, keys))
     if None in new or len(set(new)) < len(new):
         return None
-    return [entry if entry[0] == key else (key, entry[1]) for entry, key in zip(node.entries, new, strict=True)]
+    return Pairs(new, value_column(node.entries))
 
 
 def _kept_together(ckpt: Checkpoint, node: Mapped, renamed: Mapping[str, str | None]) -> Mapping[str, str | None]:

@@ -88,8 +88,7 @@ def cast(
             if tensor.neg:
                 require_resolvable(old, ckpt.where)
                 source = Negated(source, old)
-            made[id(storage), tensor.neg] = replace(
-                plain,
+            made[id(storage), tensor.neg] = plain.changed(
                 source=source if old == new else Cast(source, old, new, tally, key),
                 dtype=new if new.storage else None,
                 crc=None,
@@ -253,7 +252,7 @@ def _merged(extents: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def _part(storage: Storage, low: int, high: int) -> Storage:
     source = LazyTensor(Storage(storage.source), UINT8, (high - low,), (1,), low).source()
-    return replace(storage, source=source, crc=None, tie=None)
+    return storage.changed(source=source, crc=None, tie=None)
 
 
 # -- several checkpoints

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from .. import keys
@@ -35,6 +35,7 @@ from ..tree import (
     holds_tensors_alone,
     is_mapping,
     metadata_of,
+    value_column,
     walk,
 )
 from ..weights import is_tensor
@@ -158,7 +159,7 @@ def describe(ckpt: Checkpoint, *, suggest: bool = True) -> Inspection:
         rows.tell(ckpt.roles)
     bare = [node for _, node in rest if isinstance(node, Storage)]
     storages = dict.fromkeys([*map(attrgetter("storage"), tensors), *bare])
-    stored = sum(map(attrgetter("source.length"), storages))
+    stored = sum(map(attrgetter("nbytes"), storages))
     kind = format_of(ckpt)
     live = (kind is None or kind.pickles) and not ckpt.sealed
     unsafe = dict(beyond_plain_data(ckpt.root, rest)) if live else {}
@@ -320,7 +321,7 @@ def _tensors(root: Any, weights: list[StateDict]) -> tuple[TensorReports, list[L
                 below[id(trail)] = trail, homes[id(node)]
                 if id(node) in plain:
                     rows.add_all(node.entries, paths.below(trail), homes[id(node)])
-                    tensors += map(itemgetter(1), node.entries)
+                    tensors += value_column(node.entries)
                     continue
             other = other_tensor(node)
             if other is None:

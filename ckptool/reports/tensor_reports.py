@@ -6,14 +6,13 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
-from operator import itemgetter
 from typing import Any, overload
 
 from ..checkpoint import Role
 from ..inert.other_tensors import OtherTensor
 from ..records import record
 from ..tensor import LazyTensor
-from ..tree import component_text
+from ..tree import component_text, key_column, value_column
 
 
 @record(frozen=True, slots=True)
@@ -109,8 +108,8 @@ class TensorReports(Sequence[TensorReport]):
     def add_all(self, entries: Sequence[tuple[str, LazyTensor]], below: str, state_dict: str) -> None:
         """Add the entries of a state dict, all of which are dense tensors."""
         self._begin(below, state_dict)
-        tensors = list(map(itemgetter(1), entries))
-        self._names += map(itemgetter(0), entries)
+        tensors = value_column(entries)
+        self._names += key_column(entries)
         self._held += tensors
         self._kinds += self._kinds_of(tensors)
 

@@ -12,7 +12,7 @@ import tempfile
 import zipfile
 from argparse import Namespace
 from collections import OrderedDict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -276,7 +276,7 @@ def with_gpu_states(path):
     model.fc(torch.ones(1, 5)).sum().backward()
     optimizer.step()
     value = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "rng_state": torch.get_rng_state()}
-    found = map_storages(ckptool.from_torch(value), lambda storage: replace(storage, location="cuda:0"))
+    found = map_storages(ckptool.from_torch(value), lambda storage: storage.changed(location="cuda:0"))
     ckptool.save(found, path)
 
 

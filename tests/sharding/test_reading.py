@@ -92,7 +92,7 @@ def test_a_box_has_the_values_that_numpy_gives(case, kind, order):
         stored = whole(values, Joined((Buffer(raw[:5]), Buffer(raw[5:]))))
     elif kind == "big-endian":
         source = Buffer(values.astype(">f4").tobytes())
-        stored = replace(stored, storage=replace(stored.storage, source=source, big_endian=True))
+        stored = replace(stored, storage=stored.storage.changed(source=source, big_endian=True))
     elif kind == "negative":
         stored = replace(stored, neg=True)
         values = -values

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from itertools import repeat
+from array import array
 from math import prod
 from operator import attrgetter, sub
 from typing import Any
@@ -41,11 +41,29 @@ class Header:
     metadata: dict[str, str]
     start: int
 
-    def ranges(self, file: File) -> list[FileRange]:
-        """The bytes of each tensor."""
-        start = self.start
-        sizes = map(sub, self.ends, self.begins)
-        return list(map(FileRange, repeat(file), [start + begin for begin in self.begins], sizes))
+
+class HeaderTable:
+    """The storages of a safetensors file, by the numbers of their tensors in its header."""
+
+    def __init__(self, file: File, header: Header) -> None:
+        self._file, self._start, self._names = file, header.start, header.names
+        self._begins, self._ends = array("Q", header.begins), array("Q", header.ends)
+
+    def key(self, number: int) -> str:
+        """The name of the tensor."""
+        return self._names[number]
+
+    def source(self, number: int) -> FileRange:
+        """Where its bytes are."""
+        begin = self._begins[number]
+        return FileRange(self._file, self._start + begin, self._ends[number] - begin)
+
+    def nbytes(self, number: int) -> int:
+        """Size in bytes."""
+        return self._ends[number] - self._begins[number]
+
+    def crc(self, number: int) -> None:
+        """None: the format has no checksums."""
 
 
 def read_header(file: File) -> Header:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import repeat
 from operator import attrgetter
 from typing import Any
@@ -34,11 +34,11 @@ from ...dtypes import BY_SAFETENSORS
 from ...errors import CannotCarry, Malformed, counted, printable
 from ...inert.in_memory import from_plain, to_plain
 from ...inert.other_tensors import as_dense, other_tensor
-from ...tensor import LazyTensor, Storage, is_permutation, permuted
-from ...tree import ABSENT, Dict, attributes_of, metadata_of
+from ...tensor import LazyTensor, NumberedStorage, is_permutation, kind_of, permuted
+from ...tree import ABSENT, Dict, Pairs, attributes_of, metadata_of
 from ..base import Draft, Format
 from ..beginnings import LARGEST_HEADER, is_safetensors, joined_ranges, length_of_header
-from .header import check_tiling, has_half_a_pair, read_header
+from .header import HeaderTable, check_tiling, has_half_a_pair, read_header
 
 _NOTE = "ckptool"
 
@@ -56,10 +56,11 @@ def open_safetensors(file: File, broken: dict[int, str] | None = None) -> Checkp
     header = read_header(file)
     names, kinds, metadata = header.names, header.kinds, header.metadata
     dtypes = list(map(attrgetter("dtype"), kinds))
-    stored = {id(dtype): dtype if dtype.storage else None for dtype in dtypes}
-    storages = map(Storage, header.ranges(file), repeat("cpu"), map(stored.__getitem__, map(id, dtypes)), names)
+    stored = {id(dtype): kind_of("cpu", dtype if dtype.storage else None) for dtype in dtypes}
+    table = HeaderTable(file, header)
+    storages = map(NumberedStorage, repeat(table), range(len(names)), map(stored.__getitem__, map(id, dtypes)))
     views = map(attrgetter("shape"), kinds), map(attrgetter("stride"), kinds)
-    entries: list[tuple[Any, Any]] = list(zip(names, map(LazyTensor, storages, dtypes, *views), strict=True))
+    entries = Pairs(names, list(map(LazyTensor, storages, dtypes, *views)))
     if broken is None:
         check_tiling(file, header)
     else:
@@ -132,7 +133,7 @@ def _restore(root: Dict, note: dict[str, Any]) -> None:
         ):
             continue
         for tensor in (one, other):
-            object.__setattr__(tensor.storage, "tie", ties[kept])  # complete what nobody has seen yet
+            tensor.storage.tie_to(ties[kept])
     root.entries = list(by_name.items()) or root.entries
     metadata = note.get("_metadata")
     if isinstance(metadata, dict):
@@ -158,7 +159,7 @@ def _perhaps_parts(tied: dict[str, str], note: dict[str, Any]) -> list[str]:
     return [f"whether a key that save_model left out was all of the other or a part of it is not known ({shown})"]
 
 
-def _with_tied(entries: list[tuple[Any, Any]], tied: dict[str, str], places: Any) -> list[tuple[Any, Any]]:
+def _with_tied(entries: Sequence[tuple[Any, Any]], tied: dict[str, str], places: Any) -> Sequence[tuple[Any, Any]]:
     """ENTRIES with keys of tensors that are there under another name: in their PLACES if these are noted, or last."""
     if not tied:
         return entries

@@ -135,7 +135,7 @@ class Follower(Reader):
             self._fail("sets a key without a value")
         pairs = list(zip(flat[::2], flat[1::2], strict=True))
         if isinstance(target, Dict):
-            target.entries.extend(pairs)
+            target.extend(flat[::2], flat[1::2])
         elif isinstance(target, Object):
             target.steps.append(("entries", pairs))
         elif isinstance(target, Global):

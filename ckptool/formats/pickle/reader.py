@@ -95,16 +95,15 @@ class Reader(Machine):
         target = self._stack[-1]
         if len(flat) % 2:
             self._fail("sets a key without a value")
-        keys = flat[::2]
-        pairs = list(zip(keys, flat[1::2], strict=True))
+        keys, values = flat[::2], flat[1::2]
         if not set(map(type, keys)) <= {str, int}:
             for key in keys:
                 self._check_hashable(key)
         if isinstance(target, Dict):
-            target.entries.extend(pairs)
+            target.extend(keys, values)
         elif isinstance(target, Object):
-            _step(target, "entries").extend(pairs)
-        elif pairs:
+            _step(target, "entries").extend(zip(keys, values, strict=True))
+        elif keys:
             self._fail(f"sets items of {_kind(target)}")
 
     def _dict_from_mark(self) -> None:

@@ -14,15 +14,26 @@ from __future__ import annotations
 import struct
 from array import array
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import repeat
-from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
 from ...errors import CannotCarry, printable
 from ...tensor import LazyTensor, Storage
-from ...tree import ABSENT, ByteString, Dict, Global, List, Object, Set, holds_tensors_alone, walk
+from ...tree import (
+    ABSENT,
+    ByteString,
+    Dict,
+    Global,
+    List,
+    Object,
+    Set,
+    holds_tensors_alone,
+    key_column,
+    value_column,
+    walk,
+)
 from .python2 import python2_name, python3_name
 
 _LONGEST_TEXT = (1 << 32) - 1  # bytes that the texts of protocol 2 can have
@@ -71,26 +82,27 @@ class _Op:
 
 
 class _Tensors:
-    """A task: emit ENTRIES of a dict, which are texts and tensors alone."""
+    """A task: emit the PART of the entries of a dict, which are texts and tensors alone."""
 
-    __slots__ = ("entries",)
+    __slots__ = ("entries", "part")
 
-    def __init__(self, entries: list[tuple[str, LazyTensor]]) -> None:
+    def __init__(self, entries: Sequence[tuple[str, LazyTensor]], part: slice) -> None:
         self.entries = entries
+        self.part = part
 
 
 class _Run:
     """Neighbours in a dict whose opcodes are those of ALIKE but for their keys and the names of their storages.
 
-    Their opcodes are made when all are joined: there may be a million.
+    Their opcodes are made when all are joined, and the names again then: there may be a million.
     """
 
-    __slots__ = ("alike", "keys", "names")
+    __slots__ = ("alike", "keys", "storages")
 
     def __init__(self, alike: _Alike) -> None:
         self.alike = alike
         self.keys: list[str] = []
-        self.names: list[str] = []
+        self.storages: list[Storage] = []
 
 
 class _Alike(NamedTuple):
@@ -106,12 +118,13 @@ _REDUCE, _NEWOBJ, _NEWOBJ_EX, _OBJ = _Op(b"R"), _Op(b"\x81"), _Op(b"\x92"), _Op(
 _BUILD, _MARK, _APPENDS, _SETITEMS = _Op(b"b"), _Op(b"("), _Op(b"e"), _Op(b"u")
 
 
-def write_pickle(root: Any, persistent: Callable[[Storage], tuple[Any, ...]]) -> bytes:
+def write_pickle(root: Any, persistent: Callable[[Storage], tuple[Any, ...]]) -> bytearray:
     """The pickle of the tree below ROOT.
 
     Args:
         root: the tree.
-        persistent: gives the persistent id of a storage, called for each tensor in the order of the pickle.
+        persistent: gives the persistent id of a storage, called for each tensor in the order of the pickle, and for
+            some once more later: it gives the same one then.
 
     Raises:
         CannotCarry: a name that no pickle can spell.
@@ -138,8 +151,8 @@ def _repeated(root: Any) -> tuple[set[int], set[str]]:
             texts.append(node)
         elif holds_tensors_alone(node):
             plain.add(id(node))
-            texts += map(itemgetter(0), node.entries)
-            tensors += map(id, map(itemgetter(1), node.entries))
+            texts += key_column(node.entries)
+            tensors += map(id, value_column(node.entries))
     return _several(tensors), _several(texts)
 
 
@@ -179,14 +192,14 @@ class _Emitter:
         self._alive: list[Any] = []  # what is known by its `id` must live, lest another value gets the same
         self._todo: list[Any] = []
 
-    def run(self, root: Any) -> bytes:
+    def run(self, root: Any) -> bytearray:
         todo = self._todo
         todo.append(root)
         while todo:
             self._emit(todo.pop())
         return self._render()
 
-    def _render(self) -> bytes:
+    def _render(self) -> bytearray:
         for fetches, count in self._repeated:
             for number in fetches:
                 self._fetched[number] += count[0]
@@ -221,12 +234,20 @@ class _Emitter:
                 elif type(item) is tuple:
                     parts.append(spelled(item))
                 elif type(item) is _Run:
-                    before, behind = spelled(item.alike.before), spelled(item.alike.behind)
-                    pairs = zip(item.keys, item.names, strict=True)
-                    parts.append(b"".join([_spelled(key) + before + _spelled(name) + behind for key, name in pairs]))
+                    pickle += b"".join(parts)
+                    parts.clear()
+                    self._spell_run(item, spelled(item.alike.before), spelled(item.alike.behind), pickle)
             pickle += b"".join(parts)
         pickle += b"."
-        return bytes(pickle)
+        return pickle
+
+    def _spell_run(self, run: _Run, before: bytes, behind: bytes, pickle: bytearray) -> None:
+        """Add the opcodes of neighbours, some at a time, to PICKLE."""
+        name_of = self._persistent
+        for at in range(0, len(run.keys), _BATCH):
+            batch = slice(at, at + _BATCH)
+            pairs = zip(run.keys[batch], run.storages[batch], strict=True)
+            pickle += b"".join([_spelled(key) + before + _spelled(name_of(one)[2]) + behind for key, one in pairs])
 
     def _fetch(self, key: Any) -> bool:
         """Emit a fetch if the value was put already."""
@@ -257,7 +278,7 @@ class _Emitter:
         elif kind is _TupleEnd:
             self._end_tuple(node.value)
         elif kind is _Tensors:
-            for key, tensor in node.entries:
+            for key, tensor in node.entries[node.part]:
                 self._entry(key, tensor)
         elif kind is str:
             self._text(node)
@@ -279,7 +300,7 @@ class _Emitter:
             self._byte_string(node)
         elif kind is bytes:
             self._bytes(node)
-        elif kind is Storage:
+        elif isinstance(node, Storage):
             self._persistent_id(self._persistent(node))
         elif not self._fetch(id(node)):
             self._new_node(node)
@@ -366,11 +387,12 @@ class _Emitter:
             tasks += [_MARK, *items[at : at + _BATCH], _APPENDS]
         return tasks
 
-    def _pairs(self, entries: list[tuple[Any, Any]], *, tensors: bool = False) -> list[Any]:
+    def _pairs(self, entries: Sequence[tuple[Any, Any]], *, tensors: bool = False) -> list[Any]:
         tasks: list[Any] = []
         for at in range(0, len(entries), _BATCH):
-            batch = entries[at : at + _BATCH]
-            tasks += [_MARK, *([_Tensors(batch)] if tensors else (x for pair in batch for x in pair)), _SETITEMS]
+            batch = slice(at, at + _BATCH)
+            inside = [_Tensors(entries, batch)] if tensors else [part for pair in entries[batch] for part in pair]
+            tasks += [_MARK, *inside, _SETITEMS]
         return tasks
 
     def _dict(self, node: Dict, put: _PutLater) -> None:
@@ -436,7 +458,7 @@ class _Emitter:
             run = _Run(alike)
             self._out.append(run)
         run.keys.append(key)
-        run.names.append(pid[2])
+        run.storages.append(tensor.storage)
         alike.uses[0] += 1
 
     def _like(self, tensor: LazyTensor, pid: tuple[Any, ...]) -> _Alike | None:
@@ -568,19 +590,24 @@ def _indexed(short: bytes, long: bytes, index: int) -> bytes:
     return short + bytes((index,)) if index < 256 else long + struct.pack("<I", index)
 
 
-def fit(pickle: bytes, length: int) -> bytes | None:
-    """PICKLE made exactly LENGTH bytes long, or None if it is longer or cannot be.
+def fit(pickle: bytearray, length: int) -> bool:
+    """Make PICKLE exactly LENGTH bytes long. Returns False, and changes nothing, if it is longer or that cannot be.
 
     Memo puts (2 or 5 bytes) just before its STOP refer to slots that nothing fetches any more. Their lengths add up to
     everything but 1 and 3.
     """
     missing = length - len(pickle)
     if missing < 0 or missing in (1, 3):
-        return None
+        return False
     long, short = divmod(missing, 5)
     if short % 2:  # one LONG_BINPUT less makes the rest even: 1 becomes 6, 3 becomes 8
         long, short = long - 1, short + 5
-    return b"".join((memoryview(pickle)[:-1], b"r\0\0\0\0" * long, b"q\0" * (short // 2), b"."))
+    blocks, rest = divmod(long, _AT_ONCE)
+    del pickle[-1:]
+    for count in (*repeat(_AT_ONCE, blocks), rest):
+        pickle += b"r\0\0\0\0" * count
+    pickle += b"q\0" * (short // 2) + b"."
+    return True
 
 
 def names_class(storage: Storage) -> Global:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from ...formats.torch_zip import FORMAT as TORCH_ZIP
 from ...formats.torch_zip import NO_VERSION
 from ...inert.allowed import PLAIN, named_globals
 from ...tensor import LazyTensor, Storage, distinct, totals
-from ...tree import ByteString, Global, Object, Trail, address, holds_tensors_alone, walk
+from ...tree import ByteString, Global, Object, Trail, address, holds_tensors_alone, value_column, walk
 from .finding import Finding
 from .obstacles import in_the_way
 
@@ -75,8 +75,8 @@ def look_through(ckpt: Checkpoint) -> Tree:
             if not on_gpu and node.location != "cpu" and _belongs_on_cpu(trail, node):
                 on_gpu = address(trail)
         elif id(node) in on_cpu:  # at once: most of what a file holds
-            tensors += map(itemgetter(1), node.entries)
-            storages += map(_STORAGE, map(itemgetter(1), node.entries))
+            tensors += value_column(node.entries)
+            storages += map(_STORAGE, value_column(node.entries))
         elif isinstance(node, Object | Global | ByteString):
             others.append((trail, node))
         elif isinstance(node, Storage):
