@@ -472,7 +472,7 @@ def little_endian_throughout(ckpt: Checkpoint) -> Checkpoint:
     def leaf(node: LazyTensor | Storage) -> LazyTensor | Storage:
         if isinstance(node, Storage):
             return turned(node, seen_as.get(id(node)))
-        return replace(node, storage=turned(node.storage, node.dtype)) if node.storage.big_endian else node
+        return node.changed(storage=turned(node.storage, node.dtype)) if node.storage.big_endian else node
 
     return replace(ckpt, root=rebuild(ckpt.root, leaf=leaf))
 

@@ -8,9 +8,8 @@ All counts (offset, shape, stride) are in elements, as in torch; `nbytes` and `l
 from __future__ import annotations
 
 import operator
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from math import prod
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -222,6 +221,19 @@ class NumberedStorage(Storage):
         """Size in bytes."""
         return cast("StorageTable", self._place).nbytes(self._key)
 
+    def changed(self, **fields: Any) -> Storage:
+        """Another storage, with other values for the FIELDS that are named as arguments of `Storage`."""
+        if fields.keys() & {"source", "key", "crc"}:
+            return super().changed(**fields)
+        kind = self.kind
+        told: dict[str, Any] = {
+            "location": kind.location,
+            "dtype": kind.dtype,
+            "big_endian": kind.big_endian,
+            "tie": kind.tie,
+        } | fields
+        return NumberedStorage(self.table, self.number, kind_of(**told))
+
     @property
     def number(self) -> int:
         """Its number in the table."""
@@ -234,10 +246,72 @@ class NumberedStorage(Storage):
 
 
 @record(frozen=True, eq=False, slots=True)
+class View:
+    """How tensors look at their storages, from an offset on: what many tensors of a file have in common.
+
+    Attributes:
+        dtype, shape, stride, requires_grad, parameter, conj, neg: as of `LazyTensor`.
+        numel: number of elements.
+        nbytes: bytes that the values take when stored one after the other.
+        is_contiguous: whether the values stand in the storage in C order without gaps.
+    """
+
+    dtype: DType
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    requires_grad: bool
+    parameter: bool
+    conj: bool
+    neg: bool
+    numel: int
+    nbytes: int
+    is_contiguous: bool
+
+
+_views: dict[tuple[Any, ...], View] = {}
+#: So many views are remembered, at most.
+_MOST_VIEWS = 4096
+
+
+def _view_of(
+    dtype: DType,
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    requires_grad: bool,
+    parameter: bool,
+    conj: bool,
+    neg: bool,
+) -> View:
+    """The view with these attributes; the same object for the same ones, unless there are very many."""
+    told = id(dtype), shape, stride, requires_grad, parameter, conj, neg
+    view = _views.get(told)
+    if view is None:
+        if len(_views) >= _MOST_VIEWS:
+            _views.clear()
+        numel = prod(shape)
+        contiguous = _is_contiguous(shape, stride, numel)
+        view = View(
+            dtype, shape, stride, requires_grad, parameter, conj, neg, numel, numel * dtype.itemsize, contiguous
+        )
+        _views[told] = view
+    return view
+
+
+def _is_contiguous(shape: tuple[int, ...], stride: tuple[int, ...], numel: int) -> bool:
+    expected = contiguous_stride(shape)
+    if stride == expected:
+        return True
+    return len(stride) == len(shape) and (
+        numel == 0 or all(step == one or size == 1 for size, step, one in zip(shape, stride, expected, strict=True))
+    )
+
+
 class LazyTensor:
     """A tensor whose values stay in the file until they are asked for.
 
-    Attributes:
+    There may be a million of them: what many have in common is in `view`.
+
+    Args:
         storage: the bytes, possibly shared with other tensors.
         dtype: element type.
         shape: sizes, () for a scalar.
@@ -249,15 +323,63 @@ class LazyTensor:
         neg: the stored bytes are the negative of the values.
     """
 
+    __slots__ = ("offset", "storage", "view")
+    __match_args__ = ("storage", "dtype", "shape", "stride", "offset", "requires_grad", "parameter", "conj", "neg")
+
     storage: Storage
-    dtype: DType
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int = 0
-    requires_grad: bool = False
-    parameter: bool = False
-    conj: bool = False
-    neg: bool = False
+    offset: int
+    view: View
+
+    def __init__(
+        self,
+        storage: Storage,
+        dtype: DType,
+        shape: tuple[int, ...],
+        stride: tuple[int, ...],
+        offset: int = 0,
+        requires_grad: bool = False,
+        parameter: bool = False,
+        conj: bool = False,
+        neg: bool = False,
+    ) -> None:
+        self.storage = storage
+        self.offset = offset
+        self.view = _view_of(dtype, shape, stride, requires_grad, parameter, conj, neg)
+
+    @property
+    def dtype(self) -> DType:
+        """Element type."""
+        return self.view.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes, () for a scalar."""
+        return self.view.shape
+
+    @property
+    def stride(self) -> tuple[int, ...]:
+        """Elements to step per dimension."""
+        return self.view.stride
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether it required gradients when it was saved."""
+        return self.view.requires_grad
+
+    @property
+    def parameter(self) -> bool:
+        """Whether it was saved as a torch.nn.Parameter."""
+        return self.view.parameter
+
+    @property
+    def conj(self) -> bool:
+        """Whether the stored bytes are the conjugate of the values."""
+        return self.view.conj
+
+    @property
+    def neg(self) -> bool:
+        """Whether the stored bytes are the negative of the values."""
+        return self.view.neg
 
     @property
     def location(self) -> str:
@@ -272,22 +394,17 @@ class LazyTensor:
     @property
     def numel(self) -> int:
         """Number of elements."""
-        return prod(self.shape)
+        return self.view.numel
 
     @property
     def nbytes(self) -> int:
         """Bytes that its values take when stored one after the other."""
-        return prod(self.shape) * self.dtype.itemsize
+        return self.view.nbytes
 
     @property
     def is_contiguous(self) -> bool:
         """Whether its values stand in the storage in C order without gaps."""
-        if self.stride == contiguous_stride(self.shape):
-            return True
-        return self.numel == 0 or all(
-            stride == expected or size == 1
-            for size, stride, expected in zip(self.shape, self.stride, contiguous_stride(self.shape), strict=True)
-        )
+        return self.view.is_contiguous
 
     @property
     def fills_storage(self) -> bool:
@@ -296,17 +413,15 @@ class LazyTensor:
 
     def over(self, storage: Storage) -> LazyTensor:
         """The same view of another storage."""
-        return LazyTensor(
-            storage,
-            self.dtype,
-            self.shape,
-            self.stride,
-            self.offset,
-            self.requires_grad,
-            self.parameter,
-            self.conj,
-            self.neg,
-        )
+        made = object.__new__(LazyTensor)
+        made.storage = storage
+        made.offset = self.offset
+        made.view = self.view
+        return made
+
+    def changed(self, **fields: Any) -> LazyTensor:
+        """Another tensor, with other values for the FIELDS that are named as arguments of `LazyTensor`."""
+        return LazyTensor(**{name: getattr(self, name) for name in LazyTensor.__match_args__} | fields)
 
     def check(self, where: object = "", name: str = "") -> None:
         """Refuse a view that reaches outside its storage.
@@ -348,7 +463,7 @@ class LazyTensor:
         if self.conj or self.neg:
             require_resolvable(self.dtype, where)
         if self.storage.big_endian:
-            return replace(self, storage=little_endian(self.storage, self.dtype)).source()
+            return self.over(little_endian(self.storage, self.dtype)).source()
         if self.is_contiguous and not self.conj and not self.neg:
             start = self.offset * self.dtype.itemsize
             if start == 0 and self.nbytes == stored.length:
@@ -438,7 +553,7 @@ class LazyTensor:
                 stride.append(step * picked.step)
             else:
                 offset += range(size)[operator.index(one)] * step
-        return replace(self, shape=tuple(shape), stride=tuple(stride), offset=offset, parameter=False)
+        return self.changed(shape=tuple(shape), stride=tuple(stride), offset=offset, parameter=False)
 
     def __repr__(self) -> str:
         return f"LazyTensor({self.dtype.name}, {list(self.shape)}, {self.location})"
@@ -485,9 +600,9 @@ class Swapped:
 
 
 #: What is asked of each of a hundred thousand tensors is asked in C.
-_STORAGE, _TIE = operator.attrgetter("storage"), operator.attrgetter("kind.tie")
-_SIZES = operator.attrgetter("shape", "dtype.itemsize")
-_SIZES_AND_STORED = operator.attrgetter("shape", "dtype.itemsize", "storage.nbytes")
+_STORAGE = operator.attrgetter("storage")
+_VIEW, _NUMEL, _NBYTES = (operator.attrgetter(f"view{part}") for part in ("", ".numel", ".nbytes"))
+_STORED, _KIND = operator.attrgetter("nbytes"), operator.attrgetter("kind")
 
 
 def distinct(tensors: Iterable[LazyTensor]) -> list[LazyTensor]:
@@ -499,24 +614,18 @@ def distinct(tensors: Iterable[LazyTensor]) -> list[LazyTensor]:
 def share_nothing(tensors: Sequence[LazyTensor]) -> bool:
     """Whether each of TENSORS has a storage of its own, as nearly always. A quick look, which may say no for yes."""
     storages = list(map(_STORAGE, tensors))
-    return len(set(map(id, storages))) == len(storages) and set(map(id, map(_TIE, storages))) <= {id(None)}
+    return len(set(storages)) == len(storages) and all(kind.tie is None for kind in set(map(_KIND, storages)))
 
 
-def totals(tensors: Iterable[LazyTensor]) -> tuple[int, int]:
+def totals(tensors: Sequence[LazyTensor]) -> tuple[int, int]:
     """How many elements TENSORS have, and how many bytes."""
-    alike = Counter(map(_SIZES, tensors))  # shapes are few where tensors are many
-    elements = bytes_ = 0
-    for (shape, itemsize), count in alike.items():
-        elements += prod(shape) * count
-        bytes_ += prod(shape) * count * itemsize
-    return elements, bytes_
+    return sum(map(_NUMEL, tensors)), sum(map(_NBYTES, tensors))
 
 
 def used_bytes(tensors: Sequence[LazyTensor]) -> int:
     """Bytes of the storages that TENSORS use. Views that overlap count as the whole that they are in, at most."""
     if share_nothing(tensors):
-        alike = Counter(map(_SIZES_AND_STORED, tensors))
-        return sum(min(prod(shape) * itemsize, stored) * count for (shape, itemsize, stored), count in alike.items())
+        return sum(map(min, map(_NBYTES, tensors), map(_STORED, map(_STORAGE, tensors))))
     used: dict[int, int] = {}
     for t in distinct(tensors):
         one = t.storage.identity

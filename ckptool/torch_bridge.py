@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -128,7 +127,7 @@ class Loader:
             return _finished(made, False, False, other.parameter, other.requires_grad)
         if other.dense is not None:
             return self._with_attributes(self._tensor(other.dense), node)
-        parts = [self._tensor(replace(part, requires_grad=False)) for part in other.parts.values()]
+        parts = [self._tensor(part.changed(requires_grad=False)) for part in other.parts.values()]
         if other.kind == "sparse_coo":
             made = torch.sparse_coo_tensor(*parts, other.shape, is_coalesced=other.detail, check_invariants=False)
         elif other.kind.startswith("sparse"):

@@ -2,7 +2,6 @@ import math
 import random
 import struct
 import threading
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -168,7 +167,7 @@ def test_conjugate_and_negative_views_have_the_values_that_torch_resolves(torch,
     theirs = torch.arange(1, 25).to(getattr(torch, name))  # no zero: torch does not agree with itself on its sign
     if dtype.is_complex:
         theirs = theirs - 0.5j
-    tensor = replace(tensor_of(dtype, (24,), bytes(theirs.untyped_storage().tolist())), **flags)
+    tensor = tensor_of(dtype, (24,), bytes(theirs.untyped_storage().tolist())).changed(**flags)
     view = torch._conj(theirs) if tensor.conj else theirs
     view = torch._neg_view(view) if tensor.neg else view
     resolved = torch.empty(view.shape, dtype=view.dtype).copy_(view.resolve_conj().resolve_neg())
@@ -186,12 +185,12 @@ def test_parts_of_a_strided_conjugate_are_read_right():
 
 def test_a_negative_view_of_integers_is_negated():
     plain = tensor_of("int32")
-    assert np.array_equal(replace(plain, neg=True).numpy(), -plain.numpy())
+    assert np.array_equal(plain.changed(neg=True).numpy(), -plain.numpy())
 
 
 def test_a_negative_view_of_booleans_is_refused():
     with pytest.raises(CannotCarry, match="lazily negated tensor of bool"):
-        replace(tensor_of("bool"), neg=True).numpy()
+        tensor_of("bool").changed(neg=True).numpy()
 
 
 # ------------------------------------------------------------------------------------------------------- bounds
@@ -320,10 +319,10 @@ def test_storages_are_compared_by_identity_and_tensors_by_what_they_view():
     assert tensor != same
     assert tensor.identity == same.identity
     others = [
-        replace(tensor, dtype=BY_NAME["int32"]),
-        replace(tensor, neg=True),
-        replace(tensor, offset=1, shape=(3,)),
-        replace(tensor, storage=Storage(Buffer(bytes(16)))),
+        tensor.changed(dtype=BY_NAME["int32"]),
+        tensor.changed(neg=True),
+        tensor.changed(offset=1, shape=(3,)),
+        tensor.changed(storage=Storage(Buffer(bytes(16)))),
     ]
     assert tensor.identity not in [other.identity for other in others]
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..checkpoint import Checkpoint, little_endian_throughout
@@ -200,7 +200,7 @@ class _Writer:
 
 def _alone(tensor: LazyTensor) -> LazyTensor:
     """A tensor as torch stores one: over a storage that holds nothing else. Permuted strides stay."""
-    tensor = replace(tensor, requires_grad=False, parameter=False)
+    tensor = tensor.changed(requires_grad=False, parameter=False)
     in_order = is_permutation(tensor.shape, tensor.stride)
     fills = tensor.offset == 0 and tensor.nbytes == tensor.storage.nbytes and not tensor.conj and not tensor.neg
     if fills and in_order:

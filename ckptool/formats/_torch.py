@@ -117,8 +117,7 @@ class TorchReader(Phrases, Reader):
         except Malformed:
             return None
         storages, make_storage = self.storages, self._make
-        dtype, stored, nbytes = like.dtype, like.storage.dtype, like.storage.nbytes
-        shape, stride, offset, requires_grad = like.shape, like.stride, like.offset, like.requires_grad
+        stored, nbytes, over = like.storage.dtype, like.storage.nbytes, like.over
 
         def make(key: str) -> LazyTensor | None:
             storage = storages.get(key)
@@ -130,7 +129,7 @@ class TorchReader(Phrases, Reader):
                 storages[key] = storage
             elif storage.dtype is not stored or storage.nbytes != nbytes or storage.key != key:
                 return None
-            return LazyTensor(storage, dtype, shape, stride, offset, requires_grad)
+            return over(storage)
 
         return make
 

@@ -19,7 +19,6 @@ import re
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -174,7 +173,7 @@ class _Slices:
         chunks = [self._chunk(item, box) for box in item.boxes]
         lone = chunks[0].values if len(chunks) == 1 else None
         if lone is not None and lone.shape == item.shape and not any(chunks[0].offsets):
-            return replace(lone, requires_grad=item.requires_grad, parameter=False)
+            return lone.changed(requires_grad=item.requires_grad, parameter=False)
         key = (item.shape, *((chunk.offsets, id(chunk.values.storage)) for chunk in chunks))
         if key not in self._assembled:
             source = assemble(item.shape, item.dtype, chunks)

@@ -86,4 +86,4 @@ def _without_memory(node: LazyTensor) -> LazyTensor:
     """A tensor in C order of the same type, sizes and device, whose bytes are elsewhere."""
     storage = Storage(Buffer(memoryview(b"")), node.location, node.storage.dtype)
     stride = contiguous_stride(node.shape)
-    return replace(node, storage=storage, stride=stride, offset=0, conj=False, neg=False)
+    return node.changed(storage=storage, stride=stride, offset=0, conj=False, neg=False)

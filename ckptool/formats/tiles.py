@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -193,8 +193,7 @@ def _part(chunk: Chunk, low: tuple[int, ...], high: tuple[int, ...]) -> LazyTens
     """The elements of a chunk from LOW to HIGH, both counted in the whole."""
     values = chunk.values
     steps = zip(low, chunk.offsets, values.stride, strict=True)
-    return replace(
-        values,
+    return values.changed(
         shape=tuple(b - a for a, b in zip(low, high, strict=True)),
         offset=values.offset + sum((a - start) * stride for a, start, stride in steps),
     )

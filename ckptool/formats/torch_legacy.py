@@ -182,7 +182,7 @@ class _LegacyReader(TorchReader):
         made = super()._rebuild(callee, args)
         if isinstance(made, LazyTensor) and id(made.storage) in self._bases:
             root, offset = self._bases[id(made.storage)]
-            return replace(made, storage=root, offset=made.offset + offset)
+            return made.changed(storage=root, offset=made.offset + offset)
         return made
 
 

@@ -194,12 +194,9 @@ def _patched(ckpt: Checkpoint) -> Draft | None:
 def _in_order(archive: Archive, storages: Sequence[Storage]) -> bool:
     """Whether STORAGES are those of the archive, one after the other as they stand in it and in its directory."""
     members = archive.members
-    if isinstance(members, Members) and members.head == "data/" and archive.count("data/") == len(members.sizes):
-        return (
-            len(storages) == len(members.sizes)
-            and all(map(is_numbered_in, repeat(members), storages))
-            and all(map(eq, map(attrgetter("number"), storages), range(len(storages))))
-        )
+    if isinstance(members, Members) and all(map(is_numbered_in, repeat(members), storages)):
+        whole = members.head == "data/" and archive.count("data/") == len(members.sizes) == len(storages)
+        return whole and all(map(eq, map(attrgetter("number"), storages), range(len(storages))))
     last = -1
     for found, storage in zip_longest(archive.sources("data/"), storages):
         if found is None or storage is None or found != (f"data/{storage.key}", storage.source):

@@ -101,7 +101,7 @@ def dense_tensor(callee: Global, args: Any) -> LazyTensor | None:
     if callee.name == "_rebuild_parameter":
         if len(args) != 3 or not isinstance(args[0], LazyTensor) or _not_empty(args[2]):
             return None
-        return replace(args[0], requires_grad=args[1] is True, parameter=True)
+        return args[0].changed(requires_grad=args[1] is True, parameter=True)
     fixed = _DENSE.get(callee.name)
     if fixed is None:
         return None
@@ -395,7 +395,7 @@ def _on_device(node: Object) -> OtherTensor | None:
     if dense is None:
         return None
     if isinstance(dtype, Global) and _named_dtype(dtype) == dense.dtype:
-        dense = replace(dense, requires_grad=grad is True)
+        dense = dense.changed(requires_grad=grad is True)
         place = str(device) if isinstance(device, str) else ""
         return OtherTensor(
             "device", dense.dtype, dense.shape, {"values": dense}, dense, requires_grad=grad is True, detail=place
@@ -425,7 +425,7 @@ def _with_attributes(inner: Any, state: Any) -> OtherTensor | None:
 
 
 def _flagged(other: OtherTensor, **flags: bool) -> OtherTensor:
-    dense = replace(other.dense, **flags) if other.dense is not None else None  # type: ignore[arg-type]
+    dense = other.dense.changed(**flags) if other.dense is not None else None
     return replace(other, dense=dense, **flags)  # type: ignore[arg-type]
 
 
@@ -481,7 +481,7 @@ def _wrapper(class_name: str, args: tuple[Any, ...], state: Any) -> OtherTensor:
     whole = local if alone else None
     grad = args[7] is True
     if whole is not None:
-        whole, attributes = replace(whole, requires_grad=grad), [name for name in attributes if name != "_spec"]
+        whole, attributes = whole.changed(requires_grad=grad), [name for name in attributes if name != "_spec"]
     return OtherTensor(
         "subclass", _named_dtype(args[1]), shape, parts, whole, class_name, tuple(attributes), requires_grad=grad
     )

@@ -10,7 +10,6 @@ classes add by code of their own (`get_extra_state`, hooks, an own `_save_to_sta
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from ..errors import CannotCarry, Malformed, printable
@@ -239,10 +238,10 @@ def state_dict_of(module: PickledModule, where: object = "") -> Recovered:
 
 def _detached(value: Any) -> Any:
     if isinstance(value, LazyTensor):
-        return replace(value, requires_grad=False, parameter=False)
+        return value.changed(requires_grad=False, parameter=False)
     other = other_tensor(value)
     if other is not None and other.kind in ("attributes", "device") and other.dense is not None:
-        return replace(other.dense, requires_grad=False, parameter=False)
+        return other.dense.changed(requires_grad=False, parameter=False)
     while other is not None and value.args and str(value.callee).startswith("torch._utils._rebuild_parameter"):
         value = value.args[0]
         other = other_tensor(value)

@@ -73,7 +73,8 @@ _LONGEST_NAMES = 1 << 24
 def packed_in(tensors: Mapping[str, Any]) -> list[Packed]:
     """The packed weights of a state dict, in its order. TENSORS are its dense tensors by key."""
     found: list[Packed] = []
-    types = {tensor.dtype.name for tensor in tensors.values() if isinstance(tensor, LazyTensor)}
+    views = {tensor.view for tensor in tensors.values() if isinstance(tensor, LazyTensor)}
+    types = {view.dtype.name for view in views}
     if _DTYPES.isdisjoint(types) and not _has_mark(tensors):
         return found  # as for most: a look at each key takes long
     lasts = [key.rpartition(".")[2] for key in tensors]

@@ -96,7 +96,7 @@ def cast(
 
     def leaf(node: LazyTensor | Storage) -> LazyTensor | Storage:
         if isinstance(node, LazyTensor) and (id(node.storage), node.neg) in made:
-            return replace(node, storage=made[id(node.storage), node.neg], dtype=new, neg=False)
+            return node.changed(storage=made[id(node.storage), node.neg], dtype=new, neg=False)
         return node
 
     if packed and not changed:
@@ -185,7 +185,7 @@ def ties(ckpt: Checkpoint, how: str, *, at: str | None = None) -> Checkpoint:
 def _alone(tensor: LazyTensor) -> LazyTensor:
     """The same values over a storage of their own, in C order."""
     storage = Storage(tensor.source(), tensor.location, tensor.dtype if tensor.dtype.storage else None)
-    return replace(tensor, storage=storage, stride=contiguous_stride(tensor.shape), offset=0, conj=False, neg=False)
+    return tensor.changed(storage=storage, stride=contiguous_stride(tensor.shape), offset=0, conj=False, neg=False)
 
 
 def with_other_entries(ckpt: Checkpoint, weights: StateDict, entries: list[tuple[Any, Any]]) -> Checkpoint:
@@ -221,10 +221,10 @@ def compact(ckpt: Checkpoint) -> Checkpoint:
             return node
         if not node.numel:
             storage = empty.setdefault(id(node.storage), _part(node.storage, 0, 0))
-            return replace(node, storage=storage, offset=0)
+            return node.changed(storage=storage, offset=0)
         start, _ = _extent(node)
         low, storage = next((low, part) for low, high, part in made[id(node.storage)] if low <= start < high)
-        return replace(node, storage=storage, offset=node.offset - low // node.dtype.itemsize)
+        return node.changed(storage=storage, offset=node.offset - low // node.dtype.itemsize)
 
     before = sum(storage.nbytes for storage in storages.values())
     left = before - sum(storages[number].nbytes - sum(h - lo for lo, h, _ in parts) for number, parts in made.items())
@@ -313,7 +313,7 @@ def _mean(tensors: Sequence[LazyTensor], factors: Sequence[float]) -> LazyTensor
     last = tensors[-1]
     source = Mean(tuple(tensor.source() for tensor in tensors), last.dtype, tuple(factors))
     storage = Storage(source, last.location, last.dtype if last.dtype.storage else None)
-    return replace(last, storage=storage, stride=contiguous_stride(last.shape), offset=0, conj=False, neg=False)
+    return last.changed(storage=storage, stride=contiguous_stride(last.shape), offset=0, conj=False, neg=False)
 
 
 def _factors(count: int, ratios: Sequence[float] | None) -> tuple[float, ...]:

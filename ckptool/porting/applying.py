@@ -131,7 +131,7 @@ def apply(
 
 def _own(tensor: LazyTensor) -> LazyTensor:
     """Return TENSOR over a storage with no more than its own values: a slice of a big tensor is copied out of it."""
-    plain = replace(tensor, requires_grad=False, parameter=False)
+    plain = tensor.changed(requires_grad=False, parameter=False)
     if tensor.fills_storage or (tensor.storage.nbytes == tensor.nbytes and not tensor.storage.big_endian):
         return plain
     return ex.contiguous(plain)

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
+from operator import attrgetter
 from typing import Any, overload
 
 from ..checkpoint import Role
@@ -13,6 +14,8 @@ from ..inert.other_tensors import OtherTensor
 from ..records import record
 from ..tensor import LazyTensor
 from ..tree import component_text, key_column, value_column
+
+_VIEW, _STORED_AS = attrgetter("view"), attrgetter("storage.kind")
 
 
 @record(frozen=True, slots=True)
@@ -118,21 +121,10 @@ class TensorReports(Sequence[TensorReport]):
         if last is None or last.below != below or last.state_dict != state_dict:
             self._runs.append(_Run(len(self._names), below, state_dict))
 
-    def _kinds_of(self, tensors: Iterable[LazyTensor]) -> Iterator[Kind]:
-        dtype = shape = stride = location = requires_grad = kind = None
-        for t in tensors:
-            place = t.storage.location
-            if (
-                kind is None
-                or t.shape is not shape
-                or t.stride is not stride
-                or t.dtype is not dtype
-                or place is not location
-                or t.requires_grad is not requires_grad
-            ):
-                kind = self._kind(t)
-                dtype, shape, stride, location, requires_grad = t.dtype, t.shape, t.stride, place, t.requires_grad
-            yield kind
+    def _kinds_of(self, tensors: list[LazyTensor]) -> Iterator[Kind]:
+        told = list(zip(map(_VIEW, tensors), map(_STORED_AS, tensors), strict=True))
+        kinds = {one: self._kind(tensor) for one, tensor in dict(zip(told, tensors, strict=True)).items()}
+        return map(kinds.__getitem__, told)
 
     def _kind(self, t: LazyTensor) -> Kind:
         told = t.dtype.name, t.shape, t.stride, t.storage.location, t.requires_grad

@@ -10,7 +10,7 @@ as `get_model_state_dict` does.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -177,7 +177,7 @@ class _Maker(FromTorch):
             storage = Storage(source, "cpu", dtype if dtype.storage in BY_STORAGE else None)
             self._known[key] = LazyTensor(storage, dtype, shape, contiguous_stride(shape))
         parameter = isinstance(tensor, torch.nn.Parameter)
-        return replace(self._known[key], requires_grad=tensor.requires_grad, parameter=parameter)
+        return self._known[key].changed(requires_grad=tensor.requires_grad, parameter=parameter)
 
 
 def checkpoint_of(value: Any, run: str, rank: int) -> tuple[Checkpoint, list[Here]]:

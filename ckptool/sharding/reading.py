@@ -8,7 +8,6 @@ tiles is read from those that the box meets. What a mapping computes from severa
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
@@ -56,16 +55,16 @@ def read_box(tensor: LazyTensor, start: Index, out: Array) -> None:
     if not out.size:
         return
     offset = tensor.offset + sum(at * step for at, step in zip(start, tensor.stride, strict=True))
-    box = replace(tensor, shape=out.shape, offset=offset)
+    box = tensor.changed(shape=out.shape, offset=offset)
     if box.storage.big_endian:
-        box = replace(box, storage=little_endian(box.storage, box.dtype))
+        box = box.changed(storage=little_endian(box.storage, box.dtype))
     if box.conj or box.neg:
         _fill(box.source(), 0, out)
         return
     once = _view(out, tuple(slice(1 if step == 0 else None) for step in box.stride))  # what is repeated is read once
     order = memory_order(box.stride)
     _read_in_order(
-        replace(box, shape=tuple(once.shape[dim] for dim in order), stride=tuple(box.stride[dim] for dim in order)),
+        box.changed(shape=tuple(once.shape[dim] for dim in order), stride=tuple(box.stride[dim] for dim in order)),
         once.transpose(order),
     )
     if once.shape != out.shape:

@@ -57,7 +57,7 @@ def read(data, **options):
 
 
 def write(tree):
-    return write_pickle(tree, no_storages)
+    return bytes(write_pickle(tree, no_storages))
 
 
 def rewritten(value, protocol):
@@ -442,9 +442,18 @@ def test_a_class_name_with_a_line_break_is_not_written(name):
 SAMPLE = write(Dict([("a", 1), ("b", List([1, 2])), ("c", List())]))
 
 
-@given(extra=st.integers(0, 3000))
+def filled_up(pickle, length):
+    """A copy of PICKLE made LENGTH bytes long, or None where it cannot be and stays as it was."""
+    copy = bytearray(pickle)
+    if fit(copy, length):
+        return bytes(copy)
+    assert copy == pickle
+    return None
+
+
+@given(extra=st.one_of(st.integers(0, 3000), st.integers(5 << 16, 11 << 16)))
 def test_a_pickle_can_be_filled_up_to_any_length_but_one_and_three_more(extra):
-    filled = fit(SAMPLE, len(SAMPLE) + extra)
+    filled = filled_up(SAMPLE, len(SAMPLE) + extra)
     if extra in (1, 3):
         assert filled is None
         return
@@ -457,13 +466,13 @@ def test_a_pickle_can_be_filled_up_to_any_length_but_one_and_three_more(extra):
 
 @given(less=st.integers(1, 100))
 def test_a_pickle_cannot_be_filled_up_to_less_than_it_has(less):
-    assert fit(SAMPLE, len(SAMPLE) - less) is None
+    assert filled_up(SAMPLE, len(SAMPLE) - less) is None
 
 
 @given(value=graphs(), extra=st.integers(4, 40))
 def test_filling_up_changes_nothing_whatever_the_pickle(value, extra):
     written = write(read(pickle.dumps(value, 2)))
-    filled = fit(written, len(written) + extra)
+    filled = filled_up(written, len(written) + extra)
     assert graph(pickle.loads(filled)) == graph(pickle.loads(written))
 
 
@@ -602,7 +611,7 @@ data = open(sys.argv[1], "rb").read()
 try:
     tree = Reader(data, "deep", None).load()
     print(sum(1 for _ in walk(tree)) > 0)
-    assert Reader(write_pickle(rebuild(tree), None), "deep", None).load() is not None
+    assert Reader(bytes(write_pickle(rebuild(tree), None)), "deep", None).load() is not None
 except Malformed:
     print(True)
 """
@@ -728,7 +737,7 @@ def test_writing_many_tensors_takes_little_memory_for_each():
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert (peak - 2 * len(written)) / count < 600
+    assert (peak - len(written)) / count < 300
 
 
 def test_a_tensor_in_two_places_is_written_once():

@@ -73,7 +73,7 @@ def test_a_format_that_another_library_noted_is_kept(tmp_path):
 def test_permuted_tensors_are_stored_in_c_order_and_come_back_permuted(tmp_path):
     kind = tensor_of("float32", (2, 3, 4, 5)).dtype
     base = tensor_of(kind, (2, 3, 4, 5), struct.pack("<120f", *range(120)))
-    channels_last = replace(base, shape=(2, 5, 3, 4), stride=(60, 1, 20, 5))
+    channels_last = base.changed(shape=(2, 5, 3, 4), stride=(60, 1, 20, 5))
     done = ckptool.save(state_dict_of({"w": channels_last}), tmp_path / "x.safetensors")
     assert done.form == ("1 permuted tensor is stored in C order; its strides are noted",)
     ckpt = ckptool.open(tmp_path / "x.safetensors")
@@ -94,9 +94,9 @@ def test_packed_four_bit_elements_double_the_last_dimension(tmp_path):
 def test_conjugate_and_negative_views_are_written_as_their_values(tmp_path):
     value = tensor_of("complex64", (1,), struct.pack("<2f", 1.0, 2.0))
     entries = {
-        "conj": replace(value, conj=True),
-        "neg": replace(value, neg=True),
-        "both": replace(value, conj=True, neg=True),
+        "conj": value.changed(conj=True),
+        "neg": value.changed(neg=True),
+        "both": value.changed(conj=True, neg=True),
     }
     ckptool.save(state_dict_of(entries), tmp_path / "x.safetensors")
     values = [struct.unpack("<2f", raw) for raw in everything_in(ckptool.open(tmp_path / "x.safetensors"))]
@@ -186,8 +186,8 @@ def test_form_that_changes_is_said(tmp_path):
     entries = {
         "a": tensor,
         "tied": tensor,
-        "part": replace(tensor, shape=(2,)),
-        "strided": replace(tensor, shape=(2,), stride=(2,)),
+        "part": tensor.changed(shape=(2,)),
+        "strided": tensor.changed(shape=(2,), stride=(2,)),
         "parameter": tensor_of("float32", parameter=True, requires_grad=True),
     }
     form = "\n".join(ckptool.plan(state_dict_of(entries), tmp_path / "x.safetensors").form)
@@ -202,7 +202,7 @@ def test_form_that_changes_is_said(tmp_path):
 
 
 def test_an_expanded_tensor_that_would_fill_the_disk_is_refused(tmp_path):
-    huge = replace(tensor_of("float32", (1,)), shape=(1 << 40,), stride=(0,))
+    huge = tensor_of("float32", (1,)).changed(shape=(1 << 40,), stride=(0,))
     with pytest.raises(ckptool.CannotCarry, match="expands 4 stored bytes"):
         ckptool.plan(state_dict_of({"x": huge}), tmp_path / "x.safetensors")
 
@@ -210,7 +210,7 @@ def test_an_expanded_tensor_that_would_fill_the_disk_is_refused(tmp_path):
 def overlapping():
     """5,000 tensors of 256 kB over one storage of 2 MB, each with other strides."""
     base = tensor_of("float32", (1 << 19,), bytes(4 << 19))
-    return {f"w{n}": replace(base, shape=(256, 256), stride=(1 + n % 7, 1), offset=n) for n in range(5000)}
+    return {f"w{n}": base.changed(shape=(256, 256), stride=(1 + n % 7, 1), offset=n) for n in range(5000)}
 
 
 def tied():

@@ -1,6 +1,5 @@
 """Boxes of lazy tensors, read into memory: the values that numpy gives, and the bytes that are needed."""
 
-from dataclasses import replace
 from math import prod
 
 import pytest
@@ -92,12 +91,12 @@ def test_a_box_has_the_values_that_numpy_gives(case, kind, order):
         stored = whole(values, Joined((Buffer(raw[:5]), Buffer(raw[5:]))))
     elif kind == "big-endian":
         source = Buffer(values.astype(">f4").tobytes())
-        stored = replace(stored, storage=stored.storage.changed(source=source, big_endian=True))
+        stored = stored.changed(storage=stored.storage.changed(source=source, big_endian=True))
     elif kind == "negative":
-        stored = replace(stored, neg=True)
+        stored = stored.changed(neg=True)
         values = -values
-    turned_tensor = replace(
-        stored, shape=tuple(shape[d] for d in turned), stride=tuple(stored.stride[d] for d in turned)
+    turned_tensor = stored.changed(
+        shape=tuple(shape[d] for d in turned), stride=tuple(stored.stride[d] for d in turned)
     )
     first, count = tuple(start[d] for d in turned), tuple(sizes[d] for d in turned)
     expected = values.transpose(turned)[tuple(slice(a, a + n) for a, n in zip(first, count, strict=True))]
@@ -116,7 +115,7 @@ def test_a_box_of_any_view_has_its_values(data):
     sizes = tuple(data.draw(st.integers(1, n - at)) for n, at in zip(shape, start, strict=True))
     larger = np.zeros([n + 1 for n in sizes], np.float32)
     inner = tuple(slice(1, None) for _ in sizes)
-    read_box(replace(whole(stored), shape=shape, stride=stride, offset=offset), start, raw(larger)[inner])
+    read_box(whole(stored).changed(shape=shape, stride=stride, offset=offset), start, raw(larger)[inner])
     box = tuple(slice(a, a + n) for a, n in zip(start, sizes, strict=True))
     assert np.array_equal(larger[inner], values[box])
     larger[inner] = 0
@@ -155,7 +154,7 @@ def test_a_column_of_a_matrix_of_far_rows_is_read_number_by_number():
 def test_a_transposed_matrix_is_read_by_the_rows_of_the_file():
     values = np.arange(4_000_000, dtype=np.float32).reshape(1000, 4000)
     source = Counting(values.tobytes())
-    turned = replace(whole(values, source), shape=(4000, 1000), stride=(1, 4000))
+    turned = whole(values, source).changed(shape=(4000, 1000), stride=(1, 4000))
     assert np.array_equal(box_of(turned, (1000, 0), (2000, 1000)), values.T[1000:3000])
     assert source.taken == 2000 * 1000 * 4
 
@@ -173,7 +172,7 @@ def test_a_cast_is_computed_for_the_box_alone():
     values = np.arange(100_000, dtype=np.float32).reshape(100, 1000)
     source = Counting(values.tobytes())
     tally = CastTally()
-    cast = replace(whole(values, Cast(source, FLOAT, HALF, tally)), dtype=HALF)
+    cast = whole(values, Cast(source, FLOAT, HALF, tally)).changed(dtype=HALF)
     out = np.empty((10, 1000), np.uint16)
     read_box(cast, (50, 0), raw(out))
     assert np.array_equal(
@@ -194,7 +193,7 @@ def test_rows_of_a_file_go_to_their_place_directly(file, monkeypatch):
     """Nothing is in memory twice: the system is given the memory of the array."""
     opened, values = file
     monkeypatch.setattr(File, "read", None)
-    tensor = replace(whole(values, opened.range(4, values.nbytes)), shape=(1000, 1000), stride=(1000, 1))
+    tensor = whole(values, opened.range(4, values.nbytes)).changed(shape=(1000, 1000), stride=(1000, 1))
     assert np.array_equal(box_of(tensor, (10, 0), (900, 1000)), values.reshape(1000, 1000)[10:910])
 
 
@@ -202,7 +201,7 @@ def test_rows_of_a_file_go_to_their_place_directly(file, monkeypatch):
 @given(st.integers(0, 999), st.integers(1, 1000), st.sampled_from("CF"))
 def test_a_file_gives_what_memory_gives(file, first, count, order):
     opened, values = file
-    tensor = replace(whole(values, opened.range(4, values.nbytes)), shape=(1000, 1000), stride=(1000, 1))
+    tensor = whole(values, opened.range(4, values.nbytes)).changed(shape=(1000, 1000), stride=(1000, 1))
     count = min(count, 1000 - first)
     expected = values.reshape(1000, 1000)[5:95, first : first + count]
     assert np.array_equal(box_of(tensor, (5, first), (90, count), order=order), expected)

@@ -201,7 +201,7 @@ def _read_usual(raw: bytes) -> Header | None:
     return Header(names, kinds, begins, ends, metadata, 8 + len(raw))
 
 
-@record(frozen=True, slots=True)
+@record(frozen=True, eq=False, slots=True)
 class _Kind:
     """What tensors of one type and shape have in common. `nbytes` are those of the data of one."""
 

@@ -55,12 +55,14 @@ def open_safetensors(file: File, broken: dict[int, str] | None = None) -> Checkp
     """
     header = read_header(file)
     names, kinds, metadata = header.names, header.kinds, header.metadata
-    dtypes = list(map(attrgetter("dtype"), kinds))
-    stored = {id(dtype): kind_of("cpu", dtype if dtype.storage else None) for dtype in dtypes}
-    table = HeaderTable(file, header)
-    storages = map(NumberedStorage, repeat(table), range(len(names)), map(stored.__getitem__, map(id, dtypes)))
-    views = map(attrgetter("shape"), kinds), map(attrgetter("stride"), kinds)
-    entries = Pairs(names, list(map(LazyTensor, storages, dtypes, *views)))
+    table, likes = HeaderTable(file, header), {}
+    for kind, number in {kind: number for number, kind in enumerate(kinds)}.items():
+        storage = NumberedStorage(table, number, kind_of("cpu", kind.dtype if kind.dtype.storage else None))
+        likes[kind] = LazyTensor(storage, kind.dtype, kind.shape, kind.stride)
+    like = list(map(likes.__getitem__, kinds))
+    stored = map(attrgetter("storage.kind"), like)
+    storages = map(NumberedStorage, repeat(table), range(len(names)), stored)
+    entries = Pairs(names, list(map(LazyTensor.over, like, storages)))
     if broken is None:
         check_tiling(file, header)
     else:

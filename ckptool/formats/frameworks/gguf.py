@@ -16,7 +16,7 @@ import json
 import struct
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -400,7 +400,7 @@ def _stored(tensor: LazyTensor, origin: _Origin) -> tuple[int, Source] | None:
     if origin.order == ">":
         if not tensor.storage.big_endian and tensor.dtype.itemsize > 1:
             return None
-        return kind, replace(tensor, storage=tensor.storage.changed(big_endian=False)).source()
+        return kind, tensor.changed(storage=tensor.storage.changed(big_endian=False)).source()
     return kind, tensor.source()
 
 

@@ -470,14 +470,8 @@ class _Emitter:
         if self._last is not None:  # mostly, the one before
             last, its_pid, alike = self._last
             if (
-                tensor.shape is last.shape
-                and tensor.stride is last.stride
-                and tensor.dtype is last.dtype
+                tensor.view is last.view
                 and tensor.offset == last.offset
-                and tensor.requires_grad is last.requires_grad
-                and tensor.parameter is last.parameter
-                and tensor.conj is last.conj
-                and tensor.neg is last.neg
                 and pid[0] is its_pid[0]
                 and pid[1] is its_pid[1]
                 and pid[3:] == its_pid[3:]
@@ -553,18 +547,7 @@ class _Emitter:
 
 def _told(tensor: LazyTensor, pid: tuple[Any, ...]) -> tuple[Any, ...]:
     """All that the opcodes of a tensor tell but the name of its storage."""
-    return (
-        *map(id, pid[:2]),
-        *pid[3:],
-        id(tensor.dtype),
-        tensor.shape,
-        tensor.stride,
-        tensor.offset,
-        tensor.requires_grad,
-        tensor.parameter,
-        tensor.conj,
-        tensor.neg,
-    )
+    return *map(id, pid[:2]), *pid[3:], id(tensor.view), tensor.offset
 
 
 def _spelled(text: str) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
 from typing import Any
@@ -47,7 +47,7 @@ class Flat:
         while start < end:
             part, begin = self.parts[index], self._starts[index]
             count = min(end, self._starts[index + 1]) - start
-            yield replace(part, shape=(count,), offset=part.offset + (start - begin) * part.stride[0])
+            yield part.changed(shape=(count,), offset=part.offset + (start - begin) * part.stride[0])
             start += count
             index += 1
 

@@ -13,7 +13,6 @@ a plain optimizer; `chained_0.` before it, and rng_state: layout from source, ne
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Any
 
 from ...checkpoint import Checkpoint
@@ -66,8 +65,7 @@ def unstacked(root: Dict) -> tuple[Dict, int]:
         elif stack and isinstance(value, LazyTensor) and value.shape and value.shape[0] <= _MOST_LAYERS:
             count += 1
             for number in range(value.shape[0]):
-                one = replace(
-                    value,
+                one = value.changed(
                     shape=value.shape[1:],
                     stride=value.stride[1:],
                     offset=value.offset + number * value.stride[0],

@@ -20,7 +20,7 @@ source, never seen.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
@@ -300,7 +300,7 @@ def _unpack(kept: _Kept, rank: Rank, weights: dict[Name, LazyTensor], flats: dic
 
 
 def _cut(flat: LazyTensor, start: int, shape: tuple[int, ...]) -> LazyTensor:
-    return replace(flat, shape=shape, stride=contiguous_stride(shape), offset=flat.offset + start * flat.stride[0])
+    return flat.changed(shape=shape, stride=contiguous_stride(shape), offset=flat.offset + start * flat.stride[0])
 
 
 def _own(flat: LazyTensor, start: int, shape: tuple[int, ...], name: str) -> LazyTensor:

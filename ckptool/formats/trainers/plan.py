@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from math import prod
 from typing import Any
@@ -125,7 +124,7 @@ def put_together(parts: Sequence[LazyTensor], rule: Rule, name: str) -> LazyTens
             raise Malformed(
                 f"{printable(name, 80)}: parts of {shown} are not runs of elements of a tensor of {list(rule.shape)}"
             )
-        return replace(Flat(parts, first.dtype).tensor(0, rule.shape, name), requires_grad=first.requires_grad)
+        return Flat(parts, first.dtype).tensor(0, rule.shape, name).changed(requires_grad=first.requires_grad)
     dim = rule.dim
     shapes = {part.shape[:dim] + part.shape[dim + 1 :] for part in parts}
     if dim >= len(first.shape) or len(shapes) > 1 or len({(len(p.shape), p.dtype) for p in parts}) > 1:

@@ -10,7 +10,7 @@ of the whole it is. What is there whole on every rank must be equal on all of th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate
 from math import prod
 from typing import Any
@@ -406,7 +406,7 @@ class Joining:
             self._made[key] = LazyTensor(storage, first.dtype, first.shape, contiguous_stride(first.shape))
             self.used += stored
         self.parts += 1
-        return replace(self._made[key], requires_grad=first.requires_grad)
+        return self._made[key].changed(requires_grad=first.requires_grad)
 
     def _chunks(self, parts: list[Part]) -> dict[tuple[int, ...], LazyTensor]:
         """Offsets -> values of the parts, of those that several ranks hold one."""

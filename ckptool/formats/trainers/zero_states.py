@@ -8,7 +8,6 @@ Seen in files that DeepSpeed 0.19.8 wrote.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from ...errors import printable
@@ -83,7 +82,7 @@ class States:
                 fits = [v.numel == n for v, n in zip(dense, lengths, strict=True)]
                 fits[-1] |= filled and dense[-1].numel > lengths[-1]
                 if all(fits):
-                    trimmed = [replace(v, shape=(n,)) for v, n in zip(dense, lengths, strict=True)]
+                    trimmed = [v.changed(shape=(n,)) for v, n in zip(dense, lengths, strict=True)]
                     flats[key] = Flat(trimmed)
                     continue
             lone = values[0]

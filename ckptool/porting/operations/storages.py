@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import Any, ClassVar
 
@@ -16,24 +16,24 @@ from ...tensor import LazyTensor, Storage, contiguous_stride
 
 def permuted(x: LazyTensor, *dims: int) -> LazyTensor:
     """Return a view of X with its dimensions in the order DIMS."""
-    return replace(x, shape=tuple(x.shape[d] for d in dims), stride=tuple(x.stride[d] for d in dims))
+    return x.changed(shape=tuple(x.shape[d] for d in dims), stride=tuple(x.stride[d] for d in dims))
 
 
 def reshaped(x: LazyTensor, *sizes: int) -> LazyTensor:
     """Return the values of X in C order with the sizes SIZES."""
-    return replace(contiguous(x), shape=sizes, stride=contiguous_stride(sizes))
+    return contiguous(x).changed(shape=sizes, stride=contiguous_stride(sizes))
 
 
 def sliced(x: LazyTensor, dim: int, start: int, stop: int) -> LazyTensor:
     """Return a view of elements START to STOP - 1 of dimension DIM of X."""
     shape = (*x.shape[:dim], stop - start, *x.shape[dim + 1 :])
-    return replace(x, shape=shape, offset=x.offset + start * x.stride[dim])
+    return x.changed(shape=shape, offset=x.offset + start * x.stride[dim])
 
 
 def selected(x: LazyTensor, dim: int, index: int) -> LazyTensor:
     """Return a view of element INDEX of dimension DIM of X, without that dimension."""
     shape, stride = ((*t[:dim], *t[dim + 1 :]) for t in (x.shape, x.stride))
-    return replace(x, shape=shape, stride=stride, offset=x.offset + index * x.stride[dim])
+    return x.changed(shape=shape, stride=stride, offset=x.offset + index * x.stride[dim])
 
 
 def contiguous(x: LazyTensor) -> LazyTensor:

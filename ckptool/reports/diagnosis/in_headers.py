@@ -91,11 +91,11 @@ def look_through(ckpt: Checkpoint) -> Tree:
     )
 
 
-_STORAGE, _LOCATION = attrgetter("storage"), attrgetter("storage.location")
+_STORAGE, _STORED_AS = attrgetter("storage"), attrgetter("storage.kind")
 
 
 def _on_cpu(weights: StateDict) -> bool:
-    return set(map(_LOCATION, weights.tensors.values())) <= {"cpu"}
+    return {kind.location for kind in set(map(_STORED_AS, weights.tensors.values()))} <= {"cpu"}
 
 
 #: Components of a path, the last of them, that are looked at.
