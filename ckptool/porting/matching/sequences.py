@@ -37,7 +37,7 @@ class Sequences:
 
     def neighbours(self, units: list[Unit]) -> Around:
         """Return (`id` -> unit directly before, `id` -> unit directly after), for UNITS in one order of a side; "edge"
-        for none.
+        in place of a unit before the first and after the last.
         """
         if id(units) not in self._around:
             self._around[id(units)] = _neighbours(units)
@@ -55,8 +55,8 @@ class Sequences:
         return sorted(found, key=lambda one: -self._credit(*one))
 
     def _credit(self, name: str, targets: list[Unit], sources: list[Unit]) -> float:
-        """Return how well the order NAME agrees on both sides by shapes: the share of neighbours with equal shapes on
-        both sides, 0 to 1.
+        """Return how well the order NAME agrees on both sides by colours, 0 to 1: how many couples of neighbours with
+        equal colours both sides have, as a share of the couples of the shorter side. It is computed once for each name.
         """
         if name not in self._credits:
             a, b = (Counter(pairwise(c)) for c in ([u.colour for u in targets], [u.colour for u in sources]))
@@ -64,11 +64,11 @@ class Sequences:
         return self._credits[name]
 
     def credit_of(self, name: str) -> float:
-        """Return how well the order NAME agrees on both sides: the share of neighbours with equal shapes, 0 to 1."""
+        """Return how well the order NAME, which both sides have, agrees on both sides: 0 to 1, see `_credit`."""
         return self._credits[name]
 
     def best_credit(self) -> float:
-        """Return how well the best order agrees on both sides, 0 to 1; 1 if there is none."""
+        """Return how well the best order agrees on both sides, 0 to 1 (see `_credit`); 1 if there is no order."""
         return max((self._credits[name] for name, _, _ in self.all()), default=1.0)
 
 
