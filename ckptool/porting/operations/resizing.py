@@ -21,7 +21,7 @@ class Repeat(Calculation):
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
         """Return the sizes of `repeat(x, dim, n)`: those of x, with n times as many elements in dimension dim. Raise
-        RuleError if there is no such dimension.
+        RuleError if there is no such dimension, or if n is 0.
         """
         (shape,), (dim, times) = shapes, params
         fits = 0 <= dim < len(shape) and times > 0
@@ -43,8 +43,8 @@ class Repeat(Calculation):
 
 
 class Grow(Calculation):
-    """The operation `grow(x, dim, n)`: x with n elements in dimension dim; each new element is the mean of
-    the others.
+    """The operation `grow(x, dim, n)`: x with n elements in dimension dim; each new element, behind the others, is the
+    mean of the others.
     """
 
     name, usage = "grow", "grow(x, dim, n)"
@@ -60,8 +60,8 @@ def grow(x: Tensor, dim: int, size: int) -> Tensor:
     params = "ii"
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """Return the sizes of `grow(x, dim, n)`: those of x, with n in dimension dim. Raise RuleError if x has more, or
-        none.
+        """Return the sizes of `grow(x, dim, n)`: those of x, with n in dimension dim. Raise RuleError if x has more
+        elements there, none, or no such dimension.
         """
         (shape,), (dim, size) = shapes, params
         fits = 0 <= dim < len(shape) and size >= shape[dim] > 0
@@ -84,7 +84,7 @@ def grow(x: Tensor, dim: int, size: int) -> Tensor:
 
 class Resize(Calculation):
     """The operation `resize(x, prefix, h, w, new_h, new_w)`: a position table [..., prefix + h * w, features] resampled
-    to another grid.
+    to a grid of new_h x new_w; the prefix stays.
     """
 
     name, usage = "resize", "resize(x, prefix, h, w, new_h, new_w)"
@@ -107,7 +107,7 @@ def resize(x: Tensor, prefix: int, h: int, w: int, new_h: int, new_w: int) -> Te
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
         """Return the sizes of `resize(x, prefix, h, w, new_h, new_w)`: [..., prefix + new_h * new_w, features]. Raise
-        RuleError if x does not have prefix + h * w rows.
+        RuleError if x does not have prefix + h * w rows in its last dimension but one, or if a grid has no places.
         """
         (shape,), (prefix, old_h, old_w, new_h, new_w) = shapes, params
         fits = len(shape) >= 2 and shape[-2] == prefix + old_h * old_w and old_h * old_w * new_h * new_w > 0
@@ -156,12 +156,14 @@ def _resampling(old: int, new: int) -> Any:
 
 
 def repeat(x: Expr, dim: int, times: int) -> Expr:
-    """Return the expression of TIMES copies of X along DIM, divided by TIMES."""
+    """Return the expression of TIMES copies of X along dimension DIM, divided by TIMES."""
     return Expr("repeat", (x,), (dim, times))
 
 
 def grow(x: Expr, dim: int, size: int) -> Expr:
-    """Return the expression of X with SIZE elements in dimension DIM; the new elements are the mean of the others."""
+    """Return the expression of X with SIZE elements in dimension DIM; the new ones, at the end, are the mean of the
+    others.
+    """
     return Expr("grow", (x,), (dim, size))
 
 
