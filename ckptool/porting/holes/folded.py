@@ -10,11 +10,14 @@ from .filling import Filled, Filling
 
 
 def fold_norms(filling: Filling) -> None:
-    """Fold batch norms that the target does not have into the layer before them, with a doubt about that layer, unless
-    the source's code shows the eps and the order.
+    """Fold batch norms of the source without a partner into the layer of the model whose partner the source registers
+    directly before the norm, with a question about it, unless the source's code shows the eps (else 1e-05) and the
+    order. The plain tensors are the options.
 
-    If the layer has no bias to fold into, the norm is left out, and the doubt says so. If the model multiplies and adds
-    one number to each channel behind the layer, the norm is folded into these numbers.
+    The layer before has a weight with two or more dimensions and as many outputs as the norm has numbers. If it has no
+    bias to fold into, the norm is left out, and the question says so. If the model multiplies and adds one number to
+    each channel behind the layer (`_scale_after`), the norm is folded into these numbers. Else nothing is folded while
+    a unit of the model without a partner has the sizes of the norm.
     """
     free = [u for u in filling.matching.free_sources if u.pieces.keys() >= {"running_mean", "running_var", "weight"}]
     if not free:
@@ -71,8 +74,9 @@ def fold_norms(filling: Filling) -> None:
 
 
 def _scale_after(filling: Filling, t: Unit, shape: Shape) -> Unit | None:
-    """Return the unit without a source directly after T in which the model's code multiplies with a weight of SHAPE and
-    adds a bias, as what is left of a batch norm at inference does; None if there is none, or if it is a norm.
+    """Return the unit that the model runs directly after T, if it is not filled, and the code multiplies with its
+    weight of SHAPE and adds its bias of SHAPE, as what is left of a batch norm at inference does. None if there is no
+    such unit, if it is a norm, or if the order of execution is not known.
     """
     places = {id(u): u.used for u in filling.matcher.cells.targets if u.used is not None}
     here = places.get(id(t))
