@@ -86,9 +86,10 @@ def _turned_squares(filling: Filling) -> None:
 
     Most code has outputs first. Graph convolutions and layers from TensorFlow have inputs first, which other tensors of
     the same name (`kin`) show by their sizes: the square is transposed if all of these are stored in the other way than
-    the model stores them, and kept if one is not. If there is no such tensor, ask about the matrices that the model
-    stores with inputs first, or does not use in its forward pass; the transpose is the option, or is taken for a layer
-    named `conv`.
+    the model stores the square, and kept if one is not. If there is no such tensor, ask about the matrices that the
+    model stores with inputs first, or holds as bare parameters that its forward pass does not use; the transpose is the
+    option, or is taken for a layer `conv` that the model stores with inputs first.
+    Bare parameters of the source, and tensors whose layout the file or their name states, are left as they are.
     """
     votes: dict[str, Counter[bool]] = defaultdict(Counter)
     square = []
@@ -138,8 +139,9 @@ def _rotary(filling: Filling) -> None:
     libraries do not show that both codes pair them in one way. The option is the tensor in the model's order; it is
     taken if the source's name or code shows the other order, and the two do not have the same code.
 
-    If both codes show it, the rows are reordered or kept without a question. Nothing is asked about norms whose layer
-    needs no question, about a model without rotary embeddings, and under the same names if the source was not traced.
+    If both codes show it, the rows are kept or (if whole heads are turned) reordered without an open question. Nothing
+    is asked about norms of queries and keys whose layer needs no question, learned queries, models without rotary
+    embeddings, and under the same names if the source's code does not show it.
     """
     anywhere = filling.target.signature.rotary
     if anywhere is None or (filling.same_names and not filling.source.signature.traced):
@@ -210,8 +212,7 @@ def _are_queries(piece: Piece) -> bool:
 
 def _heads_of_channels(filling: Filling) -> None:
     """Ask whether heads are the outer or the inner index of queries, keys, values and of the inputs of the output
-    layer, where the source computes these by 1d convolutions of size 1 and the model by linear layers with two heads or
-    more.
+    layer, where the source computes these by 1d convolutions of size 1, and the model has two heads or more.
 
     Code with channels first often splits the channels into (width, heads), as SuperGlue does, whose layers are a list;
     these are reordered, and the plain tensors are the options. For other names, the reordered tensors are the options.
@@ -245,11 +246,13 @@ def _is_pointwise(piece: Piece) -> bool:
 
 def _flatten(filling: Filling) -> None:
     """Reorder, with a question, the columns of linear layers after feature maps that the two codes seem to flatten in
-    different orders. If both forward passes show the orders, they are reordered without an open question.
+    different orders; the plain tensor is the option. If both forward passes show the orders, they are reordered without
+    an open question.
 
     The model's order is that of its forward pass. The source's is channels last if its framework or the name of the
-    weight says so, else channels first. For a model with an order that no framework has, the plain tensor stays, and
-    the reordered one is the option. Nothing is asked about layers of the same code.
+    weight says so, else channels first. For a model with an order that no framework has and a source with channels
+    first, the plain tensor stays, and the reordered one is the option. Layers of the same code are only reordered if
+    both forward passes show the orders.
     """
     for hole, filled in filling.holes.items():
         t, s = filling.unit_of[hole]
@@ -340,12 +343,14 @@ def _concatenated(filling: Filling) -> None:
 def _centred_norms(filling: Filling) -> None:
     """Ask about norm weights around 0 (more than 25 percent are negative) if the model does not add 1 to them, and
     around 1 (less than 2 percent are negative) if it does. The option is the weight with 1 added or subtracted; it is
-    taken where a norm without a bias needs 1 added.
+    taken where a norm without a bias needs 1 added. All norms of the model that add, and all that do not, are judged
+    together, by the values of 24.
 
     A model that adds 1 may have trained all weights above 0. Under equal names such weights are certain, unless they
-    all lie close to 1; under other names they are a guess. Norms that only the source calls `gamma`, without a bias,
-    are asked about in any case. Batch norms and norms about which both forward passes say what is added
-    (`_added_in_code`) are not.
+    all lie close to 1; under other names they are a guess. Norms without a bias and without another doubt that only the
+    source calls `gamma` are asked about if the model adds nothing.
+    Batch norms and norms about which both forward passes say what is added (`_added_in_code`) are left out. Nothing is
+    asked if no values may be read.
     """
     told = _added_in_code(filling)
     if filling.values is None:
@@ -451,8 +456,8 @@ def _joined_by(piece: Piece | None) -> dict[str, int] | None:
 
 
 def _as_matrix(piece: Piece) -> Shape | None:
-    """Return the shape [outputs, inputs] of the convolution PIECE if its kernel has size 1, or the shape of PIECE if
-    the model multiplies with it and it has two or more dimensions; None for other tensors.
+    """Return the shape [outputs, inputs] of the convolution PIECE if its kernel has size 1, or the shape of PIECE if it
+    has two or more dimensions, and the model multiplies with it or it belongs to a `Linear`; None for other tensors.
     """
     how, module = piece.entry.how, piece.entry.module
     if len(piece.shape) > 2 and (how.startswith("conv") or module.startswith("Conv")):
@@ -461,8 +466,8 @@ def _as_matrix(piece: Piece) -> Shape | None:
 
 
 def _as_scores(piece: Piece) -> Shape | None:
-    """Return the shape of PIECE if it is a square bare parameter from which code takes single numbers, such as scores
-    from class to class; None for other pieces.
+    """Return the shape of PIECE if it is a square bare parameter from which code takes single numbers, or which it
+    adds, such as scores from class to class; None for other pieces.
     """
     of_own_code = is_bare(piece) and piece.entry.parameter and piece.entry.module != "Embedding"
     is_square = len(piece.shape) == 2 and piece.shape[0] == piece.shape[1] > 1

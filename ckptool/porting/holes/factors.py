@@ -22,12 +22,13 @@ _MANY_INPUTS, _FEWEST, _MOST_SEEN = 64, 4, 24
 
 def equalised(filling: Filling) -> None:
     """Ask about weights that have the same spread in every layer: code with equalised learning rates multiplies such
-    weights by a factor on every call. The options are the weights times sqrt(2 / inputs) and 1 / sqrt(inputs).
+    weights by a factor on every call. The options are the weights times sqrt(2 / inputs) and 1 / sqrt(inputs), and
+    times the learning rate multiplier, if there is one.
 
     Such weights are normally distributed (Karras et al., "Progressive Growing of GANs", 2018, section 4.1); this model
-    has no such factor. All linear layers and convolutions that one tensor of the source fills, and not under equal
-    names, are asked about if at least 4 of the 24 looked at tell, and 90 percent of these are more than 4 times as wide
-    as initial weights (16 times for layers with less than 64 inputs).
+    has no such factor. Linear layers and convolutions that are copies of source tensors under other names are looked
+    at, 24 at most. All are asked about if 90 percent of those with 64 or more inputs are more than 4 times as wide as
+    initial weights, or 90 percent of all more than 16 times; it takes four layers at least.
     Some code multiplies the output of the layer instead, and with it the bias, so the biases are asked about as well,
     unless they are 0. A learning rate multiplier divides the initial weights and multiplies weights and biases on every
     call ("A Style-Based Generator", 2019, appendix C), so that such weights are even wider. Nothing is asked if no

@@ -92,7 +92,8 @@ class Filling:
     def fill(self, t: Unit, s: Unit) -> None:
         """Fill the holes of the unit T of the target with the pieces of the unit S of the source, and copy the
         questions about T and about these pieces. Holes for which S has no piece of the role and sizes stay empty;
-        dimensions of size 1 may differ. A bias is filled as `_bias_for` says.
+        dimensions of size 1 may differ, and the role, too, if both units have one piece. A bias is filled as
+        `_bias_for` says.
         """
         evidence = _evidence_text(t, s)
         if _may_reset_before(t, s):

@@ -10,14 +10,14 @@ from .filling import Filled, Filling
 
 
 def fold_norms(filling: Filling) -> None:
-    """Fold batch norms of the source without a partner into the layer of the model whose partner the source registers
-    directly before the norm, with a question about it, unless the source's code shows the eps (else 1e-05) and the
-    order. The plain tensors are the options.
+    """Fold batch norms of the source without a partner, but with a weight, into the layer of the model whose partner
+    the source registers directly before the norm. That layer has two or more dimensions and as many outputs as the norm
+    has numbers. It is a question, with the plain tensors as options, unless the source's code shows the eps (else
+    1e-05) and the order.
 
-    The layer before has a weight with two or more dimensions and as many outputs as the norm has numbers. If it has no
-    bias to fold into, the norm is left out, and the question says so. If the model multiplies and adds one number to
-    each channel behind the layer (`_scale_after`), the norm is folded into these numbers. Else nothing is folded while
-    a unit of the model without a partner has the sizes of the norm.
+    If the model multiplies and adds one number to each channel behind the layer (`_scale_after`), the norm is folded
+    into these numbers, with a question. If not, nothing is done if another unit of the model without a partner has the
+    sizes of the norm; and if the layer has no bias to fold into, the norm is left out, and a question says so.
     """
     free = [u for u in filling.matching.free_sources if u.pieces.keys() >= {"running_mean", "running_var", "weight"}]
     if not free:

@@ -1,6 +1,6 @@
 """Propose sources for units without a partner: layers that hold several layers of the other side, or one shared layer.
 
-Nothing here is certain: each proposal ends as a guess.
+Nothing here is certain: each proposal ends as a guess, unless the source's code answers its question.
 """
 
 from __future__ import annotations

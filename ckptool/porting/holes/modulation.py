@@ -106,7 +106,8 @@ def _taken(unit: Unit) -> tuple[str, ...]:
 
 def _gate(unit: Unit) -> Gate | None:
     """Return which half of the output of UNIT is the gate in its side's code, and the activation; None if it has no
-    gate, if the order is that of torch's `glu`, or if its weight was split or joined.
+    gate, if it is a convolution before torch's `glu`, if its weight was split or joined, or if the forward pass does
+    not show it.
     """
     piece = _whole(unit)
     return open_gate(piece.entry) if piece is not None else None

@@ -94,7 +94,8 @@ _BY_PLACE = frozenset({Kind.SCOPE, Kind.OTHER_BLOCKS})
 
 def _in_other_blocks(filling: Filling, pairs: Sequence[Pair]) -> None:
     """Ask about pairs whose blocks are paired with others: at least as many pairs link each of the two blocks with one
-    other block. Also ask about blocks in the opposite order on the two sides (`_crossed`).
+    other block of the list. Only lists with the same blocks are compared (`_go_together`). Also ask about blocks in the
+    opposite order on the two sides (`_crossed`).
 
     Pairs of one name that are out of place by the same number of blocks at least twice are a way of writing the code,
     and not asked about; nor are those of `_between_two_blocks`.
@@ -132,8 +133,8 @@ def _between_two_blocks(t: Unit, s: Unit, pairs: Sequence[Pair], blocks: int) ->
     the other among the block after. BLOCKS is the difference of the numbers of its blocks on the two sides, which has
     to be 1 or -1.
 
-    It has the same last name and the same place among all layers of other modules in PAIRS: for example, `downsample`
-    at the end of a stage, or at the beginning of the next.
+    The names have a word and the last component in common, and the pair has the same place among all layers of other
+    modules in PAIRS: for example, `downsample` at the end of a stage, or at the beginning of the next.
     """
     same = abs(blocks) == 1 and s.path[-1:] == t.path[-1:] and similarity(t, s) > 0
     others = [(a, b) for a, b in pairs if a.path[:-1] != t.path[:-1]]
@@ -180,11 +181,12 @@ class _Rivals:
 def _crossed(
     filling: Filling, inside: Mapping[int, Mapping[str, Pair]], lists: _Lists, votes: Counter[tuple[int, int]]
 ) -> None:
-    """Ask about blocks in the opposite order on the two sides, if each would also fit in the place of the other.
+    """Ask about blocks in the opposite order on the two sides, if each would also fit in the place of the other: what
+    both hold under equal paths has equal shapes, and they hold something equal. A block of LISTS goes to that block of
+    the source with which it has the most pairs, of at least two.
 
-    Blocks of one kind are compared in one pass: with the highest number before and the lowest after. Only blocks that
-    change their order with some other block are compared, and only kinds that hold something equal. INSIDE has number
-    of a block -> path inside of it -> pair; VOTES is as in `_go_together`.
+    Blocks of one kind (equal paths and shapes) are compared in one pass: with the highest number before and the lowest
+    after. INSIDE has number of a block -> path inside of it -> pair; VOTES is as in `_go_together`.
     """
     rows: dict[int, Counter[int]] = defaultdict(Counter)
     for (i, j), n in votes.items():

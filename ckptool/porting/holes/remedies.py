@@ -45,12 +45,13 @@ def remedy(wanted: Shape, have: Shape, expr: Expr, kind: str | None, *, is_input
 
 def _of_kernel(wanted: Shape, have: Shape, expr: Expr, is_input: bool) -> Remedy | None:
     """Return a weight changed to another number of channels, frames, groups or dimensions, and the question about it;
-    None if none of these rules fits. The arguments are as in `remedy`. The rules, of which the first that fits counts:
+    None if no rule fits. The arguments are as in `remedy`. Of these rules, the first that fits counts:
 
-    a kernel and a linear layer over patches, or kernels of 4 and 5 dimensions, with as many outputs and elements
-    (reshaped); a stack of matrices for a grouped layer; a matrix for its transpose with another number of dimensions;
-    another number of input channels, if the model's number is 1 or a multiple of the source's, or with IS_INPUT; a
-    kernel for pictures repeated for frames, and one for frames summed.
+    1. equal outputs and elements in two, four or five dimensions: reshaped (a linear layer over patches is a kernel);
+    2. a stack of matrices: a grouped layer;
+    3. a matrix, and its transpose with another number of dimensions;
+    4. another number of input channels, if the model's is 1 or a multiple of the source's, or with IS_INPUT;
+    5. a kernel for pictures repeated for frames, or one for frames summed.
     """
     if prod(wanted) == prod(have) and wanted[:1] == have[:1] and {len(wanted), len(have)} <= {2, 4, 5}:
         reason = Reason.PATCHES if 2 in (len(wanted), len(have)) else Reason.RESHAPED
@@ -75,9 +76,9 @@ def _of_kernel(wanted: Shape, have: Shape, expr: Expr, is_input: bool) -> Remedy
 
 
 def _by_pixels(wanted: Shape, have: Shape, expr: Expr) -> tuple[Expr, ...]:
-    """Return (the reshaped tensor EXPR, if the linear layer of the two takes all channels of one pixel, then of the
-    next, and so on,): a kernel made of the source's linear layer, or a linear layer made of its kernel. () if neither
-    side has two dimensions, or both have. WANTED and HAVE are as in `remedy`.
+    """Return the other way to change a linear layer over patches into a kernel, or a kernel into a linear layer, as a
+    tuple of one expression of sizes WANTED: it is right if the linear layer takes all channels of one pixel, then those
+    of the next, and so on. () unless exactly one of WANTED and HAVE has two dimensions. EXPR has the sizes HAVE.
     """
     if len(have) == 2 < len(wanted):
         pixels = ex.reshape(expr, (wanted[0], *wanted[2:], wanted[1]))
@@ -124,9 +125,10 @@ def _of_positions(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
     """Return a position table for another number of positions, and the question about it; None for other tensors.
 
     Behind a prefix of 1, 0 or 2 rows, in this order, both tables may be square grids: then the grid is resampled. Else,
-    tables of two dimensions are sequences: one that is at most 2 rows longer loses them at the start, another longer
-    one at the end; one that is at most 2 rows shorter gets zeros at the start, another shorter one is resampled. The
-    option is the other end, or the mean as new rows. The arguments are as in `remedy`.
+    tables of two dimensions are sequences, with an option:
+    one that is at most 2 rows longer loses them at the start, another longer one at the end (option: the other end);
+    one that is at most 2 rows shorter gets zeros at the start, another shorter one is resampled (option: the mean of
+    the rows as new rows at the end). The arguments are as in `remedy`.
     """
     if len(wanted) < 2 or len(have) < 2 or wanted[-1] != have[-1] or prod(wanted[:-2]) != 1 or prod(have[:-2]) != 1:
         return None

@@ -292,7 +292,8 @@ def _tied_tables(filling: Filling) -> None:
 
 def _tied_heads(filling: Filling) -> None:
     """Fill an output layer that the source lacks from its word embedding of the same sizes: the two are most likely
-    tied. It is a question unless the source ties the table to a key, or `_was_beside`.
+    tied. It is a question unless the source ties some key to the table, or `_was_beside`. Doubts about the table are
+    copied.
 
     An output layer is one by its name, or the last linear layer that the model uses. If the layer also has a bias that
     the source lacks, it is a new layer, unless its name says that it is over words.

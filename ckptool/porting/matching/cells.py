@@ -97,11 +97,11 @@ class Cells:
             label_of: returns the label of a unit, given the unit and whether it is of the target; None for no label.
                 Units without one stay, except with mode "all".
             mode: when a cell is split. "some": always. "all": if both sides have every label (also None) equally often.
-                "fair": if the function `fair` says so. "one": only labels that one unit of each side has count.
+                "fair": if the function `fair` says so. "one": only labels that exactly one unit of each side has count.
             cells: the cells to look at; all open ones if None.
             doubt: a question that all units of a split cell get: each target that leaves, with the other sources of the
-                cell as options; each source that leaves, without options; each unit that stays, with the sources that
-                leave. None for no question.
+                cell as options; each source that leaves, without options; each other unit of the cell, with the sources
+                that leave. None for no question.
             doubt_of: returns that question, or None, for a target and a source that leave as a pair, if DOUBT is None.
         """
         moved: dict[int, _Cell] = {}
@@ -223,9 +223,9 @@ def _still_in(cell: int, units: Iterable[Unit]) -> list[Unit]:
 
 
 def fair(by_label: Mapping[Hashable, tuple[Sequence[object], Sequence[object]]]) -> bool:
-    """Return whether a split by labels leaves equally many units of both sides: both sides have equally many units, and
-    each label is as often on both sides, or on one side only, the same side for all such labels. Units without a label
-    on the other side may have these labels.
+    """Return whether a split by labels is fair to units without a label: both sides have equally many units, and each
+    label is as often on both sides, or on one side only, the same side for all such labels. Units without a label on
+    the other side may then have these labels.
 
     BY_LABEL has label -> (targets, sources); None is the label of units without one, which may be on both sides in any
     number.

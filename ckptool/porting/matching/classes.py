@@ -36,10 +36,11 @@ class Classes:
         """Split cells by pairs that shapes and names decided in other modules of the same class. Return whether any
         cell was split.
 
-        Certain pairs made without an order or numbers show which path inside of a class goes to which path inside of a
-        class of the source. Two classes correspond if at least two paths always go together, and no path of the
-        target's class has an exception. A unit of a pair of classes that split a cell notes its place in `settled`. The
-        first two classes that split a cell end the search.
+        Certain pairs show which path inside of a class goes to which path inside of a class of the source. Their
+        evidence is only equal names, words, the tensors that they hold, scopes or classes; modules in which only an
+        order placed a pair do not count. Two classes correspond if at least two paths always go together, and no path
+        of the target's class has an exception. The first two classes that split a cell end the search; the targets that
+        they split off note it in `settled`.
         """
         relations: dict[tuple[int, int], Relation[_Path]] = defaultdict(Relation)
         for t, s in self._cells.pairs():

@@ -76,11 +76,11 @@ def turned(own: Mapping[int, Hashable], theirs: Mapping[int, Hashable]) -> bool:
 
 def backwards(pairs: Collection[tuple[Unit, Unit]]) -> set[tuple[Row, Row]]:
     """Return (list of the target, list of the source) for lists whose members go to each other in opposite order: all
-    couples of members whose contents (shapes of their paired units) differ show it. If such couples show no order, a
-    list counts if all its couples are in opposite order, and at least two other lists in the same two modules show it
-    and none shows the same order.
+    couples of members whose contents (colours of their paired units) differ show it. If no contents differ, a list
+    counts if all its couples are in opposite order, and at least two other lists in the same two modules show it and
+    none shows the same order.
 
-    Of a long list, about 24 members are compared.
+    Of a list with more than 24 members, 24 to 47 are compared.
     Args:
         pairs: the pairs (target, source) so far.
     """

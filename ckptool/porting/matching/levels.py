@@ -54,11 +54,12 @@ class Levels:
             own, theirs: the list in the model and in the source. Only numbers tell its members apart.
         Returns:
             0: No; also if the model's list does not have 2 to 12 members.
-            1: Yes: the members take the outputs of another list of the model (its levels) in the opposite order. Or, in
-                lists of equal lengths whose members all have a forward pass and do not take each other's outputs, the
-                name of one list alone says that its numbers are sizes (`scale0`). How the source counts is not known.
+            1: Yes: the members take the outputs of another list of the model (its levels, not more of them, under
+                another name) in the opposite order. Or, in lists of equal lengths whose members all have a forward pass
+                and do not take each other's outputs, the name of one list alone says that its numbers are sizes
+                (`scale0`). How the source counts is not known.
             -1: Yes, by levels, and the source's names count by levels, too, so that its first member is the model's
-            last: its numbers, and those of a list there that looks like the levels, are parts of names (`stage3`).
+            last; its numbers, and those of a list there that looks like the levels, are parts of names (`stage3`).
         """
         both = own.partition("{}")[0], theirs.partition("{}")[0]
         if both not in self._known:

@@ -222,8 +222,9 @@ class Matcher:
         return own == theirs == 1 or (own == theirs and (t.told_by(Kind.SCOPE) or t.pieces.keys() == s.pieces.keys()))
 
     def _in_its_place(self, t: Unit, s: Unit, pairs: list[tuple[Unit, Unit]], *, nothing_left: bool) -> bool:
-        """Return whether T and S stand before another certain pair on both sides, or at the end of both sides. A layer
-        that is new in the model, or missing there, would be at the end of one side only.
+        """Return whether T and S stand before another certain pair on both sides (the output of T flows into its
+        target, and S is registered before its source), or at the end of both sides. A layer that is new in the model,
+        or missing there, would be at the end of one side only.
 
         The end of the model is behind all certain pairs in the order of execution. The end of the source is the end of
         the module that holds the sources of all certain PAIRS; with NOTHING_LEFT, any place counts, because all other
@@ -341,11 +342,11 @@ class Matcher:
 
     def _new_heads(self, pairs: list[tuple[Unit, Unit]]) -> list[tuple[Unit, Unit]]:
         """Return the pairs whose target is a new head: their names differ (`_strangers_among_namesakes`), and the model
-        uses the target after the targets of all other pairs.
+        uses the target after the targets of all pairs whose names do not.
 
-        If some other pair has different names or prefixes, a new head also has to be a vector behind layers without
-        partners, or both of its units have to be in modules without pairs. Pairs whose names exclude each other (a
-        class token and a mask token) count anywhere.
+        If some pair of these has different names or prefixes all the same, a new head also has to be a vector behind
+        layers without partners, or both of its units have to be in modules without pairs. Pairs whose names exclude
+        each other (a class token and a mask token) count anywhere.
         """
         strangers = self._strangers_among_namesakes(pairs)
         inside = {id(t) for t, _ in strangers}

@@ -243,8 +243,9 @@ class Naming:
 
     def by_parts(self) -> bool:
         """Pair norms that one side names after a part of their module (`norm_attn`) with the norms at the partner of
-        that part on the other side, if the part shows one pair only (see `Owners`). Note the result in `settled` of the
-        targets and their look-alikes in the module. Return whether any pair was made.
+        that part on the other side (`Owners`). Norms that would be in two different pairs are left out. Note the pairs
+        in `settled` of the targets, and () in that of their look-alikes in the module. Return whether any pair was
+        made.
         """
         labels: dict[int, Hashable] = {}
         for t, s in self._owners.pairs():

@@ -83,8 +83,8 @@ class Orders:
 
         If TARGETS are of one series and SOURCES, too, the sources are ranked from the other end if decided pairs of the
         two series show it or, without any, if the forward pass and the names do (`Levels.against` is -1); in the second
-        case, the units note it in `backwards`. Then None is also returned if the decided pairs contradict both ways to
-        count, or if two targets have one rank.
+        case, the units note it in `backwards`. None, too, if such pairs contradict both ways to count, or if two units
+        of a side have one rank and are counted from the other end.
         """
         ranks = number_ranks(targets, sources)
         if ranks is None or len({series(u) for u in targets}) > 1 or len({series(u) for u in sources}) > 1:
@@ -299,8 +299,8 @@ class Orders:
         """Return whether T and S stand, in some order, between the same two decided pairs, or between the same two
         blocks. The ends of an order on both sides count as a pair.
 
-        Blocks count, because code may begin and end them with other layers: the units next to T and S are paired, with
-        units of the other's block.
+        Blocks count, because code may begin and end them with other layers: then the two units before T and S (or those
+        after them) are each paired with a unit of the other's block, and T and S are not in these blocks.
         """
         return any(self._fits_between(t, s, ts, ss) for _, ts, ss in self.sequences.all())
 
@@ -390,10 +390,10 @@ class Orders:
         one order on both sides, 0 to 1, and 1 if there are none. Pairs with a doubt, and pairs that an order made, do
         not count.
 
-        Near means in the innermost pair of scopes around all of the units, of which about 48 are compared. If all units
-        of each side are of one series, only pairs of one series are compared: one list after the other is the same
-        order as interleaved lists. It is 1 for the order of execution if SOURCES are one series, stored in the order of
-        its numbers.
+        Near means in the innermost pair of scopes around all of the units, of which fewer than 96 are compared. If all
+        units of each side are of one series, only pairs of one series are compared: one list after the other is the
+        same order as interleaved lists. It is 1 for the order of execution if SOURCES are one series, stored in the
+        order of its numbers.
         """
         places = self._places.get(name)
         if places is None:

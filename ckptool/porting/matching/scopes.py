@@ -31,7 +31,7 @@ class Scope:
         partner: the scope of the other side that it is paired with, or None.
         doubts: the questions about this pair; the target has them.
         whole: whether it and its partner hold the same units, also those that have no partner yet.
-        all: whether it holds all units of its module; the outermost scope may hold fewer.
+        all: False for the outermost module if the other side lacks the colour of a unit; else True.
         in_order: whether only an order made its pair; the target has it.
     """
 
@@ -93,11 +93,14 @@ class Scopes:
                     self._inner[id(unit)].append(scope)
 
     def pair(self, *, in_order: bool) -> None:
-        """Pair scopes without a partner that hold equally many units of each cell, and set `settled`. After that, cells
-        that have unequally many units of the two sides are left out of the comparison.
+        """Pair scopes without a partner that hold equally many units of each cell, and set `settled`. Then do the same
+        with the units of those cells alone that have equally many units of both sides. A scope has at least two such
+        units.
 
+        Of several such scopes, the scopes around them, their words, lists counted from the end, names, known series and
+        numbers tell which are pairs, in this order.
         Args:
-            in_order: also pair scopes by their numbers and orders, if nothing else tells them apart.
+            in_order: also pair scopes by their places in lists and by orders, if nothing else tells them apart.
         """
         open_before = self._count_open()
         balanced = {cell for cell, (t, s) in self.cells.groups().items() if len(t) == len(s)}
@@ -180,9 +183,10 @@ class Scopes:
         return True
 
     def _pair_in_order(self, targets: list[Scope], sources: list[Scope]) -> None:
-        """Pair TARGETS and SOURCES, equally many scopes with equal contents, by their numbers, or else by the orders of
-        registration and execution. If these disagree, or if the two sides may count from opposite ends, the pairs are a
-        question. Nothing is done if no order has all of the scopes.
+        """Pair TARGETS and SOURCES, equally many scopes with equal contents, by their numbers, or else by the more
+        reliable of the orders of execution and registration. If these disagree, if only the order of registration is
+        known, or if the two sides may count from opposite ends, the pairs are a question. Nothing is done if no order
+        has all of the scopes.
 
         Disagreement counts for nothing if one of two other orders confirms the numbers, if both sides have the same
         numbers, or if names speak for all pairs but one. If the two sides count from opposite ends (`_other_end`), the

@@ -14,8 +14,9 @@ Sequence = tuple[str, list[Unit], list[Unit]]
 
 
 class Sequences:
-    """The orders that both sides have: of execution, if the forward pass was traced, and of registration, if the file
-    kept it.
+    """The orders in which units of both sides are compared: execution on both, if both were traced; execution of the
+    target with registration of the source, if the target was traced; and registration of both. The last two need a file
+    that keeps the order.
 
     Attributes:
         ordered: whether the order of the source's keys is meaningful.
@@ -30,8 +31,8 @@ class Sequences:
         self._all = self._ordered()
 
     def all(self) -> list[Sequence]:
-        """Return the orders that both sides have, the most reliable first: (name, units of the target, units of the
-        source).
+        """Return the orders that both sides have, the most reliable first (see `_credit`): (name, units of the target,
+        units of the source), each side in its order. An order of execution lacks units whose place in it is not known.
         """
         return self._all
 

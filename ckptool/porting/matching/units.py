@@ -28,7 +28,7 @@ class Unit:
     Attributes:
         path: the components of its path.
         pieces: role -> its tensor in the common form.
-        colour: its shape and kind. Two units can only be partners if these are equal.
+        colour: its shape, without sizes of 1, and its kind. Two units can only be partners if these are equal.
         order: its place in the state dict.
         used: its place in the order of execution, or None if that is not known.
         turn: its place in the order of execution among the units of its side only, or None.
@@ -36,7 +36,8 @@ class Unit:
         cell: the number of the cell that it is in.
         evidence: what told it from its look-alikes, in the order in which it was found.
         questions: its questions, each with the other units that it may be paired with.
-        settled: pair of classes of modules -> its place in the target's class, if other modules of them settled it.
+        settled: what a rule decided for several units at once (a pair of classes, a module) -> the place of this unit
+            there. Units with different places are not exchanged.
         backwards: the lists around it that the other side counts from the other end.
         told: which rules told it from which look-alikes, for `--explain`.
         support: the name of the rule that supports or refuses its pair, if only its shape made the pair; else "".
@@ -274,8 +275,8 @@ def similarity(t: Unit, s: Unit) -> float:
 
 def of_one_name(t: Unit, s: Unit) -> bool:
     """Return whether the names of T and S agree in more than the kind of layer (norm, convolution): they have an equal
-    label in a group of words, they name the same part of a projection ("query"), or their similarity is more than
-    `SOME`, and the words that both have are not only words and labels of kinds.
+    label in a group of words (other than these kinds), they name the same part of a projection ("query"), or their
+    similarity is more than `SOME`, and the words that both have are not only words and labels of kinds.
     """
     kinds = {phrase for phrase, said in table().group("purpose").phrases.items() if said in _KINDS}
     generic = {word for phrase in kinds for word in phrase} | {f"purpose:{said}" for said in _KINDS}
