@@ -178,8 +178,8 @@ def _other_vocabulary(filling: Filling, wanted: Shape, have: Shape) -> None:
 
 
 def _takes_inputs(filling: Filling, t: Unit) -> bool:
-    """Return whether T is the first unit with its number of dimensions to run (or to be registered, if it is not known
-    when T runs).
+    """Return whether T is the first unit of the model with its number of dimensions to run; units that are not known to
+    run do not count. If it is not known when T runs, whether it is the first of them in the state dict.
     """
     others = (u for u in filling.matcher.cells.targets if u is not t and len(u.main.shape) == len(t.main.shape))
     if t.used is None:
@@ -200,8 +200,8 @@ def _follows_its_channels(filling: Filling, t: Unit) -> bool:
 
 
 def _is_its_transpose(t: Unit, s: Unit) -> bool:
-    """Return whether T is a transposed 1d convolution with one output channel, and S the matrix of a linear layer with
-    its sizes.
+    """Return whether T is a transposed 1d convolution with one output channel, and S a matrix of the sizes [size of the
+    kernel of T, inputs of T].
 
     The model overlaps the frames that the convolution makes of each input; the sizes show how the matrix is transposed.
     """

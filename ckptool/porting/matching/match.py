@@ -276,12 +276,12 @@ class Matcher:
 
         Names are equal if they are so in `Naming.exact`. Names without telling words below two different prefixes
         (`box_head.0`, `mask_head.0`) count as different if less than half of the equal names are below different
-        prefixes; these pairs are looked at even if more than 20 percent of all names differ.
+        prefixes; only these pairs are looked at if more than 20 percent of all names differ.
         Of the pairs looked at, those are returned whose words exclude each other. So are the others without an
         explanation (`_explained`) whose names are neither similar nor related, or share no telling word. Not returned
-        are layers of a row with renamed layers, if several modules were renamed, and the last layer of the source, if
-        its name is similar or related, or says nothing and that of the target says "head". If the source is not
-        ordered, related names are enough.
+        are layers of a row with renamed layers, if several modules were renamed, and the last layer of the source, no
+        batch norm, if its name is similar or related, or says nothing and that of the target says "head". If the source
+        is not ordered, related names are enough.
         """
         names = self.naming.exact
         named = [(t, s) for t, s in pairs if id(t) in names and names[id(t)] == names.get(id(s))]
@@ -375,8 +375,9 @@ class Matcher:
         return before is not None and earlier is not None and paired.isdisjoint((id(before), id(earlier)))
 
     def _parts_without_names(self, pairs: list[tuple[Unit, Unit]]) -> None:
-        """Ask about the targets of PAIRS with queries, keys and values that one side stores as one tensor, if the name
-        of the layer of the other side does not say which it is. Pairs of equal names are not asked about.
+        """Ask about the targets of PAIRS with queries, keys and values that one side stores as one tensor (several
+        pairs have its key), if the name of the layer of the other side says nothing of an attention. Pairs that equal
+        names made are not asked about.
         """
         group = table().group("attention")
         for side in (0, 1):
@@ -436,8 +437,8 @@ def _explained(t: Unit, s: Unit, known: list[Pair]) -> bool:
 
 
 def _of_one_role(t: Unit, s: Unit) -> bool:
-    """Return whether T and S are parameters in modules of equal names whose last names mean one role, such as `offset`
-    and `b`.
+    """Return whether T and S are in modules of equal paths, and their last names mean one role, such as `offset` and
+    `b`.
     """
     own, theirs = (table().leaves.get(cut(u.last)) for u in (t, s))
     return own is not None and own == theirs and t.path[:-1] == s.path[:-1]
@@ -553,8 +554,8 @@ def kind_of(entry: Entry) -> str:
 
 
 def _sorted_by_name(canon: Canon) -> bool:
-    """Return whether the keys of a file are in alphabetical order, in which no model registers them: more than 8 keys;
-    or more than 3 keys or modules, of which the alphabetical order is not that of numbers by value.
+    """Return whether a file has more than 8 keys, all in alphabetical order, or more than 3 keys or modules in an
+    alphabetical order that is not that of numbers by value (10 before 2). No model registers them so.
     """
     found = list(canon.signature.entries)
     modules = list(dict.fromkeys(key.rpartition("/" if "/" in key else ".")[0] for key in found))

@@ -223,11 +223,11 @@ class Naming:
         return self.cells.split(Evidence(Kind.NAME_ALONG), partial(of, labels), doubt=doubt)
 
     def by_owners(self) -> bool:
-        """Pair a vector that the source names as the norm of a layer in the same module (`conv2_bn`) with the vector
-        that the model runs directly after that layer's partner, if the pair of the layers is certain. Return whether
-        any pair was made.
+        """Pair a vector that the source names as the norm of a layer in the same module (`conv2_bn`) with the vector of
+        the same cell that the model runs directly after that layer's partner, if the pair of the layers is certain.
+        Return whether any pair was made.
 
-        Without a forward pass, the order of registration counts.
+        Of units that the forward pass does not show, the order of registration counts.
         """
         layers = {self._layer(u): u for u in self.cells.sources if len(u.main.shape) > 1}
         labels: dict[int, Hashable] = {}

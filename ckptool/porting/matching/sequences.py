@@ -56,8 +56,9 @@ class Sequences:
         return sorted(found, key=lambda one: -self._credit(*one))
 
     def _credit(self, name: str, targets: list[Unit], sources: list[Unit]) -> float:
-        """Return how well the order NAME agrees on both sides by colours, 0 to 1: how many couples of neighbours with
-        equal colours both sides have, as a share of the couples of the shorter side. It is computed once for each name.
+        """Return how well the order NAME agrees on both sides, 0 to 1: each couple of neighbours in an order has two
+        colours; how many such couples of one side have a couple of the same colours on the other side, as a share of
+        all couples of the shorter side. It is computed once for each name.
         """
         if name not in self._credits:
             a, b = (Counter(pairwise(c)) for c in ([u.colour for u in targets], [u.colour for u in sources]))

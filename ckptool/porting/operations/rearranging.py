@@ -70,8 +70,8 @@ class Permute(View):
         return permuted(x, *params)
 
     def simplified(self, x: Expr, shapes: Mapping[str, Shape]) -> Expr:
-        """Return an expression that equals the permutation X: two permutations in a row are one, and one that changes
-        nothing is left out.
+        """Return an expression that equals the permutation X: two permutations in a row become one, and one that
+        changes nothing is left out.
         """
         return permute(x.args[0], *map(int, x.params))
 

@@ -29,15 +29,15 @@ class Repeat(Calculation):
         return (*shape[:dim], shape[dim] * times, *shape[dim + 1 :])
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
-        """Return copies of the only array, concatenated, divided by their number; PARAMS are (dim, n)."""
+        """Return n copies of the only array, concatenated along dimension dim and divided by n; PARAMS are (dim, n)."""
         import numpy as np
 
         dim, times = params
         return np.concatenate([arrays[0]] * times, axis=dim) / times
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """Return the torch code for the text ARGS[0] and PARAMS (dim, n): copies concatenated and divided by
-        their number.
+        """Return the torch code for the text ARGS[0] and PARAMS (dim, n): n copies concatenated along dim and divided
+        by n.
         """
         return f"torch.cat([{args[0]}] * {params[1]}, dim={params[0]}) / {params[1]}"
 
@@ -69,7 +69,7 @@ def grow(x: Tensor, dim: int, size: int) -> Tensor:
         return (*shape[:dim], size, *shape[dim + 1 :])
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
-        """Return the only array with its mean along a dimension appended until it has n elements there; PARAMS are
+        """Return the only array with its mean along dimension dim appended until it has n elements there; PARAMS are
         (dim, n).
         """
         import numpy as np
@@ -115,8 +115,9 @@ def resize(x: Tensor, prefix: int, h: int, w: int, new_h: int, new_w: int) -> Te
         return (*shape[:-2], prefix + new_h * new_w, shape[-1])
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
-        """Return the only array resampled bicubic with antialiasing, as torch.nn.functional.interpolate(mode="bicubic",
-        antialias=True); PARAMS are (prefix, h, w, new_h, new_w).
+        """Return the only array with its grid of h x w resampled to new_h x new_w, bicubic with antialiasing, as
+        torch.nn.functional.interpolate(mode="bicubic", antialias=True) does; the first prefix rows stay. PARAMS are
+        (prefix, h, w, new_h, new_w).
         """
         import numpy as np
 
@@ -136,8 +137,8 @@ def resize(x: Tensor, prefix: int, h: int, w: int, new_h: int, new_w: int) -> Te
 
 
 def _resampling(old: int, new: int) -> Any:
-    """Return the matrix [NEW, OLD] that resamples OLD values to NEW values: cubic convolution with a = -0.5, widened
-    when it shrinks.
+    """Return the matrix [NEW, OLD] that resamples OLD values to NEW values: cubic convolution with a = -0.5, widened by
+    OLD / NEW when it shrinks. Each row sums up to 1.
     """
     import numpy as np
 
