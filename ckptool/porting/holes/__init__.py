@@ -6,7 +6,8 @@ The words of this package, beside those of `ckptool.porting`:
     same names   said of two sides: the source has all keys of the model but for buffers (`Filling.same_names`).
     same code    said of two units: equal keys in the modules around them show that one code made both
                  (`Filling.same_code`).
-    shown        said of what the forward pass of a side shows (`Entry.facts`); the side was traced.
+    shown        said of what the forward pass of a side shows (`facts` of the entries of its signature), if it was
+                 traced.
     ask          add an open question to what fills a hole, mostly with another expression as its option.
     exchange     fill a hole with the option of a question, and make the expression before it the option.
 """

@@ -65,9 +65,9 @@ def _written_anew(filling: Filling) -> Iterator[tuple[Unit, Unit, Filled, Piece]
 
 
 def _are_thirds(parts: Sequence[Part], rows: int) -> bool:
-    """Return whether PARTS are three of one size, with three different names, and a tensor with ROWS rows holds these
-    parts of one layer, or of several, one layer after the other. False if all names mean parts of projections, or if
-    two of them mean scale and shift: other rules know these.
+    """Return whether PARTS are three of one size, with three different names, none of them empty, and a tensor with
+    ROWS rows holds these parts of one layer, or of several, one layer after the other. False if all names mean parts of
+    projections, or if two of them mean scale and shift: other rules know these.
     """
     names = {part.name for part in parts} - {""}
     sizes = {part.size for part in parts}

@@ -28,7 +28,7 @@ class Neighbours:
     """The rule that pairs the neighbours of pairs, in each order that both sides have.
 
     Attributes:
-        rounds: how often the open cells were looked through.
+        rounds: how often `split` was called, which looks through all open cells.
     """
 
     def __init__(self, cells: Cells, sequences: Sequences, scopes: Scopes) -> None:

@@ -65,9 +65,7 @@ class Unit:
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """Return the numbers in the words of its path, in order, also those of "first" or "two" (see
-        `words.numbers`).
-        """
+        """Return the numbers in the words of its path, in order; "first" and "one" count as 1 (see `words.numbers`)."""
         return numbers(self.path)
 
     @property
@@ -236,7 +234,9 @@ def _columns(own: Sequence[tuple[int, ...]], theirs: Sequence[tuple[int, ...]]) 
 
 
 def same_numbers(targets: Sequence[Placed], sources: Sequence[Placed]) -> bool:
-    """Return whether the paths of TARGETS and of SOURCES have the same numbers, each equally often."""
+    """Return whether the paths of TARGETS and of SOURCES have the same numbers: each row of numbers in a path is there
+    equally often on both sides.
+    """
     return Counter(numbers(u.path) for u in targets) == Counter(numbers(u.path) for u in sources)
 
 

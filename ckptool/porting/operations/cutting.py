@@ -99,7 +99,8 @@ class Slice(Cut):
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
         """Return the torch code of a slice, `x[:, start:stop]`, for the text ARGS[0] and PARAMS (dim, start, stop),
-        where start and stop are numbers or codes. A start of 0 is left out.
+        where start and stop are numbers or codes. A start or stop of 0 is left out; if a code has a space in it, the
+        colon has spaces, too.
         """
         start, stop = ("" if place in (0, "0") else str(place) for place in params[1:])
         between = ":"
@@ -191,7 +192,7 @@ def of_heads(x: Tensor, heads: int, parts: int, start: int, stop: int) -> Tensor
 
     def view(self, x: LazyTensor, params: tuple[Any, ...]) -> LazyTensor:
         """Return the rows of X in the parts that PARAMS (heads, n, i, j) name: reshaped to [heads, n, rows of a part],
-        sliced along the second dimension.
+        sliced along the second dimension, and reshaped to rows again.
         """
         heads, n, start, stop = _with_end(params)
         d = x.shape[0] // (heads * n)

@@ -149,8 +149,9 @@ class Operation(ABC):
         """
 
     def taken(self, shape: Shape, params: tuple[Any, ...], count: int) -> list[Shape]:
-        """Return the sizes that the COUNT tensors which the operation reads have at least if its result has SHAPE; []
-        if SHAPE does not show them. PARAMS are its other arguments.
+        """Return the sizes of the COUNT tensors that the operation reads if its result has SHAPE, as far as SHAPE shows
+        them: a tensor that is cut may be larger, and tensors that are joined are taken to be of equal sizes. [] if
+        SHAPE shows nothing. PARAMS are its other arguments.
         """
         return []
 
