@@ -146,8 +146,8 @@ def lora(w: Tensor, a: Tensor, b: Tensor, scale: float | Tensor) -> Tensor:
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
         """Return the sizes of `lora(w, a, b, scale)`: those of w. Raise RuleError if b [outputs, rank…] and a [rank,
-        inputs…] do not have one rank, if their product has another number of elements than w, or if w has two
-        dimensions that are not [outputs, inputs].
+        inputs…] do not have one rank, if their product has another number of elements than w, or if w has no
+        more than two dimensions and is not [outputs, inputs].
         """
         w, a, b = shapes[:3]
         fits = len(a) > 1 and len(b) > 1 and a[0] == prod(b[1:]) and prod(w) == b[0] * prod(a[1:])
@@ -297,10 +297,9 @@ def lora(w: Expr, a: Expr, b: Expr, scale: float) -> Expr:
 
 
 def rescaled(x: Expr, scale: float) -> Expr:
-    """Return X with SCALE as the scale of the adapters (`lora`) merged in it. One inside of another keeps its own."""
-    if x.op == "lora":
-        return replace(x, params=(scale,))
-    return replace(x, args=tuple(rescaled(arg, scale) for arg in x.args))
+    """Return X with SCALE as the scale of every adapter merged in it (`lora`), also of one inside of another."""
+    args = tuple(rescaled(arg, scale) for arg in x.args)
+    return replace(x, args=args, params=(scale,) if x.op == "lora" else x.params)
 
 
 def lora_alpha(w: Expr, a: Expr, b: Expr, alpha: Expr) -> Expr:
