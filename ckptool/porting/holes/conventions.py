@@ -466,8 +466,8 @@ def _as_matrix(piece: Piece) -> Shape | None:
 
 
 def _as_scores(piece: Piece) -> Shape | None:
-    """Return the shape of PIECE if it is a square bare parameter from which code takes single numbers, or which it
-    adds, such as scores from class to class; None for other pieces.
+    """Return the shape of PIECE if it is a trained bare parameter of the sizes [n, n], with n > 1, and no `Embedding`,
+    from which code takes single numbers, or which it adds, such as scores from class to class; None for other pieces.
     """
     of_own_code = is_bare(piece) and piece.entry.parameter and piece.entry.module != "Embedding"
     is_square = len(piece.shape) == 2 and piece.shape[0] == piece.shape[1] > 1

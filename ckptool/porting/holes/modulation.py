@@ -31,10 +31,10 @@ def doubt_modulation(filling: Filling) -> None:
     splits a layer in another order than most of its layers, the parts are exchanged, with a question. Else a layer that
     scales first, or has only two parts, is asked about; the parts are exchanged only if its name in the source says the
     other order.
-    It is certain under an equal name or of the same code, if its name in the source surely says the model's order, or
-    says that the shift is first as in the model, or if it also returns gates and the model takes the shift first.
-    Layers that scale first in both codes, under names that say nothing, get a needless doubt. Where the model was not
-    traced, all layers with such names and 2, 3, 6 or 9 parts are asked about.
+    A layer is certain, and not asked about, under an equal name or of the same code, if its name in the source surely
+    says the model's order, or says that the shift is first as in the model, or if it also returns gates and the model
+    takes the shift first. Layers that scale first in both codes, under names that say nothing, get a needless doubt.
+    Where the model was not traced, all layers with such names and 2, 3, 6 or 9 parts are asked about.
     """
     if filling.same_names:
         return

@@ -59,7 +59,7 @@ class Levels:
                 and do not take each other's outputs, the name of one list alone says that its numbers are sizes
                 (`scale0`). How the source counts is not known.
             -1: Yes, by levels, and the source's names count by levels, too, so that its first member is the model's
-            last; its numbers, and those of a list there that looks like the levels, are parts of names (`stage3`).
+                last; its numbers, and those of a list there that looks like the levels, are parts of names (`stage3`).
         """
         both = own.partition("{}")[0], theirs.partition("{}")[0]
         if both not in self._known:
