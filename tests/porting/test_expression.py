@@ -278,6 +278,11 @@ def test_what_loses_values_has_no_inverse(text: str) -> None:
     assert ex.inverted("y", ex.parse(text), {"x": (12, 8)}) is None
 
 
+def test_the_scale_of_every_adapter_of_one_weight_is_changed() -> None:
+    both = ex.parse("cat(0, lora(lora(w, a, b, 0.5), c, d, 0.5), transpose(lora(x, e, f, 0.5)))")
+    assert str(ex.rescaled(both, 2.0)) == str(both).replace("0.5", "2.0")
+
+
 def test_what_is_taken_apart_and_put_together_again_is_a_copy() -> None:
     text = "cat(0, slice(x, 0, 0, 4), slice(x, 0, 4, 8), slice(x, 0, 8, 12))"
     assert str(ex.simplified(ex.parse(text), {"x": (12, 8)})) == "x"

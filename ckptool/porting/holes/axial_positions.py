@@ -14,7 +14,12 @@ from .filling import Filled, Filling
 
 def positions_of_axes(filling: Filling) -> None:
     """Fill a position table of videos from the source's two tables, for the places in a frame and for the frames, whose
-    sum the source's code takes for each place of each frame. A row for a class token comes first.
+    sum the source's code takes for each place of each frame. A row for a class token comes first. The entry is a
+    question, with all frames of a place side by side as the option.
+
+    Among the position tables of the source without a partner, exactly one is named after frames, one after places, and
+    at most one after the class token. A position table of the model without a partner is filled if it has the sizes
+    [class rows + frames * places, width].
     """
     tables = [u for u in filling.matching.free_sources if label_of(u, "embedding") == "position"]
     said = {axis: [u for u in tables if not words.isdisjoint(u.words)] for axis, words in _AXES.items()}
@@ -49,7 +54,7 @@ _AXES = {
 
 def _sums(outer: Piece, inner: Piece) -> Expr:
     """Return the sums of each row of OUTER and each row of INNER, all sums of one row of OUTER before those of the
-    next.
+    next: [rows of OUTER * rows of INNER, width].
     """
     n, m, width = outer.shape[-2], inner.shape[-2], outer.shape[-1]
     across = _copies(ex.reshape(outer.expr, (n, 1, width)), 1, m)
@@ -58,6 +63,8 @@ def _sums(outer: Piece, inner: Piece) -> Expr:
 
 
 def _copies(x: Expr, dim: int, times: int) -> Expr:
-    """Return TIMES copies of X along DIM, bit for bit: `repeat` divides by the number, which is exact for 2 ** n."""
+    """Return TIMES copies of X side by side along dimension DIM, bit for bit: `repeat` divides by the number, which is
+    exact for 2 ** n.
+    """
     enough = float(2 ** (times - 1).bit_length())
     return ex.part(ex.scale(ex.repeat(x, dim, int(enough)), enough), dim, 0, times)

@@ -11,9 +11,10 @@ from .filling import Filling
 
 def doubt_background(filling: Filling) -> None:
     """Ask about layers for classes that have one class more than the layer for boxes in the same module, unless all
-    layers have equal last names on both sides. The option has the last row first.
+    pairs have equal last names. The option has the last row first.
 
-    Boxes have four rows for each class except the background.
+    Boxes have four rows for each class except the background. The names of the layers of the model say what they are
+    for.
     """
     pairs = {id(t): (t, s) for t, s in filling.unit_of.values()}.values()
     if not any(t.path[-1:] != s.path[-1:] for t, s in pairs):

@@ -17,9 +17,12 @@ from .filling import Filling
 
 
 def doubt_bypasses(filling: Filling) -> None:
-    """Ask about the order of the parts of a layer's output if one part goes past the layers that take the others.
+    """Ask about the order of the channels of each tensor that makes, norms or takes the parts of a layer's output, if
+    the model's forward pass shows that one part goes past the layers that take the others.
 
-    The source's code answers it. So do names: equal names stand for equal code.
+    The layer that makes the parts has to be filled with one tensor of the source. If the source's forward pass shows
+    such parts, too, it answers the question. Nothing is asked if it does not and the two layers have equal names or the
+    same code, nor if the sides have the same names and the source was not traced.
     """
     if filling.same_names and not filling.source.signature.traced:
         return
@@ -32,7 +35,13 @@ def doubt_bypasses(filling: Filling) -> None:
 
 
 def _ask(filling: Filling, t: Unit, own: Bypass, theirs: Bypass | None) -> None:
-    """Ask which part passes in the source's code, or do as that code shows."""
+    """Ask which part passes in the source's code, for each tensor of T whose channels divide into the parts of OWN, the
+    model's bypass. The option has, at the model's place, the first part of the source, or the last one if the model
+    lets its first part pass.
+
+    If THEIRS, the source's bypass, has as many parts, and both sides join the parts in the order in which they cut
+    them, the part is moved without an open question.
+    """
     known = theirs is not None and theirs.parts == own.parts and theirs.in_place and own.in_place
     at = theirs.place if theirs is not None and known else 0 if own.place else own.parts - 1
     for piece in t.pieces.values():
@@ -47,13 +56,17 @@ def _ask(filling: Filling, t: Unit, own: Bypass, theirs: Bypass | None) -> None:
 
 
 def _bypasses(unit: Unit) -> tuple[Bypass, ...]:
-    """Return what a forward pass shows about the parts of a layer's channels, if the layer is one tensor there, too."""
+    """Return what a forward pass shows about the parts of the channels of UNIT (`facts.bypasses` of the first of its
+    tensors that were not split or joined and have such facts); () if it shows none.
+    """
     shown = (p.entry.facts.bypasses for p in unit.pieces.values() if p.shape == p.entry.shape)
     return next(filter(None, shown), ())
 
 
 def _is_whole(filling: Filling, piece: Piece) -> bool:
-    """Return whether one tensor of the source fills a tensor, so that its parts are in the order of the source."""
+    """Return whether one tensor of the source fills PIECE, a whole tensor of the model, so that its parts are in the
+    order of the source.
+    """
     filled = filling.holes.get(piece.name)
     return filled is not None and piece.shape == piece.entry.shape and "cat" not in filled.expr.operations()
 
@@ -63,7 +76,9 @@ def _same_code(filling: Filling, t: Unit, s: Unit) -> bool:
 
 
 def _moved(whole: Expr, size: int, own: Bypass, place: int) -> Expr:
-    """Return WHOLE, of SIZE channels, with its part PLACE moved to where the model lets a part pass."""
+    """Return WHOLE, of SIZE channels along the dimension of OWN, with its part PLACE moved to where the model lets a
+    part pass.
+    """
     wide = size // own.parts
     order = [n for n in range(own.parts) if n != place]
     order.insert(own.place, place)

@@ -29,7 +29,8 @@ _AS_IT_IS = frozenset({"select", "reshape"})
 
 
 def doubt_conventions(filling: Filling) -> None:
-    """Ask about tensors that the two codes may use in different ways, by the rules of the table `CONVENTIONS`.
+    """Ask about tensors that the two codes may use in different ways, by the rules of the table `CONVENTIONS`, in its
+    order.
 
     Where other evidence shows how the source's code uses a tensor, its expression is changed instead.
     """
@@ -39,9 +40,12 @@ def doubt_conventions(filling: Filling) -> None:
 
 def _bare_squares(filling: Filling) -> None:
     """Transpose square bare parameters if the file's other bare parameters, by their sizes, are transposed, and keep
-    them if one of these is not; ask if there are none.
+    them if one of these is not; ask if there are none. A bare parameter is an `nn.Parameter` that is no weight of a
+    torch layer.
 
-    A bare parameter is an `nn.Parameter` that is no weight of a torch layer.
+    Only parameters that the model multiplies with, or takes single numbers from, under another last name are looked at.
+    With a question, the transpose is taken unless the key ends in `_weight`, the parameter is a stack of matrices or
+    holds scores; the other one is the option.
     """
     votes: Counter[bool] = Counter()
     square = []
@@ -81,8 +85,11 @@ def _turned_squares(filling: Filling) -> None:
     """Transpose, keep or ask about square matrices of layers whose rows may be inputs instead of outputs.
 
     Most code has outputs first. Graph convolutions and layers from TensorFlow have inputs first, which other tensors of
-    the same name show by their sizes. If there is no such tensor, ask about the matrices that the model stores with
-    inputs first.
+    the same name (`kin`) show by their sizes: the square is transposed if all of these are stored in the other way than
+    the model stores the square, and kept if one is not. If there is no such tensor, ask about the matrices that the
+    model stores with inputs first, or holds as bare parameters that its forward pass does not use; the transpose is the
+    option, or is taken for a layer `conv` that the model stores with inputs first.
+    Bare parameters of the source, and tensors whose layout the file or their name states, are left as they are.
     """
     votes: dict[str, Counter[bool]] = defaultdict(Counter)
     square = []
@@ -112,7 +119,10 @@ def _turned_squares(filling: Filling) -> None:
 
 
 def _arranged(filling: Filling) -> None:
-    """Ask about tensors that hold several projections on both sides, if no name shows how their rows are arranged."""
+    """Ask about tensors that hold several projections on both sides, if no name shows how their rows are arranged
+    (`other_arrangement`); the question has no options. Nothing is asked if the two sides have the same names, or about
+    tensors that are not taken whole.
+    """
     if filling.same_names:
         return
     for hole, filled in filling.holes.items():
@@ -125,8 +135,13 @@ def _arranged(filling: Filling) -> None:
 
 
 def _rotary(filling: Filling) -> None:
-    """Ask how the rows of queries and keys are paired by rotary embeddings; if both codes show it, reorder the rows
-    without a question.
+    """Ask how the rows of queries and keys are paired by rotary embeddings, if the model turns them and the names or
+    libraries do not show that both codes pair them in one way. The option is the tensor in the model's order; it is
+    taken if the source's name or code shows the other order, and the two do not have the same code.
+
+    If both codes show it, the rows are kept or (if whole heads are turned) reordered without an open question. Nothing
+    is asked about norms of queries and keys whose layer needs no question, learned queries, models without rotary
+    embeddings, and under the same names if the source's code does not show it.
     """
     anywhere = filling.target.signature.rotary
     if anywhere is None or (filling.same_names and not filling.source.signature.traced):
@@ -180,25 +195,28 @@ _PAIRS: dict[str | None, str] = {"half": "pairs halves", "interleaved": "pairs n
 
 
 def _turn_all(t: Unit, s: Unit, heads: int) -> bool:
-    """Return whether both codes rotate every element of a head, not only a part of it. HEADS is the number of
-    heads of T.
+    """Return whether both codes rotate every element of a head, not only a part of it: the number of rotated elements
+    of both is the rows of T divided by HEADS, the number of heads of T.
     """
     widths = {u.main.entry.facts.turned for u in (t, s)}
     return widths == {t.main.shape[0] // heads}
 
 
 def _are_queries(piece: Piece) -> bool:
-    """Return whether PIECE holds learned queries, one per row, and is not a layer that computes queries."""
+    """Return whether PIECE holds learned queries, one per row, and is not a layer that computes queries: it is a
+    parameter called `query` or `queries`, and no square matrix.
+    """
     bare = piece.last == piece.entry.key.split(".")[-1] in ("query", "queries")
     return bare and squeezed(piece.shape)[:1] != squeezed(piece.shape)[1:]
 
 
 def _heads_of_channels(filling: Filling) -> None:
-    """Ask whether heads are the outer or the inner index of queries, keys and values, where the source computes these
-    by 1d convolutions and the model by linear layers.
+    """Ask whether heads are the outer or the inner index of queries, keys, values and of the inputs of the output
+    layer, where the source computes these by 1d convolutions of size 1, and the model has two heads or more.
 
     Code with channels first often splits the channels into (width, heads), as SuperGlue does, whose layers are a list;
-    these are reordered. Layers that have `conv` in their name (`conv_q`) are those of Glow-TTS, with heads outside.
+    these are reordered, and the plain tensors are the options. For other names, the reordered tensors are the options.
+    Layers that have `conv` in their name (`conv_q`) are those of Glow-TTS, with heads outside: nothing is asked.
     """
     split: dict[tuple[str, ...], tuple[int, bool]] = {}  # path of an attention -> its heads, and whether it is a list
     for t, s in filling.matching.pairs:
@@ -227,8 +245,14 @@ def _is_pointwise(piece: Piece) -> bool:
 
 
 def _flatten(filling: Filling) -> None:
-    """Ask about linear layers after feature maps that the two codes seem to flatten in different orders. If both
-    forward passes show the orders, the columns are reordered without a question.
+    """Reorder, with a question, the columns of linear layers after feature maps that the two codes seem to flatten in
+    different orders; the plain tensor is the option. If both forward passes show the orders, they are reordered without
+    an open question.
+
+    The model's order is that of its forward pass. The source's is channels last if its framework or the name of the
+    weight says so, else channels first. For a model with an order that no framework has and a source with channels
+    first, the plain tensor stays, and the reordered one is the option. Layers of the same code are only reordered if
+    both forward passes show the orders.
     """
     for hole, filled in filling.holes.items():
         t, s = filling.unit_of[hole]
@@ -268,8 +292,12 @@ def _concatenated(filling: Filling) -> None:
     """Ask about layers that take concatenated branches: only the source's code shows the order of the branches.
 
     Code usually concatenates branches in the order in which it registers them. If the source registers the branches in
-    another order than the model concatenates them, the order of the channels is a guess. So it is for rows of tables,
-    unless they have the same names on both sides: code takes inputs in any order, whatever it registers first.
+    another order than the model concatenates them, the channels are reordered, as a guess; without a question if the
+    source's forward pass shows its order. If the model's code does not keep to the rule either, the reordered channels
+    are only the option. Rows of tables with other names on the two sides are asked about, too: code takes inputs in any
+    order, whatever it registers first. So are layers whose branches have a question.
+    Nothing is asked if the source was not traced and the sides have the same names or its keys are not in order, or the
+    same code has the same branches in one order.
     """
     told = filling.source.signature.traced
     if not told and (filling.same_names or not filling.matcher.sequences.ordered):
@@ -313,10 +341,16 @@ def _concatenated(filling: Filling) -> None:
 
 
 def _centred_norms(filling: Filling) -> None:
-    """Ask about norm weights around 0 if the model does not add 1 to them, and around 1 if it does.
+    """Ask about norm weights around 0 (more than 25 percent are negative) if the model does not add 1 to them, and
+    around 1 (less than 2 percent are negative) if it does. The option is the weight with 1 added or subtracted; it is
+    taken where a norm without a bias needs 1 added. All norms of the model that add, and all that do not, are judged
+    together, by the values of 24.
 
     A model that adds 1 may have trained all weights above 0. Under equal names such weights are certain, unless they
-    all lie close to 1; under other names they are a guess.
+    all lie close to 1; under other names they are a guess. Norms without a bias and without another doubt that only the
+    source calls `gamma` are asked about if the model adds nothing.
+    Batch norms and norms about which both forward passes say what is added (`_added_in_code`) are left out. Nothing is
+    asked if no values may be read.
     """
     told = _added_in_code(filling)
     if filling.values is None:
@@ -363,8 +397,9 @@ _MAY_ADD = frozenset({"gamma"})
 
 
 def _added_in_code(filling: Filling) -> set[Name]:
-    """Return the holes of vectors for which both forward passes show which number the code adds to them (0 for none).
-    If the numbers differ, the difference is added to the source's tensor.
+    """Return the holes of vectors for which both forward passes show which number the code adds to them (0 for none),
+    the variances of batch norms excepted. If the numbers differ, the difference is added to the source's tensor,
+    without an open question.
     """
     told = set()
     for hole, filled in filling.holes.items():
@@ -389,7 +424,8 @@ def _same_names(members: Sequence[tuple[Unit, Unit, Piece]]) -> bool:
 
 
 def _are_near_1(values: Values, keys: Sequence[str]) -> bool:
-    """Return whether the norm weights KEYS lie so close to 1 that the source's code cannot add 1 to them.
+    """Return whether the norm weights KEYS lie so close to 1 that the source's code cannot add 1 to them: their mean is
+    less than 0.3 from 1, and their standard deviation is less than 0.3. False if no values can be read.
 
     Weights of code that adds 1 start at 0. If training moved all of them above 0, it moved them far apart.
     """
@@ -412,16 +448,16 @@ def _adds(piece: Piece) -> bool:
 
 
 def _joined_by(piece: Piece | None) -> dict[str, int] | None:
-    """Return key of a branch -> its place in the concatenation that the layer PIECE of the source takes; None if that
-    is not known.
+    """Return key of a branch -> its place, from 0, in the concatenation that the layer PIECE of the source takes; None
+    if that is not known, or without PIECE.
     """
     joined = piece.entry.facts.joined if piece is not None else ()
     return {key: place for place, (key, _) in enumerate(joined)} if joined else None
 
 
 def _as_matrix(piece: Piece) -> Shape | None:
-    """Return the shape of the matrix that the layer of PIECE multiplies with (a convolution of size 1 counts); None for
-    other layers.
+    """Return the shape [outputs, inputs] of the convolution PIECE if its kernel has size 1, or the shape of PIECE if it
+    has two or more dimensions, and the model multiplies with it or it belongs to a `Linear`; None for other tensors.
     """
     how, module = piece.entry.how, piece.entry.module
     if len(piece.shape) > 2 and (how.startswith("conv") or module.startswith("Conv")):
@@ -430,8 +466,8 @@ def _as_matrix(piece: Piece) -> Shape | None:
 
 
 def _as_scores(piece: Piece) -> Shape | None:
-    """Return the shape of PIECE if it is a square parameter from which code takes single numbers, such as scores from
-    class to class; None for other pieces.
+    """Return the shape of PIECE if it is a trained bare parameter of the sizes [n, n], with n > 1, and no `Embedding`,
+    from which code takes single numbers, or which it adds, such as scores from class to class; None for other pieces.
     """
     of_own_code = is_bare(piece) and piece.entry.parameter and piece.entry.module != "Embedding"
     is_square = len(piece.shape) == 2 and piece.shape[0] == piece.shape[1] > 1
@@ -454,8 +490,8 @@ def _share_of_negatives(values: Values, keys: Sequence[str]) -> float | None:
 
 
 def _rotary_by_name(path: Sequence[str]) -> Rotary | None:
-    """Return how code with the name PATH pairs queries and keys in rotary embeddings, by the longest known name; None
-    if no name is known.
+    """Return how code with the name PATH pairs queries and keys in rotary embeddings, by the longest known phrase at
+    the end of the last two components of PATH, or of PATH without its last component; None if no phrase is known.
 
     The table does not have `Wqkv`, `qkv`, `to_q` and `query_key_value`, because some code with these names pairs halves
     and some neighbours.

@@ -22,14 +22,17 @@ _MANY_INPUTS, _FEWEST, _MOST_SEEN = 64, 4, 24
 
 def equalised(filling: Filling) -> None:
     """Ask about weights that have the same spread in every layer: code with equalised learning rates multiplies such
-    weights by a factor on every call.
+    weights by a factor on every call. The options are the weights times sqrt(2 / inputs) and 1 / sqrt(inputs), and
+    times the learning rate multiplier, if there is one.
 
-    Such weights are normally distributed, and the code multiplies them by 1 / sqrt(inputs) or sqrt(2 / inputs) (Karras
-    et al., "Progressive Growing of GANs", 2018, section 4.1). This model has no such factor. If the file's weights are
-    scaled like initial weights, nothing is asked. Some code multiplies the output of the layer instead, and with it the
-    bias, so the biases are asked about as well, unless they are 0. A learning rate multiplier divides the initial
-    weights and multiplies weights and biases on every call ("A Style-Based Generator", 2019, appendix C), so that such
-    weights are even wider.
+    Such weights are normally distributed (Karras et al., "Progressive Growing of GANs", 2018, section 4.1); this model
+    has no such factor. Linear layers and convolutions that are copies of source tensors under other names are looked
+    at, 24 at most. All are asked about if 90 percent of those with 64 or more inputs are more than 4 times as wide as
+    initial weights, or 90 percent of all more than 16 times; it takes four layers at least.
+    Some code multiplies the output of the layer instead, and with it the bias, so the biases are asked about as well,
+    unless they are 0. A learning rate multiplier divides the initial weights and multiplies weights and biases on every
+    call ("A Style-Based Generator", 2019, appendix C), so that such weights are even wider. Nothing is asked if no
+    values may be read, or if the two sides have the same names.
     """
     if filling.values is None or filling.same_names:
         return
@@ -61,30 +64,35 @@ def equalised(filling: Filling) -> None:
 
 
 def _is_zero(filling: Filling, bias: Filled) -> bool:
-    """Return whether BIAS is a tensor of the source that holds zeros alone, which no factor changes."""
+    """Return whether BIAS is a tensor of the source that holds zeros alone, which no factor changes. False if its
+    values cannot be read.
+    """
     found = filling.values(bias.expr.key) if filling.values is not None and bias.expr.is_copy else None
     return found is not None and not found.any()
 
 
 def _most(wide: list[bool]) -> bool:
-    """Return whether WIDE, one value per layer, has at least four values, and 90 percent of them are True."""
+    """Return whether WIDE, one value per layer, has at least four values, at least 90 percent of which are True."""
     return len(wide) >= _FEWEST and sum(wide) >= 0.9 * len(wide)
 
 
 def _rate(squares: list[float]) -> float:
-    """Return the learning rate multiplier that weights with the mean SQUARES (one per layer) had: a power of ten, at
-    most 1.
+    """Return the learning rate multiplier that weights with the mean SQUARES (one per layer, at least one) had, by
+    their median: a power of ten, at most 1; 1 if the median is 0.
     """
     middle = sorted(squares)[len(squares) // 2]
     return float(10.0 ** -max(round(log10(middle) / 2), 0)) if middle else 1.0
 
 
 def scaled_tables(filling: Filling) -> None:
-    """Ask about word embeddings whose values are as small as in code that multiplies the rows by sqrt(width).
+    """Ask about word embeddings whose values are as small as in code that multiplies the rows by sqrt(width). The
+    option is the table times sqrt(width).
 
     Transformers with computed positions multiply the rows so that they outweigh the positions (Vaswani et al., 2017,
-    section 3.4), and their code then begins with values of spread 1 / sqrt(width). This model has no such factor, and
-    adds something to the rows. With learned or rotary positions, small values are usual, and nothing is asked.
+    section 3.4), and their code then begins with values of spread 1 / sqrt(width), up to a factor of 1.5. The model
+    adds something to the rows, and multiplies them by nothing.
+    With learned or rotary positions, small values are usual, and nothing is asked. Nor is it if no values may be read,
+    if the model computes no queries, if the names are equal, if one code made both tables, or if the source was traced.
     """
     target = filling.target
     if filling.values is None or filling.same_names or target.signature.rotary or filling.source.signature.traced:
@@ -118,7 +126,8 @@ _SMALL, _ABOUT = 0.5, 1.5
 
 
 def multiplied_in_code(filling: Filling) -> None:
-    """Rescale, with a question, tensors that the two codes multiply by different numbers before they use them.
+    """Rescale, with a question, tensors that the two codes multiply by different numbers before they use them, as both
+    forward passes show. Only copies of tensors of the source are rescaled.
 
     The plain tensor is the option: it is right if the model has the missing factor at another place, such as on the
     layer's input.

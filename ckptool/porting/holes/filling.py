@@ -45,20 +45,21 @@ class Filled:
         return still_open(self.questions)
 
     def ask(self, reason: Reason, *named: str, options: Sequence[Expr] = (), exchange: bool = False) -> None:
-        """Add a question whether the hole is filled with this expression or one of OPTIONS.
+        """Add an open question whether the hole is filled with this expression or one of OPTIONS. If the same question
+        is open, it gets the options as well.
 
         Args:
             reason, named: the sentence, and the text for each `{}` in it.
             options: the other expressions, the likeliest first.
-            exchange: fill the hole with the first option, and make the present expression an option.
+            exchange: fill the hole with the first option, and make the present expression an option; needs an option.
         """
         if exchange:
             self.expr, options = options[0], (self.expr, *options[1:])
         self.questions = joined(self.questions, Question(reason, named, tuple(options)))
 
     def learn(self, expr: Expr, reason: Reason, *named: str, shows: str) -> None:
-        """Fill the hole with EXPR, and note a question for REASON as answered: the source's code SHOWS (a text) what it
-        does.
+        """Fill the hole with EXPR, and add a question for REASON, with the texts NAMED in its sentence, as answered:
+        SHOWS says what the source's code does.
         """
         self.expr = expr
         self.questions = [*self.questions, ask_code(reason, *named, shows=shows)]
@@ -74,6 +75,7 @@ class Filling:
         holes: name of a hole -> what fills it; holes that are not filled are missing.
         misses: name of a hole -> why it stays empty, if more is known than that no source fits.
         unit_of: name of a hole -> the units (target, source) that it was filled from.
+        same_names: whether the source has all keys of the model, see `_same_names`.
     """
 
     def __init__(
@@ -89,7 +91,9 @@ class Filling:
 
     def fill(self, t: Unit, s: Unit) -> None:
         """Fill the holes of the unit T of the target with the pieces of the unit S of the source, and copy the
-        questions about T and about these pieces.
+        questions about T and about these pieces. Holes for which S has no piece of the role and sizes stay empty;
+        dimensions of size 1 may differ, and the role, too, if both units have one piece. A bias is filled as
+        `_bias_for` says.
         """
         evidence = _evidence_text(t, s)
         if _may_reset_before(t, s):
@@ -130,10 +134,11 @@ class Filling:
         return None
 
     def _bias_for(self, role: str, piece: Piece, t: Unit, s: Unit) -> tuple[Expr, list[str]] | None:
-        """Return the expression for the bias ROLE of the layer T, and the roles of the biases of S that it reads; None
-        if the sizes differ or S has none, or for a GRU in which two biases would become one.
+        """Return the expression for the bias ROLE (PIECE) of the layer T, and the roles of the biases of S that it
+        reads; None if the sizes differ or S has none, or for a GRU in which two biases would become one.
 
-        A recurrent layer has one bias for the input, one for the hidden state, or one for both.
+        A recurrent layer has one bias for the input, one for the hidden state, or one for both. If only T has two, the
+        first is the bias of S and the second is zeros; if only S has two, their sum is the bias of T.
         """
         roles: list[str] = ["bias_ih", "bias_hh", "bias"]
         own, theirs = ([r for r in roles if r in u.pieces] for u in (t, s))
@@ -154,10 +159,12 @@ class Filling:
         return ex.zeros(*piece.shape), []
 
     def guess(self, targets: list[Unit], sources: list[Unit]) -> None:
-        """Pair TARGETS and SOURCES, units that no evidence tells apart, by similar names and then by order, and fill
-        them with a question about each pair.
+        """Pair TARGETS and SOURCES, units that no evidence tells apart, and fill them with a question about each pair,
+        which has the other SOURCES as options. Each target, in the order of use, takes the source with the most similar
+        name of those that are left; of equally similar ones the first registered.
 
-        A unit whose name is like no other stays without a source. Buffers get no question if all SOURCES have equal
+        A target stays without a source if the words of the two names exclude each other, or if the names are neither
+        similar nor related and the modules around are no pair. Buffers get no question if all SOURCES have equal
         values.
         """
         free = sorted(sources, key=lambda u: u.order)
@@ -184,7 +191,7 @@ class Filling:
 
     def _equal(self, sources: Sequence[Unit]) -> bool:
         """Return whether all SOURCES hold equal values, like buffers that are the same in each layer. False if no
-        values may be read.
+        values may be read, or if a unit is not a copy of one tensor.
         """
         if self.values is None or any(len(u.pieces) > 1 or not u.main.expr.is_copy for u in sources):
             return False
@@ -194,12 +201,16 @@ class Filling:
         )
 
     def _same_names(self) -> bool:
-        """Return whether the file has all keys of the model, so that it most likely comes from the same code."""
+        """Return whether the file has all keys of the model but for buffers, so that it most likely comes from the same
+        code.
+        """
         own = {k for k, e in self.target.signature.entries.items() if e.parameter is not False}
         return own <= set(self.source.signature.entries)
 
     def same_code(self, t: Unit, s: Unit) -> bool:
-        """Return whether the names in the modules around T and S are equal, so that both come from the same code.
+        """Return whether T and S come from the same code, as the names in the modules around them say: both sides have
+        the same names, or at some height (at least three components above the end of both keys, which are equal below
+        it) the source has 66 percent of the model's keys in that module, and at least 6.
 
         Libraries rename the first components when a model becomes part of another one (a language model with vision, a
         detector with its backbone). The code inside stays the same.
@@ -225,7 +236,9 @@ class Filling:
         return self._compared[prefixes]
 
     def alike(self, t: Unit, s: Unit) -> bool:
-        """Return whether S has the same place as T, by its name or by its neighbours."""
+        """Return whether S has the same place as T: their paths are equal, they are embeddings of one kind, or they
+        stand between the same pairs. False if the words of their names exclude each other.
+        """
         if hard_conflict(t.words, s.words):
             return False
         if t.path == s.path:
@@ -236,9 +249,11 @@ class Filling:
 
 
 def _may_reset_before(t: Unit, s: Unit) -> bool:
-    """Return whether T and S are GRUs, and only T, the model's, has a bias of its own for the hidden state.
+    """Return whether T and S are GRUs, T, the model's, has a bias for the input and one for the hidden state, and S has
+    one bias.
 
-    In torch the reset gate is multiplied with this bias. Code that applies the gate to the hidden state needs none.
+    In torch the reset gate is multiplied with the second bias. Code that applies the gate to the hidden state needs
+    none.
     """
     hh = t.pieces.get("weight_hh")
     is_gru = hh is not None and len(hh.shape) > 1 and hh.shape[0] == 3 * hh.shape[1]

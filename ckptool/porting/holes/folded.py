@@ -10,11 +10,14 @@ from .filling import Filled, Filling
 
 
 def fold_norms(filling: Filling) -> None:
-    """Fold batch norms that the target does not have into the layer before them, with a doubt about that layer, unless
-    the source's code shows the eps and the order.
+    """Fold batch norms of the source without a partner, but with a weight, into the layer of the model whose partner
+    the source registers directly before the norm. That layer has two or more dimensions and as many outputs as the norm
+    has numbers. It is a question, with the plain tensors as options, unless the source's code shows the eps (else
+    1e-05) and the order.
 
-    If the layer has no bias to fold into, the norm is left out, and the doubt says so. If the model multiplies and adds
-    one number to each channel behind the layer, the norm is folded into these numbers.
+    If the model multiplies and adds one number to each channel behind the layer (`_scale_after`), the norm is folded
+    into these numbers, with a question. If not, nothing is done if another unit of the model without a partner has the
+    sizes of the norm; and if the layer has no bias to fold into, the norm is left out, and a question says so.
     """
     free = [u for u in filling.matching.free_sources if u.pieces.keys() >= {"running_mean", "running_var", "weight"}]
     if not free:
@@ -71,8 +74,9 @@ def fold_norms(filling: Filling) -> None:
 
 
 def _scale_after(filling: Filling, t: Unit, shape: Shape) -> Unit | None:
-    """Return the unit without a source directly after T in which the model's code multiplies with a weight of SHAPE and
-    adds a bias, as what is left of a batch norm at inference does; None if there is none, or if it is a norm.
+    """Return the unit that the model runs directly after T, if it is not filled, and the code multiplies with its
+    weight of SHAPE and adds its bias of SHAPE, as what is left of a batch norm at inference does. None if there is no
+    such unit, if it is a norm, or if the order of execution is not known.
     """
     places = {id(u): u.used for u in filling.matcher.cells.targets if u.used is not None}
     here = places.get(id(t))

@@ -1,6 +1,6 @@
 """Propose sources for units without a partner: layers that hold several layers of the other side, or one shared layer.
 
-Nothing here is certain: each proposal ends as a guess.
+Nothing here is certain: each proposal ends as a guess, unless the source's code answers its question.
 """
 
 from __future__ import annotations
@@ -38,8 +38,12 @@ class Proposal:
 
 
 def parts(pairs: Sequence[tuple[Unit, Unit]], targets: Sequence[Unit], sources: Sequence[Unit]) -> Iterator[Proposal]:
-    """Yield proposals for layers of one side that are, concatenated, one layer of the other side.
+    """Yield proposals for layers of one side that are, concatenated, one layer of the other side: a slice of that layer
+    for each tensor, or the concatenation. The option is the opposite order.
 
+    The parts are two to four units of one module (`_families`). The other side has exactly one unit with the sum of
+    their sizes in the module where the partners of their neighbours are (`_counterpart`), and no words of the names
+    exclude each other.
     Args:
         pairs: the pairs so far, (target, source).
         targets, sources: the units without a partner.
@@ -57,7 +61,7 @@ def parts(pairs: Sequence[tuple[Unit, Unit]], targets: Sequence[Unit], sources: 
 
 def _families(units: Sequence[Unit]) -> list[list[Unit]]:
     """Return UNITS in groups of two to four with the same module, roles of tensors and number of dimensions, each in
-    order of registration; larger groups are left out.
+    order of registration; larger groups, units alone and scalars are left out.
     """
     found: dict[object, list[Unit]] = defaultdict(list)
     for unit in units:
@@ -69,10 +73,11 @@ def _families(units: Sequence[Unit]) -> list[list[Unit]]:
 def _counterpart(
     pairs: Sequence[tuple[Unit, Unit]], module: tuple[str, ...], *, of_target: bool
 ) -> tuple[str, ...] | None:
-    """Return the path on the other side that the partners of the units in MODULE share. OF_TARGET says which side
-    MODULE is of.
+    """Return the path of the innermost module around all partners of the units in MODULE, on the other side. OF_TARGET
+    says which side MODULE is of.
 
-    If none of them has a partner, the nearest module around it with partners counts; None if there is none.
+    If none of them has a partner, the nearest module around it with partners counts; None if there is none. The
+    outermost module does not count.
     """
     for at in range(len(module), 0, -1):
         others = [(s if of_target else t).path for t, s in pairs if (t if of_target else s).path[:at] == module[:at]]
@@ -86,8 +91,8 @@ def _inside(unit: Unit, module: tuple[str, ...]) -> bool:
 
 
 def _dimension(whole: Unit, held: Sequence[Unit]) -> int | None:
-    """Return the dimension along which the tensors of HELD, concatenated, have the sizes of WHOLE; None if
-    there is none.
+    """Return the dimension, 0 or 1, along which the tensors of HELD, concatenated, have the sizes of WHOLE; None if
+    there is none, or if the roles differ. Vectors are concatenated along 0 only.
     """
     if whole.pieces.keys() != held[0].pieces.keys():
         return None
@@ -128,7 +133,8 @@ def _joined(whole: Unit, held: Sequence[Unit], dim: int) -> Iterator[Proposal]:
 def segments(
     pairs: Sequence[tuple[Unit, Unit]], targets: Sequence[Unit], sources: Sequence[Unit]
 ) -> Iterator[Proposal]:
-    """Yield zeros, which add nothing, as proposals for a segment table of the model if the source has none.
+    """Yield zeros, which add nothing, as proposals for each segment table of the model without a source. Nothing is
+    yielded if the source has a segment table, or if no word table is paired.
 
     Args:
         pairs: the pairs so far.
@@ -145,8 +151,8 @@ def segments(
 
 
 def shared(pairs: Sequence[tuple[Unit, Unit]], targets: Sequence[Unit], sources: Sequence[Unit]) -> Iterator[Proposal]:
-    """Yield copies as proposals for layers that the source has once and the model has in every block. Code that uses
-    the layer as often as the model has it answers the question.
+    """Yield copies as proposals for layers that the source has once and the model has in several blocks, one of which
+    is paired. The question is answered if the source's code runs the layer as often as the model has it.
 
     Args:
         pairs: the pairs so far.

@@ -24,13 +24,17 @@ from .filling import Filling
 
 def doubt_modulation(filling: Filling) -> None:
     """Ask about layers that return scale and shift: only the source's code shows which comes first. If both forward
-    passes show it, the parts are exchanged or kept without a question.
+    passes show it, the parts are exchanged or kept without a question. Nothing is asked if the two sides have the same
+    names.
 
-    Usually all layers of a model have one order, and layers beside the norm give the shift first. A layer of the target
-    may come from code with the other order if the model's code splits it in another order than most layers, or than the
-    layer's name in the source says. It is certain under an equal name, if its name in the source says the model's
-    order, or if it also returns gates and the model takes the shift first. Layers that scale first in both codes, under
-    names that say nothing, get a needless doubt.
+    Usually all layers of a model have one order, and layers beside the norm give the shift first. If the model's code
+    splits a layer in another order than most of its layers, the parts are exchanged, with a question. Else a layer that
+    scales first, or has only two parts, is asked about; the parts are exchanged only if its name in the source says the
+    other order.
+    A layer is certain, and not asked about, under an equal name or of the same code, if its name in the source surely
+    says the model's order, or says that the shift is first as in the model, or if it also returns gates and the model
+    takes the shift first. Layers that scale first in both codes, under names that say nothing, get a needless doubt.
+    Where the model was not traced, all layers with such names and 2, 3, 6 or 9 parts are asked about.
     """
     if filling.same_names:
         return
@@ -92,7 +96,8 @@ def doubt_gates(filling: Filling) -> None:
 
 def _taken(unit: Unit) -> tuple[str, ...]:
     """Return what the code does with each part of the output of UNIT, a layer that returns scale and shift: ("add",
-    "mul", …); () for other layers.
+    "mul", …) if the shift is first, ("mul", "add", …) if the scale is; () for other layers, and if the forward pass is
+    not known.
     """
     piece = _whole(unit)
     taken = piece.entry.facts.modulates if piece is not None else ()
@@ -101,14 +106,17 @@ def _taken(unit: Unit) -> tuple[str, ...]:
 
 def _gate(unit: Unit) -> Gate | None:
     """Return which half of the output of UNIT is the gate in its side's code, and the activation; None if it has no
-    gate, or the order is that of torch's `glu`.
+    gate, if it is a convolution before torch's `glu`, if its weight was split or joined, or if the forward pass does
+    not show it.
     """
     piece = _whole(unit)
     return open_gate(piece.entry) if piece is not None else None
 
 
 def _whole(unit: Unit) -> Piece | None:
-    """Return the weight of UNIT; None if it has none, or if the weight was split or joined."""
+    """Return the weight of UNIT; None if it has none, or if the weight does not have the sizes of its key, because it
+    was split or joined.
+    """
     piece = unit.pieces.get("weight")
     return piece if piece is not None and piece.shape == piece.entry.shape else None
 
@@ -119,7 +127,9 @@ def _is_filled(filling: Filling, unit: Unit) -> bool:
 
 
 def _parts_of(unit: Unit) -> int:
-    """Return how many parts the output of UNIT has, if it is 2, 3, 6 or 9 times as wide as its input; else 0."""
+    """Return how many parts the output of UNIT has, if its weight is a matrix with 2, 3, 6 or 9 times as many rows as
+    columns; else 0.
+    """
     piece = unit.pieces.get("weight")
     shape = piece.shape if piece is not None else ()
     times, rest = divmod(shape[0], shape[1]) if len(shape) == 2 and shape[1] else (0, 1)
@@ -127,8 +137,8 @@ def _parts_of(unit: Unit) -> int:
 
 
 def _first_by_name(unit: Unit) -> tuple[str, bool] | None:
-    """Return ("shift" or "scale", whether all code with this name agrees): which part UNIT returns first by its name;
-    None if the name does not say it.
+    """Return ("shift" or "scale", whether all code with this name agrees): which part UNIT returns first by the longest
+    known phrase in the last three components of its path; None if there is none.
     """
     known = table().modulation
     words = words_of(unit.path[-3:])
@@ -137,15 +147,15 @@ def _first_by_name(unit: Unit) -> tuple[str, bool] | None:
 
 
 def _turn(filling: Filling, unit: Unit, parts: int, why: Reason | None, *, kept: bool = False) -> None:
-    """Exchange the first two parts of the output of UNIT, and in the same way the first two of each further three
-    parts.
+    """Exchange the first two parts of the output of UNIT; of a number of parts that 3 divides, the first two of each
+    three. Tensors whose rows PARTS does not divide stay.
 
     Args:
         filling: the holes.
         unit: the layer of the target.
         parts: how many parts its output has.
-        why: the question to ask; None if the code shows the order.
-        kept: leave the layer as it is, with the exchange as an option.
+        why: the question to ask, with the layer as it was as the option; None if the code shows the order.
+        kept: leave the layer as it is, with the exchange as the option.
     """
     for piece in unit.pieces.values():
         filled = filling.holes.get(piece.name)

@@ -27,7 +27,9 @@ _A_HABIT = 2
 
 
 def doubt_what_is_out_of_place(filling: Filling) -> None:
-    """Ask about pairs of layers if the blocks or modules around the two are paired with others."""
+    """Ask about pairs that fill a hole if the blocks or modules around the two are paired with others, by the four
+    tests of this module. The questions have no options.
+    """
     pairs = list({(id(t), id(s)): (t, s) for t, s in filling.unit_of.values() if t is not s}.values())
     _in_other_blocks(filling, pairs)
     _in_other_parts(filling, pairs)
@@ -36,9 +38,11 @@ def doubt_what_is_out_of_place(filling: Filling) -> None:
 
 
 def _against_other_blocks(filling: Filling, pairs: Sequence[Pair]) -> None:
-    """Ask about pairs with two names that are paired with other names in all other blocks.
+    """Ask about a pair of names that is paired in one block alone, if each of the two names is paired with another name
+    in other blocks, the target's name at least twice with the same one. Names are paths with `{}` for the numbers of
+    blocks (`_in_any_block`).
 
-    A name that is a number does not count: in a block without its first layer, all layers have other numbers.
+    A last name that is a number does not count: in a block without its first layer, all layers have other numbers.
     """
     of_target: dict[str, Counter[str]] = defaultdict(Counter)
     of_source: dict[str, Counter[str]] = defaultdict(Counter)
@@ -57,8 +61,9 @@ def _against_other_blocks(filling: Filling, pairs: Sequence[Pair]) -> None:
 
 
 def _against_their_order(filling: Filling, pairs: Sequence[Pair]) -> None:
-    """Ask about look-alikes of one block that the source lists in another order, if only the block and other blocks
-    paired them.
+    """Ask about look-alikes of one module that the source lists in another order than the model, if only the modules
+    around them and other blocks told them apart. Layers that have different sizes in another block are told apart by
+    that. Of layers that feed each other, the order of use counts in place of the model's list.
 
     A block that lacks one of two norms makes the other norm look like that of another block, whose pairs then count as
     evidence for the first: no name, no word and no order has told which is which.
@@ -88,7 +93,13 @@ _BY_PLACE = frozenset({Kind.SCOPE, Kind.OTHER_BLOCKS})
 
 
 def _in_other_blocks(filling: Filling, pairs: Sequence[Pair]) -> None:
-    """Ask about pairs whose blocks are paired with others, and about blocks in the opposite order on the two sides."""
+    """Ask about pairs whose blocks are paired with others: at least as many pairs link each of the two blocks with one
+    other block of the list. Only lists with the same blocks are compared (`_go_together`). Also ask about blocks in the
+    opposite order on the two sides (`_crossed`).
+
+    Pairs of one name that are out of place by the same number of blocks at least twice are a way of writing the code,
+    and not asked about; nor are those of `_between_two_blocks`.
+    """
     votes: dict[_Lists, Counter[tuple[int, int]]] = defaultdict(Counter)
     places = [list(_places(t, s)) for t, s in pairs]
     for found in places:
@@ -119,10 +130,11 @@ def _in_other_blocks(filling: Filling, pairs: Sequence[Pair]) -> None:
 
 def _between_two_blocks(t: Unit, s: Unit, pairs: Sequence[Pair], blocks: int) -> bool:
     """Return whether the pair T, S is between two blocks on both sides, and one code counts it among the block before,
-    the other among the block after. BLOCKS is the difference of the numbers of its blocks on the two sides.
+    the other among the block after. BLOCKS is the difference of the numbers of its blocks on the two sides, which has
+    to be 1 or -1.
 
-    It has the same name and the same place among all layers: for example, `downsample` at the end of a stage, or at the
-    beginning of the next.
+    The names have a word and the last component in common, and the pair has the same place among all layers of other
+    modules in PAIRS: for example, `downsample` at the end of a stage, or at the beginning of the next.
     """
     same = abs(blocks) == 1 and s.path[-1:] == t.path[-1:] and similarity(t, s) > 0
     others = [(a, b) for a, b in pairs if a.path[:-1] != t.path[:-1]]
@@ -130,8 +142,9 @@ def _between_two_blocks(t: Unit, s: Unit, pairs: Sequence[Pair], blocks: int) ->
 
 
 def _go_together(votes: Counter[tuple[int, int]]) -> bool:
-    """Return whether two lists have the same blocks: most pairs link a block with the partner of most of its layers.
-    VOTES has (number in one list, number in the other) -> how many pairs link them.
+    """Return whether two lists have the same blocks: more than half of the pairs link a block of the first list with
+    that block of the second with which it has the most pairs. VOTES has (number in one list, number in the other) ->
+    how many pairs link them.
 
     If one side has a list of blocks and the other a list for each part, no partner has most of the layers.
     """
@@ -142,7 +155,11 @@ def _go_together(votes: Counter[tuple[int, int]]) -> bool:
 
 
 class _Rivals:
-    """Counts, for two lists of blocks, how many pairs link a block with another block than a given one."""
+    """Counts, for two lists of blocks, how many pairs link a block with another block than a given one.
+
+    Args:
+        votes: (number in the target's list, number in the source's list) -> how many pairs link them.
+    """
 
     def __init__(self, votes: Counter[tuple[int, int]]) -> None:
         self._rows: dict[int, Counter[int]] = defaultdict(Counter)
@@ -153,8 +170,8 @@ class _Rivals:
         self._best_of_columns = {j: found.most_common(2) for j, found in self._columns.items()}
 
     def votes_against(self, i: int, j: int) -> int:
-        """Return how many pairs link block I of the target with another block than J, or block J of the source with
-        another than I: the smaller of the two numbers.
+        """Return how many pairs link block I of the target with the one other block than J that has the most, or block
+        J of the source with the one other block than I that has the most: the smaller of the two numbers; 0 for none.
         """
         row = next((n for b, n in self._best_of_rows[i] if b != j), 0)
         column = next((n for a, n in self._best_of_columns[j] if a != i), 0)
@@ -164,11 +181,12 @@ class _Rivals:
 def _crossed(
     filling: Filling, inside: Mapping[int, Mapping[str, Pair]], lists: _Lists, votes: Counter[tuple[int, int]]
 ) -> None:
-    """Ask about blocks in the opposite order on the two sides, if each would also fit in the place of the other.
+    """Ask about blocks in the opposite order on the two sides, if each would also fit in the place of the other: what
+    both hold under equal paths has equal shapes, and they hold something equal. A block of LISTS goes to that block of
+    the source with which it has the most pairs, of at least two.
 
-    Blocks of one kind are compared in one pass: with the highest number before and the lowest after. Only blocks that
-    change their order with some other block are compared, and only kinds that hold something equal. INSIDE has number
-    of a block -> path inside of it -> pair; VOTES is as in `_go_together`.
+    Blocks of one kind (equal paths and shapes) are compared in one pass: with the highest number before and the lowest
+    after. INSIDE has number of a block -> path inside of it -> pair; VOTES is as in `_go_together`.
     """
     rows: dict[int, Counter[int]] = defaultdict(Counter)
     for (i, j), n in votes.items():
@@ -202,7 +220,8 @@ def _inverted(
     of_one: Sequence[tuple[int, int]], of_other: Sequence[tuple[int, int]]
 ) -> Iterator[tuple[tuple[int, int], int]]:
     """Yield ((i, j), m) for each pair of numbers (i, j) in OF_ONE that is in the opposite order to pairs in OF_OTHER; M
-    is the second number of the farthest of these. Pairs before it and after it are looked at separately.
+    is the second number of the farthest of these: the highest of those before, which is above j, or the lowest of those
+    after, which is below j. A pair with both is yielded twice.
 
     Both lists of pairs are sorted by i.
     """
@@ -230,7 +249,9 @@ def _shapes(unit: Unit) -> dict[str, tuple[int, ...]]:
 
 
 def _in_other_parts(filling: Filling, pairs: Sequence[Pair]) -> None:
-    """Ask about pairs of two names without a common word, if on both sides all neighbours are paired elsewhere."""
+    """Ask about pairs whose last names differ and have no word or meaning in common, if on both sides the partners of
+    all neighbours (two or more, in the same module) are in one module, and the pair's is not in it.
+    """
     of_t: dict[tuple[str, ...], list[Unit]] = defaultdict(list)
     of_s: dict[tuple[str, ...], list[Unit]] = defaultdict(list)
     for t, s in pairs:
@@ -247,15 +268,19 @@ def _in_other_parts(filling: Filling, pairs: Sequence[Pair]) -> None:
 
 
 class _Beside:
-    """The paths of the partners of all units in one module, from which `shared` computes what the paths have
-    in common.
+    """The paths of the partners of all units in one module, from which `shared` computes what the paths have in common.
+
+    Args:
+        units: these partners.
     """
 
     def __init__(self, units: Sequence[Unit]) -> None:
         self._paths = sorted(unit.path for unit in units)
 
     def shared(self, left_out: Unit) -> tuple[str, ...]:
-        """Return the common beginning of all partners' paths except that of LEFT_OUT; () if fewer than two remain."""
+        """Return the common beginning of all partners' paths except that of LEFT_OUT, one of them; () if fewer than two
+        remain.
+        """
         if len(self._paths) < 3:
             return ()
         first = self._paths[self._paths[0] == left_out.path]
@@ -276,8 +301,8 @@ _NUMBER, _AT_THE_END = re.compile(r"\d+"), re.compile(r"\d+$")
 
 
 def _places(t: Unit, s: Unit) -> Iterator[tuple[_Lists, tuple[int, int]]]:
-    """Yield ((list of the target, list of the source), (number of T in it, number of S in it)) for each two numbered
-    lists around a pair.
+    """Yield ((list of the target, list of the source), (number of T in it, number of S in it)) for each numbered list
+    around T with each numbered list around S.
     """
     for own, i in _numbered(t.path):
         for theirs, j in _numbered(s.path):
@@ -285,7 +310,10 @@ def _places(t: Unit, s: Unit) -> Iterator[tuple[_Lists, tuple[int, int]]]:
 
 
 def _numbered(path: Sequence[str]) -> list[tuple[str, int]]:
-    """Return (path with `{}` in place of its number, number) for each numbered block around a unit with this PATH."""
+    """Return (path to it with `{}` in place of its number, number) for each module around a unit with this PATH that
+    has a number in its name, the outermost first; of several numbers in one name, the first counts. [] if there are
+    none.
+    """
     out = []
     for place, part in enumerate(path[:-1]):
         found = _NUMBER.search(part)
@@ -304,7 +332,9 @@ def _is_number(unit: Unit) -> bool:
 
 
 def _in_any_block(unit: Unit) -> str:
-    """Return the path of UNIT with `{}` in place of the numbers of the blocks around it."""
+    """Return the path of UNIT with `{}` in place of numbers at the end of the names of the modules around it:
+    `h.3.block2.fc1` -> `h.{}.block{}.fc1`.
+    """
     return ".".join((*(_AT_THE_END.sub("{}", part) for part in unit.path[:-1]), *unit.path[-1:]))
 
 

@@ -25,12 +25,12 @@ _PADDING = 2
 
 def remedy(wanted: Shape, have: Shape, expr: Expr, kind: str | None, *, is_input: bool = False) -> Remedy | None:
     """Return an expression of sizes WANTED, and the question about it; None if no rule changes the sizes, or if a
-    tensor has no elements.
+    tensor has no elements. The rules for kernels are tried first, then the one for KIND.
 
     Args:
         wanted, have: the sizes in the model and in the source.
         expr: the tensor of the source, of sizes HAVE.
-        kind: "token" for a word table, "position" for a position table.
+        kind: "token" for a word table, "position" for a position table, None for others.
         is_input: whether the layer takes the inputs of the model, so that any number of channels is possible.
     """
     if 0 in (*wanted, *have):
@@ -45,7 +45,13 @@ def remedy(wanted: Shape, have: Shape, expr: Expr, kind: str | None, *, is_input
 
 def _of_kernel(wanted: Shape, have: Shape, expr: Expr, is_input: bool) -> Remedy | None:
     """Return a weight changed to another number of channels, frames, groups or dimensions, and the question about it;
-    else None. The arguments are as in `remedy`.
+    None if no rule fits. The arguments are as in `remedy`. Of these rules, the first that fits counts:
+
+    1. equal outputs and elements in two, four or five dimensions: reshaped (a linear layer over patches is a kernel);
+    2. a stack of matrices: a grouped layer;
+    3. a matrix, and its transpose with another number of dimensions;
+    4. another number of input channels, if the model's is 1 or a multiple of the source's, or with IS_INPUT;
+    5. a kernel for pictures repeated for frames, or one for frames summed.
     """
     if prod(wanted) == prod(have) and wanted[:1] == have[:1] and {len(wanted), len(have)} <= {2, 4, 5}:
         reason = Reason.PATCHES if 2 in (len(wanted), len(have)) else Reason.RESHAPED
@@ -70,8 +76,9 @@ def _of_kernel(wanted: Shape, have: Shape, expr: Expr, is_input: bool) -> Remedy
 
 
 def _by_pixels(wanted: Shape, have: Shape, expr: Expr) -> tuple[Expr, ...]:
-    """Return [the kernel for patches, if the linear layer takes all channels of one pixel, then of the next, and so
-    on]; () if neither of the two is a linear layer.
+    """Return the other way to change a linear layer over patches into a kernel, or a kernel into a linear layer, as a
+    tuple of one expression of sizes WANTED: it is right if the linear layer takes all channels of one pixel, then those
+    of the next, and so on. () unless exactly one of WANTED and HAVE has two dimensions. EXPR has the sizes HAVE.
     """
     if len(have) == 2 < len(wanted):
         pixels = ex.reshape(expr, (wanted[0], *wanted[2:], wanted[1]))
@@ -82,8 +89,9 @@ def _by_pixels(wanted: Shape, have: Shape, expr: Expr) -> tuple[Expr, ...]:
 
 
 def _of_groups(wanted: Shape, narrow: Shape, have: Shape, expr: Expr) -> tuple[Expr, ...]:
-    """Return the ways in which a stack of matrices can be one grouped layer, with the outputs of each matrix as rows;
-    () if there are none.
+    """Return the ways in which a stack of matrices can be one grouped layer, with the outputs of each matrix as rows:
+    with the outputs in the last dimension of the stack (transposed), then with the outputs in its second dimension. ()
+    if the sizes fit neither.
 
     Args:
         wanted, narrow: the sizes of that layer, and its sizes other than 1.
@@ -100,8 +108,9 @@ def _of_groups(wanted: Shape, narrow: Shape, have: Shape, expr: Expr) -> tuple[E
 
 
 def of_rows(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
-    """Return a word table or an output layer for another vocabulary, cut off or filled up with the mean, and the
-    question about it. None if more than the number of rows differs, or nothing.
+    """Return a word table or an output layer EXPR for another vocabulary, cut off at the end or filled up with the mean
+    of its rows, and the question about it. None if more than the number of rows differs, or nothing, or if a tensor has
+    no elements.
     """
     if 0 in (*wanted, *have) or not wanted or len(wanted) != len(have):
         return None
@@ -113,8 +122,13 @@ def of_rows(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
 
 
 def _of_positions(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
-    """Return a position table for another number of positions, a grid with 0 to 2 rows before it or a sequence, and the
-    question about it. None for other tensors.
+    """Return a position table for another number of positions, and the question about it; None for other tensors.
+
+    Behind a prefix of 1, 0 or 2 rows, in this order, both tables may be square grids: then the grid is resampled. Else,
+    tables of two dimensions are sequences, with an option:
+    one that is at most 2 rows longer loses them at the start, another longer one at the end (option: the other end);
+    one that is at most 2 rows shorter gets zeros at the start, another shorter one is resampled (option: the mean of
+    the rows as new rows at the end). The arguments are as in `remedy`.
     """
     if len(wanted) < 2 or len(have) < 2 or wanted[-1] != have[-1] or prod(wanted[:-2]) != 1 or prod(have[:-2]) != 1:
         return None
@@ -157,10 +171,10 @@ RULES = {
 
 def of_channels(wanted: Shape, have: Shape, expr: Expr) -> tuple[Expr, Question[Expr]] | None:
     """Return the kernel [out, in, …] by the likeliest rule, and the question about it with the other rules as options.
-    None if anything but the number of input channels differs.
+    None if anything but the number of input channels differs, or if it does not have three to five dimensions.
 
     Args:
-        wanted, have: the sizes in the model and in the file, which differ only in the second number.
+        wanted, have: the sizes in the model and in the file, which differ in the second number.
         expr: the kernel of the file, of sizes HAVE.
     """
     if len(wanted) != len(have) or len(wanted) not in (3, 4, 5) or wanted[:1] + wanted[2:] != have[:1] + have[2:]:
@@ -196,7 +210,9 @@ def _fewer(wanted: Shape, have: int, x: Expr) -> dict[str, Expr]:
 
 
 def rule_of(expr: Expr) -> str:
-    """Return the rule for input channels (a key of RULES) that made the kernel EXPR, told from its operations."""
+    """Return the rule for input channels (a key of RULES) that made the kernel EXPR, told from its operations. An
+    expression that none of the rules made gives "first" or another wrong rule.
+    """
     operations = set(expr.operations())
     if not operations.isdisjoint(("sum", "add")):
         return "mean" if not operations.isdisjoint(("scale", "repeat")) else "sum"
@@ -206,8 +222,8 @@ def rule_of(expr: Expr) -> str:
 
 
 def by_rule(mapping: Mapping, rule: str) -> Mapping:
-    """Return MAPPING with RULE applied to every kernel of another number of input channels; their questions are
-    answered.
+    """Return MAPPING with RULE, a key of RULES, applied to every kernel with an open question about its input channels,
+    which is answered. Other entries stay.
 
     Raises:
         RuleError: the rule cannot make the channels of the model from those of the file.

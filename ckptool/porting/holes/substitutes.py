@@ -22,16 +22,20 @@ from .remedies import of_rows, remedy
 
 
 def substitute(filling: Filling) -> None:
-    """Fill units that have no partner of equal shape, by the rules of the table `SUBSTITUTES`. Most of the results are
-    guesses.
+    """Fill units that have no partner of equal shape, by the rules of the table `SUBSTITUTES`, in its order. Most of
+    the results are guesses.
     """
     for rule in SUBSTITUTES:
         rule.run(filling)
 
 
 def _averages(filling: Filling) -> None:
-    """Fill the running average (EMA) of a tensor of the model from the average that the source stores of the
-    same tensor.
+    """Fill the running average (EMA) of a tensor of the model from the average that the source stores of the same
+    tensor, with the questions about that tensor.
+
+    Beside the average, in the same module, is one filled tensor of its shape, made of one source key, and no other
+    average of that shape without a source. The source has one average of the sizes of that key in the key's module, or
+    in the module around it.
     """
     entries, made = filling.source.signature.entries, filling.target.assembly
     kept = [key for key in entries if is_average((key.rpartition(".")[2],))]
@@ -59,7 +63,10 @@ def _holds(module: str, key: str) -> bool:
 
 
 def _leftovers(filling: Filling) -> None:
-    """Fill several layers of one side from one layer of the other, or one from several. All results are guesses."""
+    """Fill several layers of one side from one layer of the other, or one from several (`left_over.parts`), segment
+    tables with zeros (`segments`), and layers of all blocks from one layer (`shared`). The results are guesses, unless
+    the source's code answers the question.
+    """
     for propose in (leftovers.parts, leftovers.segments, leftovers.shared):
         used = {key for filled in filling.holes.values() for key in filled.expr.keys()}  # noqa: SIM118
         cells = filling.matcher.cells
@@ -75,8 +82,9 @@ def _leftovers(filling: Filling) -> None:
 
 
 def _near_misses(filling: Filling) -> None:
-    """Fill tensors from sources of the same name or place with other sizes, if a rule is known. All results
-    are guesses.
+    """Fill tensors from sources of the same name or place (with other sizes, if a rule is known), until that changes
+    the sizes of no more tensors. Results with other sizes are guesses, unless the code or the sizes show how to change
+    them.
     """
     joined: list[Unit] = []
     while _near_misses_once(filling, joined):  # what was joined is a neighbour of what comes before it
@@ -84,9 +92,11 @@ def _near_misses(filling: Filling) -> None:
 
 
 def _near_misses_once(filling: Filling, joined: list[Unit]) -> bool:
-    """Fill each tensor without a source from an unused unit of the source, if only one resembles its unit: with the
-    tensor as it is if the names agree or JOINED is not empty, or changed to the model's sizes if a rule for that is
-    known. Units of the target whose tensors were changed are added to JOINED. Return whether there were any.
+    """Fill each tensor without a source from an unused unit of the source, if only one is alike (`Filling.alike`, or
+    else `_cuts_patches`): with the tensor as it is if the sizes are equal, and the names agree or JOINED is not empty,
+    or changed to the model's sizes if a rule for that is known (`remedy`). New heads are left out.
+
+    Units of the target whose tensors were changed are added to JOINED. Return whether there were any.
     """
     new = set(map(id, filling.matching.new))  # another head is not filled for its shape
     free_t = [u for u in filling.matching.free_targets if u.main.name not in filling.holes and id(u) not in new]
@@ -133,7 +143,7 @@ def _near_misses_once(filling: Filling, joined: list[Unit]) -> bool:
 
 def _cuts_patches(t: Unit, s: Unit) -> bool:
     """Return whether T is a linear layer over patches, as the model's code shows, and S a kernel with as many numbers
-    for each of as many outputs.
+    for each of as many outputs. False if the words of their names exclude each other.
     """
     own, theirs = t.main.shape, s.main.shape
     if not t.main.entry.facts.pixels or len(theirs) < 4 or hard_conflict(t.words, s.words):
@@ -142,9 +152,8 @@ def _cuts_patches(t: Unit, s: Unit) -> bool:
 
 
 def _is_looked_up(filling: Filling, t: Unit) -> bool:
-    """Return whether T, a table whose name says nothing, is a word table.
-
-    It is if the model looks up its rows, and it is the only table or another layer without a source has as many rows.
+    """Return whether T, a table whose name says nothing, is a word table: the model looks up its rows, and it is the
+    only such table or another unit without a source has as many rows.
     """
     tables = [u for u in filling.matcher.cells.targets if u.main.entry.how == "embedding"]
     others = (u for u in filling.matching.free_targets if u is not t)
@@ -152,7 +161,10 @@ def _is_looked_up(filling: Filling, t: Unit) -> bool:
 
 
 def _other_vocabulary(filling: Filling, wanted: Shape, have: Shape) -> None:
-    """Fill output layers over a vocabulary, if the word table has WANTED sizes in the model and HAVE in the source."""
+    """Fill output layers over a vocabulary, with a question, if the word table has WANTED sizes in the model and HAVE
+    in the source. A layer of the model without a source has WANTED[0] rows, and exactly one unit of the source with
+    HAVE[0] rows is alike (`Filling.alike`).
+    """
     for t in filling.matching.free_targets:
         near = [s for s in filling.matching.free_sources if s.main.shape[:1] == have[:1] and filling.alike(t, s)]
         if t.main.name in filling.holes or t.main.shape[:1] != wanted[:1] or len(near) != 1:
@@ -166,8 +178,8 @@ def _other_vocabulary(filling: Filling, wanted: Shape, have: Shape) -> None:
 
 
 def _takes_inputs(filling: Filling, t: Unit) -> bool:
-    """Return whether T is the first unit with its number of dimensions to run (or to be registered, if the order of
-    execution is unknown).
+    """Return whether T is the first unit of the model with its number of dimensions to run; units that are not known to
+    run do not count. If it is not known when T runs, whether it is the first of them in the state dict.
     """
     others = (u for u in filling.matcher.cells.targets if u is not t and len(u.main.shape) == len(t.main.shape))
     if t.used is None:
@@ -176,7 +188,9 @@ def _takes_inputs(filling: Filling, t: Unit) -> bool:
 
 
 def _follows_its_channels(filling: Filling, t: Unit) -> bool:
-    """Return whether the layer before T is a convolution with as many outputs as T, a convolution, has inputs."""
+    """Return whether the last unit of the model before T, in the order of use, with as many dimensions has as many
+    outputs as T, a convolution of four or five dimensions, has inputs. False if that order is not known.
+    """
     before = [
         u for u in filling.matcher.cells.targets if u.used is not None and t.used is not None and u.used < t.used
         if len(u.main.shape) == len(t.main.shape)
@@ -186,8 +200,8 @@ def _follows_its_channels(filling: Filling, t: Unit) -> bool:
 
 
 def _is_its_transpose(t: Unit, s: Unit) -> bool:
-    """Return whether T is a transposed 1d convolution with one output channel, and S the matrix of a linear layer with
-    its sizes.
+    """Return whether T is a transposed 1d convolution with one output channel, and S a matrix of the sizes [size of the
+    kernel of T, inputs of T].
 
     The model overlaps the frames that the convolution makes of each input; the sizes show how the matrix is transposed.
     """
@@ -196,7 +210,9 @@ def _is_its_transpose(t: Unit, s: Unit) -> bool:
 
 
 def _of_other_sizes(filling: Filling) -> None:
-    """Note, for the refusal, the tensor of other sizes in the place of each tensor without a source."""
+    """Note in `misses`, for the refusal, the tensor of the source of other sizes in the place of each tensor without a
+    source, if exactly one unit of the source without a partner is alike.
+    """
     for t in filling.matching.free_targets:
         near = [s for s in filling.matching.free_sources if filling.alike(t, s)]
         if t.main.name not in filling.holes and len(near) == 1:
@@ -208,9 +224,10 @@ def _of_other_sizes(filling: Filling) -> None:
 
 def _as_code_lists_pixels(t: Unit, s: Unit, expr: Expr, question: Question[Expr]) -> tuple[Expr, Question[Expr]]:
     """Return EXPR, a reshaped weight for patches, in the order in which code lists their pixels, and QUESTION as
-    answered.
+    answered, with the other orders as options. T and S are the two layers.
 
-    If the forward pass of the code with the linear layer does not show this order, both are returned as they are.
+    If it is no such weight, or if the forward pass of the code with the linear layer does not show this order, both are
+    returned as they are.
     """
     flat, kernel = (s, t) if len(s.main.shape) == 2 else (t, s)
     order = flat.main.entry.facts.pixels
@@ -231,7 +248,9 @@ def _as_code_lists_pixels(t: Unit, s: Unit, expr: Expr, question: Question[Expr]
 
 
 def _tied_sources(filling: Filling) -> None:
-    """Fill tensors without a source from keys that the source ties to a tensor used elsewhere."""
+    """Fill units without a source from keys that the source ties to another tensor: the key with the shape and the last
+    two components of the model's key. Of several, the one with the same key counts; without it, nothing is filled.
+    """
     tied = [e for e in filling.source.signature.entries.values() if e.tied is not None]
     for t in filling.matching.free_targets if tied else ():
         hole = t.main.name
@@ -246,7 +265,9 @@ def _tied_sources(filling: Filling) -> None:
 
 
 def _tables_of_words(filling: Filling) -> list[Pair]:
-    """Return the pairs (target, source) of word tables."""
+    """Return the pairs (target, source) of word tables that fill a hole: the name of the source says so, or the model
+    looks up rows of the target, whose name says nothing else of an embedding.
+    """
     pairs = {id(t): (t, s) for t, s in filling.unit_of.values()}
     return [
         (t, s)
@@ -257,7 +278,9 @@ def _tables_of_words(filling: Filling) -> list[Pair]:
 
 
 def _tied_tables(filling: Filling) -> None:
-    """Fill a second word table (of encoder or decoder) from the source's word table, with a question."""
+    """Fill a second word table (of encoder or decoder) from the source's word table, with a question, if exactly one
+    filled word table of the model has its sizes, and the model looks up rows of both.
+    """
     tables = [t for t in filling.matching.free_targets if label_of(t, "embedding") == "token"]
     words = [(t, s) for t, s in _tables_of_words(filling) if t.main.entry.how == "embedding"] if tables else []
     for t in tables:
@@ -269,9 +292,11 @@ def _tied_tables(filling: Filling) -> None:
 
 def _tied_heads(filling: Filling) -> None:
     """Fill an output layer that the source lacks from its word embedding of the same sizes: the two are most likely
-    tied.
+    tied. It is a question unless the source ties some key to the table, or `_was_beside`. Doubts about the table are
+    copied.
 
-    If the layer also has a bias that the source lacks, it is a new layer, unless its name says that it is over words.
+    An output layer is one by its name, or the last linear layer that the model uses. If the layer also has a bias that
+    the source lacks, it is a new layer, unless its name says that it is over words.
     """
     tokens = _tables_of_words(filling)
     used = [t.used for t in filling.matcher.cells.targets if t.used is not None and len(t.main.shape) > 1]

@@ -26,11 +26,12 @@ _PARTS = 3
 
 
 def doubt_thirds(filling: Filling) -> None:
-    """Ask in which order the source's code takes the three parts of a layer's output, unless both codes call them by
-    the same names.
+    """Ask in which order the source's code takes the three parts of a layer's output (`_are_thirds`), unless both codes
+    call them by the same names. The options are the five other orders.
 
     Code that cuts in an order of its own may join in one, too, so layers of the same module that take two tensors of
-    one size are asked about as well.
+    one size are asked about as well, unless both codes show the same; the option is the other order of the columns.
+    Only layers of `_written_anew` are asked about, and none if the two sides have the same names.
     """
     if filling.same_names:
         return
@@ -50,7 +51,10 @@ def doubt_thirds(filling: Filling) -> None:
 
 
 def _written_anew(filling: Filling) -> Iterator[tuple[Unit, Unit, Filled, Piece]]:
-    """Yield (layer of the model, of the source, hole, tensor) for each tensor that one tensor of other code fills."""
+    """Yield (layer of the model, of the source, what fills the hole, tensor of the model) for each tensor that other
+    code may have cut in another way. The pair has no equal names (also not in its last two components) and not the same
+    code, and the tensor is not joined from several (`cat`).
+    """
     for t, s in filling.matching.pairs:
         if t.told_by(Kind.NAME) or t.path[-2:] == s.path[-2:] or filling.same_code(t, s):
             continue
@@ -61,8 +65,9 @@ def _written_anew(filling: Filling) -> Iterator[tuple[Unit, Unit, Filled, Piece]
 
 
 def _are_thirds(parts: Sequence[Part], rows: int) -> bool:
-    """Return whether PARTS are three of one size with names that no rule knows, and a tensor with ROWS rows holds these
-    parts of one layer, or of several, one layer after the other.
+    """Return whether PARTS are three of one size, with three different names, none of them empty, and a tensor with
+    ROWS rows holds these parts of one layer, or of several, one layer after the other. False if all names mean parts of
+    projections, or if two of them mean scale and shift: other rules know these.
     """
     names = {part.name for part in parts} - {""}
     sizes = {part.size for part in parts}
@@ -79,9 +84,9 @@ def _names(unit: Unit) -> tuple[str, ...]:
 
 
 def _other_orders(whole: Expr, dim: int, size: int, count: int, layers: int = 1) -> list[Expr]:
-    """Return WHOLE with its COUNT parts in each order but the present one, turned round first.
+    """Return WHOLE with its COUNT parts in each order but the present one, the opposite order first.
 
-    It has LAYERS times SIZE numbers along DIM, and the parts of each layer get the same order.
+    It has LAYERS times SIZE numbers along dimension DIM, and the parts of each layer get the same order.
     """
     wide = size // count
     cut_up = [ex.part(whole, dim, wide * n, wide * (n + 1)) for n in range(count * layers)]

@@ -3,13 +3,17 @@
 The words of this package, beside those of `ckptool.porting`:
 
     TARGETS, SOURCES  units (or scopes) of the two sides, as a rule those of one cell.
-    cell              as in `ckptool.porting`. A rule that splits cells returns whether it split any. The cell of an
-                      LSTM is called a recurrent cell.
+    colour            the shape of a unit, without dimensions of size 1, and its kind (`Unit.colour`). Only units of one
+                      colour are partners.
+    cell              as in `ckptool.porting`. A rule that splits cells returns whether it split any. An open cell holds
+                      units of both sides that are not yet one pair. The cell of an LSTM is called a recurrent cell.
+    decided           said of a pair that is alone in its cell. It may have a question; without one, it is certain.
     scope             a module around units. Scopes are paired first, and their units inside of them.
     beside            in the same module; of layers in a forward pass: parallel, so that neither takes the other's
                       output. A neighbour of a unit is in its module, or directly before or after it in an order.
     series            paths that differ in one number: `blocks.{}.norm1`.
     block             a module in a numbered list of modules with equal contents (`layers.3`).
     order             the order of registration, of execution, or of the numbers in names.
-    word, label       a part of a name (`q`, `proj`), and what it means ("query"): `words` has the vocabulary.
+    word, label       a part of a name (`q`, `proj`), and what it means ("query"): `words` has the vocabulary. For
+                      `Cells.split`, a label is any value that means the same on both sides.
 """

@@ -19,11 +19,12 @@ _MOST = 8
 
 
 def along_branches(cells: Cells) -> dict[int, Hashable]:
-    """Return `id` of a unit -> label, equal for a unit of the target and a unit of the source that are in one branch:
-    the target by the flow of the forward pass, the source by a word in its name.
-
-    All units of a cell get a label, or none does. If the flow of the source's code is known, it has to agree. If not, a
-    name may say what a layer takes and not where its output goes; the caller makes that pair a question.
+    """Return `id` of a unit -> label, ("along", path of the source), equal for a unit of the target and a unit of the
+    source that are in one branch: the target by the flow of the forward pass, the source by a word in its name.
+    Only open cells with equally many units of both sides, at most 8 of each, are looked at, and only certain pairs in
+    the blocks of their targets. All units of a cell get a label if each target has a source of its own; else none does.
+    If the flow of the source's code is known, it has to agree. If not, a name may say what a layer takes and not where
+    its output goes; the caller makes that pair a question.
     """
     decided: dict[Path, list[Pair]] = defaultdict(list)
     for pair in cells.pairs():
@@ -42,9 +43,11 @@ def along_branches(cells: Cells) -> dict[int, Hashable]:
 
 def _found(targets: Sequence[Unit], sources: Sequence[Unit], beside: Sequence[Pair]) -> dict[int, Unit]:
     """Return `id` of a target -> the source whose name shares a word with the partner of a layer along the target's
-    branch. Only words that no other source has count.
-
-    BESIDE has certain pairs of the same blocks. Targets for which several sources, or none, are found are left out.
+    branch. Only words that no other of SOURCES has count.
+    A layer of BESIDE, certain pairs of the same blocks, is along the branch if its output flows only into this one of
+    TARGETS, or if only this one flows into it. The partner has to share such words with one source only; if the flow of
+    that source is known, the same has to hold between the source and the partner. Targets for which no source, or
+    several, are found are left out.
     """
     said = [set(words_of(s.path)) for s in sources]
     own = [words - set().union(*(other for other in said if other is not words)) for words in said]

@@ -27,7 +27,8 @@ DoubtOf = Callable[[Unit, Unit, "list[Unit]", "list[Unit]"], "Question[Unit] | N
 
 
 class Cells:
-    """All units of two sides, grouped in cells: a cell holds the units of both sides that may still be partners.
+    """All units of two sides, grouped in cells: a cell holds the units of both sides that may still be partners. At
+    first, all units of one colour are in one cell.
 
     Attributes:
         targets, sources: the units.
@@ -60,7 +61,7 @@ class Cells:
 
     def open(self) -> list[_Cell]:
         """Return the cells that can still be split, as (targets, sources): those with units of both sides, and more
-        than one unit of a side.
+        than one unit of a side. They are in the order of their first targets.
         """
         return [self._held[cell] for cell in self._in_order(self._open)]
 
@@ -70,7 +71,7 @@ class Cells:
         return len(targets) == len(sources)
 
     def pairs(self) -> list[Pair]:
-        """Return the decided pairs (target, source), those that are alone in their cell, in the order of the target."""
+        """Return the decided pairs (target, source), those that are alone in their cell, in the order of `targets`."""
         if self._pairs is None:
             self._pairs = [self.pair_of[cell] for cell in self._in_order(self.pair_of)]
         return self._pairs
@@ -88,18 +89,20 @@ class Cells:
         doubt: Question[Unit] | None = None,
         doubt_of: DoubtOf | None = None,
     ) -> bool:
-        """Split cells by a label: the units with a label that both sides have equally often leave their cell for a new
-        cell. Return whether any did.
+        """Split cells by a label: the units with a label that both sides of a cell have equally often leave it for a
+        new cell. A label that all units of a cell have splits nothing. Return whether any unit left its cell.
 
         Args:
             evidence: what the label comes from; units that leave note it.
             label_of: returns the label of a unit, given the unit and whether it is of the target; None for no label.
-            mode: when a cell is split. "some": always. "all": if both sides have every label equally often. "fair": if
-                all other labels are on one side only, so that units without a label on the other side may be theirs.
-                "one": only labels of a single pair count.
+                Units without one stay, except with mode "all".
+            mode: when a cell is split. "some": always. "all": if both sides have every label (also None) equally often.
+                "fair": if the function `fair` says so. "one": only labels that exactly one unit of each side has count.
             cells: the cells to look at; all open ones if None.
-            doubt: a question about every pair that is made, or None.
-            doubt_of: returns the question about a pair, or None.
+            doubt: a question that all units of a split cell get: each target that leaves, with the other sources of the
+                cell as options; each source that leaves, without options; each other unit of the cell, with the sources
+                that leave. None for no question.
+            doubt_of: returns that question, or None, for a target and a source that leave as a pair, if DOUBT is None.
         """
         moved: dict[int, _Cell] = {}
         for targets, sources in self.open() if cells is None else cells:
@@ -128,7 +131,7 @@ class Cells:
 
     def pair_off(self, evidence: Evidence, pairs: Iterable[Pair], doubt_of: DoubtOf) -> list[Pair]:
         """Move each of PAIRS, (target, source) of one open cell, to a new cell. Its units note EVIDENCE. DOUBT_OF
-        returns the question about a pair, or None.
+        returns the question about a pair, or None; the other units of the cell get it, too (see `split`).
 
         Returns:
             The pairs that are decided now: PAIRS, and pairs of two units that are left alone in their cell.
@@ -150,11 +153,12 @@ class Cells:
         doubt: Question[Unit] | None,
         doubt_of: DoubtOf | None,
     ) -> dict[int, _Cell]:
-        """Move the units of each of PARTS, (targets, sources), from CELL to a new cell, where they note EVIDENCE. They,
-        and the units that stay, get the question DOUBT or, for parts of one target and without DOUBT, that of DOUBT_OF.
+        """Move the units of each of PARTS, (targets, sources), from CELL to a new cell, where they note EVIDENCE; the
+        targets also note in `told` what was excluded. They, and the units that stay, get the question DOUBT or, for
+        parts of one target and without DOUBT, that of DOUBT_OF (see `split`).
 
         Return number -> units of the new cells and of what is left of CELL, also if that is nothing; {} if there are no
-        parts.
+        parts. The lists of this object are not updated (see `_settle`).
         """
         targets, sources = cell
         before = targets[0].cell
@@ -185,8 +189,8 @@ class Cells:
         return moved
 
     def join(self, target: Unit, source: Unit) -> None:
-        """Pair TARGET and SOURCE, units of different sizes in two cells, which a rule for different sizes found: they
-        move to a new cell, so that rules about neighbours count them as a pair.
+        """Pair TARGET and SOURCE, units of two different cells, which a rule for different sizes found: they move to a
+        new cell, so that rules about neighbours count them as a pair. They note no evidence.
         """
         moved: dict[int, _Cell] = {}
         self._count += 1
@@ -197,8 +201,8 @@ class Cells:
         self._settle(moved | {self._count: ([target], [source])})
 
     def _settle(self, moved: Mapping[int, _Cell]) -> None:
-        """Update the lists of open cells and of pairs for the cells in MOVED (number -> units), which are new or have
-        lost units.
+        """Update the lists of cells, of open cells and of pairs for the cells in MOVED (number -> units), which are new
+        or have lost units. A cell without units is removed.
         """
         for cell, (targets, sources) in moved.items():
             self._held.pop(cell, None)
@@ -219,10 +223,12 @@ def _still_in(cell: int, units: Iterable[Unit]) -> list[Unit]:
 
 
 def fair(by_label: Mapping[Hashable, tuple[Sequence[object], Sequence[object]]]) -> bool:
-    """Return whether a split by labels leaves equally many units of both sides: each label is as often on both sides,
-    or on one side only, where units without a label on the other side may have it.
+    """Return whether a split by labels is fair to units without a label: both sides have equally many units, and each
+    label is as often on both sides, or on one side only, the same side for all such labels. Units without a label on
+    the other side may then have these labels.
 
-    BY_LABEL has label -> (targets, sources); None is the label of units without one.
+    BY_LABEL has label -> (targets, sources); None is the label of units without one, which may be on both sides in any
+    number.
     """
     sizes = {value: (len(t), len(s)) for value, (t, s) in by_label.items()}
     uneven = [pair for value, pair in sizes.items() if value is not None and pair[0] != pair[1]]
@@ -232,12 +238,14 @@ def fair(by_label: Mapping[Hashable, tuple[Sequence[object], Sequence[object]]])
 
 
 def of(labels: Mapping[int, Hashable], unit: object, _: bool) -> Hashable:
-    """Return the label of UNIT in LABELS, a dict by `id`; None if it has none. For `Cells.split`."""
+    """Return LABELS[id(UNIT)]; None if it is not there. For `Cells.split`, which also says whether the unit is of the
+    target; that does not count.
+    """
     return labels.get(id(unit))
 
 
 def said(group: Group, item: _Worded, _: bool) -> str | None:
     """Return the label ("query") that the words of ITEM, a unit or scope, have in GROUP; None if they have none. For
-    `Cells.split`.
+    `Cells.split`, which also says whether the item is of the target; that does not count.
     """
     return label(group, item.words)

@@ -23,8 +23,8 @@ _SURE = frozenset({Kind.NAME, Kind.SCOPE, Kind.WORDS, Kind.TENSORS, Kind.CLASS})
 
 
 class Classes:
-    """The classes of modules of both sides, and which path inside of a class corresponds to which path inside of a
-    class of the other side.
+    """The classes of modules of both sides (see `_places`), and the rule that splits cells by paths inside of modules
+    of two corresponding classes.
     """
 
     def __init__(self, cells: Cells, scopes: Scopes) -> None:
@@ -35,6 +35,12 @@ class Classes:
     def split(self) -> bool:
         """Split cells by pairs that shapes and names decided in other modules of the same class. Return whether any
         cell was split.
+
+        Certain pairs show which path inside of a class goes to which path inside of a class of the source. Their
+        evidence is only equal names, words, the tensors that they hold, scopes or classes; modules in which only an
+        order placed a pair do not count. Two classes correspond if at least two paths always go together, and no path
+        of the target's class has an exception. The first two classes that split a cell end the search; the targets that
+        they split off note it in `settled`.
         """
         relations: dict[tuple[int, int], Relation[_Path]] = defaultdict(Relation)
         for t, s in self._cells.pairs():
@@ -60,7 +66,7 @@ class Classes:
 
     def _in(self, kind: int, units: list[Unit]) -> dict[int, _Path]:
         """Return `id` of a unit -> its path inside of the module of the class with the number KIND that holds it; of
-        the outermost such module if they are nested. Other UNITS are left out.
+        the outermost such module if they are nested. Those of UNITS that are in no such module are left out.
         """
         every = ((unit, place) for unit in units for place in reversed(self._places[id(unit)].values()))
         return {id(unit): path for unit, (own, path) in every if own == kind}
@@ -68,10 +74,11 @@ class Classes:
 
 def _places(units: list[Unit]) -> dict[int, dict[int, _Place]]:
     """Return `id` of a unit -> depth -> (number of the class of the module at this depth of its path, path inside of
-    that module).
+    that module), for each of UNITS, of one side. Depths of modules without a class are left out.
 
-    Modules are of one class if they have the same names inside. There have to be several of them, with more than two
-    units each. A list of layers that all have one number of dimensions is no class: its members have no names.
+    Modules are of one class if the paths of the units inside are equal. A class has at least two modules, with more
+    than two units each; each side numbers its own. A list of single layers that all have one number of dimensions is no
+    class: its members have no names.
     """
     inside: dict[_Path, set[_Path]] = defaultdict(set)
     named: set[_Path] = set()

@@ -34,8 +34,8 @@ def direction(couples: Iterable[tuple[Member, Member]]) -> int:
     the couples show neither, or both.
 
     Args:
-        couples: two members each, as (number in the target's list, number in the source's list); members with equal
-            numbers are ignored.
+        couples: two members each, as (number in the target's list, number in the source's list); couples with equal
+            numbers in the target's list are ignored.
     """
     up = {(a[0] < b[0]) == (a[1] < b[1]) for a, b in couples if a[0] != b[0]}  # type: ignore[operator]
     return 0 if len(up) != 1 else 1 if up == {True} else -1
@@ -45,6 +45,9 @@ def counted(own: Collection[Number], theirs: Collection[Number], known: Collecti
     """Return 1 if two lists are counted from the same end, -1 if from opposite ends, 0 if the known pairs contradict
     both. Without known pairs it is 1.
 
+    Lists of equal lengths are paired in the order of their numbers, from the same end or from opposite ends; the first
+    way that is in one order with all known pairs is returned. With different lengths, only the known pairs count; it is
+    1 if they have fewer than two numbers of the target.
     Args:
         own, theirs: the numbers of the members to be paired.
         known: (number of the target, number of the source) of other members of the two lists that are paired.
@@ -62,7 +65,8 @@ def counted(own: Collection[Number], theirs: Collection[Number], known: Collecti
 
 
 def turned(own: Mapping[int, Hashable], theirs: Mapping[int, Hashable]) -> bool:
-    """Return whether the contents of two lists are equal only if one list is read from its end.
+    """Return whether the contents of two lists, in the order of the numbers, differ, and are equal if one list is read
+    from its end.
 
     OWN and THEIRS have number of a member -> its contents.
     """
@@ -71,9 +75,12 @@ def turned(own: Mapping[int, Hashable], theirs: Mapping[int, Hashable]) -> bool:
 
 
 def backwards(pairs: Collection[tuple[Unit, Unit]]) -> set[tuple[Row, Row]]:
-    """Return (list of the target, list of the source) for lists whose members with different contents are in opposite
-    order. A list whose members are all alike counts if several lists in the same module show it.
+    """Return (list of the target, list of the source) for lists whose members go to each other in opposite order: all
+    couples of members whose contents (colours of their paired units) differ show it. If no contents differ, a list
+    counts if all its couples are in opposite order, and at least two other lists in the same two modules show it and
+    none shows the same order.
 
+    Of a list with more than 24 members, 24 to 47 are compared.
     Args:
         pairs: the pairs (target, source) so far.
     """
@@ -98,14 +105,17 @@ def backwards(pairs: Collection[tuple[Unit, Unit]]) -> set[tuple[Row, Row]]:
 
 
 def _around(both: tuple[Row, Row]) -> tuple[Row, Row]:
-    """Return the paths of the modules around two lists, (list of the target, list of the source)."""
+    """Return (path of the module around the list of the target, path of that around the list of the source) for BOTH
+    lists; "" for the outermost module.
+    """
     own, theirs = (row.rstrip(".").rpartition(".")[0] for row in both)
     return own, theirs
 
 
 def of_unlike_sizes(pairs: Collection[tuple[Unit, Unit]]) -> set[int]:
-    """Return the `id` of targets in lists with three or more members of different sizes that go to one list of the
-    source, with all numbers equal or shifted by one amount. That does not happen by chance.
+    """Return the `id` of targets in series that go to one series of the source with all numbers equal or shifted by one
+    amount, if the pairs have at least three targets of at least three different shapes there. That does not happen by
+    chance.
 
     Args:
         pairs: (target, source) that may be partners.
@@ -126,8 +136,8 @@ def of_unlike_sizes(pairs: Collection[tuple[Unit, Unit]]) -> set[int]:
 
 
 def rows(path: Sequence[str]) -> list[tuple[Row, int]]:
-    """Return the lists around a path, each with the path's number in it: `blocks.3.norm1` gives ("blocks.", 3) and
-    ("blocks.3.norm", 1).
+    """Return the lists around a path, the outermost first, each with the path's number in it: `blocks.3.norm1` gives
+    ("blocks.", 3) and ("blocks.3.norm", 1). [] for a path without numbers.
     """
     text = ".".join(path)
     return [(text[: found.start()], int(found[0])) for found in NUMBER.finditer(text)]

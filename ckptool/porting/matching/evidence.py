@@ -49,18 +49,22 @@ class Evidence:
 
     @property
     def is_order(self) -> bool:
-        """Return whether this evidence comes from the order of registration or of execution."""
+        """Return whether this evidence comes from the order of registration or of execution: a rank there, or
+        neighbours.
+        """
         return self.kind in (Kind.RANK, Kind.BETWEEN, Kind.AFTER, Kind.BEFORE, Kind.FOLLOWS)
 
     @property
     def is_rank(self) -> bool:
-        """Return whether this evidence is a place among look-alikes, of which both sides have equally many."""
+        """Return whether this evidence is a place among look-alikes, in an order or by their numbers; both sides have
+        equally many of them.
+        """
         return self.kind in (Kind.RANK, Kind.NUMBERS)
 
     @property
     def supports(self) -> bool:
-        """Return whether this evidence alone is enough for a pair: it comes from a name, or from the neighbours on both
-        sides.
+        """Return whether this evidence alone is enough for a pair: equal or similar names, other blocks, a name after a
+        companion or along a branch, the neighbours on both sides, or a place directly behind a pair (`_STRONG`).
         """
         return self.kind in _STRONG
 

@@ -25,8 +25,8 @@ _MOST = 12
 
 @dataclass(slots=True)
 class _Part:
-    """One member of a list: its weights and the weights whose outputs it takes (`own`, `before`: bits), its first use,
-    and how many units of each shape it has.
+    """One member of a list: its weights and the weights whose outputs it takes (`own`, `before`: bits, see `Flow`), its
+    first use (infinite if not known), and how many units of each colour it has.
     """
 
     own: int = 0
@@ -36,8 +36,8 @@ class _Part:
 
 
 class Levels:
-    """The numbered lists of both sides, and which numbered list of the model takes, member by member, the outputs of
-    which other list.
+    """The numbered lists of both sides with more than one member, and which numbered list of the model takes, member by
+    member, the outputs of which other list.
     """
 
     def __init__(self, cells: Cells) -> None:
@@ -50,13 +50,16 @@ class Levels:
     def against(self, own: Series, theirs: Series) -> int:
         """Return whether the forward pass speaks against pairing the members of a list by their numbers.
 
-        It does if the members of this list take the outputs of another list (its levels) in the opposite order.
         Args:
             own, theirs: the list in the model and in the source. Only numbers tell its members apart.
         Returns:
-            0: No.
-            1: Yes, or the numbers of one of the two lists are sizes; how the source counts is not known.
-            -1: Yes, and the source's names count by levels, too, so that its first member is the model's last.
+            0: No; also if the model's list does not have 2 to 12 members.
+            1: Yes: the members take the outputs of another list of the model (its levels, not more of them, under
+                another name) in the opposite order. Or, in lists of equal lengths whose members all have a forward pass
+                and do not take each other's outputs, the name of one list alone says that its numbers are sizes
+                (`scale0`). How the source counts is not known.
+            -1: Yes, by levels, and the source's names count by levels, too, so that its first member is the model's
+                last; its numbers, and those of a list there that looks like the levels, are parts of names (`stage3`).
         """
         both = own.partition("{}")[0], theirs.partition("{}")[0]
         if both not in self._known:
@@ -87,9 +90,9 @@ class Levels:
         """Return list of the target -> number -> (list of the source, number there), for lists whose contents are those
         of a list of the source read from its end.
 
-        The model has to run the list from its last member to its first: contents alone may also differ because layers
-        are missing. Neither list may have the contents of a list of the other side read from the start, and no other
-        list may qualify.
+        The model has to run the list from its last member to its first (`runs_back`): contents alone may also differ
+        because layers are missing. Neither list may have the contents of a list of the other side read from the start,
+        and no other list may qualify as the partner of either.
         """
         contents = [
             {row: {n: frozenset(part.looks.items()) for n, part in members.items()} for row, members in lists.items()}
@@ -117,7 +120,8 @@ class Levels:
 
     def runs_back(self, series: Series) -> bool:
         """Return whether the model runs the list SERIES from its last member to its first, where each takes the output
-        of the one run before.
+        of the one run before, and not the other way round. False if the list does not have 2 to 12 members, or if the
+        forward pass is not known.
         """
         members = self._lists[True].get(series.partition("{}")[0], {})
         run = [members[number] for number in sorted(members, reverse=True)]
@@ -125,7 +129,9 @@ class Levels:
 
     @cached_property
     def _apart(self) -> dict[Row, dict[int, _Part]]:
-        """Return the lists of the model whose members do not take each other's outputs: list -> number -> member."""
+        """Return the lists of the model, of 2 to 12 members, whose members do not take each other's outputs: list ->
+        number -> member.
+        """
         return {
             row: members
             for row, members in self._lists[True].items()
@@ -135,7 +141,7 @@ class Levels:
 
 
 def _of_sizes(row: Row) -> bool:
-    """Return whether the name of the list ROW says that its numbers are sizes (`scale0`)."""
+    """Return whether the last word of the name of the list ROW says that its numbers are sizes (`scale0`)."""
     return not table().sizes.isdisjoint(w.removesuffix("s") for w in words_of(row.rstrip(".").split("."))[-1:])
 
 
@@ -163,7 +169,10 @@ def _looks(members: Mapping[int, _Part]) -> Counter[Hashable]:
 
 def _takes(members: dict[int, _Part], levels: dict[int, _Part]) -> int:
     """Return whether MEMBERS of a list take the outputs of LEVELS, the members of another list, one by one: 1 in the
-    same order, -1 in the opposite order, 0 if not.
+    same order, -1 in the opposite order.
+
+    The member that takes a level is the first that the model uses of all that do. 0 if a level has no such member, if
+    two levels have the same one, if a member is a part of a level, or if the members are in no one order.
     """
     if any(part.own & level.own for part in members.values() for level in levels.values()):
         return 0

@@ -106,7 +106,9 @@ class Matcher:
         self._alike = {colour: (own[colour], theirs[colour]) for colour in (*own, *theirs)}
 
     def run(self) -> Matching:
-        """Split cells until no rule splits any more, and return the result."""
+        """Split cells until no rule splits any more, or 400 times, and return the result. Certain rules run until they
+        split nothing before the others do.
+        """
         certain = [rule for rule in TELLING if rule.strength is Strength.CERTAIN]
         for _ in range(_MOST_ROUNDS):
             self.scopes.pair(in_order=False)
@@ -118,12 +120,16 @@ class Matcher:
         return self._result()
 
     def _splits(self, rule: Rule[Split]) -> bool:
-        """Run RULE, and return whether it split a cell. Units that it splits off note its name."""
+        """Run RULE, and return whether it split a cell (a rule may also return False if that helps no other rule).
+        Units that it splits off note its name.
+        """
         self.cells.rule = rule.name
         return rule.run(self)
 
     def alike(self, unit: Unit) -> tuple[int, int]:
-        """Return (number of units of the target, of the source) with the shape and kind of UNIT."""
+        """Return (number of units of the target, of the source) with the colour of UNIT, without the units that
+        matching left out at first.
+        """
         return self._alike[unit.colour]
 
     def _result(self) -> Matching:
@@ -171,14 +177,14 @@ class Matcher:
         return Matching(pairs, [*free_t, *self._constants], free_s, undecided, new, self._later)
 
     def _wanted(self, sources: Sequence[Unit]) -> bool:
-        """Return whether the model has any unit, paired or not, with the shape and kind of one of SOURCES, so that
-        this source may belong in its place.
+        """Return whether the model has any unit, paired or not, with the colour of one of SOURCES, so that this source
+        may belong in its place.
         """
         return any(self._alike[unit.colour][0] for unit in sources)
 
     def _supported(self, t: Unit, s: Unit) -> bool:
         """Return whether a name, a scope or neighbours support the pair of T and S, which only its shape made; the
-        first rule with an answer decides, and T notes its name.
+        first row of `SUPPORT` with an answer decides, and T notes its name. False if no row has an answer.
         """
         for rule in SUPPORT:
             verdict = rule.run(self, t, s)
@@ -188,8 +194,8 @@ class Matcher:
         return False
 
     def in_unused_parts(self, t: Unit, s: Unit, *, both: bool = False) -> bool:
-        """Return whether T or S (with BOTH: T and S) is in a module without any paired unit: a new neck, or a tower
-        that the model does not use.
+        """Return whether T or S (with BOTH: T and S) is in a module, not the outermost, that holds other units of its
+        side and no decided pair among them: a new neck, or a tower that the model does not use.
         """
         unused = (self._in_unused_part(t, self.cells.targets), self._in_unused_part(s, self.cells.sources))
         return all(unused) if both else any(unused)
@@ -202,8 +208,11 @@ class Matcher:
         return False
 
     def _only_so(self, t: Unit, s: Unit) -> bool:
-        """Return whether T and S are the only possible pair by their shape: all look-alikes of the whole side, or of
-        the same module, are paired. Their shape is neither a vector nor a square, and their names do not exclude each
+        """Return whether T and S, alone in their cell, are the only possible pair by their shape: both sides have one
+        unit of their colour. Equally many are enough if the modules around them told T from the others, or if T and S
+        hold the same roles.
+
+        False if they have fewer than two different sizes above 1 (a vector, a square), or names that exclude each
         other.
         """
         sizes = {n for n in t.main.shape if n > 1}
@@ -213,11 +222,15 @@ class Matcher:
         return own == theirs == 1 or (own == theirs and (t.told_by(Kind.SCOPE) or t.pieces.keys() == s.pieces.keys()))
 
     def _in_its_place(self, t: Unit, s: Unit, pairs: list[tuple[Unit, Unit]], *, nothing_left: bool) -> bool:
-        """Return whether T and S stand before other pairs on both sides, or at the end of both sides.
+        """Return whether T and S stand before another certain pair on both sides (the output of T flows into its
+        target, and S is registered before its source), or at the end of both sides. A layer that is new in the model,
+        or missing there, would be at the end of one side only.
 
-        A layer that is new in the model, or missing there, would be at the end of one side only. The end of the source
-        is the end of the module that holds all other pairs; with NOTHING_LEFT, any place counts, because all other
+        The end of the model is behind all certain pairs in the order of execution. The end of the source is the end of
+        the module that holds the sources of all certain PAIRS; with NOTHING_LEFT, any place counts, because all other
         units of the source have partners.
+        False if the order of the source's keys means nothing, if T and S hold different roles, if the sides have
+        unequally many units of their colour or one of these has a doubt, or if no other pair is certain.
         """
         others = [(a, b) for a, b in pairs if a is not t]
         own, theirs = self._alike[t.colour]
@@ -258,12 +271,17 @@ class Matcher:
                 t.ask(question)
 
     def _strangers_among_namesakes(self, pairs: list[tuple[Unit, Unit]]) -> list[tuple[Unit, Unit]]:
-        """Return the pairs whose two names differ, if at least 80 percent of all pairs have equal names; else only
-        pairs with equal numbers below different prefixes. Such a target may be a new layer to which only the shape of
-        the source agrees.
+        """Return the pairs whose two names differ, if at least 80 percent of all pairs have equal names. Such a target
+        may be a new layer to which only the shape of the source agrees.
 
-        Equal numbers below two prefixes (`box_head.0`, `mask_head.0`) do not count as equal names if most units have no
-        prefix. If several modules have other names, the next layer of a row in one of them may have another name, too.
+        Names are equal if they are so in `Naming.exact`. Names without telling words below two different prefixes
+        (`box_head.0`, `mask_head.0`) count as different if less than half of the equal names are below different
+        prefixes; only these pairs are looked at if more than 20 percent of all names differ.
+        Of the pairs looked at, those are returned whose words exclude each other. So are the others without an
+        explanation (`_explained`) whose names are neither similar nor related, or share no telling word. Not returned
+        are layers of a row with renamed layers, if several modules were renamed, and the last layer of the source, no
+        batch norm, if its name is similar or related, or says nothing and that of the target says "head". If the source
+        is not ordered, related names are enough.
         """
         names = self.naming.exact
         named = [(t, s) for t, s in pairs if id(t) in names and names[id(t)] == names.get(id(s))]
@@ -305,10 +323,11 @@ class Matcher:
     def _heads_of_others(
         self, pairs: list[tuple[Unit, Unit]], undecided: list[tuple[list[Unit], list[Unit]]]
     ) -> list[tuple[list[Unit], list[Unit]]]:
-        """Return the cells, (targets, sources), that hold heads of another model.
+        """Return those of UNDECIDED, cells as (targets, sources), that hold heads of another model; [] without PAIRS.
 
-        The model runs them after all paired units, all pairs have equal names, the names in the cell share no word with
-        the source's, and the two sides have different numbers of units there.
+        The model runs their targets after all paired units, all pairs have equal names (an added prefix does not
+        count), no target in the cell shares a telling word with a source, and the two sides have different numbers of
+        units there.
         """
         if not pairs or any(self.naming.renamed(t) for t, _ in pairs):
             return []
@@ -322,12 +341,12 @@ class Matcher:
         ]
 
     def _new_heads(self, pairs: list[tuple[Unit, Unit]]) -> list[tuple[Unit, Unit]]:
-        """Return the pairs whose target is a new head: their names differ, and the model uses the target after all
-        units with equal names.
+        """Return the pairs whose target is a new head: their names differ (`_strangers_among_namesakes`), and the model
+        uses the target after the targets of all pairs whose names do not.
 
-        If some other pair has different names or prefixes, a new head also has to follow layers without partners, or to
-        be in a module without pairs. Pairs whose names contradict each other (a class token and a mask token) count
-        anywhere.
+        If some pair of these has different names or prefixes all the same, a new head also has to be a vector behind
+        layers without partners, or both of its units have to be in modules without pairs. Pairs whose names exclude
+        each other (a class token and a mask token) count anywhere.
         """
         strangers = self._strangers_among_namesakes(pairs)
         inside = {id(t) for t, _ in strangers}
@@ -346,8 +365,8 @@ class Matcher:
         ]
 
     def _behind_new(self, t: Unit, s: Unit, paired: set[int]) -> bool:
-        """Return whether T and S are vectors that follow layers without partners on both sides, such as the norm of a
-        new head. PAIRED has the `id` of all paired units.
+        """Return whether T and S are vectors directly behind layers without partners, in the order of use in the model
+        and of registration in the source, such as the norm of a new head. PAIRED has the `id` of all paired units.
         """
         if len(squeezed(t.main.shape)) != 1:
             return False
@@ -356,8 +375,9 @@ class Matcher:
         return before is not None and earlier is not None and paired.isdisjoint((id(before), id(earlier)))
 
     def _parts_without_names(self, pairs: list[tuple[Unit, Unit]]) -> None:
-        """Ask about queries, keys and values that one side stores as one tensor, if the names of the three layers of
-        the other side do not tell which is which.
+        """Ask about the targets of PAIRS with queries, keys and values that one side stores as one tensor (several
+        pairs have its key), if the name of the layer of the other side says nothing of an attention. Pairs that equal
+        names made are not asked about.
         """
         group = table().group("attention")
         for side in (0, 1):
@@ -370,8 +390,8 @@ class Matcher:
                     pair[0].ask(ask(Reason.PARTS_UNNAMED, one, several, several))
 
     def _unusual_attention(self, pairs: list[tuple[Unit, Unit]]) -> None:
-        """Ask about layers that only one side names queries, keys, values or output, if the model does not use them in
-        this order.
+        """Ask about the targets of PAIRS in modules where only one side has names for queries, keys, values or output,
+        if the model does not use them in this order. Pairs of equal names do not count.
         """
         group = table().group("attention")
         blocks: dict[tuple[str, ...], list[tuple[str, Unit, Unit]]] = defaultdict(list)
@@ -393,7 +413,7 @@ def _is_beside(unit: Unit) -> bool:
 
 
 def _are_positions(units: Sequence[Unit]) -> bool:
-    """Return whether the names of all UNITS mark position tables, which the model may compute itself."""
+    """Return whether the names of all UNITS mark position tables, which the model may compute itself; True for none."""
     return all(label_of(unit, "embedding") == "position" for unit in units)
 
 
@@ -403,7 +423,9 @@ def _is_plain(unit: Unit) -> bool:
 
 
 def _turn(unit: Unit) -> float:
-    """Return the place of UNIT in the order of execution, or in the order of registration if that is not known."""
+    """Return the place of UNIT in the order of execution among the units of its side, or its place in the state dict if
+    that is not known.
+    """
     return unit.order if unit.turn is None else unit.turn
 
 
@@ -415,16 +437,16 @@ def _explained(t: Unit, s: Unit, known: list[Pair]) -> bool:
 
 
 def _of_one_role(t: Unit, s: Unit) -> bool:
-    """Return whether T and S are parameters in modules of equal names whose last names mean one role, such as `offset`
-    and `b`.
+    """Return whether T and S are in modules of equal paths, and their last names mean one role, such as `offset` and
+    `b`.
     """
     own, theirs = (table().leaves.get(cut(u.last)) for u in (t, s))
     return own is not None and own == theirs and t.path[:-1] == s.path[:-1]
 
 
 def _in_a_renamed_module(t: Unit, s: Unit, known: list[Pair]) -> bool:
-    """Return whether T and S have equal last names in modules of different names, and a pair in KNOWN links these two
-    modules.
+    """Return whether T and S have equal last names in modules of different names, and a pair in KNOWN is in these two
+    modules. The modules are the paths before the components that both have at the end; False if one has none left.
     """
     same = common_start([t.path[::-1], s.path[::-1]])
     own, theirs = t.path[: len(t.path) - same], s.path[: len(s.path) - same]
@@ -434,18 +456,19 @@ def _in_a_renamed_module(t: Unit, s: Unit, known: list[Pair]) -> bool:
 
 
 def _of_no_head(unit: Unit) -> set[str]:
-    """Return the words that tell what UNIT is, without words that any head may have ("head", "classifier")."""
+    """Return the telling words of UNIT's path, without words that any head may have ("head", "classifier", also in the
+    plural).
+    """
     heads = {word for phrase, said in table().group("purpose").phrases.items() if said == "head" for word in phrase}
     return {w for w in telling_words(unit.path) if w not in heads and w.removesuffix("s") not in heads}
 
 
 def _constants(targets: list[Unit], sources: list[Unit], source: Canon) -> list[Unit]:
-    """Return the units of the target that hold only buffers which code computes when the model is built (masks,
-    indices).
+    """Return the units of TARGETS that hold only buffers which code computes when the model is built (masks, indices).
 
     A buffer may also be learned (a codebook, a moving mean under another name). It is not returned, and is matched like
-    other tensors, if the source has more tensors of its shape and type than the parameters need, or a tensor of its
-    name.
+    other tensors, if it is a running statistic of a norm, if SOURCE has its key or one with the same two last
+    components, or if more SOURCES have its colour and type than the other targets need.
     """
     keys = source.signature.entries
     tails = {".".join(key.split(".")[-2:]) for key in keys}
@@ -463,10 +486,11 @@ def _constants(targets: list[Unit], sources: list[Unit], source: Canon) -> list[
 
 
 def _as_plain(units: list[Unit], others: list[Unit]) -> None:
-    """Change the kind of units that are a bias without a weight, or a table with one row, to that of a plain parameter,
+    """Change the kind of UNITS that are a bias without a weight, or a table with one row, to that of a plain parameter,
     so that they may be paired with parameters of OTHERS, the other side.
 
-    It is done only if the other side has no such units, and more plain parameters of this shape.
+    It is done only if the other side has no such units of the shape, and more plain parameters of this shape than this
+    side.
     """
     theirs, own = (Counter(u.colour for u in side) for side in (others, units))
     for unit in units:
@@ -476,8 +500,10 @@ def _as_plain(units: list[Unit], others: list[Unit]) -> None:
 
 
 def _by_exact_sizes(targets: list[Unit], sources: list[Unit]) -> None:
-    """Tell units apart by the place of dimensions of size 1 (`[n, m, 1, 5]` and `[n, m, 5, 1]`), which count for
-    nothing elsewhere, if both sides have equally many units of each such shape, all of one number of dimensions.
+    """Put dimensions of size 1 into the colour of units, which has none elsewhere (`[n, m, 1, 5]` and `[n, m, 5, 1]`).
+
+    It is done for a colour with several such shapes, all of one number of dimensions, of each of which both sides have
+    equally many units.
     """
     shapes: dict[object, tuple[Counter[Shape], Counter[Shape]]] = defaultdict(lambda: (Counter(), Counter()))
     for side, units in enumerate((targets, sources)):
@@ -490,19 +516,23 @@ def _by_exact_sizes(targets: list[Unit], sources: list[Unit]) -> None:
 
 
 def _in_block(unit: Unit) -> tuple[str, ...]:
-    """Return the words of UNIT's names inside of its block: `v_layer.0.` does not mean that a matrix makes values."""
+    """Return the words of UNIT's names behind the last number in its path that is not its last component; all its words
+    if there is none. `v_layer.0.` does not mean that a matrix makes values.
+    """
     inner = next((at + 1 for at in range(len(unit.path) - 2, -1, -1) if unit.path[at].isdecimal()), 0)
     return unit.words[len(words_of(unit.path[:inner])) :]
 
 
 def _computed(unit: Unit) -> bool:
-    """Return whether the names of UNIT, of the source, say that code computes its tensors when the model is built."""
+    """Return whether the names of all tensors of UNIT, of the source, say that code computes them when the model is
+    built.
+    """
     return all(piece.leaf in table().derived for piece in unit.pieces.values())
 
 
 def _without_averages(sources: list[Unit], targets: list[Unit]) -> list[Unit]:
-    """Return SOURCES without running averages (EMA) of other units in the same module, unless the target has as many
-    units of the shape.
+    """Return SOURCES without running averages (EMA) of other units of the same colour in the same module, unless
+    TARGETS has at least as many units of the colour as SOURCES.
     """
     wanted, there = (Counter(u.colour for u in units) for units in (targets, sources))
     averages = [u for u in sources if is_average(u.path)]
@@ -517,14 +547,16 @@ def is_average(path: Sequence[str]) -> bool:
 
 
 def kind_of(entry: Entry) -> str:
-    """Return the kind of an entry's type: "float", "int", "bool" or "complex". Tensors of two kinds are never
-    paired.
+    """Return the kind of an entry's type: "float", "complex", "bool", or "int" for all others. Tensors of two kinds are
+    never paired.
     """
     return next((kind for kind in ("float", "complex", "bool") if kind in entry.dtype), "int")
 
 
 def _sorted_by_name(canon: Canon) -> bool:
-    """Return whether the keys of a file are in alphabetical order, in which no model registers them."""
+    """Return whether a file has more than 8 keys, all in alphabetical order, or more than 3 keys or modules in an
+    alphabetical order that is not that of numbers by value (10 before 2). No model registers them so.
+    """
     found = list(canon.signature.entries)
     modules = list(dict.fromkeys(key.rpartition("/" if "/" in key else ".")[0] for key in found))
     return any(

@@ -19,9 +19,11 @@ _FEW = 4
 
 
 def namesakes(one: Canon, other: Canon) -> set[Name]:
-    """Return the names of pieces of ONE that OTHER has with the same sizes, below the same or another prefix.
+    """Return the names of pieces of ONE that OTHER has with the same sizes, below the same or another prefix. Such a
+    piece is taken as it is, and not as a part of a larger tensor.
 
-    Such a piece is taken as it is, and not as a part of a larger tensor.
+    Another prefix counts if at least 4 matrices, and at least 80 percent of those below one of the two prefixes, have a
+    namesake below the other.
     """
     found = {name for name, piece in one.pieces.items() if _fits(piece, other.pieces.get(name))}
     below, there = _below(one), _below(other)
@@ -46,13 +48,14 @@ def _matrices(canon: Canon) -> Iterator[Piece]:
 
 
 def _below(canon: Canon) -> Counter[_Path]:
-    """Return prefix of a path -> number of matrices below it."""
+    """Return prefix of a path -> number of matrices (weights with two or more dimensions) below it."""
     return Counter(piece.path[:at] for piece in _matrices(canon) for at in range(len(piece.path)))
 
 
 def _votes(one: Canon, other: Canon) -> Counter[tuple[_Path, _Path]]:
-    """Return (prefix of ONE, prefix of OTHER) -> number of matrices with equal sizes and equal names below the two
-    prefixes, and different names directly before.
+    """Return (prefix of ONE, prefix of OTHER) -> number of matrices of ONE with a matrix of OTHER of equal sizes and an
+    equal path below the two prefixes. A matrix counts for its shortest prefix with such matrices alone, and for the
+    first four of these.
     """
     endings: dict[tuple[_Path, Shape], list[_Path]] = defaultdict(list)
     for piece in _matrices(other):

@@ -28,8 +28,8 @@ class Naming:
 
     Attributes:
         exact: `id` of a unit -> (prefix of the target, prefix of the source, path below both), equal for two units of
-            one shape with equal paths below these prefixes. It lacks other units, and prefixes below which most paths
-            differ.
+            one colour with equal paths below these prefixes. It has the units of at most eight pairs of prefixes, below
+            which most paths agree; it lacks members of lists that the two sides count differently.
     """
 
     def __init__(self, cells: Cells, levels: Levels) -> None:
@@ -39,15 +39,15 @@ class Naming:
         self.exact: dict[int, Exact] = self._prefix_labels()
 
     def renamed(self, t: Unit) -> bool:
-        """Return whether T, a unit of the target, has no unit of the source with an equal path, or one only below a
-        different prefix (an added prefix does not count).
+        """Return whether T, a unit of the target, has no unit of the source with an equal path (see `exact`), or one
+        only below a different prefix. A prefix that only one side has does not count as different.
         """
         found = self.exact.get(id(t))
         return found is None or (found[0] != () != found[1] and found[0] != found[1])
 
     def by_exact_names(self) -> bool:
-        """Split cells by equal paths below a prefix of each side, if most paths below the two prefixes agree. Return
-        whether any cell was split.
+        """Split cells by equal paths below a prefix of each side, if most paths below the two prefixes agree (see
+        `exact`). Return whether any cell was split.
         """
         return self.cells.split(Evidence(Kind.NAME), partial(of, self.exact))
 
@@ -115,14 +115,14 @@ class Naming:
         return None
 
     def by_hard_words(self) -> bool:
-        """Split cells by words that exclude one another: query and key, encoder and decoder. Return whether any cell
-        was split.
+        """Split cells by labels that exclude one another: query and key, encoder and decoder. Units with a label that
+        both sides have equally often leave their cell. Return whether any cell was split.
         """
         return self._by_groups(hard=True)
 
     def by_soft_words(self) -> bool:
-        """Split cells by words that do not exclude one another, if both sides use them alike. Return whether any cell
-        was split.
+        """Split cells by labels that do not exclude one another, if the split is fair (see `cells.fair`). Return
+        whether any cell was split.
         """
         return self._by_groups(hard=False)
 
@@ -136,10 +136,11 @@ class Naming:
         return changed
 
     def by_other_blocks(self) -> bool:
-        """Split cells by pairs in other blocks: if `h.{}.a` is paired with `layers.{}.b` in another block, it is in
-        this block, too. Return whether any cell was split.
+        """Split cells by pairs in other blocks: if `h.{}.a` is paired with `layers.{}.b` in another block, and neither
+        with anything else, it is in this block, too. Return whether any cell was split.
 
-        Also if `conv1` is paired with `first` in another module whose layers have the same names.
+        Also if `conv1` is paired with `first` in another module whose layers have the same names. If a pair that showed
+        this has a doubt, the new pairs get the same question.
         """
         for (own, theirs), pairs in self._places_in_blocks():
             labels = Relation((own[id(t)], theirs[id(s)]) for t, s in pairs).labels(own, theirs)
@@ -152,6 +153,10 @@ class Naming:
     def _places_in_blocks(self) -> Iterator[tuple[list[_Places], list[Pair]]]:
         """Yield, for three ways to describe the place of a unit in a block: [places of the targets, places of the
         sources], each `id` of a unit -> place, and the pairs that show which place corresponds to which.
+
+        The ways: the path with `{}` for its numbers; the last name with those beside it on the target, the last name
+        alone on the source; and the same with the two sides exchanged. The first has all decided pairs, the others
+        certain pairs of units in modules whose last names are no numbers.
         """
         sides = self.cells.targets, self.cells.sources
         decided = self.cells.pairs()
@@ -167,10 +172,12 @@ class Naming:
         yield [own, _last_names_in_company(sides[1])], sure
 
     def by_series(self) -> bool:
-        """Split cells by how other members of a numbered series, or of a series in the same module, are paired. Return
-        whether any cell was split.
+        """Split cells by how other members of a numbered series, or of a series in the same module, are paired with
+        certainty. Return whether any cell was split.
 
-        If `h.0.a` and `h.1.a` are paired with `layers.0.b` and `layers.1.b`, `h.2.a` is paired with `layers.2.b`.
+        If `h.0.a` and `h.1.a` are paired with `layers.0.b` and `layers.1.b`, `h.2.a` is paired with `layers.2.b`. A
+        series in the same module only counts for a cell with equally many units of both sides, which are one series on
+        each side, if its rule takes all numbers of the targets to those of the sources.
         """
         known = Ways((t.path, s.path) for t, s in self.cells.pairs() if not t.doubts)
         if self.cells.split(Evidence(Kind.SERIES), lambda u, is_target: known.label(u.path, is_target), mode="one"):
@@ -190,8 +197,8 @@ class Naming:
         return False
 
     def by_words_beside(self) -> bool:
-        """Split cells by a word that tells look-alikes apart, if known pairs show which word of the other side means
-        the same. Return whether any cell was split.
+        """Split cells with equally many units of both sides by the one word that tells look-alikes apart, if certain
+        pairs show which word of the other side means the same (see `translation`). Return whether any cell was split.
         """
         known = [(t.path, s.path) for t, s in self.cells.pairs() if not t.doubts]
         changed = False
@@ -206,8 +213,9 @@ class Naming:
         return changed
 
     def by_branches(self) -> bool:
-        """Split cells by the names of decided layers that take the output of a look-alike, or give its input. The pairs
-        are a question unless the flow of the source's code is known. Return whether any cell was split.
+        """Split cells by the names of decided layers that take the output of a look-alike, or give its input
+        (`along_branches`). The pairs are a question unless the flow of the source's code is known. Return whether any
+        cell was split.
         """
         labels = along_branches(self.cells)
         known = any(id(unit) in labels and unit.main.entry.facts.flow is not None for unit in self.cells.sources)
@@ -215,8 +223,11 @@ class Naming:
         return self.cells.split(Evidence(Kind.NAME_ALONG), partial(of, labels), doubt=doubt)
 
     def by_owners(self) -> bool:
-        """Pair a norm that the source names after a layer (`conv2_bn`) with the norm that the model runs after that
-        layer's partner. Return whether any pair was made.
+        """Pair a vector that the source names as the norm of a layer in the same module (`conv2_bn`) with the vector of
+        the same cell that the model runs directly after that layer's partner, if the pair of the layers is certain.
+        Return whether any pair was made.
+
+        Of units that the forward pass does not show, the order of registration counts.
         """
         layers = {self._layer(u): u for u in self.cells.sources if len(u.main.shape) > 1}
         labels: dict[int, Hashable] = {}
@@ -231,8 +242,10 @@ class Naming:
         return self.cells.split(Evidence(Kind.NAME_OF_ONE_BEFORE), partial(of, labels), mode="one")
 
     def by_parts(self) -> bool:
-        """Pair norms that are named after a part of their module (`norm_attn`) with the norms at the partner of that
-        part. Return whether any pair was made.
+        """Pair norms that one side names after a part of their module (`norm_attn`) with the norms at the partner of
+        that part on the other side (`Owners`). Norms that would be in two different pairs are left out. Note the pairs
+        in `settled` of the targets, and () in that of their look-alikes in the module. Return whether any pair was
+        made.
         """
         labels: dict[int, Hashable] = {}
         for t, s in self._owners.pairs():
@@ -257,8 +270,8 @@ class Naming:
         return path[:-1], cut(path[-1]) if path else ()
 
     def by_roles(self) -> bool:
-        """Split cells by the tensors that a unit holds: a weight alone, or a weight with a bias. Return whether any
-        cell was split.
+        """Split cells by the roles that a unit holds (a weight alone, or a weight with a bias), if both sides of a cell
+        have each set of roles equally often. Return whether any cell was split.
         """
         return self.cells.split(Evidence(Kind.TENSORS), lambda u, _: frozenset(u.pieces), mode="all")
 
@@ -310,7 +323,9 @@ def _last_names(units: Iterable[Unit]) -> _Places:
 
 
 def _last_names_in_company(units: Iterable[Unit]) -> _Places:
-    """Return `id` of a unit -> (its last name, last names of all units in its module with as many dimensions)."""
+    """Return `id` of a unit -> (its last name, the set of last names of all UNITS in its module whose main tensors have
+    as many dimensions).
+    """
     beside: dict[tuple[_Path, int], set[str]] = defaultdict(set)
     for unit in units:
         beside[unit.path[:-1], len(unit.main.shape)].add(unit.last)
@@ -329,8 +344,8 @@ def _counted_alike(
     agreed: list[tuple[Unit, Unit]], below_t: Mapping[_Path, Unit], below_s: Mapping[_Path, Unit], *, unlike: bool
 ) -> list[tuple[Unit, Unit]]:
     """Return AGREED, pairs of equal names, without the pairs in lists that the two sides count differently: from
-    another number, or from the other end. UNLIKE says that the forward pass speaks against equal numbers in the
-    outermost list.
+    another number, from the other end, or as a part of a longer list. UNLIKE says that the forward pass speaks against
+    equal numbers in the outermost list.
 
     BELOW_T and BELOW_S have path below the prefix -> unit, of the target and the source. `blocks.1` of a list from 1 to
     4 is not `blocks.1` of a list from 0 to 3, nor of a list whose last member has the sizes of this list's first. And
@@ -361,13 +376,13 @@ def _list(path: _Path) -> Series:
 
 
 def _rows(path: _Path) -> Iterator[_Path]:
-    """Yield the lists around PATH: the part of the path before each of its numbers."""
+    """Yield the lists around PATH, the outermost first: the part of the path before each component that is a number."""
     return (path[:at] for at, component in enumerate(path) if component.isdecimal())
 
 
 def _lists(below: Mapping[_Path, Unit], named: Collection[_Path]) -> dict[_Path, dict[int, Hashable]]:
-    """Return list -> number of a member -> its contents (path inside of it, shape), of those units in BELOW whose
-    names, without numbers, are in NAMED.
+    """Return list -> number of a member -> its contents, a set of (path inside of it, colour). All lists of BELOW (path
+    -> unit) are there; the contents have only those units whose paths, with `{}` for numbers, are in NAMED.
     """
     found: dict[_Path, dict[int, set[tuple[_Path, Hashable]]]] = defaultdict(lambda: defaultdict(set))
     for path, unit in below.items():
@@ -380,7 +395,8 @@ def _lists(below: Mapping[_Path, Unit], named: Collection[_Path]) -> dict[_Path,
 
 def _continued(row: _Path, below_t: Mapping[_Path, Unit], below_s: Mapping[_Path, Unit]) -> bool:
     """Return whether the list ROW of the target and the layers beside it are one longer list of that name in the
-    source: both modules hold equal shapes, and the source has no layers with the names beside.
+    source: the modules around them hold equal colours equally often, and the source has none of the layers beside by
+    its name. False if there are no layers beside, or if ROW is ().
     """
     held_t, held_s = (
         {path: unit.colour for path, unit in side.items() if path[: len(row) - 1] == row[:-1]}
@@ -401,8 +417,8 @@ def _moved(own: Sequence[int], theirs: Sequence[int]) -> bool:
 
 
 def _without_norm(name: str) -> tuple[str, ...]:
-    """Return the words of the name of a norm without those that say that it is a norm: `conv2_bn` -> ("conv2",). Empty
-    if no other word is left, or if the name does not say it.
+    """Return the words of the name of a norm without those at its start or end that say that it is a norm: `conv2_bn`
+    -> ("conv", "2"). () if no other word is left, or if the name does not say it.
     """
     purpose = table().group("purpose")
     words = cut(name)

@@ -28,7 +28,7 @@ class Neighbours:
     """The rule that pairs the neighbours of pairs, in each order that both sides have.
 
     Attributes:
-        rounds: how often the open cells were looked through.
+        rounds: how often `split` was called, which looks through all open cells.
     """
 
     def __init__(self, cells: Cells, sequences: Sequences, scopes: Scopes) -> None:
@@ -36,8 +36,9 @@ class Neighbours:
         self.rounds = 0
 
     def split(self, doubt_of: Callable[[str], DoubtOf]) -> bool:
-        """Pair units whose neighbours are paired. Return whether other rules should run again: False if no pair was
-        made, or if the new pairs cannot help them.
+        """Pair units whose neighbours are paired, round after round. Return whether other rules should run again: True
+        after the first round with a pair that may help them, False if a round made no pair. The pairs of earlier rounds
+        cannot help them.
 
         Args:
             doubt_of: returns, for the name of an order, a function that returns the question about a pair, or None.
@@ -68,8 +69,8 @@ class Neighbours:
         """Return whether the new pair of T and S cannot help any rule about names, contents or modules, which then need
         not run again.
 
-        Both units hold the same tensors, no word of their names is used elsewhere or has a meaning, and the modules
-        around them are paired.
+        Both units hold the same roles, their names have no number, no word in them is used elsewhere or has a meaning,
+        the modules around them are paired, and the last search for pairs of modules found none.
         """
         known = self._scopes.settled and self._scopes.are_paired(t) and self._scopes.are_paired(s)
         return known and t.pieces.keys() == s.pieces.keys() and self._is_unrelated(t) and self._is_unrelated(s)
@@ -104,7 +105,9 @@ class _Row:
                 self._note(side, targets[end], sources[end])
 
     def see(self, pairs: Iterable[Pair]) -> None:
-        """Note the open units directly before and after the units of PAIRS."""
+        """Note, directly before and directly after each of PAIRS, the units that stand there on the two sides, if both
+        are in one open cell.
+        """
         for t, s in pairs:
             for side in (0, 1):
                 self._note(side, *(around[1 - side].get(id(u)) for around, u in zip(self._around, (t, s), strict=True)))
@@ -118,9 +121,9 @@ class _Row:
 
     def found(self) -> Iterable[tuple[Kind, list[Pair]]]:
         """Yield (kind of evidence, open pairs) three times: pairs that stand between two pairs, pairs directly after a
-        pair, pairs directly before a pair.
+        pair, pairs directly before a pair. The two ends of an order count as pairs. [] stands for none.
 
-        The last two count only if both sides have equally many units in their cell.
+        The last two kinds count only if both sides have equally many units in their cell.
         """
         for beside in self._beside:
             for key in [key for key, pair in beside.items() if not self._is_open(*pair)]:

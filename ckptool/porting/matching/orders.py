@@ -40,7 +40,9 @@ _PLACES = ("first", "second", "third")
 
 
 class Orders:
-    """Rules that split cells by orders. Each returns whether it split any cell."""
+    """Rules that split cells by orders (`by_…`). Each returns whether it split any cell; `by_neighbours` may return
+    False in spite of it.
+    """
 
     def __init__(self, cells: Cells, sequences: Sequences, scopes: Scopes) -> None:
         self.cells = cells
@@ -77,9 +79,12 @@ class Orders:
         return changed
 
     def _number_ranks(self, targets: list[Unit], sources: list[Unit]) -> dict[int, int] | None:
-        """Return `id` of a unit -> rank of its numbers. The sources are ranked from the other end if known pairs of the
-        two series show it, or, without any, if the forward pass and the names do. None if the two sides have different
-        ranks.
+        """Return `id` of a unit -> rank of its numbers, from 0. None as in `units.number_ranks`.
+
+        If TARGETS are of one series and SOURCES, too, the sources are ranked from the other end if decided pairs of the
+        two series show it or, without any, if the forward pass and the names do (`Levels.against` is -1); in the second
+        case, the units note it in `backwards`. None, too, if such pairs contradict both ways to count, or if two units
+        of a side have one rank and are counted from the other end.
         """
         ranks = number_ranks(targets, sources)
         if ranks is None or len({series(u) for u in targets}) > 1 or len({series(u) for u in sources}) > 1:
@@ -97,25 +102,25 @@ class Orders:
         return other_end if sign < 0 and len(set(other_end.values())) == len(targets) else None
 
     def _known(self, target: Unit, source: Unit) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Return (numbers of the target, numbers of the source) for each known pair of the series of TARGET
-        and SOURCE.
+        """Return (numbers of the target, numbers of the source) for each decided pair of the series of TARGET and
+        SOURCE.
         """
         both = series(target), series(source)
         return [(t.numbers, s.numbers) for t, s in self.cells.pairs() if (series(t), series(s)) == both]
 
     def _against_levels(self, targets: list[Unit], sources: list[Unit]) -> int:
         """Return whether the levels that a list takes speak against its numbers: 0, 1 or -1 as in `Levels.against`. 0
-        if the units are not one list of single layers on each side.
+        if the paths of TARGETS, or those of SOURCES, do not differ in exactly one number.
         """
         own, theirs = common(t.path for t in targets), common(s.path for s in sources)
         return 0 if own is None or theirs is None else self.scopes.levels.against(own[0], theirs[0])
 
     def _order_conflict(self, targets: list[Unit], sources: list[Unit], ranks: dict[int, int]) -> bool:
-        """Return whether RANKS, the ranks of numbers, put the units in another order than execution in the model and
-        registration in the source do.
+        """Return whether RANKS (`id` of a unit -> rank of its numbers) put the units in another order than execution in
+        the model and registration in the source do.
 
-        Without a forward pass, the numbers of one list are believed, and those of several lists are compared with the
-        order of registration.
+        Without a forward pass, the numbers of one series are believed (False), and those of several series are compared
+        with the order of registration. False if the order of the source's keys means nothing.
         """
         if not self.sequences.ordered:
             return False
@@ -129,8 +134,11 @@ class Orders:
         return [ranks[id(u)] for u in used] != [ranks[id(u)] for u in stored]
 
     def by_said_places(self) -> bool:
-        """Pair norms of a block whose names in the source say their place in words ("first", "second") with the norms
-        of the model in the order of execution. Return whether any pair was made.
+        """Pair the units of a cell whose names in the source say their place in words ("first", "second", "third") with
+        those of the model in the order of execution. Return whether any pair was made.
+
+        Both sides have equally many units, the sources say the first places, each once, the targets say none, and the
+        place of each target in the order of execution is known.
         """
         changed, place = False, table().group("position")
         for targets, sources in self.cells.open():
@@ -151,16 +159,19 @@ class Orders:
 
     def by_neighbours(self) -> bool:
         """Split cells by the units directly before and after, if these are paired. Return whether other rules should
-        run again, as `Neighbours.split` does.
+        run again, as `Neighbours.split` does. A pair is a question if `_doubt_of` has one.
         """
         return self.neighbours.split(lambda name: partial(self._doubt_of, name))
 
     def by_rank(self) -> bool:
-        """Split one cell by place among look-alikes: the first of the target is the first of the source, and so on. The
-        most reliable order that both sides have counts; if another order contradicts it, the pairs are a question.
-        Return whether any cell was split.
+        """Split one cell by place among look-alikes: the first of the target is the first of the source, and so on.
+        Return whether any cell was split. The smallest cells with equally many units of both sides are tried first.
 
-        This is for cells with equally many units on both sides that no other rule splits.
+        The first order that has all units of the cell decides: the most reliable of the orders that both sides have,
+        then the numbers. Numbers go first if the model uses the units in their order. The pairs are a question if
+        numbers do not confirm that order, and another order contradicts it (unless names or numbers speak for all pairs
+        but one), it agrees little on both sides, or less than 75 percent of the certain pairs nearby keep it. They are
+        also a question if different numbers decide and the source is not ordered.
         """
         cells = sorted(((t, s) for t, s in self.cells.open() if len(t) == len(s)), key=lambda c: len(c[0]))
         for targets, sources in cells:
@@ -209,18 +220,19 @@ class Orders:
         return False
 
     def _counted_as_used(self, targets: list[Unit], sources: list[Unit], numbered: dict[int, int]) -> bool:
-        """Return whether each side numbers one series, and the model uses its units in the order of these numbers.
-        NUMBERED has `id` of a unit -> rank of its number.
+        """Return whether each side numbers one series, and the model uses (without a forward pass: registers) its units
+        in the order of these numbers. NUMBERED has `id` of a unit -> rank of its number.
         """
         used = [u.used if u.used is not None else u.order for u in sorted(targets, key=lambda u: numbered[id(u)])]
         return used == sorted(used) and len({series(u) for u in sources}) == len({series(u) for u in targets}) == 1
 
     def by_chain(self) -> bool:
-        """Pair two units of one cell that directly follow a pair on both sides, or are the first of both sides. Each
-        call makes at most one pair. Return whether any pair was made.
+        """Pair two units of one cell that directly follow a decided pair on both sides, or are the first of both sides.
+        The two sources have to be in one module: else a list ends there. Each call makes at most one pair. Return
+        whether any pair was made.
 
         The pair is a question unless the names agree or it goes on the series of the pair before. It is also a question
-        if any unit of a row may be the one without a partner.
+        if the names do not agree and any unit of a row may be the one without a partner.
         """
         for name, targets, sources in self.sequences.all():
             before_t, _ = self.sequences.neighbours(targets)
@@ -258,10 +270,11 @@ class Orders:
         return False
 
     def _left_in_the_middle(self, t: Unit, s: Unit, cell: tuple[list[Unit], list[Unit]], targets: list[Unit]) -> bool:
-        """Return whether the two sides of CELL have different numbers of units, and both sides go on with a pair of
-        another shape. TARGETS has the order of the target.
+        """Return whether the two sides of CELL have different numbers of units, and some decided pair of another colour
+        is behind T in TARGETS, the order of the target, and behind all sources of CELL in the order of registration.
 
-        Then any unit of the longer row may be the one without a partner, not only the last.
+        Then any unit of the longer row may be the one without a partner, not only the last. S is the partner of T in
+        question.
         """
         if len(cell[0]) == len(cell[1]):
             return False
@@ -271,8 +284,8 @@ class Orders:
         return any(pair is not None and pair[1].order > last for pair in pairs)
 
     def _is_last(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> bool:
-        """Return whether T and S directly follow a pair in the orders TARGETS and SOURCES, and no unit after them has a
-        partner.
+        """Return whether T and S directly follow the two units of one decided pair in the orders TARGETS and SOURCES,
+        and no unit after them has a partner. False if an order lacks the unit.
         """
         place = [next((i for i, u in enumerate(units) if u is one), -1) for units, one in ((targets, t), (sources, s))]
         if min(place) < 1:
@@ -283,15 +296,17 @@ class Orders:
         return paired and not any(u.cell in self.cells.pair_of for u in rest)
 
     def between(self, t: Unit, s: Unit) -> bool:
-        """Return whether T and S stand, in some order, between the same two pairs, or between the same two blocks.
+        """Return whether T and S stand, in some order, between the same two decided pairs, or between the same two
+        blocks. The ends of an order on both sides count as a pair.
 
-        Blocks count, because code may begin and end them with other layers.
+        Blocks count, because code may begin and end them with other layers: then the two units before T and S (or those
+        after them) are each paired with a unit of the other's block, and T and S are not in these blocks.
         """
         return any(self._fits_between(t, s, ts, ss) for _, ts, ss in self.sequences.all())
 
     def at_the_end(self, t: Unit, s: Unit) -> bool:
-        """Return whether, in some order, T and S directly follow the two units of one pair, and no later unit of either
-        side has a partner.
+        """Return whether, in some order, T and S directly follow the two units of one decided pair, and no later unit
+        of either side has a partner.
         """
         return any(self._is_last(t, s, ts, ss) for _, ts, ss in self.sequences.all())
 
@@ -320,16 +335,18 @@ class Orders:
         return same(before_t.get(id(t)), before_s.get(id(s))) and same(after_t.get(id(t)), after_s.get(id(s)))
 
     def _doubt_of(self, name: str, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> Question[Unit] | None:
-        """Return the question about T and S, a pair that the order NAME made of the cell of TARGETS and SOURCES; None
-        if there is no doubt.
+        """Return the question about T and S, a pair that the order NAME made of the cell of TARGETS and SOURCES: that
+        orders differ elsewhere, if names and numbers do not speak for the pair and less than 75 percent of the certain
+        pairs nearby keep the order; else the result of `_against`. None if there is no doubt.
         """
         if not self._corroborated(t, s, targets, sources) and self._agreement(name, targets, sources) < _ORDERED:
             return ask(Reason.ORDERS_DIFFER_ELSEWHERE)
         return self._against(t, s, targets, sources)
 
     def _against(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> Question[Unit] | None:
-        """Return a question if an order gives T and S different places among TARGETS and SOURCES, their look-alikes, or
-        if no order is reliable. None if names or numbers support the pair, if the cell is uneven, or for batch norms.
+        """Return a question if no order agrees well on both sides, or if an order gives T and S different places among
+        TARGETS and SOURCES, their look-alikes. None if neither is so, if names or numbers speak for the pair
+        (`_corroborated`), if the two sides have different numbers of look-alikes, or if all TARGETS are batch norms.
         """
         if len(targets) != len(sources) or all("running_var" in u.pieces for u in targets):
             return None
@@ -348,6 +365,10 @@ class Orders:
     def _corroborated(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> bool:
         """Return whether names or numbers, too, speak for the pair of T and S, and for no other pair of the cell
         TARGETS, SOURCES.
+
+        The two names are more similar than either is to any other. Or T has numbers, and T and S have the same rank
+        among all numbers of the cell; if two units of a side have one rank, they have equal numbers, and no third unit
+        has these.
         """
         own = similarity(t, s)
         if (
@@ -365,11 +386,14 @@ class Orders:
         return len(same) == 2 and s.numbers == t.numbers
 
     def _agreement(self, name: str, targets: list[Unit], sources: list[Unit]) -> float:
-        """Return how well pairs near these units, which other evidence than an order made, keep the order NAME: 0 to 1,
-        and 1 if there are no such pairs.
+        """Return how well pairs near TARGETS and SOURCES keep the order NAME: the share of couples of pairs that are in
+        one order on both sides, 0 to 1, and 1 if there are none. Pairs with a doubt, and pairs that an order made, do
+        not count.
 
-        Near means in the innermost pair of scopes around all of the units. If all units of each side are of one series,
-        only pairs of one series are compared: one list after the other is the same order as interleaved lists.
+        Near means in the innermost pair of scopes around all of the units, of which fewer than 96 are compared. If all
+        units of each side are of one series, only pairs of one series are compared: one list after the other is the
+        same order as interleaved lists. It is 1 for the order of execution if SOURCES are one series, stored in the
+        order of its numbers.
         """
         places = self._places.get(name)
         if places is None:
@@ -400,8 +424,9 @@ class Orders:
 
 
 def _in_one_row(targets: list[Unit], sources: list[Unit]) -> dict[int, int] | None:
-    """Return `id` of a unit -> its rank, where the model runs the targets one after the other, and one list of the
-    source has the sources in different places: `3.0.fn.2` and `3.3`. None elsewhere.
+    """Return `id` of a unit -> its rank, from 0, if the model runs TARGETS one after the other, and SOURCES differ in
+    the number at one place of their paths: `3.0.fn.2` and `3.3`. None if not: if the forward pass is not known, if
+    there is no number at the place where the paths begin to differ, or if two have the same.
 
     A list of layers runs in its order, whatever the file sorts its keys by.
     """
@@ -417,12 +442,14 @@ def _in_one_row(targets: list[Unit], sources: list[Unit]) -> dict[int, int] | No
 
 
 def _of_several_rows(units: list[Unit]) -> bool:
-    """Return whether all UNITS have a number as their last name, and they are in several lists: `down.4` and `up.2`."""
+    """Return whether all UNITS have a number as their last name, and are in more than one module: `down.4` and
+    `up.2`.
+    """
     return all(u.last.isdecimal() for u in units) and len({u.path[:-1] for u in units}) > 1
 
 
 def _counted_as_stored(sources: list[Unit]) -> bool:
-    """Return whether SOURCES are of one series and stored in the order of their numbers."""
+    """Return whether SOURCES are of one series, and their numbers rise in the order in which they are stored."""
     if not _of_one_series(sources):
         return False
     stored = [u.numbers for u in sorted(sources, key=lambda u: u.order)]

@@ -17,8 +17,8 @@ _Path = tuple[str, ...]
 
 
 class Owners:
-    """Finds norms that one side names after a part of their module, and the norms beside or inside of that part on the
-    other side.
+    """Finds norms (here: vectors) that one side names after a part of their module, and the norms beside or inside of
+    that part on the other side.
     """
 
     def __init__(self, cells: Cells) -> None:
@@ -35,7 +35,9 @@ class Owners:
 
     def pairs(self) -> list[tuple[Unit, Unit]]:
         """Return pairs (target, source) of norms: one is named after a part of its module, and the other is in or
-        beside the partner of that part. A norm may be in several.
+        beside the partner of that part. A norm may be in several; [] if there are none.
+
+        Only open cells of vectors with equally many units of both sides are looked at.
         """
         found: list[tuple[Unit | None, Unit | None]] = []
         for targets, sources in self._cells.open():
@@ -45,8 +47,12 @@ class Owners:
         return [(t, s) for t, s in found if t is not None and s is not None]
 
     def _nearest(self, unit: Unit, others: Sequence[Unit], *, of_target: bool) -> Unit | None:
-        """Return the unit among OTHERS, of the other side, that is nearest to the partner of the part that UNIT is
-        named after. None if the part has no partner, or if several are equally near.
+        """Return the unit among OTHERS, of the other side, whose path has the longest beginning in common with the
+        partner of the part that UNIT is named after. A norm inside of a layer belongs to that layer; else see `_part`.
+        OF_TARGET says which side UNIT is of.
+
+        None if UNIT is named after no part, if no layer of the part is in a certain pair (vectors do not count), or if
+        several others are equally near. For a UNIT of the source, `_beside_in_use` decides between these.
         """
         layer = self._layers[of_target].get(unit.path[:-1])
         within = layer is not None and not set(cut(unit.last)).isdisjoint(_norms())
@@ -65,9 +71,11 @@ class Owners:
         return None if of_target else self._beside_in_use(tied, [t for t, s in known if not t.doubts])
 
     def _beside_in_use(self, norms: Sequence[Unit], part: Sequence[Unit]) -> Unit | None:
-        """Return the one of NORMS, of the target, that the model runs last before PART, units of their block. If the
-        block does not begin with a norm, return the first that runs after PART. None if the order of execution is not
-        known, or if they are not in one numbered block.
+        """Return the one of NORMS, of the target, that the model runs last before all of PART, units of their block. If
+        the block does not begin with a norm, return the first that runs after all of PART.
+
+        None if there is no such norm, if a place in the order of execution is not known, or if NORMS and PART are not
+        all in one block (the last name of its path has a digit), with NORMS directly in it.
         """
         block = norms[0].path[:-1]
         inside = [(u.used, u) for u in self._cells.targets if u.path[: len(block)] == block and u.used is not None]
@@ -90,7 +98,12 @@ class Owners:
 
     def _part(self, unit: Unit, beside: dict[str, list[Unit]]) -> list[Unit] | None:
         """Return the units of the module that the norm UNIT is named after (`norm_attn` -> those of `attn`), among
-        BESIDE, name -> units of the same module. None if the name names none, or several equally.
+        BESIDE, name -> units of the same module.
+
+        The name of UNIT has a word for a norm, and no word such as "post". Its other words, without "pre" and the like,
+        are all in the name of the module, or the two names have equal labels that exclude others. The module with the
+        fewest other words counts. None if there is no such module, if two have equally few, or if the other words are
+        only numbers.
         """
         name = unit.last
         if not set(cut(name)) & _norms() or not table().after.isdisjoint(cut(name)):

@@ -26,13 +26,13 @@ class Scope:
 
     Attributes:
         path: the components of its path.
-        units: the units below it.
+        units: the units below it whose colour the other side has.
         words: the words of its path.
         partner: the scope of the other side that it is paired with, or None.
-        doubts: the questions about this pair.
+        doubts: the questions about this pair; the target has them.
         whole: whether it and its partner hold the same units, also those that have no partner yet.
-        all: whether it holds all units of its module; the outermost scope may hold fewer.
-        in_order: whether only an order made its pair.
+        all: False for the outermost module if the other side lacks the colour of a unit; else True.
+        in_order: whether only an order made its pair; the target has it.
     """
 
     path: tuple[str, ...]
@@ -46,7 +46,7 @@ class Scope:
 
     @property
     def order(self) -> float:
-        """Return the lowest place of its units in the order of registration."""
+        """Return the lowest place of its units in the state dict."""
         return min(unit.order for unit in self.units)
 
     @property
@@ -56,7 +56,8 @@ class Scope:
 
 
 class Scopes:
-    """The modules of both sides that hold more than one unit, and their partners.
+    """The modules of both sides that hold more than one unit, and their partners. A module with the same units as the
+    module around it is not among them; the outermost module is.
 
     Attributes:
         settled: whether the last call of `pair` paired none.
@@ -92,10 +93,14 @@ class Scopes:
                     self._inner[id(unit)].append(scope)
 
     def pair(self, *, in_order: bool) -> None:
-        """Pair scopes that hold equally many units of each cell, and set `settled`.
+        """Pair scopes without a partner that hold equally many units of each cell, and set `settled`. Then do the same
+        with the units of those cells alone that have equally many units of both sides. A scope has at least two such
+        units.
 
+        Of several such scopes, the scopes around them, their words, lists counted from the end, names, known series and
+        numbers tell which are pairs, in this order.
         Args:
-            in_order: also pair scopes by their numbers and orders, if nothing else tells them apart.
+            in_order: also pair scopes by their places in lists and by orders, if nothing else tells them apart.
         """
         open_before = self._count_open()
         balanced = {cell for cell, (t, s) in self.cells.groups().items() if len(t) == len(s)}
@@ -161,10 +166,11 @@ class Scopes:
             self._pair_in_order(targets, sources)
 
     def _join_by_words(self, targets: list[Scope], sources: list[Scope]) -> bool:
-        """Pair TARGETS and SOURCES, scopes with equal contents, by the words that tell them apart; return whether this
-        was possible.
+        """Pair TARGETS and SOURCES, equally many scopes with equal contents, by the words that tell them apart; return
+        whether all were paired. If not, none is.
 
-        A word counts if known pairs show its word on the other side, or if exactly one scope of each side has it.
+        Certain pairs show which word of the other side means the same (`translation`); if they show none, equal words
+        count (`_namesakes`).
         """
         known = ((t.path, s.path) for t, s in self.cells.pairs() if not t.doubts)
         own, theirs = [t.path for t in targets], [s.path for s in sources]
@@ -177,8 +183,14 @@ class Scopes:
         return True
 
     def _pair_in_order(self, targets: list[Scope], sources: list[Scope]) -> None:
-        """Pair TARGETS and SOURCES, scopes with equal contents, by their numbers, or else by the orders of registration
-        and execution. If these disagree, or if the two sides may count from opposite ends, the pairs are a question.
+        """Pair TARGETS and SOURCES, equally many scopes with equal contents, by their numbers, or else by the more
+        reliable of the orders of execution and registration. If these disagree, if only the order of registration is
+        known, or if the two sides may count from opposite ends, the pairs are a question. Nothing is done if no order
+        has all of the scopes.
+
+        Disagreement counts for nothing if one of two other orders confirms the numbers, if both sides have the same
+        numbers, or if names speak for all pairs but one. If the two sides count from opposite ends (`_other_end`), the
+        first number is paired with the last, and the units note it in `backwards`.
         """
         votes: list[list[Scope]] = []
         orders: list[str] = []
@@ -235,9 +247,12 @@ class Scopes:
                     unit.ask(doubt)
 
     def _other_end(self, targets: list[Scope], sources: list[Scope]) -> tuple[bool, Question[Unit] | None]:
-        """Return whether the two sides count a list of scopes from opposite ends, and the question about it, or None.
+        """Return (whether the two sides count a list of scopes from opposite ends, the question about it or None).
+        (False, None) if the paths of TARGETS, or of SOURCES, do not differ in exactly one number.
 
-        Known pairs of the list decide; without any, the forward pass does (see `Levels.against`).
+        Decided pairs of the list decide; it is a question if they show opposite ends. Without any, the forward pass
+        does (see `Levels.against`); it is a question if it speaks against equal numbers, or if the model runs the list
+        from its end.
         """
         own, theirs = common(t.path for t in targets), common(s.path for s in sources)
         if own is None or theirs is None:
@@ -274,7 +289,7 @@ class Scopes:
 
     def _scope_turned(self, scope: Scope, is_target: bool) -> Hashable:
         """Return (list of the source, number there) for a scope in a list whose contents show that the sides count it
-        from opposite ends; None for other scopes. IS_TARGET says which side the scope is of.
+        from opposite ends (`Levels.turned`); None for other scopes. IS_TARGET says which side the scope is of.
         """
         places = self.levels.turned
         around = rows(scope.path)
@@ -287,9 +302,9 @@ class Scopes:
         return scope.path
 
     def _scope_way(self, scope: Scope, is_target: bool) -> Hashable:
-        """Return (series of the source, number there) for a scope, by the rule between numbers that paired members of
-        its list show: shifted by one, or counted from the end. None if they show none. IS_TARGET says which side the
-        scope is of.
+        """Return (series of the source, number there) for a scope, by the rule between numbers that certain pairs of
+        other scopes of its series show (`Ways`): shifted, or counted from the end. None if they show none. IS_TARGET
+        says which side the scope is of.
         """
         if self._ways is None:
             paired = [(s.path, s.partner.path) for s in self.scopes[True] if s.partner is not None and not s.doubts]
@@ -300,8 +315,8 @@ class Scopes:
         return numbers(scope.path) or None
 
     def split(self) -> bool:
-        """Split cells by the innermost pair of scopes around each unit: partners are in partner scopes. Return whether
-        any cell was split.
+        """Split cells by the innermost pair of scopes around each unit: partners are in partner scopes. If that splits
+        nothing, by the second innermost, then by the third. Return whether any cell was split.
         """
         changed = False
         for depth in range(3):
@@ -318,8 +333,8 @@ class Scopes:
         return id(scope if is_target else scope.partner)
 
     def around(self, targets: list[Unit], sources: list[Unit]) -> list[Unit]:
-        """Return the units of the target in the innermost pair of scopes around all TARGETS and SOURCES; all units if
-        there is none.
+        """Return the units of the target in the innermost pair of scopes around all TARGETS and SOURCES; all units of
+        the target if there is none.
         """
         own, theirs = set(map(id, targets)), set(map(id, sources))
         for scope in self._inner.get(id(targets[0]), ()):
@@ -329,22 +344,28 @@ class Scopes:
         return self.cells.targets
 
     def are_paired(self, unit: Unit) -> bool:
-        """Return whether all scopes around UNIT have partners."""
+        """Return whether all scopes around UNIT have partners; True if there are none."""
         return all(scope.partner is not None for scope in self._inner.get(id(unit), ()))
 
     def in_order(self, unit: Unit) -> int:
-        """Return the depth of the innermost scope around UNIT, of the target, that only an order paired; 0 if none."""
+        """Return the length of the path of the innermost scope around UNIT, of the target, that only an order paired; 0
+        if none.
+        """
         return max((len(scope.path) for scope in self._inner.get(id(unit), ()) if scope.in_order), default=0)
 
     def same(self, t: Unit, s: Unit) -> bool:
-        """Return whether T and S are in the two modules of a pair of scopes that hold the same units as a whole."""
+        """Return whether T and S are in the two modules of a pair of scopes that hold the same units as a whole
+        (`Scope.whole`).
+        """
         partners = {
             id(scope.partner) for scope in self._inner.get(id(t), ()) if scope.partner is not None and scope.whole
         }
         return any(id(scope) in partners for scope in self._inner.get(id(s), ()))
 
     def doubts_of(self, t: Unit, s: Unit) -> list[Question[Unit]]:
-        """Return the questions about each pair of scopes that has T in its target and S in its source."""
+        """Return the questions about each pair of scopes that has T in its target and S in its source, the innermost
+        first.
+        """
         found = []
         for scope in self._inner.get(id(t), ()):
             if scope.doubts and any(p is scope.partner for p in self._inner.get(id(s), ())):
@@ -358,7 +379,7 @@ def _levels(against: int) -> Reason:
 
 
 def _names_speak_for(t: Scope, s: Scope, targets: Sequence[Scope], sources: Sequence[Scope]) -> bool:
-    """Return whether T and S share more words than T with any other of SOURCES, and than S with any other of
+    """Return whether T and S share more words and labels than T with any other of SOURCES, and than S with any other of
     TARGETS.
     """
     own = _shared_words(t, s)
@@ -368,15 +389,16 @@ def _names_speak_for(t: Scope, s: Scope, targets: Sequence[Scope], sources: Sequ
 
 
 def _outermost(path: _Path) -> tuple[_Path, int] | None:
-    """Return (path of the outermost list around PATH, number in it); None if there is no number in PATH."""
+    """Return (path of the outermost list around PATH, number in it); None if no component of PATH is a number."""
     return next(((path[:at], int(component)) for at, component in enumerate(path) if component.isdecimal()), None)
 
 
 def _crosswise(targets: Sequence[Scope], sources: Sequence[Scope]) -> bool:
-    """Return whether one side has parts in every member of a list, and the other side has a list for each part.
+    """Return whether one side has parts in every member of a list, and the other side has a list for each part, with
+    equally many of both.
 
-    `steps.0.scale`, `steps.0.shift` … and `scale.0`, `scale.1` …: then a member is not the partner of a part, even if
-    there are equally many of both.
+    `steps.0.scale`, `steps.0.shift` … and `scale.0`, `scale.1` …: then a member is not the partner of a part, although
+    there are equally many.
     """
     forms = []
     for scopes in (targets, sources):
@@ -389,10 +411,11 @@ def _crosswise(targets: Sequence[Scope], sources: Sequence[Scope]) -> bool:
 
 
 def _places_in_lists(targets: Sequence[Scope], sources: Sequence[Scope]) -> dict[int, tuple[int, int]]:
-    """Return `id` of a scope -> (length of its outermost list, place in it), if both sides have equally many of each;
+    """Return `id` of a scope -> (number of different members of its outermost list that have scopes here, its place
+    among them from 0), if both sides have each such value equally often, and there are several, but fewer than TARGETS;
     else {}.
 
-    Also if one side has members with several of these scopes, and the other side a list for each: `steps.0.first` and
+    So one side has members with several of these scopes; the other side may have a list for each: `steps.0.first` and
     `first.3` both belong to the first step.
     """
     places: dict[int, tuple[int, int]] = {}
@@ -410,8 +433,11 @@ def _places_in_lists(targets: Sequence[Scope], sources: Sequence[Scope]) -> dict
 
 
 def _namesakes(own: Sequence[_Path], theirs: Sequence[_Path]) -> dict[_Path, _Path]:
-    """Return path of OWN -> path of THEIRS, by words that only one path of each side has. Of two paths, one is enough.
-    {} if words do not pair all paths.
+    """Return path of OWN -> path of THEIRS, by telling words and labels that not all paths of their side have: each
+    path has to share one with exactly one path of the other side. Of two paths, one is enough.
+
+    If no path has such a partner, if a path has several, or if two have the same, the result of `_phrased_alike`. {} if
+    some paths have one and others none.
     """
     sides: list[dict[_Path, frozenset[str]]] = []
     for paths in (own, theirs):
@@ -428,7 +454,8 @@ def _namesakes(own: Sequence[_Path], theirs: Sequence[_Path]) -> dict[_Path, _Pa
 
 
 def _phrased_alike(own: Sequence[_Path], theirs: Sequence[_Path]) -> dict[_Path, _Path]:
-    """Return path of OWN -> path of THEIRS, by the order of their words; {} if a path has no clear partner.
+    """Return path of OWN -> path of THEIRS, by the order of their words (`_in_a_row`): the share of words in one order
+    is at least 0.5, and more than 0.2 higher than that of either with any other. {} if a path has no such partner.
 
     `text_to_image` and `image_to_text` have the same words.
     """
@@ -449,7 +476,9 @@ _HALF, _MARGIN = 0.5, 0.2
 
 
 def _phrases(paths: Sequence[_Path]) -> dict[_Path, tuple[str, ...]]:
-    """Return path -> its words, without the beginning that all PATHS share."""
+    """Return path -> its words in order, without the components at the start that all PATHS share, without numbers and
+    words for containers.
+    """
     start = common_start(paths)
     return {
         path: tuple(w for w in words_of(path[start:]) if w not in table().empty and not w.isdecimal()) for path in paths
@@ -457,7 +486,9 @@ def _phrases(paths: Sequence[_Path]) -> dict[_Path, tuple[str, ...]]:
 
 
 def _in_a_row(a: Sequence[str], b: Sequence[str]) -> float:
-    """Return the share of the words of the phrases A and B that are in one order in both: 1 for equal phrases."""
+    """Return how many words the phrases A and B have in one order (equal, or one the short form of the other), as a
+    share of the longer phrase: 1 for equal phrases, 0 for empty ones.
+    """
     longest = [0] * (len(b) + 1)
     for word in a:
         row = [0]
@@ -468,7 +499,9 @@ def _in_a_row(a: Sequence[str], b: Sequence[str]) -> float:
 
 
 def _said(path: _Path) -> frozenset[str]:
-    """Return the telling words of PATH, and the labels of their meaning."""
+    """Return the telling words of PATH, and "GROUP:LABEL" for the labels of its components that do not exclude
+    others.
+    """
     meant = [labels(words_of((component,)), hard=False) for component in path]
     return telling_words(path) | {f"{group}:{label}" for found in meant for group, label in found.items()}
 

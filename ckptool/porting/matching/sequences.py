@@ -14,8 +14,9 @@ Sequence = tuple[str, list[Unit], list[Unit]]
 
 
 class Sequences:
-    """The orders that both sides have: of execution, if the forward pass was traced, and of registration, if the file
-    kept it.
+    """The orders in which units of both sides are compared: execution on both, if both were traced; execution of the
+    target with registration of the source, if the target was traced; and registration of both. The last two need a file
+    that keeps the order.
 
     Attributes:
         ordered: whether the order of the source's keys is meaningful.
@@ -30,14 +31,14 @@ class Sequences:
         self._all = self._ordered()
 
     def all(self) -> list[Sequence]:
-        """Return the orders that both sides have, the most reliable first: (name, units of the target, units of the
-        source).
+        """Return the orders that both sides have, the most reliable first (see `_credit`): (name, units of the target,
+        units of the source), each side in its order. An order of execution lacks units whose place in it is not known.
         """
         return self._all
 
     def neighbours(self, units: list[Unit]) -> Around:
         """Return (`id` -> unit directly before, `id` -> unit directly after), for UNITS in one order of a side; "edge"
-        for none.
+        in place of a unit before the first and after the last.
         """
         if id(units) not in self._around:
             self._around[id(units)] = _neighbours(units)
@@ -55,8 +56,9 @@ class Sequences:
         return sorted(found, key=lambda one: -self._credit(*one))
 
     def _credit(self, name: str, targets: list[Unit], sources: list[Unit]) -> float:
-        """Return how well the order NAME agrees on both sides by shapes: the share of neighbours with equal shapes on
-        both sides, 0 to 1.
+        """Return how well the order NAME agrees on both sides, 0 to 1: each couple of neighbours in an order has two
+        colours; how many such couples of one side have a couple of the same colours on the other side, as a share of
+        all couples of the shorter side. It is computed once for each name.
         """
         if name not in self._credits:
             a, b = (Counter(pairwise(c)) for c in ([u.colour for u in targets], [u.colour for u in sources]))
@@ -64,11 +66,11 @@ class Sequences:
         return self._credits[name]
 
     def credit_of(self, name: str) -> float:
-        """Return how well the order NAME agrees on both sides: the share of neighbours with equal shapes, 0 to 1."""
+        """Return how well the order NAME, which both sides have, agrees on both sides: 0 to 1, see `_credit`."""
         return self._credits[name]
 
     def best_credit(self) -> float:
-        """Return how well the best order agrees on both sides, 0 to 1; 1 if there is none."""
+        """Return how well the best order agrees on both sides, 0 to 1 (see `_credit`); 1 if there is no order."""
         return max((self._credits[name] for name, _, _ in self.all()), default=1.0)
 
 

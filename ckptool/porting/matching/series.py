@@ -47,7 +47,9 @@ def members_of(paths: Iterable[Sequence[str]]) -> dict[Series, set[int]]:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A rule from the numbers of a series of the target to those of the series `source`: `sign * n + offset`."""
+    """A rule from the numbers of a series of the target to those of `source`, a series of the source: `sign * n +
+    offset`, with the sign 1 or -1.
+    """
 
     source: Series
     sign: int
@@ -107,7 +109,9 @@ class Ways:
         return None
 
     def beside(self, own: Series, theirs: Series) -> set[tuple[int, int]]:
-        """Return the rules (sign, offset) of other series in the same modules as the series OWN and THEIRS."""
+        """Return the rules (sign, offset) of all known series whose modules (`parent`) are those of the series OWN and
+        THEIRS.
+        """
         both = parent(own), parent(theirs)
         return {(w.sign, w.offset) for row, w in self._known.items() if (parent(row), parent(w.source)) == both}
 
@@ -123,9 +127,9 @@ def _rule(series: Series, numbers: dict[int, int]) -> Way | None:
 
 
 def common(paths: Iterable[Sequence[str]]) -> tuple[Series, tuple[int, ...]] | None:
-    """Return the one series that all PATHS belong to, and the number of each path in it.
+    """Return (the one series that all PATHS belong to, the number of each path in it).
 
-    Return None if there is no such series, if there are several, or if two paths have the same number.
+    None if there is no such series, if there are several, if two paths have the same number, or without paths.
     """
     known: dict[Series, list[int]] | None = None
     for path in paths:
@@ -142,7 +146,9 @@ def common(paths: Iterable[Sequence[str]]) -> tuple[Series, tuple[int, ...]] | N
 
 
 def parent(series: Series) -> str:
-    """Return the path of the module around a series: `blocks` for `blocks.norm{}`, and also for `blocks.list.{}`."""
+    """Return the path of the module around SERIES: `blocks` for `blocks.norm{}`, and also for `blocks.list.{}`; "" for
+    the outermost module.
+    """
     components = series.split(".")
     place = next(i for i, component in enumerate(components) if "{}" in component)
     head = ".".join(components[:place])
@@ -172,18 +178,20 @@ class Relation(Generic[P]):
         self._back[theirs].add(own)
 
     def sure(self) -> dict[P, P]:
-        """Return place of the target -> place of the source, for places that always go together."""
+        """Return place of the target -> place of the source, for places that always go together: neither was noted with
+        any other.
+        """
         return {own: there for own, (there, *more) in self._there.items() if not more and len(self._back[there]) == 1}
 
     def holds(self) -> bool:
-        """Return whether every place goes to one place only. If not, the modules of the two sides are not of
-        one class.
+        """Return whether all places of the target are in `sure`; True if none was noted. If not, the modules of the two
+        sides are not of one class.
         """
         return len(self.sure()) == len(self._there)
 
     def labels(self, targets: Mapping[int, P], sources: Mapping[int, P]) -> dict[int, P]:
-        """Return `id` of a unit -> label, equal for units of TARGETS and SOURCES whose places always go together; other
-        units are left out.
+        """Return `id` of a unit -> label, the place of the source, for units whose places always go together (`sure`);
+        other units are left out. It is equal for TARGETS and SOURCES that correspond.
 
         Args:
             targets, sources: `id` of a unit -> its place.
@@ -203,12 +211,13 @@ def translation(
     """Return which of several look-alikes of the target is which of the source, by the words that tell them apart.
 
     Known pairs show which word of the target means which word of the source: if `left` is `l` elsewhere, it is here.
+    Elsewhere is one pair of paths for each word, which are equal but for these words.
     Args:
         own, theirs: paths of equally many parts of each side.
         known: paths of pairs, (of the target, of the source).
     Returns:
         Path of the target -> path of the source. None if the parts do not differ by one word each, if numbers tell them
-        apart on both sides, or if the known pairs show no translation, or several.
+        apart on both sides, or if the known pairs do not show exactly one translation of all words.
     """
     ours, others = _apart(own), _apart(theirs)
     if ours is None or others is None or (_numbers(ours) and _numbers(others)):
@@ -234,7 +243,9 @@ def translation(
 
 
 def _apart(paths: Sequence[Path]) -> dict[str, Path] | None:
-    """Return word -> path, for paths that differ from each other in one word at the same place; None for others."""
+    """Return word -> path, for PATHS that have equally many words and differ in one of them at the same place; None for
+    others, and for fewer than two.
+    """
     cut_up = [words_of(path) for path in paths]
     if len(paths) < 2 or len({len(words) for words in cut_up}) != 1:
         return None

@@ -1,7 +1,8 @@
 """The tables of rules that tell units apart, and of rules that support a pair made only by its shape.
 
-Rows of the first table split cells: certain rows until they split no more, then all rows, and again from the start
-whenever a cell was split. A row of the second table says that a pair is supported, that it is not, or nothing.
+Rows of the first table (`TELLING`) split cells: certain rows until they split no more, then all rows, and again from
+the start whenever a cell was split. A row of the second table (`SUPPORT`) says that a pair is supported (True), that it
+is not (False), or nothing (None); the first row that says something decides.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class Unit:
     Attributes:
         path: the components of its path.
         pieces: role -> its tensor in the common form.
-        colour: its shape and kind. Two units can only be partners if these are equal.
+        colour: its shape, without sizes of 1, and its kind. Two units can only be partners if these are equal.
         order: its place in the state dict.
         used: its place in the order of execution, or None if that is not known.
         turn: its place in the order of execution among the units of its side only, or None.
@@ -36,7 +36,8 @@ class Unit:
         cell: the number of the cell that it is in.
         evidence: what told it from its look-alikes, in the order in which it was found.
         questions: its questions, each with the other units that it may be paired with.
-        settled: pair of classes of modules -> its place in the target's class, if other modules of them settled it.
+        settled: what a rule decided for several units at once (a pair of classes, a module) -> the place of this unit
+            there. Units with different places are not exchanged.
         backwards: the lists around it that the other side counts from the other end.
         told: which rules told it from which look-alikes, for `--explain`.
         support: the name of the rule that supports or refuses its pair, if only its shape made the pair; else "".
@@ -64,7 +65,7 @@ class Unit:
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """Return the numbers in the words of its path, in order (see `words.numbers`)."""
+        """Return the numbers in the words of its path, in order; "first" and "one" count as 1 (see `words.numbers`)."""
         return numbers(self.path)
 
     @property
@@ -73,7 +74,9 @@ class Unit:
         return still_open(self.questions)
 
     def ask(self, question: Question[Unit]) -> None:
-        """Add QUESTION about this unit. If the same question is open, it gets the options of QUESTION as well."""
+        """Add QUESTION about this unit. If the same question is open, it gets the options of QUESTION as well, eight at
+        most.
+        """
         self.questions = joined(self.questions, question)
 
     def told_by(self, kind: Kind) -> bool:
@@ -82,8 +85,8 @@ class Unit:
 
     @property
     def main(self) -> Piece:
-        """Return the main tensor of the unit: the weight, if it has one, else another tensor by its role (a running
-        mean before a bias).
+        """Return the main tensor of the unit: the first of the roles in `_MAIN` that it has (a weight before a running
+        mean, and that before a bias); without any, its first tensor in the state dict.
         """
         for role in _MAIN:
             if (piece := self.pieces.get(role)) is not None:
@@ -96,7 +99,7 @@ Pair = tuple[Unit, Unit]
 
 
 class Placed(Protocol):
-    """Anything with a `path`: the names of the modules around it."""
+    """Anything with a `path`: its names, and those of the modules around it, from the outermost."""
 
     path: tuple[str, ...]
 
@@ -107,8 +110,8 @@ _MAIN = ("weight", "weight_ih", "weight_v", "weight_orig", "weight_mean", "runni
 
 
 def units_of(canon: Canon) -> list[Unit]:
-    """Return the units (modules with their tensors) of CANON, one side in the common form, in the order of
-    its state dict.
+    """Return the units (modules with their tensors) of CANON, one side in the common form, in the order of its state
+    dict. Their `turn` is set.
     """
     grouped: dict[tuple[str, ...], dict[str, Piece]] = {}
     for piece in sorted(canon.pieces.values(), key=lambda p: p.order):
@@ -125,7 +128,9 @@ def units_of(canon: Canon) -> list[Unit]:
 
 
 def take_turns(units: Iterable[Unit]) -> None:
-    """Set `turn` of UNITS: their places in the order of execution, counted among these units."""
+    """Set `turn` of those of UNITS whose place in the order of execution is known: their places in this order, counted
+    from 0 among these units.
+    """
     for turn, unit in enumerate(sorted((u for u in units if u.used is not None), key=lambda u: u.used or 0.0)):
         unit.turn = turn
 
@@ -146,7 +151,10 @@ def _colour(unit: Unit) -> tuple[Shape, str]:
 
 
 def _is_row(unit: Unit) -> bool:
-    """Return whether UNIT is a table with one row. It is not treated as a vector, such as the weight of a norm."""
+    """Return whether UNIT is a table with one row, which is not treated as a vector (such as the weight of a norm): it
+    holds a weight of the sizes [1, n] alone, the model does not multiply with it, and it is an `Embedding` or has the
+    name of a token or segment table.
+    """
     if unit.pieces.keys() != {"weight"} or len(unit.main.shape) != 2 or unit.main.shape[0] != 1:
         return False
     if unit.main.entry.how in PRODUCTS:
@@ -155,7 +163,7 @@ def _is_row(unit: Unit) -> bool:
 
 
 def natural(path: Sequence[str]) -> list[tuple[int, int, str]]:
-    """Return a key by which paths are sorted with numbers by value: 2 before 10."""
+    """Return a key by which paths are sorted with numbers by value: 2 before 10, and numbers before other text."""
     out: list[tuple[int, int, str]] = []
     for component in path:
         pieces = re.findall(r"\d+|\D+", component)
@@ -170,7 +178,9 @@ def template(path: Sequence[str]) -> tuple[str, ...]:
 
 
 def series(unit: Unit) -> tuple[str, ...]:
-    """Return the path of UNIT without numbers (also "first", "second" …), which is equal for the members of a list."""
+    """Return the path of UNIT without the digits in it and without words such as "first" and "second"; it is equal for
+    the members of a list.
+    """
     return _without_numbers(unit.path)
 
 
@@ -181,8 +191,11 @@ def _without_numbers(path: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def number_ranks(targets: Sequence[Placed], sources: Sequence[Placed]) -> dict[int, int] | None:
-    """Return `id` of a unit -> rank of the numbers in its path among those of its side. None if a side has one number
-    only, or paths with different counts of numbers, or if the two sides do not have equally many units for each rank.
+    """Return `id` of a unit -> rank, from 0, of the numbers in its path among those of its side. The numbers of a
+    source are compared in the order of the target's numbers (`_columns`).
+
+    None if the units of a side have fewer than two different numbers, or paths with different counts of numbers, or if
+    the two sides do not have equally many units for each rank.
     """
     ranks: dict[int, int] = {}
     counts = []
@@ -204,7 +217,7 @@ def number_ranks(targets: Sequence[Placed], sources: Sequence[Placed]) -> dict[i
 
 def _columns(own: Sequence[tuple[int, ...]], theirs: Sequence[tuple[int, ...]]) -> list[int] | None:
     """Return, for each number in a path of the target, its place among the numbers in a path of the source; None if the
-    numbers are in the same order, or it is not clear.
+    numbers are in the same order, if it is not clear, or if not all paths have equally many numbers.
 
     In `blocks.2.conv1` and `convs1.2` they are in another order: numbers that take the same values on both sides
     correspond, or numbers that take as many values, if one side counts from one. OWN and THEIRS have the numbers of
@@ -221,13 +234,15 @@ def _columns(own: Sequence[tuple[int, ...]], theirs: Sequence[tuple[int, ...]]) 
 
 
 def same_numbers(targets: Sequence[Placed], sources: Sequence[Placed]) -> bool:
-    """Return whether the paths of TARGETS and of SOURCES have the same numbers."""
+    """Return whether the paths of TARGETS and of SOURCES have the same numbers: each row of numbers in a path is there
+    equally often on both sides.
+    """
     return Counter(numbers(u.path) for u in targets) == Counter(numbers(u.path) for u in sources)
 
 
 def hard_conflict(a: tuple[str, ...], b: tuple[str, ...]) -> tuple[str, str] | None:
-    """Return (label of A, label of B), such as ("q", "k"), if the words A and B of two names exclude each other; else
-    None.
+    """Return (label of A, label of B), such as ("q", "k"), for the first group of words that exclude each other in
+    which the words A and B of two names have different labels; None if there is no such group.
     """
     theirs = labels(b, hard=True)
     for group, one in labels(a, hard=True).items():
@@ -237,7 +252,9 @@ def hard_conflict(a: tuple[str, ...], b: tuple[str, ...]) -> tuple[str, str] | N
 
 
 def _meaningful(unit: Unit) -> set[str]:
-    """Return the words of UNIT that mean something, and the labels that they share with words of equal meaning."""
+    """Return the words of UNIT that mean something (no numbers, no words for containers, not "weight", "bias", "proj"
+    or "layer"), and "GROUP:LABEL" for each label of its words.
+    """
     said = singular(unit.words)
     words = [w for w in said if w not in table().empty and w not in ("weight", "bias", "proj", "layer")]
     found = {w for w in words if not w.isdecimal()}
@@ -246,7 +263,9 @@ def _meaningful(unit: Unit) -> set[str]:
 
 
 def similarity(t: Unit, s: Unit) -> float:
-    """Return the share of words that the names of T and S have in common, 0 to 1, and 0.05 more for equal numbers."""
+    """Return how many meaningful words and labels (`_meaningful`) the names of T and S have in common, as a share of
+    all that either has, 0 to 1, and 0.05 more if their paths have equal numbers. 0 if a name has no such word.
+    """
     a, b = _meaningful(t), _meaningful(s)
     if not a or not b:
         return 0.0
@@ -255,7 +274,10 @@ def similarity(t: Unit, s: Unit) -> float:
 
 
 def of_one_name(t: Unit, s: Unit) -> bool:
-    """Return whether the names of T and S agree in more than the kind of layer (norm, convolution)."""
+    """Return whether the names of T and S agree in more than the kind of layer (norm, convolution): they have an equal
+    label in a group of words (other than these kinds), they name the same part of a projection ("query"), or their
+    similarity is more than `SOME`, and the words that both have are not only words and labels of kinds.
+    """
     kinds = {phrase for phrase, said in table().group("purpose").phrases.items() if said in _KINDS}
     generic = {word for phrase in kinds for word in phrase} | {f"purpose:{said}" for said in _KINDS}
     own, theirs = labels(t.words, hard=False), labels(s.words, hard=False)
@@ -272,8 +294,8 @@ _KINDS = ("norm", "conv")
 
 
 def related(t: Unit, s: Unit) -> bool:
-    """Return whether the names of T and S have words of equal meaning, or name the same part of a projection
-    ("query").
+    """Return whether the names of T and S have an equal label in a group of words, or name the same part of a
+    projection ("query").
     """
     if any(labels(t.words, hard=hard).items() & labels(s.words, hard=hard).items() for hard in (True, False)):
         return True
@@ -288,7 +310,9 @@ def label_of(unit: Unit, group: str) -> str | None:
 
 
 def tables_of_words(t: Unit, s: Unit) -> bool:
-    """Return whether the model looks up rows of T, and the name of S says that it is a word table."""
+    """Return whether the model looks up rows of T, whose name says nothing else of an embedding, and the name of S says
+    that it is a word table.
+    """
     looked_up = t.main.entry.how == "embedding" and label_of(t, "embedding") in (None, "token")
     return looked_up and label_of(s, "embedding") == "token"
 
@@ -306,7 +330,7 @@ def block_of(path: Sequence[str]) -> Path:
 
 
 def parts_around(path: Sequence[str]) -> list[Path]:
-    """Return the paths of the blocks around the module PATH, the outermost first."""
+    """Return the paths of the blocks around the module PATH, the outermost first; [] if there are none."""
     return [tuple(path[: at + 1]) for at in range(len(path) - 1) if path[at].isdecimal()]
 
 
@@ -316,7 +340,7 @@ def around(paths: Sequence[Path]) -> Path:
 
 
 def nearness(one: Unit, other: Unit) -> int:
-    """Return how many components the paths of ONE and OTHER share from the front."""
+    """Return how many components the paths of ONE and OTHER share from the front; 0 if the first ones differ."""
     if one.path[:1] != other.path[:1]:
         return 0  # most modules of a large model
     return common_start((one.path, other.path))

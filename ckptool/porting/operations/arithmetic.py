@@ -28,8 +28,8 @@ def total(*parts: Tensor) -> Tensor:
     takes = 0
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """Return the sizes of `add(x, y, …)`: those of x. Raise RuleError if another tensor cannot be
-        broadcast to x.
+        """Return the sizes of `add(x, y, …)`: those of x. Raise RuleError if another tensor cannot be broadcast to x
+        without changing its sizes.
         """
         first, *others = shapes
         for one in others:
@@ -42,7 +42,7 @@ def total(*parts: Tensor) -> Tensor:
         return sum(arrays[1:], arrays[0])
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """Return the torch code of the sum of ARGS, texts: `x + y` for two; for more, a call of a helper that
+        """Return the torch code of the sum of ARGS, texts: `x + y` for two; for another number, a call of a helper that
         rounds once.
         """
         return " + ".join(args) if len(args) == 2 else f"total({listed(args)})"
@@ -84,11 +84,11 @@ class Nonzero(_Elementwise):
     summary = "1 where x is not 0, else 0"
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
-        """Return, for each element of the only array, whether it is not 0."""
+        """Return, for each element of the only array, whether it is not 0, as booleans."""
         return arrays[0] != 0
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """Return the torch code: a comparison of the text ARGS[0] with 0, converted to its type."""
+        """Return the torch code: a comparison of the text ARGS[0] with 0, converted to the type of that tensor."""
         return f"{args[0]}.ne(0).to({args[0]}.dtype)"
 
 
@@ -239,7 +239,7 @@ class Zeros(Operation):
 
 
 def add(*parts: Expr) -> Expr:
-    """Return the expression of the sum of PARTS, or the part itself if there is one."""
+    """Return the expression of the sum of PARTS, or the part itself if there is only one."""
     return parts[0] if len(parts) == 1 else Expr("add", parts)
 
 
@@ -279,5 +279,5 @@ def zeros(*sizes: int) -> Expr:
 
 
 def unshifted(x: Expr) -> Expr:
-    """Return the tensor to which X adds a number, if its outermost operation is `shift`; else X."""
+    """Return the tensor to which X adds a number, if the outermost operation of X is `shift`; else X."""
     return x.args[0] if x.op == "shift" else x

@@ -25,7 +25,7 @@ class Cut(View):
     @abstractmethod
     def whole(self, values: Sequence[Expr], parts: Sequence[tuple[Any, ...]], shape: Shape) -> Expr | None:
         """Return the expression of the tensor of sizes SHAPE that is made of VALUES, its parts in order; None if they
-        do not cover it.
+        do not cover it, each element once.
 
         PARTS holds, for each value, the parameters that cut it out.
         """
@@ -58,8 +58,10 @@ class Slice(Cut):
     def simplified(self, x: Expr, shapes: Mapping[str, Shape]) -> Expr:
         """Return an expression that equals the slice X, with fewer operations if possible.
 
-        A slice of all elements is the tensor itself, a slice of a slice is one slice, and a slice of a concatenation is
-        a slice of the parts that it covers.
+        A slice of all elements is the tensor itself, a slice of a slice along the same dimension is one slice, and a
+        slice of a concatenation along its dimension is the parts that it covers, cut where it begins and ends. Rows of
+        a reshape that keeps the number of rows are a reshape of these rows; rows of zeros are zeros. Others are
+        returned as they are.
         """
         (inner,), (dim, start, stop) = x.args, map(int, x.params)
         if start == 0 and stop == shape_of(inner, shapes)[dim]:
@@ -96,7 +98,10 @@ class Slice(Cut):
         return int(params[1])
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """Return the torch code of a slice, `x[:, start:stop]`, for the text ARGS[0] and PARAMS (dim, start, stop)."""
+        """Return the torch code of a slice, `x[:, start:stop]`, for the text ARGS[0] and PARAMS (dim, start, stop),
+        where start and stop are numbers or codes. A start or stop of 0 is left out; if a code has a space in it, the
+        colon has spaces, too.
+        """
         start, stop = ("" if place in (0, "0") else str(place) for place in params[1:])
         between = ":"
         if " " in start + stop:  # as formatters have it
@@ -104,8 +109,8 @@ class Slice(Cut):
         return f"{args[0]}[{':, ' * params[0]}{start}{between}{stop}]"
 
     def taken(self, shape: Shape, params: tuple[Any, ...], count: int) -> list[Shape]:
-        """Return [sizes of x that reach at least to the last element of the slice], for the sizes SHAPE of the result
-        and PARAMS (dim, start, stop).
+        """Return [sizes of x], for the sizes SHAPE of the result and PARAMS (dim, start, stop): in dimension dim, x has
+        at least stop elements.
         """
         dim, _, stop = params
         return [(*shape[:dim], stop, *shape[dim + 1 :])]
@@ -151,15 +156,16 @@ class Select(Cut):
         return f"{args[0]}[{':, ' * params[0]}{params[1]}]"
 
     def taken(self, shape: Shape, params: tuple[Any, ...], count: int) -> list[Shape]:
-        """Return [sizes of x that reach at least to the element], for the sizes SHAPE of the result and PARAMS (dim,
-        index).
+        """Return [sizes of x], for the sizes SHAPE of the result and PARAMS (dim, index): x has one dimension more,
+        with at least index + 1 elements.
         """
         dim, index = params
         return [(*shape[:dim], index + 1, *shape[dim:])]
 
 
 class OfHeads(Cut):
-    """The operation `of_heads(x, heads, n, i[, j])`: parts i to j - 1 of the n equal parts that each head has.
+    """The operation `of_heads(x, heads, n, i[, j])`: parts i to j - 1 of the n equal parts of rows that each head has;
+    without j, part i alone.
 
     The rows of a fused projection are often stored head by head: queries, keys and values of head 0, then of head 1.
     """
@@ -176,7 +182,7 @@ def of_heads(x: Tensor, heads: int, parts: int, start: int, stop: int) -> Tensor
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
         """Return the sizes of `of_heads(x, heads, n, i[, j])`: those of x, with (j - i) / n of its rows. Raise
-        RuleError if the rows cannot be divided in this way.
+        RuleError if heads * n does not divide the rows, or if there are no parts i to j - 1.
         """
         (shape,), (heads, n, start, stop) = shapes, _with_end(params)
         fits = bool(shape) and heads * n > 0 and shape[0] % (heads * n) == 0
@@ -186,7 +192,7 @@ def of_heads(x: Tensor, heads: int, parts: int, start: int, stop: int) -> Tensor
 
     def view(self, x: LazyTensor, params: tuple[Any, ...]) -> LazyTensor:
         """Return the rows of X in the parts that PARAMS (heads, n, i, j) name: reshaped to [heads, n, rows of a part],
-        sliced along the second dimension.
+        sliced along the second dimension, and reshaped to rows again.
         """
         heads, n, start, stop = _with_end(params)
         d = x.shape[0] // (heads * n)
@@ -195,7 +201,7 @@ def of_heads(x: Tensor, heads: int, parts: int, start: int, stop: int) -> Tensor
 
     def whole(self, values: Sequence[Expr], parts: Sequence[tuple[Any, ...]], shape: Shape) -> Expr | None:
         """Return the expression that joins VALUES head by head, if PARTS (heads, n, i, j) are all n parts of the same
-        heads; else None.
+        heads in order, without gaps; else None.
         """
         ends = [_with_end(params) for params in parts]
         heads, n, first, _ = ends[0]
@@ -211,7 +217,9 @@ def of_heads(x: Tensor, heads: int, parts: int, start: int, stop: int) -> Tensor
         return f"of_heads({args[0]}, {listed(_with_end(params))})"
 
     def taken(self, shape: Shape, params: tuple[Any, ...], count: int) -> list[Shape]:
-        """Return [the sizes of x] for the sizes SHAPE of the result: all n parts, which have equally many rows."""
+        """Return [the sizes of x] for the sizes SHAPE of the result and PARAMS (heads, n, i, j): all n parts, which
+        have equally many rows.
+        """
         _, n, start, stop = _with_end(params)
         return [(shape[0] * n // (stop - start), *shape[1:])]
 
@@ -222,12 +230,14 @@ def _with_end(params: tuple[Any, ...]) -> tuple[int, int, int, int]:
 
 
 class Join(Operation):
-    """An operation that joins tensors into one."""
+    """An operation that joins one or more tensors into one."""
 
     takes = 0
 
     def simplified(self, x: Expr, shapes: Mapping[str, Shape]) -> Expr:
-        """Return the tensor itself if X joins all parts of one tensor as they were cut; else X."""
+        """Return the tensor itself if X joins all parts of one tensor, which the inverse of this operation cut from it,
+        in their old order; else X.
+        """
         first = x.args[0]
         cut = OPERATIONS.get(first.op)
         if isinstance(cut, Cut) and all((arg.op, arg.args) == (first.op, first.args) for arg in x.args):
@@ -247,7 +257,7 @@ class Cat(Join):
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
         """Return the sizes of `cat(dim, x, y, …)`: in dimension dim the sum, in the others the sizes that all tensors
-        share. Raise RuleError if these differ.
+        share. Raise RuleError if these differ, or if a tensor has no dimension dim.
         """
         (dim,) = params
         need(all(dim < len(s) for s in shapes), f"there is no dimension {dim} to join along")
@@ -260,20 +270,21 @@ class Cat(Join):
         self, parts: Sequence[LazyTensor], params: tuple[Any, ...], shape: Shape, like: LazyTensor
     ) -> LazyTensor:
         """Return a lazy tensor of sizes SHAPE that has the bytes of PARTS one after the other; if they are joined along
-        a later dimension than the first, in turns.
+        a later dimension than the first, these of each of its rows in turn. Raise RuleError if PARTS are of different
+        types.
         """
         return join(params[0], parts, widest(parts), shape)
 
     def simplified(self, x: Expr, shapes: Mapping[str, Shape]) -> Expr:
-        """Return an expression that equals the concatenation X: concatenations inside of it, and neighbouring slices of
-        one tensor, are merged.
+        """Return an expression that equals the concatenation X: concatenations along the same dimension inside of it,
+        and slices of one tensor that continue each other, are merged. A single tensor that is left is not concatenated.
         """
         merged = _merged(x.args, int(x.params[0]))
         return cat(int(x.params[0]), *(simplified(arg, shapes) if arg.op == "slice" else arg for arg in merged))
 
     def undone(self, x: Expr, value: Expr, shapes: Mapping[str, Shape]) -> Sequence[Expr]:
-        """Return [expression for each part] made from VALUE, the result of the concatenation X: a slice of VALUE.
-        SHAPES are the sizes of the source.
+        """Return [expression for each part] made from VALUE, the result of the concatenation X: the slice of VALUE
+        where the part is. SHAPES are the sizes of the source.
         """
         dim, at, found = int(x.params[0]), 0, []
         for arg in x.args:
@@ -287,8 +298,8 @@ class Cat(Join):
         return f"torch.cat([{listed(args)}], dim={params[0]})"
 
     def taken(self, shape: Shape, params: tuple[Any, ...], count: int) -> list[Shape]:
-        """Return the sizes of COUNT joined tensors for the sizes SHAPE of the result: equal sizes, because the result
-        does not show others.
+        """Return the sizes of COUNT joined tensors for the sizes SHAPE of the result: equal sizes (rounded down),
+        because the result does not show others.
         """
         (dim,) = params
         return [(*shape[:dim], shape[dim] // count, *shape[dim + 1 :])] * count
@@ -329,7 +340,9 @@ class Stack(Join):
     def result(
         self, parts: Sequence[LazyTensor], params: tuple[Any, ...], shape: Shape, like: LazyTensor
     ) -> LazyTensor:
-        """Return a lazy tensor of sizes SHAPE that has the bytes of PARTS, one after the other."""
+        """Return a lazy tensor of sizes SHAPE that has the bytes of PARTS, one after the other. Raise RuleError if
+        PARTS are of different types.
+        """
         return join(0, [reshaped(p, 1, *p.shape) for p in parts], widest(parts), shape)
 
     def undone(self, x: Expr, value: Expr, shapes: Mapping[str, Shape]) -> Sequence[Expr]:
@@ -366,7 +379,7 @@ def by_heads(heads: int, *parts: Tensor) -> Tensor:
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
         """Return the sizes of `by_heads(heads, x, y, …)`: the sum of the rows, and the other sizes, which all tensors
-        share. Raise RuleError if these differ, or if rows cannot be divided by heads.
+        share. Raise RuleError if these differ, or if heads does not divide the rows of each tensor.
         """
         (heads,) = params
         fits = heads > 0 and len({s[1:] for s in shapes}) == 1 and all(s and s[0] % heads == 0 for s in shapes)
@@ -377,7 +390,7 @@ def by_heads(heads: int, *parts: Tensor) -> Tensor:
         self, parts: Sequence[LazyTensor], params: tuple[Any, ...], shape: Shape, like: LazyTensor
     ) -> LazyTensor:
         """Return a lazy tensor of sizes SHAPE: the rows of each of PARTS reshaped to [heads, rows of a head], joined
-        along the second dimension.
+        along the second dimension. Raise RuleError if PARTS are of different types.
         """
         (heads,) = params
         cut = [reshaped(p, heads, p.shape[0] // heads, *p.shape[1:]) for p in parts]
@@ -398,8 +411,8 @@ def by_heads(heads: int, *parts: Tensor) -> Tensor:
         return f"by_heads({params[0]}, {listed(args)})"
 
     def taken(self, shape: Shape, params: tuple[Any, ...], count: int) -> list[Shape]:
-        """Return the sizes of COUNT joined tensors for the sizes SHAPE of the result: equal sizes, because the result
-        does not show others.
+        """Return the sizes of COUNT joined tensors for the sizes SHAPE of the result: equal sizes (rounded down),
+        because the result does not show others.
         """
         return [(shape[0] // count, *shape[1:])] * count
 
@@ -420,8 +433,8 @@ def of_heads(x: Expr, heads: int, n: int, index: int) -> Expr:
 
 
 def cut_by_heads(x: Expr, heads: int, rows: Sequence[int]) -> list[Expr]:
-    """Return the expressions of the parts of X, where each head holds ROWS[0] rows of the first part, then ROWS[1] of
-    the second, and so on.
+    """Return the expressions of the parts of X, one for each of ROWS, where each of the HEADS heads holds ROWS[0] rows
+    of the first part, then ROWS[1] of the second, and so on.
     """
     unit = gcd(*rows)
     n, at, found = sum(rows) // unit, 0, []
@@ -433,7 +446,7 @@ def cut_by_heads(x: Expr, heads: int, rows: Sequence[int]) -> list[Expr]:
 
 
 def cat(dim: int, *parts: Expr) -> Expr:
-    """Return the expression of PARTS joined along DIM, or the part itself if there is one."""
+    """Return the expression of PARTS joined along dimension DIM, or the part itself if there is only one."""
     return parts[0] if len(parts) == 1 else Expr("cat", parts, (dim,))
 
 
@@ -443,7 +456,9 @@ def stack(*parts: Expr) -> Expr:
 
 
 def by_heads(heads: int, *parts: Expr) -> Expr:
-    """Return the expression of the rows of PARTS, joined head by head."""
+    """Return the expression of the rows of PARTS, joined head by head: the rows of head 0 of each part, then of head 1,
+    and so on.
+    """
     return Expr("by_heads", parts, (heads,))
 
 

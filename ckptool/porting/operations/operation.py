@@ -55,13 +55,17 @@ class Expr:
         return self.op == "key"
 
     def keys(self) -> list[str]:
-        """Return the keys of the source that the expression reads, each once, in order."""
+        """Return the keys of the source that the expression reads, each once, in the order of its text; [] if it reads
+        none (`zeros`).
+        """
         if self.is_copy:
             return [self.key]
         return list(dict.fromkeys(key for arg in self.args for key in arg.keys()))  # noqa: SIM118 - a method of ours
 
     def operations(self) -> list[str]:
-        """Return the names of the operations in the expression, each once, from the inside out."""
+        """Return the names of the operations in the expression, each once, inner ones before those around them; [] for
+        a copy.
+        """
         inner = [name for arg in self.args for name in arg.operations()]
         return list(dict.fromkeys(inner + ([] if self.is_copy else [self.op])))
 
@@ -76,7 +80,9 @@ class Expr:
         return replace(self, args=tuple(arg.replaced(new) for arg in self.args))
 
     def written(self, name: Callable[[str], str]) -> str:
-        """Return the text of the expression for a mapping file. NAME returns the text of a key."""
+        """Return the text of the expression for a mapping file. NAME returns the text of a key, for instance with
+        quotes.
+        """
         if self.is_copy:
             return name(self.key)
         words = OPERATIONS[self.op].first
@@ -121,7 +127,9 @@ class Operation(ABC):
     infix: bool = False
 
     def fits(self, params: Sequence[Number]) -> bool:
-        """Return whether PARAMS are of the kinds in `params`: i is an integer from 0 on, f another number, w a word."""
+        """Return whether PARAMS are of the kinds in the pattern `params`, a regular expression with a letter for each
+        of them: i is an integer from 0 on, f another number, w a word.
+        """
         return re.fullmatch(self.params, "".join(map(_kind, params))) is not None
 
     @abstractmethod
@@ -141,8 +149,9 @@ class Operation(ABC):
         """
 
     def taken(self, shape: Shape, params: tuple[Any, ...], count: int) -> list[Shape]:
-        """Return the sizes of the COUNT tensors that the operation reads if its result has SHAPE; [] if SHAPE does not
-        show them. PARAMS are its other arguments.
+        """Return the sizes of the COUNT tensors that the operation reads if its result has SHAPE, as far as SHAPE shows
+        them: a tensor that is cut may be larger, and tensors that are joined are taken to be of equal sizes. [] if
+        SHAPE shows nothing. PARAMS are its other arguments.
         """
         return []
 
@@ -154,14 +163,14 @@ class Operation(ABC):
         """
 
     def simplified(self, x: Expr, shapes: Mapping[str, Shape]) -> Expr:
-        """Return an expression that equals X, an expression of this operation, with fewer operations if possible. The
-        arguments of X are simplified already; SHAPES are the sizes of the source.
+        """Return an expression that equals X, an expression of this operation, with fewer operations if possible; else
+        X. The arguments of X are simplified already; SHAPES are the sizes of the source.
         """
         return x
 
     def undone(self, x: Expr, value: Expr, shapes: Mapping[str, Shape]) -> Sequence[Expr] | None:
-        """Return an expression for each argument of X, made from VALUE, the result of X; None if X loses values. SHAPES
-        are the sizes of the source.
+        """Return an expression for each argument of X, an expression of this operation, made from VALUE, the result of
+        X; None if X loses values. SHAPES are the sizes of the source.
         """
         return None
 
@@ -183,7 +192,8 @@ class View(Operation):
 class Calculation(Operation):
     """An operation that computes values when they are written.
 
-    It computes in float32, or in float64 if a tensor has that type, and rounds once, to the widest type of its tensors.
+    The result has the type of the first of its tensors with the largest elements. It is computed in float64 if that
+    type is float64, else in float32, and rounded once.
     """
 
     @abstractmethod
@@ -195,7 +205,9 @@ class Calculation(Operation):
     def result(
         self, parts: Sequence[LazyTensor], params: tuple[Any, ...], shape: Shape, like: LazyTensor
     ) -> LazyTensor:
-        """Return a lazy tensor of sizes SHAPE whose bytes are computed from PARTS each time they are read."""
+        """Return a lazy tensor of sizes SHAPE whose bytes are computed from PARTS each time they are read. It has the
+        type of the first of PARTS with the largest elements.
+        """
         like = widest(parts)
         length = prod(shape) * like.dtype.itemsize
         return over(Computed(partial(self.compute, params=params), parts, like, length), like, shape)
@@ -249,7 +261,7 @@ def shapes_read(x: Expr, shape: Shape, found: MutableMapping[str, Shape]) -> Non
     """Add to FOUND (key -> sizes) the sizes of the source tensors that X reads if X gives SHAPE, as far as SHAPE shows
     them.
 
-    For a tensor that is read in several parts, the sizes cover all these parts.
+    For a tensor that is read in several parts, the sizes cover all these parts: the largest in each dimension.
     """
     if x.is_copy:
         before = found.get(x.key, ())
@@ -260,8 +272,8 @@ def shapes_read(x: Expr, shape: Shape, found: MutableMapping[str, Shape]) -> Non
 
 
 def simplified(x: Expr, shapes: Mapping[str, Shape]) -> Expr:
-    """Return an expression that equals X with fewer operations: parts that were cut and joined again are a copy. SHAPES
-    has the sizes of each key.
+    """Return an expression that equals X with fewer operations, if there is one: parts that were cut and joined again
+    are a copy. SHAPES has the sizes of each key.
     """
     if x.is_copy:
         return x
@@ -270,7 +282,7 @@ def simplified(x: Expr, shapes: Mapping[str, Shape]) -> Expr:
 
 
 def widest(parts: Sequence[LazyTensor]) -> LazyTensor:
-    """Return the first of PARTS with the largest elements. The result made from all of them gets its type."""
+    """Return the first of PARTS with the largest elements, in bytes. The result made from all of them gets its type."""
     return max(parts, key=lambda part: part.dtype.itemsize)
 
 

@@ -70,8 +70,8 @@ class Permute(View):
         return permuted(x, *params)
 
     def simplified(self, x: Expr, shapes: Mapping[str, Shape]) -> Expr:
-        """Return an expression that equals the permutation X: two permutations in a row are one, and one that changes
-        nothing is left out.
+        """Return an expression that equals the permutation X: two permutations in a row become one, and one that
+        changes nothing is left out.
         """
         return permute(x.args[0], *map(int, x.params))
 
@@ -110,8 +110,8 @@ class Reshape(View):
         return reshaped(x, *params)
 
     def simplified(self, x: Expr, shapes: Mapping[str, Shape]) -> Expr:
-        """Return an expression that equals the reshape X: of several reshapes in a row the last stays, and one that
-        changes nothing is left out.
+        """Return an expression that equals the reshape X: of several reshapes in a row the outermost stays, and one
+        that changes no sizes is left out.
         """
         inner = x.args[0]
         while inner.op == self.name:
@@ -130,10 +130,11 @@ class Reshape(View):
 
 
 class Rotary(View):
-    """The operation `rotary(x, heads, half|interleaved)`: rows of queries or keys in the order of another kind of
-    rotary embedding.
+    """The operation `rotary(x, heads, half|interleaved)`: rows of queries or keys, moved to this order of a kind of
+    rotary embedding from the other order.
 
-    In "half" order, row i of a head is rotated with row i + d/2; in "interleaved" order, with the next row.
+    In "half" order, row i of a head is rotated with row i + d/2 (d: rows of a head); in "interleaved" order, row 2i
+    with row 2i + 1.
     """
 
     name, usage = "rotary", "rotary(x, heads, half|interleaved)"
@@ -151,7 +152,7 @@ def rotary(x: Tensor, heads: int, order: str) -> Tensor:
     params = "iw"
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """Return the sizes of `rotary(x, heads, order)`: those of x. Raise RuleError if a head has an odd number of
+        """Return the sizes of `rotary(x, heads, order)`: those of x. Raise RuleError if 2 * heads does not divide the
         rows, or for an unknown order.
         """
         (shape,), (heads, to) = shapes, params
@@ -160,8 +161,8 @@ def rotary(x: Tensor, heads: int, order: str) -> Tensor:
         return shape
 
     def view(self, x: LazyTensor, params: tuple[Any, ...]) -> LazyTensor:
-        """Return the rows of X, with heads and order in PARAMS, moved: the rows of each head reshaped to pairs, and the
-        two dimensions of the pairs swapped.
+        """Return the rows of X moved to the order in PARAMS (heads, order): the d rows of each head reshaped to [d/2,
+        2] for "half" or [2, d/2] for "interleaved", and these two dimensions swapped.
         """
         heads, to = params
         d, rest = x.shape[0] // heads, x.shape[1:]
@@ -185,8 +186,8 @@ def rotary(x: Tensor, heads: int, order: str) -> Tensor:
 
 
 class Flatten(View):
-    """The operation `flatten(x, c, h, w, nchw|nhwc)`: the columns of a linear layer that takes flattened images, moved
-    for another order of flattening.
+    """The operation `flatten(x, c, h, w, nchw|nhwc)`: the columns (the last dimension) of a linear layer that takes
+    flattened images, moved to this order of flattening from the other.
     """
 
     name, usage = "flatten", "flatten(x, c, h, w, nchw|nhwc)"
@@ -203,8 +204,8 @@ class Flatten(View):
         return shape
 
     def view(self, x: LazyTensor, params: tuple[Any, ...]) -> LazyTensor:
-        """Return X with its columns moved, for PARAMS (c, h, w, order): reshaped to [c, h, w] or [h, w, c], and the
-        channels moved.
+        """Return X with its columns moved, for PARAMS (c, h, w, order): reshaped to [c, h, w] for "nhwc", where the
+        channels become the last of the three, or to [h, w, c] for "nchw", where they become the first.
         """
         c, h, w, to = params
         lead = x.shape[:-1]
@@ -243,8 +244,8 @@ def transpose(x: Expr) -> Expr:
 
 
 def permute(x: Expr, *dims: int) -> Expr:
-    """Return the expression of X with its dimensions in the order DIMS, as torch.permute; X itself if that changes
-    nothing.
+    """Return the expression of X with its dimensions in the order DIMS, as torch.permute. Two permutations in a row
+    become one; X itself if DIMS change nothing.
     """
     if dims == tuple(range(len(dims))):
         return x
@@ -254,7 +255,9 @@ def permute(x: Expr, *dims: int) -> Expr:
 
 
 def reshape(x: Expr, shape: Sequence[int], old: Sequence[int] | None = None) -> Expr:
-    """Return the expression of X reshaped to SHAPE, or X itself if OLD, the sizes of X, equals SHAPE."""
+    """Return the expression of X reshaped to SHAPE, or X itself if OLD, the sizes of X, equals SHAPE. A reshape
+    directly inside of X is left out.
+    """
     if old is not None and tuple(shape) == tuple(old):
         return x
     if x.op == "reshape":
@@ -268,19 +271,21 @@ def is_transposed(x: Expr) -> bool:
 
 
 def unreshaped(x: Expr) -> Expr:
-    """Return X without the reshapes around it."""
+    """Return X without the reshapes around it; X itself if there are none."""
     while x.op == "reshape":
         x = x.args[0]
     return x
 
 
 def rotary(x: Expr, heads: int, to: str) -> Expr:
-    """Return the expression of X with the rows of each head in the order TO ("half" or "interleaved") of a kind of
-    rotary embedding.
+    """Return the expression of X with the rows of each head moved to the order TO ("half" or "interleaved") of a kind
+    of rotary embedding, from the other order.
     """
     return Expr("rotary", (x,), (heads, to))
 
 
 def flatten(x: Expr, c: int, h: int, w: int, to: str) -> Expr:
-    """Return the expression of X with its columns in the order TO ("nchw" or "nhwc") of flattened images [C, H, W]."""
+    """Return the expression of X with its columns moved to the order TO ("nchw" or "nhwc") of flattened images [C, H,
+    W], from the other order.
+    """
     return Expr("flatten", (x,), (c, h, w, to))

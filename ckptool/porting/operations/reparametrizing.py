@@ -12,7 +12,7 @@ from .operation import REAL, Calculation, Expr, Shape, listed, need
 
 class WeightNorm(Calculation):
     """The operation `weight_norm(g, v)`: the weight of `torch.nn.utils.weight_norm`, v scaled to the norms g, along the
-    dimension where g has its size.
+    dimension of v where g is not of size 1 (rows, if g has another number of dimensions).
     """
 
     name, usage = "weight_norm", "weight_norm(g, v)"
@@ -32,8 +32,8 @@ def weight_norm(g: Tensor, v: Tensor) -> Tensor:
     takes = 2
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """Return the sizes of `weight_norm(g, v)`: those of v. Raise RuleError if g has neither one element nor one per
-        row of v.
+        """Return the sizes of `weight_norm(g, v)`: those of v. Raise RuleError if g has neither one element nor one for
+        each element of that dimension of v.
         """
         g, v = shapes
         own = next((d for d, n in enumerate(g) if n != 1), 0) if len(g) == len(v) else 0
@@ -42,7 +42,9 @@ def weight_norm(g: Tensor, v: Tensor) -> Tensor:
         return v
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
-        """Return v * g / |v| for ARRAYS (g, v). If g has one element, it is the norm of all of v."""
+        """Return v * g / |v| for ARRAYS (g, v), where |v| is the norm over all other dimensions than that of g. If g
+        has one element, it is the norm of all of v.
+        """
         import numpy as np
 
         g, v = arrays
@@ -59,7 +61,9 @@ def weight_norm(g: Tensor, v: Tensor) -> Tensor:
 
 
 class Norm(Calculation):
-    """The operation `norm(v)`: the norms g that `torch.nn.utils.weight_norm` would store for the weight v."""
+    """The operation `norm(v)`: the norms g of the rows of v that `torch.nn.utils.weight_norm` would store for the
+    weight v.
+    """
 
     name, usage = "norm", "norm(v)"
     summary = "the norms of the rows of v"
@@ -78,7 +82,9 @@ def norm(v: Tensor) -> Tensor:
         return (v[0], *[1] * (len(v) - 1))
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
-        """Return the norm of each row of the only array: the root of the sum of squares."""
+        """Return the norm of each row of the only array: the root of the sum of squares, with the sizes [rows, 1,
+        …].
+        """
         import numpy as np
 
         (v,) = arrays
@@ -91,7 +97,7 @@ def norm(v: Tensor) -> Tensor:
 
 class SpectralNorm(Calculation):
     """The operation `spectral_norm(w, u, v)`: the weight of `torch.nn.utils.spectral_norm` in eval mode, from its
-    stored singular vectors u and v.
+    stored singular vectors u and v. Dimensions of w after the first count as one, its columns.
     """
 
     name, usage = "spectral_norm", "spectral_norm(w, u, v)"
@@ -139,8 +145,9 @@ def lora(w: Tensor, a: Tensor, b: Tensor, scale: float | Tensor) -> Tensor:
     takes, params = 3, REAL
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """Return the sizes of `lora(w, a, b, scale)`: those of w. Raise RuleError if the product of b [outputs, rank…]
-        and a [rank, inputs…] has another number of elements.
+        """Return the sizes of `lora(w, a, b, scale)`: those of w. Raise RuleError if b [outputs, rank…] and a [rank,
+        inputs…] do not have one rank, if their product has another number of elements than w, or if w has no
+        more than two dimensions and is not [outputs, inputs].
         """
         w, a, b = shapes[:3]
         fits = len(a) > 1 and len(b) > 1 and a[0] == prod(b[1:]) and prod(w) == b[0] * prod(a[1:])
@@ -159,8 +166,8 @@ def lora(w: Tensor, a: Tensor, b: Tensor, scale: float | Tensor) -> Tensor:
 
 
 class LoraAlpha(Lora):
-    """The operation `lora_alpha(w, a, b, alpha)`: a low-rank adapter whose file holds alpha, merged with the scale
-    alpha / rank.
+    """The operation `lora_alpha(w, a, b, alpha)`: a low-rank adapter whose file holds alpha, a tensor of one number,
+    merged into w with the scale alpha / rank.
     """
 
     name, usage = "lora_alpha", "lora_alpha(w, a, b, alpha)"
@@ -196,8 +203,8 @@ class _Folded(Calculation):
     params = REAL
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """Return the sizes of the first tensor. Raise RuleError unless each of the others has one element per
-        row of it.
+        """Return the sizes of the first tensor. Raise RuleError unless each of the others is a vector with one element
+        per row of it.
         """
         w, *rows = shapes
         fits = bool(w) and all(s == w[:1] for s in rows)
@@ -285,19 +292,18 @@ def spectral_norm(w: Expr, u: Expr, v: Expr) -> Expr:
 
 
 def lora(w: Expr, a: Expr, b: Expr, scale: float) -> Expr:
-    """Return the expression W + SCALE * B A."""
+    """Return the expression W + SCALE * B A, of the weight W with an adapter merged into it."""
     return Expr("lora", (w, a, b), (scale,))
 
 
 def rescaled(x: Expr, scale: float) -> Expr:
-    """Return X with SCALE as the scale of every adapter (`lora`) merged in it."""
-    if x.op == "lora":
-        return replace(x, params=(scale,))
-    return replace(x, args=tuple(rescaled(arg, scale) for arg in x.args))
+    """Return X with SCALE as the scale of every adapter merged in it (`lora`), also of one inside of another."""
+    args = tuple(rescaled(arg, scale) for arg in x.args)
+    return replace(x, args=args, params=(scale,) if x.op == "lora" else x.params)
 
 
 def lora_alpha(w: Expr, a: Expr, b: Expr, alpha: Expr) -> Expr:
-    """Return the expression W + ALPHA / rank * B A."""
+    """Return the expression W + ALPHA / rank * B A, where the rank is the number of rows of A."""
     return Expr("lora_alpha", (w, a, b, alpha))
 
 

@@ -21,7 +21,7 @@ class Repeat(Calculation):
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
         """Return the sizes of `repeat(x, dim, n)`: those of x, with n times as many elements in dimension dim. Raise
-        RuleError if there is no such dimension.
+        RuleError if there is no such dimension, or if n is 0.
         """
         (shape,), (dim, times) = shapes, params
         fits = 0 <= dim < len(shape) and times > 0
@@ -29,22 +29,22 @@ class Repeat(Calculation):
         return (*shape[:dim], shape[dim] * times, *shape[dim + 1 :])
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
-        """Return copies of the only array, concatenated, divided by their number; PARAMS are (dim, n)."""
+        """Return n copies of the only array, concatenated along dimension dim and divided by n; PARAMS are (dim, n)."""
         import numpy as np
 
         dim, times = params
         return np.concatenate([arrays[0]] * times, axis=dim) / times
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """Return the torch code for the text ARGS[0] and PARAMS (dim, n): copies concatenated and divided by
-        their number.
+        """Return the torch code for the text ARGS[0] and PARAMS (dim, n): n copies concatenated along dim and divided
+        by n.
         """
         return f"torch.cat([{args[0]}] * {params[1]}, dim={params[0]}) / {params[1]}"
 
 
 class Grow(Calculation):
-    """The operation `grow(x, dim, n)`: x with n elements in dimension dim; each new element is the mean of
-    the others.
+    """The operation `grow(x, dim, n)`: x with n elements in dimension dim; each new element, behind the others, is the
+    mean of the others.
     """
 
     name, usage = "grow", "grow(x, dim, n)"
@@ -60,8 +60,8 @@ def grow(x: Tensor, dim: int, size: int) -> Tensor:
     params = "ii"
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """Return the sizes of `grow(x, dim, n)`: those of x, with n in dimension dim. Raise RuleError if x has more, or
-        none.
+        """Return the sizes of `grow(x, dim, n)`: those of x, with n in dimension dim. Raise RuleError if x has more
+        elements there, none, or no such dimension.
         """
         (shape,), (dim, size) = shapes, params
         fits = 0 <= dim < len(shape) and size >= shape[dim] > 0
@@ -69,7 +69,7 @@ def grow(x: Tensor, dim: int, size: int) -> Tensor:
         return (*shape[:dim], size, *shape[dim + 1 :])
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
-        """Return the only array with its mean along a dimension appended until it has n elements there; PARAMS are
+        """Return the only array with its mean along dimension dim appended until it has n elements there; PARAMS are
         (dim, n).
         """
         import numpy as np
@@ -84,7 +84,7 @@ def grow(x: Tensor, dim: int, size: int) -> Tensor:
 
 class Resize(Calculation):
     """The operation `resize(x, prefix, h, w, new_h, new_w)`: a position table [..., prefix + h * w, features] resampled
-    to another grid.
+    to a grid of new_h x new_w; the prefix stays.
     """
 
     name, usage = "resize", "resize(x, prefix, h, w, new_h, new_w)"
@@ -107,7 +107,7 @@ def resize(x: Tensor, prefix: int, h: int, w: int, new_h: int, new_w: int) -> Te
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
         """Return the sizes of `resize(x, prefix, h, w, new_h, new_w)`: [..., prefix + new_h * new_w, features]. Raise
-        RuleError if x does not have prefix + h * w rows.
+        RuleError if x does not have prefix + h * w rows in its last dimension but one, or if a grid has no places.
         """
         (shape,), (prefix, old_h, old_w, new_h, new_w) = shapes, params
         fits = len(shape) >= 2 and shape[-2] == prefix + old_h * old_w and old_h * old_w * new_h * new_w > 0
@@ -115,8 +115,9 @@ def resize(x: Tensor, prefix: int, h: int, w: int, new_h: int, new_w: int) -> Te
         return (*shape[:-2], prefix + new_h * new_w, shape[-1])
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
-        """Return the only array resampled bicubic with antialiasing, as torch.nn.functional.interpolate(mode="bicubic",
-        antialias=True); PARAMS are (prefix, h, w, new_h, new_w).
+        """Return the only array with its grid of h x w resampled to new_h x new_w, bicubic with antialiasing, as
+        torch.nn.functional.interpolate(mode="bicubic", antialias=True) does; the first prefix rows stay. PARAMS are
+        (prefix, h, w, new_h, new_w).
         """
         import numpy as np
 
@@ -136,8 +137,8 @@ def resize(x: Tensor, prefix: int, h: int, w: int, new_h: int, new_w: int) -> Te
 
 
 def _resampling(old: int, new: int) -> Any:
-    """Return the matrix [NEW, OLD] that resamples OLD values to NEW values: cubic convolution with a = -0.5, widened
-    when it shrinks.
+    """Return the matrix [NEW, OLD] that resamples OLD values to NEW values: cubic convolution with a = -0.5, widened by
+    OLD / NEW when it shrinks. Each row sums up to 1.
     """
     import numpy as np
 
@@ -156,12 +157,14 @@ def _resampling(old: int, new: int) -> Any:
 
 
 def repeat(x: Expr, dim: int, times: int) -> Expr:
-    """Return the expression of TIMES copies of X along DIM, divided by TIMES."""
+    """Return the expression of TIMES copies of X along dimension DIM, divided by TIMES."""
     return Expr("repeat", (x,), (dim, times))
 
 
 def grow(x: Expr, dim: int, size: int) -> Expr:
-    """Return the expression of X with SIZE elements in dimension DIM; the new elements are the mean of the others."""
+    """Return the expression of X with SIZE elements in dimension DIM; the new ones, at the end, are the mean of the
+    others.
+    """
     return Expr("grow", (x,), (dim, size))
 
 

@@ -20,12 +20,14 @@ def permuted(x: LazyTensor, *dims: int) -> LazyTensor:
 
 
 def reshaped(x: LazyTensor, *sizes: int) -> LazyTensor:
-    """Return the values of X in C order with the sizes SIZES."""
+    """Return the values of X in C order with the sizes SIZES: a view, or over a storage of their own (see
+    `contiguous`).
+    """
     return contiguous(x).changed(shape=sizes, stride=contiguous_stride(sizes))
 
 
 def sliced(x: LazyTensor, dim: int, start: int, stop: int) -> LazyTensor:
-    """Return a view of elements START to STOP - 1 of dimension DIM of X."""
+    """Return a view of elements START to STOP - 1 of dimension DIM of X. They are not checked against its sizes."""
     shape = (*x.shape[:dim], stop - start, *x.shape[dim + 1 :])
     return x.changed(shape=shape, offset=x.offset + start * x.stride[dim])
 
@@ -56,7 +58,8 @@ def over(source: Source, like: LazyTensor, shape: tuple[int, ...]) -> LazyTensor
 
 
 def join(dim: int, parts: Sequence[LazyTensor], like: LazyTensor, shape: tuple[int, ...]) -> LazyTensor:
-    """Return a lazy tensor of sizes SHAPE that concatenates PARTS along DIM, with the type and location of LIKE.
+    """Return a lazy tensor of sizes SHAPE that concatenates PARTS along dimension DIM, with the type and location of
+    LIKE.
 
     Raises:
         RuleError: a part does not have the type of LIKE.
@@ -107,8 +110,8 @@ class _Joined:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Turns:
-    """The bytes of several sources of ROWS rows each, in turns: the first row of each source, the second row
-    of each, …
+    """The bytes of several sources of ROWS rows each, in turns: the first row of each source, the second row of each, …
+    Rows of two sources may have different lengths.
     """
 
     parts: list[Source]
@@ -148,7 +151,7 @@ class _Zeros:
 
 
 def zeros(like: LazyTensor, shape: tuple[int, ...]) -> LazyTensor:
-    """Return zeros of sizes SHAPE, with the type and location of LIKE."""
+    """Return a lazy tensor of zeros with the sizes SHAPE, and the type and location of LIKE."""
     return over(_Zeros(prod(shape) * like.dtype.itemsize), like, shape)
 
 
@@ -157,7 +160,7 @@ class Computed:
     """The bytes of one computed tensor, which are computed each time they are read.
 
     Attributes:
-        compute: returns the values of the tensor for the values of PARTS, which are float32, or float64 if LIKE is.
+        compute: returns the values of the tensor for the values of PARTS, which are float64 if LIKE is, else float32.
         parts: the tensors that it is computed from.
         like: a tensor with the type to write.
         length: number of bytes.
