@@ -8,7 +8,7 @@
 A key with characters other than letters, digits, `_`, `.`, `-`, `/` is in double quotes, as in JSON. An expression is
 an immutable value: it can be written as text, parsed, inverted if no values are lost, and turned into a `LazyTensor`
 that is read when it is written. An operation that only rearranges (a slice, a transposition) is a view of the source
-and keeps its type. One that computes does so in float32, and rounds once.
+and keeps its type. One that computes does so in float32, or in float64 if a tensor has that type, and rounds once.
 """
 
 from __future__ import annotations

@@ -11,13 +11,16 @@
       lm_head.weight: if_there(output.weight)
     beside: [rope.freqs]
 
-The text in braces is a sum of whole numbers and of names under `numbers`. Each name is computed from the file, for both
-directions. A number with `..` is a letter: a line is repeated for every value of its letters.
+The text in braces is a formula: whole numbers and names under `numbers`, joined by +, -, * and / (which may leave no
+rest). Each name is computed from the file, for both directions, by such a formula, in which the functions below may
+stand, too. A number FIRST..LAST is a letter: a line is repeated for every value of its letters.
 
     count("a.{}.b", …)     the highest number plus one, for the first pattern that fits a key; * is any number
-    lowest("a.{}.b", …)    the lowest number
+    lowest("a.{}.b", …)    the lowest number; both are 0 if no pattern fits
+    has("key", …)          1 if one of these keys exists, else 0
     size("key", …, dim)    the size of a dimension of the first of these keys that exists
-    config("name", …)      the first of these entries in config.json or params.json beside the file, or --number
+    config("name", …)      the first of these entries in config.json or params.json beside the file that is a whole
+                           number, or --number
     given(default)         --number, or the default
 
     below      the prefix of all keys of the source if a file also holds other parts (model.diffusion_model.)

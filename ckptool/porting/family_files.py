@@ -36,7 +36,7 @@ def file_of(text: str) -> Path | None:
 
 
 def named(text: str) -> Family | Port:
-    """Return the built-in mapping called TEXT, or the mapping in the file of this path.
+    """Return the built-in mapping called TEXT; if there is none, the mapping in the file with the path TEXT.
 
     Raises:
         NotFound: there is no such mapping and no such file.
@@ -91,7 +91,8 @@ def without_model(mapping: Port, shapes: Mapping[str, Shape]) -> Port:
 
 
 def family_of(document: Mapping[str, Any], name: str, path: StrPath) -> Family:
-    """Return the family in DOCUMENT, the parsed YAML of a mapping file (see `read`).
+    """Return the family in DOCUMENT, the parsed YAML of a mapping file (see `read`). Sections that are not there are
+    empty.
 
     Args:
         document: its sections, as `mapping_file.document_of` returns them.

@@ -12,8 +12,9 @@
     left: [pooler.weight, pooler.bias]
 
 A line with ranges is a line for each of their numbers. `{}` on the right is the number on the left; `{1}`, `{2}` if
-there are several. If a key has several lines, the last one counts: to settle a doubt, uncomment another option, or
-remove `guess( )`. Keys under `left` keep the model's own values. A brace inside of a key is doubled.
+there are several. If a key has several lines, the last one counts, and one under `doubts` before one under `mapping`:
+to settle a doubt, uncomment another option, or remove `guess( )`. Keys under `left` keep the model's own values. A
+brace inside of a key is doubled.
 """
 
 from __future__ import annotations

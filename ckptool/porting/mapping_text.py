@@ -33,7 +33,9 @@ def mapping_text(mapping: Mapping, *, everything: bool = False, width: int = 100
 
 
 def mapping_page(mapping: Mapping) -> str:
-    """Return MAPPING as a page of HTML: the source's keys beside the target's, coloured by their status."""
+    """Return MAPPING as a page of HTML: the source's keys beside the target's, coloured by their status, with keys on
+    either side that have no partner. A key of the target that is made of several has a link to each.
+    """
     links = []
     for entry in mapping.entries:
         details = [("shape", "x".join(map(str, entry.shape))), ("evidence", entry.evidence)]

@@ -228,7 +228,7 @@ class _Entries:
         return replace(blank, expr=expr, evidence=evidence, questions=tuple(questions), way=way)
 
     def _part(self, hole: str) -> Part:
-        """Return how the source of HOLE was matched, for `--explain`."""
+        """Return, for `--explain`, how the source of HOLE, which is filled, was matched."""
         name = self._names[hole]
         t, s = self._unit_of[name]
         own, theirs = self._target.pieces.get(name), s.pieces.get(name.role, s.main)

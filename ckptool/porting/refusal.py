@@ -38,11 +38,13 @@ def require_proof(mapping: Mapping, unproved: str, to_look: str) -> None:
 def require_accepted(
     mapping: Mapping, guesses: Sequence[str] | None, gaps: Sequence[str] | None, command: str = ""
 ) -> None:
-    """Raise Doubtful for guesses and gaps (keys without a source) of MAPPING that were not accepted.
+    """Raise Doubtful for guesses and gaps (keys without a source) of MAPPING that were not accepted; do nothing if all
+    were.
 
     Args:
         mapping: the mapping.
-        guesses, gaps: patterns of keys that the user accepts as guesses, or as gaps; None for none.
+        guesses, gaps: patterns of keys that the user accepts as guesses, or as gaps; an empty pattern accepts all, None
+            accepts nothing.
         command: the user's command, to which the message adds options; "" for a call of the library.
 
     Raises:
@@ -200,5 +202,7 @@ def gap_patterns(mapping: Mapping, unmapped: Sequence[Entry]) -> list[str]:
 
 
 def _only(key: str) -> str:
-    """Return a pattern that matches only KEY, also if it has special characters."""
+    """Return a pattern for KEY: the key itself, which would also match keys below it; or, if it has characters that a
+    pattern gives a meaning to, an expression (`re:`) that matches only KEY.
+    """
     return f"re:^{re.escape(key)}$" if re.search(r"[{}*]|^re:", key) else key

@@ -62,7 +62,9 @@ class Example:
 
     @property
     def outcome(self) -> Outcome:
-        """Return (status, expression, reasons of the open questions) of its key, with the rule."""
+        """Return what becomes of the key with the rule: (its status, its expression as text, the names of the reasons
+        of its open questions).
+        """
         return self.status, self.gives, tuple(self.asks)
 
     def without_need(self) -> Example:
@@ -74,7 +76,7 @@ class Example:
 
 @cache
 def examples() -> dict[str, Example]:
-    """Return name of a rule -> its example."""
+    """Return name of a rule -> its example, in the order of the file, which is read once."""
     text = files(__package__).joinpath("rule_examples.json").read_text(encoding="utf-8")
     return {name: Example(**one) for name, one in read_json(text).items()}
 

@@ -409,7 +409,9 @@ def label(group: Group, words: Sequence[str]) -> str | None:
 
 @lru_cache(maxsize=1 << 16)
 def _label(group: Group, words: tuple[str, ...]) -> str | None:
-    """Return the result of `label`, cached, because every rule asks about the same names."""
+    """Return the label in GROUP of WORDS, or None, as `label` does. Results are kept, because every rule asks about the
+    same names.
+    """
     return _label_of_kind(group, tuple(w if w in group.known else _NUMBER if w.isdecimal() else "" for w in words))
 
 

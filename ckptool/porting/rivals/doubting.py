@@ -121,7 +121,9 @@ _NO_SWAP = "no swap with another of its look would fit"
 
 
 def left_over(matching: Matching, swaps: Swaps) -> None:
-    """Ask about a pair if a unit without a partner would fit as well in the place of one of its two units."""
+    """Ask about a pair if a unit without a partner would fit as well or better in the place of one of its two units, by
+    its name (`_wanted_elsewhere`) or by orders (`_out_of_order`).
+    """
     _wanted_elsewhere(matching)
     _out_of_order(matching, swaps)
 

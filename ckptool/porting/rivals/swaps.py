@@ -18,8 +18,8 @@ from .names import by_convention, by_names, by_numbers, held_so, in_equal_places
 
 #: So many layers of a block are looked at for names with one word more.
 _MOST = 64
-#: Why a swap is not excluded; False where an order alone excludes it, None where more does. The source of the other
-#: pair is named by who asks.
+#: Why a swap is not excluded; None if names, numbers or places exclude it, False if an order alone does or if nothing
+#: tells the two apart. The source of the other pair is named by who asks.
 Said = Question[Unit] | Literal[False] | None
 #: What has one name but for its numbers.
 _Row = tuple[str, ...]
