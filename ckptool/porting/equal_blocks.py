@@ -188,11 +188,13 @@ def _steps(one: _Block, other: _Block) -> list[set[int]]:
 
 
 def _flow_alike(blocks: Sequence[_Block]) -> bool:
-    """Return whether the forward pass takes the inputs of all BLOCKS, which follow each other in a list, alike.
+    """Return whether the forward pass takes the inputs of BLOCKS, successive ones of a list, alike; False for fewer
+    than two.
 
-    Each tensor takes outputs of the block before as the tensor at its place takes them one block earlier, and the same
-    outputs of what runs before the first of BLOCKS. The first two blocks have to have one distance in each order. False
-    for fewer than two blocks.
+    For each tensor, the weights before the first of BLOCKS that its input was computed from have to be the same in all
+    blocks. The later ones have to change from each block to the next in one way, apart from the distance between two
+    blocks; usually they are the same ones of the next block. The first two blocks have to be at one distance in each
+    order.
     """
     if len(blocks) < 2 or any(len(steps) > 1 for steps in _steps(*blocks[:2])):
         return False

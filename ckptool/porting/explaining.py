@@ -39,8 +39,9 @@ def explained(mapping: Mapping, key: str, width: int = 100) -> str:
 
 
 def rows_of(entry: Entry) -> list[tuple[str, str]]:
-    """Return how ENTRY was matched as rows (label, text), each once, for the web page: steps in the file and in the
-    model, rules that told it apart or support it, answered questions. [] if it was not matched.
+    """Return how ENTRY was matched as rows (label, text), each once, for the web page: for each of its parts the steps
+    in the file and in the model, and the rules that told it apart or support it; then its answered questions. [] if
+    there are none of these.
     """
     rows: list[tuple[str, str]] = []
     for part in entry.way:

@@ -175,8 +175,9 @@ _SPACE = "\N{NO-BREAK SPACE}"
 
 
 def _unused(mapping: Mapping) -> list[str]:
-    """Return lines about the unused source keys. A module of which no key is used has one line, its path with a dot at
-    its end and the number of its tensors, if it has several; so have equal blocks.
+    """Return lines about the unused source keys. The outermost module of which no key is used has one line, its path
+    with a dot at its end and the number of its tensors, if it has several; a key alone has its name. Equal blocks share
+    a line.
     """
     unused = set(mapping.unused)
     read = {key[:end] for key in mapping.source_shapes if key not in unused for end in _ends(key)}

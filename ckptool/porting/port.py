@@ -129,7 +129,7 @@ class _Entries:
 
         - an unused tensor for which `_left_in` finds that it changes a tensor that the key reads;
         - else one directly in a layer that the key reads, with the sizes of a trained key without a source in the key's
-        module.
+          module.
 
         If there is none, but an unused layer of the source takes the input of a layer that the key's module reads
         (`_left_out`), and its output flows into a layer that is used, the reason is LEFT_OUT_BESIDE. LEFT_BESIDE names

@@ -100,9 +100,10 @@ def within_limits(lines: Iterable[Line], path: StrPath) -> list[Line]:
 
 def written_out(one: Line, path: StrPath) -> Iterator[tuple[str, str | None]]:
     """Yield (key, expression as text) for each key that the line ONE of the file PATH stands for, with the numbers of
-    the last range running fastest; None for the expression of a key under `left`. In both texts doubled braces become
-    single ones.
+    the last range running fastest; None for the expression of a key under `left`.
 
+    In an expression, `{1}`, `{2}` … become the numbers of the ranges, `{}` that of the only one, and doubled braces
+    single ones.
     Raises:
         Malformed: the expression has a hole without a range.
     """

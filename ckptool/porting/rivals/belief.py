@@ -40,9 +40,9 @@ def orders_of(sequences: Sequences) -> list[Order]:
     """Return the orders in which both sides can be compared.
 
     If the order of execution is known for both sides: "execution order of both" alone. Else, if the order of the
-    source's keys is meaningful, it is compared with the "registration order" of the target, and with its "execution
-    order", if that is known. If that is known, also the "order of its numbers": those in the names of the source
-    (`_counted`).
+    source's keys is meaningful: "execution order" of the target (if known) and "registration order" of the target,
+    compared with the source's keys. Last, if the target's order of execution is known: "order of its numbers", compared
+    with the numbers in the names of the source (`_counted`).
     """
     found: list[Order] = []
     both = sequences.traced and sequences.source_traced

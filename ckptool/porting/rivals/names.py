@@ -139,11 +139,12 @@ _PLACES = frozenset({"position", "half"})
 
 
 def say_the_same(one: Pair, other: Pair) -> bool:
-    """Return whether a group of words that do not exclude each other names all four layers, alike in each pair, and the
-    two pairs differently: gate and up on both sides.
+    """Return whether the words of both sides say which of the pairs ONE and OTHER is which, such as gate and up on both
+    sides.
 
-    No such group may name a pair's two layers differently, if it names all four and not all alike. Words for places do
-    not count: a norm after one layer is the norm before the next.
+    What counts are the groups of words that do not exclude each other in which all four names have a label, and the
+    labels of ONE and OTHER differ on a side. There has to be one, and in all of them target and source of each pair
+    need one label. Words for places do not count: a norm after one layer is the norm before the next.
     """
     (t, s), (t2, s2) = ([labels(unit.words, hard=False) for unit in pair] for pair in (one, other))
     both = (t.keys() & s.keys() & t2.keys() & s2.keys()) - _PLACES

@@ -60,7 +60,7 @@ class Swaps:
         that is False, also:
 
         - RUNS_BESIDE if the targets are parallel branches, and no order that is for the pairs is one that branches
-        which cannot be confused keep on both sides;
+          which cannot be confused keep on both sides;
         - else NAMED_AS_ADDED if one source is named as added later (`_is_added`).
 
         Args:
@@ -106,11 +106,11 @@ class Swaps:
 
         - names that exclude the swap: None; names that support it: NAMES_FOR_SWAP;
         - names that support the pairs: ORDER_FOR_SWAP if an order is for the swap and none for the pairs, unless places
-        in lists, tensors or all words agree with the names; else None;
+          in lists, tensors or all words agree with the names; else None;
         - a gate that one side does not name: CONVENTION_OF_TWO;
         - numbers in the same order on both sides: None, if no order is for the swap or one is for the pairs, and, for
-        parallel branches, the numbers differ by as much on both sides or one list goes through them
-        (`_counts_through`);
+          parallel branches, the numbers differ by as much on both sides or one list goes through them
+          (`_counts_through`);
         - orders for the swap: ORDERS_ABOUT_SWAP if others are for the pairs, else ORDER_FOR_SWAP;
         - orders that tell the two apart, none of which counts: NO_ORDER_KEPT;
         - else, an order for the pairs or none that tells them apart: False.
