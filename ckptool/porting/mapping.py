@@ -98,13 +98,16 @@ class Entry:
         return replace(self, questions=every)
 
     def tried(self, expr: Expr) -> Entry:
-        """Return the entry with the expression EXPR, which a proof found by trial. If the entry was no guess, a
-        question with the reason FOUND_BY_TRIAL is added. The old expression, if there is one, becomes the first option
-        of the first open question.
+        """Return the entry with the expression EXPR, which a proof found by trial. If it had no expression, its
+        questions are answered. If no question is open, one with the reason FOUND_BY_TRIAL is added. The old expression,
+        if there is one, becomes the first option of the first open question.
         """
         had = () if self.expr is None else (self.expr,)
         found = Question(Reason.FOUND_BY_TRIAL, (), had)
-        questions = self.questions if self.status == "guessed" else (*self.questions, found)
+        # what was asked about a key without a source is why it has none
+        questions = self.questions if had else tuple(answered(self.questions, None, "a trial filled the key"))
+        if not any(question.is_open for question in questions):
+            questions = (*questions, found)
         first = next(place for place, question in enumerate(questions) if question.is_open)
         asked = questions[first].about(*had, *(x for x in questions[first].options if x not in had))
         questions = (*questions[:first], asked, *questions[first + 1 :])
