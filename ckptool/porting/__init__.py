@@ -261,7 +261,7 @@ def load_into(
         inputs: example inputs for a forward pass, as in `ckptool.transfer`.
         accept_guesses: load guesses, too: all (True), or those that match one of these patterns.
         partial: keep the model's values for keys without a source: all (True), or those that match these patterns.
-        mapping: use this mapping, as it is, instead of matching. AT, HINTS and INPUTS then have no effect.
+        mapping: use this mapping instead of matching. HINTS and INPUTS then have no effect.
     Returns:
         The mapping: an entry for each key of the model's state dict.
     Raises:
@@ -290,7 +290,7 @@ def load_into(
                 else transfer(ckpt, inner, at=at, hints=hints, input_channels=input_channels, inputs=inputs)
             )
         else:
-            found = _for_model(mapping, ckpt, inner)
+            found = _for_model(mapping, ckpt, inner, at)
             if input_channels is not None:
                 found = Mapping.of(by_rule(found, input_channels))
         require_accepted(found, _patterns(accept_guesses), _patterns(partial))
@@ -298,9 +298,10 @@ def load_into(
     return found
 
 
-def _for_model(mapping: data.Mapping, source: Any, model: Any) -> Mapping:
+def _for_model(mapping: data.Mapping, source: Any, model: Any, at: str | None) -> Mapping:
     """Return MAPPING, which was read or made before, with the sizes and all keys of MODEL (a module) for SOURCE (a
-    Checkpoint, a path or a dict of torch tensors).
+    Checkpoint, a path or a dict of torch tensors), whose weights are at the path AT if it is given, else where the
+    mapping has them.
 
     Raises:
         RuleError: its sizes or keys are not those of the model and the source.
@@ -308,7 +309,7 @@ def _for_model(mapping: data.Mapping, source: Any, model: Any) -> Mapping:
     from ..model_code.trace import signature_of
     from .applying import open_source
 
-    return Mapping.of(_replayed(mapping, open_source(source), signature_of(model, trace=False)))
+    return Mapping.of(_replayed(mapping, open_source(source), signature_of(model, trace=False), at=at))
 
 
 def _replayed(
