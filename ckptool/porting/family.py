@@ -135,7 +135,6 @@ class _Instance:
     Attributes:
         family, invert, given, config: as in `Family.mapping`.
         full: key as the lines write it -> key of the file.
-        outside: keys of other parts of the file.
         shapes: key as the lines write it -> sizes.
         values: (name of a number, letters with their values) -> the value computed for them.
     """
@@ -156,26 +155,24 @@ class _Instance:
             raise RuleError(f"{family.name} has no number {printable(unknown[0])!r}", where="--number", hint=hint)
         self.given, self.config = given, config
         self._is_other = False
-        self.full, self.outside = self._names(shapes)
+        self.full = self._names(shapes)
         self.shapes = {name: tuple(shapes[key]) for name, key in self.full.items()}
         self.values: dict[tuple[Any, ...], int] = {}
 
-    def _names(self, shapes: Mapping[str, Shape]) -> tuple[dict[str, str], list[str]]:
-        """Return (key as the lines write it -> key of the file, keys of other parts of the file), for the keys of
-        SHAPES.
+    def _names(self, shapes: Mapping[str, Shape]) -> dict[str, str]:
+        """Return key as the lines write it -> key of the file, for the keys of SHAPES.
 
         The lines write keys without wrappers (`module.`), unless two keys would then be equal. If a key begins with the
         prefix `below`, and the mapping is not inverted, they write the keys below that prefix without it, and all
-        others are of other parts.
+        others are left out: they are of other parts of the file.
         """
         plain = unwrap(shapes)
         names = {name: key for key, name in plain.items()} if len(set(plain.values())) == len(plain) else {}
         names = names or {key: key for key in shapes}
         below = self.family.below
         if below and not self.invert and any(name.startswith(below) for name in names):
-            inside = {name.removeprefix(below): key for name, key in names.items() if name.startswith(below)}
-            return inside, [key for name, key in names.items() if not name.startswith(below)]
-        return names, []
+            return {name.removeprefix(below): key for name, key in names.items() if name.startswith(below)}
+        return names
 
     # ------------------------------------------------------------------------------------------------ numbers
 
