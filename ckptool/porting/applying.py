@@ -136,9 +136,9 @@ def apply(
 
 
 def _own(tensor: LazyTensor) -> LazyTensor:
-    """Return TENSOR as a plain tensor (no parameter, no gradient) that shares no storage with other values: if its
-    storage holds more than its values, or they are not stored as in memory, they are copied into another storage when
-    they are written.
+    """Return TENSOR as a plain tensor (no parameter, no gradient) that shares its storage with no other values. If its
+    storage has more bytes than its values, or is big-endian and has them in another order than the tensor, they are
+    copied into another storage when they are written.
     """
     plain = replace(tensor, requires_grad=False, parameter=False)
     if tensor.fills_storage or (tensor.storage.nbytes == tensor.nbytes and not tensor.storage.big_endian):

@@ -129,11 +129,9 @@ class _Side:
         return name if place is None else place.moved(-number)
 
     def equal_from(self, name: str) -> int:
-        """Return the index of the block from which on all blocks of the list NAME are equal; the number of its blocks
-        if the last two are not.
-
-        Blocks are equal if they have one content, follow each other at one distance in every order, and take their
-        inputs alike (`_flow_alike`).
+        """Return the index of the first of the equal blocks at the end of the list NAME: blocks with one content that
+        follow each other at one distance in every order. The number of its blocks if these are fewer than two, or if
+        they do not take their inputs alike (`_flow_alike`).
         """
         blocks = self.blocks[name]
         steps = _steps(*blocks[-2:])

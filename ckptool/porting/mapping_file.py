@@ -173,7 +173,8 @@ def _templates(members: Sequence[Entry]) -> dict[str, str]:
 
 def _text(expr: Expr, names: dict[str, str]) -> str:
     """Return the text of EXPR with NAMES (key -> name, which may have holes) in place of its keys; keys that are not in
-    NAMES stay, with doubled braces. A name is in quotes if its key has special characters.
+    NAMES stay, with doubled braces. A name is in quotes if its key has characters other than letters, digits, `_`, `.`,
+    `-` and `/`.
     """
 
     def written(key: str) -> str:
@@ -368,8 +369,8 @@ def for_target(mapping: Mapping, target: Signature, shapes: dict[str, Shape]) ->
 
 def fitted(mapping: Mapping, keys: Iterable[str]) -> Mapping:
     """Return MAPPING for a source with the names KEYS: if KEYS lacks a key that it reads, but has all of them apart
-    from prefixes of wrappers (`module.`), these are renamed to those of KEYS. Else, and if two of KEYS differ only in
-    such prefixes, MAPPING is returned as it is.
+    from components of wrappers (`module.`), these are renamed to those of KEYS. Else, and if two of KEYS differ only in
+    such components, MAPPING is returned as it is.
     """
     there = set(keys)
     own = list(dict.fromkeys(key for entry in mapping.entries for key in entry.sources))

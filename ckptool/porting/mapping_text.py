@@ -344,7 +344,8 @@ def divergence_table(rows: Sequence[MappingOf[str, Any]], width: int) -> Iterato
 
     Args:
         rows: `proof["layers"]`, a dict for each layer: "layer" and "source", its names on both sides; "first", whether
-            it is the first that differs; "difference", None for other sizes.
+            it is the first that differs; "difference", how much its outputs differ relative to the largest of them,
+            None for other sizes.
         width: columns to fill. If the names need more, those of each side lose their common beginning, which is printed
             once, and then their middle.
     """

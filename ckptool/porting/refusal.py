@@ -77,8 +77,8 @@ def require_accepted(
 
 def _ways_to_settle(mapping: Mapping, guessed: Sequence[Entry], command: str) -> list[str]:
     """Return lines that say how to settle GUESSED, the guesses that were not accepted, which is better than accepting
-    them: with a hint for the first of them to which one leads, and with a proof or an edited mapping file. [] if none
-    has options. COMMAND is as in `require_accepted`.
+    them: by a hint for the first option that copies another key (if a hint leads there), and by a proof or an edited
+    mapping file. [] if none has options. COMMAND is as in `require_accepted`.
     """
     if not any(entry.rivals for entry in guessed):
         return []
@@ -143,8 +143,8 @@ _DIGITS = str.maketrans("123456789", "000000000")
 
 
 def _lines(entries: Sequence[Entry]) -> Iterator[str]:
-    """Yield a line for each of ENTRIES with its expression and its first doubt: the doubt up to 600 characters at the
-    first entry that has it, up to 60 at others.
+    """Yield a line for each of ENTRIES with its sizes, its expression and its first doubt: the doubt up to 600
+    characters at the first entry that has it, up to 60 at others.
     """
     said: set[str] = set()
     for entry in entries:

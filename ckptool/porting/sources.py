@@ -422,13 +422,13 @@ def _hinted(signature: Signature, hints: Sequence[str | Rename]) -> tuple[Signat
 
 
 def _doubt_what_is_against(mapping: Mapping, new: MappingOf[str, str], source: Signature, target: Signature) -> Mapping:
-    """Return MAPPING with a question about each key in a module of the model that hints name, if the module has
-    sources, but none of the tensors that the hints name for it. The user shall not have to find out that a hint, which
-    is evidence among other evidence, was overruled.
+    """Return MAPPING with a question about each key in a module of the model that hints name, if keys of the module
+    have sources, but none is made of a tensor that the hints name for it. The user shall not have to find out that a
+    hint, which is evidence among other evidence, was overruled.
 
-    NEW has old key -> new key for each key of the file; SOURCE and MAPPING have the new keys. The module is what is
-    left of a new key without the components that it shares with the old key at the end. A tied tensor of SOURCE counts
-    under either name.
+    NEW has old key -> new key for each key of the file; SOURCE and MAPPING have the new keys. The module that a hint
+    names is the beginning of a new key before the components that it shares with the old key at the end. A tied tensor
+    of SOURCE counts under either name; tied keys of TARGET do not count and are not asked about.
     """
 
     def tensor(key: str) -> str:

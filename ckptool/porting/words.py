@@ -421,8 +421,8 @@ _NUMBER = "000"
 
 @cache
 def _label_of_kind(group: Group, words: tuple[str, ...]) -> str | None:
-    """Return the label in GROUP of WORDS (see `label`); None if they mean none. Words that are in no phrase were
-    replaced by "", and numbers by "000", so that equal blocks share a cached result.
+    """Return the label in GROUP of WORDS (see `label`); None if they mean none. Words that are in no phrase of the
+    group were replaced, numbers by "000" and others by "", so that equal blocks share a cached result.
     """
     end = len(words)
     while end:

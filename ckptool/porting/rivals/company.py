@@ -179,8 +179,9 @@ _ALL = 32
 
 def _features(unit: Unit) -> set[tuple[str, Any]]:
     """Return (kind, value) for everything that can make UNIT near to another unit that has it, too: "path" for each
-    beginning of its path, "word" for each telling word, "line" for each series, "list" for its places in lists and
-    "numbers" for its numbers (if it has any), "turn" for its place in the order of execution (if known).
+    beginning of its path, "word" for each telling word of more than one letter, "line" for each series, "list" for its
+    places in lists and "numbers" for its numbers (if it has any), "turn" for its place in the order of execution (if
+    known).
     """
     found: set[tuple[str, Any]] = {("path", unit.path[:at]) for at in range(1, len(unit.path) + 1)}
     found |= {("word", word) for word in _said(unit.path)}

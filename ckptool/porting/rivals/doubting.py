@@ -103,8 +103,9 @@ def spread(pairs: list[Pair]) -> None:
 
 
 def in_both_directions(pairs: list[Pair]) -> None:
-    """If only one direction of a bidirectional recurrent layer has doubts (its module or `reverse` in it), give them to
-    the other, without their options, unless the other has equal names on both sides.
+    """Give the doubts of one direction of a bidirectional recurrent layer to the other, without their options, if that
+    has no doubts and its names are not equal on both sides. The two directions are units with the paths X and
+    X.reverse.
     """
     found = {t.path: t for t, _ in pairs if "weight_ih" in t.pieces}
     for path, t in found.items():

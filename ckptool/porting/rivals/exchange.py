@@ -19,9 +19,11 @@ from .swaps import Swaps
 
 def take_up(matching: Matching) -> None:
     """Pair the units that nothing told apart, in cells with equally many of both sides, at most 64; other cells stay
-    undecided. In the order of execution or of the keys, each target gets the free source whose name does not exclude it
-    and that fits best (`_fitness`). It gets a doubt with the other sources of the cell as options; later rules can swap
-    the pairs. The pairs are then in the order of the target's keys.
+    undecided.
+
+    In the order of execution or of the keys, each target gets the free source that fits best (`_fitness`, with the
+    twelve pairs nearest to it), if possible one whose name does not exclude it. It gets a doubt with the other sources
+    of the cell as options; later rules can swap the pairs. The pairs are then in the order of the target's keys.
     """
     left = []
     for targets, sources in matching.undecided:
@@ -51,10 +53,11 @@ def _fitness(t: Unit, s: Unit, around: list[Pair]) -> float:
 
 def rearrange(swaps: Swaps) -> None:
     """Exchange the sources of two pairs of look-alikes that may be swapped, as long as all evidence together is for it
-    (`_balance`), the strongest first. More than 64 look-alikes are left as they are.
+    (`_balance`), the strongest first. That becomes the evidence of the units. More than 64 look-alikes are left as they
+    are.
 
-    Exchanged pairs get a question, unless the names exclude the old pairs, the new pairs have equal places in lists, or
-    numbers and last names agree; or, if the two are in one block on both sides, nothing is left to ask about.
+    The new pairs get a question, unless names leave no others, both have equal places in lists, or their numbers and
+    last names agree; or unless they are in one block on both sides, and names, numbers or places exclude another swap.
     """
     pairs = swaps.pairs
     certain = Certain(pair for pair in pairs if all(doubt.of_parts for doubt in pair[0].doubts))

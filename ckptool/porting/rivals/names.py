@@ -22,8 +22,9 @@ def by_names(one: Pair, other: Pair, *, soft: bool = True) -> Said:
 
     The first of these that decides gives "sure" or "against": equal names; parts of one tensor; words for tables;
     places that other blocks settled; words of which one excludes another, or their agreement; words that only the two
-    of a pair share, unless they are "in" and "out" or the next contradict. Then the first of these gives "for" or
-    "against": words that do not exclude each other (with the shared ones); the tensors; words for numbers; initials.
+    of a pair share, unless these are only "in" and "out", or words that do not exclude each other say the opposite.
+    Then the first of these gives "for" or "against": words that do not exclude each other (with the shared ones); the
+    tensors; words for numbers; initials.
     Args:
         one, other: the two pairs.
         soft: whether the last four count.
@@ -67,7 +68,7 @@ _DIRECTIONS = frozenset({"in", "out"})
 
 
 def _only_directions(one: Pair, other: Pair) -> bool:
-    """Return whether all words that one target has and the other has not, and likewise their sources, are "in" and
+    """Return whether the words that both units of ONE have and no unit of OTHER has, or the reverse, are only "in" and
     "out", which say where a layer is in its block. False if there are no such words.
     """
     (t, s), (t2, s2) = one, other
