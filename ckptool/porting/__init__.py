@@ -177,7 +177,7 @@ def transfer(
         progress: called with a line of text whenever a proof begins another step.
     Returns:
         The mapping: an entry for each key of the model's state dict, each mapped, guessed or unmapped. Printed, it is
-            the report of `ckptool transfer`.
+        the report of `ckptool transfer`.
     Raises:
         CheckpointError: the source cannot be read, the model cannot be built, an argument does not fit the two, the
             source has complex weights for real tensors of the model, or (when matching) next to no key of the model has

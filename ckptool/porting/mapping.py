@@ -114,8 +114,8 @@ class Entry:
         return replace(self, expr=expr, questions=questions, default=False)
 
     def settled(self, answer: str) -> Entry:
-        """Return the entry with ANSWER as the answer of all its open questions, and as its evidence; if it needed no
-        source, it counts as one that does.
+        """Return the entry with ANSWER as the answer of all its open questions, and as its evidence. It is not
+        `default` then: without an expression it is unmapped.
         """
         questions = answered(self.questions, None, answer)
         return replace(self, questions=tuple(questions), evidence=answer, default=False)

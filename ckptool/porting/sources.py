@@ -131,8 +131,8 @@ def _beside(ckpt: Checkpoint, found: Sequence[StateDict]) -> list[StateDict]:
 
 
 def _could_use(mapping: Mapping, beside: Sequence[StateDict]) -> bool:
-    """Return whether a tensor in BESIDE has the sizes, apart from those of 1, of a key of MAPPING that is made of
-    nothing and is no counter.
+    """Return whether a tensor in BESIDE has the sizes, apart from those of 1, of a key of MAPPING that has no
+    expression and is no counter.
     """
     sizes = {squeezed(tensor.shape) for weights in beside for tensor in weights.tensors.values()}
     return any(e.expr is None and not is_counter(e.target) and squeezed(e.shape) in sizes for e in mapping.entries)

@@ -295,8 +295,8 @@ def table() -> Words:
 
 @cache
 def cut(name: str) -> tuple[str, ...]:
-    """Return the words of NAME, in lower case: its letters and digits, cut at capitals, digits and other characters.
-    Numbers are words: "queryProj2" gives ("query", "proj", "2").
+    """Return the words of NAME, in lower case. Each is a run of capitals ("LSTM"), of small letters with or without a
+    capital before them, or of digits; all other characters separate words: "queryProj2" gives ("query", "proj", "2").
     """
     return tuple(word.lower() for word in _WORD.findall(name))
 
@@ -354,8 +354,9 @@ def all_in(words: Iterable[str], name: str) -> bool:
 
 
 def words_of(path: Sequence[str]) -> tuple[str, ...]:
-    """Return the words of all components of PATH, in lower case. A word that ends in a kind of layer, or begins with
-    the letter of a part, is two words (`_apart`): "skipbn" gives ("skip", "bn").
+    """Return the words of all components of PATH, in lower case. A word that ends in a kind of layer, or begins with a
+    letter for queries, keys, values or weights before a known word, is two words (`_apart`): "skipbn" gives ("skip",
+    "bn").
     """
     return _words_of(tuple(path))
 
