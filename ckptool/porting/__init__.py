@@ -16,12 +16,19 @@ package: `forms`, `matching`, `prove`.
                  a number or a name.
     unit         a module of the form with all its pieces: matching pairs units of the two sides (`matching`).
     pair         a unit of the target and a unit of the source, its partner. T and S are the two units of a pair.
-    cell         units of both sides that nothing tells apart yet. Matching splits cells until each holds a pair.
-    look-alikes  units of equal shapes, which only names, orders and neighbours tell apart.
+    cell         units of both sides that nothing tells apart yet. Matching splits cells; one that holds a unit of each
+                 side is a pair.
+    look-alikes  units of equal shapes and kinds (`Unit.colour`), which only names, orders and neighbours tell apart.
+    list         modules that are numbered: `h.0`, `h.1` …, or `conv1`, `conv2` ….
+    block        a member of a list whose name is a number (`h.3`), with all that is in it. The block of a unit is the
+                 innermost one around it, that of units outside of all blocks is the rest of the model.
+    order        of registration: the order of the keys of a side. Of execution: the order in which the forward pass of
+                 its code uses its units. Two pairs keep an order if it has their units in the same order on both sides.
     swap         two pairs of look-alikes with their sources exchanged (`rivals`).
     evidence     what told a unit from its look-alikes: a name, an order, the modules around it.
     question     what a rule is not sure of: a reason, which is a sentence, and options (`questions`). The sentence of
-                 an open question is a doubt. A pair, a unit or a rule without a question is certain.
+                 an open question is a doubt, and so is the question. A pair or a unit without an open question is
+                 certain, and so is a rule that asks none.
     option       what else it may be: another unit, or another expression for the same tensor (also called a rival).
     guess        an entry with a doubt. Nothing is loaded from a guess unless the user accepts it.
     mapping      the result: an entry for each key of the target, mapped, guessed or unmapped (`mapping`).
@@ -57,7 +64,9 @@ class Mapping(data.Mapping):
 
     @classmethod
     def of(cls, found: data.Mapping) -> Mapping:
-        """Return FOUND, from matching or a file, with the methods that show, save and apply it."""
+        """Return a Mapping of this class, with the methods that show, save and apply it, with the contents of FOUND (a
+        mapping from matching or a file).
+        """
         return cls(**{field.name: getattr(found, field.name) for field in fields(found)})
 
     def __str__(self) -> str:
@@ -69,8 +78,9 @@ class Mapping(data.Mapping):
     def explain(self, key: str) -> str:
         """Return how one KEY of the model or of the source was matched, as `ckptool transfer --explain` prints it.
 
-        The text has the operations on the key, the rules that told it from its look-alikes, its questions, and what
-        decided.
+        The text about a key of the model has the operations on it, the rules that told it from its look-alikes, its
+        questions, and what decided. That about a key of the source has the keys of the model that are made of it, or
+        for which it is an option. If both sides have the key, the text about the model's comes first.
         Raises:
             NotFound: neither side has the key.
         """
@@ -80,7 +90,12 @@ class Mapping(data.Mapping):
 
     def save(self, path: StrPath, *, overwrite: bool = False) -> None:
         """Write the mapping to the file PATH (YAML), which can be read, edited and used again (see
-        `ckptool.read_mapping`). OVERWRITE replaces an existing file.
+        `ckptool.read_mapping`). A file with the same text is left as it is.
+
+        OVERWRITE replaces an existing mapping file with another text.
+        Raises:
+            OutputExists, Unwritable: the file may not be written there.
+            RuleError: the file could not be read again, as it is too large or has a name that is not text.
         """
         from .mapping_file import save
 
@@ -91,20 +106,21 @@ class Mapping(data.Mapping):
         file.
 
         Its function `convert(state_dict)` makes the model's state dict from any checkpoint with these names, as `apply`
-        does. It raises KeyError and ValueError for other checkpoints.
+        does. It raises KeyError if the checkpoint lacks a tensor that the mapping reads, and ValueError if it has a
+        tensor that the mapping does not know.
         """
         from .emitting import emit
 
         emit(self, path, overwrite=overwrite)
 
     def apply(self, source: Any) -> Checkpoint:
-        """Return the model's state dict, made of SOURCE (a path, a Checkpoint or a dict of tensors), for
-        `ckptool.save`.
+        """Return the model's state dict, made of SOURCE (a path, a Checkpoint or a dict of tensors), as a Checkpoint
+        for `ckptool.save`.
 
-        Tensors are read when they are written. Keys without a source are left out.
+        Tensors are read when they are written. Keys without a source are left out, except counters, which are 0.
         Raises:
             NotFound: the source does not have a key that the mapping reads.
-            RuleError: an operation does not fit the sizes of the source.
+            RuleError: an operation does not fit the sizes of the source, or gives other sizes than the model's.
         """
         from .applying import apply
 
@@ -146,23 +162,26 @@ def transfer(
             likeliest rule is used, as a guess.
         inputs: example inputs for a forward pass, as texts (`float32[2,3,64,64]`) or tensors; searched for if None.
         source_model: the source's own code, in a form like MODEL. Its order of execution then counts, too.
-        source_inputs: example inputs for the source's code, if it takes another form than the model.
-        mapping: use this mapping, read or made before, instead of matching.
-        invert: use MAPPING in the opposite direction.
+        source_inputs: example inputs for the source's code, if it takes others than the model; INPUTS if None.
+        mapping: use this mapping, read or made before, instead of matching. HINTS, BY, FIRST and START then have no
+            effect.
+        invert: use MAPPING in the opposite direction. Without MAPPING it has no effect.
         numbers: numbers that a mapping for a family of models needs and the weights do not show ({"heads": 32}).
-        by: "position" matches tensors by their order only.
+        by: "position" matches tensors by their order only, without HINTS.
         first: with `by="position"`: fill only so many tensors.
         start: with `by="position"`: skip so many tensors of the source.
         prove: run both models on the same inputs, and settle doubts by comparing outputs. Needs SOURCE_MODEL.
-        reference: a file of inputs and outputs saved where the source's code runs (`input`, `input.NAME` …,
-            `output` …), to compare with instead of running that code.
+        reference: a file of inputs and outputs saved where the source's code runs (`input`, `input.NAME` …, `output`
+            …), to compare with instead of running that code, also without PROVE.
         patience: time limit of a proof, in seconds.
         progress: called with a line of text whenever a proof begins another step.
     Returns:
         The mapping: an entry for each key of the model's state dict, each mapped, guessed or unmapped. Printed, it is
         the report of `ckptool transfer`.
     Raises:
-        CheckpointError: the source cannot be read, the model cannot be built, or nothing fits.
+        CheckpointError: the source cannot be read, the model cannot be built, an argument does not fit the two, the
+            source has complex weights for real tensors of the model, or (when matching) next to no key of the model has
+            a source.
     """
     require("ckptool.transfer", "torch", extra="torch")
     from ..model_code.building import signature_for
@@ -225,9 +244,9 @@ def load_into(
     mapping: Mapping | None = None,
     inputs: Any = None,
 ) -> Mapping:
-    """Match SOURCE with MODEL, load it into the model, and return the mapping with every parameter.
+    """Match SOURCE with MODEL, load the tensors into the model, and return the mapping.
 
-    If all keys and sizes are equal, no matching is needed.
+    If all keys and sizes are equal, nothing is matched, unless HINTS or INPUTS are given.
     Use it in place of `model.load_state_dict(torch.load(path), strict=False)`. A model that is already wrapped
     (DataParallel, DistributedDataParallel, torch.compile) is filled as it is. For a model that several ranks share
     (FSDP2, tensor parallel), each rank calls this and reads only its part; if something does not fit, all ranks raise
@@ -242,9 +261,12 @@ def load_into(
         inputs: example inputs for a forward pass, as in `ckptool.transfer`.
         accept_guesses: load guesses, too: all (True), or those that match one of these patterns.
         partial: keep the model's values for keys without a source: all (True), or those that match these patterns.
-        mapping: use this mapping instead of matching.
+        mapping: use this mapping instead of matching. HINTS and INPUTS then have no effect.
+    Returns:
+        The mapping: an entry for each key of the model's state dict.
     Raises:
         Doubtful: there are guesses or gaps that were not accepted; the model is unchanged.
+        NoMatch: a pattern of ACCEPT_GUESSES or PARTIAL matches no key of the model.
         CheckpointError: as in `ckptool.transfer`.
     """
     require("ckptool.load_into", "torch", extra="torch")
@@ -268,7 +290,7 @@ def load_into(
                 else transfer(ckpt, inner, at=at, hints=hints, input_channels=input_channels, inputs=inputs)
             )
         else:
-            found = _for_model(mapping, ckpt, inner)
+            found = _for_model(mapping, ckpt, inner, at)
             if input_channels is not None:
                 found = Mapping.of(by_rule(found, input_channels))
         require_accepted(found, _patterns(accept_guesses), _patterns(partial))
@@ -276,12 +298,18 @@ def load_into(
     return found
 
 
-def _for_model(mapping: data.Mapping, source: Any, model: Any) -> Mapping:
-    """Return MAPPING, which was read or made before, for this MODEL and SOURCE."""
+def _for_model(mapping: data.Mapping, source: Any, model: Any, at: str | None) -> Mapping:
+    """Return MAPPING, which was read or made before, with the sizes and all keys of MODEL (a module) for SOURCE (a
+    Checkpoint, a path or a dict of torch tensors), whose weights are at the path AT if it is given, else where the
+    mapping has them.
+
+    Raises:
+        RuleError: its sizes or keys are not those of the model and the source.
+    """
     from ..model_code.trace import signature_of
     from .applying import open_source
 
-    return Mapping.of(_replayed(mapping, open_source(source), signature_of(model, trace=False)))
+    return Mapping.of(_replayed(mapping, open_source(source), signature_of(model, trace=False), at=at))
 
 
 def _replayed(
@@ -293,11 +321,11 @@ def _replayed(
     invert: bool = False,
     numbers: MappingOf[str, int] | None = None,
 ) -> data.Mapping:
-    """Return MAPPING, which was read or made before, or its inverse, for the sizes of TARGET and of the source CKPT.
-    The other arguments are as in `transfer`.
+    """Return MAPPING, which was read or made before, or its inverse, with the sizes and all keys of TARGET, for the
+    source CKPT. The other arguments are as in `transfer`.
 
     Raises:
-        RuleError: its sizes are not those of the model and the source.
+        RuleError: its sizes or keys are not those of the model and the source, or its inverse would lose values.
     """
     from . import mapping_file
     from .family import Family
@@ -325,7 +353,8 @@ def apply_mapping(
 
     Args:
         source: a path, a Checkpoint or a dict of torch tensors.
-        mapping: the name of a built-in mapping (`ckptool mappings` lists them), a file, or a mapping that was read.
+        mapping: the name of a built-in mapping (`ckptool mappings` lists them), the path of a file, or a mapping that
+            was read.
         at: where the weights are in the file, if there are several.
         invert: use the mapping in the opposite direction. Only for a family of models: the inverse of a mapping for one
             model needs that model (see `transfer`).
@@ -366,7 +395,12 @@ def _patterns(given: bool | Sequence[str]) -> Sequence[str] | None:
 
 
 def read_mapping(path: Any) -> Mapping:
-    """Return the mapping in the file PATH (YAML). docs/transfer.md describes its contents."""
+    """Return the mapping for one model in the file PATH (YAML), without sizes: `transfer` and `apply_mapping` add
+    those. docs/transfer.md describes the contents of the file.
+
+    Raises:
+        Unreadable, Malformed: there is no such file, or it is no mapping file for one model.
+    """
     from .mapping_file import read
 
     return Mapping.of(read(path))

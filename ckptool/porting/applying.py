@@ -22,7 +22,9 @@ from .mapping import Entry, Mapping
 
 
 def open_source(source: Any) -> Checkpoint:
-    """Return SOURCE, a path, a Checkpoint or a dict of torch tensors, as a Checkpoint."""
+    """Return SOURCE, a path, a Checkpoint or a dict of torch tensors, as a Checkpoint. Numpy arrays of a file that
+    stores its weights as arrays become tensors (see `_with_arrays`).
+    """
     if isinstance(source, Checkpoint):
         return _with_arrays(source)
     if isinstance(source, MappingOf):
@@ -33,8 +35,9 @@ def open_source(source: Any) -> Checkpoint:
 
 
 def _with_arrays(ckpt: Checkpoint) -> Checkpoint:
-    """Return CKPT with tensors in place of numpy arrays, if its weights are stored as arrays (Paddle, pickles); else as
-    it is.
+    """Return CKPT with plain tensors in place of its numpy arrays, and of all other objects that hold the values of one
+    plain tensor, if it is from Paddle or joblib, or if its state dicts hold arrays and no tensors; else as it is.
+    Arrays that no tensor can hold, such as arrays of text, stay.
     """
     found = ckpt.state_dicts()
     arrays = any(other.kind == "numpy" for one in found for other in one.others.values())
@@ -48,6 +51,8 @@ def source_tensors(source: Any, mapping: Mapping) -> dict[str, LazyTensor]:
     """Return key -> tensor for the keys that MAPPING reads from SOURCE, a path, a Checkpoint or a dict of torch
     tensors.
 
+    If the state dict of the mapping lacks a key, "PATH/KEY" is KEY in the state dict at PATH, and a key without "/" is
+    one of the root of the file.
     Raises:
         NotFound: the source lacks some of these keys.
     """
@@ -81,18 +86,19 @@ def source_tensors(source: Any, mapping: Mapping) -> dict[str, LazyTensor]:
 def apply(
     mapping: Mapping, source: Any, initial: Callable[[Sequence[str]], MappingOf[str, LazyTensor]] | None = None
 ) -> Checkpoint:
-    """Return the state dict of the target, made of SOURCE by MAPPING, as a Checkpoint. Tensors are read when they are
-    written.
+    """Return the state dict of the target, made of SOURCE by MAPPING, as a Checkpoint, in the order of the mapping.
+    Tensors are read when they are written.
 
     Args:
         mapping: from `transfer`, or read from a file.
         source: a path, a Checkpoint or a dict of torch tensors.
-        initial: returns the model's initial values for the keys without a source; without it these keys are left out,
-            except counters, which are 0.
+        initial: returns key -> the model's initial value for a list of keys: those without an expression that are no
+            counters. Without it these keys are left out. Counters without an expression are 0.
 
     Raises:
         NotFound: the source lacks a key that the mapping reads.
-        RuleError: an expression gives other sizes than the model's.
+        RuleError: an expression cannot be applied to the sizes of the source, or gives other sizes than the model's
+            (which a mapping that was read does not know).
     """
     ckpt = open_source(source)
     tensors = source_tensors(ckpt, mapping)
@@ -130,7 +136,10 @@ def apply(
 
 
 def _own(tensor: LazyTensor) -> LazyTensor:
-    """Return TENSOR over a storage with no more than its own values: a slice of a big tensor is copied out of it."""
+    """Return TENSOR as a plain tensor (no parameter, no gradient) that shares its storage with no other values. If its
+    storage has more bytes than its values, or is big-endian and has them in another order than the tensor, they are
+    copied into another storage when they are written.
+    """
     plain = tensor.changed(requires_grad=False, parameter=False)
     if tensor.fills_storage or (tensor.storage.nbytes == tensor.nbytes and not tensor.storage.big_endian):
         return plain
@@ -150,8 +159,8 @@ def _tree(value: Any) -> Any:
 
 
 def require_types(mapping: Mapping, ckpt: Checkpoint) -> None:
-    """Raise CannotCarry if MAPPING puts complex weights of CKPT into real tensors of the model: torch would drop half
-    of each value.
+    """Raise CannotCarry if an entry of MAPPING reads complex weights of CKPT and its tensor in the model is real: torch
+    would drop half of each value. Only keys in the state dict of the mapping are looked at.
 
     Raises:
         CannotCarry: there are such weights.

@@ -25,7 +25,7 @@ _MOST_TRIED = 16
 
 def stand_ins(signature: Signature) -> dict[str, str]:
     """Return key -> short name for the keys of SIGNATURE that are too long to match (over 400 characters or 64
-    components); {} if there are none.
+    components); {} if there are none. No two keys get one short name, and none gets that of another key.
     """
     long = [key for key in signature.entries if len(key) > _LONGEST or key.count(".") >= _DEEPEST]
     found = {}
@@ -38,7 +38,9 @@ def stand_ins(signature: Signature) -> dict[str, str]:
 
 
 def under(signature: Signature, new: dict[str, str]) -> Signature:
-    """Return SIGNATURE with its keys renamed by NEW (old key -> new key); other keys stay."""
+    """Return SIGNATURE with its keys renamed by NEW (old key -> new key), also in `tied`; other keys, and names in the
+    facts of an entry, stay.
+    """
     entries = {
         new.get(key, key): replace(entry, key=new.get(key, key), tied=entry.tied and new.get(entry.tied, entry.tied))
         for key, entry in signature.entries.items()
@@ -62,8 +64,9 @@ def require_size(source: Signature, target: Signature) -> None:
 
 
 def likely(found: Sequence[StateDict], target: Signature) -> list[StateDict]:
-    """Return the state dicts of FOUND to try for the model TARGET: all, or the 16 with the most tensors of the model's
-    sizes, in the order of that number.
+    """Return the state dicts of FOUND to try for the model TARGET, in their order: all if there are at most 16, else
+    the 16 with the most tensors of the model's sizes. Each size counts as often as both the model and the state dict
+    have it.
     """
     if len(found) <= _MOST_TRIED:
         return list(found)

@@ -42,17 +42,20 @@ class _Place(NamedTuple):
         return f"{self.list}.{self.number}.{self.rest}" if self.rest else f"{self.list}.{self.number}"
 
     def moved(self, by: int) -> _Place:
-        """Return the same place in the block whose number is greater BY so many."""
+        """Return the same place in another block, whose number is greater by BY."""
         return self._replace(number=self.number + by)
 
 
 class _Block(NamedTuple):
-    """One block of a list, with an item for each of its tensors.
+    """One block of a list.
 
     Attributes:
-        content: what is the same in equal blocks.
-        orders: the places in the orders of registration, of execution and of the forward pass, as far as they have one.
-        before: the numbers of the weights that the first input was computed from, as bits.
+        content: for each of its tensors, in the order of keys, what is the same in equal blocks: the path inside the
+            block, the other tensors that it names, and its sizes, type and facts.
+        orders: the places of its tensors in three orders: of registration, of execution and of the graph of the forward
+            pass. Tensors without a place are left out; if the keys are sorted by name, all are in the first.
+        before: for each of its tensors, the numbers of the weights that its first input was computed from, as bits; 0
+            if not known.
     """
 
     content: list[object]
@@ -66,12 +69,13 @@ _SHOWN = attrgetter(*(one.name for one in fields(Facts) if one.name not in ("flo
 
 
 class _Side:
-    """The long lists of one side, without those inside of other long lists.
+    """The long lists of one side: lists of at least 66 numbered blocks, without a gap between the numbers.
 
     Attributes:
-        lengths: how many blocks the lists have, long or not.
-        first: list -> the number of its first block.
-        places: key -> where it is in a long list.
+        signature: the side.
+        lengths: the numbers of blocks that the lists of this side have, long or not.
+        first: long list -> the number of its first block.
+        places: key -> where it is in the outermost long list around it; keys in no long list are left out.
     """
 
     def __init__(self, signature: Signature) -> None:
@@ -98,7 +102,7 @@ class _Side:
 
     @cached_property
     def blocks(self) -> dict[str, list[_Block]]:
-        """Return list -> its blocks, for long lists that are in no other long list."""
+        """Return list -> its blocks, by their numbers, for long lists that are in no other long list."""
         found: dict[str, dict[int, _Block]] = defaultdict(lambda: defaultdict(lambda: _Block([], ([], [], []), [])))
         entries = self.signature.entries
         sorted_by_name = not self.signature.ordered or [*entries] == sorted(entries)
@@ -118,15 +122,16 @@ class _Side:
         return {name: [held[number] for number in sorted(held)] for name, held in found.items()}
 
     def _seen_from(self, name: str, number: int) -> _Place | str:
-        """Return the place of the tensor NAME in a long list, with the distance from block NUMBER in place of its
-        number; NAME itself if it is in none.
+        """Return the place of the tensor NAME in the outermost long list around it, with its distance from block NUMBER
+        in place of its block's number; NAME itself if it is in no long list.
         """
         place = self.places.get(name)
         return name if place is None else place.moved(-number)
 
     def equal_from(self, name: str) -> int:
-        """Return the index from which on all blocks of the list NAME are equal; the number of its blocks if
-        none are.
+        """Return the index of the first of the equal blocks at the end of the list NAME: blocks with one content that
+        follow each other at one distance in every order. The number of its blocks if these are fewer than two, or if
+        they do not take their inputs alike (`_flow_alike`).
         """
         blocks = self.blocks[name]
         steps = _steps(*blocks[-2:])
@@ -141,7 +146,7 @@ class _Side:
 
     def shortened(self, kept: MappingOf[int, int]) -> Signature | None:
         """Return the side with only the first blocks of its lists: KEPT has length of a list -> how many. Lists of
-        other lengths stay whole. None if these blocks need a tensor that is left out.
+        other lengths stay whole. None if a tensor that stays names one that is left out.
         """
         entries = {}
         for key, entry in self.signature.entries.items():
@@ -154,7 +159,9 @@ class _Side:
 
 
 def _places(name: str) -> list[_Place]:
-    """Return the places of NAME in the lists around it, the outermost first."""
+    """Return the places of NAME in the lists around it, the outermost first: one for each component that is a number of
+    at most eight digits, without zeros in front, and not the first component.
+    """
     parts = name.split(".")
     return [
         _Place(".".join(parts[:at]), int(part), ".".join(parts[at + 1 :]))
@@ -164,19 +171,28 @@ def _places(name: str) -> list[_Place]:
 
 
 def _others(entry: Tensor) -> list[str | None]:
-    """Return the keys of the other tensors that ENTRY names (None where it names none)."""
+    """Return the keys of the other tensors that ENTRY names: that it is tied to, the weight of the layer before a norm
+    (each None if there is none), then those whose outputs are concatenated to its input.
+    """
     behind = entry.facts.behind
     return [entry.tied, behind and behind.weight, *(key for key, _ in entry.facts.joined)]
 
 
 def _steps(one: _Block, other: _Block) -> list[set[int]]:
-    """Return, for each order, the set of distances between the corresponding tensors of two blocks."""
+    """Return, for each order of `_Block.orders`, the set of distances from the tensors of ONE to the corresponding
+    tensors of OTHER.
+    """
     return [{b - a for a, b in zip(*both, strict=False)} for both in zip(one.orders, other.orders, strict=True)]
 
 
 def _flow_alike(blocks: Sequence[_Block]) -> bool:
-    """Return whether each of BLOCKS takes what the block before it takes, one block later, and the same from
-    elsewhere.
+    """Return whether the forward pass takes the inputs of BLOCKS, successive ones of a list, alike; False for fewer
+    than two.
+
+    For each tensor, the weights before the first of BLOCKS that its input was computed from have to be the same in all
+    blocks. The later ones have to change from each block to the next in one way, apart from the distance between two
+    blocks; usually they are the same ones of the next block. The first two blocks have to be at one distance in each
+    order.
     """
     if len(blocks) < 2 or any(len(steps) > 1 for steps in _steps(*blocks[:2])):
         return False
@@ -195,8 +211,8 @@ class Shortened:
     """Two sides without most of their equal blocks.
 
     Attributes:
-        source, target: the two sides.
-        whole: the sides that they were made from.
+        source, target: the two sides without these blocks.
+        whole: (source, target) with all blocks.
         equal: list of the target -> the numbers of its equal blocks that are still there.
         notes: what was left out, for the report.
     """
@@ -215,8 +231,9 @@ class Shortened:
             made: the mapping of the shorter sides.
             looked_at: the source keys whose values were looked at.
         Returns:
-            The mapping; None if the equal blocks that were matched do not have one result, if other blocks may hold
-            other values, or if unused keys of the source may fill keys without a source.
+            The mapping; None if the equal blocks that were matched do not have one result, if a buffer in them reads a
+            key of LOOKED_AT (other blocks may hold other values), if MADE has both unused keys and keys without a
+            source, or if the source lacks a key that a block would read.
         """
         source, target = (side.signature.entries for side in self.whole)
         found = {entry.target: entry for entry in made.entries}
@@ -239,14 +256,16 @@ class Shortened:
         return whole.with_entries([found[key] for key in target])
 
     def _equal_place(self, key: str) -> _Place | None:
-        """Return where KEY of the target is in a list of equal blocks; None if it is in none."""
+        """Return where KEY of the target is in a list, if its block is one of the equal blocks, whether it was left out
+        or not; else None.
+        """
         place = self.whole[1].places.get(key)
         within = place is not None and place.list in self.equal and place.number >= self.equal[place.list].start
         return place if within else None
 
     def _as_last(self, found: MappingOf[str, Entry], place: _Place) -> Entry:
-        """Return the entry for PLACE, made of the entry FOUND for this place in the last equal block that was matched,
-        with the numbers of the block changed.
+        """Return the entry for PLACE: that of this place in the last equal block that was matched, from FOUND (key ->
+        entry), with the number of its block changed in all names.
         """
         last = place._replace(number=self.equal[place.list][-1])
         like, by = found[str(last)], place.number - last.number
@@ -279,7 +298,8 @@ class Shortened:
 
 
 def shortened(source: Signature, target: Signature) -> Shortened | None:
-    """Return both sides without most of their equal blocks; None if they have no long lists of equal blocks.
+    """Return both sides without most of their equal blocks. None if no long lists of the two sides have one length and,
+    from some block on, at least 66 equal blocks, or if a tensor that stays needs one that is left out.
 
     Lists of one length stay of one length, and others differ as before: a list may be known by its length.
     """

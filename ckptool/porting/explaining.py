@@ -16,7 +16,8 @@ _SEVERAL = 5
 
 
 def explained(mapping: Mapping, key: str, width: int = 100) -> str:
-    """Return how KEY, of the model or of the file, was matched, as text with lines of WIDTH columns.
+    """Return how KEY, of the model or of the file, was matched, as text with lines of WIDTH columns. If both have the
+    key, the text about the model's key comes first, then that about the file's.
 
     Raises:
         NotFound: neither the model nor the file has the key.
@@ -38,7 +39,10 @@ def explained(mapping: Mapping, key: str, width: int = 100) -> str:
 
 
 def rows_of(entry: Entry) -> list[tuple[str, str]]:
-    """Return how ENTRY was matched as rows (label, text), for the web page: steps, rules, answered questions."""
+    """Return how ENTRY was matched as rows (label, text), each once, for the web page: for each of its parts the steps
+    in the file and in the model, and the rules that told it apart or support it; then its answered questions. [] if
+    there are none of these.
+    """
     rows: list[tuple[str, str]] = []
     for part in entry.way:
         for label, steps in (("in the file", part.source_steps), ("in the model", part.target_steps)):
@@ -120,8 +124,8 @@ def _asked(entry: Entry, width: int) -> Iterator[str]:
 
 
 def _alike(mapping: Mapping, entry: Entry, width: int) -> Iterator[str]:
-    """Yield lines about ENTRY, a key without a source: where the source's tensors of its sizes go. Nothing
-    for other keys.
+    """Yield lines about ENTRY if it has no source and needs one: whether tensors of the source have its sizes, and
+    where the first five of these go. Nothing for other entries.
     """
     if entry.expr is not None or entry.default:
         return

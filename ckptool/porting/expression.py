@@ -8,7 +8,7 @@
 A key with characters other than letters, digits, `_`, `.`, `-`, `/` is in double quotes, as in JSON. An expression is
 an immutable value: it can be written as text, parsed, inverted if no values are lost, and turned into a `LazyTensor`
 that is read when it is written. An operation that only rearranges (a slice, a transposition) is a view of the source
-and keeps its type. One that computes does so in float32, and rounds once.
+and keeps its type. One that computes does so in float32, or in float64 if a tensor has that type, and rounds once.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ _MOST_ELEMENTS = 1 << 28
 def lazy(x: Expr, tensors: Mapping[str, LazyTensor]) -> LazyTensor:
     """Return the result of the expression X over TENSORS (key -> tensor) as a lazy tensor.
 
-    What no tensor is an input of (`zeros(2, 3)`) has the element type of the first tensor.
+    An operation that takes no tensor (`zeros(2, 3)`) gives the element type of the first of TENSORS.
 
     Raises:
-        RuleError: an operation cannot be applied to these sizes, its result is far larger than the tensors
-            (`repeat(x, 0, 1000000000)`), or there are no tensors.
+        RuleError: an operation cannot be applied to these sizes; a step gives more than 2**28 elements and more than
+            eight times those of all tensors that X reads (`repeat(x, 0, 1000000000)`); or TENSORS is empty.
     """
     like = next(iter(tensors.values()), None)
     if like is None:
@@ -105,7 +105,8 @@ def parse(text: str) -> Expr:
     """Return TEXT, such as `cat(0, q.weight, k.weight)`, as an expression.
 
     Raises:
-        RuleError: the text is not an expression.
+        RuleError: the text is no expression, names an unknown operation, gives an operation something else than it
+            takes, or has more than 64 operations in each other.
     """
     tokens: list[str] = []
     at, end = 0, len(text.rstrip())
@@ -205,10 +206,12 @@ def _number(text: str) -> Number:
 
 
 def inverted(target: str | Expr, x: Expr, shapes: Mapping[str, Shape]) -> dict[str, list[tuple[Expr, Expr]]] | None:
-    """Return how to make the keys that X reads from TARGET, the result of X; None if X loses values. SHAPES has the
-    sizes of these keys.
+    """Return how to make the keys that X reads from TARGET, a key or an expression that is the result of X; None if X
+    loses values. SHAPES has the sizes of the keys that X reads.
 
     The result is key -> [(expression over TARGET, the part of the key that it gives: the key itself, or a cut of it)].
+    For `cat(0, a, slice(b, 0, 0, 2))` of t it is a -> [(the first rows of t, a)], b -> [(the others, slice(b, 0, 0,
+    2))].
     """
     out: dict[str, list[tuple[Expr, Expr]]] = {}
     return out if _undo(x, of(target) if isinstance(target, str) else target, out, shapes) else None
@@ -224,8 +227,11 @@ def _undo(x: Expr, value: Expr, out: dict[str, list[tuple[Expr, Expr]]], shapes:
 
 
 def reassembled(pieces: Sequence[tuple[Expr, Expr]], shape: Shape) -> Expr | None:
-    """Return the expression of one tensor of sizes SHAPE made of PIECES, (value, part of the tensor) as in `inverted`;
-    None if parts are missing.
+    """Return the expression of one tensor of sizes SHAPE made of PIECES, at least one (expression, part of the tensor
+    that it gives), as in `inverted`. None if the pieces are cuts of different kinds, or do not make up the whole
+    tensor.
+
+    The first piece that gives the whole tensor is taken alone.
     """
     for value, piece in pieces:
         if piece.is_copy:

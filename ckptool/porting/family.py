@@ -11,13 +11,16 @@
       lm_head.weight: if_there(output.weight)
     beside: [rope.freqs]
 
-The text in braces is a sum of whole numbers and of names under `numbers`. Each name is computed from the file, for both
-directions. A number with `..` is a letter: a line is repeated for every value of its letters.
+The text in braces is a formula: whole numbers and names under `numbers`, joined by +, -, * and / (which may leave no
+rest). Each name is computed from the file, for both directions, by such a formula, in which the functions below may
+stand, too. A number FIRST..LAST is a letter: a line is repeated for every value of its letters.
 
     count("a.{}.b", …)     the highest number plus one, for the first pattern that fits a key; * is any number
-    lowest("a.{}.b", …)    the lowest number
+    lowest("a.{}.b", …)    the lowest number; both are 0 if no pattern fits
+    has("key", …)          1 if one of these keys exists, else 0
     size("key", …, dim)    the size of a dimension of the first of these keys that exists
-    config("name", …)      the first of these entries in config.json or params.json beside the file, or --number
+    config("name", …)      the first of these entries in config.json or params.json beside the file that is a whole
+                           number, or --number
     given(default)         --number, or the default
 
     below      the prefix of all keys of the source if a file also holds other parts (model.diffusion_model.)
@@ -59,8 +62,8 @@ class FamilyLine:
 
     Attributes:
         key, value: the key that it makes and the expression for it, both with text in braces.
-        optional: whether the source may lack the tensors of the expression.
-        number: its line number in the file.
+        optional: whether the source may lack all tensors of the expression.
+        number: its line number in the file, 0 if not known.
     """
 
     key: str
@@ -70,7 +73,7 @@ class FamilyLine:
 
     @property
     def is_general(self) -> bool:
-        """Return whether the line is for any key: `{...}` in its key stands for any text."""
+        """Return whether the line is for any key: its key has `{...}`, which stands for any text."""
         return f"{{{ANY}}}" in self.key
 
 
@@ -79,14 +82,14 @@ class Family:
     """A mapping for a family of models of all sizes.
 
     Attributes:
-        name: the name of its file.
+        name: the name of its file, without ".yaml".
         source, target: descriptions of the source and of the target.
-        numbers: name -> how to compute it, in order.
+        numbers: name -> how to compute it: a formula, or FIRST..LAST for a letter, whose lines are repeated.
         lines: the lines of the mapping.
-        back: lines for the opposite direction, if the inverse cannot be computed.
-        below: a prefix that keys of the source may have.
+        back: lines for the opposite direction, for keys whose inverse cannot be computed.
+        below: a prefix that keys of the source may have, with a dot at its end, or "".
         beside: patterns of tensors of the source that are not part of the model.
-        needs: descriptions of numbers that may be missing.
+        needs: name of a number -> its meaning, for the message if it is missing.
     """
 
     name: str
@@ -111,20 +114,30 @@ class Family:
         """Return the mapping for a file with tensors of these SHAPES, or its inverse for a file of the target.
 
         Args:
-            shapes: the sizes of the file's tensors.
+            shapes: key -> sizes, for the file's tensors.
             invert: map in the opposite direction.
-            given: numbers from the user, which are not looked up.
+            given: name -> number from the user, which is not computed.
             config: the contents of the configuration beside the file.
             leave: ignore tensors that the family does not know.
         Raises:
-            RuleError: the file does not belong to the family, or lacks a tensor.
+            RuleError: the file does not belong to the family, lacks a tensor or has other sizes than the lines need; it
+                has tensors that the family does not know (without LEAVE); or the family has no number of a name in
+                GIVEN.
             NotFound: a number is neither in the weights nor in the configuration.
+            Malformed: a line or a number of the family cannot be read.
         """
         return _Instance(self, shapes, invert, dict(given or {}), config or {}).mapping(leave=leave)
 
 
 class _Instance:
-    """A family of mappings applied to one file: it computes the numbers of the file, and writes out the lines."""
+    """A family of mappings applied to one file: it computes the numbers of the file, and writes out the lines.
+
+    Attributes:
+        family, invert, given, config: as in `Family.mapping`.
+        full: key as the lines write it -> key of the file.
+        shapes: key as the lines write it -> sizes.
+        values: (name of a number, letters with their values) -> the value computed for them.
+    """
 
     def __init__(
         self,
@@ -142,31 +155,34 @@ class _Instance:
             raise RuleError(f"{family.name} has no number {printable(unknown[0])!r}", where="--number", hint=hint)
         self.given, self.config = given, config
         self._is_other = False
-        self.full, self.outside = self._names(shapes)
+        self.full = self._names(shapes)
         self.shapes = {name: tuple(shapes[key]) for name, key in self.full.items()}
         self.values: dict[tuple[Any, ...], int] = {}
 
-    def _names(self, shapes: Mapping[str, Shape]) -> tuple[dict[str, str], list[str]]:
-        """Return (key as the lines write it -> key of the file, keys of other parts of the file), for the
-        keys of SHAPES.
+    def _names(self, shapes: Mapping[str, Shape]) -> dict[str, str]:
+        """Return key as the lines write it -> key of the file, for the keys of SHAPES.
+
+        The lines write keys without wrappers (`module.`), unless two keys would then be equal. If a key begins with the
+        prefix `below`, and the mapping is not inverted, they write the keys below that prefix without it, and all
+        others are left out: they are of other parts of the file.
         """
         plain = unwrap(shapes)
         names = {name: key for key, name in plain.items()} if len(set(plain.values())) == len(plain) else {}
         names = names or {key: key for key in shapes}
         below = self.family.below
         if below and not self.invert and any(name.startswith(below) for name in names):
-            inside = {name.removeprefix(below): key for name, key in names.items() if name.startswith(below)}
-            return inside, [key for name, key in names.items() if not name.startswith(below)]
-        return names, []
+            return {name.removeprefix(below): key for name, key in names.items() if name.startswith(below)}
+        return names
 
     # ------------------------------------------------------------------------------------------------ numbers
 
     def number(self, name: str, letters: Mapping[str, int]) -> int:
-        """Return the value of the number NAME for LETTERS, the counters of a line and their values; it is computed once
-        for each.
+        """Return the value of the number NAME for LETTERS (letter of a line -> its value): of the letter, as given by
+        the user, or computed, once for the same letters.
 
         Raises:
-            Malformed: the family does not define the number.
+            Malformed: the family does not define the number, or its formula cannot be read.
+            RuleError, NotFound: the file lacks a tensor or number that the formula needs.
         """
         if name in letters:
             return letters[name]
@@ -183,12 +199,12 @@ class _Instance:
         return self.values[at]
 
     def evaluate(self, text: str, letters: Mapping[str, int], name: str = "") -> int:
-        """Return the value of TEXT, a formula over numbers such as `2 * width`, for LETTERS (counter -> value). NAME is
-        the number that it defines, for messages.
+        """Return the value of TEXT, a formula over numbers such as `2 * width`, for LETTERS (letter of a line -> its
+        value). NAME is the number that it defines, for messages.
 
         Raises:
-            Malformed: TEXT is no formula, or its value is far too large.
-            RuleError, NotFound: the file lacks a tensor or number that the formula needs.
+            Malformed: TEXT is no formula, or its value is larger than 2**40.
+            RuleError, NotFound: the file lacks a tensor or number that the formula needs, or a division leaves a rest.
         """
         try:
             found = self._value(ast.parse(text.strip(), mode="eval").body, letters, name)
@@ -233,8 +249,8 @@ class _Instance:
         return f"say it with --number {wanted[0]}=N" if wanted else None
 
     def _text(self, node: ast.expr, letters: Mapping[str, int]) -> str | None:
-        """Return the text of NODE, quoted or joined with numbers ("layer" + s + ".weight"); None for a number. LETTERS
-        has counter -> value.
+        """Return the text of NODE: a quoted text, or texts and numbers joined with + ("layer" + s + ".weight"); None
+        for anything else. LETTERS has letter -> value.
         """
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             return node.value
@@ -316,8 +332,12 @@ class _Instance:
         return _BRACES.sub(lambda found: str(self.evaluate(found[1], row)), text)
 
     def _written(self, lines: Sequence[FamilyLine]) -> Iterator[tuple[FamilyLine, str, Expr]]:
-        """Yield (line, key, expression) for LINES written out, block by block: successive lines with the same letters
-        alternate.
+        """Yield (line, key, expression) for each key that LINES stand for; lines for any key are passed over.
+        Successive lines with the same letters alternate, so that keys come block by block.
+
+        Raises:
+            RuleError: they stand for more than 500,000 keys, or the file lacks what a number needs.
+            NotFound, Malformed: as in `Family.mapping`.
         """
         total = 0
         for letters, some in itertools.groupby((line for line in lines if not line.is_general), key=self._letters):
@@ -339,7 +359,9 @@ class _Instance:
     # ------------------------------------------------------------------------------------------------ mapping
 
     def mapping(self, *, leave: bool) -> Port:
-        """Return the mapping for the file; see `Family.mapping`."""
+        """Return the mapping for the file, or its inverse, with the names of the file; as `Family.mapping`, also for
+        LEAVE and what it raises.
+        """
         entries = self._back() if self.invert else self._forth()
         if all(entry.line in self._takes_all for entry in entries):
             raise self._other_file([])
@@ -364,8 +386,8 @@ class _Instance:
 
     @property
     def _takes_all(self) -> set[int]:
-        """Return the numbers of the lines that take every key of a file. They do not show that a file belongs to the
-        family.
+        """Return the numbers of the lines whose expression is `{...}` alone, so that they take every key of a file.
+        They do not show that a file belongs to the family.
         """
         return {line.number for line in self.family.lines if line.value == f"{{{ANY}}}"}
 
@@ -390,9 +412,9 @@ class _Instance:
         return Entry(key, shape, expr, f"line {line.number} of {self.family.name}", line=line.number)
 
     def _general(self, entries: Sequence[Entry], sides: Callable[[FamilyLine], tuple[str, str]]) -> Iterator[Entry]:
-        """Yield an entry for each key of the file that no entry of ENTRIES reads and that matches a line for any key;
-        the first such line counts. SIDES returns (pattern of the keys that a line reads, pattern of the keys that it
-        makes).
+        """Yield an entry, which copies the key, for each key of the file that no entry of ENTRIES reads and that
+        matches a line for any key; the first such line counts. SIDES returns for a line (pattern of the keys that it
+        reads, pattern of the keys that it makes), in which `{...}` is the same text.
         """
         lines = [line for line in self.family.lines if line.is_general]
         patterns = [(line, *sides(line)) for line in lines]
@@ -436,8 +458,8 @@ class _Instance:
         return [replace(entry, target=below + entry.target) for entry in entries]
 
     def _require_whole(self, entries: Sequence[Entry], missing: Sequence[str]) -> None:
-        """Raise RuleError if there are MISSING tensors, which the file lacks: it belongs to another family if they are
-        more than ENTRIES.
+        """Raise RuleError if MISSING, the keys of lines that the file lacks, is not empty: if they are more than
+        ENTRIES, the message says that the file is for another family, else which keys it lacks.
         """
         if not missing:
             return
@@ -454,8 +476,8 @@ class _Instance:
         return f"{self.family.name} --invert" if self.invert else self.family.name
 
     def _other_file(self, wanted: Sequence[str]) -> RuleError:
-        """Return the error for a file that the family does not take, with WANTED[0] as an example of what it takes. The
-        error says if the file suits the opposite direction.
+        """Return the error for a file that the family does not take, with WANTED[0], if there is one, as an example of
+        a key that it takes. The error says if the file suits the opposite direction.
         """
         family = self.family
         takes = family.target if self.invert else family.source
@@ -475,8 +497,9 @@ class _Instance:
         )
 
     def fits(self) -> bool:
-        """Return whether the file has the keys of most lines of the family. Optional lines that it lacks do
-        not count.
+        """Return whether the file has the keys of more lines of the family, written out, than it lacks: the keys that a
+        line reads, or the key that it makes if the mapping is inverted. Optional lines that it lacks do not count.
+        False if the lines cannot be written out for this file.
         """
         there = absent = 0
         try:

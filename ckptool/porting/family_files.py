@@ -25,7 +25,7 @@ _OF_FAMILIES = ("numbers", "back", "below", "beside", "needs")
 
 
 def shipped() -> list[Family]:
-    """Return the built-in mappings, in alphabetical order."""
+    """Return the built-in mappings for families, in alphabetical order of their names."""
     return [found for path in sorted(_SHIPPED.glob("*.yaml")) if isinstance(found := read(path), Family)]
 
 
@@ -36,7 +36,7 @@ def file_of(text: str) -> Path | None:
 
 
 def named(text: str) -> Family | Port:
-    """Return the built-in mapping called TEXT, or the mapping in the file of this path.
+    """Return the built-in mapping called TEXT; if there is none, the mapping in the file with the path TEXT.
 
     Raises:
         NotFound: there is no such mapping and no such file.
@@ -55,10 +55,11 @@ def named(text: str) -> Family | Port:
 
 
 def read(path: StrPath) -> Family | Port:
-    """Return the mapping in the file PATH, for a family or for one model.
+    """Return the mapping in the file PATH: for a family, if it has a section or a `{...}` that only those have, else
+    for one model, without sizes.
 
     Raises:
-        Unreadable, Malformed: it is not a mapping file.
+        Unreadable, Malformed: there is no such file, or it is no mapping file.
     """
     document = mapping_file.document_of(path)
     lines = document.get("mapping")
@@ -70,8 +71,9 @@ def read(path: StrPath) -> Family | Port:
 
 def without_model(mapping: Port, shapes: Mapping[str, Shape]) -> Port:
     """Return MAPPING with the sizes that its expressions give for a source of these SHAPES, without a model to compare
-    with.
+    with. An entry without an expression, or with keys that the source lacks, keeps its sizes.
 
+    Keys are renamed if the source has them with or without a wrapper (`mapping_file.fitted`).
     Raises:
         RuleError: an expression cannot be applied to these sizes.
     """
@@ -89,7 +91,8 @@ def without_model(mapping: Port, shapes: Mapping[str, Shape]) -> Port:
 
 
 def family_of(document: Mapping[str, Any], name: str, path: StrPath) -> Family:
-    """Return the family in DOCUMENT, the parsed YAML of a mapping file (see `read`).
+    """Return the family in DOCUMENT, the parsed YAML of a mapping file (see `read`). Sections that are not there are
+    empty.
 
     Args:
         document: its sections, as `mapping_file.document_of` returns them.
@@ -147,8 +150,8 @@ def _lines(document: Mapping[str, Any], name: str, path: StrPath) -> tuple[Famil
 
 
 def configuration_beside(path: Any) -> dict[str, Any]:
-    """Return the contents of params.json, or else config.json, in the folder PATH or beside the file PATH; {} if there
-    is neither.
+    """Return the contents of params.json, or else config.json, in the folder PATH or beside the file PATH. {} if
+    neither holds an object, if one cannot be read, or if PATH is no path.
     """
     try:
         place = Path(path)

@@ -22,9 +22,9 @@ class Part:
     """How one part of a key was matched, in the common form.
 
     Attributes:
-        target, source: the units that were paired, in the common form.
-        target_steps, source_steps: the names of the steps that brought them into this form.
-        told: the evidence that told the unit of the model from its look-alikes.
+        target, source: the paths of the units that were paired, in the common form.
+        target_steps, source_steps: the names of the steps that brought the key's part, and its source, into this form.
+        told: the evidence that told the unit of the model from its look-alikes, in the order in which it was found.
         support: the rule that supports a pair made only by its shape, or an empty text.
     """
 
@@ -42,13 +42,13 @@ class Entry:
 
     Attributes:
         target: the key.
-        shape: its sizes.
-        expr: the expression that makes it, or None.
-        evidence: what decided.
+        shape: its sizes; () in a mapping that was read from a file.
+        expr: the expression that makes it, or None if the key has no source.
+        evidence: what decided, as text for the report; "" if there is none.
         questions: what is uncertain, with other expressions as options; for an unmapped key, the reason.
         default: whether it needs no source: a counter, or a buffer that the model computes itself.
         dtype: its element type in the model.
-        parameter: whether it is trained.
+        parameter: whether it is trained (a buffer is not); None if that is not known.
         line: its line in a mapping file, counted from 1; 0 if it was not read from one.
         way: how each of its parts was matched; empty if it was not matched.
     """
@@ -66,8 +66,8 @@ class Entry:
 
     @property
     def status(self) -> Status:
-        """Return "mapped" if no question about the entry is open, "guessed" if one is, and "unmapped" if the key needs
-        a source and has none. This is the only place where that is decided.
+        """Return "unmapped" if the key needs a source and has none; else "guessed" if a question about the entry is
+        open, and "mapped" if none is. This is the only place where that is decided.
         """
         if self.expr is None and not self.default:
             return "unmapped"
@@ -75,36 +75,48 @@ class Entry:
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """Return the sentences of the open questions of this entry; for an unmapped key, why it has no source."""
+        """Return the sentences of the open questions of this entry, each once; for an unmapped key, why it has no
+        source.
+        """
         return tuple(dict.fromkeys(map(str, still_open(self.questions))))
 
     @property
     def rivals(self) -> tuple[Expr, ...]:
-        """Return the options of the open questions of this entry: other expressions for the key."""
+        """Return the options of the open questions of this entry, each once: other expressions for the key than its
+        own.
+        """
         options = dict.fromkeys(option for question in still_open(self.questions) for option in question.options)
         return tuple(option for option in options if option != self.expr)
 
     def asking(self, *questions: Question[Expr]) -> Entry:
-        """Return the entry with QUESTIONS added. A question that is open already gets the options of the new one."""
+        """Return the entry with QUESTIONS added. If a question with the same reason and names is open, it gets the
+        options of the new one instead, up to eight.
+        """
         every = self.questions
         for question in questions:
             every = tuple(joined(every, question))
         return replace(self, questions=every)
 
     def tried(self, expr: Expr) -> Entry:
-        """Return the entry with the expression EXPR, which a proof found by trial. The old expression becomes the first
-        option of its open question.
+        """Return the entry with the expression EXPR, which a proof found by trial. If it had no expression, its
+        questions are answered. If no question is open, one with the reason FOUND_BY_TRIAL is added. The old expression,
+        if there is one, becomes the first option of the first open question.
         """
         had = () if self.expr is None else (self.expr,)
         found = Question(Reason.FOUND_BY_TRIAL, (), had)
-        questions = self.questions if self.status == "guessed" else (*self.questions, found)
+        # what was asked about a key without a source is why it has none
+        questions = self.questions if had else tuple(answered(self.questions, None, "a trial filled the key"))
+        if not any(question.is_open for question in questions):
+            questions = (*questions, found)
         first = next(place for place, question in enumerate(questions) if question.is_open)
         asked = questions[first].about(*had, *(x for x in questions[first].options if x not in had))
         questions = (*questions[:first], asked, *questions[first + 1 :])
         return replace(self, expr=expr, questions=questions, default=False)
 
     def settled(self, answer: str) -> Entry:
-        """Return the entry with all questions answered, and with ANSWER as its evidence."""
+        """Return the entry with ANSWER as the answer of all its open questions, and as its evidence. It is not
+        `default` then: without an expression it is unmapped.
+        """
         questions = answered(self.questions, None, answer)
         return replace(self, questions=tuple(questions), evidence=answer, default=False)
 
@@ -120,11 +132,11 @@ class Entry:
 
     @property
     def sources(self) -> list[str]:
-        """Return the source keys that the expression reads; [] if there is none."""
+        """Return the source keys that the expression reads, each once, in its order; [] if there is no expression."""
         return self.expr.keys() if self.expr is not None else []
 
     def as_json(self) -> dict[str, Any]:
-        """Return the entry as `--json` prints it."""
+        """Return the entry as `--json` prints it: key -> value."""
         return {
             "target": self.target,
             "status": self.status,
@@ -147,14 +159,14 @@ class Mapping:
 
     Attributes:
         entries: an entry for every key of the target, in its order.
-        unused: source keys that no entry reads.
-        source_shapes: the sizes of the source that it was made for.
+        unused: source keys that no entry reads, in the order of the source.
+        source_shapes: source key -> sizes, of the source that it was made for; empty if it was read from a file.
         source: the name of the source, for messages.
         target: the name of the model, for messages.
-        notes: changes to the source as a whole.
+        notes: changes to the source as a whole, and other notes for the report.
         metadata: `_metadata` of the target's state dict, or None.
-        at: where the weights are in the file, if there was a choice.
-        proof: the result of comparing outputs, or None.
+        at: the path of the weights in the file, if there was a choice; else None.
+        proof: the result of comparing outputs (see `prove`), or None.
     """
 
     entries: tuple[Entry, ...]
@@ -175,12 +187,14 @@ class Mapping:
         return next(entry for entry in self.entries if entry.target == key)
 
     def having(self, status: Status) -> list[Entry]:
-        """Return the entries with this STATUS."""
+        """Return the entries with this STATUS, in their order."""
         return [entry for entry in self.entries if entry.status == status]
 
     @property
     def coverage(self) -> dict[str, list[int]]:
-        """Return how many keys and elements have a source or need none: {"keys": [n, of], "parameters": [n, of]}."""
+        """Return how many keys and elements have a source or need none: {"keys": [n, of all], "parameters": [n, of
+        all]}, where "parameters" counts elements, those of buffers, too.
+        """
         covered = [entry for entry in self.entries if entry.status != "unmapped"]
         return {
             "keys": [len(covered), len(self.entries)],
@@ -193,9 +207,10 @@ class Mapping:
         return all(entry.status == "mapped" for entry in self.entries)
 
     def open_questions(self, guesses: Sequence[str] | None, gaps: Sequence[str] | None) -> list[Entry]:
-        """Return the guesses and the keys without a source that are not accepted.
+        """Return the entries that are guessed or unmapped, and not accepted, in their order.
 
-        GUESSES and GAPS are patterns of keys: an empty pattern accepts all, None accepts nothing.
+        GUESSES and GAPS are patterns of keys, which accept guesses and keys without a source: an empty pattern accepts
+        all, None accepts nothing.
         """
         accepted = {"guessed": _patterns(guesses), "unmapped": _patterns(gaps)}
         return [
@@ -205,12 +220,16 @@ class Mapping:
         ]
 
     def with_entries(self, entries: Sequence[Entry]) -> Mapping:
-        """Return the mapping with ENTRIES in place of its entries, and with its unused keys updated."""
+        """Return the mapping with ENTRIES in place of its entries, and with the keys of `source_shapes` that they do
+        not read as its unused keys.
+        """
         used = {key for entry in entries for key in entry.sources}
         return replace(self, entries=tuple(entries), unused=tuple(key for key in self.source_shapes if key not in used))
 
     def as_json(self) -> dict[str, Any]:
-        """Return the document that `--json` prints, without the parts that only the command knows."""
+        """Return the mapping as part of the document that `--json` prints: its target, coverage, entries, unused keys
+        and proof.
+        """
         return {
             "target": self.target,
             "coverage": self.coverage,
@@ -221,8 +240,8 @@ class Mapping:
 
 
 def different(target: str, source: str) -> tuple[str, str]:
-    """Return the beginnings of the keys TARGET and SOURCE before the components that they share at their end: ("a.x.w",
-    "b.c.x.w") -> ("a.", "b.c.").
+    """Return the beginnings of the keys TARGET and SOURCE before the components that they share at their end, each with
+    a dot at its end: ("a.x.w", "b.c.x.w") -> ("a.", "b.c."); ("", "") for equal keys.
     """
     own, theirs = target.split("."), source.split(".")
     shared = 0

@@ -12,8 +12,9 @@
     left: [pooler.weight, pooler.bias]
 
 A line with ranges is a line for each of their numbers. `{}` on the right is the number on the left; `{1}`, `{2}` if
-there are several. If a key has several lines, the last one counts: to settle a doubt, uncomment another option, or
-remove `guess( )`. Keys under `left` keep the model's own values. A brace inside of a key is doubled.
+there are several. If a key has several lines, the last one counts, and one under `doubts` before one under `mapping`:
+to settle a doubt, uncomment another option, or remove `guess( )`. Keys under `left` keep the model's own values. A
+brace inside of a key is doubled.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ _VERSION = 1
 
 
 def text_of(mapping: Mapping) -> str:
-    """Return MAPPING as the text of a mapping file."""
+    """Return MAPPING as the text of a mapping file. Keys that need no source are left out; a guess has its doubts
+    before it and its options behind it, as comments.
+    """
     lines = [f"ckptool-mapping: {_VERSION}"]
     lines += [
         f"{name}: {quoted(value)}" for name, value in (("source", mapping.source), ("target", mapping.target)) if value
@@ -99,8 +102,9 @@ def _yaml_value(text: str) -> str:
 
 
 def folded(entries: Sequence[Entry]) -> list[tuple[str, str, list[Entry]]]:
-    """Return ENTRIES as lines of a mapping file, (pattern of target keys, expression with holes, the entries of the
-    line), in their order.
+    """Return ENTRIES, which have expressions, as lines of a mapping file, in the order of their first entries: (pattern
+    of target keys, expression with holes for their numbers, the entries of the line). For a.0.w and a.1.w, made of
+    b.0.w and b.1.w: ("a.{0..1}.w", "b.{}.w", both entries).
     """
     groups: dict[tuple[str, ...], list[Entry]] = defaultdict(list)
     for entry in entries:
@@ -122,16 +126,18 @@ def folded(entries: Sequence[Entry]) -> list[tuple[str, str, list[Entry]]]:
 
 
 def _shape_of_key(entry: Entry) -> tuple[str, ...]:
-    """Return the target and the source keys of ENTRY with `#` for numbers. Entries with equal results may
-    share a line.
+    """Return the target and the source keys of ENTRY with `#` in place of each component that is a number. Entries with
+    equal results may share a line.
     """
     keys = [entry.target, *entry.sources]
     return tuple(".".join("#" if _is_number(c) else c for c in key.split(".")) for key in keys)
 
 
 def _templates(members: Sequence[Entry]) -> dict[str, str]:
-    """Return target -> expression with its numbers as holes `{#1}` if this is right for all MEMBERS; else the
-    expressions as they are.
+    """Return target -> the text of its expression, for MEMBERS: entries that are equal by `_shape_of_key`.
+
+    A number in a source key becomes `{#i}` if it equals number i of the target in all members, and is not the same in
+    all. If members read different counts of keys, all texts are without holes.
     """
     numbers = [[c for c in e.target.split(".") if _is_number(c)] for e in members]
     keys = [e.expr.keys() for e in members if e.expr is not None]
@@ -166,7 +172,10 @@ def _templates(members: Sequence[Entry]) -> dict[str, str]:
 
 
 def _text(expr: Expr, names: dict[str, str]) -> str:
-    """Return the text of EXPR with NAMES (key -> name, which may have holes) in place of its keys."""
+    """Return the text of EXPR with NAMES (key -> name, which may have holes) in place of its keys; keys that are not in
+    NAMES stay, with doubled braces. A name is in quotes if its key has characters other than letters, digits, `_`, `.`,
+    `-` and `/`.
+    """
 
     def written(key: str) -> str:
         name = names.get(key) or _with_braces(key)
@@ -181,7 +190,9 @@ def _with_braces(key: str) -> str:
 
 
 def _is_range(component: str) -> bool:
-    """Return whether COMPONENT is a range of several numbers (`{0..3}`), made by `collapse`."""
+    """Return whether COMPONENT is a range of several numbers (`{0..3}`, `{1,4}`), made by `collapse`, and not a doubled
+    brace of a key.
+    """
     return component.startswith("{") and not component.startswith("{{")
 
 
@@ -198,10 +209,12 @@ def _is_number(component: str) -> bool:
 
 
 def save(mapping: Mapping, path: StrPath, *, overwrite: bool = False) -> None:
-    """Write MAPPING to the mapping file PATH. A file that already holds the same text is left as it is.
+    """Write MAPPING to the mapping file PATH. A file that already holds the same text is left as it is; OVERWRITE
+    replaces one with another text.
 
     Raises:
         RuleError: the file could not be read again: it is too large, or has a name that is not text.
+        OutputExists, Unwritable: the file may not be written there.
     """
     text = text_of(mapping)
     check_size(text, path, largest=LARGEST_LIST)
@@ -212,7 +225,7 @@ def save(mapping: Mapping, path: StrPath, *, overwrite: bool = False) -> None:
 
 
 def read(path: StrPath) -> Mapping:
-    """Return the mapping in the file PATH. It holds no shapes; `for_target` adds those of a model.
+    """Return the mapping for one model in the file PATH. It holds no shapes; `for_target` adds those of a model.
 
     Raises:
         Unreadable: there is no such file, or it is not text.
@@ -223,10 +236,12 @@ def read(path: StrPath) -> Mapping:
 
 
 def document_of(path: StrPath) -> dict[str, Any]:
-    """Return the sections of the mapping file PATH: name -> contents.
+    """Return the sections of the mapping file PATH: name -> contents, in which all values are texts, and lists and
+    dicts of them.
 
     Raises:
-        Unreadable, Malformed: as `read`.
+        Unreadable: there is no such file, or it is not text.
+        Malformed: it is no YAML, or not a mapping file of this version.
     """
     document = read_yaml(
         path, Malformed, largest=LARGEST_LIST, texts=True
@@ -240,7 +255,9 @@ def document_of(path: StrPath) -> dict[str, Any]:
 
 
 def mapping_of(document: dict[str, Any], path: StrPath) -> Mapping:
-    """Return the mapping for one model in DOCUMENT, the sections of the file PATH.
+    """Return the mapping for one model in DOCUMENT, the sections of the file PATH. If a key has several lines, the last
+    one counts, where those under `doubts` come after those under `mapping`. A key under `left` that has a line
+    elsewhere is not left.
 
     Raises:
         Malformed: as `read`.
@@ -305,12 +322,14 @@ _HOW_WRITTEN = "`ckptool inspect FILE -v` shows the shapes; docs/transfer.md, Op
 
 
 def for_target(mapping: Mapping, target: Signature, shapes: dict[str, Shape]) -> Mapping:
-    """Return MAPPING, from a file, for the model TARGET and a source of SHAPES: with sizes, and with entries for all
-    other keys, without a source unless the model computes them.
+    """Return MAPPING, from a file, for the model TARGET and a source of SHAPES (key -> sizes): with the model's sizes
+    and types, and with an entry for each key of the model in its order.
 
+    A key that the mapping does not name needs no source if it is a counter or a buffer that holds no statistics; else
+    it is unmapped. If the source lacks a key that an expression reads, its sizes are not compared.
     Raises:
-        RuleError: the mapping names keys that the model does not have, or an expression gives another shape than the
-            model's.
+        RuleError: the mapping names keys that the model does not have, or an expression cannot be applied to these
+            sizes or gives another shape than the model's.
     """
     mapping = fitted(mapping, shapes)
     known = {e.target: e for e in mapping.entries}
@@ -349,8 +368,9 @@ def for_target(mapping: Mapping, target: Signature, shapes: dict[str, Shape]) ->
 
 
 def fitted(mapping: Mapping, keys: Iterable[str]) -> Mapping:
-    """Return MAPPING for a source with the names KEYS: its own names with or without the prefix of a wrapper
-    (`module.`), if all names on one side have it and none on the other; else as it is.
+    """Return MAPPING for a source with the names KEYS: if KEYS lacks a key that it reads, but has all of them apart
+    from components of wrappers (`module.`), these are renamed to those of KEYS. Else, and if two of KEYS differ only in
+    such components, MAPPING is returned as it is.
     """
     there = set(keys)
     own = list(dict.fromkeys(key for entry in mapping.entries for key in entry.sources))
@@ -367,10 +387,12 @@ def fitted(mapping: Mapping, keys: Iterable[str]) -> Mapping:
 
 
 def invert(mapping: Mapping, shapes: dict[str, Shape]) -> Mapping:
-    """Return the inverse of MAPPING. SHAPES are those of the keys that it reads, with or without a wrapper.
+    """Return the inverse of MAPPING: an entry for each key that it reads. SHAPES has the sizes of these keys, under
+    names with or without the prefix of a wrapper. Entries without an expression count for nothing.
 
     Raises:
-        RuleError: values are lost, or an expression cannot be applied to its keys; the message names the keys.
+        RuleError: values are lost, an expression cannot be applied to its keys, or a key has no sizes; the message
+            names the keys.
     """
     mapping = fitted(mapping, shapes)
     pieces: dict[str, list[tuple[Expr, Expr]]] = defaultdict(list)

@@ -21,18 +21,21 @@ from .mapping_file import folded
 
 
 def mapping_text(mapping: Mapping, *, everything: bool = False, width: int = 100) -> str:
-    """Return the report of MAPPING: coverage, doubts first, then the rest, with equal blocks in one line.
+    """Return the report of MAPPING: coverage and notes, guesses with their doubts, keys without a source, mapped keys,
+    keys that need no source, unused keys, and the proof, with equal blocks in one line.
 
     Args:
         mapping: the mapping.
-        everything: print one line for each key, with its evidence.
+        everything: print one line for each key, with its evidence, and all unused keys.
         width: columns to fill.
     """
     return "\n".join(line.rstrip() for line in _lines(mapping, everything, width))
 
 
 def mapping_page(mapping: Mapping) -> str:
-    """Return MAPPING as a page of HTML: the source's keys beside the target's, coloured by their status."""
+    """Return MAPPING as a page of HTML: the source's keys beside the target's, coloured by their status, with keys on
+    either side that have no partner. A key of the target that is made of several has a link to each.
+    """
     links = []
     for entry in mapping.entries:
         details = [("shape", "x".join(map(str, entry.shape))), ("evidence", entry.evidence)]
@@ -139,7 +142,14 @@ def _section(title: str, entries: Sequence[Entry], everything: bool, width: int,
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One line of the report: a key, or a module with all its keys, and its expression."""
+    """One line of the report: a key, or a module with all its keys, and its expression.
+
+    Attributes:
+        target, made: pattern of the keys, and of the expression for them.
+        sizes: their sizes as text.
+        members: the entries of these keys.
+        rivals: the options, as texts like `made`.
+    """
 
     target: str
     made: str
@@ -149,8 +159,9 @@ class _Row:
 
 
 def _folded(line: str, width: int, indent: int) -> list[str]:
-    """Return LINE as several lines of at most WIDTH columns, all but the first indented by INDENT if the longest word
-    leaves room.
+    """Return LINE as lines of at most WIDTH columns, if no word is longer. All but the first are indented by INDENT, or
+    by less, but at least by 6, if the longest word would not fit then. No line ends at a no-break space; it becomes a
+    plain one.
     """
     if len(line) <= width:
         return [line.replace(_SPACE, " ")]
@@ -164,7 +175,10 @@ _SPACE = "\N{NO-BREAK SPACE}"
 
 
 def _unused(mapping: Mapping) -> list[str]:
-    """Return lines about the unused source keys, with one line for a wholly unused module and for equal blocks."""
+    """Return lines about the unused source keys. The outermost module of which no key is used has one line, its path
+    with a dot at its end and the number of its tensors, if it has several; a key alone has its name. Equal blocks share
+    a line.
+    """
     unused = set(mapping.unused)
     read = {key[:end] for key in mapping.source_shapes if key not in unused for end in _ends(key)}
     below: dict[str, list[str]] = {}
@@ -180,8 +194,8 @@ def _unused(mapping: Mapping) -> list[str]:
 
 
 def _blocks_left(mapping: Mapping) -> Iterator[str]:
-    """Yield a line for each list of equal blocks of the source of which only some are used: the model has
-    fewer layers.
+    """Yield a line for each group of equal blocks in a list of the source of which some are wholly unused and others
+    are not: the model has fewer layers. Equal blocks have the same keys, at least four, and the same sizes.
     """
     unused = set(mapping.unused)
     blocks: dict[str, dict[str, list[str]]] = {}
@@ -209,7 +223,9 @@ _A_BLOCK = 4
 
 
 def _ends(key: str) -> Iterator[int]:
-    """Yield the places of the dots in KEY, the ends of the modules around it, the outermost first, at most 64."""
+    """Yield the places of the first 64 dots in KEY: the ends of the paths of the modules around it, the outermost
+    first.
+    """
     return islice((place for place, character in enumerate(key) if character == "."), _DEEPEST)
 
 
@@ -225,8 +241,9 @@ def _by_doubts(entries: Sequence[Entry]) -> list[list[Entry]]:
 
 
 def _from_one_prefix(entries: Sequence[Entry]) -> _Row | None:
-    """Return one row for copies from one prefix to another (`* <- student.*`), if there are at least eight and their
-    options differ only in the prefix; else None.
+    """Return one row for ENTRIES if all are copies from below one prefix to below another (`* <- student.*`), they are
+    at least eight, and their options are copies, too, that differ from the copy only in the prefix: some have options,
+    and all that have any have the same prefixes. Else None.
     """
     first = entries[0]
     if len(entries) < _WORTH_A_STAR or first.expr is None or not first.expr.is_copy:
@@ -251,8 +268,8 @@ _WORTH_A_STAR = 8
 
 
 def _rows(entries: Sequence[Entry]) -> list[_Row]:
-    """Return ENTRIES as rows of the report: one for equal blocks, and one for a module that copies all its tensors from
-    one module.
+    """Return ENTRIES as rows of the report: one for equal blocks, and one for successive keys of a module that are all
+    copied from one module, with one set of doubts.
     """
     rows: list[_Row] = []
     found = [_Row(pattern, made, _sizes(some), some, _rivals(some)) for pattern, made, some in folded(entries)]
@@ -271,7 +288,7 @@ def _rows(entries: Sequence[Entry]) -> list[_Row]:
 def _rivals(members: Sequence[Entry]) -> list[str]:
     """Return the options of MEMBERS, the entries of one line of the report, as texts: one for their first options, one
     for their second options, and so on, with holes for numbers as in the line. " …" at the end of a text stands for
-    options that its pattern does not fit.
+    options that do not fit its pattern.
     """
     texts = []
     for number in range(max(len(e.rivals) for e in members)):
@@ -281,8 +298,9 @@ def _rivals(members: Sequence[Entry]) -> list[str]:
 
 
 def _modules(line: _Row) -> tuple[str, str, tuple[str, ...], tuple[str, ...]] | None:
-    """Return (module of the target, of the source, modules of the options, doubts) of a line that copies a tensor of
-    equal name; None for other lines.
+    """Return (module of the target, of the source, modules of the options, doubts) of LINE if its expression and all
+    its options are copies of tensors with the last name of its key ("weight"). Else None, and also for a key outside of
+    all modules.
     """
     (own, _, leaf), made = line.target.rpartition("."), [line.made, *line.rivals]
     exprs = [expr for e in line.members for expr in (e.expr, *e.rivals)]
@@ -321,13 +339,15 @@ _MARGIN, _NUMBER = 6, 12
 
 
 def divergence_table(rows: Sequence[MappingOf[str, Any]], width: int) -> Iterator[str]:
-    """Yield the lines of a table of the layers around the first that differs, in the order of execution; nothing if
-    none differs.
+    """Yield the lines of a table of the layers around the first that differs (three before, five after), in the order
+    of execution; nothing if none differs.
 
     Args:
-        rows: `proof["layers"]`.
-        width: columns to fill. Names that are too long lose their common beginning, which is printed once, and then
-            their middle.
+        rows: `proof["layers"]`, a dict for each layer: "layer" and "source", its names on both sides; "first", whether
+            it is the first that differs; "difference", how much its outputs differ relative to the largest of them,
+            None for other sizes.
+        width: columns to fill. If the names need more, those of each side lose their common beginning, which is printed
+            once, and then their middle.
     """
     first = next((n for n, row in enumerate(rows) if row["first"]), None)
     if first is None:
@@ -364,8 +384,8 @@ def divergence_table(rows: Sequence[MappingOf[str, Any]], width: int) -> Iterato
 
 
 def _shared(names: Sequence[str]) -> str:
-    """Return the path of the modules around all layers in NAMES that they have in common, with a dot at its end; "" if
-    there are none, or fewer than two layers.
+    """Return the path of the innermost module around all layers in NAMES, with a dot at its end; "" if there is none,
+    or if NAMES has fewer than two layers ("-" is none).
     """
     paths = [name.split(".")[:-1] for name in names if name != "-"]
     if len(paths) < 2:
@@ -375,8 +395,8 @@ def _shared(names: Sequence[str]) -> str:
 
 
 def _cut(name: str, room: int) -> str:
-    """Return NAME, cut to ROOM characters without its middle if it is longer: numbers are in front, and the kind of
-    layer at the end.
+    """Return NAME, printable; if it is longer than ROOM characters (at least 9), with "…" in place of its middle, so
+    that it has as many. The first third of them is from its start, the rest from its end.
     """
     name, room = printable(name, 400), max(room, 9)
     head = (room - 1) // 3

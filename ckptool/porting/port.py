@@ -38,12 +38,14 @@ def port(
     values: Values | None = None,
     lora_scale: float | None = None,
 ) -> Mapping:
-    """Return the mapping from the source to the target: which tensor goes where.
+    """Return the mapping from the source to the target: which tensor goes where. Most of many equal blocks are not
+    matched: they are filled as the others (see `equal_blocks`).
 
     Args:
         source: the keys and shapes of the file.
         target: the keys and shapes of the model.
-        values: returns the values of a small tensor of the source, which may contradict a name.
+        values: returns the values of the source's tensor with a key, or None if it is not small; they may contradict a
+            name.
         lora_scale: the scale of low-rank adapters, if the file states it.
     """
     short = shortened(source, target)
@@ -61,8 +63,8 @@ def port(
 
 
 def _matched(source: Signature, target: Signature, values: Values | None, lora_scale: float | None) -> Mapping:
-    """Return the mapping between these signatures as they are, with all of their blocks. VALUES and LORA_SCALE are as
-    in `port`.
+    """Return the mapping from SOURCE to TARGET as they are, with all of their blocks. VALUES and LORA_SCALE are as in
+    `port`.
     """
     shapes = {key: entry.shape for key, entry in source.entries.items()}
     source = called_as_in(source, target)
@@ -89,7 +91,14 @@ def _matched(source: Signature, target: Signature, values: Values | None, lora_s
 
 
 class _Entries:
-    """Builds the entries of a mapping from filled holes."""
+    """Builds the entries of a mapping from filled holes.
+
+    Args:
+        filling: the holes of the target with what fills them, or why nothing does.
+        shapes: key -> sizes, of the source.
+        copied: key of a further copy of the model in the source -> key of the copy that was chosen. None of them can
+            fill a buffer.
+    """
 
     def __init__(self, filling: Filling, shapes: dict[str, Shape], copied: dict[str, str]) -> None:
         self._source, self._target, self._shapes, self._copied = filling.source, filling.target, shapes, copied
@@ -100,7 +109,7 @@ class _Entries:
         self._unused: list[Tensor] | None = None
 
     def mapping(self) -> Mapping:
-        """Return the whole mapping."""
+        """Return the mapping with an entry for each key of the target, in its order."""
         source, target = self._source, self._target
         entries = [self._entry(key) for key in target.signature.entries]
         made = Mapping(
@@ -115,11 +124,17 @@ class _Entries:
         return self._without_company(made.with_entries(entries))
 
     def _without_company(self, made: Mapping) -> Mapping:
-        """Return MADE with a question about keys from a layer of the source that has an unused tensor: an adapter, a
-        mask, a scale.
+        """Return MADE with a question about each key that is made of a layer whose other tensor no key reads: an
+        adapter, a mask, a scale. It has the reason LEFT_BESIDE and names the first such tensor:
 
-        The unused tensor may also have the size of a key without a source in the same module of the model, or be of a
-        layer that the source's code runs on the same input.
+        - an unused tensor for which `_left_in` finds that it changes a tensor that the key reads;
+        - else one directly in a layer that the key reads, with the sizes of a trained key without a source in the key's
+          module.
+
+        If there is none, but an unused layer of the source takes the input of a layer that the key's module reads
+        (`_left_out`), and its output flows into a layer that is used, the reason is LEFT_OUT_BESIDE. LEFT_BESIDE names
+        no tied tensors, tensors of other types than float, counts of statistics, averages, or tensors that models
+        compute themselves.
         """
         left: dict[str, list[str]] = defaultdict(list)
         for key in made.unused:
@@ -161,8 +176,9 @@ class _Entries:
         return replace(made, entries=tuple(entries))
 
     def _left_out(self, one: Entry, unused: Sequence[Tensor]) -> str | None:
-        """Return the path of a layer in UNUSED that the source's code runs on the same input as the layer of ONE, with
-        as many outputs; None if there is none. The model may need the sum of the two.
+        """Return the path of a layer (its key, if it is in no module) that the source's code runs on the same input as
+        a layer that ONE reads, by the same function (but no embedding) and with as many outputs and inputs; None if
+        there is none. The model may need the sum of the two. UNUSED has the unused matrices and kernels of the source.
         """
         for key in one.sources if unused else ():
             used = self._source.signature.entries.get(key)
@@ -212,7 +228,7 @@ class _Entries:
         return replace(blank, expr=expr, evidence=evidence, questions=tuple(questions), way=way)
 
     def _part(self, hole: str) -> Part:
-        """Return how the source of HOLE was matched, for `--explain`."""
+        """Return, for `--explain`, how the source of HOLE, which is filled, was matched."""
         name = self._names[hole]
         t, s = self._unit_of[name]
         own, theirs = self._target.pieces.get(name), s.pieces.get(name.role, s.main)
@@ -222,8 +238,9 @@ class _Entries:
     def _questions(self, assembly: Expr, filled: MappingOf[str, Filled]) -> list[Question[Expr]]:
         """Return the questions about a key, from those about its holes, with options for the whole key.
 
-        ASSEMBLY is the key's expression over its holes, FILLED holds what fills them. A question about several holes
-        has one answer: each option applies to all of them.
+        ASSEMBLY is the key's expression over its holes, FILLED has hole -> what fills it. A question about several
+        holes becomes one: its option number n has option n of each of these holes, and what fills them now in all
+        others.
         """
         values = {hole: one.expr for hole, one in filled.items()}
         asked: dict[object, dict[str, Question[Expr]]] = defaultdict(dict)
@@ -260,8 +277,8 @@ class _Entries:
         return entry.parameter is False and (piece is None or piece.role not in STATISTICS)
 
     def _could_fill(self, key: str) -> str | None:
-        """Return an unused key of the source with the sizes and type of the buffer KEY of the model; None if there is
-        none.
+        """Return the first unused key of the source with the sizes, in any order and without those of 1, and the kind
+        of type (float, int …) of the buffer KEY of the model; None if there is none.
         """
         if self._unused is None:
             used = {k for filled in self._holes.values() for k in filled.expr.keys()}  # noqa: SIM118 - a method of ours
@@ -279,8 +296,9 @@ class _Entries:
 
 
 def _counts(key: str, shapes: MappingOf[str, Shape]) -> bool:
-    """Return whether a single number of the file counts what went into the statistics beside it: nothing is computed
-    with it once these are made.
+    """Return whether KEY is a single number that counts what went into the statistics beside it: its last name is one
+    for counts (`count`, `n`), and a running mean or variance is in the same module. Nothing is computed with it once
+    these are made. SHAPES has the sizes of all keys of the file.
     """
     module, _, leaf = key.rpartition(".")
     beside = (f"{module}.{name}" if module else name for name in STATISTICS)
@@ -288,8 +306,12 @@ def _counts(key: str, shapes: MappingOf[str, Shape]) -> bool:
 
 
 def _left_in(left: MappingOf[str, Sequence[str]], path: str, leaf: str) -> str | None:
-    """Return an unused key of the layer PATH whose tensor LEAF is used; None if there is none. LEFT has path -> unused
-    keys below it. A wrapped layer may have the unused key outside.
+    """Return an unused key that seems to change the tensor LEAF ("weight") of the layer PATH; None if there is none.
+    LEFT has path -> unused keys below it.
+
+    That is the first unused key in the layer, if LEAF is a common name of a weight, bias or statistic, else the first
+    whose name in the layer begins with LEAF. If the layer's own name is `module`, the key may also be in the module
+    around it, and begins with LEAF.
     """
     for layer in (path, path.removesuffix(".module")):
         for key in left.get(layer, ()):

@@ -26,7 +26,7 @@ class Question(Generic[T]):
     """One uncertainty of a rule about one tensor or unit.
 
     Attributes:
-        reason: the sentence that the report prints, a member of `Reason`.
+        reason: why the rule asks: a member of `Reason`, with the sentence that the report prints.
         named: the text for each `{}` in the sentence.
         options: what else the tensor may be, the likeliest first: units or expressions.
         answer: the evidence that answered the question; an empty text while it is open.
@@ -47,8 +47,8 @@ class Question(Generic[T]):
 
     @property
     def of_parts(self) -> bool:
-        """Return whether the question is about whole blocks of the model, so that swapping two layers cannot
-        answer it.
+        """Return whether the question is about whole blocks of the model: its topic is PARTS or COUNT. The swap of two
+        layers alone says nothing about it.
         """
         return self.reason.topic in (Topic.PARTS, Topic.COUNT)
 
@@ -70,13 +70,13 @@ class Question(Generic[T]):
 
 
 def ask(reason: Reason, *named: str) -> Question[T]:
-    """Return an open question for REASON, with the texts NAMED in its sentence and without options."""
+    """Return an open question for REASON, with NAMED as the texts for the `{}` in its sentence, and without options."""
     return Question(reason, named)
 
 
 def ask_code(reason: Reason, *named: str, shows: str) -> Question[T]:
-    """Return an answered question for REASON, with the texts NAMED in its sentence: the source's code answers it, and
-    SHOWS says what that code does.
+    """Return an answered question for REASON, with NAMED as the texts for the `{}` in its sentence and without options.
+    Its answer is that the source's code answers it: SHOWS says what that code does ("adds 1").
     """
     return Question(reason, named, answer=f"the source's code {shows}")
 
@@ -87,8 +87,8 @@ def still_open(questions: Iterable[Question[T]]) -> list[Question[T]]:
 
 
 def joined(questions: Iterable[Question[T]], more: Question[T]) -> list[Question[T]]:
-    """Return QUESTIONS with MORE added. If the same question is open already, it gets the options of MORE instead; each
-    keeps at most eight options.
+    """Return QUESTIONS with MORE added at the end. But if both MORE and one of QUESTIONS with the same reason and names
+    are open, that one gets the options of MORE after its own instead. Either has at most eight options then.
     """
     found = list(questions)
     for place, question in enumerate(found):
@@ -100,8 +100,8 @@ def joined(questions: Iterable[Question[T]], more: Question[T]) -> list[Question
 
 
 def answered(questions: Sequence[Question[T]], topic: Topic | None, answer: str) -> list[Question[T]]:
-    """Return QUESTIONS with ANSWER as the answer of the open questions about TOPIC, or of all open questions if TOPIC
-    is None.
+    """Return QUESTIONS with ANSWER as the answer of those that are open and of this TOPIC, or of all that are open if
+    TOPIC is None.
     """
     return [
         replace(one, answer=answer) if one.is_open and topic in (None, one.reason.topic) else one for one in questions

@@ -23,11 +23,11 @@ class Line:
     """A line of a mapping file before it is written out.
 
     Attributes:
-        pattern, value: the left side and the right side; no value for a key under `left`.
+        pattern, value: the left side and the right side; the value is None for a key under `left`.
         around: the texts of the pattern before, between and after its ranges.
-        ranges: the numbers of each range.
-        keys: how many keys it stands for, up to one above the limit.
-        number: its line number in the file, counted from 1.
+        ranges: the numbers of each range, as a list of parts: {0..3,8} has two.
+        keys: how many keys it stands for; 1,000,001 if they are more.
+        number: its line number in the file, counted from 1; 0 if not known.
     """
 
     pattern: str
@@ -50,15 +50,17 @@ def place_of(number: int) -> str:
 
 
 def number_of(*texts: object) -> int:
-    """Return the line number of the last of TEXTS that was read from a file; 0 if none was."""
+    """Return the line number of the last of TEXTS that was read from a file; 0 if none was. Other objects among TEXTS
+    are passed over.
+    """
     return next((text.line for text in reversed(texts) if isinstance(text, Placed)), 0)
 
 
 def line(pattern: str, value: str | None, path: StrPath) -> Line:
-    """Return the line PATTERN: VALUE of the file PATH, with its ranges read.
+    """Return the line PATTERN: VALUE of the file PATH, with its ranges read; VALUE is None for a key under `left`.
 
     Raises:
-        Malformed: the text in braces is not a range.
+        Malformed: a text in braces in PATTERN is not a range.
     """
     ranges, around, keys, number = [], [""], 1, number_of(pattern, value)
     for text, inner in _pieces(pattern):
@@ -72,10 +74,11 @@ def line(pattern: str, value: str | None, path: StrPath) -> Line:
 
 
 def within_limits(lines: Iterable[Line], path: StrPath) -> list[Line]:
-    """Return LINES of the file PATH, if they do not stand for too many keys or characters.
+    """Return LINES of the file PATH as a list, if all that they stand for is within limits: 1,000,000 parts and
+    67,108,864 characters. A key, its expression, and each comma and bracket in it are a part.
 
     Raises:
-        Malformed: they do.
+        Malformed: they stand for more; the message names the line that exceeds a limit.
     """
     found, parts, characters = [], 0, 0
     for one in lines:
@@ -96,9 +99,11 @@ def within_limits(lines: Iterable[Line], path: StrPath) -> list[Line]:
 
 
 def written_out(one: Line, path: StrPath) -> Iterator[tuple[str, str | None]]:
-    """Yield (key, expression as text) for each key that the line ONE of the file PATH stands for; None for the
-    expression of a key under `left`.
+    """Yield (key, expression as text) for each key that the line ONE of the file PATH stands for, with the numbers of
+    the last range running fastest; None for the expression of a key under `left`.
 
+    In an expression, `{1}`, `{2}` … become the numbers of the ranges, `{}` that of the only one, and doubled braces
+    single ones.
     Raises:
         Malformed: the expression has a hole without a range.
     """
@@ -121,7 +126,9 @@ def written_out(one: Line, path: StrPath) -> Iterator[tuple[str, str | None]]:
 
 
 def _pieces(text: str) -> Iterator[tuple[str, str | None]]:
-    """Yield the parts of TEXT: (literal text, None), with double braces as single ones, or ("", text in braces)."""
+    """Yield the parts of TEXT in order: (literal text, None), and ("", text in braces) for braces with anything inside.
+    A doubled brace is a literal single one. Literal parts may be empty.
+    """
     at = 0
     for found in _BRACES.finditer(text):
         yield text[at : found.start()], None

@@ -28,7 +28,9 @@ class Topic(Enum):
 
 
 class Reason(Enum):
-    """Why a rule asks: the topic, and the sentence of the report, with `{}` for each name."""
+    """Why a rule asks. Each member has its `topic` and what it `says`: the sentence of the report, with `{}` for each
+    name in it.
+    """
 
     def __init__(self, topic: Topic, says: str) -> None:
         self.topic = topic

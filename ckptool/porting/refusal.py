@@ -12,7 +12,8 @@ from .mapping import Entry, Mapping, different
 
 
 def require_proof(mapping: Mapping, unproved: str, to_look: str) -> None:
-    """Raise Doubtful if the proof of MAPPING failed; do nothing if there is no proof, or if it succeeded.
+    """Raise Doubtful if the proof of MAPPING failed or compared nothing; do nothing if there is no proof, or if it
+    succeeded.
 
     Args:
         mapping: as it was found, with its proof.
@@ -37,11 +38,13 @@ def require_proof(mapping: Mapping, unproved: str, to_look: str) -> None:
 def require_accepted(
     mapping: Mapping, guesses: Sequence[str] | None, gaps: Sequence[str] | None, command: str = ""
 ) -> None:
-    """Raise Doubtful for guesses and gaps (keys without a source) of MAPPING that were not accepted.
+    """Raise Doubtful for guesses and gaps (keys without a source) of MAPPING that were not accepted; do nothing if all
+    were.
 
     Args:
         mapping: the mapping.
-        guesses, gaps: patterns of keys that the user accepts as guesses, or as gaps; None for none.
+        guesses, gaps: patterns of keys that the user accepts as guesses, or as gaps; an empty pattern accepts all, None
+            accepts nothing.
         command: the user's command, to which the message adds options; "" for a call of the library.
 
     Raises:
@@ -73,8 +76,9 @@ def require_accepted(
 
 
 def _ways_to_settle(mapping: Mapping, guessed: Sequence[Entry], command: str) -> list[str]:
-    """Return lines that say how to settle the guesses GUESSED with a hint or a proof, which is better than accepting
-    them; [] if they have no options.
+    """Return lines that say how to settle GUESSED, the guesses that were not accepted, which is better than accepting
+    them: by a hint for the first option that copies another key (if a hint leads there), and by a proof or an edited
+    mapping file. [] if none has options. COMMAND is as in `require_accepted`.
     """
     if not any(entry.rivals for entry in guessed):
         return []
@@ -95,8 +99,9 @@ def _ways_to_settle(mapping: Mapping, guessed: Sequence[Entry], command: str) ->
 
 
 def _rule(target: str, source: str, mapping: Mapping) -> str | None:
-    """Return the shortest hint (OLD=NEW) that renames the key SOURCE to TARGET without giving two keys one name; None
-    if there is none.
+    """Return a hint (OLD=NEW) that renames the key SOURCE to TARGET and gives no two keys of the source of MAPPING one
+    name: from the beginnings in which they differ (`different`), else from the whole keys. None if neither does, or if
+    they have characters that a hint gives a meaning to.
     """
     own, theirs = (head.removesuffix(".") for head in different(target, source))
     for old, new in ((theirs, own), (source, target)):
@@ -138,8 +143,8 @@ _DIGITS = str.maketrans("123456789", "000000000")
 
 
 def _lines(entries: Sequence[Entry]) -> Iterator[str]:
-    """Yield a line for each entry with its first doubt: the whole doubt at the first entry that has it, cut short at
-    others.
+    """Yield a line for each of ENTRIES with its sizes, its expression and its first doubt: the doubt up to 600
+    characters at the first entry that has it, up to 60 at others.
     """
     said: set[str] = set()
     for entry in entries:
@@ -155,8 +160,8 @@ _WHOLE, _CUT_SHORT = 600, 60
 
 
 def accepting_command(mapping: Mapping, guessed: Sequence[Entry], unmapped: Sequence[Entry], command: str) -> str:
-    """Return the options that accept the guesses GUESSED and the gaps UNMAPPED: added to COMMAND, or as arguments of
-    `load_into` if COMMAND is empty.
+    """Return COMMAND with the options that accept the guesses GUESSED (all guesses of MAPPING are then accepted) and
+    the gaps UNMAPPED; if COMMAND is empty, these as arguments of `load_into`.
     """
     parts = []
     if guessed:
@@ -173,8 +178,9 @@ def accepting_command(mapping: Mapping, guessed: Sequence[Entry], unmapped: Sequ
 
 
 def gap_patterns(mapping: Mapping, unmapped: Sequence[Entry]) -> list[str]:
-    """Return patterns that match the keys UNMAPPED and no others, with whole modules (`head.*`) if none of their keys
-    is kept. If they would be more than eight, return ["*"], which matches all keys.
+    """Return patterns that match the keys UNMAPPED, and no others of MAPPING but those that need no source: a whole
+    module (`head.*`) if it has no other such keys, else single keys. If they would be more than eight, return ["*"],
+    which matches all keys.
     """
     wanted = {e.target for e in unmapped}
     kept = {e.target for e in mapping.entries if not e.default} - wanted
@@ -196,5 +202,7 @@ def gap_patterns(mapping: Mapping, unmapped: Sequence[Entry]) -> list[str]:
 
 
 def _only(key: str) -> str:
-    """Return a pattern that matches only KEY, also if it has special characters."""
+    """Return a pattern for KEY: the key itself, which would also match keys below it; or, if it has characters that a
+    pattern gives a meaning to, an expression (`re:`) that matches only KEY.
+    """
     return f"re:^{re.escape(key)}$" if re.search(r"[{}*]|^re:", key) else key

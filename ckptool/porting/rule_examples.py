@@ -42,11 +42,12 @@ class Example:
     Attributes:
         source, target: the keys, sizes and facts of the two sides, as `signature` reads them.
         key: a key of the target.
-        status, gives: the status of that key and its expression.
+        status, gives: the status of that key, and its expression as text, "" if it has none.
         asks: the names of the reasons of its open questions.
         scale: the factor of low-rank adapters, if the file states it.
         values: key of the source -> numbers that its tensor holds over and over.
-        unless: a source, a target or values without what the rule needs; they replace those of the example.
+        unless: "source", "target" or "values" -> one that lacks something that the rule needs; it replaces that of the
+            example. Empty if there is none.
     """
 
     source: Mapping[str, Any]
@@ -61,23 +62,33 @@ class Example:
 
     @property
     def outcome(self) -> Outcome:
-        """Return (status, expression, reasons of the open questions) of its key, with the rule."""
+        """Return what becomes of the key with the rule: (its status, its expression as text, the names of the reasons
+        of its open questions).
+        """
         return self.status, self.gives, tuple(self.asks)
 
     def without_need(self) -> Example:
-        """Return the example without what the rule needs, so that another result has to come out."""
+        """Return the example with the sides or values of `unless`. The rule makes no difference to these: with it and
+        without it, the result is the same. It need not be `outcome`.
+        """
         return replace(self, **self.unless)
 
 
 @cache
 def examples() -> dict[str, Example]:
-    """Return name of a rule -> its example."""
+    """Return name of a rule -> its example, in the order of the file, which is read once."""
     text = files(__package__).joinpath("rule_examples.json").read_text(encoding="utf-8")
     return {name: Example(**one) for name, one in read_json(text).items()}
 
 
 def signature(side: Mapping[str, Any], *, is_target: bool) -> Signature:
-    """Return the signature of SIDE, one side of an example: `tensors` (key -> sizes), and more facts for some keys."""
+    """Return the signature of SIDE, one side of an example; IS_TARGET says whether it is a model (its tensors are
+    parameters) or a file.
+
+    SIDE has `tensors` (key -> sizes). It may have `used` (the keys in the order of execution, without which it was not
+    traced), `known` (key -> attributes of `Entry`, with `facts` as name -> value), `sorted` (whether the order of the
+    keys means nothing) and `rotary` (as in `Signature`).
+    """
     used = {key: place for place, key in enumerate(side.get("used", ()))}
     learned = {field.name for field in fields(Entry)}
     entries = {}

@@ -31,9 +31,9 @@ class Rule(Generic[Run]):
         order: rows are used from small to large numbers.
         says: what it did or found, as a sentence for users.
         why: why that is right, or why it has this place in the order.
-        run: the function that does it.
+        run: the function that does it; the table says what it takes and returns.
         strength: how much it proves by itself.
-        when: the case in which it is used, in words; always, if empty.
+        when: the case in which it is used, in words for users; always, if empty.
     """
 
     name: str
@@ -49,7 +49,7 @@ Row = TypeVar("Row")
 
 
 def in_order(*rows: Rule[Row]) -> tuple[Rule[Row], ...]:
-    """Return ROWS sorted by their numbers. Numbers and names have to be unique."""
+    """Return ROWS sorted by `order`, from small to large. An assertion fails if two have one number or one name."""
     found = tuple(sorted(rows, key=lambda row: row.order))
     assert len({row.order for row in found}) == len({row.name for row in found}) == len(found), "two rows in one place"
     return found

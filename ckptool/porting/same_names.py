@@ -24,10 +24,11 @@ def by_same_names(ckpt: Checkpoint, model: torch.nn.Module, at: str | None = Non
     Args:
         ckpt: the source.
         model: the model; for a parameter that ranks share, the whole size counts.
-        at: where the weights are in the file, if there are several.
+        at: the path of the weights in the file, if there are several.
     Returns:
-        The mapping; None if a key, a size or the order of axes differs, if a side holds more than tensors, or if there
-        is not exactly one state dict.
+        The mapping. None if the two sides do not have the same keys with the same sizes, if the state dict of either
+        holds anything but dense tensors, if the file states that a tensor has its axes in another order than torch's,
+        or if there is no state dict at AT (without AT: not exactly one).
     """
     try:
         weights = ckpt.state_dict(at)

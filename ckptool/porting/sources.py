@@ -48,6 +48,10 @@ def match_signature(
 ) -> Mapping:
     """Return the mapping from SOURCE to TARGET.
 
+    Of several state dicts (the 16 likeliest), that which fills most elements of the model is used; of equals, first
+    that with a word of the model in its path, then that with the more usual name. All are one source together if they
+    are more than eight that hold one module each, or if at most eight fill more of the model together: also with
+    tensors beside them, or joined as the shares of ranks.
     Args:
         source: a path, a Checkpoint or a dict of torch tensors.
         target: the signature of a model.
@@ -56,7 +60,8 @@ def match_signature(
         source_code: the signature of the source's own code, whose order of execution then counts, too.
 
     Raises:
-        NotFound: there is no state dict in the source, or none has the keys of SOURCE_CODE.
+        NotFound: there is no state dict in the source, none has the keys of SOURCE_CODE, or a key has a number of more
+            than 1,000 digits.
         NoMatch: a hint matches no key.
         RuleError: the source has far too many tensors, or hints give two keys one name.
     """
@@ -110,8 +115,9 @@ _MOST_PARTS = 8
 
 
 def _beside(ckpt: Checkpoint, found: Sequence[StateDict]) -> list[StateDict]:
-    """Return the numbers of CKPT that stand in a dict directly beside the state dicts FOUND, such as the mean of the
-    data, one state dict for each such dict. Names that a key of FOUND has, too, are left out.
+    """Return the tensors of floating type that stand directly in a dict of CKPT that holds one of the state dicts
+    FOUND, such as the mean of the data, as one state dict for each such dict. Names that a key of FOUND has, too, are
+    left out.
     """
     taken = {key for weights in found for key in weights.tensors}
     made = []
@@ -125,13 +131,17 @@ def _beside(ckpt: Checkpoint, found: Sequence[StateDict]) -> list[StateDict]:
 
 
 def _could_use(mapping: Mapping, beside: Sequence[StateDict]) -> bool:
-    """Return whether a tensor in BESIDE has the sizes of a key of MAPPING without a source."""
+    """Return whether a tensor in BESIDE has the sizes, apart from those of 1, of a key of MAPPING that has no
+    expression and is no counter.
+    """
     sizes = {squeezed(tensor.shape) for weights in beside for tensor in weights.tensors.values()}
     return any(e.expr is None and not is_counter(e.target) and squeezed(e.shape) in sizes for e in mapping.entries)
 
 
 def _is_one_module(weights: StateDict) -> bool:
-    """Return whether WEIGHTS hold one module, as in frameworks of functions, which store a dict for each module."""
+    """Return whether no key of WEIGHTS has a "." or "/": they hold one module. Frameworks of functions store such a
+    dict for each module.
+    """
     return not any("." in key or "/" in key for key in weights.tensors)
 
 
@@ -144,7 +154,11 @@ def _all_together(
     code: Signature | None = None,
 ) -> Mapping:
     """Return the mapping from all state dicts FOUND in a file as one source, because the file stores the parts of the
-    model separately. The other arguments are as in `match_signature`.
+    model separately.
+
+    They are matched as if their keys began with the path of their state dict; but not if FOUND is one state dict, and
+    what is beside it. In the mapping a key is PATH/KEY, and the key itself at the root; its `at` is the path of the
+    first. The other arguments are as in `match_signature`; SCALE is that of low-rank adapters, CODE is SOURCE_CODE.
     """
     tensors: dict[str, LazyTensor] = {}
     entries: dict[str, Wanted] = {}
@@ -172,7 +186,9 @@ def _wanted(mapping: Mapping) -> int:
 
 
 def _renamed(mapping: Mapping, names: MappingOf[str, str]) -> Mapping:
-    """Return MAPPING over the same tensors of the source under other names: NAMES has old key -> new key."""
+    """Return MAPPING over the same tensors of the source under other names: NAMES has old key -> new key; other keys
+    stay.
+    """
 
     def new(key: str) -> str:
         return names.get(key, key)
@@ -207,9 +223,11 @@ def _named_by_model(paths: Sequence[str], target: Signature) -> str | None:
     """Return the one of PATHS, of state dicts of a file, that has a word of the model, such as "online_net" for
     `self.online`.
 
-    None if there is no such path, or several. A word of the model is in its class's name, or in the first component of
-    all its keys. A path that ends in a whole first component counts most: `netG_A` beside `netG_B` and `netD_A`, or
-    `target_encoder` for a model that has a `target_encoder` and a head.
+    Only the last component of a path counts. If exactly one is the first component of a key of the model, it is
+    returned: `target_encoder` for a model that has a `target_encoder` and a head. Else a word of the model is one in
+    the name of its class, or in the first components of all its keys; words that several paths have (`netG_A` and
+    `netG_B`), and those of any model ("net"), do not count. None if no path or several have one, or if there is only
+    one path.
     """
     components = {key.partition(".")[0] for key in target.entries}
     exact = [path for path in paths if path.rpartition("/")[2] in components]
@@ -224,8 +242,9 @@ def _named_by_model(paths: Sequence[str], target: Signature) -> str | None:
 
 
 def _one_of_several(mapping: Mapping, weights: StateDict, others: Sequence[tuple[StateDict, Mapping]]) -> Mapping:
-    """Return MAPPING with a question on every entry: OTHERS, state dicts of the file with their mappings, fill as much
-    of the model as WEIGHTS.
+    """Return MAPPING with a question on every entry that has an expression: OTHERS, state dicts of the file with their
+    mappings, fill as much of the model as WEIGHTS. Its options are their expressions for this key, with PATH/KEY for
+    their keys.
     """
     names = ", ".join(printable(other.path, 60) or "the root" for other, _ in others[:_MOST_PARTS])
     asked: Question[Expr] = ask(Reason.SEVERAL_SETS, f"{printable(weights.path, 60)}, {names}")
@@ -240,9 +259,11 @@ def _one_of_several(mapping: Mapping, weights: StateDict, others: Sequence[tuple
 
 
 def _with_code(signature: Signature, code: Signature | None) -> Signature:
-    """Return SIGNATURE, of a file, with what CODE, the signature of the source's own code, shows about keys of equal
-    names.
+    """Return SIGNATURE, of a file, with what CODE, the signature of the source's own code, shows about its keys; as it
+    is if CODE is None.
 
+    A key of the file is that of the code with the same name, also without wrappers, and with the same sizes. If fewer
+    than half of the code's keys are in the file, names in an older form and names that matching pairs count, too.
     Raises:
         NotFound: no key of the file is one of the code's.
     """
@@ -291,8 +312,8 @@ def _with_code(signature: Signature, code: Signature | None) -> Signature:
 
 
 def _as_in_code(entry: Wanted, seen: Wanted, names: MappingOf[str, str]) -> Wanted:
-    """Return the tensor ENTRY of the file with what a forward pass of its code showed, SEEN; NAMES has key of the code
-    -> key of the file.
+    """Return ENTRY, a tensor of the file, with what a forward pass of its code showed about it, which is in SEEN, the
+    tensor of the code: all but its key, sizes, type and tie. NAMES has key of the code -> key of the file.
     """
     return replace(
         entry,
@@ -368,8 +389,8 @@ def _open(mapping: Mapping) -> tuple[int, int]:
 
 
 def _hinted(signature: Signature, hints: Sequence[str | Rename]) -> tuple[Signature, dict[str, str]]:
-    """Return SIGNATURE with its keys renamed by HINTS, and old name -> new name. The first hint that matches a key
-    renames it.
+    """Return (SIGNATURE with its keys renamed by HINTS, old key -> new key for all keys). The first hint that matches a
+    key renames it. Without hints the dict is empty.
 
     Raises:
         NoMatch: a hint matches no key.
@@ -401,11 +422,13 @@ def _hinted(signature: Signature, hints: Sequence[str | Rename]) -> tuple[Signat
 
 
 def _doubt_what_is_against(mapping: Mapping, new: MappingOf[str, str], source: Signature, target: Signature) -> Mapping:
-    """Return MAPPING with a question about each module of the model that hints name and that is filled with none of the
-    tensors that they name.
+    """Return MAPPING with a question about each key in a module of the model that hints name, if keys of the module
+    have sources, but none is made of a tensor that the hints name for it. The user shall not have to find out that a
+    hint, which is evidence among other evidence, was overruled.
 
-    NEW has old name -> new name for each key of SOURCE. A hint is evidence among other evidence; the user shall not
-    have to find out that it was overruled. A tied tensor counts under either name.
+    NEW has old key -> new key for each key of the file; SOURCE and MAPPING have the new keys. The module that a hint
+    names is the beginning of a new key before the components that it shares with the old key at the end. A tied tensor
+    of SOURCE counts under either name; tied keys of TARGET do not count and are not asked about.
     """
 
     def tensor(key: str) -> str:
@@ -434,8 +457,11 @@ _LARGEST_SCALE = 1e9
 
 
 def _lora_scale(ckpt: Checkpoint) -> float | None:
-    """Return the scale of low-rank adapters, alpha / r, if the file has both numbers in one dict, and no other values
-    for some layers; else None.
+    """Return the scale of low-rank adapters, alpha / rank, or alpha / sqrt(rank) with `use_rslora`, as the first dict
+    in the file says that has both numbers; None if there is none.
+
+    The rank is `r`, `lora_r` or `lora_rank`, or `rank` in a dict whose name has "lora" or "peft". Also None if that
+    dict has other values for some layers (`rank_pattern`, `alpha_pattern`), or numbers that no scale has.
     """
     for trail, node in walk(ckpt.root):
         if isinstance(node, Dict):
@@ -455,14 +481,16 @@ def _lora_scale(ckpt: Checkpoint) -> float | None:
 def by_position(
     source: Any, target: Signature, *, at: str | None = None, first: int | None = None, start: int = 0
 ) -> Mapping:
-    """Return the mapping that pairs tensors by their order. Counters of batch norms are skipped.
+    """Return the mapping that pairs tensors by their order. Counters of both sides are passed over and need no source;
+    a tied key of the target gets what the key gets that it is tied to.
 
     Args:
         source, target, at: as in `match_signature`.
-        first: how many tensors of the target to fill; all if None.
+        first: how many tensors of the target to fill; all if None. The others are without a source.
         start: how many tensors of the source to skip.
     Raises:
         RuleError: two paired tensors have different shapes, or there are too few.
+        NotFound, Ambiguous: there is no state dict, or there are several and AT does not say which.
     """
     ckpt = open_source(source)
     weights = ckpt.state_dict(at)
@@ -512,8 +540,8 @@ def _blank(entry: Wanted) -> Entry:
 
 
 def require_fit(mapping: Mapping, source: Any, target: Signature) -> None:
-    """Raise NotFound if at most a tenth of the keys have a source: the file is for another family of models, or other
-    sizes. The message has the nearest misses.
+    """Raise NotFound if at most a tenth of the keys of MAPPING that need a source have one: the file is for another
+    family of models, or other sizes. The message has the nearest misses. Do nothing if no key needs a source.
 
     Raises:
         NotFound: next to nothing has a source.
@@ -535,8 +563,10 @@ def require_fit(mapping: Mapping, source: Any, target: Signature) -> None:
 
 
 def _misses(mapping: Mapping, target: Signature) -> list[str]:
-    """Return lines about near misses: keys of the model and of the source with equal last names and other sizes, and
-    the factor between the sizes.
+    """Return lines about near misses: the first four keys without a source, with two or more dimensions, for which the
+    source has a key of the same last name and number of dimensions. Each line has the nearest such key, and in which
+    dimensions and by which factor its sizes differ. If there are none, return one line with the first four keys of the
+    source.
     """
     lines: list[str] = []
     tails: dict[str, list[str]] = {}

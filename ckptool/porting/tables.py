@@ -62,7 +62,7 @@ def rule(name: str) -> Rule[object] | None:
 
 
 def page() -> str:
-    """Return the text of docs/matching.md."""
+    """Return the text of docs/matching.md: the tables, the sentences of questions, and why a key has no source."""
     return "\n".join(_lines()) + "\n"
 
 
@@ -107,7 +107,9 @@ def _lines() -> Iterator[str]:
 
 
 def _example(name: str) -> str:
-    """Return a table cell with the example of the rule called NAME, a key and its expression; "" if it has none."""
+    """Return a table cell with the example of the rule called NAME: a key and the expression that fills it, or that it
+    has no source; "" if the rule has no example.
+    """
     example = examples().get(name)
     if example is None:
         return ""

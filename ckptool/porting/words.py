@@ -21,8 +21,8 @@ class Group:
 
     Attributes:
         name: the name of the group.
-        hard: whether a name with one label never means the same as a name with another.
-        phrases: words -> label; the longest phrase counts.
+        hard: whether a name with one label never means the same as a name with another label.
+        phrases: words -> label; see `label` for which phrase of a name counts.
         longest: number of words in the longest phrase.
         known: the words of all phrases.
     """
@@ -46,9 +46,10 @@ class Fused:
         parts: the projections that it holds, in the order that the name gives or that is usual.
         fixed: whether it is a parameter of a torch module, which defines the layout.
         sure: whether the name says that the parts follow one another.
-        ordered: whether all code with this name keeps the order.
+        ordered: whether all code with this name keeps the order of the parts.
         by_heads: whether most code with this name interleaves the parts by attention head.
-        ungated: as `by_heads`, unless keys have fewer heads than queries and gate and up are one layer.
+        ungated: whether `by_heads`, which is then true, does not hold if keys have fewer heads than queries, and one
+            layer computes gate and up.
         linear: whether the name says this only of linear layers, not of convolutions.
     """
 
@@ -67,9 +68,9 @@ class RecurrentCell:
 
     Attributes:
         gates: the letters of its gates, in the order in which torch stacks them.
-        words: word in a name -> gate.
-        recurrent_kernel: the order in which code with a `recurrent_kernel` (Keras) stacks them.
-        other: the order of other code.
+        words: word in a name -> letter of the gate.
+        recurrent_kernel: the letters in the order in which code with a `recurrent_kernel` (Keras) stacks them.
+        other: the letters in the order of other code that holds all gates in one matrix.
     """
 
     gates: tuple[str, ...]
@@ -98,7 +99,7 @@ class OfLibrary:
     Attributes:
         beside: a name that has to be in the same module, so that it is this library's.
         by_heads: whether the parts of a fused projection are interleaved by attention head, or by group of heads.
-        rotary: how its rows are paired.
+        rotary: how rotary embeddings pair its rows.
     """
 
     beside: str
@@ -112,10 +113,10 @@ class Together:
 
     Attributes:
         parts: the outputs, in order.
-        phrases: words -> part.
-        turns: whether they alternate (the parts of the first anchor, of the second …).
+        phrases: words of a name -> the output that they mean.
+        turns: whether they alternate (all outputs of the first anchor, then of the second …).
         sure: whether all code keeps that order.
-        needed: so many parts have to be there.
+        needed: so many of the outputs have to be there.
     """
 
     parts: tuple[str, ...]
@@ -125,18 +126,20 @@ class Together:
     needed: int
 
     def label(self, words: Sequence[str]) -> str | None:
-        """Return the part that the words of a name mean, by the longest phrase; None if they mean none."""
+        """Return the output that the words of a name mean, by the longest phrase in them, and of several by the first;
+        None if they mean none.
+        """
         spans = [tuple(words[a:b]) for a in range(len(words)) for b in range(a + 1, len(words) + 1)]
         return next((self.phrases[s] for s in sorted(spans, key=len, reverse=True) if s in self.phrases), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Company:
-    """Names that say something where one module has all of them.
+    """Names that mean something only if one module has all of them, and no others.
 
     Attributes:
         words: name in small letters -> the word that it stands for.
-        modules: whether they may be modules with a layer in them.
+        modules: whether they may also be names of modules with a layer in them.
     """
 
     words: dict[str, str]
@@ -145,8 +148,11 @@ class Company:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """The vocabulary of names, read from `words.yaml`: every word and phrase that has a meaning in the name
-    of a tensor.
+    """The vocabulary of names, read from `words.yaml`: every word and phrase that has a meaning in the name of a
+    tensor.
+
+    Each attribute is the section with its name, where a comment says what it means; `glued` and `glued_to` are one
+    section. Phrases are tuples of words.
     """
 
     leaves: dict[tuple[str, ...], str]
@@ -190,7 +196,7 @@ class Words:
     glued_to: frozenset[str]
 
     def group(self, name: str) -> Group:
-        """Return the group of words called NAME."""
+        """Return the group of words called NAME, which has to exist."""
         return next(group for group in self.groups if group.name == name)
 
 
@@ -289,7 +295,9 @@ def table() -> Words:
 
 @cache
 def cut(name: str) -> tuple[str, ...]:
-    """Return the words of NAME, in lower case; numbers are words: "queryProj2" gives ("query", "proj", "2")."""
+    """Return the words of NAME, in lower case. Each is a run of capitals ("LSTM"), of small letters with or without a
+    capital before them, or of digits; all other characters separate words: "queryProj2" gives ("query", "proj", "2").
+    """
     return tuple(word.lower() for word in _WORD.findall(name))
 
 
@@ -297,6 +305,10 @@ def cut(name: str) -> tuple[str, ...]:
 def alike(a: str, b: str) -> bool:
     """Return whether the words A and B are equal, or one abbreviates the other: "attn" and "attention", "residual" and
     "res".
+
+    A word of three letters or more abbreviates one that begins with it, or that has the same first letter and
+    consonants that begin with its consonants (at least three letters, see `consonants`). Words in `Words.whole` ("key",
+    "post") abbreviate nothing and are not abbreviated.
     """
     if a == b:
         return True
@@ -307,38 +319,45 @@ def alike(a: str, b: str) -> bool:
 
 
 def common_start(names: Sequence[Sequence[str]]) -> int:
-    """Return the length of the common beginning of all NAMES: in letters for texts, in components for paths."""
+    """Return the length of the common beginning of all NAMES: in letters for texts, in components for paths; 0 without
+    names.
+    """
     return sum(1 for _ in takewhile(lambda some: len(set(some)) == 1, zip(*names, strict=False)))
 
 
 @cache
 def consonants(word: str) -> str:
-    """Return WORD without the vowels after its first letter. Two words may be alike if the consonants of one begin
-    those of the other.
-    """
+    """Return WORD without the vowels a, e, i, o and u after its first letter: "attention" gives "attntn"."""
     return word[0] + "".join(letter for letter in word[1:] if letter not in "aeiou")
 
 
 def shared(a: Iterable[str], b: Collection[str]) -> int:
-    """Return how many words of A are also in B, whole or abbreviated."""
+    """Return how many words of A are also in B, whole or abbreviated (`alike`)."""
     return sum(any(alike(word, other) for other in b) for word in a)
 
 
 @cache
 def initials(words: tuple[str, ...]) -> frozenset[str]:
-    """Return the first letters of all runs of two or more neighbouring words: {"ff"} for ("feed", "forward")."""
+    """Return the first letters of each run of two or more neighbouring words, as texts: {"ab", "bc", "abc"} for ("a1",
+    "b1", "c1"), {} for fewer than two words.
+    """
     spans = (words[a:b] for a in range(len(words)) for b in range(a + 2, len(words) + 1))
     return frozenset("".join(word[0] for word in span) for span in spans)
 
 
 def all_in(words: Iterable[str], name: str) -> bool:
-    """Return whether each of WORDS is a word of NAME, whole or abbreviated, or the initials of its words."""
+    """Return whether each of WORDS is a word of NAME, whole or abbreviated, or the initials of two or more neighbouring
+    words of it.
+    """
     own = cut(name)
     return all(shared((word,), own) or word in initials(own) for word in words)
 
 
 def words_of(path: Sequence[str]) -> tuple[str, ...]:
-    """Return the words of all components of PATH; "skipbn" is two words."""
+    """Return the words of all components of PATH, in lower case. A word that ends in a kind of layer, or begins with a
+    letter for queries, keys, values or weights before a known word, is two words (`_apart`): "skipbn" gives ("skip",
+    "bn").
+    """
     return _words_of(tuple(path))
 
 
@@ -349,8 +368,9 @@ def _words_of(path: tuple[str, ...]) -> tuple[str, ...]:
 
 @cache
 def _apart(word: str) -> tuple[str, ...]:
-    """Return WORD as two words if it ends in a kind of layer or has one letter before a known word ("skipbn", "xproj");
-    else (WORD,).
+    """Return WORD as two words, if no group knows it: ("skip", "bn") for "skipbn", which ends in a kind of layer after
+    three or more letters; ("q", "proj") for "qproj", which has a letter for queries, keys, values or weights before a
+    known word. Else (WORD,), also if the rest after such a letter is a word for a copy of a model.
     """
     if word not in _known():
         for end in table().endings:
@@ -370,23 +390,29 @@ def _known() -> frozenset[str]:
 
 @cache
 def singular(words: tuple[str, ...]) -> tuple[str, ...]:
-    """Return WORDS with the singular of a known word in place of its plural, which lists have as their name
-    (`norms.0`).
+    """Return WORDS with the singular in place of each plural with s: if the singular is a known word and the plural is
+    not. Lists have plurals as names (`norms.0`).
     """
     known = _known()
     return tuple(w[:-1] if w.endswith("s") and w not in known and w[:-1] in known else w for w in words)
 
 
 def label(group: Group, words: Sequence[str]) -> str | None:
-    """Return the label in GROUP that WORDS, those of a path, mean: of the phrase that ends last, the longest. None if
-    they mean none.
+    """Return the label in GROUP that WORDS, those of a path, mean: that of the phrase that ends last, and of several
+    that of the longest. None if they mean none.
+
+    A phrase with the label "nothing" means none, and no phrase within it counts. A word of one letter before a number
+    ("v2") is no phrase. If the phrase ends in a number, and the words before the number end in a phrase of as many
+    words or more, that counts instead: `self_attn2` is self-attention, whatever `attn2` means.
     """
     return None if group.known.isdisjoint(words) else _label(group, tuple(words))
 
 
 @lru_cache(maxsize=1 << 16)
 def _label(group: Group, words: tuple[str, ...]) -> str | None:
-    """Return the result of `label`, cached, because every rule asks about the same names."""
+    """Return the label in GROUP of WORDS, or None, as `label` does. Results are kept, because every rule asks about the
+    same names.
+    """
     return _label_of_kind(group, tuple(w if w in group.known else _NUMBER if w.isdecimal() else "" for w in words))
 
 
@@ -396,8 +422,8 @@ _NUMBER = "000"
 
 @cache
 def _label_of_kind(group: Group, words: tuple[str, ...]) -> str | None:
-    """Return the label in GROUP of WORDS; None if they mean none. Words that are in no phrase were replaced by "", so
-    that equal blocks share a cached result.
+    """Return the label in GROUP of WORDS (see `label`); None if they mean none. Words that are in no phrase of the
+    group were replaced, numbers by "000" and others by "", so that equal blocks share a cached result.
     """
     end = len(words)
     while end:
@@ -415,8 +441,8 @@ def _label_of_kind(group: Group, words: tuple[str, ...]) -> str | None:
 
 
 def _without_number(group: Group, words: Sequence[str], size: int) -> str | None:
-    """Return the label in GROUP of the words before a number at the end of WORDS, if it comes from a phrase of at least
-    SIZE words; else None.
+    """Return the label in GROUP of WORDS without the number at their end, if they end in a number and end, without it,
+    in a phrase of at least SIZE words: of several, of the longest. Else None.
 
     If a name spells its meaning, a number only counts: the `attn2` of `self_attn2` is not cross-attention.
     """
@@ -430,7 +456,7 @@ def _without_number(group: Group, words: Sequence[str], size: int) -> str | None
 @cache
 def labels(words: tuple[str, ...], *, hard: bool) -> dict[str, str]:
     """Return name of a group -> label of WORDS in it, for the groups whose labels exclude each other (HARD), or for the
-    other groups.
+    other groups (not HARD); groups in which they have no label are left out.
     """
     groups = (group for group in table().groups if group.hard is hard)
     return {group.name: said for group in groups if (said := label(group, words)) is not None}
@@ -442,13 +468,16 @@ _NOTHING = "nothing"
 
 @cache
 def telling_words(path: tuple[str, ...]) -> frozenset[str]:
-    """Return the words of PATH that tell it from others: no numbers, no words for kinds of layers or containers."""
+    """Return the words of PATH that tell it from others: no numbers, no words for kinds of layers (`_kinds`) or
+    containers ("layers"). A word such as "post" is one with the word after it ("postattention").
+    """
     words = (word for component in path for word in _placed(words_of((component,))))
     return frozenset(w for w in words if w not in table().empty and w not in _kinds() and not w.isdecimal())
 
 
 def _placed(words: tuple[str, ...]) -> Iterator[str]:
-    """Yield the words of a name, with a word such as "post" joined to the next word.
+    """Yield the words of a name, with "post" or "after" joined to the next word, unless that is a word for a kind of
+    layer.
 
     `post_attention_norm` is not a part of the attention: it may be the norm of the next part.
     """
@@ -461,7 +490,9 @@ def _placed(words: tuple[str, ...]) -> Iterator[str]:
 
 @cache
 def _kinds() -> frozenset[str]:
-    """Return the words for kinds of layers, which do not tell one norm from another."""
+    """Return the words for kinds of layers and for weights, which do not tell one norm from another: those of all
+    phrases for norms and convolutions ("norm", "conv"), and others such as "linear", "proj" and "weight".
+    """
     purpose = table().group("purpose")
     words = {w for phrase, said in purpose.phrases.items() if said in ("norm", "conv") for w in phrase}
     return frozenset(words | {"linear", "dense", "fc", "proj", "projection", "batch", "weight", "bias"})
@@ -469,7 +500,7 @@ def _kinds() -> frozenset[str]:
 
 @cache
 def numbers(path: tuple[str, ...]) -> tuple[int, ...]:
-    """Return the numbers in the words of a path, in order: (2, 1) for "layer2.first".
+    """Return the numbers in the words of the components of PATH, in order: (2, 1) for ("layer2", "first").
 
     "first" to "fifth" and "one" to "five" are 1 to 5. Numbers of ten or more digits are passed over.
     """

@@ -200,6 +200,16 @@ def test_a_mapping_can_be_inspected_edited_saved_and_used_again(old: nn.Module, 
     assert set(edited.unused) == set(old.state_dict())
 
 
+def test_the_weights_of_a_mapping_are_taken_from_where_the_caller_says(old: nn.Module, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    other = chain()
+    mapping = ckptool.transfer(old.state_dict(), Named())
+    torch.save({"old": old.state_dict(), "other": other.state_dict()}, tmp_path / "both.pth")
+    own = Named()
+    assert ckptool.load_into(own, tmp_path / "both.pth", at="other", mapping=mapping).at == "other"
+    assert torch.equal(own.stem.weight, other[0].weight)  # type: ignore[index]
+
+
 def test_a_mapping_for_another_model_is_refused(old: nn.Module) -> None:
     mapping = ckptool.transfer(old.state_dict(), Named())
     with pytest.raises(ckptool.RuleError, match="does not have"):

@@ -141,6 +141,13 @@ def test_a_trial_of_what_was_certain_asks_whether_the_trial_is_right() -> None:
     assert (tried.status, tried.doubts, tried.rivals) == ("guessed", (Reason.FOUND_BY_TRIAL.says,), (_A,))
 
 
+@pytest.mark.parametrize("why", [ask(Reason.NOTHING), ask(Reason.COMPUTED_OR_READ, "a")])
+def test_a_trial_that_fills_a_key_answers_why_it_had_no_source(why: Question[Expr]) -> None:
+    tried = Entry("x", (2,)).asking(why).tried(_A)
+    assert (tried.status, tried.doubts, tried.rivals) == ("guessed", (Reason.FOUND_BY_TRIAL.says,), ())
+    assert tried.tried(_B).rivals == (_A,)
+
+
 def test_every_reason_is_asked_for_somewhere() -> None:
     package = Path(porting.__file__).parent
     text = "\n".join(path.read_text(encoding="utf-8") for path in package.rglob("*.py"))

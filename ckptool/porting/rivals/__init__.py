@@ -1,8 +1,8 @@
-"""Ask about every pair of layers whose swap with another pair would fit as well.
+"""Ask about every pair of units whose swap with another pair would fit as well.
 
 Two pairs of look-alikes in one block can be swapped, and no shape shows it. Names, words and the orders of both sides
 are weighed here once more, each order only as far as it is reliable in this block. If nothing supports a pair against
-its swap, or something supports the swap, the pair gets a question with the other unit as its option.
+its swap, or something supports the swap, the pair gets a question with the source of the other pair as its option.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ class Weighing:
 
     @property
     def pairs(self) -> list[Pair]:
-        """Return the pairs (target, source) as they are now."""
+        """Return the pairs (target, source) as they are now, in the list that the rules change."""
         return self.matching.pairs
 
     @property
     def swaps(self) -> Swaps:
-        """Return the evidence about swaps, which is computed at the first call."""
+        """Return the evidence about swaps, computed at the first use from the pairs as they are then."""
         if self._swaps is None:
             self._swaps = Swaps(self.matching, self.sequences)
         return self._swaps
 
 
 def weigh(matching: Matching, sequences: Sequences) -> None:
-    """Ask about every pair whose swap with another pair fits as well, by the rules of the table `WEIGHING`; some pairs
-    are swapped, and some questions answered.
+    """Run the rules of the table `WEIGHING` in their order: each pair whose swap with another pair fits as well gets a
+    question; some pairs are swapped before, and some questions are answered.
 
     Args:
-        matching: the finished matching, whose units get questions.
+        matching: the finished matching, whose pairs and units are changed.
         sequences: the orders that both sides have.
     """
     weighing = Weighing(matching, sequences)
@@ -64,7 +64,9 @@ def weigh(matching: Matching, sequences: Sequences) -> None:
 
 
 def _count_backwards(pairs: list[Pair]) -> None:
-    """Note on each unit of PAIRS the lists around it that the two sides count from opposite ends (`backwards`)."""
+    """Add to `backwards` of each unit of PAIRS the lists around it that the two sides count from opposite ends, as all
+    pairs together show (see `backwards`).
+    """
     turned = backwards(pairs)
     for pair in pairs:
         for side, unit in enumerate(pair):
@@ -113,7 +115,7 @@ def _in_question(found: Iterable[tuple[Pair, Pair, Question[Unit] | bool | None]
 
 
 def _certain(pairs: list[Pair], open_to: set[int]) -> list[Pair]:
-    """Return those of PAIRS without a doubt whose target's `id` is not in OPEN_TO."""
+    """Return those of PAIRS whose target has no open question and whose target's `id` is not in OPEN_TO."""
     return [pair for pair in pairs if id(pair[0]) not in open_to and not pair[0].doubts]
 
 

@@ -24,7 +24,9 @@ Swap = tuple[Pair, Pair, Question[Unit]]
 
 
 def by_block(pairs: Iterable[Pair]) -> dict[Path, list[Pair]]:
-    """Return path of a block of the target -> the pairs whose target is in it; () for pairs outside of all blocks."""
+    """Return path of a block of the target -> the pairs whose target has it as its block, in their order; () for pairs
+    outside of all blocks.
+    """
     blocks: dict[Path, list[Pair]] = defaultdict(list)
     for pair in pairs:
         blocks[block_of(pair[0].path)].append(pair)
@@ -32,7 +34,7 @@ def by_block(pairs: Iterable[Pair]) -> dict[Path, list[Pair]]:
 
 
 def by_look(pairs: Iterable[Pair]) -> dict[object, list[Pair]]:
-    """Return shape and kind -> the pairs with it."""
+    """Return shape and kind (`Unit.colour`) -> the pairs of such units, in their order."""
     alike: dict[object, list[Pair]] = defaultdict(list)
     for pair in pairs:
         alike[pair[0].colour].append(pair)
@@ -40,8 +42,9 @@ def by_look(pairs: Iterable[Pair]) -> dict[object, list[Pair]]:
 
 
 def look_alikes(pairs: Iterable[Pair]) -> Iterator[tuple[Pair, Pair]]:
-    """Yield couples of pairs with one shape that could be swapped: any two in a small group; in a large group, those
-    that are near each other in an order.
+    """Yield couples of pairs with one shape and kind that could be swapped: any two, if at most 24 have it. If more
+    have it, each with the next three in the order of registration of the target, and again of the source, so that a
+    couple may come twice.
     """
     for group in by_look(pairs).values():
         if len(group) <= _ALL_WITH_ALL:
@@ -55,8 +58,8 @@ def look_alikes(pairs: Iterable[Pair]) -> Iterator[tuple[Pair, Pair]]:
 
 
 def in_doubt(swaps: Swaps) -> set[int]:
-    """Return the `id` of the target of each pair that has a doubt, or that could be swapped with another pair of its
-    block.
+    """Return the `id` of the target of each pair that has a doubt, or that could be swapped with a look-alike in its
+    block: there is a question to ask (`Swaps.reason`), and contents do not exclude the swap.
     """
     found = {id(t) for t, _ in swaps.pairs if t.doubts}
     for pairs in by_block(swaps.pairs).values():
@@ -67,17 +70,19 @@ def in_doubt(swaps: Swaps) -> set[int]:
 
 
 def across_blocks(swaps: Swaps) -> list[Swap]:
-    """Return (pair, pair, question) for look-alikes in different blocks whose names, neighbours or parallel branches
-    support a swap.
+    """Return (pair, pair, question) for look-alikes in different blocks, if names or neighbours support their swap, or
+    if they are parallel branches and nothing excludes it. Couples may come several times.
     """
     return [*_by_names(swaps.pairs), *_by_company(swaps.pairs), *_by_branches(swaps)]
 
 
 def _by_names(pairs: list[Pair]) -> Iterator[Swap]:
     """Yield (pair, pair, question) for look-alikes in different blocks whose names, apart from numbers, agree better if
-    the two are swapped.
+    the two are swapped (`by_names`).
 
-    Of each kind of name, only a few are compared.
+    Pairs with equal names apart from numbers are of one kind. The first pairs of two kinds are compared, of at most 24
+    kinds of one shape. If their names are for the swap, each pair of either kind is yielded with the first of the other
+    kind.
     """
     for alike in _kinds(pairs).values():
         for ones, others in combinations(list(alike.values())[:_ALL_WITH_ALL], 2):
@@ -88,8 +93,12 @@ def _by_names(pairs: list[Pair]) -> Iterator[Swap]:
 
 
 def _by_company(pairs: list[Pair]) -> Iterator[Swap]:
-    """Yield (pair, pair, question) for look-alikes in different blocks that would both be nearer to their neighbours if
-    they were swapped.
+    """Yield (pair, pair, question) for look-alikes in different blocks if the other pairs of these blocks show that the
+    two should be swapped, and do not show that they are right (`in_company`). Of these others, the first 64 that are
+    certain and no look-alikes are looked at.
+
+    Kinds are compared as in `_by_names`, by the first pair of one and the first of the other in another block. Pairs
+    outside of all blocks, and those whose names exclude the swap, are not compared.
     """
     blocks = by_block(pairs)
     for alike in _kinds(pairs).values():
@@ -113,8 +122,8 @@ def _by_company(pairs: list[Pair]) -> Iterator[Swap]:
 
 
 def _by_branches(swaps: Swaps) -> Iterator[Swap]:
-    """Yield (pair, pair, question) for look-alikes in different blocks that are parallel branches, and that could be
-    swapped.
+    """Yield (pair, pair, question) for look-alikes in different blocks whose targets are parallel branches, and about
+    whose swap there is a question (`Swaps.reason`). Of each shape and kind, the first 64 pairs are compared.
     """
     for group in by_look(swaps.pairs).values():
         for one, other in combinations(group[:MOST], 2):
@@ -128,7 +137,9 @@ def _in_one_block(one: Pair, other: Pair) -> bool:
 
 
 def _kinds(pairs: list[Pair]) -> dict[object, dict[object, list[Pair]]]:
-    """Return shape and kind -> (path of the target, of the source, without numbers) -> the pairs with these paths."""
+    """Return shape and kind -> (path of the target without numbers, path of the source without numbers) -> the pairs
+    with these paths, in their order.
+    """
     kinds: dict[object, dict[object, list[Pair]]] = defaultdict(lambda: defaultdict(list))
     for pair in pairs:
         kinds[pair[0].colour][(series(pair[0]), series(pair[1]))].append(pair)

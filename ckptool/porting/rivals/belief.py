@@ -22,8 +22,13 @@ _Place = Callable[[Unit], float | None]
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """An order that both sides have: its name, and a function `vote` that tells whether two pairs keep it (1), reverse
-    it (-1), or neither (0). The function `place` returns the place of a unit of the target in it.
+    """An order that both sides have.
+
+    Attributes:
+        name: its name in the report.
+        vote: returns 1 if two pairs keep it, -1 if their sources are in the opposite order of their targets, 0 if that
+            is not known.
+        place: returns the place of a unit of the target in it, None if it has none.
     """
 
     name: str
@@ -32,7 +37,13 @@ class Order:
 
 
 def orders_of(sequences: Sequences) -> list[Order]:
-    """Return the orders that both sides have and that can be compared."""
+    """Return the orders in which both sides can be compared.
+
+    If the order of execution is known for both sides: "execution order of both" alone. Else, if the order of the
+    source's keys is meaningful: "execution order" of the target (if known) and "registration order" of the target,
+    compared with the source's keys. Last, if the target's order of execution is known: "order of its numbers", compared
+    with the numbers in the names of the source (`_counted`).
+    """
     found: list[Order] = []
     both = sequences.traced and sequences.source_traced
     if both:
@@ -64,8 +75,9 @@ def _vote(of_target: _Place, of_source: _Place, one: Pair, other: Pair) -> int:
 
 
 def _counted(one: Pair, other: Pair) -> int:
-    """Return 1 if the model runs the targets of two pairs in the order in which the source numbers their sources, -1 if
-    in the opposite order, 0 if that is not known or they are in different series.
+    """Return 1 if the model runs the targets of two pairs in the order of the numbers in the paths of their sources, -1
+    if in the opposite order. 0 if it is not known when the model runs them, if the numbers are equal, or if the paths
+    of the sources differ in more than numbers.
     """
     t, t2, s, s2 = one[0], other[0], one[1], other[1]
     if t.used is None or t2.used is None or t.used == t2.used or s.numbers == s2.numbers or series(s) != series(s2):
@@ -74,8 +86,11 @@ def _counted(one: Pair, other: Pair) -> int:
 
 
 def concordance(order: Order, pairs: Sequence[Pair], least: int = 0, otherwise: float = 1.0) -> float:
-    """Return how well PAIRS keep ORDER: of the couples of pairs with unlike shapes, the share with equal orders on both
-    sides. OTHERWISE is returned if there are fewer than LEAST couples.
+    """Return how well PAIRS keep ORDER, 0 to 1: of the couples of pairs that tell about it, the share that keep it.
+
+    Couples tell about it if the order says something about them (`vote`), and their units are no look-alikes, or are in
+    one list and counted in one direction (`by_numbers`). Of 120 pairs or more, some 60 to 120 are looked at, evenly
+    spread. OTHERWISE is returned if fewer than LEAST couples tell, or none.
     """
     step = max(len(pairs) // 60, 1)
     couples = (both for both in combinations(pairs[::step], 2) if _telling(*both))
@@ -91,9 +106,9 @@ class Belief:
     """Measures how reliable each order is in a block.
 
     Args:
-        pairs: the pairs so far.
+        pairs: the pairs as they are.
         orders: the orders to measure.
-        overall: name of an order -> how reliable it is in the whole model.
+        overall: name of an order -> how reliable it is in the whole model, 0 to 1.
     """
 
     def __init__(self, pairs: Iterable[Pair], orders: Sequence[Order], overall: Mapping[str, float]) -> None:
@@ -104,11 +119,11 @@ class Belief:
         self._known: dict[tuple[Path, ...], dict[str, float]] = {}
 
     def about(self, one: Pair, other: Pair) -> dict[str, float]:
-        """Return name of an order -> how reliable it is in the block around the pairs ONE and OTHER: the share of the
-        couples there that keep it.
+        """Return name of an order -> how reliable it is, 0 to 1, in the block of the target of ONE (see `concordance`);
+        as in the whole model if fewer than three couples of its pairs tell about it.
 
-        Layers inside the modules of these two pairs do not count: if one module as a whole comes before another, that
-        says nothing about which of the two is which.
+        If the targets of ONE and OTHER are in two modules of a module, the pairs in these two do not count: if one
+        module as a whole comes before another, that says nothing about which of the two is which.
         """
         at = nearness(one[0], other[0]) + 1
         parts = tuple(sorted((one[0].path[:at], other[0].path[:at])))

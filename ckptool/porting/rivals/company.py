@@ -29,14 +29,20 @@ def crossed(one: Pair, other: Pair) -> tuple[Pair, Pair]:
 
 
 def in_company(one: Pair, other: Pair, anchors: Anchors | Iterable[Pair], least: int = 1) -> bool:
-    """Return whether certain pairs show that ONE and OTHER are right as they are: most are nearer to the same one of
-    the two on both sides.
+    """Return whether certain pairs show that ONE and OTHER are right as they are.
+
+    A certain pair may be nearer to one of the two: by a longer shared path, more shared words, a common series, equal
+    numbers in lists, or, in the target alone and within the block, because it runs directly before or after. Each way
+    in which it is nearer in the target, together with each in the source, is a vote: for the two if they are to the
+    same one, else against. The votes for the two have to be more than twice those against. The result is False if a
+    certain pair shares more of its path with one of them in the target and with the other in the source.
 
     Args:
         one, other: the two pairs.
-        anchors: certain pairs.
-        least: how many of these have to agree, because one neighbour with an equal number may be chance. A neighbour
-            counts twice if it is nearer by its path, or by a name that the layer after it shares.
+        anchors: the certain pairs; of `Anchors`, only those that may be nearer to one of the two are looked at.
+        least: how many of these have to vote for the two, because one neighbour with an equal number may be chance. A
+            certain pair counts twice if it is nearer by its path on both sides, or if it runs next to one of the two,
+            is no parallel branch, and their sources share words.
     """
     with_us = against = vouching = 0
     near = min(nearness(one[0], other[0]), max(len(block_of(one[0].path)), 1))
@@ -71,7 +77,9 @@ def in_company(one: Pair, other: Pair, anchors: Anchors | Iterable[Pair], least:
 
 
 def _kinship(one: Unit, other: Unit) -> int:
-    """Return how many telling words the names of ONE and OTHER share."""
+    """Return how many telling words of more than one letter the path of ONE shares with that of OTHER, whole or
+    abbreviated.
+    """
     return shared(_said(one.path), _said(other.path))
 
 
@@ -81,7 +89,9 @@ def _said(path: Path) -> frozenset[str]:
 
 
 def _in_line(one: Unit, other: Unit) -> bool:
-    """Return whether the paths of ONE and OTHER are equal but for one number, or equal."""
+    """Return whether the paths of ONE and OTHER have a number, and are equal apart from this number: `block.1.conv` and
+    `block.2.conv`, or twice `bn1`.
+    """
     return not _lines(one.path).isdisjoint(_lines(other.path))
 
 
@@ -91,11 +101,12 @@ def _lines(path: Path) -> frozenset[str]:
 
 
 def counted_alike(one: Unit, other: Unit) -> bool:
-    """Return whether ONE and OTHER have equal numbers in the lists around them, as layers of one block have if each
-    kind has a list (`norms.3`, `convs.3`).
+    """Return whether ONE and OTHER have equal numbers, one or more, as components of their paths: layers of one block
+    have, if each kind has a list (`norms.3`, `convs.3`).
 
-    A batch norm and a layer need equal numbers anywhere in their names: `bn1` and `conv1`. Units without a number are
-    not.
+    If one of them is a batch norm (has a running variance) and the other is not, all numbers in their paths have to be
+    equal instead, and ONE has to have a number in its last name: `bn1` and `conv1`. False if one of them, and not the
+    other, is in a list that the other side counts from the other end.
     """
     if bool(one.backwards) != bool(other.backwards):
         return False
@@ -105,7 +116,9 @@ def counted_alike(one: Unit, other: Unit) -> bool:
 
 
 def _next_to(one: Unit, other: Unit) -> bool:
-    """Return whether ONE runs directly before or after OTHER."""
+    """Return whether ONE runs directly before or after OTHER, among the units of their side; False if that is not
+    known.
+    """
     return one.turn is not None and other.turn is not None and abs(one.turn - other.turn) == 1
 
 
@@ -113,6 +126,8 @@ class Anchors:
     """Certain pairs, of which `in_company` looks only at those that may be nearer to one of two units.
 
     In a block with a thousand layers these are a few, and all others cost time and decide nothing.
+    Args:
+        pairs: the certain pairs.
     """
 
     def __init__(self, pairs: Iterable[Pair]) -> None:
@@ -122,7 +137,7 @@ class Anchors:
 
     def near(self, one: Unit, other: Unit) -> list[Pair]:
         """Return those of the certain pairs whose targets may be nearer to ONE or to OTHER, two units of the target, in
-        their order.
+        their order: all if they are at most 32.
         """
         if len(self._pairs) <= _ALL:
             return self._pairs
@@ -149,8 +164,8 @@ class Anchors:
         return [self._pairs[at] for at in sorted({at for one in wanted for at in self._having.get(one, ())})]
 
     def _begun_alike(self, word: str) -> Iterator[str]:
-        """Yield the words that may be short for WORD, or the reverse: one of the two begins as the other,
-        without vowels.
+        """Yield those words of the certain pairs that may abbreviate WORD, or the reverse, and others: those whose
+        consonants (`consonants`) begin with those of WORD, or are a beginning of them. A word may come twice.
         """
         bare = consonants(word)
         for length in range(1, len(bare) + 1):
@@ -163,8 +178,10 @@ _ALL = 32
 
 
 def _features(unit: Unit) -> set[tuple[str, Any]]:
-    """Return (kind, value) for everything that can make UNIT near to another unit that has it, too: beginnings of its
-    path, words, lists, numbers, its place in the order of execution.
+    """Return (kind, value) for everything that can make UNIT near to another unit that has it, too: "path" for each
+    beginning of its path, "word" for each telling word of more than one letter, "line" for each series, "list" for its
+    places in lists and "numbers" for its numbers (if it has any), "turn" for its place in the order of execution (if
+    known).
     """
     found: set[tuple[str, Any]] = {("path", unit.path[:at]) for at in range(1, len(unit.path) + 1)}
     found |= {("word", word) for word in _said(unit.path)}
@@ -174,7 +191,11 @@ def _features(unit: Unit) -> set[tuple[str, Any]]:
 
 
 class Certain:
-    """The pairs without an open question, grouped by the numbered blocks around them."""
+    """The pairs without an open question, grouped by the blocks around their targets.
+
+    Args:
+        pairs: these pairs.
+    """
 
     def __init__(self, pairs: Iterable[Pair]) -> None:
         self._held: dict[Path, list[Pair]] = defaultdict(list)
@@ -183,8 +204,8 @@ class Certain:
                 self._held[part].append(pair)
 
     def around(self, one: Pair, other: Pair) -> list[Pair]:
-        """Return some certain pairs around the targets of ONE and OTHER: for each, those of the innermost numbered
-        block that holds more than one.
+        """Return certain pairs around the targets of ONE and OTHER, without these two: for each, the first twelve of
+        the innermost block around it that holds more than one, or of all if there is no such block.
         """
         found: dict[int, Pair] = {}
         for t, _ in (one, other):

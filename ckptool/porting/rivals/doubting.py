@@ -17,14 +17,16 @@ from .swaps import Swaps
 
 
 def doubt_both(one: Pair, other: Pair, question: Question[Unit]) -> None:
-    """Ask QUESTION about both of two pairs that may be swapped, each with the source of the other as its option."""
+    """Ask QUESTION about both of two pairs that may be swapped, each with the source of the other as its only option
+    and its path as the last of the names.
+    """
     _doubt(one, other, question)
     _doubt(other, one, question)
 
 
 def _doubt(pair: Pair, other: Pair, question: Question[Unit]) -> None:
-    """Ask QUESTION about PAIR. The option is the source of OTHER, and its path is added to the names in the
-    sentence.
+    """Ask QUESTION about PAIR, with the source of OTHER as its option and its path as a further name in the sentence.
+    If the target has this doubt with another such path, the option is added to that question, whose names stay.
     """
     target, rival = pair[0], other[1]
     named = (*question.named, ".".join(rival.path))
@@ -35,8 +37,12 @@ def _doubt(pair: Pair, other: Pair, question: Question[Unit]) -> None:
 
 
 def settle(matching: Matching, swaps: Swaps) -> None:
-    """Answer the questions about orders, and about equal parts of the model, of pairs for which other evidence excludes
-    every swap, or that have no look-alike.
+    """Answer the questions of a pair if every swap with a look-alike is excluded, or if it has no look-alike.
+
+    Questions about orders (`Topic.ORDER`) are answered if contents, names, numbers, an order that the whole model
+    keeps, or certain neighbours in the same block exclude each swap; questions about equal parts (`Topic.PARTS`) if
+    contents, names, numbers or places do. Pairs with look-alikes without a partner, or with more than 64 look-alikes,
+    are left as they are.
     """
     certain = Certain(pair for pair in matching.pairs if not pair[0].doubts)
 
@@ -59,8 +65,9 @@ def settle(matching: Matching, swaps: Swaps) -> None:
 
 
 def _answer(matching: Matching, topic: Topic, excluded: Callable[[Pair, Pair], bool]) -> None:
-    """Answer the questions of TOPIC about each pair for which EXCLUDED(pair, other) is true for every look-alike. Pairs
-    with free look-alikes, or with more than 64, are left as they are.
+    """Answer the questions of TOPIC about each pair for which EXCLUDED(pair, other) is true for every look-alike, also
+    if it has none. Pairs are left as they are if a unit without a partner is of their shape and kind, or more than 64
+    pairs are.
     """
     others = Counter(unit.colour for unit in (*matching.free_targets, *matching.free_sources))
     others.update(unit.colour for cell in matching.undecided for side in cell for unit in side)
@@ -78,8 +85,9 @@ def _answer(matching: Matching, topic: Topic, excluded: Callable[[Pair, Pair], b
 
 
 def spread(pairs: list[Pair]) -> None:
-    """Give a doubt that most units of a numbered block of the target have to the other units of the block, unless their
-    names are equal on both sides.
+    """Give the first doubt about whole blocks (`Question.of_parts`) of a block of the target to all its units that have
+    no such doubt, without its options, if more than half of them have one. Units whose names are equal on both sides
+    get none.
     """
     parts: dict[Path, list[Unit]] = defaultdict(list)
     for t, _ in pairs:
@@ -95,7 +103,10 @@ def spread(pairs: list[Pair]) -> None:
 
 
 def in_both_directions(pairs: list[Pair]) -> None:
-    """Give both directions of a bidirectional recurrent layer the doubts of either."""
+    """Give the doubts of one direction of a bidirectional recurrent layer to the other, without their options, if that
+    has no doubts and its names are not equal on both sides. The two directions are units with the paths X and
+    X.reverse.
+    """
     found = {t.path: t for t, _ in pairs if "weight_ih" in t.pieces}
     for path, t in found.items():
         other = found.get(path[:-1]) if path[-1:] == ("reverse",) else None
@@ -111,13 +122,21 @@ _NO_SWAP = "no swap with another of its look would fit"
 
 
 def left_over(matching: Matching, swaps: Swaps) -> None:
-    """Ask about a pair if a unit without a partner would fit as well in the place of one of its two units."""
+    """Ask about a pair if a unit without a partner would fit as well or better in the place of one of its two units, by
+    its name (`_wanted_elsewhere`) or by orders (`_out_of_order`).
+    """
     _wanted_elsewhere(matching)
     _out_of_order(matching, swaps)
 
 
 def _wanted_elsewhere(matching: Matching) -> None:
-    """Ask about pairs whose source would also fit a target without a partner in the same block."""
+    """Ask about each pair without a doubt whose source would also fit a look-alike of its target in the same block that
+    has no partner: the source's name has more words in common with that unit alone than with its target alone, or as
+    many, and agrees with that unit in as many groups of other words (`soft_words`) or more.
+
+    No question is asked if the names of the pair are equal, if words exclude that unit and not the target, or if the
+    pair are tables of words and that unit is none, because an output layer may be tied to the table.
+    """
     free: dict[object, list[Unit]] = defaultdict(list)
     undecided = (unit for targets, _ in matching.undecided for unit in targets)
     for unit in (*matching.free_targets, *undecided):
@@ -141,8 +160,12 @@ _ANCHORS, _OUT, _IN = 100, 0.3, 0.05
 
 
 def _out_of_order(matching: Matching, swaps: Swaps) -> None:
-    """Ask about pairs that are out of order with the certain pairs, if a unit without a partner would be in order in
-    place of one of the two.
+    """Ask about each pair without a doubt that is out of order with the certain pairs, if a look-alike of its target or
+    of its source that has no partner would be in order in place of it. The first such unit is named.
+
+    Only orders count that the whole model keeps. Out of order is a pair that breaks them with at least 30 % of the
+    certain pairs that are no look-alikes (100 to 200 of many), in order one that does with less than 5 %. Pairs with
+    equal names are not asked about.
     """
     orders = [order for order in swaps.orders if swaps.overall[order.name] >= BELIEVED]
     left: tuple[dict[object, list[Unit]], ...] = (defaultdict(list), defaultdict(list))

@@ -19,12 +19,16 @@ _Kinds = tuple[Path, Path]
 
 
 def settle(pairs: list[Pair], doubtful: Collection[int]) -> None:
-    """Exchange the sources of two pairs that may be swapped, if in other blocks the same places are paired the other
-    way round. Pairs that other blocks confirm note it.
+    """Exchange the sources of look-alikes in a block of the target that has a doubtful pair, if other blocks show it.
 
+    Blocks are here all modules whose names have a digit. Those of a kind have one path apart from digits, and so have
+    their counterparts: the innermost such modules around all their sources, and those around these. If the certain
+    pairs of all blocks of a kind put each place in the block at one place in the counterpart, and back, each pair gets
+    the source at its place, in exchange with the look-alike that has it. Pairs that are confirmed, exchanged or not,
+    get their place in the block in `settled`; their look-alikes in the block that are not get ().
     Args:
         pairs: (target, source), changed in place.
-        doubtful: the `id` of each target whose pair may be swapped.
+        doubtful: the `id` of each target whose pair may be swapped; the others are the certain pairs.
     """
     blocks: dict[Path, list[int]] = defaultdict(list)
     for at, (t, _) in enumerate(pairs):
@@ -77,7 +81,8 @@ def _settle_block(
 
 
 def _blocks_around(paths: Sequence[Path]) -> list[Path]:
-    """Return the paths of the numbered modules around all PATHS, the innermost first.
+    """Return the paths of the modules around all PATHS whose names have a digit, the innermost first; [] if there are
+    none.
 
     A block whose units are all in one numbered part (`stage.1.branch2`) is compared with other blocks as a whole, too.
     """

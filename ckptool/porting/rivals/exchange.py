@@ -18,8 +18,12 @@ from .swaps import Swaps
 
 
 def take_up(matching: Matching) -> None:
-    """Pair the units that nothing told apart, in cells with equally many of both sides, at most 64. These pairs get a
-    doubt; later rules can swap them.
+    """Pair the units that nothing told apart, in cells with equally many of both sides, at most 64; other cells stay
+    undecided.
+
+    In the order of execution or of the keys, each target gets the free source that fits best (`_fitness`, with the
+    twelve pairs nearest to it), if possible one whose name does not exclude it. It gets a doubt with the other sources
+    of the cell as options; later rules can swap the pairs. The pairs are then in the order of the target's keys.
     """
     left = []
     for targets, sources in matching.undecided:
@@ -40,16 +44,20 @@ def take_up(matching: Matching) -> None:
 
 
 def _fitness(t: Unit, s: Unit, around: list[Pair]) -> float:
-    """Return how well the source S suits the target T: the similarity of their names, plus how near S is, on average,
-    to the sources of the pairs AROUND.
+    """Return how well the source S suits the target T: the similarity of their names, 0 to 1.05, plus how many
+    components the path of S shares with those of the sources of the pairs AROUND, on average.
     """
     beside = sum(nearness(s, other) for _, other in around)
     return similarity(t, s) + beside / max(len(around), 1)
 
 
 def rearrange(swaps: Swaps) -> None:
-    """Swap the sources of two pairs as long as all evidence together supports it. Swapped pairs get a question, unless
-    names, numbers or places confirm the swap.
+    """Exchange the sources of two pairs of look-alikes that may be swapped, as long as all evidence together is for it
+    (`_balance`), the strongest first. That becomes the evidence of the units. More than 64 look-alikes are left as they
+    are.
+
+    The new pairs get a question, unless names leave no others, both have equal places in lists, or their numbers and
+    last names agree; or unless they are in one block on both sides, and names, numbers or places exclude another swap.
     """
     pairs = swaps.pairs
     certain = Certain(pair for pair in pairs if all(doubt.of_parts for doubt in pair[0].doubts))
@@ -84,16 +92,17 @@ def rearrange(swaps: Swaps) -> None:
 
 
 def _called_alike(pair: Pair) -> bool:
-    """Return whether the last names of the target and the source of PAIR share a word that tells layers apart, and have
-    equal numbers.
+    """Return whether the last names of the target and the source of PAIR share a telling word, whole or abbreviated,
+    and have equal numbers.
     """
     own, theirs = (unit.path[-1:] for unit in pair)
     return bool(shared(telling_words(own), telling_words(theirs))) and numbers(own) == numbers(theirs)
 
 
 def _in_question(one: Pair, other: Pair, swaps: Swaps) -> bool:
-    """Return whether ONE and OTHER, in blocks of one name, may be swapped: one has a doubt, or the swap fits as well.
-    False if the file states that the two sources belong to different kinds of layers.
+    """Return whether ONE and OTHER may be swapped: one has a doubt, or there is a question about their swap
+    (`reason_in_row`). False if the paths of their targets' blocks differ in more than digits, or if the file states
+    that the two sources belong to different kinds of layers.
     """
     if without_digits(block_of(one[0].path)) != without_digits(block_of(other[0].path)):
         return False
@@ -103,7 +112,9 @@ def _in_question(one: Pair, other: Pair, swaps: Swaps) -> bool:
 
 
 def _stated_apart(one: Unit, other: Unit) -> bool:
-    """Return whether the file states two kinds of layers for the sources ONE and OTHER, such as attention and dense."""
+    """Return whether the file states a kind of layer for both sources ONE and OTHER, such as attention and dense, and
+    these differ.
+    """
     stated = [unit.main.entry.stated for unit in (one, other)]
     layers = {role.layer for role in stated if role is not None and role.layer}
     return len(layers) > 1
@@ -112,6 +123,10 @@ def _stated_apart(one: Unit, other: Unit) -> bool:
 def _balance(one: Pair, other: Pair, swaps: Swaps, around: list[Pair]) -> float:
     """Return a score for the pairs ONE and OTHER against their swap; below zero, the swap is better. AROUND are certain
     pairs near them.
+
+    It is 10 or -10 if contents exclude the swap or the pairs as they are. Else names, numbers and neighbours are added
+    up; neighbours count three times as much between two blocks. If the sum is below zero, orders are added, those that
+    the whole model does not keep by a quarter.
     """
     swap = crossed(one, other)
     if swaps.contents.fit_only_so(one, other):

@@ -10,7 +10,7 @@ from ..matching.units import Pair, Path, Unit, nearness
 
 
 class Contents:
-    """Counts the units of each shape in every module of both sides.
+    """Counts the units of each shape and kind in every module of both sides, and in every list of units.
 
     Args:
         matching: the pairs, and the units without a partner.
@@ -23,15 +23,18 @@ class Contents:
         self._held = _held(targets), _held(sources)
 
     def of_target(self, path: Path) -> Hashable:
-        """Return the contents of the module PATH of the target: the number of units of each shape."""
+        """Return the contents of the module PATH of the target, which can be compared: how many units of each shape and
+        kind are in it, at any depth.
+        """
         return frozenset(self._held[0][path].items())
 
     def fit_only_so(self, one: Pair, other: Pair) -> bool:
-        """Return whether the modules around the pairs ONE and OTHER hold units of the same shapes as the modules of
-        their sources, and would not if the sources were swapped.
+        """Return whether the modules around the targets of ONE and OTHER hold the same as those around their sources,
+        and would not if the sources were swapped, because the two targets are in unlike modules.
 
-        This compares the outermost modules that hold only one of the two; else the innermost modules around them; else
-        the tensors of the units; else their lists.
+        It is enough that this is so for one of: the outermost modules that hold only one of the two on their side; the
+        innermost modules around the units; the tensors of the units themselves (`_made_of`); the lists of the units
+        (`_list`). What modules and lists hold is how many units of each shape and kind.
         """
         apart = [nearness(one[side], other[side]) + 1 for side in (0, 1)]
         held = [[unit.path[:at] for at, unit in zip(apart, pair, strict=True)] for pair in (one, other)]
@@ -58,7 +61,9 @@ def _held(units: Iterable[Unit]) -> dict[Path, Counter[Hashable]]:
 
 
 def _list(path: Path) -> Path:
-    """Return PATH with `{}` for the number at the end of its last component."""
+    """Return the path of the list of the unit PATH, whose last component ends in a digit: with `{}` and the rest of
+    this component without digits in place of it (`a.conv1` -> `a.{}conv`). Other paths are returned as they are.
+    """
     last = path[-1] if path else ""
     return (*path[:-1], "{}" + "".join(c for c in last if not c.isdecimal())) if last[-1:].isdecimal() else path
 

@@ -17,13 +17,17 @@ Said = Literal["sure", "for", "against", "nothing"]
 
 
 def by_names(one: Pair, other: Pair, *, soft: bool = True) -> Said:
-    """Return what the names show about the pairs ONE and OTHER and their swap.
+    """Return what the names show about the pairs ONE and OTHER and their swap: "sure" (only these pairs are possible),
+    "for" (they support them), "against" (they support the swap) or "nothing".
 
-    "sure": only these pairs are possible. "for": the names support them. "against": the names support the swap.
-    "nothing".
+    The first of these that decides gives "sure" or "against": equal names; parts of one tensor; words for tables;
+    places that other blocks settled; words of which one excludes another, or their agreement; words that only the two
+    of a pair share, unless these are only "in" and "out", or words that do not exclude each other say the opposite.
+    Then the first of these gives "for" or "against": words that do not exclude each other (with the shared ones); the
+    tensors; words for numbers; initials.
     Args:
         one, other: the two pairs.
-        soft: whether words that do not exclude each other count, too.
+        soft: whether the last four count.
     """
     if one[0].told_by(Kind.NAME) and other[0].told_by(Kind.NAME):
         return "sure"
@@ -64,8 +68,8 @@ _DIRECTIONS = frozenset({"in", "out"})
 
 
 def _only_directions(one: Pair, other: Pair) -> bool:
-    """Return whether the names of ONE and OTHER differ, on both sides, only by words that say where a layer stands
-    ("in", "out").
+    """Return whether the words that both units of ONE have and no unit of OTHER has, or the reverse, are only "in" and
+    "out", which say where a layer is in its block. False if there are no such words.
     """
     (t, s), (t2, s2) = one, other
     own = (telling_words(t.path) - telling_words(t2.path)) & (telling_words(s.path) - telling_words(s2.path))
@@ -74,15 +78,17 @@ def _only_directions(one: Pair, other: Pair) -> bool:
 
 
 def _initials(t: Unit, s: Unit) -> bool:
-    """Return whether the last name of one unit is made of the first letters of the words of the other: `TC`
-    and `time_C`.
+    """Return whether the last name of one of T and S is one word, made of the first letters of the words of the other's
+    last name: `TC` and `time_C`.
     """
     short, long = sorted((words_of(unit.path[-1:]) for unit in (t, s)), key=len)
     return len(short) == 1 < len(long) and short[0] == "".join(word[0] for word in long)
 
 
 def _parts_of_one(one: Pair, other: Pair) -> bool:
-    """Return whether ONE and OTHER are parts of one fused tensor, and their names say which part on both sides."""
+    """Return whether the targets or the sources of ONE and OTHER are parts of one fused tensor, and their names say on
+    both sides which part (q, k, v, gate or up) each is, alike in each pair.
+    """
     (t, s), (t2, s2) = one, other
     if t.main.entry.key != t2.main.entry.key and s.main.entry.key != s2.main.entry.key:
         return False
@@ -91,8 +97,8 @@ def _parts_of_one(one: Pair, other: Pair) -> bool:
 
 
 def _looked_up(one: Pair, other: Pair) -> int:
-    """Return 1 if the model looks up rows of the first target, and only its source is called a table; -1 if only the
-    source of the other target is, with which the model multiplies; else 0.
+    """Return 1 if the model looks up rows of the target of ONE and uses that of OTHER otherwise, and only the source of
+    ONE has a word for a table in its name; -1 if only that of OTHER has; else 0.
     """
     hows = [pair[0].main.entry.how for pair in (one, other)]
     if hows[0] != "embedding" or hows[1] in ("", "embedding"):
@@ -102,8 +108,8 @@ def _looked_up(one: Pair, other: Pair) -> int:
 
 
 def held_so(one: Pair, other: Pair) -> bool:
-    """Return whether the targets of ONE and OTHER hold different tensors, and each holds the same as its source: a
-    weight, or a weight and a bias.
+    """Return whether the targets of ONE and OTHER hold different tensors by their roles (a weight; a weight and a
+    bias), and each holds the same as its source.
 
     A layer with a bias does not become one without. This counts only if the output of one layer flows into the other:
     of two layers whose outputs are added, either may hold the bias.
@@ -115,12 +121,16 @@ def held_so(one: Pair, other: Pair) -> bool:
 
 
 def _agreed(t: Unit, s: Unit) -> int:
-    """Return in how many groups of exclusive words (encoder or decoder) the names of T and S have the same word."""
+    """Return in how many groups of words that exclude each other (encoder or decoder) the names of T and S have the
+    same label.
+    """
     return len(labels(t.words, hard=True).items() & labels(s.words, hard=True).items())
 
 
 def soft_words(t: Unit, s: Unit) -> int:
-    """Return in how many groups of other words the names of T and S agree, minus the groups in which they disagree."""
+    """Return in how many groups of words that do not exclude each other the names of T and S have the same label, minus
+    in how many they have different labels.
+    """
     own, theirs = labels(t.words, hard=False), labels(s.words, hard=False)
     return sum(1 if own[group] == theirs[group] else -1 for group in own.keys() & theirs.keys())
 
@@ -130,10 +140,12 @@ _PLACES = frozenset({"position", "half"})
 
 
 def say_the_same(one: Pair, other: Pair) -> bool:
-    """Return whether one group of words names all four layers, alike in each pair, and the two pairs differently.
+    """Return whether the words of both sides say which of the pairs ONE and OTHER is which, such as gate and up on both
+    sides.
 
-    For example, gate and up on both sides. No other group may contradict it. Words for places do not count: a norm
-    after one layer is the norm before the next.
+    What counts are the groups of words that do not exclude each other in which all four names have a label, and the
+    labels of ONE and OTHER differ on a side. There has to be one, and in all of them target and source of each pair
+    need one label. Words for places do not count: a norm after one layer is the norm before the next.
     """
     (t, s), (t2, s2) = ([labels(unit.words, hard=False) for unit in pair] for pair in (one, other))
     both = (t.keys() & s.keys() & t2.keys() & s2.keys()) - _PLACES
@@ -142,14 +154,16 @@ def say_the_same(one: Pair, other: Pair) -> bool:
 
 
 def own_words(a: Unit, b: Unit, not_a: Unit, not_b: Unit) -> int:
-    """Return how many words the names of A and B share that neither the name of NOT_A nor that of NOT_B has."""
+    """Return how many telling words of the path of A, which that of NOT_A has not, are in the path of B and not in that
+    of NOT_B, whole or abbreviated.
+    """
     own = telling_words(a.path) - telling_words(not_a.path)
     return shared(own, telling_words(b.path) - telling_words(not_b.path))
 
 
 def word_more(one: Path, other: Path) -> str | None:
-    """Return the word by which the longer of the names ONE and OTHER is the shorter one with one word more, in front of
-    something: "temporal" for `norm1` and `temporal_norm1`. None if they differ by something else, or by a number.
+    """Return the word, not the last, by which the longer of the names ONE and OTHER is the shorter one with one word
+    more: "temporal" for `norm1` and `temporal_norm1`. None if they differ by something else, or by a number.
     """
     short, long = sorted((words_of(one), words_of(other)), key=len)
     at = next((at for at, word in enumerate(long[:-1]) if short[at : at + 1] != (word,)), None)
@@ -157,14 +171,16 @@ def word_more(one: Path, other: Path) -> str | None:
 
 
 def _counted_out(t: Unit, s: Unit) -> bool:
-    """Return whether one name has a word for its number, and the other has that number: `second_bn` and `bn2`."""
+    """Return whether the last names of T and S have the same number, and at least one of them has it as a word:
+    `second_bn` and `bn2`.
+    """
     (own, spelt), (theirs, spelt_there) = _which(t), _which(s)
     return own is not None and own == theirs and (spelt or spelt_there)
 
 
 def _which(unit: Unit) -> tuple[int | None, bool]:
-    """Return (number of UNIT by the end of its name, counted from one, whether it is a word ("second")); the number is
-    None if the name has none.
+    """Return (the last number in the last name of UNIT, whether it is a word, such as "second"); (None, False) if the
+    name has none.
     """
     name = unit.words[-len(words_of(unit.path[-1:])) :]
     said = next((word for word in reversed(name) if word.isdecimal() or word in table().ordinals), None)
@@ -174,16 +190,20 @@ def _which(unit: Unit) -> tuple[int | None, bool]:
 
 
 def by_convention(one: Pair, other: Pair) -> bool:
-    """Return whether one side names the two layers gate and up, and the other side does not say which is which."""
+    """Return whether exactly one side names the two layers gate and up by its words, so that the other side does not
+    say which is which.
+    """
     own, theirs = ({label_of(one[side], "neck"), label_of(other[side], "neck")} for side in (0, 1))
     both = {"gate", "up"}
     return (own == both) != (theirs == both)
 
 
 def by_numbers(one: Pair, other: Pair) -> int:
-    """Return 1 if both sides number the pairs ONE and OTHER, each in one list, in the direction in which these lists
-    are counted; -1 if in the other direction, with steps of equal length or in lists that are known to be counted from
-    opposite ends; else 0.
+    """Return 1 if the numbers of the pairs ONE and OTHER are in the same order on both sides (in the opposite order, in
+    lists that are known to be counted from opposite ends), -1 if in the other order, else 0.
+
+    It is 0 if the two paths of a side differ in more than numbers, or have equal numbers. Without known lists, -1 needs
+    a difference of equal size on both sides.
     """
     t, t2, s, s2 = one[0], other[0], one[1], other[1]
     if series(t) != series(t2) or series(s) != series(s2):
@@ -200,15 +220,15 @@ def by_numbers(one: Pair, other: Pair) -> int:
 
 
 def step(one: Unit, other: Unit) -> int:
-    """Return the difference of the first numbers in which the paths of ONE and OTHER differ; 0 if they have
-    equal numbers.
+    """Return the first number of OTHER that differs from that of ONE at its place, minus that of ONE; 0 if there is
+    none.
     """
     return next((b - a for a, b in zip(one.numbers, other.numbers, strict=False) if a != b), 0)
 
 
 def in_equal_places(one: Pair, other: Pair) -> bool:
-    """Return whether each pair has equal numbers in lists on both sides, and would not have them if the two
-    were swapped.
+    """Return whether each of the two pairs has equal numbers as components of both its paths, and the two pairs do not
+    have the same. False if a target is in a list that the source counts from the other end.
     """
     places = [[list_places(unit) for unit in pair] for pair in (one, other)]
     same = all(t == s for t, s in places) and not any(unit.backwards for unit in (one[0], other[0]))
@@ -216,7 +236,9 @@ def in_equal_places(one: Pair, other: Pair) -> bool:
 
 
 def list_places(unit: Unit) -> tuple[str, ...]:
-    """Return the numbers (as text) that are components of the path of UNIT: its places in the lists around it."""
+    """Return the components of the path of UNIT that are numbers, as text, in order: its places in the lists around it.
+    () if there are none.
+    """
     return _decimals(unit.path)
 
 

@@ -18,8 +18,8 @@ from .names import by_convention, by_names, by_numbers, held_so, in_equal_places
 
 #: So many layers of a block are looked at for names with one word more.
 _MOST = 64
-#: Why a swap is not excluded; False where an order alone excludes it, None where more does. The source of the other
-#: pair is named by who asks.
+#: Why a swap is not excluded; None if names, numbers or places exclude it, False if an order alone does or if nothing
+#: tells the two apart. The source of the other pair is named by who asks.
 Said = Question[Unit] | Literal[False] | None
 #: What has one name but for its numbers.
 _Row = tuple[str, ...]
@@ -33,8 +33,8 @@ class Swaps:
         sequences: the orders that both sides have.
     Attributes:
         pairs: the pairs as they are now.
-        orders: the orders that both sides have.
-        overall: name of an order -> how reliable it is in the whole model.
+        orders: the orders in which both sides can be compared (`orders_of`).
+        overall: name of an order -> how reliable it was in the whole model at the start, 0 to 1 (`concordance`).
         contents: the contents of the modules of both sides.
     """
 
@@ -51,18 +51,24 @@ class Swaps:
         self.see_branches()
 
     def see_branches(self) -> None:
-        """Update the evidence of parallel branches about the orders, after pairs have changed."""
+        """Compute again, from the pairs as they are now, in which orders both sides have parallel branches."""
         votes = {order.name: (order.vote, order.place) for order in self.orders}
         self._branches = Branches(self.pairs, self.contents.of_target, votes)
 
     def reason(self, one: Pair, other: Pair, belief: Mapping[str, float] | None = None) -> Said:
-        """Return the question to ask about the pairs ONE and OTHER if they may be swapped.
+        """Return the question to ask about the pairs ONE and OTHER if they may be swapped: that of `reason_in_row`. If
+        that is False, also:
+
+        - RUNS_BESIDE if the targets are parallel branches, and no order that is for the pairs is one that branches
+          which cannot be confused keep on both sides;
+        - else NAMED_AS_ADDED if one source is named as added later (`_is_added`).
 
         Args:
             one, other: the pairs.
-            belief: name of an order -> how reliable it is for these two pairs; as in the whole model if None.
+            belief: name of an order -> how reliable it is for these two pairs, 0 to 1; as in the whole model if None.
         Returns:
-            The question; False if only an order excludes the swap; None if names or places exclude it.
+            The question, without options; None if names, numbers or places exclude the swap; False if none of these
+            does, and an order excludes it or no order tells the two apart.
         """
         belief = self.overall if belief is None else belief
         found = self.reason_in_row(one, other, belief)
@@ -75,8 +81,9 @@ class Swaps:
         return found
 
     def _is_added(self, one: Unit, other: Unit) -> bool:
-        """Return whether one of two sources is called as the other with one word more, and so is another look-alike in
-        this block: `temporal_norm` and `temporal_attn` beside `norm` and `attn`.
+        """Return whether one of two sources in one block is called as the other with one word more, and two or more
+        couples of look-alikes in this block, these two among them, differ by this word: `temporal_norm` and
+        `temporal_attn` beside `norm` and `attn`. Of a block, 64 sources are compared.
 
         Code got these layers later, so their place in the file does not tell when it runs them.
         """
@@ -93,7 +100,21 @@ class Swaps:
         return self._added[block][word] > 1
 
     def reason_in_row(self, one: Pair, other: Pair, belief: Mapping[str, float] | None = None) -> Said:
-        """Return the result of `reason`, but without the question about parallel branches."""
+        """Return the result of `reason`, but without the questions RUNS_BESIDE and NAMED_AS_ADDED. The first of these
+        that applies decides; an order counts if BELIEF in it is at least 0.85, but against names that only support the
+        pairs if it is above 0.5:
+
+        - names that exclude the swap: None; names that support it: NAMES_FOR_SWAP;
+        - names that support the pairs: ORDER_FOR_SWAP if an order is for the swap and none for the pairs, unless places
+          in lists, tensors or all words agree with the names; else None;
+        - a gate that one side does not name: CONVENTION_OF_TWO;
+        - numbers in the same order on both sides: None, if no order is for the swap or one is for the pairs, and, for
+          parallel branches, the numbers differ by as much on both sides or one list goes through them
+          (`_counts_through`);
+        - orders for the swap: ORDERS_ABOUT_SWAP if others are for the pairs, else ORDER_FOR_SWAP;
+        - orders that tell the two apart, none of which counts: NO_ORDER_KEPT;
+        - else, an order for the pairs or none that tells them apart: False.
+        """
         named = by_names(one, other)
         if named == "sure":
             return None
@@ -126,11 +147,12 @@ class Swaps:
         return False
 
     def _counts_through(self, one: Pair, other: Pair) -> bool:
-        """Return whether the source has one list for several towers of the model, one after the other, and the pairs
-        are in that order.
+        """Return whether the source of ONE is in a list that goes through several towers of the model, one after the
+        other, and all pairs of this list are in that order: `l1` to `l6` for `q1.0` to `q1.2` and `q2.0` to `q2.2`.
 
-        For example, `l1` to `l6` for `q1` and `q2`, two towers of three layers. The layers of a tower have to differ,
-        so that no other way of counting fits.
+        The towers are told apart by the first number in the path of the target, and have successive numbers. The shapes
+        of the list are those of the towers one after the other, and not those of all first layers, then all second
+        ones, so that the layers of a tower have to differ. The members of the list have one number each.
         """
         row = series(one[1])
         if row not in self._in_turn:
@@ -155,6 +177,8 @@ class Swaps:
         return {o.name: vote for o in self.orders if belief[o.name] >= BELIEVED and (vote := o.vote(one, other))}
 
     def excluded(self, one: Pair, other: Pair) -> bool:
-        """Return whether names, numbers or an order that the whole model keeps exclude the swap of ONE and OTHER."""
+        """Return whether names, numbers or places exclude the swap of ONE and OTHER, or an order alone does that the
+        whole model keeps and that is for the pairs.
+        """
         reason = self.reason(one, other)
         return reason is None or (reason is False and 1 in self._believed(one, other, self.overall).values())
