@@ -27,8 +27,10 @@ def named_alike(
         optional: keys of the code that the file may lack.
         share: the share of the other keys that the file needs in these sizes; a head may have another size.
     Returns:
-        One dict for each prefix of the file that has these keys; several if the file holds several copies of the
-        model. Empty if too many keys are missing.
+        One dict for each of the shortest prefixes with all keys that are needed; several if the file holds several
+        copies of the model, one if the shortest prefix is none. If no prefix has all: one dict with each key from the
+        nearest prefix that has it; if some are nowhere, one for each of the shortest prefixes with the most keys, at
+        least SHARE of them. Empty if too many keys are missing. Optional keys are in a dict where they are found.
     """
     wanted = {key: _words(key) for key in code}
     short = {key: _words(own) for key, own in unwrap(list(code)).items()}
@@ -63,7 +65,8 @@ def named_alike(
 
 def _one_way(found: Mapping[str, Mapping[tuple[str, ...], str | None]], place: tuple[str, ...]) -> dict[str, str]:
     """Return key of the code -> key of the file: the file's key below the prefix PLACE, or else the only key with that
-    name (Flax keeps statistics in another collection). FOUND has key of the code -> prefix -> key of the file.
+    name (Flax keeps statistics in another collection); keys without either are left out. FOUND has key of the code ->
+    prefix -> key of the file, None if there are two.
     """
     way: dict[str, str] = {}
     for key, below in found.items():
@@ -78,8 +81,7 @@ def _from_several_places(
     found: Mapping[str, Mapping[tuple[str, ...], str | None]], needed: Sequence[str]
 ) -> list[dict[str, str]]:
     """Return [key of the code -> key of the file], each below the shortest prefix that has it. [] if a key of NEEDED is
-    below no prefix, or below two that are equally short, or if two keys would get one. FOUND has key of the code ->
-    prefix -> key of the file.
+    below no prefix, or below two that are equally short, or if two keys would get one. FOUND is as in `_one_way`.
     """
     way: dict[str, str] = {}
     for key, below in found.items():
@@ -94,7 +96,9 @@ def _from_several_places(
 
 
 def _words(key: str) -> tuple[str, ...]:
-    """Return the components of KEY, without `:0`, "state_dict", and layers that a path with slashes repeats."""
+    """Return the components of KEY, between dots and slashes, without `:0` or another number of an output, "state_dict"
+    at the end of a component, and layers that a path with slashes repeats.
+    """
     out: list[str] = []
     for path in re.sub(r":\d+$", "", key).split("/"):
         for place, part in enumerate(path.split(".")):
