@@ -313,14 +313,15 @@ def _cut_in_two(one: Canon, held: _Held) -> _Held:
 
     Each half asks whether the hidden state comes first; on the source, the columns for that order are its option.
     Returns:
-        (side, gate) -> the new matrix. {} if HELD is empty, or if a matrix is not wider than high or has more than two
-        dimensions.
+        (side, gate) -> the new matrix. {}, without a change, if HELD is empty, or if its matrices differ in size, are
+        not wider than high, or have more than two dimensions.
     """
     found: _Held = {}
+    sizes = {piece.shape for piece in held.values()}
+    if len(sizes) != 1 or any(len(shape) != 2 or shape[1] <= shape[0] for shape in sizes):
+        return {}  # before any is split: what does not become one cell stays whole
     for (_, gate), piece in held.items():
-        rows, columns, *rest = piece.shape
-        if rest or columns <= rows:
-            return {}
+        rows, columns = piece.shape
         edges = (0, columns - rows, columns)
         turned = (0, rows, columns)
         new: list[tuple[Piece, Callable[[Expr], Expr]]] = []
@@ -352,7 +353,7 @@ def _join(one: Canon, scope: _Path, cell: RecurrentCell, held: _Held, pieces: li
         depth: how many components the paths of PIECES are longer than SCOPE.
     """
     rows = {p.shape[0] for p in held.values()}
-    if not held or any(held["hh", gate].shape != held["hh", cell.gates[0]].shape for gate in cell.gates):
+    if not held or any(len({held[side, gate].shape for gate in cell.gates}) > 1 for side in _SIDES):
         return
     width = held["hh", cell.gates[0]].shape[0]
     unsure = False
