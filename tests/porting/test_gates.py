@@ -144,6 +144,17 @@ def test_gates_of_unequal_sizes_stay_as_they_are(name: str) -> None:
     assert {key: made.get(key) for key in gates} == gates
 
 
+@pytest.mark.parametrize("rows", [1, WIDTH + 1])
+@pytest.mark.parametrize("name", ["b_{}", "W_x{}.bias"])
+def test_biases_that_are_not_as_long_as_a_gate_stay_as_they_are(name: str, rows: int) -> None:
+    gates = {f"cell.W_{side}{gate}.weight": (WIDTH, IN if side == "x" else WIDTH) for side in "xh" for gate in "ifgo"}
+    biases = {f"cell.{name.format(gate)}": (rows,) for gate in "ifgo"}
+    target = wanted({f"rnn.{key}": value.shape for key, value in recurrent("lstm").items()})
+    source, _ = canonical(signature(gates | biases), target)
+    made = {str(piece.expr): piece.shape for piece in source.pieces.values()}
+    assert {key: made.get(key) for key in biases} == biases
+
+
 def test_all_gates_in_one_matrix_under_a_name_of_its_own_are_a_guess_about_their_order() -> None:
     held = recurrent("lstm")
     source = {"cell.x2h.weight": held["weight_ih_l0"], "cell.x2h.bias": held["bias_ih_l0"]}

@@ -342,14 +342,14 @@ def _join(one: Canon, scope: _Path, cell: RecurrentCell, held: _Held, pieces: li
     the module SCOPE ("cell" if it is the outermost), with the gates in torch's order.
 
     Matrices with inputs first are transposed. Square bare ones may have inputs first, which is a question. Nothing is
-    done if HELD is empty, or if its sizes are not those of one cell.
+    done if HELD is empty, or if its sizes are not those of one cell. Biases that are not as long as one gate stay.
     Args:
         one: the side.
         scope: the path of the module around the layers.
         cell: the kind of the cell.
         held: (side, gate) -> matrix, for all sides and gates.
-        pieces: the weights DEPTH components below SCOPE. If vectors among them are biases by name, one for each gate,
-            they are joined to `bias_ih`.
+        pieces: the weights DEPTH components below SCOPE. Vectors among them that are biases by name, one for each gate,
+            are joined to `bias_ih`.
         depth: how many components the paths of PIECES are longer than SCOPE.
     """
     rows = {p.shape[0] for p in held.values()}
@@ -369,7 +369,7 @@ def _join(one: Canon, scope: _Path, cell: RecurrentCell, held: _Held, pieces: li
     lone = {
         cell.words[tokens[1]]: p
         for p in pieces
-        if len(p.shape) == 1
+        if p.shape == (width,)
         and len(tokens := _tokens(p.path[-depth:])) == 2
         and tokens[0] in _BIAS
         and tokens[1] in cell.words
@@ -390,7 +390,7 @@ def _join(one: Canon, scope: _Path, cell: RecurrentCell, held: _Held, pieces: li
         if unsure:
             new = new.asking(Reason.INPUTS_FIRST_OF_SEVERAL)
         _stack(one, own, new)
-        if any(b is not None for b in biases):
+        if {b.shape for b in biases if b is not None} == {(width,)}:
             _stack(one, biases, replace(new, role=f"bias_{side}", shape=(width * len(own),)))
     if lone.keys() == set(cell.gates):
         made = replace(
