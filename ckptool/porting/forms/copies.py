@@ -30,12 +30,13 @@ def copies(source: Signature, target: Signature) -> tuple[dict[str, str], set[st
     belong to other parts of a larger model). Both are empty for a file without copies.
 
     Copies are two or more modules in one module of SOURCE, at most three components deep, whose last names are no
-    numbers, with the same four or more keys and sizes below them. They hold at least 70 % of the tensors of the module
-    around them, and TARGET has at most 1.5 times as many tensors as one. For each size of a matrix in them, TARGET has
-    fewer tensors than SOURCE; if it has none, its own tensors are smaller than all copies together.
+    numbers, with the same four or more keys and sizes below them, among them a matrix. They hold at least 70 % of the
+    tensors of the module around them, and TARGET has at most 1.5 times as many tensors as one. TARGET has fewer tensors
+    than SOURCE of the size of each matrix in them; if it has none of these sizes, it has fewer elements than all copies
+    together.
     Modules are no copies if they are the gates of a recurrent cell, if TARGET has a module with the name of just one of
-    them, or if their names mean different things (`student`, `teacher`) and TARGET has names that mean one of these.
-    An encoder and a decoder are no copies either: they are left out if a third module is neither, and TARGET names no
+    them, or if their names mean different things (`student`, `teacher`) and TARGET has names that mean one of these. An
+    encoder and a decoder are no copies either: they are left out if a third module is neither, and TARGET names no
     encoder or decoder. Which copy is preferred is in the vocabulary (`copies`).
     """
     below: dict[tuple[str, ...], dict[tuple[str, ...], Shape]] = defaultdict(dict)
@@ -189,9 +190,9 @@ def doubles(tensors: Mapping[str, LazyTensor], keys: Collection[str]) -> dict[st
     the tensor with its name in an earlier layer.
 
     Vectors of ones are always equal, so such a layer has a matrix or kernel with unequal values, or three tensors with
-    unequal values (a norm with its statistics). Unequal means: in the first 64 bytes. A layer with several tensors may
-    also repeat layers with one tensor each, before or after it: its matrix with unequal values that of a table, and its
-    other tensors, then, those of such layers.
+    unequal values (a norm with its statistics). Unequal means: in the first 64 bytes. Of a layer with several tensors,
+    a matrix with unequal values may also repeat the only tensor of another layer, before or after it (a table); if one
+    of its tensors repeats another, so may its others with unequal values.
 
     Args:
         tensors: the state dict. The first bytes are read of tensors with equal sizes, all bytes if these are equal.

@@ -30,12 +30,14 @@ _BIAS = ("b", "bias")
 
 
 def join_gates(source: Canon, target: Canon) -> None:
-    """Change both sides: on a side that stores the gates of a recurrent cell in separate layers, join them to one
-    matrix, if the other side has a `weight_ih`, or has a weight with the sizes of all gates together.
+    """Change both sides: on a side that stores the gates of a recurrent cell in separate layers, replace them by one
+    `weight_ih` and one `weight_hh`, if the other side has a `weight_ih`, or has a weight with the sizes of all gates
+    together, over input and hidden state.
 
     First, matrices of several gates that are named by their letters (`iou`) are split (`_divide_letters`); if there are
-    any, and each side has layers for all gates, both sides join theirs in any case. Layers of single gates that are
-    left get the gate's name among their words.
+    any, and each side has layers for all gates, both sides join theirs in any case. A side whose gates are joined
+    without a size to fit, also gets torch's roles for layers of all gates (`_name_sides`). Layers of single gates that
+    are left get the gate's name among their words.
     """
     lettered = [_divide_letters(one, other) for one, other in ((source, target), (target, source))]
     both = any(lettered) and _has_gates(source) and _has_gates(target)

@@ -20,8 +20,9 @@ def channels_first(source: Canon, target: Canon) -> None:
     torch's layout.
 
     One of these two layouts has to be the only one that fits the target's sizes for more than two thirds of the kernels
-    that fit in one way only. Then every kernel that fits in this layout is changed, also if it fits as it is, because a
-    file has one layout. Kernels whose layout the file states, or that are called `kernel`, do not count.
+    that fit in one way only, as they are or in one of these; kernels with three dimensions count for it only if code
+    uses that size in a convolution. Then every kernel that fits in this layout is changed, also if it fits as it is,
+    because a file has one layout. Kernels whose layout the file states, or that are called `kernel`, do not count.
     """
     wanted = Counter(p.shape for p in target.pieces.values() if p.role.startswith("weight"))
     of_layers = {p.shape for p in target.pieces.values() if _is_transposed(p) is not None}
@@ -78,12 +79,13 @@ def _laid(shape: Shape, way: _Way) -> Shape:
 
 def turn_kernels(source: Canon, target: Canon) -> None:
     """Swap inputs and outputs of kernels of transposed convolutions of the source ([in, out, k, k]) and flip them, for
-    a model that has only plain convolutions. With stride 1 both compute the same; each such kernel has a question.
+    a model that is known to have plain convolutions, and no transposed ones. With stride 1 both compute the same; each
+    such kernel has a question.
 
-    A list is the kernels whose paths are equal without digits. The source's code shows whether its kernels are
-    transposed; without code, the lengths of biases or the model's sizes. If only their names say it, and all are
-    square, they stay, and the other kernel is the option of a question. Kernels of 1, and kernels whose swapped sizes
-    the model does not have, stay.
+    A list is the kernels whose paths are equal without digits. The source's code shows whether all of its kernels are
+    transposed; without code, the lengths of biases or the model's sizes (`_all_turned`). If only their names say it,
+    and all are square, they stay, and the other kernel is the option of a question. Kernels of a single pixel, and
+    kernels whose swapped sizes the model does not have, stay.
     """
     own = [p for p in target.pieces.values() if p.role == "weight" and len(p.shape) > 2]
     plain = Counter(p.shape for p in own if _is_transposed(p) is False)

@@ -32,10 +32,11 @@ def torch_layout(canon: Canon, piece: Piece, bare: Collection[Shape]) -> None:
     inputs first.
 
     On the target, a weight is transposed if the forward pass uses it so (unless it is that of an embedding, or has
-    heads between inputs and outputs), or if it is a matrix called `kernel`, and neither the forward pass nor the class
-    of its module shows the layout. On the source, kernels [size…, in, out] become [out, in, size…], depthwise ones
-    [size…, in, n] become [in * n, 1, size…]. With a recurrent kernel beside it, a kernel becomes `weight_ih`, a bias
-    with one or two dimensions `bias_ih`.
+    heads between inputs and outputs), or if it is a matrix called `kernel` that is not multiplied element by element,
+    and neither the forward pass nor the class of its module shows the layout. On the source, kernels [size…, in, out]
+    become [out, in, size…], and depthwise kernels [size…, in, n] become [in * n, 1, size…]; the vocabulary has their
+    names (`inputs_first`, `depthwise`). With a recurrent kernel beside it, a kernel becomes `weight_ih`, a bias with
+    one or two dimensions `bias_ih`.
     Args:
         canon: the side, which is changed.
         piece: a piece of it.
@@ -99,8 +100,8 @@ def _reorder(canon: Canon, piece: Piece, dims: tuple[int, ...]) -> Piece:
 def turn_all(one: Canon, other: Canon) -> None:
     """Bring all pieces of ONE that have inputs first, by their name or use, into torch's layout (see `torch_layout`).
 
-    Tensors with three dimensions and the sizes of a bare parameter of OTHER stay as they are, unless OTHER has a weight
-    of a layer with these sizes reversed.
+    Source tensors with three dimensions and the sizes of a bare parameter of the target stay as they are, unless the
+    target has a tensor that is not bare with these sizes reversed.
     """
     bare = {p.shape for p in other.pieces.values() if is_bare(p)} - {
         p.shape[::-1] if len(p.shape) == 3 else () for p in other.pieces.values() if not is_bare(p)
@@ -112,10 +113,10 @@ def turn_all(one: Canon, other: Canon) -> None:
 def turn_by_vote(canon: Canon) -> None:
     """Transpose the matrices of CANON that have inputs first, as the lengths of their biases show.
 
-    A matrix whose rows or columns, but not both, are as many as the bias has values is a vote for its layout. Matrices
-    of layers with one name vote together, stacked ones [n, in, out] (with biases [n, out] or [n, 1, out]) and those of
-    their own by themselves; the others of that name, square ones, follow. Names without votes follow all matrices of
-    that kind. A tie changes nothing.
+    A matrix whose rows or columns, but not both, are as many as the bias has values is a vote for its layout. All
+    matrices of layers with one name (`kin`) then get the layout with more votes; if none of them has a vote, that with
+    more votes in all such matrices. A tie changes nothing. Stacked matrices [n, in, out], with biases [n, out] or [n,
+    1, out], and single ones vote apart.
     Only weights with a bias beside them in the file or the model count, whose layout neither the file, the forward pass
     nor the class of the module states.
     """
@@ -175,10 +176,11 @@ def follow_names(source: Canon, target: Canon) -> None:
     """Transpose a matrix of the source if the model stores the matrix with that name in the same sizes, and transposes
     it.
 
-    Tensors with one name and one shape usually have one layout. Of the matrices that are not square, those with swapped
-    sizes on the two sides must not be more than those with equal sizes; else nothing is done. If there are only square
-    ones, the source lacks keys of the model, and it is a weight of a torch layer, the transposed matrix is only the
-    option of a question.
+    Tensors with one name and one shape usually have one layout. Of these matrices, without square ones, those that have
+    equal sizes on both sides must be at least as many as the others; else nothing is done. If all are square, the
+    source lacks a parameter of the model, and the model's matrix is not bare, the transposed matrix is only the option
+    of a question. A matrix of the source counts if its layout is not stated, and no other has an equally long end of
+    the path in common.
     """
     ends: dict[tuple[str, ...], list[Piece]] = defaultdict(list)
     for piece in source.pieces.values():
@@ -231,8 +233,9 @@ _OF_TORCH = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"
 def is_bare(piece: Piece) -> bool:
     """Return whether PIECE is a weight that code registers by itself (`nn.Parameter`), no weight of a torch layer.
 
-    Its key shows it: its last component is the name of the layer itself (`experts.w1`), "W" or "w", or ends with
-    `_weight` (except those of torch's attention). A piece whose layout the file states is never bare.
+    Its role is "weight", and its key shows it: the last component is also the last of its path (`experts.w1`), is "W"
+    or "w", or ends with `_weight` (except those of torch's attention). A piece whose layout the file states is never
+    bare.
     """
     leaf = piece.leaf
     if piece.placed:
@@ -242,13 +245,15 @@ def is_bare(piece: Piece) -> bool:
 
 
 def turn_bare_matrices(source: Canon, target: Canon) -> None:
-    """Transpose the bare matrices of the source that have inputs first.
+    """Transpose the matrices of the source that have inputs first, as the target shows.
 
-    Sizes decide first: those that the target has only transposed are transposed, stacks that it has in both ways stay.
-    Then names decide (`_said`). The rest is transposed together, if that makes the order of all tensors agree with the
-    order of the target at least as well; if it agrees equally well both ways, and the target has all of them in their
-    own sizes, nothing is transposed, and each asks a question.
-    As many as the target has parameters of the same sizes that are in no matrix product stay as they are.
+    A weight that has the sizes in which the model stores a matrix that it transposes, and no tensor of the target, is
+    transposed. The others are bare matrices and stacks of matrices that are not square, and of which the target has the
+    transposed sizes. As many of one size as the target has bare parameters of this size outside of matrix products
+    stay. Those whose own sizes the target does not have are transposed; stacks that it has both ways stay; then names
+    decide (`_said`).
+    The rest is transposed together, if the order of all tensors then agrees better with that of the target. If it
+    agrees equally well both ways, each stays, and asks a question.
     """
     wanted = {squeezed(p.shape) for p in target.pieces.values()}
     turned_there = {p.entry.shape for p in target.pieces.values() if is_turned(target, p)}
@@ -387,8 +392,8 @@ def _wanted(kernel: Piece, inputs: int, wanted: Counter[Shape]) -> bool:
 
 
 def matrices_wanted(side: Canon) -> Counter[Shape]:
-    """Return sizes -> how many tensors of SIDE have them. The parts of a fused matrix [rows, in] count, too, beside
-    it.
+    """Return sizes -> how many tensors of SIDE have them. The parts of a matrix [rows, in] that its name calls fused
+    count, too, beside the whole.
     """
     wanted = Counter(p.shape for p in side.pieces.values())
     for piece in side.pieces.values():

@@ -79,14 +79,14 @@ class Piece:
         return Name(self.path, self.role)
 
     def asking(self, reason: Reason, *named: str, option: Expr | None = None) -> Piece:
-        """Return the same piece with one more question: REASON, with the texts NAMED in its sentence, and with the
-        expression OPTION, what else the piece may be, as its only option, or without options. See `asked`.
+        """Return the same piece with a question for REASON added, with the texts NAMED in its sentence. Its only option
+        is the expression OPTION, what else the piece may be; it has none if OPTION is None. See `asked`.
         """
         return self.asked(Question(reason, named, () if option is None else (option,)))
 
     def asked(self, question: Question[Expr]) -> Piece:
-        """Return the same piece with QUESTION added. If it has the same question, open, that gets the options of
-        QUESTION instead.
+        """Return the same piece with QUESTION added at the end. If it has an open question with the same sentence, that
+        gets the options of QUESTION instead.
         """
         return replace(self, questions=tuple(joined(self.questions, question)))
 

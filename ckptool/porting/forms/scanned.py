@@ -25,9 +25,9 @@ def divide_layers(source: Canon, target: Canon) -> None:
     target has a list of so many layers. The layers become members of a list in the module around the tensors.
 
     All tensors below a module, three or more, have to be N long in that dimension, with as many elements for each layer
-    as a member of a list of N in the target (`_holds`); a module with a tensor that the target has by name and sizes
-    stays. If no module fits exactly, totals may differ by 5 percent. This comes before the steps about layouts, because
-    a stack of matrices has as many dimensions as a convolution.
+    as a member of a list of N in the target (`_holds`). Outer modules come first, and before all those that fit
+    exactly; then totals may differ by 5 percent. A module with a tensor that the target has by name and sizes stays.
+    This comes before the steps about layouts, because a stack of matrices has as many dimensions as a convolution.
     """
     lists: dict[int, list[list[int]]] = defaultdict(list)
     for n, sizes in _lists(target):

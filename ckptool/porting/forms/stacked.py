@@ -279,11 +279,13 @@ def _word(piece: Piece) -> str:
 
 
 def _laid_out(one: Canon, piece: Piece, inside: set[Shape], votes: Counter[bool]) -> Piece:
-    """Return the stack PIECE of ONE in torch's layout: transposed if it has the sizes of INSIDE, the layers of the
-    other side, only then; if it has them both ways, or neither, or is square, if most VOTES of other stacks are for it.
+    """Return the stack PIECE of ONE in torch's layout, transposed or as it is. INSIDE has the sizes of the layers on
+    the other side, VOTES what other stacks show (see `_turned`).
 
-    Without votes, a stack that the file or the model has as it is gets a question. A stack of the target whose layout
-    the forward pass shows is transposed only if it looks like heads [n, in, out] by its einsum.
+    A stack of the target whose layout the forward pass shows is transposed only if it has inputs first and looked like
+    heads, [heads, in, out], by its einsum; others were transposed before. A stack with the sizes of INSIDE in one way
+    only gets these sizes; in neither way, it stays. If it has them both ways, or is square, it is transposed if more
+    VOTES are for it than against it. Without votes it stays, with a question if it is stored as it is or transposed.
     """
     shape, turned = piece.shape[1:], piece.shape[:0:-1]
     seen = one.is_target and (piece.entry.facts.inputs_first is not None or piece.entry.how == "linear")
@@ -361,7 +363,7 @@ class List:
 
 
 def lists_of(canon: Canon, of: frozenset[str] = frozenset()) -> list[List]:
-    """Return the lists of two or more members of CANON, one for each tensor that all members of a list have in equal
+    """Return the lists of CANON, one for each tensor that two or more members of a numbered list have, all in equal
     sizes. If OF is given, only those with one of these words in the name of the list, or in that of its members.
     """
     members: dict[tuple[tuple[str, ...], tuple[str, ...], str], dict[int, Shape]] = defaultdict(dict)

@@ -83,8 +83,9 @@ def _some_of(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
 
 
 def _are_wanted(blocks: Sequence[Sequence[Piece]], sizes: SizeCounts) -> bool:
-    """Return whether the tensors of each block in BLOCKS can be joined, OTHER has at least as many fewer tensors of
-    their sizes as BLOCKS holds, and at least as many more of the sizes of all joined blocks. SIZES counts both sides.
+    """Return whether the tensors of each block in BLOCKS can be joined, OTHER has fewer tensors of their sizes than
+    ONE, by at least as many as are in BLOCKS, and more tensors of the joined sizes, by at least as many as there are
+    blocks for each. SIZES counts both sides.
     """
     joins = [join_of_family(Family(tuple(parts), (), numbered=False), sizes) for parts in blocks]
     parts = Counter(squeezed(part.shape) for block in blocks for part in block)

@@ -39,8 +39,8 @@ def parts_by_code(pieces: Sequence[Piece], wholes: Sequence[Piece], other: Canon
     Args:
         pieces: tensors of one module. Nothing is yielded for more than twelve, or if all of them would be parts.
         wholes: tensors of the other side which this side lacks.
-        other: the other side. A piece with a word in its name, and the sizes, of a weight there is no part only for its
-            size.
+        other: the other side. A piece that shares a word of its name, and its sizes, with a weight there is no part for
+            its size alone.
     """
     divided = dict.fromkeys((dim, _divided(whole, dim)) for whole in wholes for dim in (0, 1))
     for dim, found in sorted(divided, key=lambda one: -len(one[1])):  # `k, r` may be some of `k, v, r`
@@ -75,10 +75,10 @@ def _assigned(
 ) -> tuple[int, ...] | None:
     """Return the places in PIECES of PARTS, in the order of PARTS. None if some part may be several of PIECES, or none.
 
-    Each part is the piece whose name says most that they mean the same, among those with its size in SIZES; a part of
-    size 0 fits all. What says nothing in common is a part if it alone fits, and another part was found before, or the
-    sizes of PARTS differ. NAMED says which of PIECES have the name of another tensor of the other side: these are no
-    part only for their size.
+    Each part is the piece whose name most says that they mean the same, among those with its size in SIZES; a part of
+    size 0 fits all. A piece whose name says nothing is a part if it is the only one that fits, and another part was
+    found before, or the sizes of PARTS differ. NAMED says which of PIECES have the name of another tensor of the other
+    side: these are no part for their size alone.
     """
     own = words_apart([piece.words for piece in pieces])
     theirs = words_apart([cut(part.name) for part in parts])
