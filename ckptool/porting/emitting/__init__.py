@@ -487,8 +487,8 @@ def _wrapped(text: str, width: int, lead: str = "") -> list[str]:
 
 
 def _raw(text: str) -> str:
-    """Return the regular expression TEXT as a Python string: raw (`r"…"`), unless it has quotes or characters that
-    cannot be printed.
+    """Return the regular expression TEXT as a Python string: raw (`r"…"`), unless it has double quotes or characters
+    that cannot be printed.
     """
     if "\n" in text or not text.isprintable() or '"' in text:
         return f'"{_escaped(text)}"'

@@ -141,7 +141,8 @@ def _factors(parts: dict[str, Piece]) -> tuple[Piece, Piece, bool] | None:
 
 def _ways(weight: Piece, a: Piece, b: Piece) -> set[bool]:
     """Return whether the product of the factors A [rank, inputs] and B [outputs, rank] of an adapter has the sizes of
-    WEIGHT as it is (False), transposed (True), or both; empty if neither. A kernel has to have as many elements.
+    WEIGHT as it is (False), transposed (True), or both; empty if neither. A kernel, which is never transposed, has to
+    have as many elements, and outputs that divide the rows of B.
     """
     if len(a.shape) < 2 or len(b.shape) < 2 or a.shape[0] != prod(b.shape[1:]):
         return set()

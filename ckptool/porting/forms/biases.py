@@ -20,13 +20,14 @@ from .projections import fused_kind, part_label
 
 def attach_biases(one: Canon, other: Canon) -> None:
     """Move each bias of ONE that is stored by itself into the module of its matrix, unless OTHER stores biases of this
-    size by themselves, too: then it only gets the role of a bias.
+    size by themselves, too: then it only gets the role of a bias. A bias that OTHER has as a table of one column stays
+    as it is.
 
     The matrices are those without a bias and with as many rows as the bias has values, or bare ones with as many
-    columns, which are transposed. Of several, the one is taken that the first of these leaves alone: the name of the
-    bias, the numbers in its path, the nearest path, layers of OTHER with a bias of these sizes, the last use before
-    that of the bias, and that both are of the output layer by name. If none does, the bias stays.
-    A bias that OTHER has as a table of one column stays, too.
+    columns, which are transposed; a bias of one value needs a layer of OTHER with these sizes. Of several matrices, the
+    first of these that fits exactly one decides: the name of the bias, the numbers in its path, the nearest path,
+    layers of OTHER with a bias of these sizes, the last use before that of the bias, and that both are of the output
+    layer by name. If none decides, the bias stays.
     """
     apart = {squeezed(piece.shape) for piece in _lone_biases(other)}
     tables = {piece.shape for piece in other.pieces.values() if piece.role == "weight" and piece.shape[1:] == (1,)}

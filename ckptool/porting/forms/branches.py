@@ -155,10 +155,10 @@ class Branches:
         """Return whether both sides keep the order named ORDER between parallel branches, so that it may tell the pairs
         ONE and OTHER apart. The branches are the two where the paths of their target units part.
 
-        The same two branches in modules of this kind decide, without any exception; without any, other branches in
-        modules of this kind; without two of these, branches of all modules. Of these, at least two, and 85 percent,
-        have to keep the order; if there are too few, it is not shown. Look-alikes beside one branch count once, unless
-        one side has the two pairs in a numbered list.
+        If the same two branches are known from modules of this kind, none may be reversed there. Else other branches in
+        modules of this kind decide, if there are two, or one that is reversed; else, on this condition, those of all
+        modules: at least two, and 85 percent of them, have to keep the order. False if nothing decides. Look-alikes
+        beside one branch count once, unless one side has the two pairs in a numbered list.
         """
         at = next(i for i, (a, b) in enumerate(zip(one[0].path, other[0].path, strict=False)) if a != b)
         kind = self._kind[one[0].path[:at]]
@@ -194,8 +194,8 @@ class _Apart:
 
 
 def _kind(path: tuple[str, ...], held: Iterable[str]) -> Hashable:
-    """Return a value that is equal for modules of one class: the names HELD inside the module, or its path without
-    numbers if these are all numbers.
+    """Return a value that is equal for modules of one class: the names HELD inside the module, or, if all of these are
+    numbers, its path PATH without numbers.
     """
     names = frozenset(held)
     return template(path) if all(name.isdecimal() for name in names) else names

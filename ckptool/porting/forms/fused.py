@@ -60,13 +60,15 @@ def split_again(source: Canon, target: Canon) -> None:
 
 
 def split_fused(one: Canon, other: Canon, both: set[Shape]) -> None:
-    """Split the fused projections of ONE, and their biases, into their parts, if OTHER has weights with the rows of
-    each part, or keys and values with a multiple of their rows.
+    """Split the fused projections of ONE, and their biases, into their parts. OTHER needs, for each part, a weight with
+    its rows, or keys and values with a multiple of their rows.
 
-    A projection stays whole if its shape is in BOTH, the shapes that are fused on both sides; or if OTHER has weights
-    of its shape (at least one, or, if it has some of the parts, as many as ONE), and does not have each part as often.
-    It is split even so if the model's code takes it head by head, and the source's name says that its parts follow one
-    another; then, on the source, that it may be stored head by head is a question, if the name is not of torch.
+    A projection stays whole if its shape is in BOTH, the shapes that are fused on both sides. It also stays if OTHER
+    has weights of its shape, as many as ONE (or one, if OTHER has none of the parts by name), unless OTHER has each
+    part by name as often.
+    A projection that would stay whole is split even so if the model's code takes it head by head, and the source's name
+    says that its parts follow one another. On the source this is a question, unless there is another one, or torch
+    defines the layout.
     """
     fused = [(p, kind) for p in one.pieces.values() if p.role == "weight" and (kind := fused_kind(p))]
     if not fused:
@@ -177,8 +179,8 @@ def _spelled_form(word: str, whole: Shape, modules: Sequence[_Initials]) -> _For
     order, if all modules with such parts agree on their names and rows; else None. MODULES has first letter ->
     matrices, for each module.
 
-    Each letter is that of one matrix alone, and their rows add up to those of the whole. For two letters, the letters
-    are words of the names, and the parts have equal rows.
+    Each letter is that of one matrix alone, with the inputs of the whole, and their rows add up to those of the whole.
+    For two letters, the letters are words of the names (`zr` for `conv_z` and `conv_r`), and the parts have equal rows.
     """
     forms = set()
     for letters in modules:

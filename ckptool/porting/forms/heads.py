@@ -137,8 +137,9 @@ def _up(e: Expr, *, order: tuple[int, ...], shape: Shape) -> Expr:
 
 
 def repeat_shared_heads(source: Canon, target: Canon) -> None:
-    """Repeat the heads of keys and values of the source, and their biases, if the model has keys of the size of the
-    source's queries, and its code shows their heads.
+    """Repeat the heads of keys and values of the source, and their biases, so that they have as many rows as the
+    queries. This is done if all keys of the model have the size of the source's queries, its code shows their heads,
+    and the source's keys and values have equal sizes, with the rows of fewer whole heads.
 
     Queries that share a head are usually adjacent (Ainslie et al., "GQA: Training Generalized Multi-Query Transformer
     Models", 2023), so each head is repeated in place. Other code repeats all heads one after the other; therefore this

@@ -19,7 +19,8 @@ _STATE = re.compile(r"_?(model_)?state_dict$")
 def named_alike(
     code: Mapping[str, Shape], file: Mapping[str, Shape], optional: frozenset[str] = frozenset(), *, share: float = 1.0
 ) -> list[dict[str, str]]:
-    """Return [key of the code -> key of the file], by equal names below a prefix of the file and equal sizes.
+    """Return [key of the code -> key of the file], by equal names below a prefix of the file, of at most seven
+    components, and equal sizes.
 
     Args:
         code: keys of the code with their shapes.
@@ -27,10 +28,10 @@ def named_alike(
         optional: keys of the code that the file may lack.
         share: the share of the other keys that the file needs in these sizes; a head may have another size.
     Returns:
-        One dict for each of the shortest prefixes with all keys that are needed; several if the file holds several
-        copies of the model, one if the shortest prefix is none. If no prefix has all: one dict with each key from the
-        nearest prefix that has it; if some are nowhere, one for each of the shortest prefixes with the most keys, at
-        least SHARE of them. Empty if too many keys are missing. Optional keys are in a dict where they are found.
+        If prefixes have all keys that are needed: one dict for each of the shortest of them (several if the file holds
+        several copies of the model). Else, if each of these keys is below some prefix: one dict, with each key from the
+        nearest. Else, if a prefix has at least SHARE of the keys: one dict for each of the shortest with the most keys.
+        Else []. Optional keys are in a dict where they are found.
     """
     wanted = {key: _words(key) for key in code}
     short = {key: _words(own) for key, own in unwrap(list(code)).items()}

@@ -73,7 +73,8 @@ class Ranks:
 
 def joined_ranks(found: Sequence[StateDict], target: Signature) -> Ranks | None:
     """Return the state dicts FOUND in a file as shares of one model, in the order of the numbers in their paths. None
-    if there are fewer than two, if their paths differ in more than numbers, or if their keys, sizes or types differ.
+    if there are fewer than two, if they have no tensors, if their paths differ in more than numbers, or if their keys,
+    sizes or types differ.
 
     What is equal in all is taken from the first. Other shares are joined along the first dimension that gives a size
     that TARGET has, in any order of its dimensions, or else the first of all. It is a question if several dimensions

@@ -294,7 +294,8 @@ def is_numbered(piece: Piece) -> bool:
 
 def name_exported(source: Canon, target: Canon) -> None:
     """Give tensors of the source that an ONNX export named by numbers the path of their layer, and matrices torch's
-    layout.
+    layout. A matrix without an operator in its name (`val_308`) counts only if its outputs are as many as a bias
+    without a weight has values.
 
     A matrix whose layer is not known gets a path of its own (`MatMul_211`). Between several layers of equal sizes, the
     order of the numbers decides, which is a question unless the model's order of use is known.
@@ -340,7 +341,7 @@ def _layers(source: Canon, target: Canon, shape: Shape, lone: Sequence[Piece], c
 
     If the model has all of LONE under their names, its forward pass was followed, and it uses COUNT weights of this
     size that the source lacks, these are the layers, and certain. Else the layers are those of the biases with as many
-    values, if there are COUNT of them, and only one is certain.
+    values as SHAPE has rows, if there are COUNT of them; this is certain only if COUNT is 1.
     """
     own = [p for p in lone if p.shape == shape[:1]]
     if all(p.name in target.pieces for p in lone) and target.signature.traced:
