@@ -65,9 +65,9 @@ def split_fused(one: Canon, other: Canon, both: set[Shape]) -> None:
 
     A projection stays whole if its shape is in BOTH, the shapes that are fused on both sides. It also stays if OTHER
     has weights of its shape, as many as ONE (or one, if OTHER has none of the parts by name), unless OTHER has each
-    part by name as often.
+    part by name as often, or keys and values with a multiple of their rows.
     A projection that would stay whole is split even so if the model's code takes it head by head, and the source's name
-    says that its parts follow one another. On the source this is a question, unless there is another one, or torch
+    says that its parts follow one another. On the source this is a question, unless it has another one, or torch
     defines the layout.
     """
     fused = [(p, kind) for p in one.pieces.values() if p.role == "weight" and (kind := fused_kind(p))]

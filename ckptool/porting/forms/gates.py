@@ -164,9 +164,9 @@ def _alone(key: tuple[str, str] | None) -> _Gates | None:
 
 
 def _several_gates(tokens: tuple[str, ...], cell: RecurrentCell) -> _Gates | None:
-    """Return (side, gates) of a matrix whose name, in words TOKENS, has letters for its side and for two or more gates
-    of CELL (`ioux`, `W_iou`, `h_rz`), the gates in the order of the letters. The side is "ih" (input) or "hh" (hidden
-    state). None for other names.
+    """Return (side, gates) of a matrix whose name, in words TOKENS, has a word or letter for its side and letters for
+    two or more gates of CELL, in either order (`ioux`, `W_iou`, `h_rz`); the gates are in the order of the letters. The
+    side is "ih" (input) or "hh" (hidden state). None for other names.
 
     A name that is only the letters of all gates (`ifgo`) has the side "ih", although it does not tell.
     """
@@ -216,11 +216,11 @@ def are_gates(components: Sequence[str]) -> bool:
 
 
 def _join_scope(one: Canon, scope: _Path, pieces: list[Piece], depth: int, wholes: set[Shape] | None) -> None:
-    """Join the gates of the first kind of recurrent cell for which the matrices among PIECES are named gate by gate.
-    PIECES are weights of ONE, DEPTH components below the module SCOPE.
+    """Join the gates of the first kind of recurrent cell for which the matrices and kernels among PIECES are named gate
+    by gate. PIECES are weights of ONE, DEPTH components below the module SCOPE.
 
-    There has to be exactly one matrix for each gate on the input, and one for each gate on the hidden state. WHOLES are
-    the sizes of the other side's weights: the gates are joined only if the layer for all of them, over input and hidden
+    There has to be exactly one for each gate on the input, and one for each gate on the hidden state. WHOLES are the
+    sizes of the other side's weights: the gates are joined only if the layer for all of them, over input and hidden
     state, has one of these sizes. If it is None, they are joined in any case; then a single matrix for each gate, over
     both, is split in two first.
     """

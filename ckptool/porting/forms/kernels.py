@@ -84,8 +84,8 @@ def turn_kernels(source: Canon, target: Canon) -> None:
 
     A list is the kernels whose paths are equal without digits. The source's code shows whether all of its kernels are
     transposed; without code, the lengths of biases or the model's sizes (`_all_turned`). If only their names say it,
-    and all are square, they stay, and the other kernel is the option of a question. Kernels of a single pixel, and
-    kernels whose swapped sizes the model does not have, stay.
+    and all are square, they stay, and the other kernel is the option of a question. Kernels of a single pixel, those
+    whose layout the file states, and those whose swapped sizes the model does not have, stay.
     """
     own = [p for p in target.pieces.values() if p.role == "weight" and len(p.shape) > 2]
     plain = Counter(p.shape for p in own if _is_transposed(p) is False)

@@ -301,9 +301,10 @@ def turn_bare_matrices(source: Canon, target: Canon) -> None:
 
 
 def _said(piece: Piece, target: Canon) -> bool | None:
-    """Return whether the target's tensors with the last name of PIECE have its sizes swapped (True) or equal (False).
+    """Return whether the target's tensors with the last name of PIECE have its sizes reversed (True) or as they are
+    (False).
 
-    If there are none, or both: the same of tensors with the same word for a part of a feed-forward block (gate, up,
+    If they have neither, or both: the same of tensors with the same word for a part of a feed-forward block (gate, up,
     down). None if these do not show it either.
     """
     group = table().group("neck")

@@ -19,7 +19,8 @@ _CONVOLUTIONS = frozenset("conv dwconv depthwise dw conv1d conv2d conv3d".split(
 
 def fused_kind(piece: Piece) -> Fused | None:
     """Return which projections PIECE holds together, as the name of its module (`qkv`), or its own name in a torch
-    module (`in_proj_weight`), says; None if the names do not say so, or for a single number.
+    module (`in_proj_weight`), says; None if the names do not say so, for a single number, and for a part that was split
+    off.
 
     `sure` is False for kernels of size 1 if the vocabulary is sure of the name only for linear layers.
     """

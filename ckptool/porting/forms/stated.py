@@ -293,12 +293,13 @@ def is_numbered(piece: Piece) -> bool:
 
 
 def name_exported(source: Canon, target: Canon) -> None:
-    """Give tensors of the source that an ONNX export named by numbers the path of their layer, and matrices torch's
-    layout. A matrix without an operator in its name (`val_308`) counts only if its outputs are as many as a bias
-    without a weight has values.
+    """Give tensors of the source that an ONNX export named by numbers a path. Kernels of convolutions get one of their
+    own (`Conv_193`), with their biases. Matrices get that of their layer, or, if that is not known, one of their own
+    (`MatMul_211`), and torch's layout.
 
-    A matrix whose layer is not known gets a path of its own (`MatMul_211`). Between several layers of equal sizes, the
-    order of the numbers decides, which is a question unless the model's order of use is known.
+    A matrix without an operator in its name (`val_308`) counts only if its outputs are as many as a bias without a
+    weight has values. Between several layers of equal sizes, the order of the numbers decides, which is a question
+    unless the model's order of use is known.
     """
     numbered = sorted(
         (int(found[2]), found[1] or "", piece)

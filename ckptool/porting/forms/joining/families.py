@@ -63,8 +63,9 @@ def _of_fewer_heads(piece: Piece, labelled: set[tuple[str, Shape]]) -> bool:
 
 
 def join_families(one: Canon, other: Canon) -> bool:
-    """Join families of ONE (tensors of one module that may be parts of one tensor, by names and sizes) where OTHER has
-    more tensors of the joined sizes, and their biases, if they fit. Return whether any were joined.
+    """Join families of ONE (tensors of one module that may be parts of one tensor, by code, names and sizes) where
+    OTHER has more tensors of the joined sizes, and their biases, if they fit. Return whether any were joined. A tensor
+    is only in the likeliest of its families that can be joined.
 
     If more families may become tensors of one size than OTHER has more, only those are joined whose order names or code
     show, and none if these are still too many. The joined tensor has a question, unless names or code show the order of
@@ -339,8 +340,9 @@ def _label(words: _Path) -> tuple[str, _Path] | None:
 
 
 def join_of_family(family: Family, sizes: SizeCounts) -> Join | None:
-    """Return how to join the parts of FAMILY: along their rows, else along their columns, else stacked, in the first of
-    these ways that their sizes allow and of whose sizes the other side has more tensors than this side; else None.
+    """Return how to join the parts of FAMILY: along their rows (interleaved in as many slices as their rows allow, if
+    FAMILY takes turns), else along their columns, else, if they are equal, stacked. It is the first of these ways that
+    their sizes allow, and of whose joined sizes the other side has more tensors than this side; None if there is none.
     """
     shapes = [p.shape for p in family.parts]
     ways = []

@@ -48,11 +48,11 @@ def turn_spelled(one: Canon, other: Canon) -> None:
 
 def line_up(one: Canon, other: Canon) -> None:
     """Move the layers at one place in several modules of ONE beside each other, if OTHER has, for each place, one layer
-    that joins them.
+    that joins them. The most modules for which it does count.
 
-    The modules are in one module and hold the same two or more layers, equal but for their rows: `filters.0`,
-    `gates.0`, `filters.1`, `gates.1`, in code with a list for each kind of layer; or `gate.up`, `value.up`,
-    `gate.depthwise`, `value.depthwise`. `filters.0` then has the path `filters+gates.0.filters`.
+    The modules are in one module, are no members of a list, and hold the same two or more layers, equal but for their
+    rows: `filters.0`, `gates.0`, `filters.1`, `gates.1`, in code with a list for each kind of layer; or `gate.up`,
+    `value.up`, `gate.depthwise`, `value.depthwise`. `filters.0` then has the path `filters+gates.0.filters`.
     """
     modules: dict[_Path, dict[str, dict[str, Piece]]] = defaultdict(lambda: defaultdict(dict))
     for piece in one.pieces.values():
@@ -97,7 +97,8 @@ def _are_wanted(blocks: Sequence[Sequence[Piece]], sizes: SizeCounts) -> bool:
 
 def count_spelled(one: Canon, other: Canon) -> None:
     """Move modules of ONE in one module, with equal contents, into a list, in order, if OTHER has one module whose name
-    spells theirs and whose tensors have the sizes of theirs joined by rows.
+    spells theirs and whose tensors have the sizes of theirs joined by rows, and the list can be joined
+    (`plan_of_list`).
 
     `main_conv` and `short_conv`, each a layer with its norm, are `main_short_conv` there; they become
     `main_conv+short_conv.0` and `main_conv+short_conv.1`.
