@@ -174,8 +174,11 @@ def _merged(
     source: Canon, weight: Piece, adapter: _Adapter, scale: float | None, all_turned: bool
 ) -> Question[Expr] | None:
     """Merge ADAPTER into WEIGHT in SOURCE, and return None; or return the question why this was not possible: several
-    adapters, unknown or missing tensors, or factors whose sizes do not fit. SCALE is that of all adapters, None if the
-    file has none; ALL_TURNED says whether a square weight has inputs first.
+    adapters, unknown or missing tensors, or factors whose sizes do not fit.
+
+    SCALE is that of all adapters, None if the file has none; an alpha of the adapter comes before it. Without both, the
+    scale is 1, and the merged weight has a question. It also has one if it is not sure along which dimension the
+    magnitudes of the adapter are. ALL_TURNED says whether a square weight has inputs first.
     """
     named = list(adapter.parts.values())
     unknown = [p for parts in named for role, p in parts.items() if role == "other"]

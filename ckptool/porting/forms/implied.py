@@ -130,11 +130,12 @@ _NORM_OF_LAYER = ("layer_norm_", "layernorm_")
 
 
 def _third_norm(canon: Canon) -> None:
-    """Add the words "block norm 3" to the norm of the feed-forward part in blocks with three norms.
+    """Add the words "block norm 3" to the norm of the feed-forward part, by a word in its path, in blocks with three
+    norms.
 
     A block with two attentions has a norm before each of them, and the feed-forward part comes last. A block is a
-    member of a list, or else the module around a norm; norms inside an attention do not count if another norm is named
-    for an attention.
+    member of the innermost list around a norm, or else the module around it. Norms inside an attention do not count if
+    another norm of the block is named for an attention.
     """
     group = table().group("purpose")
     blocks: dict[tuple[str, ...], dict[tuple[str, ...], list[Piece]]] = defaultdict(lambda: defaultdict(list))

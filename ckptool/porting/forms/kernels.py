@@ -22,7 +22,8 @@ def channels_first(source: Canon, target: Canon) -> None:
     One of these two layouts has to be the only one that fits the target's sizes for more than two thirds of the kernels
     that fit in one way only, as they are or in one of these; kernels with three dimensions count for it only if code
     uses that size in a convolution. Then every kernel that fits in this layout is changed, also if it fits as it is,
-    because a file has one layout. Kernels whose layout the file states, or that are called `kernel`, do not count.
+    because a file has one layout. Kernels whose layout the file states, that are called `kernel`, or that were made by
+    operations other than weight norm, do not count.
     """
     wanted = Counter(p.shape for p in target.pieces.values() if p.role.startswith("weight"))
     of_layers = {p.shape for p in target.pieces.values() if _is_transposed(p) is not None}

@@ -301,11 +301,12 @@ def name_exported(source: Canon, target: Canon) -> None:
     weight has values. Between several layers of equal sizes, the order of the numbers decides, which is a question
     unless the model's order of use is known.
     """
-    numbered = sorted(
+    named = [
         (int(found[2]), found[1] or "", piece)
         for piece in source.pieces.values()
         if (found := _NUMBERED.match(piece.entry.key))
-    )
+    ]
+    numbered = sorted(named, key=lambda one: one[:2])  # `val_7` and `val_07` stay in the order of the file
     _convolutions(source, [(op, piece) for _, op, piece in numbered])
     lone = [
         p
