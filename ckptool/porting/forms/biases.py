@@ -24,10 +24,10 @@ def attach_biases(one: Canon, other: Canon) -> None:
     as it is.
 
     The matrices are those without a bias and with as many rows as the bias has values, or bare ones with as many
-    columns, which are transposed; a bias of one value needs a layer of OTHER with these sizes. Of several matrices, the
-    first of these that fits exactly one decides: the name of the bias, the numbers in its path, the nearest path,
-    layers of OTHER with a bias of these sizes, the last use before that of the bias, and that both are of the output
-    layer by name. If none decides, the bias stays.
+    columns, which are transposed; for a bias of one value, or if there are none, those of a size that OTHER has with
+    such a bias. Of several matrices, the first of these that fits exactly one decides: the name of the bias, the
+    numbers in its path, the nearest path, layers of OTHER with a bias of these sizes, the last use before that of the
+    bias, and that both are of the output layer by name. If none decides, the bias stays.
     """
     apart = {squeezed(piece.shape) for piece in _lone_biases(other)}
     tables = {piece.shape for piece in other.pieces.values() if piece.role == "weight" and piece.shape[1:] == (1,)}

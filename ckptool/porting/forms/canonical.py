@@ -228,13 +228,14 @@ def _counted_from_one(
     more: Collection[tuple[tuple[str, ...], str]],
 ) -> tuple[str, ...]:
     """Return the words of PATH, with three changes to its last component: `ln0` beside `ln1` is read as `ln1` (the
-    first); a norm in `behind` loses its "post"; and of three or more layers that are counted, `fc1` is read without its
-    number, if the number makes it a part of a feed-forward block (the first of two).
+    first), unless it names a part of a projection (`wi_0`); a norm in `behind` loses its "post"; and of three or more
+    layers that are counted, `fc1` is read without its number, if the number makes it a part of a feed-forward block
+    (the first of two).
 
     Args:
         path: the path of a module.
         siblings: path of a module -> names in it.
-        more: names that equal blocks count from 1 (see `_with_more`): these are not changed.
+        more: names that equal blocks count from 1 (see `_with_more`): their numbers are not raised.
     """
     last = path[-1] if path else ""
     beside = siblings.get(path[:-1], _ALONE)

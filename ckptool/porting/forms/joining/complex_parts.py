@@ -24,7 +24,8 @@ def join_complex_parts(one: Canon, other: Canon) -> None:
     part first.
 
     Two weights of one module are such parts if their names differ only in a word for it (`w_real`, `w_imag`), and their
-    sizes are equal. OTHER has to have exactly as many more tensors of the joined sizes, in any order of dimensions.
+    sizes are equal. They are joined if OTHER has exactly as many more tensors of the joined sizes, in any order of
+    dimensions, as ONE has such pairs, and if the name without that word is free.
     """
     halves: dict[_Key, dict[str, Piece]] = defaultdict(dict)
     for piece in one.pieces.values():
