@@ -21,11 +21,11 @@ from .stacked import fits_inside, numbered_lists
 
 
 def flat_heads(one: Canon, other: Canon) -> None:
-    """Reshape projections of ONE with three dimensions, one of them for the heads ([heads, in, width], …), and their
-    biases, to matrices [out, in] and vectors, where it is known which dimensions are inputs (`_inputs`).
+    """Reshape projections of ONE with three dimensions above 1, one of them for the heads ([heads, in, width], …), and
+    their biases, to matrices [out, in] and vectors, where it is known which dimensions are inputs (`_inputs`).
 
-    Projections stay as they are if OTHER has a tensor of their sizes, or a list with one member for each element of the
-    first dimension.
+    Projections stay as they are if OTHER has a tensor of their sizes, or a list of as many members as the first
+    dimension is long, with tensors of the other two sizes (`fits_inside`).
     """
     deep = [p for p in one.pieces.values() if p.role == "weight" and len(p.shape) == 3 and min(p.shape) > 1]
     if not deep:

@@ -116,7 +116,7 @@ def turn_by_vote(canon: Canon) -> None:
     A matrix whose rows or columns, but not both, are as many as the bias has values is a vote for its layout. All
     matrices of layers with one name (`kin`) then get the layout with more votes; if none of them has a vote, that with
     more votes in all such matrices. A tie changes nothing. Stacked matrices [n, in, out], with biases [n, out] or [n,
-    1, out], and single ones vote apart.
+    1, out], and single ones vote apart, and so do tensors as they are and members selected from a stack.
     Only weights with a bias beside them in the file or the model count, whose layout neither the file, the forward pass
     nor the class of the module states.
     """

@@ -13,7 +13,8 @@ from .pieces import Canon, Piece, squeezed
 
 
 def permute(source: Canon, target: Canon) -> None:
-    """Permute tensors of the source with three or more sizes above 1 to the order of dimensions in the target.
+    """Permute tensors of the source with three or more sizes above 1 to the order of dimensions in the target. Sizes of
+    1 do not count, and are dropped from what is permuted.
 
     Tensors whose sizes are the same different numbers, in any order, are permuted alike, if both sides have equally
     many of them, and exactly one order of dimensions gives them the shapes of the target, each as often. Nothing is

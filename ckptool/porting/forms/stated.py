@@ -181,8 +181,9 @@ def _lay_out(source: Canon, piece: Piece, wanted: _Wanted, names_hold: bool | No
 
 def _join_operators(source: Canon) -> None:
     """Give the weights of one operator of a graph one path: the bias of a Conv that of its kernel, and so for the four
-    tensors of a batch norm; recurrent operators are split into torch's weights. Before, tensors of whole numbers in
-    such files that no operator takes as weights are removed from the pieces: they are sizes and axes.
+    tensors of a batch norm; recurrent operators are split into torch's weights. Before, in files of graphs (ONNX,
+    TFLite), tensors of whole numbers that no operator takes as weights are removed from the pieces: they are sizes and
+    axes.
 
     Vectors go to the kernels with as many outputs that lack them, if there are equally many of both. With several, the
     order in the file decides, with a question.
@@ -228,7 +229,9 @@ def _outputs(piece: Piece) -> int:
 def _join_cells(source: Canon, pieces: Sequence[Piece], have: tuple[str, ...], want: tuple[str, ...]) -> None:
     """Split PIECES, the weights [directions, gates * width, …] and biases [directions, 2 * gates * width] of recurrent
     operators, into torch's weights for each direction, with the gates in the order WANT; HAVE is their present order.
-    Those of one layer are known by their order, which is a question if several layers have the same sizes. Layers with
+
+    Those of one layer are known by their order, which is a question if several layers have the same sizes. Nothing is
+    done if there are not equally many weights on inputs and on hidden states, and as many biases or none. Layers with
     other sizes stay as they are.
     """
     parts = {name: [p for p in pieces if _stated(p).part == name] for name in ("kernel", "recurrent_kernel", "bias")}

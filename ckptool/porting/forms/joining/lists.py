@@ -23,7 +23,8 @@ _Plan = dict[tuple[_Path, str], Join]
 
 def join_lists(one: Canon, other: Canon) -> None:
     """Join each tensor of the members of a numbered list in ONE (`heads.0.q`, `heads.1.q`) to one tensor, if OTHER has
-    as many more of the joined tensors as all such lists make. Inner lists come first.
+    as many more of the joined tensors, vectors aside, as all such lists make. If that is not possible, one layer of
+    each member may be joined alone (`_plan_of_layer`). Inner lists come first.
 
     If every block of a list holds two equal layers and nothing else, two joins are possible: the two layers of each
     block, or the same layer of all blocks. The first is left to `join_families` if such layers can be joined in other
