@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sides import found, pairing
+from sides import found, pairing, signature, wanted
 
 torch = pytest.importorskip("torch")
 
@@ -69,3 +69,12 @@ def test_under_other_names_it_is_a_guess_which_matrix_belongs_to_which_bias() ->
         entry = found(mapping, f"{name}.weight")
         assert entry.status == "guessed"
         assert {str(entry.expr), *map(str, entry.rivals)} >= {f'transpose("onnx::MatMul_{n}")' for n in (199, 200)}
+
+
+def test_two_names_with_one_number_are_two_tensors() -> None:
+    from ckptool.porting.forms.canonical import canonical
+
+    source = signature({"val_7": (3, 6), "val_07": (3, 6), "out.bias": (6,)})
+    pieces = canonical(source, wanted({"a.weight": (6, 3), "b.weight": (6, 3)}))[0].pieces.values()
+    made = {str(piece.expr): piece.shape for piece in pieces}
+    assert made == {"transpose(val_7)": (6, 3), "transpose(val_07)": (6, 3), "out.bias": (6,)}

@@ -12,6 +12,7 @@ import pytest
 from sides import pairing, signature, wanted, worked_out
 
 from ckptool.model_code.signature import Facts, Signature
+from ckptool.porting.forms.canonical import canonical
 from ckptool.porting.port import port
 
 IN, WIDTH = 5, 4
@@ -122,6 +123,36 @@ def test_a_layer_that_takes_input_and_state_side_by_side_is_cut_and_its_order_do
         assert made[f"rnn.weight_{side}_l0"].status == "guessed"
         np.testing.assert_array_equal(made[f"rnn.weight_{side}_l0"].values, held[f"weight_{side}_l0"])
     np.testing.assert_array_equal(made["rnn.bias_ih_l0"].values, held["bias_ih_l0"])
+
+
+LAST_OTHERWISE = {
+    "over input and state, with another width": [(WIDTH, IN + WIDTH)] * 3 + [(WIDTH, WIDTH)],
+    "over input and state, with fewer rows": [(WIDTH, IN + WIDTH)] * 3 + [(WIDTH - 1, IN + WIDTH)],
+    "over input alone, with another width": [(WIDTH, IN)] * 3 + [(WIDTH, IN + 1)],
+}
+
+
+@pytest.mark.parametrize("name", LAST_OTHERWISE)
+def test_gates_of_unequal_sizes_stay_as_they_are(name: str) -> None:
+    gates = {f"cell.W_x{gate}": shape for gate, shape in zip("ifgo", LAST_OTHERWISE[name], strict=True)}
+    states = {} if "state" in name else {f"cell.W_h{gate}": (WIDTH, WIDTH) for gate in "ifgo"}
+    if not states:
+        gates = {key.replace("_x", "_"): shape for key, shape in gates.items()}
+    target = wanted({f"rnn.{key}": value.shape for key, value in recurrent("lstm").items()})
+    source, _ = canonical(signature(gates | states), target)
+    made = {str(piece.expr): piece.shape for piece in source.pieces.values()}
+    assert {key: made.get(key) for key in gates} == gates
+
+
+@pytest.mark.parametrize("rows", [1, WIDTH + 1])
+@pytest.mark.parametrize("name", ["b_{}", "W_x{}.bias"])
+def test_biases_that_are_not_as_long_as_a_gate_stay_as_they_are(name: str, rows: int) -> None:
+    gates = {f"cell.W_{side}{gate}.weight": (WIDTH, IN if side == "x" else WIDTH) for side in "xh" for gate in "ifgo"}
+    biases = {f"cell.{name.format(gate)}": (rows,) for gate in "ifgo"}
+    target = wanted({f"rnn.{key}": value.shape for key, value in recurrent("lstm").items()})
+    source, _ = canonical(signature(gates | biases), target)
+    made = {str(piece.expr): piece.shape for piece in source.pieces.values()}
+    assert {key: made.get(key) for key in biases} == biases
 
 
 def test_all_gates_in_one_matrix_under_a_name_of_its_own_are_a_guess_about_their_order() -> None:

@@ -1,7 +1,7 @@
 """Write a port as Python that needs only torch: one function `convert`, without ckptool.
 
-The code does the same as `Mapping.apply`. Its steps are in the order of the model, except that a loop is at the place
-of its first layer.
+The code does the same as `Mapping.apply`, but raises an error for tensors of the checkpoint that are in no step and not
+left behind. Its steps are in the order of the model, except that a loop is at the place of its first layer.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _NEW_MEMORY = frozenset({"cat", "stack", "zeros"})
 
 
 def python_of(mapping: Mapping, command: str = "") -> str:
-    """Return MAPPING as the text of a Python module. COMMAND is the command that made the mapping, which the
-    text names.
+    """Return MAPPING as the text of a Python module. COMMAND is the command that made the mapping, which the text
+    names; without it, the text names none.
     """
     return _Module(mapping, command).text()
 
@@ -40,9 +40,11 @@ def emit(mapping: Mapping, path: StrPath, command: str = "", *, at: str = "", ov
     Args:
         mapping: the port.
         path: the file to write.
-        command: the command that made it, which the code names.
-        at: where the weights are in the file, which the code says.
-        overwrite: replace an existing file.
+        command: the command that made it, which the code names; "" for the call in Python.
+        at: where the weights are in the file, which the code says, if MAPPING does not know it.
+        overwrite: replace an existing file of this kind.
+    Raises:
+        OutputExists, Unwritable: the file cannot be written there.
     """
     text = python_of(replace(mapping, at=mapping.at or at), command or "ckptool.transfer(source, model).emit(path)")
     with contextlib.suppress(OSError, UnicodeDecodeError):
@@ -248,7 +250,8 @@ class _Module:
         """Return TEMPLATES, the key of the target and then the texts of X (see `texts_of`), as Python code: keys as
         strings, indices as numbers.
 
-        NAMES are the variables of the loop; HOLE is a placeholder such as `{name}` after each key, END a text there.
+        NAMES are the variables of the loop; HOLE is a placeholder such as `{name}` after each key, END a text after
+        each key.
         """
         are_keys = [True, *are_keys_of(x)]
         return [
@@ -276,8 +279,10 @@ class _Module:
         yield from self._assign(f"out[{texts[0]}]", x, lambda text: f"take({text})", indent)
 
     def _assign(self, left: str, x: Expr, name: Callable[[str], str], indent: int) -> Iterator[str]:
-        """Yield the lines of the statement `LEFT = X`, indented; in two statements if it is too long and X ends with a
-        method call or an index. NAME returns the code of a key.
+        """Yield the lines of the statement `LEFT = X`, indented. NAME returns the code of a key.
+
+        If the line is too long, there are two statements, the first for a variable `x`: of the argument of X if X ends
+        with a method call or an index, or of X itself if LEFT alone makes it too long.
         """
         like = f"take({_quoted(self.like)})" if self.like else "torch.empty(0)"
         made = f"{left} = {torch_text(x, name, like)}"
@@ -299,8 +304,9 @@ class _Module:
         indent: int,
         tails: tuple[str, str] = ("", ""),
     ) -> Iterator[str]:
-        """Yield the lines of STEP, which copies tensors. TEMPLATES are the keys of target and source, NAMES the
-        variables of the loop, TAILS the varying ends of the two keys, such as `{name}`.
+        """Yield the lines of STEP, which copies tensors: one assignment for one tensor, else a call of `move` with the
+        names. TEMPLATES are the keys of target and source, NAMES the variables of the loop, TAILS a placeholder after
+        each of the two keys, such as `{new}` and `{old}`, or "".
         """
         if len(step.names) == 1:
             own, theirs = (
@@ -319,8 +325,9 @@ _Templated = tuple[Step, tuple[Template, ...]]
 
 
 def _tables(steps: Sequence[_Templated]) -> list[list[_Templated]]:
-    """Return STEPS in groups that can be rows of one table: copies of the same names below the same numbers. Each other
-    step is a group of its own.
+    """Return STEPS in groups, in the order of their first steps: copies of the same names below the same numbers, which
+    can be rows of one table; and operations on the same names, which can share a loop over these. Steps of a group have
+    the same comments; each other step is a group of its own.
     """
     groups: dict[Any, list[_Templated]] = {}
     for at, (step, templates) in enumerate(steps):
@@ -336,7 +343,9 @@ def _tables(steps: Sequence[_Templated]) -> list[list[_Templated]]:
 
 
 def _apart(templates: Sequence[Template]) -> tuple[tuple[Template, ...], tuple[str, ...]]:
-    """Return the beginnings and the ends of TEMPLATES, split after their last number and the dot behind it."""
+    """Return (beginnings, ends) of TEMPLATES, each cut after its last number and the dot or slash behind it; a template
+    without numbers has no beginning.
+    """
     heads, tails = [], []
     for template in templates:
         last = str(template[-1])
@@ -347,8 +356,8 @@ def _apart(templates: Sequence[Template]) -> tuple[tuple[Template, ...], tuple[s
 
 
 def laid_out_condition(name: str, item: str, items: str, condition: str) -> Iterator[str]:
-    """Yield the lines of the list comprehension `NAME = [ITEM for ITEM in ITEMS if CONDITION]`, broken if it
-    is too long.
+    """Yield the lines of the statement `NAME = [ITEM for ITEM in ITEMS if CONDITION]`, indented by four: in one line,
+    in three, or in five, the fewest that are not too long.
     """
     line = f"    {name} = [{item} for {item} in {items} if {condition}]"
     if len(line) <= WIDTH:
@@ -377,7 +386,7 @@ def _names(loop: Loop) -> list[str]:
 
 
 def _heads(loop: Loop, names: Sequence[str]) -> list[str]:
-    """Return the `for` lines that begin LOOP, each indented further than the line before; [] if LOOP has no numbers.
+    """Return the `for` lines that begin LOOP, without indentation, the outermost first; [] if LOOP has no numbers.
     NAMES are its variables.
     """
     rows = loop.rows
@@ -419,8 +428,9 @@ def _sequence(numbers: Sequence[int]) -> str:
 
 
 def _string(template: Template, names: Sequence[str], hole: str = "", end: str = "") -> str:
-    """Return a template, a placeholder HOLE such as `{name}` and the text END as a Python string; an f-string if
-    needed. NAMES are the variables of the loop.
+    """Return TEMPLATE, the placeholder HOLE such as `{name}` and the text END, one after the other, as a Python string:
+    an f-string if it has numbers or HOLE, the name in HOLE alone if there is nothing else. NAMES are the variables of
+    the loop.
     """
     template = template if hole else (*template[:-1], f"{template[-1]}{end}")
     if len(template) == 1 and not hole:
@@ -459,7 +469,9 @@ def _quoted(text: str) -> str:
 
 
 def _plain(text: str, limit: int = 200) -> str:
-    """Return TEXT, cut to LIMIT characters, without characters that could end a docstring or a comment."""
+    """Return TEXT, cut to LIMIT characters, without characters that could end a docstring or a comment; "a model" if
+    nothing is left.
+    """
     return printable(text, limit).replace("\\", "\\\\").replace('"""', "'''").rstrip('"') or "a model"
 
 
@@ -475,15 +487,17 @@ def _wrapped(text: str, width: int, lead: str = "") -> list[str]:
 
 
 def _raw(text: str) -> str:
-    """Return the regular expression TEXT as a Python string, raw (`r"…"`) if possible."""
+    """Return the regular expression TEXT as a Python string: raw (`r"…"`), unless it has double quotes or characters
+    that cannot be printed.
+    """
     if "\n" in text or not text.isprintable() or '"' in text:
         return f'"{_escaped(text)}"'
     return f'r"{text}"'
 
 
 def _patterns(unused: Sequence[str], every: Sequence[str]) -> list[str]:
-    """Return regular expressions that match the keys UNUSED, with one for a whole module if none of its keys in EVERY
-    is used.
+    """Return regular expressions that together match the keys UNUSED, in order. A module of which no key in EVERY is
+    used, and that holds several, has one for all. Whole numbers between dots or slashes stand for any number.
     """
     kept = set(every) - set(unused)
     heads = {key[: at + 1] for key in kept for at, char in enumerate(key) if char in "./"}

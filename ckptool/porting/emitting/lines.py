@@ -10,8 +10,9 @@ _OPENING, _CLOSING = "([{", ")]}"
 
 
 def laid_out(statement: str, indent: int = 0, after: int = 0) -> Iterator[str]:
-    """Yield the lines of STATEMENT, indented. A long statement is broken inside of its last call or list, with one item
-    per line.
+    """Yield the lines of STATEMENT, each indented by INDENT. A statement that is longer than a line is broken inside of
+    its last call or list, with one item and its comma on each line, which are broken in the same way; without a call or
+    list it stays whole.
 
     AFTER is the number of characters that will follow on the last line.
     """
@@ -51,8 +52,8 @@ def _characters(text: str) -> Iterator[tuple[int, str, int]]:
 
 
 def _breakable(text: str) -> tuple[int, int] | None:
-    """Return the indices of the opening and the closing bracket of the last call or list in TEXT that is not empty;
-    None if there is none.
+    """Return the indices of the opening and the closing bracket of the last call or list in TEXT that is not empty and
+    not inside another; None if there is none. The brackets of an index do not count.
     """
     found = None
     opened = None
@@ -68,7 +69,9 @@ def _breakable(text: str) -> tuple[int, int] | None:
 
 
 def _items(text: str) -> Iterator[str]:
-    """Yield the texts between the commas of TEXT, the inside of a call or a list."""
+    """Yield the texts between the commas of TEXT, the inside of a call or a list, without spaces around them. Commas in
+    strings and inner brackets do not divide; what is empty after the last comma is left out.
+    """
     begin = 0
     for at, char, depth in _characters(text):
         if char == "," and depth == 0:

@@ -37,8 +37,8 @@ class Step:
         target: the key, or the common beginning of the keys before `names`.
         expr: the expression, over keys or their beginnings before `names`; None for zeros.
         names: ends of the keys, equal in the target and in the source; () for one whole key.
-        zeros: sizes and type of zeros.
-        comments: the doubts about it.
+        zeros: sizes and type of zeros; None if there is an expression.
+        comments: a line for each doubt about it.
     """
 
     target: str
@@ -58,10 +58,11 @@ class Loop:
     """Steps that are repeated for each row of numbers, or done once if there are no numbers.
 
     Attributes:
-        rows: the numbers.
-        targets: how many numbers of a row belong to the target. Any others belong to the source, and the code has a
-            table of both.
-        steps: each step, and the texts of `Step.texts` as templates: literal text and (constant, factors of numbers).
+        rows: for each pass of the loop, the values of its variables; () if there is no loop.
+        targets: how many of the variables are numbers in keys of the target. 0 for a loop over a table of numbers of
+            both sides.
+        steps: each step, and the texts of `Step.texts` as templates: literal text and (constant, factors of the
+            variables).
     """
 
     rows: tuple[Numbers, ...]
@@ -75,7 +76,7 @@ Template = tuple[str | tuple[int, Numbers], ...]
 
 def texts_of(x: Expr) -> list[str]:
     """Return the texts of X that may change from layer to layer: its keys and indices, in the order in which they are
-    written.
+    written. Indices are those of `select` and `slice`.
     """
     if x.is_copy:
         return [x.key]
@@ -83,14 +84,14 @@ def texts_of(x: Expr) -> list[str]:
 
 
 def are_keys_of(x: Expr) -> list[bool]:
-    """Return, for each text of `texts_of(X)`, whether it is a key (and not an index)."""
+    """Return, for each text of `texts_of(X)`, in its order, whether it is a key (and not an index)."""
     if x.is_copy:
         return [True]
     return [*(one for arg in x.args for one in are_keys_of(arg)), *(False for _ in _places(x))]
 
 
 def with_texts(x: Expr, texts: Iterator[str]) -> Expr:
-    """Return X with the next of TEXTS in place of each text of `texts_of(X)`."""
+    """Return X with the next of TEXTS, in their order, in place of each text of `texts_of(X)`."""
     if x.is_copy:
         return replace(x, params=(next(texts),))
     args = tuple(with_texts(arg, texts) for arg in x.args)
@@ -111,9 +112,11 @@ def _keys(x: Expr) -> list[str]:
 
 
 def steps_of(entries: Iterable[Entry]) -> list[Step]:
-    """Return the steps for the entries that have a source or are zeros, in the order of the entries.
+    """Return the steps for ENTRIES that have a source, and for counters without one, which are zeros, in the order of
+    the entries. Other entries are left out.
 
-    Entries of one module that differ only in the end of their keys (`weight`, `bias`) become one step.
+    Entries of one module that differ only in the end of their keys (`weight`, `bias`) become one step, if the end is
+    the same in the source and they have the same doubts.
     """
     found: dict[Any, Step] = {}
     for entry in entries:
@@ -130,10 +133,10 @@ def steps_of(entries: Iterable[Entry]) -> list[Step]:
 
 
 def _general(entry: Entry, comments: tuple[str, ...]) -> Step:
-    """Return the `Step` (a statement of the written module) for ENTRY, with COMMENTS.
+    """Return the step for ENTRY, which has an expression, with COMMENTS.
 
-    If its key and all keys that it reads end in the same words, that end is put in `names`, so that entries with other
-    ends can share the statement. For an expression that is no copy, only `weight` and `bias` are such ends.
+    If its key and all keys that it reads end in the same components, that end is put in `names`, so that entries with
+    other ends can share the step. For an expression that is no copy, only `weight` and `bias` are such ends.
     """
     expr = entry.expr
     assert expr is not None
@@ -149,8 +152,8 @@ def _general(entry: Entry, comments: tuple[str, ...]) -> Step:
 
 
 def _heads(target: str, source: str) -> tuple[str, str]:
-    """Return the keys TARGET and SOURCE without their common end, which contains no number: ("a.0.", "b.0.") for
-    `a.0.w` and `b.0.w`.
+    """Return (beginning of TARGET, beginning of SOURCE): the two keys without their common end of whole components,
+    which contains no number: ("a.0.", "b.0.") for `a.0.w` and `b.0.w`. If they have no such end, the whole keys.
     """
     own, theirs = different(target, source)
     if len(own) > len(target):
@@ -175,8 +178,9 @@ def _comments(entry: Entry) -> tuple[str, ...]:
 
 
 def loops_of(steps: Sequence[Step]) -> list[Loop]:
-    """Return loops of those STEPS that differ only in numbers, in the order of their first steps. Successive steps in
-    no loop become one `Loop` without rows.
+    """Return loops of those STEPS that differ only in numbers, in the order of their first steps. Loops over the same
+    rows become one if the keys of their targets begin alike. Successive steps in no loop become one `Loop` without
+    rows.
     """
     alike: dict[Any, list[Step]] = defaultdict(list)
     for step in steps:
@@ -207,7 +211,9 @@ def loops_of(steps: Sequence[Step]) -> list[Loop]:
 
 
 def _shape(x: Expr) -> Any:
-    """Return the expression X without its keys and indices: two expressions with equal results differ only in these."""
+    """Return the operations of X and their parameters without keys and indices, None for a copy: two expressions with
+    equal results differ only in these.
+    """
     if x.is_copy:
         return None
     places = _places(x)
@@ -216,8 +222,9 @@ def _shape(x: Expr) -> Any:
 
 
 def _folded(steps: list[Step]) -> list[Loop]:
-    """Return STEPS, which differ only in numbers, as few loops as possible: one over the numbers of the target, one for
-    each value of its first number, or one over a table of numbers; else each step alone.
+    """Return STEPS, which differ only in numbers, as loops, in the first way that is possible: one loop over the up to
+    three numbers of the target that change, from which those of the source follow; loops for each value of the first
+    such number; one loop over a table of up to three changing numbers, for three or more steps; else each step alone.
     """
     rows = [tuple(int(n) for text in step.texts for n in _NUMBER.split(text)[1::2]) for step in steps]
     own = len(_NUMBER.split(steps[0].target)[1::2])
@@ -248,7 +255,7 @@ def _folded(steps: list[Step]) -> list[Loop]:
 
 
 def _numbers_of_places(step: Step) -> set[int]:
-    """Return which of the numbers in the texts of STEP, counted from 0, are indices into a tensor."""
+    """Return which of the numbers in the texts of STEP, counted through all texts from 0, are indices into a tensor."""
     are_keys = [True] if step.expr is None else [True, *are_keys_of(step.expr)]
     found, at = set(), 0
     for text, is_key in zip(step.texts, are_keys, strict=False):
@@ -260,11 +267,11 @@ def _numbers_of_places(step: Step) -> set[int]:
 
 
 def _rule(rows: Sequence[Numbers], values: Sequence[int], *, is_place: bool) -> tuple[int, Numbers] | None:
-    """Return (constant, factors), none negative, that compute each of VALUES from the numbers of its row in ROWS; None
-    if there are none.
+    """Return (constant, factors), none negative, so that each of VALUES is the constant plus the sum of each factor
+    times the number at its place in the row of ROWS; None if there are none.
 
     Widths grow from stage to stage in many ways, and any two values are on a line. Therefore indices (IS_PLACE) count
-    only if they equal the numbers of the rows, or if there are three different ones.
+    only if they equal the number of the row, or if they have three or more different values.
     """
     width = len(rows[0])
     factors = []
@@ -289,8 +296,8 @@ def _rule(rows: Sequence[Numbers], values: Sequence[int], *, is_place: bool) -> 
 def _neighbours(
     rows: Sequence[Numbers], values: Sequence[int], at: int
 ) -> tuple[tuple[int, int], tuple[int, int]] | None:
-    """Return two rows of numbers that differ only in the number AT, each as (that number, its value in VALUES); None if
-    there are none.
+    """Return the first two rows of numbers that differ only in the number at the place AT, each as (that number, its
+    value in VALUES); None if there are none.
     """
     seen: dict[Numbers, tuple[int, int]] = {}
     for row, value in zip(rows, values, strict=True):
@@ -302,8 +309,9 @@ def _neighbours(
 
 
 def _templates(step: Step, row: Numbers, numbers: dict[int, tuple[int, Numbers]]) -> tuple[Template, ...]:
-    """Return the texts of STEP as templates: ROW has all numbers in them, NUMBERS place of a number -> (constant,
-    factors) for those that change.
+    """Return the texts of STEP as templates. ROW has the values of all numbers in them, counted through all texts;
+    NUMBERS has place in ROW -> (constant, factors) for those that change in a loop. The others become part of the
+    literal text.
     """
     found, at = [], 0
     for text in step.texts:
@@ -322,5 +330,7 @@ def _templates(step: Step, row: Numbers, numbers: dict[int, tuple[int, Numbers]]
 
 
 def written(template: Template, number: Callable[[int, Numbers], str], literal: Callable[[str], str]) -> str:
-    """Return TEMPLATE as the inside of an f-string; NUMBER writes its numbers, LITERAL its other texts."""
+    """Return TEMPLATE as the inside of an f-string: NUMBER returns the code of a number from (constant, factors), which
+    is put in braces, LITERAL the code of the other texts.
+    """
     return "".join(literal(part) if isinstance(part, str) else f"{{{number(*part)}}}" for part in template)

@@ -25,8 +25,8 @@ _MOST_PREFIX = 4
 
 @dataclass(slots=True)
 class _Adapter:
-    """The tensors of the adapters of one weight: name of the adapter -> role ("up", "down", "alpha") -> tensor. Most
-    files have one adapter, without a name.
+    """The tensors of the adapters of one weight: name of the adapter -> role ("up", "down", "alpha", "magnitude",
+    "other", "turned_up", "turned_down") -> tensor. Most files have one adapter, with the name "".
     """
 
     parts: dict[str, dict[str, Piece]] = field(default_factory=lambda: defaultdict(dict))
@@ -37,10 +37,13 @@ class _Adapter:
 
 
 def merge_adapters(source: Canon, target: Canon) -> None:
-    """Merge the low-rank adapters of the source into its weights, unless the target has adapters, too. A weight whose
-    adapter cannot be merged gets a question.
+    """Merge the low-rank adapters of the source into the weights that they adapt, unless the target has adapters, too.
+    A weight whose adapter cannot be merged gets a question. All tensors of the adapters are removed, also where nothing
+    is found that they adapt.
 
-    The scale is alpha / rank. An `alpha` stored with a layer counts first, then the source's own scale.
+    The scale is alpha / rank, of the `alpha` beside the factors, or else the scale that the file states, or else 1,
+    with a question. On both sides, wrappers of adapted modules (`base_layer`) are removed, and trained copies of
+    modules replace their originals. If anything was merged, the source has a note.
     """
     own, theirs = _adapters(source), _adapters(target)
     for canon, found in ((source, own), (target, theirs)):
@@ -64,7 +67,9 @@ def merge_adapters(source: Canon, target: Canon) -> None:
 
 
 def _adapters(canon: Canon) -> dict[_Path, _Adapter]:
-    """Return path of the module that is adapted -> its adapters."""
+    """Return path of a module that is adapted -> its adapters, by the names of its tensors (`fc.lora_A.default` belongs
+    to `fc`). An `alpha` of one value belongs to all adapters of its module, if there are any.
+    """
     found: dict[_Path, _Adapter] = defaultdict(_Adapter)
     alphas = []
     roles = table().adapters
@@ -83,7 +88,8 @@ def _adapters(canon: Canon) -> dict[_Path, _Adapter]:
 
 def _only_trained(canon: Canon) -> None:
     """Remove the original of each module that the file holds twice, as original and as trained copy
-    (`modules_to_save`). The copy gets the path of the original.
+    (`modules_to_save`). The tensors of the copy get the paths of the originals; those without an original stay as they
+    are.
     """
     for copy, original in table().trained_instead.items():
         for piece in [p for p in canon.pieces.values() if copy in p.path]:
@@ -96,7 +102,7 @@ def _only_trained(canon: Canon) -> None:
 
 def _without_wrapper(canon: Canon, base: _Path) -> None:
     """Remove from paths below the module BASE the component that marks the original weight of an adapted module
-    (`base_layer`).
+    (`base_layer`), unless BASE itself has a tensor with this role.
     """
     for piece in [p for p in canon.pieces.values() if p.path[: len(base)] == base and len(p.path) > len(base)]:
         if piece.path[len(base)] in table().adapted and Name(base, piece.role) not in canon.pieces:
@@ -106,9 +112,9 @@ def _without_wrapper(canon: Canon, base: _Path) -> None:
 
 
 def _base_of(source: Canon, base: _Path) -> Name | None:
-    """Return the name of the weight that the adapter at the path BASE adapts: in the same module, or spelled with other
-    separators (`lora_unet_down_0` for `down.0`). None if there is no such weight, or if several weights end in that
-    name.
+    """Return the name of the weight that the adapter at the path BASE adapts: that of this module; else the weight
+    whose whole path the last component spells with "_" behind a known prefix (`lora_unet_down_0` for `down.0`); else
+    the only one whose path ends like that. None if there is no such weight, or if several weights end in that name.
     """
     name = Name(base, "weight")
     if name in source.pieces:
@@ -125,7 +131,7 @@ def _base_of(source: Canon, base: _Path) -> Name | None:
 
 def _factors(parts: dict[str, Piece]) -> tuple[Piece, Piece, bool] | None:
     """Return (factor that takes the inputs, factor that gives the outputs, whether their product is transposed) of an
-    adapter, PARTS: role -> tensor. None if one of the two factors is missing.
+    adapter; None if one of the two factors is missing. PARTS has role -> tensor.
     """
     for prefix in ("", "turned_"):
         if f"{prefix}down" in parts and f"{prefix}up" in parts:
@@ -134,8 +140,9 @@ def _factors(parts: dict[str, Piece]) -> tuple[Piece, Piece, bool] | None:
 
 
 def _ways(weight: Piece, a: Piece, b: Piece) -> set[bool]:
-    """Return whether the product of the factors A and B of an adapter has the sizes of WEIGHT as it is (False),
-    transposed (True), or both; empty if neither.
+    """Return whether the product of the factors A [rank, inputs] and B [outputs, rank] of an adapter has the sizes of
+    WEIGHT as it is (False), transposed (True), or both; empty if neither. A kernel, which is never transposed, has to
+    have as many elements, and outputs that divide the rows of B.
     """
     if len(a.shape) < 2 or len(b.shape) < 2 or a.shape[0] != prod(b.shape[1:]):
         return set()
@@ -147,10 +154,10 @@ def _ways(weight: Piece, a: Piece, b: Piece) -> set[bool]:
 
 
 def _all_turned(source: Canon, adapters: dict[_Path, _Adapter], bases: dict[_Path, Name | None]) -> bool:
-    """Return whether the weights with adapters have inputs first, as the sizes of those that are not square show.
-    Square weights of the file most likely have the same layout.
+    """Return whether the weights with adapters have inputs first: at least one that is not square shows it by its
+    sizes, and none shows the opposite. Square weights of the file most likely have the same layout.
 
-    ADAPTERS and BASES have the adapters, and the names of the adapted weights, by path.
+    ADAPTERS has path -> adapters, BASES path -> name of the adapted weight, or None.
     """
     votes: Counter[bool] = Counter()
     for base, adapter in adapters.items():
@@ -166,8 +173,12 @@ def _all_turned(source: Canon, adapters: dict[_Path, _Adapter], bases: dict[_Pat
 def _merged(
     source: Canon, weight: Piece, adapter: _Adapter, scale: float | None, all_turned: bool
 ) -> Question[Expr] | None:
-    """Merge ADAPTER into WEIGHT in SOURCE, and return None; or return the question why this was not possible. SCALE is
-    that of all adapters, if the file has it; ALL_TURNED says whether a square weight has inputs first.
+    """Merge ADAPTER into WEIGHT in SOURCE, and return None; or return the question why this was not possible: several
+    adapters, unknown or missing tensors, or factors whose sizes do not fit.
+
+    SCALE is that of all adapters, None if the file has none; an alpha of the adapter comes before it. Without both, the
+    scale is 1, and the merged weight has a question. It also has one if it is not sure along which dimension the
+    magnitudes of the adapter are. ALL_TURNED says whether a square weight has inputs first.
     """
     named = list(adapter.parts.values())
     unknown = [p for parts in named for role, p in parts.items() if role == "other"]

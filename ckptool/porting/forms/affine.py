@@ -19,8 +19,9 @@ def join_affine(one: Canon, other: Canon) -> None:
     """Give the batch norms of ONE that hold only statistics their scale and shift, which it stores in a layer of its
     own (as Caffe does). Nothing is done if OTHER has such norms, too.
 
-    Scale and shift are a layer with a weight and a bias as long as the statistics. Its name differs from the name of
-    the statistics by one word that is the same in the whole model (`bn2a`, `scale2a`), or it is the next layer.
+    Scale and shift are a layer with a weight and a bias as long as the statistics, and no other tensors. Its name
+    differs from the name of the statistics by one word that is the same in the whole model (`bn2a`, `scale2a`), or it
+    is the next layer in the same module. Norms without such a layer stay as they are.
     """
     layers = _layers(one)
     bare = [path for path, held in layers.items() if _has_only_statistics(held)]
@@ -56,7 +57,8 @@ def _layers(canon: Canon) -> dict[_Path, dict[str, Piece]]:
 
 def _by_name(bare: list[_Path], free: dict[_Path, int], layers: dict[_Path, dict[str, Piece]]) -> dict[_Path, _Path]:
     """Return path of statistics -> path of their scale and shift, for names that differ in the one word in which most
-    of them differ.
+    of them differ, if that is at least half of them. Statistics with several such layers are left out, and layers of
+    several statistics.
 
     BARE are the paths of the statistics. FREE has path -> size of the layers that may be a scale and shift. LAYERS has
     path -> role -> tensor.
@@ -85,8 +87,9 @@ def _by_name(bare: list[_Path], free: dict[_Path, int], layers: dict[_Path, dict
 
 
 def _change(one: tuple[str, ...], other: tuple[str, ...]) -> _Change | None:
-    """Return the one word in which two names (ONE and OTHER, words) differ: ("bn", "scale"), or ("", "scale") if OTHER
-    has one more. None if they differ otherwise, or in a number.
+    """Return the one word in which two names, ONE and OTHER in words, differ: ("bn", "scale"), or ("", "scale") if
+    OTHER has one more. None if they are equal, differ otherwise, or only in a number. OTHER has as many words as ONE,
+    or one more.
     """
     if len(one) == len(other):
         changes = [(a, b) for a, b in zip(one, other, strict=True) if a != b]
@@ -96,8 +99,9 @@ def _change(one: tuple[str, ...], other: tuple[str, ...]) -> _Change | None:
 
 
 def _next(path: _Path, free: set[_Path], layers: dict[_Path, dict[str, Piece]]) -> _Path | None:
-    """Return the path of the layer directly after the statistics at PATH, if it is in FREE, in the same module and of
-    their size; else None.
+    """Return the path of the layer directly after the statistics at PATH, in the order of execution, or of the state
+    dict if that is not known. None if it is not in FREE, in another module or of another size. LAYERS has path -> role
+    -> tensor.
     """
     mean = layers[path]["running_mean"]
 

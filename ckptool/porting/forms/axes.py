@@ -1,5 +1,6 @@
-"""Bring tensors of other frameworks into torch's layout, by the letters of their axes (`Role.axes`: I inputs, O
-outputs, D H W space).
+"""Bring tensors of other frameworks into torch's layout, by the letters of their axes. `Role.axes` explains the
+letters: I inputs, O outputs, M outputs for each input of a depthwise convolution, D H W space, V entries of a table, N
+a stack.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class Way(NamedTuple):
     """How to bring a tensor into torch's layout.
 
     Attributes:
-        axes: the letters of the tensor's axes.
+        axes: the letters of the tensor's axes, one for each dimension.
         order: the letters in torch's order, each once.
         mirrored: whether depth, height and width are reversed.
     """
@@ -30,13 +31,16 @@ class Way(NamedTuple):
     mirrored: bool = False
 
     def shape(self, shape: Shape) -> Shape:
-        """Return the sizes in torch's layout of a tensor with the sizes SHAPE."""
+        """Return the sizes in torch's layout of a tensor with the sizes SHAPE: one for each letter of the order, the
+        product of the sizes with this letter; for depthwise kernels [inputs * outputs for each, 1, space…].
+        """
         sizes = [prod(n for n, axis in zip(shape, self.axes, strict=True) if axis == letter) for letter in self.order]
         return (sizes[0] * sizes[1], 1, *sizes[2:]) if "M" in self.order else tuple(sizes)
 
     def apply(self, e: Expr, shape: Shape) -> Expr:
-        """Return the expression that brings E, with the sizes SHAPE, into torch's layout: it merges axes of one letter,
-        then permutes.
+        """Return the expression that brings E, with the sizes SHAPE, into torch's layout: it merges neighbouring axes
+        of one letter, permutes, merges inputs and outputs of a depthwise kernel, and reverses the dimensions of space
+        that are larger than 1 if they are mirrored.
         """
         axes, sizes = "", list[int]()
         for letter, n in zip(self.axes, shape, strict=True):
@@ -54,8 +58,8 @@ class Way(NamedTuple):
 
 
 def is_transposed_layer(role: Role) -> bool:
-    """Return whether a file states that the layer of a tensor is a transposed convolution, by its class or by the order
-    of its axes.
+    """Return whether the file states, by ROLE, that the layer of a tensor is a transposed convolution: its class or
+    operator has "transpose" or "backprop" in its name, or its axes begin with space and end with OI.
     """
     name = role.layer.lower()
     return "transpose" in name or "backprop" in name or (role.axes.endswith("OI") and role.axes[0] in _SPACE)
@@ -63,9 +67,12 @@ def is_transposed_layer(role: Role) -> bool:
 
 def ways(role: Role, framework: str, rank: int) -> list[Way]:
     """Return the ways to bring a tensor of RANK dimensions, of which the file states ROLE, into torch's layout, the
-    likeliest first.
+    likeliest first. FRAMEWORK is the one that wrote the file: with some, kernels of transposed convolutions are
+    mirrored.
 
-    There are two for a kernel that may be of a transposed convolution, and none if the file does not state the axes.
+    There are two for a kernel that may be of a transposed convolution, because the file does not state its layer: as a
+    plain one, as a transposed one. [] if the file does not state axes for each dimension, for less than two dimensions,
+    and for letters that do not make up a matrix, table or kernel.
     """
     axes = role.axes
     if len(axes) != rank or rank < 2 or not set(axes) <= set("IOMVN" + _SPACE):
@@ -86,7 +93,9 @@ def ways(role: Role, framework: str, rank: int) -> list[Way]:
 
 
 def is_foreign(role: Role) -> bool:
-    """Return whether a file states by ROLE that a tensor is not in torch's layout."""
+    """Return whether a file states by ROLE that a tensor is not in torch's layout; False if it does not state the
+    axes.
+    """
     if not role.axes:
         return False
     space = "".join(letter for letter in _SPACE if letter in role.axes)

@@ -19,10 +19,15 @@ from .projections import fused_kind, part_label
 
 
 def attach_biases(one: Canon, other: Canon) -> None:
-    """Move each bias of ONE that is stored by itself into the module of its matrix, unless OTHER stores such biases by
-    themselves, too.
+    """Move each bias of ONE that is stored by itself into the module of its matrix, unless OTHER stores biases of this
+    size by themselves, too: then it only gets the role of a bias. A bias that OTHER has as a table of one column stays
+    as it is.
 
-    A bare matrix is transposed if the length of its bias shows that its inputs come first.
+    The matrices are those without a bias and with as many rows as the bias has values, or bare ones with as many
+    columns, which are transposed; for a bias of one value, or if there are none, those of a size that OTHER has with
+    such a bias. Of several matrices, the first of these that fits exactly one decides: the name of the bias, the
+    numbers in its path, the nearest path, layers of OTHER with a bias of these sizes, the last use before that of the
+    bias, and that both are of the output layer by name. If none decides, the bias stays.
     """
     apart = {squeezed(piece.shape) for piece in _lone_biases(other)}
     tables = {piece.shape for piece in other.pieces.values() if piece.role == "weight" and piece.shape[1:] == (1,)}
@@ -67,12 +72,14 @@ def attach_biases(one: Canon, other: Canon) -> None:
 
 
 def _part_of_sum(lone: list[Piece], matrices: list[Piece], other: Canon) -> None:
-    """Move the bias of a layer whose output is added to another's out of that layer, if the other side stores it beside
-    such layers. LONE has the biases of one side that are stored by themselves; those that are found to belong to a sum
-    are removed from it.
+    """Treat a bias that is stored beside several layers, whose outputs are added, alike on both sides: where OTHER has
+    it inside of one of the layers, it is moved beside them there, with a question. LONE has the biases of one side that
+    are stored by themselves; those that belong to such a sum are removed from it. MATRICES are the matrices of that
+    side.
 
-    `lin_rel(x) + lin_root(y)` with a bias in one of the two is `fc_neigh(x) + fc_self(y) + bias`. Both sides have
-    equally many such sums. That the outputs are added is a question.
+    `lin_rel(x) + lin_root(y)` with a bias in one of the two is `fc_neigh(x) + fc_self(y) + bias`. The layers are in one
+    module, with equally many outputs, and in OTHER in parallel, with one bias. It is done if both sides have equally
+    many sums with biases of one size.
     """
     sums: dict[Shape, list[Piece]] = defaultdict(list)
     for piece in lone:
@@ -101,7 +108,9 @@ def _part_of_sum(lone: list[Piece], matrices: list[Piece], other: Canon) -> None
 
 
 def _rows(piece: Piece) -> int:
-    """Return how many outputs the matrix PIECE has; for a bias, how many outputs it is added to."""
+    """Return the first size of PIECE, for a tensor without two dimensions the first above 1, or 1 if there is none: how
+    many outputs a matrix has, or to how many a bias is added.
+    """
     return next(iter(squeezed(piece.shape) if len(piece.shape) != 2 else piece.shape), 1)
 
 
@@ -111,7 +120,7 @@ def _of_output(piece: Piece) -> bool:
 
 
 def _gives(matrix: Piece, bias: Piece) -> bool:
-    """Return whether MATRIX, a parameter of a module around the bias, has as many columns as BIAS has elements:
+    """Return whether MATRIX, a bare parameter of a module around BIAS, has as many columns as BIAS has elements:
     transposed, it would give these outputs.
     """
     beside = matrix.path[:-1] == bias.path[: len(matrix.path) - 1]
@@ -119,8 +128,9 @@ def _gives(matrix: Piece, bias: Piece) -> bool:
 
 
 def _called_as(piece: Piece, matrices: list[Piece]) -> list[Piece]:
-    """Return the one of MATRICES beside a bias that its name names: `kernel` for `kernel_bias`, `short_filter` for
-    `short_bias`. Nothing if there is none, or several.
+    """Return [the one of MATRICES] in the module of the bias PIECE whose name has all words of that of the bias, apart
+    from "bias": `kernel` for `kernel_bias`, `short_filter` for `short_bias`. [] if there is none, or several, or if
+    PIECE is called `bias` or without this word.
     """
     module, _, leaf = piece.entry.key.rpartition(".")
     own = {*cut(leaf)} - {"bias", "biases"}
@@ -162,8 +172,8 @@ def _lone_biases(canon: Canon) -> list[Piece]:
 
 
 def _of_the_matrix(piece: Piece, beside: list[Piece]) -> bool:
-    """Return whether PIECE has a name for biases, such as `offset`, and its module, which holds BESIDE, has one other
-    tensor: a square matrix of its own, with as many rows.
+    """Return whether PIECE is a vector with a name for biases, such as `offset`, and its module, which holds BESIDE,
+    has exactly one other tensor: a bare square matrix, with as many rows.
     """
     sizes = {p.shape for p in beside if is_bare(p)}
     named = table().leaves.get(cut(piece.leaf)) == "bias"
@@ -174,8 +184,8 @@ _B = re.compile(r"(.*_)b(?::\d+)?\Z")
 
 
 def _after_matrices(piece: Piece, matrices: Set[tuple[str, ...]]) -> bool:
-    """Return whether PIECE, or the list that it is in, is named like matrices in the same module: `cell_b` beside
-    `cell_wx`. MATRICES has the paths of all matrices.
+    """Return whether PIECE, or the list that it is in, has a name that ends with `_b`, beside matrices that begin with
+    the same text and a "w": `cell_b` beside `cell_wx`. MATRICES has the paths of all matrices.
     """
     at = next((at for at in reversed(range(len(piece.path))) if not piece.path[at].isdecimal()), 0)
     found = _B.match(piece.path[at]) if piece.path else None
@@ -185,7 +195,9 @@ def _after_matrices(piece: Piece, matrices: Set[tuple[str, ...]]) -> bool:
 
 
 def _own_name(path: tuple[str, ...]) -> str:
-    """Return the last component of PATH that is not a number, so that a bias in a list has the name of the list."""
+    """Return the last component of PATH that is no number, so that a bias in a list has the name of the list; "" if
+    there is none.
+    """
     return next((component for component in reversed(path) if not component.isdecimal()), "")
 
 
@@ -197,7 +209,8 @@ def _layers(canon: Canon) -> set[tuple[Shape, Shape]]:
 
 def divide_biases(canon: Canon) -> None:
     """Split each bias of a fused projection whose matrices are separate (`in_proj_bias` beside `q_proj_weight` …) into
-    one bias per matrix.
+    one bias for each matrix. Each part has to have a matrix of this name in the same module, without a bias, and their
+    rows have to be as many as the bias has values.
     """
     for piece in list(canon.pieces.values()):
         kind = fused_kind(piece) if piece.role == "bias" and len(piece.shape) == 1 else None

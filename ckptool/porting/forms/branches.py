@@ -28,21 +28,24 @@ _MOST = 24
 
 
 def beside(one: Unit, other: Unit) -> bool:
-    """Return whether ONE and OTHER are parallel: neither layer's output flows into the other. False if the forward pass
-    was not followed.
+    """Return whether ONE and OTHER are parallel: the output of neither flows into the first input of the other. False
+    if the forward pass was not followed, or does not use them.
     """
     a, b = one.main.entry.facts.flow, other.main.entry.facts.flow
     return a is not None and b is not None and a.beside(b)
 
 
 def flows_into(one: Unit, other: Unit) -> bool:
-    """Return whether the output of ONE flows into OTHER. False if the forward pass was not followed."""
+    """Return whether the output of ONE flows into the first input of OTHER. False if the forward pass was not followed,
+    or does not use them.
+    """
     a, b = one.main.entry.facts.flow, other.main.entry.facts.flow
     return a is not None and b is not None and a.into(b)
 
 
 def in_channel_order(units: Sequence[Unit]) -> None:
-    """Change the order of execution (`used`) of branches that one layer concatenates to the order of the concatenation.
+    """Change the order of execution (`used`, `turn`) of UNITS in branches that one layer concatenates, to the order of
+    the concatenation. Units that are in several of the branches, or in none, stay.
 
     Code may compute branches in any order. The order of their channels is in the weights of the layer that takes them,
     which both sides share, and code usually registers branches in that order: some code computes the pooled features of
@@ -69,12 +72,12 @@ def in_channel_order(units: Sequence[Unit]) -> None:
 
 
 def _branches(parts: Sequence[Flow], end: Flow, numbered: Mapping[int, Unit]) -> list[list[Unit]]:
-    """Return, for each branch, its layers that are in no other branch.
+    """Return, for each of PARTS in order, the units of its branch that are in no other branch.
 
     Args:
-        parts: the last layers of the branches.
-        end: the layer that takes all branches.
-        numbered: all layers, by their numbers in the flows.
+        parts: the places of the last layers of the branches.
+        end: the place of the layer that takes all branches.
+        numbered: number in the flows -> unit, for all units.
     """
     found: list[list[Unit]] = [[] for _ in parts]
     before = [part.before | part.bit for part in parts]
@@ -98,8 +101,8 @@ class Branches:
     Args:
         pairs: the matched pairs.
         content: returns the contents of a module of the target by its path.
-        votes: name of an order -> a function that tells whether two pairs keep it (1) or reverse it (-1), and one that
-            returns the place of a unit of the target in it.
+        votes: name of an order -> (function that returns 1 if two pairs keep it, -1 if they reverse it, 0 if that is
+            not known; function that returns the place of a unit of the target in it).
     """
 
     def __init__(
@@ -150,11 +153,12 @@ class Branches:
 
     def shown(self, one: Pair, other: Pair, order: str) -> bool:
         """Return whether both sides keep the order named ORDER between parallel branches, so that it may tell the pairs
-        ONE and OTHER apart.
+        ONE and OTHER apart. The branches are the two where the paths of their target units part.
 
-        The same two branches in modules of this kind decide; without any, other branches in modules of this kind;
-        without enough of these, branches of all modules. Look-alikes beside one branch count once, unless one side
-        has the two pairs in a numbered list.
+        If the same two branches are known from modules of this kind, none may be reversed there. Else other branches in
+        modules of this kind decide, if there are two, or one that is reversed; else, on this condition, those of all
+        modules: at least two, and 85 percent of them, have to keep the order. False if nothing decides. Look-alikes
+        beside one branch count once, unless one side has the two pairs in a numbered list.
         """
         at = next(i for i, (a, b) in enumerate(zip(one[0].path, other[0].path, strict=False)) if a != b)
         kind = self._kind[one[0].path[:at]]
@@ -190,8 +194,8 @@ class _Apart:
 
 
 def _kind(path: tuple[str, ...], held: Iterable[str]) -> Hashable:
-    """Return a value that is equal for modules of one class: the names HELD inside the module, or its path without
-    numbers if these are all numbers.
+    """Return a value that is equal for modules of one class: the names HELD inside the module, or, if all of these are
+    numbers, its path PATH without numbers.
     """
     names = frozenset(held)
     return template(path) if all(name.isdecimal() for name in names) else names

@@ -22,7 +22,9 @@ from .step_table import bring_together
 
 
 def canonical(source: Signature, target: Signature, *, lora_scale: float | None = None) -> tuple[Canon, Canon]:
-    """Return (source, target) in the common form. LORA_SCALE is the scale of the source's adapters, if known."""
+    """Return (SOURCE, TARGET) in the common form, after all steps. LORA_SCALE is the factor of the source's adapters,
+    None if the file does not state it.
+    """
     s, t = _named(source, is_target=False), _named(target, is_target=True, counted=_counted_otherwise(target, source))
     s.adapter_scale = lora_scale
     bring_together(s, t)
@@ -30,11 +32,11 @@ def canonical(source: Signature, target: Signature, *, lora_scale: float | None 
 
 
 def _counted_otherwise(one: Signature, other: Signature) -> dict[str, int]:
-    """Return name of layers without its number -> number to add, for names of ONE that OTHER counts from 0 and ONE from
-    1 (`norm1`, `norm2` for `norm0`, `norm1`), or the reverse.
+    """Return name of layers without its number -> number to add (1 or -1), for names that ONE counts from 1 and OTHER
+    from 0 (`norm1`, `norm2` for `norm0`, `norm1`: -1), or the reverse (1).
 
-    Both sides must have the same rows of such names in their modules, up to that number: `layer0` beside `layer1` to
-    `layer4` may be something else.
+    The sets of numbers that a name has in the modules of ONE have to be those of OTHER after this change, and some
+    module has two or more such layers: `layer0` beside `layer1` to `layer4` may be something else.
     """
     own, theirs = _numbers(one), _numbers(other)
     found = {}
@@ -51,8 +53,8 @@ def _counted_otherwise(one: Signature, other: Signature) -> dict[str, int]:
 
 
 def _numbers(signature: Signature) -> dict[str, set[frozenset[int]]]:
-    """Return name of layers without its number -> every set of numbers that it has in one module: `norm` ->
-    {{1, 2}}.
+    """Return name of layers without its number -> every set of numbers that it has in one module: `norm` -> {{1, 2}}
+    for `norm1`, `norm2`. Only names of letters and "_" before a single digit count, and no last components of keys.
     """
     rows: dict[tuple[str, str], set[int]] = defaultdict(set)
     for key in signature.entries:
@@ -71,12 +73,15 @@ _COUNTED = re.compile(r"([A-Za-z][A-Za-z_]*?_?)(\d)\Z")
 
 
 def _named(signature: Signature, *, is_target: bool, counted: Mapping[str, int] | None = None) -> Canon:
-    """Return one side in the common form, before any step: with roles for leaf names, and without wrappers in names.
+    """Return one side in the common form before any step: each tensor as a piece whose path has no wrappers
+    (`module.`), and whose role follows from the last component of its key.
 
+    Tied tensors, copies of raw weights, and counters of batch norms are no pieces. A second tensor with a name that is
+    taken gets "again" behind its path.
     Args:
         signature: the side's keys and shapes.
         is_target: whether it is the target.
-        counted: names of layers that this side counts from another number -> number to add.
+        counted: name of layers without its number -> number to add to the number, as `_counted_otherwise` gives it.
     """
     kept = _kept_raw(signature)
     canon = Canon(signature, is_target, dropped=kept)
@@ -128,8 +133,9 @@ def _named(signature: Signature, *, is_target: bool, counted: Mapping[str, int] 
 
 
 def _around_layers(entries: Sequence[Entry], split: Mapping[str, tuple[str, ...]]) -> set[tuple[str, ...]]:
-    """Return the paths of modules that contain matrices in inner modules; their `gamma` and `beta` are not the scale
-    and shift of a norm. SPLIT has key -> path.
+    """Return the paths of modules that have matrices or kernels in modules below one of their own modules; `gamma` and
+    `beta` in such a module are not the scale and shift of a norm. The outermost module is left out. SPLIT has key ->
+    path with the last component.
     """
     found: set[tuple[str, ...]] = set()
     for entry in entries:
@@ -140,7 +146,9 @@ def _around_layers(entries: Sequence[Entry], split: Mapping[str, tuple[str, ...]
 
 
 def _moved(component: str, by: Mapping[str, int]) -> str:
-    """Return COMPONENT, such as `norm1`, with BY[name] added to its number; as it is if its name is not in BY."""
+    """Return COMPONENT, such as `norm1`, with BY[name without number] added to its number; as it is if its name is not
+    in BY.
+    """
     found = _COUNTED.match(component)
     return f"{found[1]}{int(found[2]) + by[found[1]]}" if found is not None and found[1] in by else component
 
@@ -163,7 +171,9 @@ _RAW = "_raw"
 
 
 def _kept_raw(signature: Signature) -> dict[str, str]:
-    """Return key of a raw weight -> key of its copy, for weights that WeightDrop stores twice, raw and with dropout."""
+    """Return key of a raw weight -> key of its copy of equal size, for weights that WeightDrop stores twice:
+    `rnn.weight_hh_l0_raw`, and with dropout `rnn.module.weight_hh_l0` or `rnn.weight_hh_l0`.
+    """
     found = {}
     for key, entry in signature.entries.items():
         head, _, leaf = key.removesuffix(_RAW).rpartition(".")
@@ -176,8 +186,9 @@ def _kept_raw(signature: Signature) -> dict[str, str]:
 
 
 def _other_name(key: str, words: tuple[str, ...], aliases: dict[str, list[str]]) -> tuple[str, ...]:
-    """Return the words of another name of the tied tensor KEY, if they say which kind of table it is (word, position)
-    and WORDS, those of its own name, do not; else (). ALIASES has key -> its other names.
+    """Return the words of the module in another name of the tied tensor KEY, if they say which kind of table it is
+    (word, position) and WORDS, those of its own name, do not; else (). The first such name counts. ALIASES has key ->
+    its other names.
     """
     group = table().group("embedding")
     if key not in aliases or label(group, words) is not None:
@@ -190,11 +201,11 @@ class _Beside:
     """The names of the modules in one module, and what they show about each other.
 
     Attributes:
-        counted: name without its last number -> how many modules have this name with a number.
+        counted: name without the number at its end -> how many modules have this name with a number.
         from_zero: the names in `counted` whose numbers begin with 0.
-        behind: norms after the parts of a block: `post_attention_norm` beside `post_mlp_norm`, without a norm before
-            the first part. A single one is the norm between the attention and the next part, and usually belongs to
-            the next part.
+        behind: the names of norms after the parts of a block, if there are two or more, and no name begins with "pre"
+            or "input": `post_attention_norm` beside `post_mlp_norm`. A single one is the norm between the attention and
+            the next part, and usually belongs to the next part.
     """
 
     def __init__(self, names: Collection[str] = ()) -> None:
@@ -216,11 +227,15 @@ def _counted_from_one(
     siblings: Mapping[tuple[str, ...], _Beside],
     more: Collection[tuple[tuple[str, ...], str]],
 ) -> tuple[str, ...]:
-    """Return the words of PATH, where `ln0` beside `ln1` is read as `ln1` (the first), unless equal blocks in MORE
-    count from 1.
+    """Return the words of PATH, with three changes to its last component: `ln0` beside `ln1` is read as `ln1` (the
+    first), unless it names a part of a projection (`wi_0`); a norm in `behind` loses its "post"; and of three or more
+    layers that are counted, `fc1` is read without its number, if the number makes it a part of a feed-forward block
+    (the first of two).
 
-    If three or more layers are counted, `fc1` is not read as the first of two. SIBLINGS has path of a module -> names
-    in it.
+    Args:
+        path: the path of a module.
+        siblings: path of a module -> names in it.
+        more: names that equal blocks count from 1 (see `_with_more`): their numbers are not raised.
     """
     last = path[-1] if path else ""
     beside = siblings.get(path[:-1], _ALONE)
@@ -242,10 +257,10 @@ def _counted_from_one(
 
 
 def _with_more(siblings: Mapping[tuple[str, ...], Collection[str]]) -> set[tuple[tuple[str, ...], str]]:
-    """Return (path of a block, name without number) for names that some block counts from 1 (1 and 2, no 0), so that a
-    0 in an equal block is an extra layer. SIBLINGS has path of a module -> names in it.
+    """Return (path of a block with its numbers replaced, name without number), for names that some block counts from 1:
+    it has a 2 and no 0. In an equal block, a 0 is then an extra layer. SIBLINGS has path of a module -> names in it.
 
-    A single layer does not count: the layer before it may be missing.
+    A single layer, 1, does not count: the layer before it may be missing.
     """
     return {
         (template(path), stem)

@@ -26,11 +26,18 @@ from .gates import are_gates
 
 
 def copies(source: Signature, target: Signature) -> tuple[dict[str, str], set[str]]:
-    """Return (key of a further copy of the model -> key of the preferred copy, keys of other parts of the file to leave
-    out).
+    """Return (key of a further copy of the model -> the same key in the preferred copy, keys to leave out because they
+    belong to other parts of a larger model). Both are empty for a file without copies.
 
-    A copy is a prefix with the same names and shapes below it as another prefix, if the target has fewer of these than
-    the file.
+    Copies are two or more modules in one module of SOURCE, at most three components deep, whose last names are no
+    numbers, with the same four or more keys and sizes below them, among them a matrix. They hold at least 70 % of the
+    tensors of the module around them, and TARGET has at most 1.5 times as many tensors as one. TARGET has fewer tensors
+    than SOURCE of the size of each matrix in them; if it has none of these sizes, it has fewer elements than all copies
+    together.
+    Modules are no copies if they are the gates of a recurrent cell, if TARGET has a module with the name of just one of
+    them, or if their names mean different things (`student`, `teacher`) and TARGET has names that mean one of these. An
+    encoder and a decoder are no copies either: they are left out if a third module is neither, and TARGET names no
+    encoder or decoder. Which copy is preferred is in the vocabulary (`copies`).
     """
     below: dict[tuple[str, ...], dict[tuple[str, ...], Shape]] = defaultdict(dict)
     for key, entry in source.entries.items():
@@ -82,9 +89,10 @@ def copies(source: Signature, target: Signature) -> tuple[dict[str, str], set[st
 
 def target_networks(source: Signature, target: Signature) -> dict[str, str]:
     """Return key of a target network of the model (`critic_target`) -> key of the network that it follows (`critic`),
-    if the file has neither the word nor tensors for both.
+    for a file without target networks, which starts as a copy of the other network, in training alone.
 
-    Such a network starts as a copy of the other one, in training alone.
+    The result is empty unless no name of SOURCE has the word "target", each key of TARGET with this word has a twin of
+    equal size without it, and SOURCE has too few tensors of these sizes for both.
     """
 
     def without(path: Sequence[str]) -> tuple[tuple[str, ...], ...]:
@@ -111,8 +119,8 @@ def _words(key: str) -> set[str]:
 
 
 def with_target_networks(made: Mapping_, target: Signature, twins: Mapping[str, str]) -> Mapping_:
-    """Return MADE with entries for the target networks of the model TARGET, each a copy of what TWINS (as
-    `target_networks` gives it) says, with a question.
+    """Return MADE with an entry for each key of TWINS, the target networks of the model, as `target_networks` gives
+    them: that of the key that it follows, with a question if it is mapped. The entries are in the order of TARGET.
     """
     by_key = {entry.target: entry for entry in made.entries}
     entries = []
@@ -131,13 +139,13 @@ def _role_word(name: str) -> str | None:
 
 
 def _side(name: str) -> str | None:
-    """Return the side ("encoder", "decoder") that NAME says, or None."""
+    """Return the side of a model ("encoder", "decoder") that NAME means, or None."""
     return label(table().group("side"), cut(name))
 
 
 def _target_names_one(prefixes: Sequence[tuple[str, ...]], target: Signature) -> bool:
-    """Return whether the names of the target have a word ("encoder") that is the role of one of the copies,
-    PREFIXES.
+    """Return whether a name of a module of TARGET means the same as the last name of one of PREFIXES, by a word of a
+    group whose labels exclude each other ("encoder").
     """
     own = {_role_word(component) for key in target.entries for component in key.split(".")[:-1]} - {None}
     return bool(own & {_role_word(p[-1]) for p in prefixes})
@@ -150,8 +158,8 @@ def _preference(name: str) -> tuple[int, str]:
 
 
 def doubt_copies(filling: Filling, copies: Mapping[str, str]) -> None:
-    """Add a question to every expression that reads one of several copies, with the other copies as options. COPIES has
-    key of another copy -> key of the preferred copy.
+    """Add a question to every expression in FILLING that reads one of several copies, with the other copies as options.
+    COPIES has key of another copy -> the same key in the preferred copy. If it is empty, nothing changes.
     """
     if not copies:
         return
@@ -178,12 +186,13 @@ _VECTORS = 3
 
 
 def doubles(tensors: Mapping[str, LazyTensor], keys: Collection[str]) -> dict[str, str]:
-    """Return key -> the key whose values it repeats, for layers that a file holds twice: each tensor has the values of
+    """Return key -> the key whose values it repeats, for layers that a file holds twice: each tensor has the bytes of
     the tensor with its name in an earlier layer.
 
-    Vectors of ones are always equal, so such a layer has a matrix or kernel with unequal values, or three vectors with
-    unequal values (a norm with its statistics). A layer with a matrix and a bias may also repeat layers with one tensor
-    each, before or after it: its matrix that of a word table, and its bias a single bias.
+    Vectors of ones are always equal, so such a layer has a matrix or kernel with unequal values, or three tensors with
+    unequal values (a norm with its statistics). Unequal means: in the first 64 bytes. Of a layer with several tensors,
+    a matrix with unequal values may also repeat the only tensor of another layer, before or after it (a table); if one
+    of its tensors repeats another, so may its others with unequal values.
 
     Args:
         tensors: the state dict. The first bytes are read of tensors with equal sizes, all bytes if these are equal.
@@ -224,8 +233,8 @@ def doubles(tensors: Mapping[str, LazyTensor], keys: Collection[str]) -> dict[st
 
 
 def are_equal(tensors: Sequence[LazyTensor]) -> bool:
-    """Return whether TENSORS, of one size and type, have the same bytes. Tensors that differ early are not read to the
-    end.
+    """Return whether TENSORS, of one size and type, have the same bytes; False if there are none. Tensors that differ
+    early are not read to the end.
     """
     return len({_start(tensor) for tensor in tensors}) == 1 and len({_digest(tensor) for tensor in tensors}) == 1
 
@@ -242,23 +251,26 @@ def _digest(tensor: LazyTensor) -> bytes:
 
 
 def _tells(tensor: LazyTensor) -> bool:
-    """Return whether TENSOR is no vector, and its first bytes hold unequal values, so that an equal tensor is a copy of
-    it.
+    """Return whether TENSOR has two or more sizes above 1, and unequal values in its first 64 bytes, so that an equal
+    tensor is a copy of it.
     """
     return sum(n > 1 for n in tensor.shape) > 1 and _varies(tensor)
 
 
 def _varies(tensor: LazyTensor) -> bool:
-    """Return whether TENSOR has unequal values in its first 64 bytes."""
+    """Return whether TENSOR has unequal values in its first 64 bytes; False for an empty tensor."""
     start = _start(tensor)
     size = tensor.dtype.itemsize
     return start != start[:size] * (len(start) // size)
 
 
 def called_as_in(source: Signature, target: Signature) -> Signature:
-    """Return the source with each layer that a block holds under two names under the name that the target has.
+    """Return SOURCE with each tensor that a block holds under two names (tied keys) under the name that the target has:
+    its key is then no longer tied, and the other key is tied to it.
 
-    Code may register a norm as a part of the block, and again in a list of layers. Neither name is better.
+    This is done if the target has a tensor of this size with the last three components of the later key, and none with
+    those of the first. Code may register a norm as a part of the block, and again in a list of layers. Neither name is
+    better.
     """
     ends = {(tuple(key.split(".")[-_END:]), entry.shape) for key, entry in target.entries.items()}
     entries = dict(source.entries)
@@ -278,8 +290,8 @@ _END = 3
 
 
 def _in_one_block(one: str, other: str) -> bool:
-    """Return whether the keys ONE and OTHER are in one numbered block, and differ only in their last components, at
-    most three.
+    """Return whether the keys ONE and OTHER begin with the same components, among them a number (that of a block), and
+    have at most three components behind these.
     """
     a, b = one.split("."), other.split(".")
     same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))

@@ -19,7 +19,8 @@ from .projections import fused_kind, heads_of, layout_of, of_library, open_gate,
 def fused_alike(one: Canon, other: Canon) -> set[Shape]:
     """Return the sizes of projections that are fused on both sides, which stay fused.
 
-    If one side has more of a size than the other, and either side has separate parts of that size, they are all split.
+    If one side has more of a size than the other, and either side has separate parts of it (named as parts, with a half
+    or a third of the rows), the size is left out: they are all split.
     """
     own, theirs = _fused_shapes(one), _fused_shapes(other)
     alike = set()
@@ -41,8 +42,8 @@ def _fused_shapes(canon: Canon) -> Counter[Shape]:
 
 
 def split_first(source: Canon, target: Canon) -> None:
-    """Split fused projections on both sides, the source twice, because a split target can show how to split
-    the source.
+    """Split fused projections of the source, then of the target, then of the source again, because a split target can
+    show how to split the source. See `split_fused`.
     """
     both = fused_alike(source, target)
     for one, other in ((source, target), (target, source), (source, target)):
@@ -50,16 +51,24 @@ def split_first(source: Canon, target: Canon) -> None:
 
 
 def split_again(source: Canon, target: Canon) -> None:
-    """Split fused projections that became visible when stacks of experts or dimensions for heads were taken apart."""
+    """Split fused projections of the source, then of the target, that became visible when stacks of experts or
+    dimensions for heads were taken apart. See `split_fused`.
+    """
     both = fused_alike(source, target)
     for one, other in ((source, target), (target, source)):
         split_fused(one, other, both)
 
 
 def split_fused(one: Canon, other: Canon, both: set[Shape]) -> None:
-    """Split the fused projections of ONE into their parts. A projection stays whole if its shape is in BOTH, the shapes
-    that are fused on both sides, or if OTHER has as many tensors of its shape, unless the two codes split it in
-    different ways.
+    """Split the fused projections of ONE, and their biases, into their parts. OTHER needs, for each part, a weight with
+    its rows, or keys and values with a multiple of their rows.
+
+    A projection stays whole if its shape is in BOTH, the shapes that are fused on both sides. It also stays if OTHER
+    has weights of its shape, as many as ONE (or one, if OTHER has none of the parts by name), unless OTHER has each
+    part by name as often, or keys and values with a multiple of their rows.
+    A projection that would stay whole is split even so if the model's code takes it head by head, and the source's name
+    says that its parts follow one another. On the source this is a question, unless it has another one, or torch
+    defines the layout.
     """
     fused = [(p, kind) for p in one.pieces.values() if p.role == "weight" and (kind := fused_kind(p))]
     if not fused:
@@ -97,10 +106,10 @@ def split_fused(one: Canon, other: Canon, both: set[Shape]) -> None:
 
 
 def _of_shared_heads(kind: Fused, sizes: Sequence[int], rest: Shape, rows: Mapping[str, Counter[Shape]]) -> bool:
-    """Return whether the other side has the keys and values of a projection with more rows: on this side several
-    queries share a head of them.
+    """Return whether the other side has keys and values with a multiple of the rows of those in a projection, and none
+    with their rows: on this side several queries share a head of them. False for projections without keys and values.
 
-    SIZES are the rows of its parts, REST its other sizes, ROWS the sizes of the other side's parts by their labels.
+    KIND has the parts, SIZES the rows of each, REST the other sizes, ROWS label of a part -> sizes on the other side.
     """
     own = dict(zip(kind.parts, sizes, strict=True))
     return own.keys() >= {"k", "v"} and all(
@@ -111,9 +120,11 @@ def _of_shared_heads(kind: Fused, sizes: Sequence[int], rest: Shape, rows: Mappi
 
 
 def split_by_initials(one: Canon, other: Canon) -> None:
-    """Split layers of ONE whose name has the first letters of layers that OTHER has, in their order.
+    """Split layers of ONE, and their biases, whose name has a word that is spelled by the first letters of layers that
+    OTHER has in one module: `qkvg_proj` for `q_proj`, `k_proj`, `v_proj` and `gate_proj`.
 
-    For example, `qkvg_proj` for `q_proj`, `k_proj`, `v_proj` and `gate_proj`.
+    The letters of the word differ, OTHER does not have the layer itself, the name is that of no fused projection, and
+    the rows of the parts add up in one way only (`_spelled_form`).
     """
     words = {id(p): [w for w in cut(p.last) if _spells(w)] for p in one.pieces.values()}
     wholes = [p for p in one.pieces.values() if words.get(id(p)) and p.role == "weight" and len(p.shape) > 1]
@@ -144,8 +155,8 @@ def _spells(word: str) -> bool:
 
 
 def _initials(canon: Canon) -> list[_Initials]:
-    """Return, for each module, letter -> its layers that begin with this letter, apart from words that most of its
-    layers share.
+    """Return, for each module of CANON with matrices, first letter of a name -> the matrices whose name begins with it.
+    Words that more than half of the matrices in the module share are skipped before.
     """
     siblings: dict[tuple[str, ...], list[Piece]] = defaultdict(list)
     for p in canon.pieces.values():
@@ -164,8 +175,12 @@ def _initials(canon: Canon) -> list[_Initials]:
 
 
 def _spelled_form(word: str, whole: Shape, modules: Sequence[_Initials]) -> _Form | None:
-    """Return how to split a layer of sizes WHOLE into the parts whose first letters are the letters of WORD, if all
-    modules with such parts agree; else None. MODULES has the layers of each module by their first letters.
+    """Return how to split a layer of sizes WHOLE into the parts whose first letters are the letters of WORD, in this
+    order, if all modules with such parts agree on their names and rows; else None. MODULES has first letter ->
+    matrices, for each module.
+
+    Each letter is that of one matrix alone, with the inputs of the whole, and their rows add up to those of the whole.
+    For two letters, the letters are words of the names (`zr` for `conv_z` and `conv_r`), and the parts have equal rows.
     """
     forms = set()
     for letters in modules:
@@ -182,8 +197,8 @@ def _spelled_form(word: str, whole: Shape, modules: Sequence[_Initials]) -> _For
 
 
 def _rows_of_parts(canon: Canon) -> dict[str, Counter[Shape]]:
-    """Return label of a part ("q", "k", "gate" …) -> count of each size that it has, also inside of projections of two
-    parts.
+    """Return label of a part ("q", "k", "gate" …) -> count of each size of the weights with this label, also inside of
+    fused projections of two parts. Sizes of 1 after the second dimension are left out.
     """
     rows: dict[str, Counter[Shape]] = defaultdict(Counter)
     for p in canon.pieces.values():
@@ -224,7 +239,8 @@ _STEP = 1e-7
 
 def _form(one: Canon, other: _Parts, weight: Piece, kind: Fused, sizes: Sequence[int]) -> _Form:
     """Return how to split the projection WEIGHT of the side ONE into parts of SIZES: as the code of its side shows, or
-    else as its name or its library says, or else in the likeliest way, with a question. KIND is read from its name.
+    else as its name or its library says, or else in the likeliest way, with a question. KIND is what its name says,
+    OTHER has the parts of the other side, whose code shows the number of heads.
     """
     parts, size = kind.parts, tuple(sizes)
     if (gate := weight.entry.facts.gate) is not None and "gate" in parts and (one.is_target or weight.expr.is_copy):
@@ -271,8 +287,8 @@ def _form(one: Canon, other: _Parts, weight: Piece, kind: Fused, sizes: Sequence
 
 
 def _gate_and_up(one: Canon) -> bool:
-    """Return whether the feed-forward layers of ONE have twice as many outputs as the layers after them have inputs, so
-    that they hold gate and up.
+    """Return whether a feed-forward layer of ONE that expands has twice as many outputs as a layer that contracts has
+    inputs, with as many inputs as that has outputs, so that it holds gate and up.
     """
     neck = table().group("neck")
     sizes: dict[str | None, set[Shape]] = defaultdict(set)
@@ -297,8 +313,8 @@ class _Parts:
         self._groups: dict[int, int] = {}
 
     def order(self, parts: tuple[str, ...]) -> tuple[str, ...]:
-        """Return PARTS in the order in which the blocks of this side register them; as they are if the blocks differ,
-        or none has them all.
+        """Return PARTS in the order in which the modules of this side register the weights of all of them; PARTS as
+        they are if no module has all, or if modules have different orders.
         """
         if parts not in self._orders:
             blocks: dict[tuple[str, ...], dict[str, float]] = defaultdict(dict)
@@ -310,8 +326,8 @@ class _Parts:
         return self._orders[parts]
 
     def groups(self, rows: int) -> int:
-        """Return the number of heads into which the model's code splits keys with ROWS rows; 0 if the code does not
-        show it.
+        """Return into how many heads the code of this side splits keys with ROWS rows, as the layers for keys of so
+        many rows show, or those for queries of as wide heads; the most frequent number. 0 if the code does not show it.
         """
         if rows not in self._groups:
             found: Counter[int] = Counter()
@@ -325,7 +341,9 @@ class _Parts:
         return self._groups[rows]
 
     def whole(self, rows: int) -> bool:
-        """Return whether the forward pass was followed, and does not split keys with ROWS rows into heads."""
+        """Return whether this side has keys with ROWS rows, and the forward pass uses all of them without splitting
+        them into heads.
+        """
         keys = [p for label, p in self._labelled if label == "k" and p.role == "weight" and p.shape[0] == rows]
         return bool(keys) and all(p.entry.used is not None and not heads_of(p.entry) for p in keys)
 
@@ -333,6 +351,10 @@ class _Parts:
 def _conflicting_layout(one: Canon, other: Canon, weight: Piece, kind: Fused) -> bool:
     """Return whether WEIGHT, a projection that is fused on both sides, is known to have another layout on each side:
     the model's code takes it head by head, and the source's name says that its parts follow one another.
+
+    Of the weights of OTHER with its sizes, in order, the first counts that shows such a conflict (True), or that is not
+    fused, has the path of WEIGHT, or is in a module with the same contents (False). False if there is none. KIND is
+    what the name of WEIGHT says.
     """
     rivals = [p for p in other.pieces.values() if p.role == "weight" and p.shape == weight.shape]
     for rival in rivals:
@@ -347,8 +369,9 @@ def _conflicting_layout(one: Canon, other: Canon, weight: Piece, kind: Fused) ->
 
 
 def _same_module(one: Canon, other: Canon, weight: Piece, rival: Piece) -> bool:
-    """Return whether the modules around the projections WEIGHT of ONE and RIVAL of OTHER hold the same tensors, and
-    more layers than any attention has.
+    """Return whether the projections WEIGHT of ONE and RIVAL of OTHER have the same last two components in their paths,
+    and the modules around them hold tensors with the same paths and roles, in three or more layers, more than every
+    attention has.
     """
     if weight.path[-2:] != rival.path[-2:] or min(len(weight.path), len(rival.path)) < 2:
         return False
@@ -364,8 +387,8 @@ _PLAIN_ATTENTION = 2
 
 
 def _alternating(target: Canon, weight: Piece, parts: int) -> int:
-    """Return the number of heads by which the model's code interleaves the PARTS parts of a projection with the sizes
-    of WEIGHT; 0 if it does not.
+    """Return the number of heads by which the code of TARGET interleaves the PARTS parts of a projection with the sizes
+    of WEIGHT; 0 if it does not, or has no such projection.
     """
     rivals = (p for p in target.pieces.values() if p.role == "weight" and p.shape == weight.shape and fused_kind(p))
     return next((n for p in rivals for kind, n in [layout_of(p.entry, parts)] if kind == "heads"), 0)
@@ -373,9 +396,11 @@ def _alternating(target: Canon, weight: Piece, parts: int) -> int:
 
 def other_arrangement(target: Piece, source: Piece) -> Reason | None:
     """Return the reason to ask whether TARGET and SOURCE, two paired projections, arrange their rows differently; None
-    if names or code show it, or if another rule asks.
+    if names or code show it, if neither is fused by name, or if another rule asks.
 
     A layer with the same name on both sides is taken to have one layout, unless one of the two layers is a convolution.
+    Queries, keys and values are asked about if both are fused, TARGET in blocks, and the name of SOURCE is not sure;
+    gate and up, if not both names are sure, and code does not show the half (where it does, another rule asks).
     """
     own, theirs = fused_kind(target), fused_kind(source)
     kind = theirs or own
@@ -416,9 +441,7 @@ def _of_rows(size: int, rest: Shape) -> Shape:
 
 
 def _flat(shape: Shape) -> Shape:
-    """Return SHAPE without the dimensions of a kernel of one pixel: (out, in) for (out, in, 1, 1); other shapes as they
-    are.
-    """
+    """Return SHAPE without sizes of 1 after the second dimension: (out, in) for (out, in, 1, 1)."""
     return (*shape[:2], *squeezed(shape[2:]))
 
 
@@ -427,8 +450,8 @@ def _block(e: Expr, *, start: int, stop: int) -> Expr:
 
 
 def _parts_of(e: Expr, sizes: Sequence[int], heads: int) -> list[Expr]:
-    """Return the parts of the projection E, with SIZES rows: one after the other, or, if HEADS is over 1, interleaved
-    by heads.
+    """Return the parts of the projection E, with SIZES rows: one after the other, or, if HEADS is over 1, each made of
+    its share of rows in every one of HEADS heads.
     """
     if heads > 1:
         return ex.cut_by_heads(e, heads, [size // heads for size in sizes])
@@ -469,8 +492,8 @@ def _with_zeros_between(q: Expr, v: Expr, *, n: int) -> Expr:
 
 
 def missing_key_bias(canon: Canon) -> None:
-    """Replace `q_bias` and `v_bias` beside a fused projection without a bias by one bias for the projection, with zeros
-    for the keys.
+    """Replace biases `q_bias` [n] and `v_bias` in the module of a fused projection with 3 * n rows and no bias by one
+    bias for the projection, with zeros for the keys.
     """
     for piece in list(canon.pieces.values()):
         if piece.role != "bias" or piece.last != "q_bias" or len(piece.shape) != 1:

@@ -1,4 +1,9 @@
-"""Gates of recurrent cells: a layer for each gate, or all gates in one matrix in torch's order."""
+"""Gates of recurrent cells: a layer for each gate, or all gates in one matrix, in the order in which torch stacks them.
+
+A reading is a function that reads the words of a layer's name as (side, gate): "ih" (on the input) or "hh" (on the
+hidden state), and the letter of a gate of a given cell. It returns None for other names; the side is "" if the name has
+no side.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +30,14 @@ _BIAS = ("b", "bias")
 
 
 def join_gates(source: Canon, target: Canon) -> None:
-    """Join the gates of a recurrent cell that one side stores in separate layers, if the other side has one matrix or
-    kernel for all of them.
+    """Change both sides: on a side that stores the gates of a recurrent cell in separate layers, replace them by one
+    `weight_ih` and one `weight_hh`, if the other side has a `weight_ih`, or has a weight with the sizes of all gates
+    together, over input and hidden state.
 
-    Both sides join their gates if one of them has a matrix of some gates that is named by their letters (`iou`).
+    First, matrices of several gates that are named by their letters (`iou`) are split (`_divide_letters`); if there are
+    any, and each side has layers for all gates, both sides join theirs in any case. A side whose gates are joined
+    without a size to fit, also gets torch's roles for layers of all gates (`_name_sides`). Layers of single gates that
+    are left get the gate's name among their words.
     """
     lettered = [_divide_letters(one, other) for one, other in ((source, target), (target, source))]
     both = any(lettered) and _has_gates(source) and _has_gates(target)
@@ -48,10 +57,12 @@ def _join_all(one: Canon, other: Canon, *, layers: bool) -> None:
 
 
 def _name_apart(one: Canon) -> None:
-    """Add the name of the gate to the words of each layer that is one gate of a recurrent cell.
+    """Add ("cell", "gate", letter of the gate) to the words of layers of ONE that are each one gate of a recurrent
+    cell.
 
-    This needs a module with equally large layers for all gates: `Wi`, `Wf`, `Wg`, `Wo`. A module may hold several such
-    cells, with numbers: `convz1`, `convr1`, `convq1` and `convz2`, `convr2`, `convq2`.
+    This is done for a module with three or more weights, of which those with two or more dimensions, equal sizes and
+    equal numbers in their names are one layer for each gate: `Wi`, `Wf`, `Wg`, `Wo`. So one module may hold several
+    cells: `convz1`, `convr1`, `convq1` and `convz2`, `convr2`, `convq2`.
     """
     for pieces in _weights_in(one, 1).values():
         rows: dict[tuple[Shape, _Path], list[tuple[Piece, _Path]]] = defaultdict(list)
@@ -70,12 +81,16 @@ def _name_apart(one: Canon) -> None:
 
 
 def _of_kind(word: str) -> str:
-    """Return the letter behind the kind of a layer, in one word with it ("convz" -> "z"); other words as they are."""
+    """Return the last letter of WORD if what is before it is a word for a layer ("convz" -> "z", "fcr" -> "r"); else
+    WORD.
+    """
     return word[-1] if word[:-1] in ("conv", *_NOISE) else word
 
 
 def _weights_in(one: Canon, depth: int) -> dict[_Path, list[Piece]]:
-    """Return path of a module -> the weights that are DEPTH components below it."""
+    """Return path of a module -> the weights of ONE whose path is DEPTH components longer. Modules without any are left
+    out.
+    """
     scopes: dict[_Path, list[Piece]] = defaultdict(list)
     for piece in one.pieces.values():
         if piece.role == "weight" and len(piece.path) >= depth:
@@ -84,8 +99,8 @@ def _weights_in(one: Canon, depth: int) -> dict[_Path, list[Piece]]:
 
 
 def _has_gates(one: Canon) -> bool:
-    """Return whether some module of ONE has a layer for every gate of a cell, both for the input and for the
-    hidden state.
+    """Return whether some module of ONE has a weight for every gate of a cell, both for the input and for the hidden
+    state. The weights are one or two components below the module, and all are named in one way (one reading).
     """
     return any(
         {key for p in pieces if (key := read(_tokens(p.path[-depth:]), cell)) is not None} >= _all_of(cell)
@@ -101,10 +116,12 @@ def _all_of(cell: RecurrentCell) -> set[tuple[str, str]]:
 
 
 def _divide_letters(one: Canon, other: Canon) -> bool:
-    """Split the matrices of ONE that hold several gates of a cell, named by letters, if OTHER has no matrix of their
-    sizes. Return whether there were any.
+    """Split the matrices of ONE that hold several gates of a recurrent cell, named by letters (`W_iou`), into a layer
+    for each gate. Return whether there were any to split.
 
-    This is done only if they and the layers in the same module are all gates of the cell; each gate becomes a layer.
+    This is done in a module whose matrices, of several gates or of one, hold each gate of the cell exactly once for the
+    input and once for the hidden state, with equally many rows for a gate; and if OTHER has no weight with the sizes of
+    one that is split. A vector of the module that is named as the bias of all gates (`bias_ifgo`) is split, too.
     """
     theirs = {p.shape for p in other.pieces.values() if p.role == "weight"}
     found = False
@@ -132,8 +149,8 @@ def _divide_letters(one: Canon, other: Canon) -> bool:
 
 
 def _spelled_after_bias(tokens: tuple[str, ...], cell: RecurrentCell) -> tuple[str, ...]:
-    """Return the gates whose letters are in the name of a bias, in its words TOKENS: ("bias", "ifgo"). () if the name
-    does not spell all gates of CELL.
+    """Return the gates of CELL in the order in which the name of a bias spells their letters, () if it does not spell
+    all of them. TOKENS are the words of its name: ("bias", "ifgo").
     """
     gates = tuple(cell.words.get(letter, "") for letter in tokens[1]) if len(tokens) == 2 and tokens[0] in _BIAS else ()
     return gates if set(gates) == set(cell.gates) and len(gates) == len(cell.gates) else ()
@@ -147,10 +164,11 @@ def _alone(key: tuple[str, str] | None) -> _Gates | None:
 
 
 def _several_gates(tokens: tuple[str, ...], cell: RecurrentCell) -> _Gates | None:
-    """Return (side, gates) of a matrix whose name, in words TOKENS, has letters for its side and for gates of CELL
-    (`ioux`, `W_iou`, `h_rz`); the side is "ih" (input) or "hh" (hidden state). None for other names.
+    """Return (side, gates) of a matrix whose name, in words TOKENS, has a word or letter for its side and letters for
+    two or more gates of CELL, in either order (`ioux`, `W_iou`, `h_rz`); the gates are in the order of the letters. The
+    side is "ih" (input) or "hh" (hidden state). None for other names.
 
-    A name that is only the letters of all gates has the side "ih", whatever its side is.
+    A name that is only the letters of all gates (`ifgo`) has the side "ih", although it does not tell.
     """
     word = tokens[0] if len(tokens) == 1 else ""
     if len(word) == len(cell.gates) == len({cell.words.get(letter) for letter in word} - {None}):
@@ -165,8 +183,8 @@ def _several_gates(tokens: tuple[str, ...], cell: RecurrentCell) -> _Gates | Non
 
 
 def _divide(one: Canon, scope: _Path, piece: Piece, side: str, gates: Sequence[str]) -> None:
-    """Split the matrix PIECE, and its bias, into one layer for each of GATES in the module SCOPE; their names begin
-    with SIDE ("ih", "hh", "b").
+    """Split the matrix PIECE of ONE, and the bias of the same module, if there is one, into equal blocks of rows: a
+    layer in the module SCOPE for each of GATES, with the name `SIDE_GATE` ("ih_i"). SIDE is "ih", "hh" or "b".
     """
     for whole in (piece, one.pieces.get(piece.name.beside("bias"))):
         if whole is None:
@@ -187,7 +205,9 @@ def _divide(one: Canon, scope: _Path, piece: Piece, side: str, gates: Sequence[s
 
 
 def are_gates(components: Sequence[str]) -> bool:
-    """Return whether COMPONENTS are the names of all gates of one recurrent cell."""
+    """Return whether COMPONENTS are the names of all gates of one kind of recurrent cell, each gate once, in any
+    order.
+    """
     for cell in table().cells:
         said = [_gate_alone(_tokens([component]), cell) for component in components]
         if len(said) == len(cell.gates) and {key[1] for key in said if key is not None} == set(cell.gates):
@@ -196,10 +216,13 @@ def are_gates(components: Sequence[str]) -> bool:
 
 
 def _join_scope(one: Canon, scope: _Path, pieces: list[Piece], depth: int, wholes: set[Shape] | None) -> None:
-    """Join the gates of one recurrent cell, whose layers PIECES are DEPTH components below the module SCOPE.
+    """Join the gates of the first kind of recurrent cell for which the matrices and kernels among PIECES are named gate
+    by gate. PIECES are weights of ONE, DEPTH components below the module SCOPE.
 
-    WHOLES are sizes of layers of the other side for all gates over input and hidden state: the gates are joined only to
-    one of these, or, if it is None, in any case.
+    There has to be exactly one for each gate on the input, and one for each gate on the hidden state. WHOLES are the
+    sizes of the other side's weights: the gates are joined only if the layer for all of them, over input and hidden
+    state, has one of these sizes. If it is None, they are joined in any case; then a single matrix for each gate, over
+    both, is split in two first.
     """
     matrices = [p for p in pieces if len(p.shape) >= 2]
     for cell in table().cells:
@@ -219,8 +242,8 @@ def _join_scope(one: Canon, scope: _Path, pieces: list[Piece], depth: int, whole
 
 
 def _whole(held: _Held, cell: RecurrentCell) -> Shape | None:
-    """Return the sizes of one layer for all gates of CELL over the concatenated input and hidden state; None if the
-    layers HELD for the two have different numbers of dimensions.
+    """Return the sizes of one layer for all gates of CELL over the concatenated input and hidden state. None if the
+    layers HELD on the two have different numbers of dimensions.
     """
     ih, hh = (held[side, cell.gates[0]].shape for side in _SIDES)
     return (ih[0] * len(cell.gates), ih[1] + hh[1], *ih[2:]) if len(ih) == len(hh) else None
@@ -254,7 +277,9 @@ def _in_one_word(tokens: tuple[str, ...], cell: RecurrentCell) -> tuple[str, str
 
 
 def _without_letter(tokens: tuple[str, ...]) -> tuple[str, ...]:
-    """Return TOKENS, the words of a name, without the letter for a weight: ("xi",) for `W_xi` and `Wxi`."""
+    """Return TOKENS, the words of a name, without the letter for a weight: a first word "w" or "u", or the first letter
+    of a single word of three letters that begins with "w". `W_xi` and `Wxi` give ("xi",). Other names stay as they are.
+    """
     if tokens[:1] in (("w",), ("u",)):
         return tokens[1:]
     return (tokens[0][1:],) if len(tokens) == 1 and len(tokens[0]) == 3 and tokens[0][0] == "w" else tokens
@@ -285,17 +310,20 @@ _READINGS: tuple[_Reading, ...] = (
 
 
 def _cut_in_two(one: Canon, held: _Held) -> _Held:
-    """Split each matrix of HELD, (side, gate) -> matrix over the concatenated input and hidden state, into a matrix for
-    each of the two. Which of the two comes first is a question.
+    """Split each matrix of HELD in two along its columns: one for the input, one for the hidden state. HELD has ("",
+    gate) -> matrix [rows, inputs + rows].
 
+    Each half asks whether the hidden state comes first; on the source, the columns for that order are its option.
     Returns:
-        (side, gate) -> the new matrix; {} if a matrix is not wider than high, or no matrix.
+        (side, gate) -> the new matrix. {}, without a change, if HELD is empty, or if its matrices differ in size, are
+        not wider than high, or have more than two dimensions.
     """
     found: _Held = {}
+    sizes = {piece.shape for piece in held.values()}
+    if len(sizes) != 1 or any(len(shape) != 2 or shape[1] <= shape[0] for shape in sizes):
+        return {}  # before any is split: what does not become one cell stays whole
     for (_, gate), piece in held.items():
-        rows, columns, *rest = piece.shape
-        if rest or columns <= rows:
-            return {}
+        rows, columns = piece.shape
         edges = (0, columns - rows, columns)
         turned = (0, rows, columns)
         new: list[tuple[Piece, Callable[[Expr], Expr]]] = []
@@ -312,11 +340,22 @@ def _cut_in_two(one: Canon, held: _Held) -> _Held:
 
 
 def _join(one: Canon, scope: _Path, cell: RecurrentCell, held: _Held, pieces: list[Piece], depth: int) -> None:
-    """Join the matrices of a cell, HELD: (side, gate) -> matrix, and their biases, in torch's order of gates. Nothing
-    is done if their sizes are not those of one cell.
+    """Replace the matrices of a recurrent cell, and their biases, by `weight_ih`, `weight_hh`, `bias_ih`, `bias_hh` in
+    the module SCOPE ("cell" if it is the outermost), with the gates in torch's order.
+
+    Matrices with inputs first are transposed. Square bare ones may have inputs first, which is a question. Nothing is
+    done if HELD is empty, or if its sizes are not those of one cell. Biases that are not as long as one gate stay.
+    Args:
+        one: the side.
+        scope: the path of the module around the layers.
+        cell: the kind of the cell.
+        held: (side, gate) -> matrix, for all sides and gates.
+        pieces: the weights DEPTH components below SCOPE. Vectors among them that are biases by name, one for each gate,
+            are joined to `bias_ih`.
+        depth: how many components the paths of PIECES are longer than SCOPE.
     """
     rows = {p.shape[0] for p in held.values()}
-    if not held or any(held["hh", gate].shape != held["hh", cell.gates[0]].shape for gate in cell.gates):
+    if not held or any(len({held[side, gate].shape for gate in cell.gates}) > 1 for side in _SIDES):
         return
     width = held["hh", cell.gates[0]].shape[0]
     unsure = False
@@ -332,7 +371,7 @@ def _join(one: Canon, scope: _Path, cell: RecurrentCell, held: _Held, pieces: li
     lone = {
         cell.words[tokens[1]]: p
         for p in pieces
-        if len(p.shape) == 1
+        if p.shape == (width,)
         and len(tokens := _tokens(p.path[-depth:])) == 2
         and tokens[0] in _BIAS
         and tokens[1] in cell.words
@@ -353,7 +392,7 @@ def _join(one: Canon, scope: _Path, cell: RecurrentCell, held: _Held, pieces: li
         if unsure:
             new = new.asking(Reason.INPUTS_FIRST_OF_SEVERAL)
         _stack(one, own, new)
-        if any(b is not None for b in biases):
+        if {b.shape for b in biases if b is not None} == {(width,)}:
             _stack(one, biases, replace(new, role=f"bias_{side}", shape=(width * len(own),)))
     if lone.keys() == set(cell.gates):
         made = replace(
@@ -363,7 +402,7 @@ def _join(one: Canon, scope: _Path, cell: RecurrentCell, held: _Held, pieces: li
 
 
 def _layer(piece: Piece) -> _Path:
-    """Return the path of the layer that the matrix PIECE was split from, or its own path."""
+    """Return the path of the matrix PIECE, without a last component "ih" or "hh", which `_cut_in_two` adds."""
     return piece.path[:-1] if piece.last in _SIDES else piece.path
 
 
@@ -374,7 +413,9 @@ def _turned(one: Canon, piece: Piece) -> Piece:
 
 
 def _stack(one: Canon, parts: Sequence[Piece | None], new: Piece) -> None:
-    """Replace PARTS by NEW, which concatenates them; missing parts (None) become zeros."""
+    """Replace PARTS of ONE by NEW, which concatenates them along dimension 0. A missing part (None) is zeros, as many
+    as NEW has in one part.
+    """
     there = [p for p in parts if p is not None]
     size = new.shape[0] // len(parts)
     gaps = [p is None for p in parts]
@@ -389,8 +430,12 @@ def _stack(one: Canon, parts: Sequence[Piece | None], new: Piece) -> None:
 
 
 def _name_sides(one: Canon) -> None:
-    """Give the two layers of a recurrent cell, for the input and for the hidden state, torch's names (`weight_ih`,
-    `weight_hh`). The order of the gates in them is a question.
+    """Give the two layers of a recurrent cell, named for the input and for the hidden state (`x2h`, `h2h`), and their
+    biases, torch's roles (`weight_ih`, `weight_hh`, `bias_ih`, `bias_hh`) in the module around them.
+
+    This is done if both have equally many rows, and the weight on the hidden state has as many rows for each gate of a
+    kind of cell as it has columns. A bias of the module itself with as many values becomes `bias_ih`. Each asks for the
+    order of its gates; on the source, with the tensor in the other usual order as an option.
     """
     scopes: dict[_Path, dict[str, list[Piece]]] = defaultdict(lambda: defaultdict(list))
     for piece in one.pieces.values():
@@ -419,8 +464,8 @@ def _name_sides(one: Canon) -> None:
 
 
 def reordered(e: Expr, rows: int, have: Iterable[str], want: Iterable[str]) -> Expr:
-    """Return the matrix E with ROWS rows, one block of rows per gate, with the blocks moved from the order HAVE to the
-    order WANT.
+    """Return the tensor E with ROWS rows, one block of equally many rows for each gate, with the blocks moved from the
+    order HAVE to the order WANT. Both are names of gates.
     """
     have = list(have)
     size = rows // len(have)
@@ -428,8 +473,10 @@ def reordered(e: Expr, rows: int, have: Iterable[str], want: Iterable[str]) -> E
 
 
 def of_recurrent_kernels(source: Canon) -> None:
-    """Bring the gates of layers with a `recurrent_kernel` (Keras) into torch's order, and split a tensor that holds two
-    biases.
+    """Bring layers of the source with a `recurrent_kernel` (Keras) into torch's form: a bias [2, rows] is split into
+    `bias_ih` and `bias_hh`, and in weights and biases the gates are moved into torch's order.
+
+    Layers whose weight on the hidden state has not as many rows for each gate as columns stay as they are.
     """
     for hh in [p for p in source.pieces.values() if p.leaf == "recurrent_kernel"]:
         if hh.role != "weight_hh" or len(hh.shape) != 2 or not hh.shape[1]:

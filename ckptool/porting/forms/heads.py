@@ -21,10 +21,11 @@ from .stacked import fits_inside, numbered_lists
 
 
 def flat_heads(one: Canon, other: Canon) -> None:
-    """Reshape projections of ONE with a dimension for the heads ([heads, in, width], …) to the matrix that OTHER has.
+    """Reshape projections of ONE with three dimensions above 1, one of them for the heads ([heads, in, width], …), and
+    their biases, to matrices [out, in] and vectors, where it is known which dimensions are inputs (`_inputs`).
 
-    The input dimensions follow from the einsum equation of the model, from the sizes of the bias or of other
-    projections in the module, or from the name and the sizes that the other side needs.
+    Projections stay as they are if OTHER has a tensor of their sizes, or a list of as many members as the first
+    dimension is long, with tensors of the other two sizes (`fits_inside`).
     """
     deep = [p for p in one.pieces.values() if p.role == "weight" and len(p.shape) == 3 and min(p.shape) > 1]
     if not deep:
@@ -56,8 +57,8 @@ def flat_vectors(one: Canon, other: Canon) -> None:
     """Flatten biases [heads, width] of ONE, which a relative attention adds to its queries (Dai et al.,
     "Transformer-XL", 2019), to the vectors that OTHER has.
 
-    A bias is a bare parameter with a name such as `q_bias`. This is done only if all bare matrices of ONE with these
-    sizes are biases, and OTHER has no bias of these sizes and at least as many more biases of the flat size.
+    A bias is a parameter with a name such as `q_bias`. This is done for one size only if all bare matrices of ONE with
+    it are such biases, and OTHER has no bias of this size and at least as many more biases of the flat size than ONE.
     """
     own, theirs = (Counter(p.shape for p in side.pieces.values() if _is_bias(p)) for side in (one, other))
     by_heads = Counter(
@@ -73,14 +74,16 @@ def flat_vectors(one: Canon, other: Canon) -> None:
 
 
 def _is_bias(piece: Piece) -> bool:
-    """Return whether the name of PIECE says that it is a bias, and of which layer (`q_bias`); a plain `bias`
-    does not.
+    """Return whether the last component of PIECE's key has the word "bias" behind other words (`q_bias`); a plain
+    `bias` does not.
     """
     return "bias" in cut(piece.leaf)[1:]
 
 
 def _widths_beside(one: Canon, deep: Sequence[Piece]) -> dict[tuple[str, ...], set[Shape]]:
-    """Return path of a module -> the sizes [heads, width] of the biases of its projections, which are among DEEP."""
+    """Return path of a module -> the sizes [heads, width] of the biases of projections in it, of those among DEEP, [in,
+    heads, width], whose bias shows that the first dimension is the input.
+    """
     found: dict[tuple[str, ...], set[Shape]] = defaultdict(set)
     for piece in deep:
         bias = one.pieces.get(piece.name.beside("bias"))
@@ -92,12 +95,15 @@ def _widths_beside(one: Canon, deep: Sequence[Piece]) -> dict[tuple[str, ...], s
 def _inputs(piece: Piece, bias: Piece | None, wanted: Counter[Shape], beside: Collection[Shape]) -> list[int]:
     """Return which dimensions of PIECE, a projection [heads, in, width] or similar, are inputs; [] if nothing shows it.
 
+    The first of these that shows it counts: the einsum equation of the model, the sizes of the bias, those of biases
+    beside it, or the only way to make a matrix that the other side has, for a projection that its name calls queries,
+    keys, values, output or positions.
     Args:
-        piece: the projection.
+        piece: the projection, with three dimensions.
         bias: its bias, or None.
         wanted: sizes of matrices that the other side has.
         beside: the sizes [heads, width] of other projections in the module. A tensor that begins with these takes them
-            as inputs.
+            as inputs, if the other side has the matrix.
     """
     told: Sequence[str] = piece.entry.facts.dims
     if len(told) == 3 and set(told) == {"input", "output"}:
@@ -131,7 +137,9 @@ def _up(e: Expr, *, order: tuple[int, ...], shape: Shape) -> Expr:
 
 
 def repeat_shared_heads(source: Canon, target: Canon) -> None:
-    """Repeat the heads of keys and values of the source, if the model has one for each head of queries.
+    """Repeat the heads of keys and values of the source, and their biases, so that they have as many rows as the
+    queries. This is done if all keys of the model have the size of the source's queries, its code shows their heads,
+    and the source's keys and values have equal sizes, with the rows of fewer whole heads.
 
     Queries that share a head are usually adjacent (Ainslie et al., "GQA: Training Generalized Multi-Query Transformer
     Models", 2023), so each head is repeated in place. Other code repeats all heads one after the other; therefore this
@@ -153,8 +161,8 @@ def repeat_shared_heads(source: Canon, target: Canon) -> None:
 
 
 def add_key_biases(source: Canon, target: Canon) -> None:
-    """Add biases of zeros to keys of the source, if the model has biases of keys and the source has biases only for
-    queries and values.
+    """Add biases of zeros to keys of the source, in each attention that has biases only for queries and values, if the
+    model has any bias of keys.
 
     A bias of keys does not change the result of an attention, and some code has none.
     """
@@ -169,7 +177,9 @@ def add_key_biases(source: Canon, target: Canon) -> None:
 
 
 def _attentions(source: Canon) -> list[dict[str, Piece]]:
-    """Return, for each attention with all three, "q", "k" and "v" -> its matrix."""
+    """Return part ("q", "k", "v") -> its matrix, for each module of SOURCE around layers or parts of a fused projection
+    with all three.
+    """
     blocks: dict[tuple[str, ...], dict[str, Piece]] = defaultdict(dict)
     for piece in source.pieces.values():
         label = part_label(piece.path)
@@ -180,8 +190,8 @@ def _attentions(source: Canon) -> list[dict[str, Piece]]:
 
 
 def _heads(target: Canon) -> dict[Shape, int]:
-    """Return sizes of the model's key matrices -> number of heads that its code makes of them; {} if the matrices have
-    different sizes.
+    """Return sizes of the model's key matrices -> number of heads that its code makes of them, 0 if it does not show
+    it; {} if the matrices have different sizes, or there are none.
     """
     keys = [p for p in target.pieces.values() if part_label(p.path) == "k" and p.role == "weight" and len(p.shape) > 1]
     found = {p.shape: heads_of(p.entry) or p.entry.facts.heads for p in keys}
@@ -190,7 +200,8 @@ def _heads(target: Canon) -> dict[Shape, int]:
 
 def _repeat(source: Canon, piece: Piece, groups: int, times: int) -> None:
     """Replace PIECE, a weight or bias of keys or values, by one in which each of GROUPS groups of rows (its heads) is
-    repeated TIMES times in place. With several groups it gets a question.
+    repeated TIMES times in place. With several groups it gets a question, with all groups repeated one after the other
+    as its option.
     """
     make: Callable[[Expr], Expr] = partial(_in_place, groups=groups, times=times)
     made = replace(piece, shape=(piece.shape[0] * times, *piece.shape[1:]))

@@ -14,8 +14,9 @@ from .roles import counted_by_letters
 
 
 def _in_company(canon: Canon) -> None:
-    """Add words to the layers of a side whose names say something because one module has several of them, as the
-    vocabulary lists them: alone, or as modules (`theta` with a convolution in it).
+    """Add a word to the names of layers that the vocabulary lists together (`in_company`), in each module that has all
+    names of a row: `gate` to `w1` beside `w2` and `w3`. Where the row says so, they may also be modules with layers in
+    them (`theta`). Upper and lower case are the same.
     """
     for known in table().in_company:
         beside: dict[tuple[str, ...], set[str]] = defaultdict(set)
@@ -33,8 +34,9 @@ def _in_company(canon: Canon) -> None:
 
 
 def _seen_gates(canon: Canon) -> None:
-    """Add the word "gate" or "up" to the names of two layers whose outputs are multiplied, as the forward
-    pass shows.
+    """Add the words "gate proj" or "up proj" to the tensors of two layers of which the forward pass multiplies the
+    output of one, the gate, with that of the other. Layers that their names call a part of an attention stay as they
+    are.
     """
     attention = table().group("attention")
     for piece in [p for p in canon.pieces.values() if p.entry.facts.beside_gate]:
@@ -44,11 +46,12 @@ def _seen_gates(canon: Canon) -> None:
 
 
 def forget_plain_words(one: Canon, other: Canon) -> None:
-    """Drop the words for expanding ("up") and contracting from two layers of ONE that are a gate and the layer
-    multiplied with it.
+    """Drop the words for expanding ("up") and contracting ("down"), and what follows them, from the names of two layers
+    of ONE that are a gate and the layer multiplied with it.
 
-    OTHER has a gate with these sizes. The numbers of `fc1` and `fc2` with one size in one module then only show which
-    was registered first.
+    They are the only two weights in one module with the sizes of weights of OTHER that are gate or value by its forward
+    pass; the forward pass of ONE shows no gate, and no name says "gate", or "up" as one of the parts. The numbers of
+    `fc1` and `fc2` then only show which was registered first.
     """
     gated = {p.shape for p in other.pieces.values() if p.entry.facts.beside_gate and p.role == "weight"}
     neck = table().group("neck")
@@ -69,8 +72,11 @@ def forget_plain_words(one: Canon, other: Canon) -> None:
 
 
 def _listed_attention(canon: Canon) -> None:
-    """Add the words for queries, keys, values and output to the four equal layers of a list in an attention
-    (`linears.0`), or for the first three to a list of three beside a layer that its name calls the output.
+    """Add a word for queries ("q"), keys ("k"), values ("v") or the output ("o proj") to the layers of a list in a
+    module that is called an attention (`attn.linears.0`), by their numbers.
+
+    These are lists with members 0 to 3, or 0 to 2 if a layer beside the list is the output by its name. Their weights
+    are matrices of equal sizes.
     """
     lists: dict[tuple[str, ...], list[Piece]] = defaultdict(list)
     outputs: set[tuple[str, ...]] = set()
@@ -98,7 +104,8 @@ _ATTENTION = frozenset({"attn", "attention", "mha", "att"})
 
 def _norm_of_layer(canon: Canon) -> None:
     """Add words to a norm that is stored in the layer after it (`qkv.layer_norm_weight` beside `qkv.weight`): "attn
-    norm" or "ffn norm", by that layer.
+    norm" if that layer holds queries, "ffn norm" if it is the first layer of a feed-forward block. Others, and norms of
+    cross-attentions, stay as they are.
 
     `LayerNormLinear` of Transformer Engine stores its norm in this way.
     """
@@ -123,9 +130,12 @@ _NORM_OF_LAYER = ("layer_norm_", "layernorm_")
 
 
 def _third_norm(canon: Canon) -> None:
-    """Add the words `block_norm3` to the norm of the feed-forward part in blocks with three norms.
+    """Add the words "block norm 3" to the norm of the feed-forward part, by a word in its path, in blocks with three
+    norms.
 
-    A block with two attentions has a norm before each of them, and the feed-forward part comes last.
+    A block with two attentions has a norm before each of them, and the feed-forward part comes last. A block is a
+    member of the innermost list around a norm, or else the module around it. Norms inside an attention do not count if
+    another norm of the block is named for an attention.
     """
     group = table().group("purpose")
     blocks: dict[tuple[str, ...], dict[tuple[str, ...], list[Piece]]] = defaultdict(lambda: defaultdict(list))
@@ -145,8 +155,8 @@ def _third_norm(canon: Canon) -> None:
 
 
 def _singular(path: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the words of the last name of PATH that is not a number; for a member of a list (`norms.1`), in
-    the singular.
+    """Return the words of the last component of PATH that is no number, the last word without "s" for a member of a
+    list: ("norm",) for `norms.1`. () if all components are numbers.
     """
     words = cut(next((component for component in reversed(path) if not component.isdecimal()), ""))
     return (*words[:-1], words[-1].removesuffix("s")) if path[-1].isdecimal() and words else words
@@ -160,10 +170,10 @@ def _add(canon: Canon, piece: Piece, word: str) -> None:
 
 
 def count_letters(source: Canon, target: Canon) -> None:
-    """Replace letters by numbers in the paths of modules (`conv_a`, `conv_b`), unless the other side uses these letters
-    as words.
+    """Replace letters by numbers in the paths of modules on both sides: `conv_a`, `conv_b` become `conv_1`, `conv_2`
+    (see `counted_by_letters`), unless the names of the other side end in all of these letters as words.
 
-    This comes before the parts of tensors are joined: their letters (`b_q`, `b_k`) do not count anything.
+    This comes after the parts of tensors are joined: their letters (`b_q`, `b_k`) do not count anything.
     """
     sides = (source, target)
     letters = [{word for p in canon.pieces.values() for name in p.path for word in cut(name)[-1:]} for canon in sides]

@@ -1,4 +1,4 @@
-"""Kernels of convolutions with an extra dimension, transposed, or with channels last, on one side."""
+"""Kernels of convolutions with channels last, of transposed convolutions, or over whole rows, on one side only."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ def channels_first(source: Canon, target: Canon) -> None:
     """Bring kernels of the source with channels last ([out, height, width, in] or [height, width, in, out]) into
     torch's layout.
 
-    This is done only if the sizes of most kernels require it. Kernels whose sizes fit both ways follow the others,
-    because a file has one layout.
+    One of these two layouts has to be the only one that fits the target's sizes for more than two thirds of the kernels
+    that fit in one way only, as they are or in one of these; kernels with three dimensions count for it only if code
+    uses that size in a convolution. Then every kernel that fits in this layout is changed, also if it fits as it is,
+    because a file has one layout. Kernels whose layout the file states, that are called `kernel`, or that were made by
+    operations other than weight norm, do not count.
     """
     wanted = Counter(p.shape for p in target.pieces.values() if p.role.startswith("weight"))
     of_layers = {p.shape for p in target.pieces.values() if _is_transposed(p) is not None}
@@ -76,11 +79,14 @@ def _laid(shape: Shape, way: _Way) -> Shape:
 
 
 def turn_kernels(source: Canon, target: Canon) -> None:
-    """Swap and flip kernels of transposed convolutions of the source ([in, out, k, k]) for a model that has only plain
-    convolutions.
+    """Swap inputs and outputs of kernels of transposed convolutions of the source ([in, out, k, k]) and flip them, for
+    a model that is known to have plain convolutions, and no transposed ones. With stride 1 both compute the same; each
+    such kernel has a question.
 
-    With stride 1 both compute the same. The source's code, the lengths of biases or the sizes show that the kernels of
-    a list are transposed. If only their name says it, they stay, with a question.
+    A list is the kernels whose paths are equal without digits. The source's code shows whether all of its kernels are
+    transposed; without code, the lengths of biases or the model's sizes (`_all_turned`). If only their names say it,
+    and all are square, they stay, and the other kernel is the option of a question. Kernels of a single pixel, those
+    whose layout the file states, and those whose swapped sizes the model does not have, stay.
     """
     own = [p for p in target.pieces.values() if p.role == "weight" and len(p.shape) > 2]
     plain = Counter(p.shape for p in own if _is_transposed(p) is False)
@@ -111,7 +117,9 @@ def turn_kernels(source: Canon, target: Canon) -> None:
 
 
 def _is_transposed(piece: Piece) -> bool | None:
-    """Return whether code uses the kernel PIECE in a transposed convolution; None if no code is known."""
+    """Return whether code uses the kernel PIECE in a transposed convolution; None if its code is not known, or uses it
+    in no convolution.
+    """
     how, module = piece.entry.how, piece.entry.module
     if "conv" in how or "Conv" in module:
         return "transpose" in how or "Transpose" in module
@@ -119,8 +127,12 @@ def _is_transposed(piece: Piece) -> bool | None:
 
 
 def _all_turned(source: Canon, kernels: list[Piece], plain: Counter[Shape]) -> bool:
-    """Return whether KERNELS, one list, have inputs first, as the lengths of their biases show, or sizes that the model
-    has the other way round. PLAIN counts the sizes of the model's convolutions.
+    """Return whether KERNELS, one list of the source, have inputs first. PLAIN counts the sizes of the model's
+    convolutions.
+
+    At least one kernel has to show it, and none the opposite: by a bias as long as its second dimension, or, without a
+    bias, by sizes that the model has only with the first two swapped. Kernels with as many inputs as outputs do not
+    count.
     """
     votes: Counter[bool] = Counter()
     for piece in kernels:
@@ -150,10 +162,10 @@ def _unnumbered(path: tuple[str, ...]) -> tuple[str, ...]:
 
 def lay_down(one: Canon, other: Canon) -> None:
     """Reshape kernels of ONE over the whole width of their input ([out, 1, length, width]) to 1d kernels ([out, width,
-    length]), if OTHER has those.
+    length]), if OTHER has kernels of the new sizes and none of the old, and ONE has no tensor of the new sizes.
 
-    A 2d convolution that takes a whole row at once equals a 1d convolution with the columns as channels. A square
-    kernel does not show which dimension is the width: that is a question.
+    A 2d convolution that takes a whole row at once equals a 1d convolution with the columns as channels. A kernel with
+    a length or width of 1 stays. A square kernel does not show which dimension is the width: that is a question.
     """
     theirs = Counter(p.shape for p in other.pieces.values() if p.role.startswith("weight"))
     own = Counter(p.shape for p in one.pieces.values())

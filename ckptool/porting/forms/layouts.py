@@ -28,13 +28,19 @@ _TURNED = {2: (1, 0), 3: (2, 1, 0), 4: (3, 2, 0, 1), 5: (4, 3, 0, 1, 2)}
 
 
 def torch_layout(canon: Canon, piece: Piece, bare: Collection[Shape]) -> None:
-    """Transpose the weight PIECE if its name or its use says that it has inputs first.
+    """Bring PIECE of the side CANON from inputs first into torch's layout, if its name or its use says that it has
+    inputs first.
 
+    On the target, a weight is transposed if the forward pass uses it so (unless it is that of an embedding, or has
+    heads between inputs and outputs), or if it is a matrix called `kernel` that is not multiplied element by element,
+    and neither the forward pass nor the class of its module shows the layout. On the source, kernels [size…, in, out]
+    become [out, in, size…], and depthwise kernels [size…, in, n] become [in * n, 1, size…]; the vocabulary has their
+    names (`inputs_first`, `depthwise`). With a recurrent kernel beside it, a kernel becomes `weight_ih`, a bias with
+    one or two dimensions `bias_ih`.
     Args:
-        canon: the side of the piece, which is changed.
-        piece: the weight.
-        bare: sizes of bare parameters of the other side that no kernel of its layers has when transposed. A tensor of
-            these sizes is not the kernel of a layer.
+        canon: the side, which is changed.
+        piece: a piece of it.
+        bare: sizes [a, b, c] that are not those of a kernel: a source tensor with them stays as it is.
     """
     rank = len(piece.shape)
     if canon.is_target:
@@ -70,7 +76,9 @@ def _renamed(canon: Canon, piece: Piece, role: str) -> Piece:
 
 
 def turn(canon: Canon, piece: Piece) -> Piece:
-    """Transpose PIECE in its side CANON (swap its last two dimensions), and return the new piece."""
+    """Transpose PIECE in its side CANON (swap its last two dimensions), and return the new piece, which has the same
+    name.
+    """
     shape = (*piece.shape[:-2], piece.shape[-1], piece.shape[-2])
     canon.become(piece, [(replace(piece, shape=shape), ex.transpose)], ex.transpose)
     return canon.pieces[piece.name]
@@ -90,8 +98,10 @@ def _reorder(canon: Canon, piece: Piece, dims: tuple[int, ...]) -> Piece:
 
 
 def turn_all(one: Canon, other: Canon) -> None:
-    """Transpose the weights of ONE whose name or use says that they have inputs first. The sizes of bare parameters of
-    OTHER show which tensors are no kernels.
+    """Bring all pieces of ONE that have inputs first, by their name or use, into torch's layout (see `torch_layout`).
+
+    Source tensors with three dimensions and the sizes of a bare parameter of the target stay as they are, unless the
+    target has a tensor that is not bare with these sizes reversed.
     """
     bare = {p.shape for p in other.pieces.values() if is_bare(p)} - {
         p.shape[::-1] if len(p.shape) == 3 else () for p in other.pieces.values() if not is_bare(p)
@@ -101,11 +111,14 @@ def turn_all(one: Canon, other: Canon) -> None:
 
 
 def turn_by_vote(canon: Canon) -> None:
-    """Transpose the matrices of one side with inputs first, as the lengths of their biases show; square matrices follow
-    others with their name.
+    """Transpose the matrices of CANON that have inputs first, as the lengths of their biases show.
 
-    Stacked matrices count, too: [n, in, out] beside biases [n, out] or [n, 1, out]. They say nothing about other
-    layers: experts are bare parameters with any layout, the other layers are `nn.Linear`.
+    A matrix whose rows or columns, but not both, are as many as the bias has values is a vote for its layout. All
+    matrices of layers with one name (`kin`) then get the layout with more votes; if none of them has a vote, that with
+    more votes in all such matrices. A tie changes nothing. Stacked matrices [n, in, out], with biases [n, out] or [n,
+    1, out], and single ones vote apart, and so do tensors as they are and members selected from a stack.
+    Only weights with a bias beside them in the file or the model count, whose layout neither the file, the forward pass
+    nor the class of the module states.
     """
     votes: dict[tuple[object, str], Counter[bool]] = defaultdict(Counter)
     everywhere: dict[object, Counter[bool]] = defaultdict(Counter)
@@ -138,31 +151,36 @@ def turn_by_vote(canon: Canon) -> None:
 
 
 def _held(piece: Piece) -> tuple[int, bool]:
-    """Return (number of dimensions, whether the piece is a tensor of the file as it is). Matrices with equal results
-    have one layout.
+    """Return (number of dimensions, whether PIECE is a tensor of its side as it is, without operations). Matrices with
+    one name have one layout if they also have one result here.
     """
     return len(piece.shape), piece.expr.is_copy
 
 
 def _unseen(entry: Entry) -> bool:
-    """Return whether neither the forward pass nor the class of its module shows the layout of a matrix of the target,
-    ENTRY.
+    """Return whether neither the forward pass nor the class of its module shows the layout of the weight ENTRY of the
+    target.
     """
     told = entry.facts.inputs_first is not None or entry.how == "linear"
     return not told and entry.module not in ("Linear", "Embedding", "NonDynamicallyQuantizableLinear")
 
 
 def kin(piece: Piece) -> str:
-    """Return the name of PIECE's layer without its number. All layers with this name have one layout."""
+    """Return the last component of PIECE's path that is no number, without digits in it ("fc2" -> "fc"); "" if there is
+    none. All layers with this name have one layout.
+    """
     return next((re.sub(r"\d+", "", c) for c in reversed(piece.path) if not c.isdecimal()), "")
 
 
 def follow_names(source: Canon, target: Canon) -> None:
-    """Transpose a matrix of the source if the model transposes the matrix with the same name and sizes.
+    """Transpose a matrix of the source if the model stores the matrix with that name in the same sizes, and transposes
+    it.
 
-    Tensors with one name and one shape usually have one layout. If more matrices of equal names have swapped sizes than
-    equal sizes, nothing is done. For a weight of a layer, the other layout is only an option of a question if nothing
-    else confirms it: no other such matrix, and not all keys of the model.
+    Tensors with one name and one shape usually have one layout. Of these matrices, without square ones, those that have
+    equal sizes on both sides must be at least as many as the others; else nothing is done. If all are square, the
+    source lacks a parameter of the model, and the model's matrix is not bare, the transposed matrix is only the option
+    of a question. A matrix of the source counts if its layout is not stated, and no other has an equally long end of
+    the path in common.
     """
     ends: dict[tuple[str, ...], list[Piece]] = defaultdict(list)
     for piece in source.pieces.values():
@@ -191,13 +209,15 @@ def follow_names(source: Canon, target: Canon) -> None:
 
 
 def is_turned(target: Canon, piece: Piece) -> bool:
-    """Return whether the model stores the matrix PIECE with inputs first."""
+    """Return whether the model stores the matrix PIECE of TARGET with inputs first, so that its key is PIECE
+    transposed.
+    """
     return target.assembly.get(piece.entry.key) == ex.transpose(ex.of(piece.name.hole))
 
 
 def _namesakes(piece: Piece, ends: dict[tuple[str, ...], list[Piece]]) -> list[Piece]:
-    """Return the tensors of the source whose path has the longest common end with the path of PIECE, of the target.
-    ENDS has end of a path -> tensors.
+    """Return the tensors of the source with the role of PIECE, a piece of the target, whose paths share the longest end
+    with its path; [] if none has even the same last component. ENDS has end of a path -> tensors of the source.
     """
     for at in range(len(piece.path)):
         found = [p for p in ends.get(piece.path[at:], ()) if p.role == piece.role]
@@ -213,7 +233,9 @@ _OF_TORCH = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"
 def is_bare(piece: Piece) -> bool:
     """Return whether PIECE is a weight that code registers by itself (`nn.Parameter`), no weight of a torch layer.
 
-    Its name shows it. A piece whose layout the file itself states is never bare.
+    Its role is "weight", and its key shows it: the last component is also the last of its path (`experts.w1`), is "W"
+    or "w", or ends with `_weight` (except those of torch's attention). A piece whose layout the file states is never
+    bare.
     """
     leaf = piece.leaf
     if piece.placed:
@@ -223,11 +245,15 @@ def is_bare(piece: Piece) -> bool:
 
 
 def turn_bare_matrices(source: Canon, target: Canon) -> None:
-    """Transpose the bare matrices of the source that have inputs first.
+    """Transpose the matrices of the source that have inputs first, as the target shows.
 
-    If the sizes and names do not show it, the order of all tensors is compared with the order of the model: once with
-    these matrices transposed, once as they are. If both agree equally well, and the model has both sizes, it is a
-    question.
+    A weight that has the sizes in which the model stores a matrix that it transposes, and no tensor of the target, is
+    transposed. The others are bare matrices and stacks of matrices that are not square, and of which the target has the
+    transposed sizes. As many of one size as the target has bare parameters of this size outside of matrix products
+    stay. Those whose own sizes the target does not have are transposed; stacks that it has both ways stay; then names
+    decide (`_said`).
+    The rest is transposed together, if the order of all tensors then agrees better with that of the target. If it
+    agrees equally well both ways, each stays, and asks a question.
     """
     wanted = {squeezed(p.shape) for p in target.pieces.values()}
     turned_there = {p.entry.shape for p in target.pieces.values() if is_turned(target, p)}
@@ -275,9 +301,11 @@ def turn_bare_matrices(source: Canon, target: Canon) -> None:
 
 
 def _said(piece: Piece, target: Canon) -> bool | None:
-    """Return True if the target's tensors with the last name of PIECE have its sizes swapped, False if they have equal
-    sizes; if it has none, or both, tensors with the same word for a part of a feed-forward block count. None if neither
-    shows it.
+    """Return whether the target's tensors with the last name of PIECE have its sizes reversed (True) or as they are
+    (False).
+
+    If they have neither, or both: the same of tensors with the same word for a part of a feed-forward block (gate, up,
+    down). None if these do not show it either.
     """
     group = table().group("neck")
     word = label(group, piece.words)
@@ -291,8 +319,11 @@ def _said(piece: Piece, target: Canon) -> bool | None:
 
 
 def _agreement(source: Canon, target: Canon, turned: set[Name]) -> int:
-    """Return how many tensors have the same order on both sides if the matrices of the source in TURNED are
+    """Return how many tensors have the same order on both sides if the matrices of the source named in TURNED are
     transposed.
+
+    The source has the order of its state dict, the target that of execution, without the tensors that are not used.
+    Tensors are equal if their roles and their sizes, without sizes of 1, are.
     """
     from difflib import SequenceMatcher
 
@@ -309,10 +340,13 @@ def _agreement(source: Canon, target: Canon, turned: set[Name]) -> int:
 
 
 def general_dense(source: Canon, target: Canon) -> None:
-    """Reshape kernels of the source with a dimension for the heads ([in, heads, width]) to matrices [in, out].
+    """Reshape kernels of the source with a dimension for the heads ([in, heads, width] or [heads, width, out]) to
+    matrices [in, out]. A bias with several dimensions is made flat, if the target has no tensor of its sizes, and its
+    kernel was reshaped, or it has no kernel and the target has a vector of its length.
 
-    How many of the first dimensions are inputs follows from the sizes of the bias, of other layers in the module, or of
-    the target.
+    How many of the first dimensions of a kernel, with three to five dimensions, are inputs follows from the sizes of
+    its bias, of the biases in other layers of the module, or of the target's matrices. A kernel for which none of these
+    tells stays as it is.
     """
     wanted = matrices_wanted(target)
     theirs = Counter(p.shape for p in target.pieces.values())
@@ -349,8 +383,8 @@ _Path = tuple[str, ...]
 
 
 def _wanted(kernel: Piece, inputs: int, wanted: Counter[Shape]) -> bool:
-    """Return whether KERNEL, with INPUTS dimensions of inputs, is a matrix, or a fused matrix, that the target has.
-    WANTED counts the target's sizes.
+    """Return whether KERNEL, flattened to a matrix whose inputs are its first INPUTS dimensions, is in WANTED, [out,
+    in] -> how many, as a whole or, if its name is that of a fused projection, as one of its parts.
     """
     rows, columns = prod(kernel.shape[inputs:]), prod(kernel.shape[:inputs])
     kind = fused_kind(kernel)
@@ -359,7 +393,9 @@ def _wanted(kernel: Piece, inputs: int, wanted: Counter[Shape]) -> bool:
 
 
 def matrices_wanted(side: Canon) -> Counter[Shape]:
-    """Return sizes of the tensors of SIDE, and of the parts of its fused matrices -> how many there are."""
+    """Return sizes -> how many tensors of SIDE have them. The parts of a matrix [rows, in] that its name calls fused
+    count, too, beside the whole.
+    """
     wanted = Counter(p.shape for p in side.pieces.values())
     for piece in side.pieces.values():
         kind = fused_kind(piece) if piece.role == "weight" and len(piece.shape) == 2 else None

@@ -1,7 +1,8 @@
 """Files whose tensors have numbers and no names: lists of arrays, as `np.savez(path, *arrays)` stores them.
 
 `[value.numpy() for value in model.state_dict().values()]` gives `arr_0`, `arr_1` …. No key shows the module of a
-tensor. If the sizes have the order in which the model registers its tensors, the model shows it.
+tensor. If the sizes come in the order in which the model registers its tensors, the tensors get the names from the
+model.
 """
 
 from __future__ import annotations
@@ -27,11 +28,13 @@ _MOST = 0.6
 
 
 def named_by_position(source: Signature, target: Signature) -> tuple[Signature, dict[str, str]]:
-    """Return the source with the model's names for its numbered tensors, in the order of their numbers, and old name ->
-    new name.
+    """Return (SOURCE with keys of TARGET in place of its numbered keys, old key -> new key). The tensor with the first
+    number gets the model's first key, and so on, among all of the model's tensors, or without its counters, buffers or
+    tied tensors.
 
-    If the keys of SOURCE are not numbers in a row, or too few sizes are those of TARGET in its order: SOURCE as it is,
-    and {}.
+    The model's list that is used has as many tensors as SOURCE, with equal numbers of dimensions and the most equal
+    sizes, at least 60 %. If there is none, if the keys of SOURCE are not numbered in a row, or if one is a key of
+    TARGET: (SOURCE as it is, {}).
     """
     keys = _in_order(source)
     if not keys or any(key in target.entries for key in keys):
@@ -47,12 +50,12 @@ def named_by_position(source: Signature, target: Signature) -> tuple[Signature, 
 
 
 def doubt_order(mapping: Mapping, target: Signature) -> Mapping:
-    """Return MAPPING, of a file without names, with a doubt about each tensor that only its place in the file tells
+    """Return MAPPING, of a file without names, with a doubt at each mapped tensor that only its place in the file tells
     from another.
 
-    These are tensors of equal sizes in one block, of layers that do not take each other's output; code registers such
-    layers in any order. If the model was not followed: those of layers of one module that is no numbered list. The
-    doubt names one such other key and has no options.
+    These are tensors of equal sizes and the same last component of their keys, in one block, in layers that do not take
+    each other's output: code may register such layers in any order. If the forward pass was not followed, they are in
+    layers of one module that is no numbered list. The doubt names one such other key and has no options.
     """
     alike: dict[object, list[Entry]] = defaultdict(list)
     for made in mapping.having("mapped"):
@@ -72,8 +75,9 @@ def doubt_order(mapping: Mapping, target: Signature) -> Mapping:
 
 
 def _beside(one: Entry, other: Entry, *, traced: bool) -> bool:
-    """Return whether ONE and OTHER may be parallel: neither takes the output of the other. Without a forward pass
-    (TRACED is False), two layers of one module that is no numbered list.
+    """Return whether the layers of ONE and OTHER may be parallel: a forward pass shows that neither takes the output of
+    the other. Without a forward pass (TRACED is False): whether they are layers of one module, and the name of ONE's
+    layer is no number.
     """
     if not traced:
         return components(one.key)[:-2] == components(other.key)[:-2] and not components(one.key)[-2].isdecimal()
@@ -82,8 +86,8 @@ def _beside(one: Entry, other: Entry, *, traced: bool) -> bool:
 
 
 def _in_order(source: Signature) -> list[str]:
-    """Return the keys of SOURCE in the order of their numbers, if all are one name with consecutive numbers from 0 or
-    1, and at least four; else [].
+    """Return the keys of SOURCE in the order of their numbers, if all are one text with consecutive numbers from 0 or 1
+    (`arr_0`, `arr_1` …), and there are at least four; else [].
     """
     found = [_NUMBERED.match(key) for key in source.entries]
     named = [one for one in found if one is not None]
@@ -95,8 +99,8 @@ def _in_order(source: Signature) -> list[str]:
 
 
 def _registered(target: Signature) -> Iterator[list[Entry]]:
-    """Yield the lists of tensors that code may save of a model: its state dict, with or without counters or tied
-    tensors, or its parameters.
+    """Yield the six lists of tensors of TARGET that code may save: first with tied tensors, then without them, each
+    time the whole state dict, the state dict without counters, and the parameters alone.
     """
     entries = list(target.entries.values())
     for ties in (True, False):

@@ -19,7 +19,8 @@ _STATE = re.compile(r"_?(model_)?state_dict$")
 def named_alike(
     code: Mapping[str, Shape], file: Mapping[str, Shape], optional: frozenset[str] = frozenset(), *, share: float = 1.0
 ) -> list[dict[str, str]]:
-    """Return [key of the code -> key of the file], by equal names below a prefix of the file and equal sizes.
+    """Return [key of the code -> key of the file], by equal names below a prefix of the file, of at most seven
+    components, and equal sizes.
 
     Args:
         code: keys of the code with their shapes.
@@ -27,8 +28,10 @@ def named_alike(
         optional: keys of the code that the file may lack.
         share: the share of the other keys that the file needs in these sizes; a head may have another size.
     Returns:
-        One dict for each prefix of the file that has these keys; several if the file holds several copies of the
-        model. Empty if too many keys are missing.
+        If prefixes have all keys that are needed: one dict for each of the shortest of them (several if the file holds
+        several copies of the model). Else, if each of these keys is below some prefix: one dict, with each key from the
+        nearest. Else, if a prefix has at least SHARE of the keys: one dict for each of the shortest with the most keys.
+        Else []. Optional keys are in a dict where they are found.
     """
     wanted = {key: _words(key) for key in code}
     short = {key: _words(own) for key, own in unwrap(list(code)).items()}
@@ -63,7 +66,8 @@ def named_alike(
 
 def _one_way(found: Mapping[str, Mapping[tuple[str, ...], str | None]], place: tuple[str, ...]) -> dict[str, str]:
     """Return key of the code -> key of the file: the file's key below the prefix PLACE, or else the only key with that
-    name (Flax keeps statistics in another collection). FOUND has key of the code -> prefix -> key of the file.
+    name (Flax keeps statistics in another collection); keys without either are left out. FOUND has key of the code ->
+    prefix -> key of the file, None if there are two.
     """
     way: dict[str, str] = {}
     for key, below in found.items():
@@ -78,8 +82,7 @@ def _from_several_places(
     found: Mapping[str, Mapping[tuple[str, ...], str | None]], needed: Sequence[str]
 ) -> list[dict[str, str]]:
     """Return [key of the code -> key of the file], each below the shortest prefix that has it. [] if a key of NEEDED is
-    below no prefix, or below two that are equally short, or if two keys would get one. FOUND has key of the code ->
-    prefix -> key of the file.
+    below no prefix, or below two that are equally short, or if two keys would get one. FOUND is as in `_one_way`.
     """
     way: dict[str, str] = {}
     for key, below in found.items():
@@ -94,7 +97,9 @@ def _from_several_places(
 
 
 def _words(key: str) -> tuple[str, ...]:
-    """Return the components of KEY, without `:0`, "state_dict", and layers that a path with slashes repeats."""
+    """Return the components of KEY, between dots and slashes, without `:0` or another number of an output, "state_dict"
+    at the end of a component, and layers that a path with slashes repeats.
+    """
     out: list[str] = []
     for path in re.sub(r":\d+$", "", key).split("/"):
         for place, part in enumerate(path.split(".")):

@@ -13,10 +13,13 @@ from .pieces import Canon, Piece, squeezed
 
 
 def permute(source: Canon, target: Canon) -> None:
-    """Permute bare tensors of the source with three or more dimensions to the order of dimensions in the target.
+    """Permute tensors of the source with three or more sizes above 1 to the order of dimensions in the target. Sizes of
+    1 do not count, and are dropped from what is permuted.
 
-    This is done only if all sizes of a tensor differ, and one order of dimensions makes as many tensors of each shape
-    as the target has.
+    Tensors whose sizes are the same different numbers, in any order, are permuted alike, if both sides have equally
+    many of them, and exactly one order of dimensions gives them the shapes of the target, each as often. Nothing is
+    done if the shapes are those of the target, or if one of these tensors, on either side, may be the weight of a torch
+    layer.
     """
     theirs, own = _by_sizes(target), _by_sizes(source)
     for sizes, pieces in own.items():
@@ -35,7 +38,9 @@ def permute(source: Canon, target: Canon) -> None:
 
 
 def _of_own_code(piece: Piece) -> bool:
-    """Return whether a piece is no weight of a layer of torch: by its name or its use, or because it was joined."""
+    """Return whether PIECE is no weight of a torch layer: it is bare by its name, or joined from complex parts, or the
+    forward pass takes it by another function than a linear layer or a convolution.
+    """
     how = piece.entry.how
     joined = "complex numbers" in piece.steps
     return is_bare(piece) or joined or (how != "" and how != "linear" and not how.startswith("conv"))

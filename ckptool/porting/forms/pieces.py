@@ -36,7 +36,9 @@ class Name(NamedTuple):
 
     @property
     def hole(self) -> str:
-        """Return the text by which expressions refer to this tensor of the target: `path|role`."""
+        """Return the text by which expressions refer to this tensor of the target: "path|role", as
+        "layers.0.fc|weight".
+        """
         return ".".join(self.path) + "|" + self.role
 
 
@@ -77,13 +79,15 @@ class Piece:
         return Name(self.path, self.role)
 
     def asking(self, reason: Reason, *named: str, option: Expr | None = None) -> Piece:
-        """Return the same piece with one more question: REASON, with the names NAMED in its sentence, and the
-        expression OPTION as what else the piece may be.
+        """Return the same piece with a question for REASON added, with the texts NAMED in its sentence. Its only option
+        is the expression OPTION, what else the piece may be; it has none if OPTION is None. See `asked`.
         """
         return self.asked(Question(reason, named, () if option is None else (option,)))
 
     def asked(self, question: Question[Expr]) -> Piece:
-        """Return the same piece with QUESTION added."""
+        """Return the same piece with QUESTION added at the end. If it has an open question with the same sentence, that
+        gets the options of QUESTION instead.
+        """
         return replace(self, questions=tuple(joined(self.questions, question)))
 
     @property
@@ -93,7 +97,9 @@ class Piece:
 
     @property
     def leaf(self) -> str:
-        """Return the last component of its key, or torch's name for it if the file states its layout."""
+        """Return the last component of its key, or its role, which is torch's name for it, if the file states its
+        layout.
+        """
         return self.role if self.placed else components(self.entry.key)[-1]
 
 
@@ -124,8 +130,8 @@ class Canon:
     step: str = ""
 
     def put(self, piece: Piece) -> Piece:
-        """Add PIECE to this side, with "again" behind its path while its name is taken, and return it as it
-        was added.
+        """Add PIECE to this side, and return it as it was added: with "again" behind its path, as often as another
+        piece has its name; with the running step among its steps; on the target, with its own hole as its expression.
         """
         while piece.name in self.pieces:
             piece = replace(piece, path=(*piece.path, "again"))
@@ -137,17 +143,18 @@ class Canon:
         return piece
 
     def has(self, piece: Piece) -> bool:
-        """Return whether this side has a tensor with the name and the sizes of PIECE."""
+        """Return whether this side has a piece with the name and the sizes of PIECE."""
         own = self.pieces.get(piece.name)
         return own is not None and own.shape == piece.shape
 
     def become(self, old: Piece, new: Sequence[tuple[Piece, Callable[[Expr], Expr]]], up: Callable[..., Expr]) -> None:
-        """Replace the piece OLD by new pieces.
+        """Replace the piece OLD by new pieces. On the target, the keys that used the hole of OLD then use the new
+        holes.
 
         Args:
             old: the piece.
             new: the new pieces, each with the function that makes its expression from that of OLD.
-            up: makes the expression of OLD from the expressions of all new pieces.
+            up: makes the expression of OLD from the expressions of all new pieces, in their order.
         """
         del self.pieces[old.name]
         placed = [self.put(replace(piece, expr=down(old.expr))) for piece, down in new]
@@ -162,15 +169,15 @@ class Canon:
     def merge(
         self, olds: Sequence[Piece], new: Piece, down: Callable[..., Expr], up: Sequence[Callable[[Expr], Expr]]
     ) -> None:
-        """Replace the pieces OLDS by one piece NEW.
+        """Replace the pieces OLDS by one piece NEW, which gets their steps. On the target, the keys that used the holes
+        of OLDS then use that of NEW.
 
         Args:
             olds: the pieces.
             new: the new piece.
-            down: makes its expression from the expressions of OLDS.
+            down: makes its expression from the expressions of OLDS, in their order.
             up: for each of OLDS, the function that makes its expression from that of NEW. For a source it is not used,
-                and may
-                be empty.
+                and may be empty.
         """
         for old in olds:
             del self.pieces[old.name]
@@ -191,8 +198,8 @@ _CHANNELS_LAST = frozenset({"keras", "tensorflow", "tensorflow.js", "tflite", "f
 
 
 def holds_channels_last(piece: Piece, framework: str) -> bool:
-    """Return whether the code of the source stores images with channels last, as the framework or the name of PIECE, a
-    tensor of it, shows.
+    """Return whether the code of the source stores images with channels last: as the FRAMEWORK of the file shows, if
+    the file states the layout of PIECE, a tensor of it; else as the name of PIECE shows (`kernel`).
     """
     if piece.placed:
         return framework in _CHANNELS_LAST

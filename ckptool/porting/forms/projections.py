@@ -18,7 +18,12 @@ _CONVOLUTIONS = frozenset("conv dwconv depthwise dw conv1d conv2d conv3d".split(
 
 
 def fused_kind(piece: Piece) -> Fused | None:
-    """Return which projections PIECE holds, as its name says (`qkv`); None if the name says nothing of several."""
+    """Return which projections PIECE holds together, as the name of its module (`qkv`), or its own name in a torch
+    module (`in_proj_weight`), says; None if the names do not say so, for a single number, and for a part that was split
+    off.
+
+    `sure` is False for kernels of size 1 if the vocabulary is sure of the name only for linear layers.
+    """
     if not piece.shape:
         return None
     own = table().fused.get(cut(piece.leaf))  # a module may have the name of what torch has as a parameter
@@ -29,7 +34,7 @@ def fused_kind(piece: Piece) -> Fused | None:
 
 
 def fused_by_name(key: str) -> bool:
-    """Return whether the name of KEY says that it is a fused projection."""
+    """Return whether the module in the name KEY has the name of a fused projection."""
     return _fused(_named(role_of(tuple(key.split(".")), set())[0])) is not None
 
 
@@ -41,7 +46,9 @@ def part_label(path: Sequence[str]) -> str | None:
 
 
 def _named(path: Sequence[str]) -> str:
-    """Return the last component of PATH that is no number: a member of a list has the name of the list."""
+    """Return the last component of PATH that is no number, "" if there is none: a member of a list has the name of the
+    list.
+    """
     return next((component for component in reversed(path) if not component.isdecimal()), "")
 
 
@@ -56,15 +63,17 @@ def _part(name: str) -> str | None:
 
 
 def said_part(words: Sequence[str]) -> str | None:
-    """Return which part of a fused projection WORDS mean, as `part_label`."""
+    """Return which part of a fused projection a name with these WORDS is: "q", "k", "v", "gate" or "up"; None for
+    others.
+    """
     return _said(tuple(words), table().parts)
 
 
 def _said(every: tuple[str, ...], phrases: Mapping[tuple[str, ...], _Meaning]) -> _Meaning | None:
-    """Return the meaning in PHRASES (words -> meaning) of a name with the words EVERY: of all its words, of all but
-    numbers, of its last two, or of its last word; None if it has none.
+    """Return the meaning in PHRASES (words -> meaning) of a name with the words EVERY: the first that there is of all
+    its words, of all but numbers, of the last two of these, and of the last one; None if there is none.
 
-    A word for the kind of convolution is skipped: `qkv_dwconv`.
+    A last word for the kind of convolution is skipped: `qkv_dwconv`.
     """
     words = tuple(word for word in every if not word.isdecimal())
     if len(words) > 1 and words[-1] in _CONVOLUTIONS:
@@ -73,8 +82,11 @@ def _said(every: tuple[str, ...], phrases: Mapping[tuple[str, ...], _Meaning]) -
 
 
 def of_library(canon: Canon, path: Sequence[str]) -> OfLibrary | None:
-    """Return the conventions of the library that the module at PATH comes from, as its name and another name in the
-    same module show; None if they show no library.
+    """Return the conventions of the library that the module at PATH comes from; None if no library is known by its
+    names.
+
+    The last component of PATH, or the one before it, has to be a name that the library uses, and another module of the
+    library has to be beside that component, with a weight.
     """
     for end in (len(path), len(path) - 1):
         known = table().of_library.get(path[end - 1]) if end else None
@@ -84,8 +96,8 @@ def of_library(canon: Canon, path: Sequence[str]) -> OfLibrary | None:
 
 
 def open_gate(entry: Entry) -> Gate | None:
-    """Return the gate of a layer that also computes the value, if other code may have the two halves swapped; None for
-    other layers.
+    """Return the gate of ENTRY, the weight of a layer that computes a gate and its value, if other code may have the
+    two halves swapped; None for other layers.
 
     It is None for a convolution before `glu`, too: torch defines the order of `glu`, and all known code of such blocks
     calls it. For linear layers, code as often multiplies the halves itself.
@@ -97,8 +109,16 @@ def open_gate(entry: Entry) -> Gate | None:
 
 
 def layout_of(entry: Entry, parts: int, sizes: Sequence[int] = ()) -> tuple[str, int]:
-    """Return how the forward pass splits the projection ENTRY of PARTS parts, with SIZES rows if known: ("block", 0) if
-    one part follows the other, ("heads", number of heads) if each head holds all parts, ("", 0) if it does not show it.
+    """Return how the forward pass divides the output of the projection ENTRY into its parts.
+
+    Args:
+        entry: the weight of the projection.
+        parts: how many parts it has.
+        sizes: the rows of each part, if they are known. If they differ (keys and values of fewer heads), only a split
+            into blocks, or into groups of heads that each hold all parts, is recognised.
+    Returns:
+        ("block", 0) if one part follows the other; ("heads", number of heads or groups) if each head holds a share of
+        all parts; ("", 0) if the forward pass does not show which.
     """
     kind, inner = entry.facts.layout
     if kind != "block" and len(set(sizes)) > 1:  # keys and values of fewer heads: (groups, parts of a group, width)
@@ -118,16 +138,16 @@ def layout_of(entry: Entry, parts: int, sizes: Sequence[int] = ()) -> tuple[str,
 
 
 def parts_in_code(entry: Entry) -> tuple[str, ...]:
-    """Return the parts of the projection ENTRY in their order, as the code calls them that takes it apart; () if it
-    does not call them so.
+    """Return the parts of the projection ENTRY ("q", "k", "v", "gate", "up") in the order in which code divides its
+    output, by the names that the code has for them; () if some name means no part, or the code does not divide it.
     """
     said = tuple(said_part(cut(part.name)) or "" for part in entry.facts.parts)
     return said if all(said) else ()
 
 
 def heads_of(entry: Entry) -> int:
-    """Return into how many attention heads the forward pass splits the output of the projection ENTRY; 0 if it does not
-    show it.
+    """Return into how many attention heads the forward pass reshapes the output of the projection ENTRY, if it reshapes
+    it to [heads, width]; else 0.
     """
     kind, inner = entry.facts.layout
     return inner[0] if kind in ("grouped", "inside") and len(inner) == 2 else 0

@@ -35,7 +35,7 @@ class Ranks:
         shares: key -> the expression that joins its shares, over keys `PATH/KEY`.
         questions: key -> the question about how its shares are joined, for uncertain keys.
         tensors: key -> the joined tensor, which is read when its values are needed.
-        sizes: the sizes of every tensor of the file.
+        sizes: `PATH/KEY` -> the sizes of this share.
     """
 
     paths: tuple[str, ...]
@@ -45,13 +45,13 @@ class Ranks:
     sizes: Mapping[str, Shape]
 
     def signature(self, ckpt: Checkpoint) -> Signature:
-        """Return the signature of the joined state dict; CKPT is the file."""
+        """Return the signature of the joined state dict; CKPT is the file that holds the shares."""
         entries = {key: Entry(key, t.shape, t.dtype.name) for key, t in self.tensors.items()}
         return Signature(ckpt.where, entries, ordered=ckpt.order_preserved)
 
     def mapping(self, joined: Port) -> Port:
-        """Return JOINED, a mapping over the keys of the joined state dict, over the keys of the file itself, with the
-        questions about joined shares and a note.
+        """Return JOINED, a mapping over the keys of the joined state dict, as a mapping over the keys `PATH/KEY` of the
+        file, with the questions about joined shares that it reads, and a note that names the ranks.
         """
         entries = []
         for entry in joined.entries:
@@ -72,8 +72,13 @@ class Ranks:
 
 
 def joined_ranks(found: Sequence[StateDict], target: Signature) -> Ranks | None:
-    """Return the state dicts FOUND in a file as shares of one model; None if their keys or sizes differ, or anything
-    but numbers in their paths. TARGET shows along which dimension shares are joined.
+    """Return the state dicts FOUND in a file as shares of one model, in the order of the numbers in their paths. None
+    if there are fewer than two, if they have no tensors, if their paths differ in more than numbers, or if their keys,
+    sizes or types differ.
+
+    What is equal in all is taken from the first. Other shares are joined along the first dimension that gives a size
+    that TARGET has, in any order of its dimensions, or else the first of all. It is a question if several dimensions
+    do, or if the tensor is a fused projection by name.
     """
     if len(found) < 2 or len({_NUMBER.sub("", one.path) for one in found}) > 1:
         return None

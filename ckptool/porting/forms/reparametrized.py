@@ -13,11 +13,12 @@ from .pieces import Canon, Piece, unchanged
 
 
 def _name_gains(one: Canon, other: Canon) -> None:
-    """Take vectors `gx` in the module of matrices `wx`, one element per output, as gains of a weight norm, with a
-    question.
+    """Take vectors `gx` in the module of matrices `wx` of ONE, one element for each output, as gains of a weight norm
+    (`weight_g`, `weight_v` in one module), with a question. Matrices with outputs last are transposed.
 
-    If there is also a shift (`bx`), the vectors belong to a norm of the matrix's output, and stay. Only code shows what
-    such a vector is.
+    If there is also a shift (`bx`), the vector belongs to a norm of the matrix's output, and stays. A `gx` that OTHER
+    has by name stays, too. All vectors have to be as long as the rows of their matrices, or all as the columns. Only
+    code shows what such a vector is.
     """
     held = {p.path: p for p in one.pieces.values() if p.role == "weight"}
     theirs = {named[2] for p in other.pieces.values() if (named := _LAST.match(p.last))}
@@ -47,8 +48,10 @@ _LAST = re.compile(r"(.*?)([a-z]+)((?::\d+)?)\Z")
 
 
 def merge_norms(one: Canon, other: Canon) -> None:
-    """Turn weight norm of ONE, and spectral norm if it is the source, into a plain weight, if OTHER has none, or none
-    of this size.
+    """Turn weight norm of ONE into a plain weight, if OTHER has no weight norm, or has a plain weight of this size and
+    no weight norm of it. Turn spectral norm into a plain weight if ONE is the source, and OTHER has no `weight_orig`.
+
+    Before, vectors of the source that may be gains of a weight norm are taken as such (`_name_gains`).
     """
     if not one.is_target:
         _name_gains(one, other)
@@ -71,8 +74,8 @@ def merge_norms(one: Canon, other: Canon) -> None:
 
 
 def merge_masks(source: Canon, target: Canon) -> None:
-    """Turn pruned weights (`weight_orig` times `weight_mask`) into plain weights, unless both sides have equally many
-    of them.
+    """Turn pruned weights (`weight_orig` times `weight_mask`) of both sides into plain weights, unless both have
+    equally many of them. Those with one name on both sides stay. On the target, this is a question.
     """
     pruned = {id(side): [p for p in side.pieces.values() if p.role.endswith("_mask")] for side in (source, target)}
     if len(pruned[id(source)]) == len(pruned[id(target)]):
@@ -91,9 +94,8 @@ def merge_masks(source: Canon, target: Canon) -> None:
 
 
 def take_unknown_as_plain(one: Canon, other: Canon) -> None:
-    """Take weights of ONE with an unknown parametrization (`weight_orig` alone) as plain weights, with a question.
-
-    Weights are skipped if OTHER stores any weight in this way.
+    """Take weights of ONE with an unknown parametrization (`weight_orig` without other tensors for it) as plain
+    weights, with a question, unless OTHER has a tensor with this role.
     """
     for piece in [p for p in one.pieces.values() if p.role.endswith("_orig")]:
         base = piece.role.removesuffix("_orig")

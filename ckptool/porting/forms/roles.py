@@ -16,11 +16,13 @@ _COUNTED = re.compile(r"(.+)_(\d+)\Z")
 
 @cache
 def components(key: str) -> tuple[str, ...]:
-    """Return the components of KEY, whatever its separator: `a.b.weight`, or names by scopes.
+    """Return the components of KEY: its parts between dots, `a.b.weight`, or, if it has "/", of a name by scopes.
 
     Frameworks that name variables by scopes separate with "/", end with the number of an output, repeat the name of a
-    layer, and count layers in their names: `block/layer_0/dense/dense/kernel:0`. Others name whole modules in this way,
-    with "." before the last component: `block//norm.scale`.
+    layer, and count layers in their names: `block/layer_0/dense/dense/kernel:0` gives block, layer, 0, dense, kernel.
+    Others name whole modules in this way, with "." before the last component: `block//norm.scale`. The number of the
+    layer itself stays in its name. The last component gets torch's name, if the vocabulary has one (`slashed`), and
+    `weights` of an embedding becomes "weight".
     """
     named = [component for component in _SLOT.sub("", key).split("/") if component] if "/" in key else []
     if not named:
@@ -38,13 +40,16 @@ def components(key: str) -> tuple[str, ...]:
 
 
 def _is_table(path: Sequence[str]) -> bool:
-    """Return whether PATH, names by scopes, says that a tensor is an embedding table."""
+    """Return whether PATH, names by scopes, ends with the word "embedding", "embeddings" or "embed"; then `weights` in
+    it is an embedding table. False for an empty path.
+    """
     return bool(path) and not {"embedding", "embeddings", "embed"}.isdisjoint(cut(path[-1])[-1:])
 
 
 def numbered(paths: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Return PATHS (a path is the names of the scopes around a layer, and its own) with the number that frameworks omit
-    for the first layer: `conv` beside `conv_1` becomes `conv_0`.
+    """Return PATHS with the number that frameworks omit for the first layer: `conv` beside `conv_1`, in one module,
+    becomes `conv_0`, unless there is a `conv_0`. A path has the names of the scopes around a tensor, and that of the
+    tensor.
     """
     paths = list(paths)
     beside: dict[tuple[str, ...], set[str]] = defaultdict(set)
@@ -62,10 +67,11 @@ _BLOCK = re.compile(r"([A-Za-z]+)(\d+)\Z")
 
 
 def divided(paths: Collection[tuple[str, ...]]) -> dict[tuple[str, ...], tuple[str, ...]]:
-    """Return path -> path with a module for each block, for files without modules that count blocks in names.
+    """Return path -> path with a module for each block, for files without modules that count blocks in names:
+    `stage1_unit2_conv1` becomes `stage.1.unit.2.conv1`. Paths without such a name are in it, too, as they are.
 
-    `stage1_unit2_conv1` becomes `stage.1.unit.2.conv1`. This is done only if no layer is in a module, and half of the
-    layers are counted in this way; else the result is empty.
+    This is done only if no path has several components, and at least half are counted in this way; else the result is
+    empty.
     """
     if any(len(path) > 1 for path in paths):
         return {}
@@ -76,6 +82,8 @@ def divided(paths: Collection[tuple[str, ...]]) -> dict[tuple[str, ...], tuple[s
 def _blocks(name: str) -> tuple[str, ...]:
     """Return the path that a name with counted blocks stands for: `stage1_unit2_conv1` -> ("stage", "1", "unit", "2",
     "conv1"). The kind of tensor before a colon (`arg:`, `aux:`) is left out.
+
+    A name without a number before its last "_", or with a number alone behind it, is one component.
     """
     *blocks, last = name.rpartition(":")[2].split("_")
     found: list[str] = []
@@ -98,11 +106,12 @@ _DIRECTION = re.compile(r"(.*?)([A-Za-z])(?:2|to|_to_)([A-Za-z])\Z")
 def counted_by_letters(
     paths: Collection[tuple[str, ...]], *, beside: Collection[str] = ()
 ) -> dict[tuple[str, ...], tuple[str, ...]]:
-    """Return path -> path with numbers, for modules that are counted by letters (`norm_a`, `norm_b`; `netA`, `netB`).
+    """Return path -> path with numbers, for paths with modules that are counted by letters: `norm_a`, `norm_b` become
+    `norm_1`, `norm_2`; `netA`, `netB` become `net1`, `net2`. Other paths are left out.
 
-    The letters of one name have to begin with a, without a gap, without numbers in their place, and the other side must
-    not have all of these letters as words (BESIDE). Two modules from one domain to another and back (`netG_A2B`,
-    `netG_B2A`) have the letters in other places (`netG_ab`).
+    The letters of one name in one module have to begin with a, without a gap, and be at least two; no name there has
+    numbers in their place; and not all of these letters are in BESIDE, the last words of the names of the other side.
+    Two modules from one domain to another and back (`netG_A2B`, `netG_B2A`) become `netG_ab` and `netG_ba`.
     """
     held: dict[tuple[str, ...], set[str]] = defaultdict(set)
     for path in paths:
@@ -145,8 +154,16 @@ _WEIGHT_NORM = frozenset({"weight_g", "weight_v"})
 
 
 def role_of(path: tuple[str, ...], siblings: set[str]) -> tuple[tuple[str, ...], str]:
-    """Return (path of the module, role) of the key with the components PATH, whatever its last component is. SIBLINGS
-    are the last components in the same module.
+    """Return (path of the module, role) of the tensor whose key has the components PATH. SIBLINGS are the last
+    components of the keys in the same module.
+
+    If the vocabulary lists the last component as a role (`kernel` for "weight"), it is the role, and the rest is the
+    path. A last component that says what the tensor belongs to and its role (`fc_weight`, `q_bias` beside `q`, `b_q`
+    beside `W_q`) gives a role and one more component of the path. Tensors of torch's recurrent layers, weight norm,
+    pruning, parametrizations and noisy layers have roles of their own ("weight_ih", "weight_g", "weight_orig",
+    "weight_mean").
+    Everything else is a "weight" whose path is PATH: a parameter with a name of its own, a numbered one, a shift
+    without a factor beside it.
     """
     if "parametrizations" in path:
         at = path.index("parametrizations")
@@ -207,9 +224,11 @@ def _has_variance(siblings: Collection[str]) -> bool:
 
 
 def _lettered(leaf: str, siblings: set[str]) -> tuple[str, str] | None:
-    """Return (module, role) of a parameter whose name LEAF differs from another in SIBLINGS by a letter for its role.
+    """Return (last component of the module's path, role) of a parameter whose name LEAF differs from another in
+    SIBLINGS by a letter for its role; None if there is no such name.
 
-    For example `W_q` and `b_q`, or `ln1w` and `ln1b`. None if there is no such name.
+    `W_q` beside `b_q`, with ("W_q", "weight") and ("W_q", "bias"); `ln1w` beside `ln1b`, with ("ln1", "weight") and
+    ("ln1", "bias"); `self_Wk` beside `self_bk`, with ("self_Wk", …), unless there is a `self_gk`.
     """
     first, rest, stem, last = leaf[:1], leaf[1:], leaf[:-1], leaf[-1:]
     if len(leaf) < 2:

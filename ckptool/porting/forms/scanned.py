@@ -21,10 +21,13 @@ _NEARLY = 0.05
 
 
 def divide_layers(source: Canon, target: Canon) -> None:
-    """Split tensors of the source that each hold one weight of all layers, if the target has separate layers.
+    """Split tensors of the source that each hold one weight of all layers along the first or second dimension, if the
+    target has a list of so many layers. The layers become members of a list in the module around the tensors.
 
-    A module counts as a block of these if its tensors have as many elements as N members of a list of the target. This
-    comes before the steps about layouts, because a stack of matrices has as many dimensions as a convolution.
+    All tensors below a module, three or more, have to be N long in that dimension, with as many elements for each layer
+    as a member of a list of N in the target (`_holds`). Outer modules come first, and before all those that fit
+    exactly; then totals may differ by 5 percent. A module with a tensor that the target has by name and sizes stays.
+    This comes before the steps about layouts, because a stack of matrices has as many dimensions as a convolution.
     """
     lists: dict[int, list[list[int]]] = defaultdict(list)
     for n, sizes in _lists(target):
@@ -50,8 +53,8 @@ def divide_layers(source: Canon, target: Canon) -> None:
 
 
 def _lists(target: Canon) -> Iterator[tuple[int, list[int]]]:
-    """Yield (length, number of elements of each tensor in a member) for each list of the target with equally large
-    members.
+    """Yield (number of members, number of elements of each tensor in the first member) for each list of the target
+    whose members, two or more, have equally many elements.
     """
     found: dict[tuple[_Path, str], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for piece in target.pieces.values():
@@ -66,8 +69,9 @@ def _lists(target: Canon) -> Iterator[tuple[int, list[int]]]:
 
 def _holds(pieces: Sequence[Piece], dim: int, inside: Sequence[int], tolerance: float) -> bool:
     """Return whether PIECES, cut along dimension DIM, have as many elements for each layer as a member of a list, whose
-    tensors have INSIDE elements; the totals may differ by the share TOLERANCE. All their vectors, and 70 percent of all
-    pieces, need a tensor of their size in the member.
+    tensors have INSIDE elements; the totals may differ by the share TOLERANCE of INSIDE. All their vectors (at least
+    one, with two dimensions before the cut), and 70 percent of all pieces, need a tensor of their size in the member,
+    as `_fits` says.
     """
     each = [prod(p.shape) // p.shape[dim] for p in pieces]
     if abs(sum(each) - sum(inside)) > tolerance * sum(inside):
@@ -79,7 +83,7 @@ def _holds(pieces: Sequence[Piece], dim: int, inside: Sequence[int], tolerance: 
 
 def _fits(size: int, inside: Iterable[int]) -> bool:
     """Return whether a tensor of SIZE elements may be one of the tensors with INSIDE elements, a half or third of one,
-    or two or three.
+    or two or three that are equally large.
     """
     return any(n in (size, 2 * size, 3 * size) or size in (2 * n, 3 * n) for n in inside)
 

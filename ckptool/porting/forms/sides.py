@@ -1,5 +1,5 @@
-"""Layers of a recurrent cell over the concatenated input and hidden state, or a layer for each of the two as
-in torch.
+"""Layers of a recurrent cell over the concatenated input and hidden state, and cells with a layer for each of the two,
+as in torch.
 """
 
 from __future__ import annotations
@@ -18,8 +18,13 @@ from .pieces import Canon, Piece
 
 
 def cut_sides(one: Canon, other: Canon) -> None:
-    """Split layers of ONE over the concatenated input and hidden state, if OTHER has one layer for the input and one
-    for the hidden state.
+    """Split weights of ONE over the concatenated input and hidden state of a recurrent cell into `weight_ih` and
+    `weight_hh`, if OTHER has cells of these sizes with both, all with equally many inputs. A bias of the layer becomes
+    `bias_ih`.
+
+    This is done for all weights of one size, if they are at most as many as those cells, and OTHER has no weight of
+    that size. That the hidden state may come first is a question, and the order of the gates is another, if the layer
+    has as many rows as all gates of a kind of cell.
     """
     cells: dict[Shape, list[tuple[int, int]]] = defaultdict(list)
     for ih in other.pieces.values():
@@ -73,11 +78,12 @@ def _cut(one: Canon, piece: Piece, inputs: int, hidden: int) -> None:
 
 
 def _orders(piece: Piece, hidden: int) -> tuple[tuple[str, ...], tuple[str, ...], RecurrentCell | None]:
-    """Return the likeliest order of the gates in PIECE, the other common order, and the kind of recurrent cell (LSTM or
-    GRU); `(), (), None` if no cell has so many gates. For convolutions the two orders are exchanged.
+    """Return (likeliest order of the gates in PIECE, other common order, kind of recurrent cell); ((), (), None) if no
+    kind of cell has so many gates that its rows are HIDDEN for each.
 
+    A matrix most likely has torch's order, a kernel of a convolution most likely the other.
     Args:
-        piece: a matrix over the concatenated input and hidden state.
+        piece: a weight over the concatenated input and hidden state.
         hidden: the width of the hidden state.
     """
     cell = next((c for c in table().cells if piece.shape[0] == len(c.gates) * hidden), None)

@@ -13,11 +13,12 @@ MOST_SPELLED = 4
 
 def spelled(names: Sequence[str], wholes: Set[str]) -> tuple[int, ...] | None:
     """Return the order (indices of NAMES) in which one of WHOLES, the names that a fused tensor may have, spells the
-    names of its parts: `conv_z` and `conv_r` in `conv_zr`. None if no order does, or several do.
+    names of its parts: `conv_z` and `conv_r` in `conv_zr`. None if no order does, if several do, or for more than four
+    names.
 
     The common beginning and end of the parts' names may appear once in the name or be replaced: `mix_rkv` for
-    `time_mix_r`, `time_mix_k` and `time_mix_v`. Or the name has one word of each part, as `uqk` for `gate_u`, `query_q`
-    and `key_k`.
+    `time_mix_r`, `time_mix_k` and `time_mix_v`. Or the parts are cut short: `b1_b2r` for `b1` and `b2_reduce`. Or the
+    name has the first word of each part, or the last: `uqk` for `gate_u`, `query_q` and `key_k`.
     """
     if len(names) > MOST_SPELLED:
         return None
@@ -45,8 +46,9 @@ def spelled(names: Sequence[str], wholes: Set[str]) -> tuple[int, ...] | None:
 
 
 def _cut_short(names: Sequence[str], whole: str) -> bool:
-    """Return whether WHOLE, a fused tensor's name, ends with NAMES, those of its parts, cut short: `b1_b2r` for `b1`
-    and `b2_reduce`.
+    """Return whether WHOLE, a fused tensor's name, ends with NAMES, those of its parts, in order, each cut to its first
+    word and the first letters of the others: `b1_b2r` for `b1` and `b2_reduce`. Each has two letters or more, and all
+    differ.
     """
     said = whole.split("_")[-len(names) :]
     short = [(first, first + "".join(word[:1] for word in rest)) for first, *rest in (n.split("_") for n in names)]

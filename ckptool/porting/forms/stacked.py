@@ -21,8 +21,15 @@ _COUNTED = re.compile(r"(|.*[A-Za-z]_?)(\d+)\Z")
 
 
 def unstack(one: Canon, other: Canon) -> None:
-    """Split tensors of ONE that each hold all layers or experts of a list along the first dimension, if OTHER has the
-    list.
+    """Split tensors of ONE that each hold all members of a list along the first dimension into a tensor for each
+    member.
+
+    OTHER has a list of as many members with tensors of these sizes: as they are, transposed, or as the parts of a fused
+    one; and fewer tensors of the size of the stack than ONE. Or it has stacks of as many layers, and one is fused on
+    one side only (`_other_stacks`). Stacks that OTHER has by name and sizes stay whole. The stacks of one module are
+    split together, if a matrix is among them, or if OTHER has lists of these layers alone.
+    Matrices [n, in, out] are transposed if sizes, words or the other stacks show it; if nothing does, this is a
+    question.
     """
     lists = numbered_lists(other)
     stacks = _other_stacks(one, other)
@@ -68,8 +75,10 @@ def unstack(one: Canon, other: Canon) -> None:
 
 
 def _unstack_vectors(one: Canon, other: Canon) -> None:
-    """Split a weight [n, d] and a bias [n, d], and numbers [n], if the other side has the only list of N layers with
-    such vectors, or with a number of the same name.
+    """Split the tensors of a module of ONE, weight [n, d] and bias [n, d], or weight [n] and bias [n], into those of n
+    layers, if OTHER has exactly one list of n layers with vectors or numbers of these sizes and roles, and ONE exactly
+    one such module. A lone weight [n] also needs the name of the layers in that list; a lone weight [n, d] is not
+    split.
 
     A layer of one input has a vector as its weight; code that embeds numbers keeps all of these in one parameter.
     """
@@ -102,10 +111,10 @@ def _unstack_vectors(one: Canon, other: Canon) -> None:
 
 
 def _with_those_of_its_module(groups: dict[tuple[tuple[str, ...], int], list[Piece]]) -> None:
-    """Move each matrix whose path is that of a module (`attend.W`) to the group of the other parameters of this module
-    (`attend.a`).
+    """Move each stack whose path is that of a module (`attend.W`) to the group of the other parameters of this module
+    (`attend.a`), if there is one with as many layers.
 
-    GROUPS, (path around, number of layers) -> tensors, is changed in place.
+    GROUPS, (path around, number of layers) -> stacks, is changed in place.
     """
     for (path, n), members in groups.items():
         outer = groups.get((path[:-1], n), []) if path else []
@@ -117,10 +126,12 @@ def _with_those_of_its_module(groups: dict[tuple[tuple[str, ...], int], list[Pie
 def _listed_alone(
     groups: dict[tuple[tuple[str, ...], int], list[Piece]], lists: Sequence[List]
 ) -> tuple[dict[tuple[tuple[str, ...], int], list[Piece]], set[tuple[str, ...]]]:
-    """Return GROUPS, (path around, number of layers) -> stacks, with each stack in a group of its own if the other side
-    has lists of such layers alone; and the paths of norms among these, stacks of vectors with a weight and a bias each.
+    """Return (GROUPS with each stack in a group of its own path, where the other side has lists of such layers alone;
+    paths of the norms among these, stacks of vectors with a weight and a bias each).
 
-    LISTS are the lists of the other side.
+    A group is divided if it has two or more stacks of matrices, whose layers are members of lists themselves on the
+    other side, in either layout, and are in no lists with larger members. GROUPS has (path around, number of layers) ->
+    stacks, LISTS the lists of the other side.
     """
     found: dict[tuple[tuple[str, ...], int], list[Piece]] = defaultdict(list)
     vectors: set[tuple[str, ...]] = set()
@@ -142,8 +153,8 @@ _FACTORS = 2
 
 
 def _beside_others(one: Canon, piece: Piece) -> Piece:
-    """Return the stack PIECE under a path of its own, so that it can become a list, if its module holds other
-    parameters; else as it is.
+    """Return the stack PIECE with the last component of its key added to its path, so that it can become a list, if its
+    module holds other modules or parameters below this path; else as it is.
     """
     at = len(piece.path)
     if not any(p.path[:at] == piece.path and len(p.path) > at for p in one.pieces.values()):
@@ -154,8 +165,9 @@ def _beside_others(one: Canon, piece: Piece) -> Piece:
 
 
 def _other_stacks(one: Canon, other: Canon) -> dict[int, set[Shape]]:
-    """Return number of layers -> shapes in the other side's stacks of as many layers, for the numbers for which a stack
-    is fused on one side and in parts on the other.
+    """Return number of layers -> sizes of the layers (of one part, if they are fused) in stacks of OTHER with as many
+    layers, for the numbers for which a stack of matrices is fused by its name on one side and in parts on the other,
+    and no stack there has the sizes of the fused one.
     """
     own, theirs = (
         [p for p in side.pieces.values() if len(p.shape) == 3 and p.role == "weight"] for side in (one, other)
@@ -178,14 +190,17 @@ def _other_stacks(one: Canon, other: Canon) -> dict[int, set[Shape]]:
 
 
 def _part(piece: Piece, shape: Shape) -> Shape:
-    """Return the sizes of one part of PIECE, a matrix of sizes SHAPE, if its name says that it is fused; else SHAPE."""
+    """Return SHAPE, the sizes of a weight or bias, with the rows of one part, if the name of PIECE says that it is
+    fused and the rows can be divided; else SHAPE.
+    """
     kind = fused_kind(piece)
     return shape if kind is None or shape[0] % len(kind.parts) else (shape[0] // len(kind.parts), *shape[1:])
 
 
 def _stand_up(one: Canon, other: Canon) -> None:
-    """Reshape matrices of experts in ONE, [experts * rows, columns] and [rows, experts * columns], to stacks [experts,
-    rows, columns], if OTHER has a list of experts with these sizes.
+    """Reshape matrices of ONE, [experts * rows, columns] and [rows, experts * columns], to stacks [experts, rows,
+    columns], if the name has a word for experts, and OTHER has a list of as many experts with matrices of these sizes
+    (for the first form, also transposed) and no tensor of the sizes of the whole.
     """
     theirs = Counter(squeezed(p.shape) for p in other.pieces.values())
     inside = numbered_lists(other, of=table().experts)
@@ -221,13 +236,14 @@ def _side_by_side(one: Canon, piece: Piece, n: int) -> None:
 
 
 def _turned(members: list[Piece], inside: set[Shape], called: dict[str, set[Shape]]) -> Counter[bool]:
-    """Return True -> how many matrices in a stack have to be transposed to have the sizes of a list, False -> how many
-    must not, as far as sizes or words show it.
+    """Return whether to transpose -> number of votes: True for a stack of matrices that only then has the sizes of a
+    list, False for one that has them only as it is. Stacks for which neither sizes nor words show it have no vote.
 
     Args:
-        members: the stack.
+        members: stacks, of which those with three dimensions count.
         inside: sizes of the tensors in a list.
-        called: word -> sizes of the tensors with this word.
+        called: word for a part of a feed-forward block -> sizes of the other side's tensors with this word. It decides
+            between two ways that both fit.
     """
     votes: Counter[bool] = Counter()
     for piece in members:
@@ -244,8 +260,8 @@ def _turned(members: list[Piece], inside: set[Shape], called: dict[str, set[Shap
 
 
 def _called(canon: Canon) -> dict[str, set[Shape]]:
-    """Return word for a part of a feed-forward block ("up", "down") -> sizes of the matrices in lists and stacks with
-    this word.
+    """Return word for a part of a feed-forward block ("gate", "up", "down"), or name of the part of a fused projection
+    -> sizes of the matrices of CANON in lists and stacks with this word, or of one such part.
     """
     found: dict[str, set[Shape]] = defaultdict(set)
     for piece in canon.pieces.values():
@@ -263,10 +279,13 @@ def _word(piece: Piece) -> str:
 
 
 def _laid_out(one: Canon, piece: Piece, inside: set[Shape], votes: Counter[bool]) -> Piece:
-    """Return the stack PIECE in torch's layout: transposed if its sizes, or VOTES of the other stacks, show that inputs
-    come first.
+    """Return the stack PIECE of ONE in torch's layout, transposed or as it is. INSIDE has the sizes of the layers on
+    the other side, VOTES what other stacks show (see `_turned`).
 
-    If nothing shows it, the stack stays as it is, with a question. INSIDE has the sizes of the other side's tensors.
+    A stack of the target whose layout the forward pass shows is transposed only if it has inputs first and looked like
+    heads, [heads, in, out], by its einsum; others were transposed before. A stack with the sizes of INSIDE in one way
+    only gets these sizes; in neither way, it stays. If it has them both ways, or is square, it is transposed if more
+    VOTES are for it than against it. Without votes it stays, with a question if it is stored as it is or transposed.
     """
     shape, turned = piece.shape[1:], piece.shape[:0:-1]
     seen = one.is_target and (piece.entry.facts.inputs_first is not None or piece.entry.how == "linear")
@@ -289,8 +308,8 @@ def _laid_out(one: Canon, piece: Piece, inside: set[Shape], votes: Counter[bool]
 
 
 def fits_inside(piece: Piece, inside: set[Shape]) -> bool:
-    """Return whether one element of the stack PIECE has sizes in INSIDE, those in the members of a list: as it is,
-    transposed, or in parts.
+    """Return whether one element of the stack PIECE along its first dimension has sizes in INSIDE, those of the members
+    of a list: as it is, transposed, or divided into its parts.
     """
     shape = piece.shape[1:]
     if squeezed(shape) in inside or (len(shape) == 2 and shape[::-1] in inside):
@@ -302,10 +321,10 @@ def fits_inside(piece: Piece, inside: set[Shape]) -> bool:
 
 
 def _fused_ways(piece: Piece, inside: set[Shape]) -> list[bool]:
-    """Return whether the matrices of a stack PIECE, divided into their parts, have sizes in INSIDE as they are (False)
-    or transposed (True), as a list of the ways; [] if neither.
+    """Return in which ways each matrix of a stack PIECE, divided along its rows into its parts, has sizes in INSIDE: as
+    it is (False), transposed before (True), or both; [] if in neither, or if PIECE is no weight.
 
-    A stack whose name says nothing is divided in two, unless it has these sizes undivided.
+    A stack whose name says nothing is divided in two, unless its matrices have sizes in INSIDE undivided.
     """
     kind, shape = fused_kind(piece), piece.shape[1:]
     if piece.role != "weight" or (kind is None and {shape, shape[::-1]} & inside):
@@ -316,8 +335,8 @@ def _fused_ways(piece: Piece, inside: set[Shape]) -> list[bool]:
 
 
 def counted(component: str) -> tuple[str, int] | None:
-    """Return (name, number) of a component of a path that ends in a number: ("expert_", 0) for `expert_0`; None for
-    others.
+    """Return (name, number) of a component of a path that is a number, or a name with a number at its end: ("expert_",
+    0) for `expert_0`, ("", 3) for `3`; None for others.
     """
     found = _COUNTED.match(component)
     return None if found is None else (found[1], int(found[2]))
@@ -328,10 +347,11 @@ class List:
     """The tensors that the members of a numbered list hold under one name, such as `layers.{}.fc.weight`.
 
     Attributes:
-        around: the path before the number.
-        below: the path behind it, up to the tensor.
+        around: the path before the number, with the name of the members as its last component: ("layers", "") for
+            `layers.0.fc`, ("expert_",) for `expert_0.fc`.
+        below: the path behind the number, up to the tensor.
         role: the role of the tensor.
-        length: number of members.
+        length: number of members that hold it.
         shape: sizes of the tensor in each member, which are equal.
     """
 
@@ -343,8 +363,8 @@ class List:
 
 
 def lists_of(canon: Canon, of: frozenset[str] = frozenset()) -> list[List]:
-    """Return the numbered lists of equal members of CANON; if OF is given, only lists with one of these words in their
-    name.
+    """Return the lists of CANON, one for each tensor that two or more members of a numbered list have, all in equal
+    sizes. If OF is given, only those with one of these words in the name of the list, or in that of its members.
     """
     members: dict[tuple[tuple[str, ...], tuple[str, ...], str], dict[int, Shape]] = defaultdict(dict)
     for piece in canon.pieces.values():
@@ -361,8 +381,8 @@ def lists_of(canon: Canon, of: frozenset[str] = frozenset()) -> list[List]:
 
 
 def numbered_lists(canon: Canon, of: frozenset[str] = frozenset()) -> dict[int, set[Shape]]:
-    """Return length -> shapes inside the members, for numbered lists of equal members of CANON; if OF is given, only
-    for lists with one of these words in their name.
+    """Return number of members -> sizes of the tensors in them, without sizes of 1, for the lists of `lists_of(CANON,
+    OF)`. Of a fused weight or bias, the sizes of one part are there, too.
     """
     parts: dict[Shape, Shape] = {}
     for piece in canon.pieces.values():
@@ -375,15 +395,16 @@ def numbered_lists(canon: Canon, of: frozenset[str] = frozenset()) -> dict[int, 
 
 
 def _unstacked(canon: Canon, piece: Piece, n: int, cut_at: int, first: Piece, place: int, of: int) -> None:
-    """Split one tensor of a list of N layers into a tensor for each layer.
+    """Split PIECE, one tensor of a list of N layers, along its first dimension into a tensor for each layer.
 
     Args:
         canon: the side of the tensor, which is changed.
         piece: the tensor.
         n: the number of layers.
-        cut_at: the number of components before the list in its path.
+        cut_at: the number of components of its path before the number of the layer.
         first: the first tensor of the list, whose place in the order counts.
-        place, of: which of how many tensors of a layer it is. The tensors of one layer come one after the other.
+        place: which tensor of a layer it is, counted from 0. The tensors of one layer come one after the other.
+        of: how many tensors a layer has.
     """
     new: list[tuple[Piece, Callable[[Expr], Expr]]] = []
     for i in range(n):
@@ -400,9 +421,11 @@ def _unstacked(canon: Canon, piece: Piece, n: int, cut_at: int, first: Piece, pl
 
 
 def unstack_together(one: Canon, other: Canon) -> None:
-    """Split tensors of ONE that together hold a list of layers, if OTHER has that list.
+    """Split weights of ONE in one module that together hold a list of layers, if OTHER has a list of so many layers
+    with this size, in this layout or transposed, and no other tensors of this size.
 
-    For example, the first layer has a table [1, n, d], and the other layers have one for all, [layers - 1, n, d].
+    For example, the first layer has a table [1, n, d], and the other layers have one for all, [layers - 1, n, d]. At
+    least one of the tensors holds several layers, and all share a word that tells them from others.
     """
     lists = numbered_lists(other)
     theirs = Counter(squeezed(p.shape) for p in other.pieces.values())
@@ -424,8 +447,8 @@ def unstack_together(one: Canon, other: Canon) -> None:
 
 
 def _in_a_row(canon: Canon, members: list[Piece]) -> None:
-    """Split MEMBERS, tensors that together hold a list of layers, in order, into one tensor for each layer. Their order
-    is a question.
+    """Split MEMBERS, tensors that together hold a list of layers, in order, into one tensor for each layer, numbered in
+    a row. Their order is a question, with the reverse order of the tensors as the option on the source.
 
     The order is certain if the order of this side is known (the target was traced, the source is ordered), and there
     are two tensors: one that holds the first layer, and one with its words and more that holds the rest: `prompts` and

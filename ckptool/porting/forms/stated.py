@@ -51,10 +51,11 @@ _GATES = {"LSTM": (("i", "o", "f", "g"), ("i", "f", "g", "o")), "RNN": (("h",), 
 
 def take_what_is_stated(source: Canon, target: Canon) -> None:
     """Give every tensor of the source whose role the file states (in the terms of its framework) torch's role, path and
-    layout.
+    layout, except those of Keras' recurrent layers, and those that have a number as their name (`onnx::MatMul_211`).
 
-    A statement by an operator or a class is certain. A statement by a name has to agree with the sizes of the model,
-    and is a question if the tensor has a size of the model without it, too.
+    A statement by an operator or a class is certain. A statement by a name counts only if the sizes that it gives are
+    those of the model, and is a question if the tensor has a size of the model without it, too, and the other kernels
+    do not decide. Weights of one operator of a graph get one path.
     """
     # what has a number in place of a name has a step of its own
     pieces = [p for p in source.pieces.values() if p.entry.stated is not None and not is_numbered(p)]
@@ -69,8 +70,8 @@ def take_what_is_stated(source: Canon, target: Canon) -> None:
 
 
 def _word_outputs(source: Canon) -> None:
-    """Add the words "out" and "proj" to the names of tensors that the file states to be the output layer of
-    an attention.
+    """Add the words "out" and "proj" to the names of the tensors of a layer that the file states to be the output of an
+    attention: its class is called an attention, and its kernel has two dimensions of inputs and one of outputs.
     """
     found = {
         piece.path
@@ -107,8 +108,9 @@ class _Wanted:
         }
 
     def fits(self, way: Way, shape: Shape) -> bool:
-        """Return whether a tensor of sizes SHAPE, laid out in this WAY, has the sizes of a layer of the model. A
-        transposed convolution counts only for a transposed convolution.
+        """Return whether a tensor of sizes SHAPE, laid out in this WAY, has the sizes of a tensor of the model. With
+        three or more dimensions, a transposed convolution counts only for a transposed convolution, and others only for
+        others.
         """
         made = way.shape(shape)
         if len(made) < 3:
@@ -117,8 +119,9 @@ class _Wanted:
 
 
 def _names_hold(source: Canon, pieces: Sequence[Piece], wanted: _Wanted) -> bool | None:
-    """Return whether kernels whose layout only their name states have that layout, as the sizes of the model show. None
-    if the sizes do not show it.
+    """Return whether kernels among PIECES whose layout only their name states have that layout, as more of them show by
+    the sizes of the model than show the opposite. None if no sizes show it: those that fit both ways, or neither way,
+    do not count.
 
     A file of MLX may hold kernels in torch's layout.
     """
@@ -136,8 +139,9 @@ def _ways(source: Canon, piece: Piece) -> list[Way]:
 
 
 def _named(source: Canon, piece: Piece) -> Piece:
-    """Return PIECE with torch's role for the part that the file states ("gamma" -> "weight"). A tensor that is alone in
-    a module called like it gets the path of the module around.
+    """Return PIECE of SOURCE with torch's role for the part that the file states ("gamma" -> "weight"); if the last
+    component of its path is its own name (`gamma`), it gets the path of the module around. Nothing is changed if the
+    name is taken.
     """
     role = _PARTS.get(_part(piece), piece.role)
     alone = len(piece.path) > 1 and piece.last == piece.leaf and cut(piece.leaf) in table().leaves
@@ -176,11 +180,13 @@ def _lay_out(source: Canon, piece: Piece, wanted: _Wanted, names_hold: bool | No
 
 
 def _join_operators(source: Canon) -> None:
-    """Give the weights of one operator one path: the bias of a Conv that of its kernel, and so for the four tensors of
-    a batch norm.
+    """Give the weights of one operator of a graph one path: the bias of a Conv that of its kernel, and so for the four
+    tensors of a batch norm; recurrent operators are split into torch's weights. Before, in files of graphs (ONNX,
+    TFLite), tensors of whole numbers that no operator takes as weights are removed from the pieces: they are sizes and
+    axes.
 
-    Weights that have one path already stay. If several operators are possible, the order in the file decides, with a
-    question.
+    Vectors go to the kernels with as many outputs that lack them, if there are equally many of both. With several, the
+    order in the file decides, with a question.
     """
     of_graph: dict[str, list[Piece]] = defaultdict(list)
     if source.signature.framework in _GRAPHS:  # whole numbers that no operator takes as weights are sizes and axes
@@ -221,8 +227,12 @@ def _outputs(piece: Piece) -> int:
 
 
 def _join_cells(source: Canon, pieces: Sequence[Piece], have: tuple[str, ...], want: tuple[str, ...]) -> None:
-    """Split weights [directions, gates * width, …] of recurrent operators into torch's weights for each direction, with
-    the gates in the order WANT; HAVE is their present order. Operators with other sizes stay as they are.
+    """Split PIECES, the weights [directions, gates * width, …] and biases [directions, 2 * gates * width] of recurrent
+    operators, into torch's weights for each direction, with the gates in the order WANT; HAVE is their present order.
+
+    Those of one layer are known by their order, which is a question if several layers have the same sizes. Nothing is
+    done if there are not equally many weights on inputs and on hidden states, and as many biases or none. Layers with
+    other sizes stay as they are.
     """
     parts = {name: [p for p in pieces if _stated(p).part == name] for name in ("kernel", "recurrent_kernel", "bias")}
     inputs, states, biases = parts.values()
@@ -286,12 +296,20 @@ def is_numbered(piece: Piece) -> bool:
 
 
 def name_exported(source: Canon, target: Canon) -> None:
-    """Give tensors of the source that an ONNX export named by numbers the path of their layer, and torch's layout."""
-    numbered = sorted(
+    """Give tensors of the source that an ONNX export named by numbers a path. Kernels of convolutions get one of their
+    own (`Conv_193`), with their biases. Matrices get that of their layer, or, if that is not known, one of their own
+    (`MatMul_211`), and torch's layout.
+
+    A matrix without an operator in its name (`val_308`) counts only if its outputs are as many as a bias without a
+    weight has values. Between several layers of equal sizes, the order of the numbers decides, which is a question
+    unless the model's order of use is known.
+    """
+    named = [
         (int(found[2]), found[1] or "", piece)
         for piece in source.pieces.values()
         if (found := _NUMBERED.match(piece.entry.key))
-    )
+    ]
+    numbered = sorted(named, key=lambda one: one[:2])  # `val_7` and `val_07` stay in the order of the file
     _convolutions(source, [(op, piece) for _, op, piece in numbered])
     lone = [
         p
@@ -307,8 +325,8 @@ def name_exported(source: Canon, target: Canon) -> None:
 
 
 def _convolutions(source: Canon, numbered: Sequence[tuple[str, Piece]]) -> None:
-    """Give each kernel of a convolution in NUMBERED, (operator, tensor) in the order of numbers, a path of its own
-    (`Conv_193`); the next vector of that operator becomes its bias.
+    """Give each kernel of a convolution or Gemm in NUMBERED, (operator, tensor) in the order of numbers, a path of its
+    own (`Conv_193`); the next vector of that operator becomes its bias.
     """
     before: Piece | None = None
     for op, piece in numbered:
@@ -323,10 +341,12 @@ def _convolutions(source: Canon, numbered: Sequence[tuple[str, Piece]]) -> None:
 
 
 def _layers(source: Canon, target: Canon, shape: Shape, lone: Sequence[Piece], count: int) -> list[tuple[_Path, bool]]:
-    """Return (path of the layer, whether it is certain) for each of COUNT matrices of one SHAPE, in the order of use;
-    [] if their layers are not known. LONE has the biases of the source without a weight.
+    """Return (path of the layer, whether it is certain) for each of COUNT matrices with torch's sizes SHAPE, in the
+    order of their numbers; [] if their layers are not known. LONE has the biases of the source without a weight.
 
-    If the model has all of LONE under their names, and its forward pass was followed, its order of use is certain.
+    If the model has all of LONE under their names, its forward pass was followed, and it uses COUNT weights of this
+    size that the source lacks, these are the layers, and certain. Else the layers are those of the biases with as many
+    values as SHAPE has rows, if there are COUNT of them; this is certain only if COUNT is 1.
     """
     own = [p for p in lone if p.shape == shape[:1]]
     if all(p.name in target.pieces for p in lone) and target.signature.traced:

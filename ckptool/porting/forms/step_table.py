@@ -341,7 +341,7 @@ STEPS: tuple[Rule[Step], ...] = in_order(
 
 
 def bring_together(source: Canon, target: Canon) -> None:
-    """Run every step of the table on both sides."""
+    """Run every step of the table on SOURCE and TARGET, in its order. Both are changed."""
     for step in STEPS:
         source.step = target.step = step.name
         step.run(source, target)

@@ -13,11 +13,13 @@ _LAYERS = 4
 
 
 def later_blocks(targets: Sequence[Unit], sources: Sequence[Unit]) -> list[Unit]:
-    """Return the units of all blocks except the first, for lists of the target of whose blocks the source has only one.
+    """Return the units of all blocks except the first, for those lists of TARGETS of whose blocks SOURCES has only one.
 
     In "ALBERT" (Lan et al., 2020) all blocks share their weights. Compared with one block, every layer of the source
-    has one partner; compared with all, several. Nothing is returned for a list if the source counts layers of such
-    sizes (it has a list of its own, with blocks missing), or if the model has such layers elsewhere, too.
+    has one partner; compared with all, several. The blocks of such a list have equal units, four or more, and the
+    source has as many units of each kind as the target would have with one block. A list does not count if the source
+    numbers layers of such kinds above 0 (it has a list of its own, with blocks missing), or if another list of the
+    model has such layers, too.
     """
     blocks: dict[Path, dict[int, list[Unit]]] = defaultdict(lambda: defaultdict(list))
     for unit in targets:

@@ -16,7 +16,12 @@ from .twins import join_twins
 
 
 def join_parts(one: Canon, other: Canon) -> None:
-    """Join tensors of ONE that are one tensor on the side OTHER, such as matrices of single heads."""
+    """Join tensors of ONE that are one tensor on the side OTHER, such as matrices of single heads. If both sides have
+    equally many tensors of each size, none are joined.
+
+    Before, parameters of OTHER that hold such joined rows with inputs first are transposed, and modules of ONE whose
+    layers belong together are moved beside each other.
+    """
     turn_spelled(one, other)
     if SizeCounts(one, other).are_equal:
         return  # what is in parts on one side has other sizes on the other side

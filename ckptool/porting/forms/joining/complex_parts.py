@@ -20,8 +20,12 @@ _Key = tuple[tuple[str, ...], tuple[str, ...], Shape]
 
 
 def join_complex_parts(one: Canon, other: Canon) -> None:
-    """Join real and imaginary parts of one side to tensors whose last dimension holds both, if the other side has
-    equally many tensors of these sizes, in any order of their dimensions.
+    """Join the real and imaginary parts of complex weights of ONE to tensors whose last dimension holds both, the real
+    part first.
+
+    Two weights of one module are such parts if their names differ only in a word for it (`w_real`, `w_imag`), and their
+    sizes are equal. They are joined if OTHER has exactly as many more tensors of the joined sizes, in any order of
+    dimensions, as ONE has such pairs, and if the name without that word is free.
     """
     halves: dict[_Key, dict[str, Piece]] = defaultdict(dict)
     for piece in one.pieces.values():

@@ -30,8 +30,10 @@ _LETTERS = "abcdefgh"
 
 
 def siblings(one: Canon, other: Canon) -> dict[_Path, list[Piece]]:
-    """Return module -> those weights of ONE in it whose names OTHER does not have; only these may be parts of one
-    tensor there.
+    """Return path of a module -> weights of ONE in it that may be parts of one tensor of OTHER: OTHER does not have
+    them by name and sizes, and they are not keys or values with fewer heads than there.
+
+    The weight of the module itself is among them if all are matrices: `words.weight` beside `words.more.weight`.
     """
     siblings: dict[_Path, list[Piece]] = defaultdict(list)
     labelled = {(label, p.shape) for p in other.pieces.values() if (label := part_label(p.path)) and len(p.shape) > 1}
@@ -47,8 +49,8 @@ def siblings(one: Canon, other: Canon) -> dict[_Path, list[Piece]]:
 
 
 def _of_fewer_heads(piece: Piece, labelled: set[tuple[str, Shape]]) -> bool:
-    """Return whether PIECE may be keys or values with fewer heads than on the other side; it is then not joined.
-    LABELLED has (part, shape) of the other side's projections.
+    """Return whether PIECE is a weight for keys or values, by its name, of which the other side has a larger one: equal
+    but for a multiple of its rows. LABELLED has (part, sizes) of the other side's projections.
     """
     which = part_label(piece.path)
     return which in ("k", "v") and any(
@@ -61,10 +63,13 @@ def _of_fewer_heads(piece: Piece, labelled: set[tuple[str, Shape]]) -> bool:
 
 
 def join_families(one: Canon, other: Canon) -> bool:
-    """Join the families of ONE: tensors of one module that, by names and sizes, are one tensor on the side OTHER. Their
-    biases are joined, too, if they fit. Return whether any were joined.
+    """Join families of ONE (tensors of one module that may be parts of one tensor, by code, names and sizes) where
+    OTHER has more tensors of the joined sizes, and their biases, if they fit. Return whether any were joined. A tensor
+    is only in the likeliest of its families that can be joined.
 
-    The joined tensor has a question, unless names or code show the order of its parts.
+    If more families may become tensors of one size than OTHER has more, only those are joined whose order names or code
+    show, and none if these are still too many. The joined tensor has a question, unless names or code show the order of
+    its parts for certain.
     """
     sizes = SizeCounts(one, other)
     plans: list[tuple[_Path, Family, Join]] = []
@@ -108,8 +113,8 @@ class _Order(NamedTuple):
 
     Attributes:
         parts: the parts in this order; None if nothing shows it.
-        told: whether it is certain.
-        by_code: whether code that divides the tensor shows it.
+        told: whether this order is certain.
+        by_code: whether code that divides the joined tensor shows it.
     """
 
     parts: tuple[Piece, ...] | None
@@ -118,7 +123,13 @@ class _Order(NamedTuple):
 
 
 def _order(family: Family, join: Join, wholes: Sequence[Piece]) -> _Order:
-    """Return the order of the parts of FAMILY in WHOLES, the tensors that they may become as JOIN says."""
+    """Return the order of the parts of FAMILY in WHOLES, the tensors of the other side that they may become as JOIN
+    says.
+
+    The first of these that shows an order counts: a name of WHOLES that spells the parts, or that gives shift and
+    scale; code that divides WHOLES; a gate and its value; for rows whose names do not count, the order in which the
+    code of the parts concatenates their outputs.
+    """
     named = spelled_parts(family.parts, {piece.last for piece in wholes if piece.path})
     named = named or _by_modulation(family.parts, wholes)
     if named is not None:
@@ -146,13 +157,14 @@ def spelled_parts(parts: Sequence[Piece], wholes: set[str]) -> tuple[Piece, ...]
 
 
 def _by_gate(parts: Sequence[Piece], wholes: Sequence[Piece]) -> tuple[tuple[Piece, ...] | None, bool]:
-    """Return gate and value, PARTS, in the order in which the forward pass splits WHOLES, the joined tensors, and
-    whether it is certain which part is the gate. (None, True) if the order is not known, or if PARTS are no gate and
-    value.
+    """Return (gate and value in the order in which the forward pass splits WHOLES, the joined tensors, whether it is
+    certain which of PARTS is the gate). (None, True) if the order is not known, or if PARTS are not two of which one is
+    the gate.
 
-    The gate is the layer that goes through the activation, which the code of PARTS shows. A name shows it if the
-    activation is a sigmoid, or if the other layer is called the value: code that adds a layer to a feed-forward network
-    may call that layer the gate, and pass the first layer of the network through the activation.
+    The gate is the layer that goes through the activation. The code of PARTS shows it for certain. Else the name of the
+    gate counts; it is certain if the activation is a sigmoid, or if the other layer is called the value: code that adds
+    a layer to a feed-forward network may call that layer the gate, and pass the first layer of the network through the
+    activation.
     """
     seen = {piece.entry.facts.gate for piece in wholes}
     halves = {None if gate is None else gate.half for gate in seen}
@@ -173,21 +185,23 @@ _SIGMOIDS = frozenset({"sigmoid", "hardsigmoid", "glu"})
 
 
 def _by_modulation(parts: Sequence[Piece], wholes: Sequence[Piece]) -> tuple[Piece, ...] | None:
-    """Return shift, scale and gate in the order that the name of the joined layer says, or None."""
+    """Return PARTS as shift, scale and, if there is one, gate, if their names say which is which, and the name of one
+    of WHOLES, the joined tensors, says that it gives the shift first; else None.
+    """
     order = shift_first(parts) if any(map(gives_shift_first, wholes)) else None
     return None if order is None else tuple(order)
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Tensors whose names say that they may be parts of one tensor.
+    """Tensors of one module whose names or sizes say that they may be parts of one tensor.
 
     Attributes:
         parts: the parts, in order.
-        stem: the common part of their names.
-        numbered: whether the order of the parts is known, by numbers in their names.
+        stem: the words that their names share, () if that is not known.
+        numbered: whether the order of the parts is certain, as by numbers in their names.
         turns: whether the parts may be interleaved.
-        by_heads: whether the parts may be stored head by head.
+        by_heads: whether the parts may be stored head by head, which is a question.
     """
 
     parts: tuple[Piece, ...]
@@ -198,11 +212,14 @@ class Family:
 
 
 def families(pieces: list[Piece], sizes: SizeCounts) -> list[Family]:
-    """Return groups of PIECES, tensors of one module, that may be parts of one tensor, the likeliest first: three or
-    more equal tensors whose names differ only in the last word; names with a number, a letter, or q, k, v; update and
-    reset gates; names that the vocabulary lists together; tensors whose sizes differ in one dimension only.
+    """Return the families of PIECES, tensors of one module, the likeliest first. A tensor may be in several. Tensors of
+    a size of which the other side has at least as many as this side are in none.
 
-    Tensors of a size of which the other side has as many as this side belong to no group.
+    The families are: names that the vocabulary lists together, in an order that is certain; three or more equal tensors
+    whose names differ only in the last word; members of a list, if their sizes differ; names that differ in a number,
+    in a letter, or in q, k and v; update and reset gates; names that the vocabulary lists together in any order;
+    tensors whose sizes differ at most in one of their first two dimensions, and those of them that share a word, or are
+    tables of positions.
     """
     pieces = sorted((p for p in pieces if sizes.wanted(p.shape) < 0), key=lambda p: p.order)
     listed = sorted((p for p in pieces if p.last.isdecimal()), key=lambda p: int(p.last))
@@ -252,7 +269,9 @@ def families(pieces: list[Piece], sizes: SizeCounts) -> list[Family]:
 
 
 def _of_one_word(group: Sequence[Piece]) -> list[Family]:
-    """Return a family for each word that the names of several, and not all, tensors of GROUP have."""
+    """Return a family for each word that the names of several, and not of all, tensors of GROUP have, each with these
+    tensors in the order of GROUP.
+    """
     having: dict[str, list[Piece]] = defaultdict(list)
     for piece in group:
         for word in {*cut(piece.last)}:
@@ -261,8 +280,8 @@ def _of_one_word(group: Sequence[Piece]) -> list[Family]:
 
 
 def _of_one_stem(pieces: list[Piece]) -> list[Family]:
-    """Return families of three or more tensors of equal sizes whose names differ in the last word: `mix_r`, `mix_k`,
-    `mix_v`.
+    """Return a family for each three or more of PIECES with equal sizes whose names differ only in the last word, which
+    is no number: `mix_r`, `mix_k`, `mix_v`.
     """
     groups: dict[tuple[_Path, Shape], list[Piece]] = defaultdict(list)
     for piece in pieces:
@@ -273,8 +292,8 @@ def _of_one_stem(pieces: list[Piece]) -> list[Family]:
 
 
 def _of_gates(pieces: list[Piece]) -> list[Family]:
-    """Return the families of update and reset gates of a GRU (`convz`, `convr`), which share an input; the candidate
-    does not.
+    """Return a family of two for each update gate among PIECES with a reset gate of equal sizes: names that differ only
+    in the last letter, z and r (`convz`, `convr`). The two gates of a GRU share an input; the candidate does not.
     """
     named = {piece.last: piece for piece in pieces}
     both = [(one, named.get(f"{name[:-1]}r")) for name, one in named.items() if name[-1:] == "z"]
@@ -294,7 +313,7 @@ def _number(words: _Path) -> tuple[str, _Path] | None:
 
 def _letter(words: _Path) -> tuple[str, _Path] | None:
     """Return (place of the letter in the alphabet, other words) for a name that counts by a letter after a number
-    (`conv1a`, `conv1b`); None for other names.
+    (`conv1a`, `conv1b`: "0" and "1", with ("conv", "1")); None for other names. WORDS are the words of the name.
     """
     if len(words) < 3 or len(words[-1]) > 1 or words[-1] not in _LETTERS or not words[-2].isdecimal():
         return None
@@ -310,8 +329,8 @@ def _counts(members: dict[str, Piece], ordered: Sequence[Piece]) -> bool:
 
 
 def _label(words: _Path) -> tuple[str, _Path] | None:
-    """Return (place, other words) for a name with a word for queries ("0"), keys ("1") or values ("2"); None for other
-    names.
+    """Return (place, other words) for a name of several WORDS, one of which means queries ("0"), keys ("1") or values
+    ("2"); None for other names.
     """
     for at, word in enumerate(words):
         said = table().parts.get((word,))
@@ -321,7 +340,10 @@ def _label(words: _Path) -> tuple[str, _Path] | None:
 
 
 def join_of_family(family: Family, sizes: SizeCounts) -> Join | None:
-    """Return how to join the parts of FAMILY, if the other side has more tensors of the joined sizes; else None."""
+    """Return how to join the parts of FAMILY: along their rows (interleaved in as many slices as their rows allow, if
+    FAMILY takes turns), else along their columns, else, if they are equal, stacked. It is the first of these ways that
+    their sizes allow, and of whose joined sizes the other side has more tensors than this side; None if there is none.
+    """
     shapes = [p.shape for p in family.parts]
     ways = []
     if len({shape[1:] for shape in shapes}) == 1 and len(shapes[0]) > 1:
@@ -335,8 +357,12 @@ def join_of_family(family: Family, sizes: SizeCounts) -> Join | None:
 
 
 def join_family(one: Canon, parent: _Path, family: Family, join: Join) -> None:
-    """Replace the parts of FAMILY, and their biases, in the side ONE by what JOIN makes of them in the module
-    PARENT.
+    """Replace the weights of FAMILY in the side ONE by what JOIN makes of them, in the module PARENT, under the stem of
+    their names, or all names joined with "+". Their biases are joined if all have one and the sizes fit; beside weights
+    joined along their inputs, they are added.
+
+    The joined tensor has a question about the order of its parts, unless FAMILY is numbered. Parts that are the weight
+    and the bias of one thing by name (`q_scale`) get that role.
     """
     leaf = table().leaves.get(family.stem)  # q_scale and q_shift are weight and bias of one thing
     stem = ("parts",) if leaf is not None else family.stem or ("+".join(p.last for p in family.parts),)
@@ -359,15 +385,19 @@ def join_family(one: Canon, parent: _Path, family: Family, join: Join) -> None:
 
 
 def _fits_bias(join: Join, shapes: Sequence[Shape]) -> bool:
-    """Return whether biases with these SHAPES can be joined as JOIN joins their weights: by rows, or as a stack."""
+    """Return whether biases with these SHAPES can be joined as JOIN joins their weights: along their rows, which have
+    to be as many as those of the weights, or, if equal, as a stack.
+    """
     if join.dim is None:
         return len(set(shapes)) == 1
     return join.dim == 0 and tuple(shape[0] for shape in shapes) == join.sizes
 
 
 def asked(one: Canon, parts: Sequence[Piece], new: Piece, join: Join) -> Piece:
-    """Return the joined tensor NEW with a question about the order of its PARTS. Another order is the option, except
-    for three or more parts that follow one another.
+    """Return the joined tensor NEW with a question about the order of its PARTS, which JOIN joined.
+
+    Its option is the order one after the other for parts that are interleaved, and the reverse for two parts. Three or
+    more parts that follow one another have no option.
     """
     rest = parts[0].shape[1:]
     places = range(len(parts))

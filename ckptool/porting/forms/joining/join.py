@@ -33,7 +33,7 @@ class Join:
     open: bool = False
 
     def shape(self, part: Shape) -> Shape:
-        """Return the sizes of the joined tensor for the sizes PART of one part."""
+        """Return the sizes of the joined tensor, if PART are those of one part."""
         if self.dim is None:
             return (len(self.sizes), *part)
         return (*part[: self.dim], sum(self.sizes), *part[self.dim + 1 :])
@@ -66,7 +66,9 @@ class Join:
 
 
 class SizeCounts:
-    """Counts the tensors of each size on two sides, to tell which sizes the other side has more of."""
+    """Counts the tensors of each size on two sides, ONE and OTHER, to tell of which sizes OTHER has more. Sizes of 1 do
+    not count. The parts of a projection that only OTHER fuses count as tensors of it, beside the whole.
+    """
 
     def __init__(self, one: Canon, other: Canon) -> None:
         self._own = _counted(one)
@@ -84,22 +86,20 @@ class SizeCounts:
 
     @property
     def are_equal(self) -> bool:
-        """Return whether both sides have equally many tensors of each size; parts of projections that only the other
-        side fuses count as tensors of it.
-        """
+        """Return whether both sides have equally many tensors of each size, as counted here (see the class)."""
         return self._own == self._theirs
 
     def wanted(self, shape: Shape) -> int:
-        """Return how many more tensors of SHAPE the other side has than this side; below 0 if it has fewer."""
+        """Return how many more tensors of SHAPE the side OTHER has than the side ONE; below 0 if it has fewer."""
         return self._theirs[squeezed(shape)] - self._own[squeezed(shape)]
 
     def join(self, part: Shape, count: int, *, biased: bool) -> Join:
-        """Return how to join COUNT weights of sizes PART along their first dimension, as the code of the other side
+        """Return how to join COUNT weights of sizes PART along their first dimension, as the code of the side OTHER
         shows it.
 
-        BIASED says whether each has a bias. Code that views the output of the joined layer as [rows, parts] has a row
-        of each part in turn; without such code, the parts follow one another. `open` is set if there are as many rows
-        as parts, or if other layers of that size have another view.
+        BIASED says whether each has a bias. If code views the output of a layer with the joined sizes, and a bias or
+        none as these, as [rows, parts], it holds a row of each part in turn; without such code, the parts follow one
+        another. `open` is set if there are as many rows as parts, or if layers of that size have several views.
         """
         join = Join((part[0],) * count, 0)
         views = self._views.get((join.shape(part), biased), set())
@@ -108,8 +108,8 @@ class SizeCounts:
         return replace(join, turns=part[0], open=len(views) > 1 or part[0] == count)
 
     def only_whole(self, part: Shape, whole: Shape, count: int) -> bool:
-        """Return whether this side has COUNT tensors of the size PART and none of the size WHOLE, and the other side
-        one WHOLE and no PART.
+        """Return whether the side ONE has COUNT tensors of the size PART and none of the size WHOLE, and OTHER one
+        WHOLE and no PART.
         """
         part, whole = squeezed(part), squeezed(whole)
         own, theirs = (self._own[part], self._own[whole]), (self._theirs[part], self._theirs[whole])
@@ -121,8 +121,8 @@ def _counted(canon: Canon) -> Counter[Shape]:
 
 
 def merge(one: Canon, parts: Sequence[Piece], new: Piece, join: Join) -> Piece:
-    """Replace PARTS in the side ONE by the tensor NEW, which JOIN makes of them, and return NEW, with the questions
-    about all parts.
+    """Replace PARTS in the side ONE by the tensor NEW, which JOIN makes of them. Return NEW with the joined sizes, the
+    first place of any part in both orders, and the questions of all parts before its own.
     """
     rest = parts[0].shape[1:]
     new = replace(
@@ -141,7 +141,7 @@ def merge_sum(one: Canon, parts: Sequence[Piece], new: Piece) -> None:
     """Replace the biases PARTS, of layers whose outputs are added, by their sum NEW; nothing is done if their sizes
     differ.
 
-    In the opposite direction, the first layer gets the sum and the others get zeros.
+    On the target, the first of PARTS gets the value of the sum, and the others zeros.
     """
     if len({p.shape for p in parts}) == 1:
         zeros = ex.zeros(*parts[0].shape)
@@ -150,6 +150,6 @@ def merge_sum(one: Canon, parts: Sequence[Piece], new: Piece) -> None:
 
 
 def move(one: Canon, old: _Path, new: _Path) -> None:
-    """Move the tensors of the module OLD to the path NEW."""
+    """Move the tensors of the module OLD itself, not those of modules in it, to the path NEW."""
     for piece in [p for p in one.pieces.values() if p.path == old]:
         one.become(piece, [(replace(piece, path=new), unchanged)], unchanged)

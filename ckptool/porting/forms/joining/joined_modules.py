@@ -25,8 +25,10 @@ _MOST_BESIDE = 8
 
 
 def turn_spelled(one: Canon, other: Canon) -> None:
-    """Transpose parameters of OTHER that hold the joined rows of layers of one module of ONE, as their names show
-    (`conv_zr` for `conv_z` and `conv_r`), if their sizes have inputs first.
+    """Transpose bare matrices [inputs, rows] of OTHER that hold the joined rows of layers of one module of ONE, as
+    their name shows (`conv_zr` for `conv_z` and `conv_r`).
+
+    The layers are all matrices of the module with as many inputs, two to four, that OTHER does not have by name.
     """
     wholes = [p for p in other.pieces.values() if is_bare(p) and len(p.shape) == 2 and p.shape[0] != p.shape[1]]
     turned: set[Name] = set()
@@ -45,11 +47,12 @@ def turn_spelled(one: Canon, other: Canon) -> None:
 
 
 def line_up(one: Canon, other: Canon) -> None:
-    """Put the layers at one place in several modules beside each other, if OTHER has, for each place, one layer that
-    joins them. The modules of ONE are in the same module, and equal but for the rows of their layers.
+    """Move the layers at one place in several modules of ONE beside each other, if OTHER has, for each place, one layer
+    that joins them. The most modules for which it does count.
 
-    For example `filters.0`, `gates.0`, `filters.1`, `gates.1`, in code with a list for each kind of layer; or
-    `gate.up`, `value.up`, `gate.depthwise`, `value.depthwise`.
+    The modules are in one module, are no members of a list, and hold the same two or more layers, equal but for their
+    rows: `filters.0`, `gates.0`, `filters.1`, `gates.1`, in code with a list for each kind of layer; or `gate.up`,
+    `value.up`, `gate.depthwise`, `value.depthwise`. `filters.0` then has the path `filters+gates.0.filters`.
     """
     modules: dict[_Path, dict[str, dict[str, Piece]]] = defaultdict(lambda: defaultdict(dict))
     for piece in one.pieces.values():
@@ -71,8 +74,8 @@ def line_up(one: Canon, other: Canon) -> None:
 
 
 def _some_of(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """Yield all NAMES (at most as many as a name may spell), then every choice of fewer, down to two, if there are not
-    too many.
+    """Yield every choice of four of NAMES (of all, if there are fewer), then those of fewer, down to two; of more than
+    eight names, only the choices of four.
     """
     most = min(len(names), MOST_SPELLED)
     for count in range(most, 1, -1) if len(names) <= _MOST_BESIDE else [most]:
@@ -80,8 +83,9 @@ def _some_of(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
 
 
 def _are_wanted(blocks: Sequence[Sequence[Piece]], sizes: SizeCounts) -> bool:
-    """Return whether OTHER lacks the tensors in BLOCKS, and has as many more of the tensors that each block joined
-    would be.
+    """Return whether the tensors of each block in BLOCKS can be joined, OTHER has fewer tensors of their sizes than
+    ONE, by at least as many as are in BLOCKS, and more tensors of the joined sizes, by at least as many as there are
+    blocks for each. SIZES counts both sides.
     """
     joins = [join_of_family(Family(tuple(parts), (), numbered=False), sizes) for parts in blocks]
     parts = Counter(squeezed(part.shape) for block in blocks for part in block)
@@ -92,10 +96,12 @@ def _are_wanted(blocks: Sequence[Sequence[Piece]], sizes: SizeCounts) -> bool:
 
 
 def count_spelled(one: Canon, other: Canon) -> None:
-    """Move modules of ONE in the same module into a list, in order, if OTHER has one module whose name spells theirs
-    and whose tensors have the sizes of theirs joined.
+    """Move modules of ONE in one module, with equal contents, into a list, in order, if OTHER has one module whose name
+    spells theirs and whose tensors have the sizes of theirs joined by rows, and the list can be joined
+    (`plan_of_list`).
 
-    `main_conv` and `short_conv`, each a layer with its norm, are `main_short_conv` there.
+    `main_conv` and `short_conv`, each a layer with its norm, are `main_short_conv` there; they become
+    `main_conv+short_conv.0` and `main_conv+short_conv.1`.
     """
     wholes: dict[_Look, set[str]] = defaultdict(set)
     for named in _modules(other).values():
@@ -118,8 +124,13 @@ def count_spelled(one: Canon, other: Canon) -> None:
 
 
 def _spelled_by_one(names: Sequence[str], content: _Content, wholes: Mapping[_Look, set[str]]) -> list[str]:
-    """Return some of NAMES, modules with the same CONTENT, in the order in which the name of a joined module in WHOLES
-    spells them; [] if there is none.
+    """Return two to four of NAMES in the order in which the name of a module in WHOLES spells them, the fewest that are
+    found; [] if there are none, or more than eight names.
+
+    Args:
+        names: names of modules with equal contents.
+        content: the tensors of one of them.
+        wholes: look of a module of the other side (see `_look`) -> names of the modules with this look.
     """
     for n in range(2, min(len(names), MOST_SPELLED) + 1) if len(names) <= _MOST_BESIDE else ():
         spoken = wholes.get(_look(content, n), set())
@@ -130,7 +141,9 @@ def _spelled_by_one(names: Sequence[str], content: _Content, wholes: Mapping[_Lo
 
 
 def _modules(canon: Canon) -> dict[_Path, dict[str, _Content]]:
-    """Return path -> name of a module in it -> the tensors inside of that module."""
+    """Return path of a module -> name of a module in it, which holds further modules and is no member of a list -> its
+    tensors, as (path inside of it, role) -> piece.
+    """
     held: dict[_Path, dict[str, _Content]] = defaultdict(lambda: defaultdict(dict))
     for piece in canon.pieces.values():
         for at, name in enumerate(piece.path[:-1]):
@@ -140,7 +153,7 @@ def _modules(canon: Canon) -> dict[_Path, dict[str, _Content]]:
 
 
 def _look(content: _Content, times: int = 1) -> _Look:
-    """Return a value that is equal for modules with tensors of equal sizes; for TIMES such modules, as if their rows
-    were joined.
+    """Return the paths, roles and sizes in CONTENT, the tensors of a module, in order; with TIMES as many rows, as for
+    several such modules joined. It is equal for modules with equal tensors.
     """
     return tuple(sorted((key, (times * p.shape[0], *p.shape[1:]) if p.shape else ()) for key, p in content.items()))

@@ -23,12 +23,13 @@ _Plan = dict[tuple[_Path, str], Join]
 
 def join_lists(one: Canon, other: Canon) -> None:
     """Join each tensor of the members of a numbered list in ONE (`heads.0.q`, `heads.1.q`) to one tensor, if OTHER has
-    that.
+    as many more of the joined tensors, vectors aside, as all such lists make. If that is not possible, one layer of
+    each member may be joined alone (`_plan_of_layer`). Inner lists come first.
 
     If every block of a list holds two equal layers and nothing else, two joins are possible: the two layers of each
-    block, or the same layer of all blocks. The first is made if such layers are joined in other modules, too, or if
-    OTHER has the joined layers in a list of as many blocks. Else the second is made, with a question unless OTHER has
-    layers with the names of the joined ones.
+    block, or the same layer of all blocks. The first is left to `join_families` if such layers can be joined in other
+    modules, too, or if OTHER has the joined layers in a list of as many blocks. Else the second is made, with a
+    question unless OTHER has layers with the names of the joined ones.
     """
     for at in sorted({at for p in one.pieces.values() for at, c in enumerate(p.path) if c.isdecimal()}, reverse=True):
         sizes = SizeCounts(one, other)
@@ -66,9 +67,12 @@ def join_lists(one: Canon, other: Canon) -> None:
 
 
 def plan_of_list(inner: _Inner, sizes: SizeCounts) -> _Plan | None:
-    """Return how to join each tensor in the members of a list, INNER: (path in a member, role) -> number -> tensor.
-    None if the other side does not have the joined tensors for most of them. Vectors are joined beside matrices, and
-    single numbers where the members hold nothing else.
+    """Return how to join each tensor in the members of a list: (path in a member, role) -> the way. INNER has (path in
+    a member, role) -> number of the member -> piece.
+
+    None if the members do not hold the same tensors, in the same sizes, if there is only one, if the other side has as
+    many of a matrix as this side, or if it does not have the joined form of most matrices. Vectors are joined beside
+    matrices that are joined by rows, or without any; single numbers if the members hold nothing else.
     """
     numbers = {tuple(sorted(members)) for members in inner.values()}
     if len(numbers) != 1 or len(next(iter(numbers))) < 2:
@@ -107,8 +111,9 @@ def plan_of_list(inner: _Inner, sizes: SizeCounts) -> _Plan | None:
 
 
 def _plan_of_layer(inner: _Inner, sizes: SizeCounts) -> _Plan | None:
-    """Return how to join one layer of each member of a list, if the other side has one layer over all members; else
-    None. INNER is as in `plan_of_list`.
+    """Return how to join one layer of each member of a list, and its bias, if the other side has one layer over all
+    members, and both sides have no other tensors of these two sizes; else None. INNER and the result are as in
+    `plan_of_list`.
 
     For example, one layer computes the filters of all blocks, and all other layers are in the blocks on both sides.
     """
@@ -128,7 +133,9 @@ def _plan_of_layer(inner: _Inner, sizes: SizeCounts) -> _Plan | None:
 
 
 def _parents(one: Canon, other: Canon, sizes: SizeCounts) -> dict[_Path, set[_Path]]:
-    """Return names of tensors that can be joined -> paths of the modules that hold tensors with these names."""
+    """Return sorted names of tensors of one module that can be joined -> paths of the modules of ONE that hold such
+    tensors with these names.
+    """
     found: dict[_Path, set[_Path]] = defaultdict(set)
     for parent, pieces in siblings(one, other).items():
         for family in families(pieces, sizes):
@@ -138,8 +145,8 @@ def _parents(one: Canon, other: Canon, sizes: SizeCounts) -> dict[_Path, set[_Pa
 
 
 def _families_elsewhere(head: _Path, inner: _Inner, parents: dict[_Path, set[_Path]]) -> bool:
-    """Return whether the tensors inside of each member of the list HEAD can be joined with each other, as they are in
-    modules outside of this list. PARENTS is from `_parents`.
+    """Return whether the tensors inside of each member of the list HEAD, which has INNER, can be joined with each
+    other, and tensors with these names also in a module outside of such lists. PARENTS is from `_parents`.
     """
     members = _modules(inner)
     own = template(head)
@@ -147,26 +154,30 @@ def _families_elsewhere(head: _Path, inner: _Inner, parents: dict[_Path, set[_Pa
 
 
 def _modules(inner: _Inner) -> set[_Path]:
-    """Return the paths of the modules that hold the weights of INNER."""
+    """Return the paths of the modules around the weights of INNER, without the outermost module."""
     return {p.path[:-1] for pieces in inner.values() for p in pieces.values() if p.role == "weight" and len(p.path) > 1}
 
 
 def _joined_by_block(inner: _Inner, parents: dict[_Path, set[_Path]]) -> bool:
-    """Return whether the layers of each member of a list, INNER, can be joined with each other. PARENTS is from
-    `_parents`.
+    """Return whether the layers inside of each member of a list, INNER, can be joined with each other, and the list has
+    several members. PARENTS is from `_parents`.
     """
     members = _modules(inner)
     return len(members) > 1 and any(members <= there for there in parents.values())
 
 
 def _wholes_of(inner: _Inner, plan: _Plan, other: Canon) -> list[Piece]:
-    """Return the weights of OTHER that have the sizes of those that PLAN makes of INNER."""
+    """Return the weights of OTHER, with two or more dimensions, that have the sizes of those that PLAN makes of
+    INNER.
+    """
     made = {squeezed(join.shape(next(iter(inner[key].values())).shape)) for key, join in plan.items()}
     return [p for p in other.pieces.values() if p.role == "weight" and len(p.shape) > 1 and squeezed(p.shape) in made]
 
 
 def _wholes_are_listed(inner: _Inner, plan: _Plan, other: Canon) -> bool:
-    """Return whether OTHER has the joined layers in lists that count as the list with the members INNER counts."""
+    """Return whether OTHER has layers with the joined sizes, all of them in lists with the same numbers as the list
+    with the members INNER.
+    """
     numbers = {str(n) for members in inner.values() for n in members}
     rows: dict[_Path, set[str]] = defaultdict(set)
     wholes = _wholes_of(inner, plan, other)
@@ -180,7 +191,9 @@ def _wholes_are_listed(inner: _Inner, plan: _Plan, other: Canon) -> bool:
 
 
 def _wholes_are_named(inner: _Inner, plan: _Plan, other: Canon) -> bool:
-    """Return whether OTHER has a layer with the name of each layer that PLAN joins of the members INNER."""
+    """Return whether OTHER has, among the layers with the joined sizes, one with the name of each layer that PLAN joins
+    of the members INNER; False if the members have no names for layers.
+    """
     named = {path[-1] for path, role in plan if role == "weight" and path}
     return bool(named) and named <= {piece.last for piece in _wholes_of(inner, plan, other) if piece.path}
 
@@ -207,7 +220,9 @@ def _join_list(one: Canon, head: _Path, inner: _Inner, plan: _Plan, *, is_open: 
 
 
 def _by_channel(inner: _Inner, path: _Path) -> bool:
-    """Return whether the layer at PATH in each member is a matrix, a kernel or a batch norm (not a layer norm)."""
+    """Return whether the layer at PATH in each member has a matrix, a kernel or the statistics of a batch norm (so that
+    it is no layer norm). INNER is as in `plan_of_list`.
+    """
     weights = inner[path, "weight"]
     return (path, "running_mean") in inner or len(next(iter(weights.values())).shape) > 1
 

@@ -23,8 +23,9 @@ _MOST_BESIDE = 12
 def order_by_code(
     parts: Sequence[Piece], sizes: Sequence[int], dim: int | None, wholes: Sequence[Piece]
 ) -> tuple[Piece, ...] | None:
-    """Return PARTS, with SIZES along the dimension DIM, in the order in which the code divides WHOLES, the tensors that
-    they may be; None if it does not show it, or shows several orders.
+    """Return PARTS in the order in which code divides the tensors WHOLES, any of which may hold them: by the words of
+    their names, and by SIZES, their sizes along the dimension DIM (None: each is a member of a stack). None if no code
+    shows it, or if several orders are shown.
     """
     divided = {_divided(whole, dim) for whole in wholes} - {()}
     orders = {_assigned(parts, sizes, found) for found in divided if len(found) == len(parts)} - {None}
@@ -32,8 +33,14 @@ def order_by_code(
 
 
 def parts_by_code(pieces: Sequence[Piece], wholes: Sequence[Piece], other: Canon) -> Iterator[tuple[Piece, ...]]:
-    """Yield those of PIECES, tensors of one module, that the code of the side OTHER names as the parts of one of
-    WHOLES, tensors that this side lacks.
+    """Yield the tensors of PIECES that code names as the parts of a tensor in WHOLES, in its order, for each way in
+    which code divides these, the ways with most parts first.
+
+    Args:
+        pieces: tensors of one module. Nothing is yielded for more than twelve, or if all of them would be parts.
+        wholes: tensors of the other side which this side lacks.
+        other: the other side. A piece that shares a word of its name, and its sizes, with a weight there is no part for
+            its size alone.
     """
     divided = dict.fromkeys((dim, _divided(whole, dim)) for whole in wholes for dim in (0, 1))
     for dim, found in sorted(divided, key=lambda one: -len(one[1])):  # `k, r` may be some of `k, v, r`
@@ -47,8 +54,11 @@ def parts_by_code(pieces: Sequence[Piece], wholes: Sequence[Piece], other: Canon
 
 
 def _divided(whole: Piece, dim: int | None) -> tuple[Part, ...]:
-    """Return the parts into which code divides the output of WHOLE, or of which it makes the input, if the dimension
-    DIM holds them; else ().
+    """Return the parts of WHOLE along the dimension DIM: those into which code divides its output, if DIM holds its
+    outputs (dimension 0; 1 of a table; or None), else those that code concatenates to its input.
+
+    () if code does neither, or if the sizes do not add up to that of DIM. Parts of an output without sizes, which are
+    whole members of the first dimension, count unless DIM is 1; an input with a part of unknown size counts, too.
     """
     gives = 1 if whole.entry.how == "embedding" else 0
     given = dim in (gives, None)
@@ -63,11 +73,12 @@ def _divided(whole: Piece, dim: int | None) -> tuple[Part, ...]:
 def _assigned(
     pieces: Sequence[Piece], sizes: Sequence[int], parts: Sequence[Part], named: Sequence[bool] = ()
 ) -> tuple[int, ...] | None:
-    """Return the places of those of PIECES that are PARTS of one tensor, by the words of their names and by their
-    SIZES; None if some part may be several of them, or none.
+    """Return the places in PIECES of PARTS, in the order of PARTS. None if some part may be several of PIECES, or none.
 
-    What has no word in common with any part is the last part, if it alone has this size. NAMED says which of PIECES
-    have the name of another tensor of the other side: none of these is chosen for its size.
+    Each part is the piece whose name most says that they mean the same, among those with its size in SIZES; a part of
+    size 0 fits all. A piece whose name says nothing is a part if it is the only one that fits, and another part was
+    found before, or the sizes of PARTS differ. NAMED says which of PIECES have the name of another tensor of the other
+    side: these are no part for their size alone.
     """
     own = words_apart([piece.words for piece in pieces])
     theirs = words_apart([cut(part.name) for part in parts])
@@ -90,14 +101,17 @@ def _assigned(
 
 
 def words_apart(named: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
-    """Return the words of each name in NAMED that not all of them have, or not all as often."""
+    """Return the words of each name in NAMED (lists of words, at least one) without those that all of them have; a word
+    that a name has more often than all others stays once for each more.
+    """
     common = reduce(and_, map(Counter, named))
     return [tuple((Counter(words) - common).elements()) for words in named]
 
 
 def _says(own: Sequence[str], theirs: Sequence[str]) -> int:
-    """Return how much the words OWN of a part and THEIRS, those of the code for it, say that they mean the same: 2 for
-    a word, 1 for the first letter of a word, 0 for nothing, -1 if they mean different things.
+    """Return how much the words OWN of a name and THEIRS, those of the code for a part, say that they mean the same: 2
+    for an equal meaning or word, 1 if one of them is only letters, the first of which begins a word of the other, -1 if
+    both mean different parts of a fused projection or of a complex number, else 0.
     """
     for meaning in (said_part, _complex):
         a, b = meaning(own), meaning(theirs)
@@ -113,7 +127,9 @@ def _says(own: Sequence[str], theirs: Sequence[str]) -> int:
 
 
 def _begins(letters: Sequence[str], words: Sequence[str]) -> bool:
-    """Return whether LETTERS, a name of letters alone, has one that WORDS begin with."""
+    """Return whether LETTERS, words of one letter each, at least one, begin with a letter that one of WORDS begins
+    with.
+    """
     alone = len(letters) > 0 and all(len(letter) == 1 for letter in letters)
     return alone and any(word.startswith(letters[0]) for word in words)
 

@@ -12,8 +12,8 @@ _MODULATION = ("shift", "scale", "gate")
 
 
 def shift_first(row: Sequence[Piece]) -> list[Piece] | None:
-    """Return the layers for shift, scale and gate in this order; None if their names do not say which is which, or
-    if one of the first two is missing.
+    """Return the layers ROW as shift, scale and, if there is one, gate, by the word for it in their names. None if a
+    name has no such word, if two have the same, or if shift or scale is missing.
     """
     said = {next(iter({*cut(piece.last)} & {*_MODULATION}), ""): piece for piece in row}
     whole = len(said) == len(row) and said.keys() in ({*_MODULATION}, {*_MODULATION[:2]})
@@ -21,7 +21,9 @@ def shift_first(row: Sequence[Piece]) -> list[Piece] | None:
 
 
 def gives_shift_first(piece: Piece) -> bool:
-    """Return whether the name of a layer says that it gives shift, scale and gate in this order."""
+    """Return whether the vocabulary is sure that a layer with the name of PIECE gives shift, scale and gate in this
+    order.
+    """
     words = piece.words
     spans = (words[a:b] for a in range(len(words)) for b in range(a + 1, len(words) + 1))
     return ("shift", True) in {table().modulation.get(span) for span in spans}

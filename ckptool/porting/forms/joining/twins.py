@@ -20,9 +20,12 @@ _Path = tuple[str, ...]
 
 
 def join_twins(one: Canon, other: Canon) -> None:
-    """Join the layers of modules of ONE that are equal in names and sizes within a block, if OTHER has one layer for
-    all of them. Their order is a question, unless they are shift, scale and gate, and the name of the one layer says
-    that it gives the shift first.
+    """Join the layers of modules of ONE that are equal in names and sizes within a numbered block, if OTHER has as many
+    more layers that join all of them as there are such blocks.
+
+    Each of the modules holds two or more layers, all of one size, of which OTHER has fewer. The order of the layers is
+    a question, unless they are shift, scale and gate by name, and the names of all joined layers of OTHER say that they
+    give the shift first.
     """
     sizes = SizeCounts(one, other)
     blocks: dict[_Path, dict[str, dict[_Path, Piece]]] = defaultdict(lambda: defaultdict(dict))
