@@ -208,6 +208,8 @@ def _by_names(
 
 
 def _wanted_by_name(wanted: Signature) -> tuple[dict[str, Shape], frozenset[str]]:
-    """Return (key -> shape of the code WANTED, the keys that a file may lack: buffers other than running statistics)."""
+    """Return (key -> shape of the code WANTED, the keys that a file may lack). The latter are the buffers other than
+    running statistics.
+    """
     code = {key: entry.shape for key, entry in wanted.entries.items()}
     return code, frozenset(k for k, e in wanted.entries.items() if not e.parameter and "running_" not in k)
