@@ -1,6 +1,6 @@
 """Import a file that defines a model, build the model, and fill it.
 
-Importing a model file runs it; nothing else in ckptool runs a user's code. Models are built on the meta device if
+Importing a model file runs it; no other module of ckptool imports a user's code. Models are built on the meta device if
 possible, so that a model of any size needs no memory.
 """
 
@@ -310,8 +310,8 @@ def _partly_real(source: ModelSource, keys: set[str]) -> torch.nn.Module | None:
 
 @contextlib.contextmanager
 def _on_registration(then: Callable[[str, torch.nn.Parameter], torch.nn.Parameter | None]) -> Iterator[None]:
-    """Call THEN(name, parameter) for every parameter that a module registers in this context, and register the result
-    in its place (the parameter itself for None).
+    """In this context, call THEN(name, parameter) for every parameter that any module registers, and register the
+    result in its place (the parameter itself for None).
     """
 
     def hook(_module: torch.nn.Module, name: str, parameter: Any) -> Any:

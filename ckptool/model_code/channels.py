@@ -43,7 +43,8 @@ class Channels:
         self._waiting = 0  # the weights that met no data yet, as a set of bits
 
     def see(self, call: Call, keys: Mapping[int, str]) -> None:
-        """Note what one call of a torch function shows about channels.
+        """Note, for the result of CALL, which layers its channels come from and which weights it was computed from,
+        and, in the attributes, what the weights in CALL take.
 
         Args:
             call: the call, after it has run.

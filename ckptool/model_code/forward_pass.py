@@ -195,7 +195,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
                     self._outputs.setdefault(id(one), made)
 
     def _rotates(self, kind: str, value: Any, width: int = 0) -> None:
-        """Note, for the matrices that made VALUE, how rotary embeddings pair their outputs (KIND: "half",
+        """Note in the facts of the matrices that made VALUE how rotary embeddings pair their outputs (KIND: "half",
         "interleaved", or "unknown"), and how many outputs of each head are rotated (WIDTH; 0 if that is not known). The
         first note for a matrix stays.
         """

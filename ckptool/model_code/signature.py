@@ -139,25 +139,26 @@ class Facts:
     """What a forward pass shows about a weight, apart from when it is used. Only a tracer fills it.
 
     Attributes:
-        flow: its place in the graph.
-        joined: the layers whose concatenated outputs it takes, if there are several.
+        flow: its place in the graph, or None if it is not known.
+        joined: the layers whose concatenated outputs it takes, if there are several, each with its channels; else ().
         place: the place of its output among those of other layers that are concatenated with it, or None.
-        flattened: how the images that it takes are flattened.
+        flattened: how the images that it takes are flattened, or None if it takes none.
         layout: how its output is split.
         heads: number of attention heads of one part of its output, or 0.
         rotary: how a rotary embedding pairs its output ("half", "interleaved"); "unknown" if the code sorts the pairs
             before it rotates them; None if it rotates none.
         turned: how many outputs of each attention head are rotated, or 0 if that is not known.
         gate: which half of its output is a gate for the other half, or None.
-        runs: how often the same function takes it.
-        beside_gate: "gate" or "up" for two layers with one input, of which one is the gate of the other.
-        modulates: for each part of its output, "add" (a shift), "mul" (a scale), or "".
+        runs: how often the function that first takes it (`Entry.how`) does so.
+        beside_gate: "gate" or "up" for two layers with one input, of which one is the gate of the other; else "".
+        modulates: for each equal part of its output, "add" (a shift), "mul" (a scale), or ""; () if there are none.
         inputs_first: whether its layout is [in, out]; None if that is not known.
-        dims: for each of its dimensions "input", "output" or "both", if an einsum shows it.
+        dims: for each of its dimensions "input", "output" or "both", if an einsum shows it; else ().
         plus: the number that the code adds to it before it is used, 0 for none; None if that is not known.
         times: the number that the code multiplies it by before it is used, or the rows that it looks up in it, 1 for
             none; None if that is not known.
-        rows: the first function that takes the rows that are looked up in it; "added" if it adds something to them.
+        rows: the first function that takes the rows that are looked up in it; "added" if it adds something to them; ""
+            if there is none.
         behind: for the statistics of a batch norm, the layer directly before it, if nothing is between them.
         bypasses: the parts of its channels, if one of them goes past the layers that take the others: of what it
             gives, of what it takes, or both.

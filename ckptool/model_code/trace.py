@@ -1,7 +1,7 @@
 """Make the signature of a model from its state dict and a forward pass.
 
-The forward pass is followed on the meta device if possible, on inputs from `ckptool.model_code.inputs`, so that it
-needs no memory whatever the size of the model.
+The forward pass is followed on a copy without values if possible, on inputs from `ckptool.model_code.inputs`, so that
+it needs no memory whatever the size of the model.
 """
 
 from __future__ import annotations

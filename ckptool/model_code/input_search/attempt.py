@@ -58,7 +58,7 @@ class Done:
     """A try that ran to its end.
 
     Attributes:
-        used: how many weights it used.
+        used: how many parameters of the model it used.
         touched: the places of the inputs that it used.
         tables: place of an input that looks up rows of a table -> number of rows of the smallest such table.
     """

@@ -104,17 +104,23 @@ class Use:
 
 @dataclass(slots=True)
 class Flow:
-    """A forward pass: the uses of weights in the order of execution, and the outputs."""
+    """A forward pass: the uses of weights in the order of execution, and the outputs.
+
+    Attributes:
+        uses: the uses, in the order of execution.
+        outputs: the floating point tensors that the model returns.
+        behind: for each output, the indices of the last uses that it is made of.
+        tails: for each output, the steps after those.
+        places: for each output, its place in what the model returns.
+        apart: how far fingerprints of the same channel may lie apart, relative to the channel and to the largest of
+            all.
+    """
 
     uses: list[Use]
     outputs: list[torch.Tensor]
-    #: For each output the last uses that it is made of.
     behind: list[frozenset[int]] = field(default_factory=list)
-    #: For each output what is done after those.
     tails: list[tuple[Step, ...]] = field(default_factory=list)
-    #: For each output its place in what the model returns.
     places: list[Place] = field(default_factory=list)
-    #: How far fingerprints of the same channel may lie apart, relative to the channel and to the largest of all.
     apart: tuple[float, float] = (APART, NOISE)
     _repeated: dict[tuple[Any, ...], list[Use]] | None = field(default=None, repr=False)
     _known: Known | None = field(default=None, repr=False)

@@ -172,7 +172,9 @@ def _of_unlike_keys(fronts: Iterable[Use]) -> list[Use]:
 
 
 def _in_time(changes: Iterable[Change], trial: Trial) -> Iterator[Change]:
-    """Yield CHANGES until the limits of TRIAL are reached: for a wide layer, making a change takes longer than a run."""
+    """Yield CHANGES until the limits of TRIAL are reached. Making a change takes longer than a run for a wide layer, so
+    this is looked at between changes.
+    """
     return takewhile(lambda _: not trial.is_over, changes)
 
 

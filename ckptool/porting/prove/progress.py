@@ -32,7 +32,7 @@ class Progress:
 
     @property
     def late(self) -> bool:
-        """Return whether the proof has used up its time; False before `begin`."""
+        """Return whether more than PATIENCE seconds have passed since `begin`; False before it."""
         return self._until is not None and time.monotonic() > self._until
 
 

@@ -98,8 +98,8 @@ class _Reached:
 
     @property
     def measured(self) -> Measured | None:
-        """Return how far the outputs of the model, with this mapping and its own settings, are from those of the
-        source's code; None if the two were not compared in float64.
+        """Return how far the outputs of the model, or else its layers, with this mapping and its own settings, are from
+        those of the source's code; None if the two were not compared in float64.
         """
         told = self.before if self.causes else self.sharply
         return None if told is None else told.measured
