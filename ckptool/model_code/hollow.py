@@ -96,12 +96,13 @@ _FEW = 1 << 20
 
 
 def shape_only(name: str, args: Any, kwargs: Any) -> torch.Tensor | None:
-    """Return a tensor of the shape that the torch function NAME gives for these arguments, without computing it; of
-    zeros that share one element, but for a small result of `grouped_mm`. None if the function has to run.
+    """Return a tensor of the shape that the torch function NAME gives for these arguments, without computing it: zeros
+    that share one element, but for a small result of `grouped_mm`. None if the function has to run.
 
     It knows functions of each element (which give the first argument itself), pools, `linear`, convolutions without
-    groups, and `grouped_mm`. The weight, or without one the first argument, has to be zeros that share one element, on
-    a CPU; `grouped_mm` takes any. Numbers have to be floating point, and sizes to fit.
+    groups, and `grouped_mm`. The weight, or without one the first argument, has to be on a CPU with one element in
+    memory for all (all strides 0), and with a weight the numbers have to be floating point; `grouped_mm` takes any.
+    Sizes have to fit.
     """
     x = args[0] if args else None
     if not isinstance(x, torch.Tensor):

@@ -34,8 +34,8 @@ def signature_of(
     inputs: Sequence[Any] | Mapping[str, Any] | None = None,
     trace: bool = True,
 ) -> Signature:
-    """Return the signature of MODEL: its keys, shapes and order, and facts from a forward pass on the meta device or on
-    zeros that share one element.
+    """Return the signature of MODEL: its keys, shapes and order, and facts from a forward pass of a copy without
+    values, or, if that fails, of a small model itself.
 
     Entries of the state dict that are no tensors are left out.
 

@@ -212,8 +212,10 @@ _SMALL = 50_000_000
 
 
 def _seeds(model: torch.nn.Module) -> Iterator[Any]:
-    """Yield the first inputs of MODEL to try: the first guess for each combination of element types and numbers of
-    dimensions, up to 12 combinations; then vectors for all arguments that need a value, or several inputs for `*args`.
+    """Yield the first inputs of MODEL to try: all arguments annotated as tensors (see `_said_to_be_tensors`); the first
+    guess for each combination of names, element types and numbers of dimensions, up to 12 combinations, and for
+    matrices of integers alone also vectors; then vectors and sequences of them for all arguments that need a value, or
+    five inputs and one for `*args`.
     """
     kinds = set()
     yield from _said_to_be_tensors(model)

@@ -100,9 +100,10 @@ def _biases_of_keys(weak: set[str], seen: Flow) -> set[str]:
 
 
 def _without_slope(trial: Trial, which: Sequence[int] | None) -> set[str]:
-    """Return the parameters that hardly change the outputs with the indices WHICH (all outputs if None), by their
-    gradients: both the largest and the sum, weighted by the values, are at most 1e-4 of what is usual in the model.
-    Empty if the code cannot be differentiated.
+    """Return the keys of the parameters that hardly change the outputs with the indices WHICH (all outputs if None), by
+    their gradients: both the largest gradient and the sum of gradients times values (all magnitudes) are at most 1e-4
+    of the median of all parameters. Empty if no such output depends on parameters, or if the code cannot be
+    differentiated.
     """
     names = {id(p): key for key, p in reversed(list(trial.model.named_parameters(remove_duplicate=False)))}
     parameters = [p for p in trial.model.parameters() if p.is_floating_point()]

@@ -235,8 +235,8 @@ def _renamed(path: StrPath, new: MappingOf[str, str]) -> str:
 
 
 def _save(model: torch.nn.Module) -> str:
-    """Return a line of Python that runs MODEL on the arguments that it needs and saves these and its output, for a
-    message to the user.
+    """Return a line of Python that runs MODEL on the arguments that it needs (or on `x`) and saves these and its
+    output, for a message to the user.
     """
     _, needed = arguments(model)
     words = needed or ["x"]

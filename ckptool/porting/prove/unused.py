@@ -78,8 +78,8 @@ def fillings(ground: Ground, fronts: Sequence[Use]) -> list[Filling]:
     tensors that the source's code uses and no entry reads; the cheapest first, none twice. Each fills one family, or
     several that are open in one module.
 
-    [] if there are no such keys or no such tensors. A family that has only some of the open keys of a use is not filled
-    alone, since that would not show.
+    [] if there are no such keys or no such tensors. Families of a key are filled alone only if one of them has all open
+    keys of all uses of that key, since less would not show.
     """
     open_ = {key: e.shape for key, e in ground.entries.items() if e.expr is None and not e.default and 0 not in e.shape}
     left = _left(ground) if open_ else {}
@@ -156,7 +156,7 @@ def families(key: str, shapes: MappingOf[str, Shape]) -> list[Family]:
 
 
 def _patterns(key: str) -> list[re.Pattern[str]]:
-    """Return a pattern for each number in KEY, which fits the keys that differ from KEY in that number alone."""
+    """Return a pattern for each number in KEY, which fits KEY and the keys that differ from it in that number alone."""
     return [
         re.compile(f"{re.escape(key[: number.start()])}[0-9]+{re.escape(key[number.end() :])}")
         for number in re.finditer("[0-9]+", key)

@@ -196,9 +196,9 @@ def places_decide(expected: Flow, seen: Flow) -> bool:
 
 
 def by_name(expected: Flow, seen: Flow) -> list[tuple[int, int]]:
-    """Return pairs (index in EXPECTED, index in SEEN) of outputs with equal names. If there are none: of outputs with
-    equally many numbers, of which the name of one stands for the name of the other, if that pairs all outputs of these
-    sizes in EXPECTED one for one.
+    """Return pairs (index in EXPECTED, index in SEEN) of outputs in equal places (names and indices). If there are
+    none: of outputs with equally many numbers, of which the last name of one stands for that of the other
+    (`_stand_for_each_other`), if that pairs all outputs of these sizes in EXPECTED one for one.
 
     [] if there are no such pairs, or if a model does not name its outputs.
     """
@@ -282,8 +282,8 @@ def _same_last(expected: Flow, seen: Flow) -> bool:
 
 
 def _may_lack_a_factor(seen: Flow, entries: MappingOf[str, Entry]) -> list[Use]:
-    """Return the uses in SEEN that outputs depend on last whose weights have an open question in ENTRIES with a factor
-    among its options; [] if there are none.
+    """Return the uses in SEEN that are the last ones before an output and whose weights have an open question in
+    ENTRIES with a factor among its options; [] if there are none.
 
     A step that multiplies what such a use gives may be this factor, so the outputs have to answer the question.
     """
