@@ -244,8 +244,9 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             self._summed(key, args, value)
 
     def _with_rows(self, name: str, args: Any, facts: Facts) -> None:
-        """Note what the function NAME, called with ARGS, does with rows of the table that has FACTS, if it is the first
-        function that takes them. To multiply the rows by a number is noted as the table's `times`.
+        """Note, unless another function took them before, which function takes rows of the table that has FACTS: NAME,
+        called with ARGS ("added" if it adds). If it multiplies the rows by a number, that is the table's `times`; None
+        if by something else.
         """
         if name in _MULTIPLIES and facts.rows == "":  # to multiply the rows is to multiply the table
             number = _number(name, args, _MULTIPLIES, 1.0)

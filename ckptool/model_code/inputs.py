@@ -410,11 +410,12 @@ _POSITIONS = re.compile(r"pos(ition)?")
 
 
 def inputs_for(model: torch.nn.Module, name: str, among: int) -> Iterator[InputSpec]:
-    """Yield specs for the argument NAME of MODEL: tokens, pictures or vectors, the likeliest first, by its name and by
-    the sizes of the model's layers.
+    """Yield specs for the argument NAME of MODEL, the likeliest first: tokens, pictures or vectors, of which NAME says
+    which come first ("input_ids", "image"), or else whether the model has embeddings or convolutions. Their sizes are
+    those of the model's layers. Names of edges, lengths, labels and times get such inputs before.
 
     AMONG is the number of arguments whose inputs are combined: if it is more than one, few of each kind are yielded,
-    and some names get inputs of other kinds (masks, coordinates, numbers, sequences).
+    and names of masks, coordinates, numbers, vectors and sequences get such inputs first.
     """
     found = _layers(model)
     highs = dict.fromkeys(min(n, 1 << 30) for n in (min(found.words, default=0), min(found.tokens, default=0)) if n)
