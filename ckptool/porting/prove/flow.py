@@ -8,6 +8,7 @@ in two models, whatever their codes do with them.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from collections.abc import Mapping as MappingOf
 from dataclasses import dataclass, field, replace
@@ -184,7 +185,7 @@ class Flow:
         """
         if "bias" in use.held or use.kind not in MATRICES:
             return use.held.get("bias")
-        for other in self.uses[use.index + 1 : use.index + 16]:
+        for other in self._next(use, 15):
             if other.kind == "shift" and other.before == frozenset({use.index}) and "bias" in other.held:
                 held = other.held["bias"]
                 return held if prod(held.shape) == use.rows else None
@@ -194,8 +195,15 @@ class Flow:
         """Return the indices of those of the next three uses that only add something, such as a bias, to the output of
         USE.
         """
-        near = self.uses[use.index + 1 : use.index + 4]
+        near = self._next(use, 3)
         return frozenset(u.index for u in near if u.kind == "shift" and u.before == frozenset({use.index}))
+
+    def _next(self, use: Use, count: int) -> list[Use]:
+        """Return the next COUNT uses after USE, or as many as there are. Some may be missing before it (see
+        `OwnCode.seen`), so its index is no place in the list.
+        """
+        first = bisect_right(self.uses, use.index, key=lambda one: one.index)
+        return self.uses[first : first + count]
 
     def reaching(self, ends: Iterable[int]) -> set[int]:
         """Return the indices ENDS of uses, and those of all uses that their inputs depend on."""
