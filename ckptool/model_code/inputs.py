@@ -486,7 +486,19 @@ def read_inputs(inputs: Any, option: str = "--input") -> Any:
     if isinstance(inputs, str | torch.Tensor | InputSpec):
         inputs = [inputs]
     if isinstance(inputs, Mapping):
-        return {k: (parse_inputs([v], option)[0] if isinstance(v, str) else v) for k, v in inputs.items()}  # type: ignore[index]
+        return {name: _read(value, option) if isinstance(value, str) else value for name, value in inputs.items()}
     if all(isinstance(one, str) for one in inputs):
         return parse_inputs(inputs, option)
     return list(inputs)
+
+
+def _read(text: str, option: str) -> Any:
+    """Return the spec that TEXT says, an input that has a name already.
+
+    Raises:
+        RuleError: as `parse_inputs`, or TEXT has a name, too.
+    """
+    found = parse_inputs([text], option)
+    if not isinstance(found, list):
+        raise RuleError(f"{printable(text)!r} is an input with a second name", where=option, hint="float32[2,3,64,64]")
+    return found[0]

@@ -377,6 +377,12 @@ def test_a_single_input_is_not_taken_apart() -> None:
     assert read_inputs(spec) == read_inputs("float32[2,3]") == [spec]
 
 
+def test_an_input_has_one_name() -> None:
+    assert read_inputs({"x": "float32[2,3]"}) == {"x": InputSpec("float32", (2, 3))}
+    with pytest.raises(RuleError, match="second name"):
+        read_inputs({"x": "y=float32[2,3]"})
+
+
 def test_code_that_compares_each_with_each_is_not_tried_on_thousands() -> None:
     sizes = []
 

@@ -54,8 +54,8 @@ def _counted(specs: Sequence[InputSpec], stop: Stop) -> Iterator[list[InputSpec]
     """Yield inputs with one column per layer, if code with a layer for each column has no layer for the last columns,
     as the error of the try STOP says: a KeyError or IndexError with a number. SPECS are the inputs of that try.
 
-    If the error says that there is no `embed_4`, each dimension but the first of more than four becomes four, and then
-    three, one dimension at a time.
+    If the error says that there is no `embed_4`, each dimension but the first becomes four where it is larger, one at a
+    time, and after these, three.
     """
     found = _NO_SUCH_LAYER.fullmatch(stop.message) if stop.error in ("KeyError", "IndexError") else None
     last = int(found[1] or found[2]) if found else 0

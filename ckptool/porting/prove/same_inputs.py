@@ -524,7 +524,8 @@ def _inside(
     theirs: torch.nn.Module, own: torch.nn.Module, spec: Any, inputs: Any, known: frozenset[str]
 ) -> Iterator[SameInputs]:
     """Yield inputs for a model OWN that equals a module inside of the source's code THEIRS: the model takes the input
-    of that module, when the code runs on SPEC. Modules in KNOWN come first. Nothing if INPUTS of the model are given.
+    of that module, when the code runs on SPEC. Up to three modules in KNOWN come first, then one of the others for each
+    shape of their inputs. Nothing if INPUTS of the model are given.
 
     A module is left out if its input is the code's own input with channels in another order (BGR for RGB): the model
     then takes the same pictures as the code, and its weights have to be reordered.

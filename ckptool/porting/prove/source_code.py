@@ -155,7 +155,8 @@ def _missing(found: Mapping) -> list[str]:
 
 def adapter_factors(model: torch.nn.Module) -> list[float]:
     """Return possible scales of low-rank adapters, at most 64: the positive numbers among the attributes of each module
-    of MODEL that has a parameter or child with "lora" in its name, and the ratios of two such numbers of one module.
+    of MODEL that has a parameter or child with "lora" in its name, also in dicts among these, and the ratios of two
+    such numbers of one module.
     """
     found: dict[float, None] = {}
     for module in model.modules():
