@@ -24,7 +24,8 @@ _HEAD_COUNTS = (2, 4, 8, 12, 16, 3, 6, 24, 32, 1, 5, 10)
 
 def twice(ground: Ground, f: Use) -> Iterator[Change]:
     """Yield changes (label, key -> expression) of the weights before the use F that reorder their parts or heads (see
-    `_orders`) and then the rows of queries and keys for another rotary embedding.
+    `_orders`) and then the rows of queries and keys for another rotary embedding. A group of layers with one input (see
+    `_groups_before`) is left out if one of its weights has no expression now (see `Ground.now`).
 
     They are for models that need both at once, where neither change alone makes more agree.
     """
@@ -40,7 +41,8 @@ def twice(ground: Ground, f: Use) -> Iterator[Change]:
 def arrangements(ground: Ground, f: Use) -> Iterator[Change]:
     """Yield changes (label, key -> expression) that reorder the rows of the weights before the use F and of their
     biases: first gates of recurrent layers, then chunks of one layer, then parts, heads and pairs of rotary embeddings
-    of each group of layers with one input.
+    of each group of layers with one input. A group is left out if one of its weights has no expression now (see
+    `Ground.now`).
 
     After such a change F takes the same set of channels in another order.
     """
@@ -166,9 +168,9 @@ def _rearranged(ground: Ground, label: str, group: Sequence[Use], rows: Sequence
 
 
 def _orders(ground: Ground, rows: Sequence[Rows]) -> Iterator[tuple[str, list[Rows]]]:
-    """Yield (label, new rows) for each way to reorder ROWS, the rows of weights with the same input, with as many rows
-    each: parts in another order, parts joined head by head, joined heads split again, or several heads of queries for
-    each head of keys and values.
+    """Yield (label, new rows) for each way to reorder ROWS, the rows of weights with the same input: parts in another
+    order, parts joined head by head, joined heads split again, or several heads of queries for each head of keys and
+    values. The new rows are as many pieces as ROWS, of the same numbers of rows.
     """
     sizes = [r.rows for r in rows]
     if 2 <= len(rows) <= 4 and len(set(sizes)) == 1:
