@@ -276,7 +276,7 @@ def _mapping(
     if options["source_model"]:
         arguments = keyword_arguments(options["source_kwargs"], "--source-kwargs")
         with _telling_of_a_long_import(options["source_model"], wanted=not options["quiet"]):
-            code = find_model(options["source_model"], arguments, option="--source-model")
+            code = find_model(options["source_model"], arguments)
     if options["prove"] or options["reference"]:
         gc.enable()  # models that run leave much behind
     same = ("at", "hints", "input_channels", "invert", "by", "first", "start", "prove", "reference", "patience")

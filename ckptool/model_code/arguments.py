@@ -25,10 +25,11 @@ _CONFIGS = ("cfg", "config", "conf", "args", "opt", "opts", "hparams", "params",
 
 
 def converted(found: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return KWARGS, the arguments of a user for the class or function FOUND, with JSON objects converted to
-    configurations.
+    """Return KWARGS, the arguments of a user for the class or function FOUND, with dicts converted to the configuration
+    class in the argument's annotation.
 
-    For example, a dict for the argument `config: Config` becomes a `Config`.
+    For example, a dict for the argument `config: Config` becomes a `Config`. Values that are no dicts, and dicts for
+    arguments without such a class, stay.
     Raises:
         RuleError: the configuration class does not have an entry of the dict, or does not accept it.
     """
@@ -42,8 +43,11 @@ def converted(found: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _kinds(found: Any) -> dict[str, type]:
-    """Return argument -> configuration class in its annotation, for the arguments of FOUND, a class or a function, that
-    have one.
+    """Return argument -> configuration class, for the arguments of FOUND, a class or a function, that have one in their
+    annotation (see `_class_of`).
+
+    Of a class, its `__init__` counts; its attribute `config_class`, which classes of transformers have, is that of
+    `config` without an annotation.
     """
     function = found
     if isinstance(found, type):
@@ -60,7 +64,9 @@ def _kinds(found: Any) -> dict[str, type]:
 
 
 def _class_of(hint: Any) -> type | None:
-    """Return the class in the annotation HINT, also in `Optional[Class]`; None if the class is one of Python itself."""
+    """Return the class in the annotation HINT, also in `Optional[Class]`; None if it is no class, if it is one of
+    several, or if it is from `builtins`, `typing` or `argparse`.
+    """
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         inner = [one for one in typing.get_args(hint) if one is not type(None)]
         hint = inner[0] if len(inner) == 1 else None
@@ -97,11 +103,13 @@ def _signature(found: Any) -> str:
 
 
 def needed(found: Any, name: str, place: str, missing: Sequence[str]) -> tuple[list[str], str]:
-    """Return evidence lines and a hint for the arguments that are MISSING from the call of the class or function FOUND,
-    called NAME.
+    """Return (evidence lines, hint) for the arguments MISSING from the call of the class or function FOUND, called
+    NAME. The first evidence is its signature.
 
-    If the code in the file PLACE calls FOUND with them, the evidence names that line and the hint gives its arguments;
-    else the hint lists the arguments.
+    If the code of FOUND calls it with them (see `_call_in`), the evidence names that line of the file PLACE, and the
+    hint gives its arguments as options. Else the hint has an option for each: with the fields of a dataclass,
+    `@config.json` if that file is beside PLACE or in the current folder, `{}` for a class that needs no arguments, or a
+    place for a value.
     """
     evidence = [f"{name}{_signature(found)}"]
     seen = _call_in(found, name)
@@ -133,7 +141,7 @@ def _option(name: str, value: Any) -> str:
 
 def _fields(kind: Any) -> str:
     """Return the fields of the dataclass KIND as a JSON object with their default values; `VALUE` for fields without
-    one.
+    one, or with None. Fields whose default is made by a function, and those that are no arguments, are left out.
     """
     found = {}
     for field in dataclasses.fields(kind):
@@ -152,8 +160,8 @@ def _takes_nothing(kind: type) -> bool:
 
 
 def _call_in(found: Any, name: str) -> tuple[int, dict[str, Any]] | None:
-    """Return (line number, argument -> value) of the last call NAME(…) in the file of FOUND whose arguments are all
-    literals; None if there is no such call.
+    """Return (line number, argument -> value) of the last call NAME(…) in the source file of FOUND whose arguments are
+    all literals that FOUND takes, at least one; None if there is no such call or no such file.
     """
     try:
         tree = ast.parse(Path(inspect.getsourcefile(found) or "").read_text(encoding="utf-8"))

@@ -1,6 +1,6 @@
 """Import a file that defines a model, build the model, and fill it.
 
-Importing a model file runs it; nothing else in ckptool runs a user's code. Models are built on the meta device if
+Importing a model file runs it; no other module of ckptool imports a user's code. Models are built on the meta device if
 possible, so that a model of any size needs no memory.
 """
 
@@ -55,24 +55,18 @@ class ModelSource:
     instance: bool = False
 
 
-def find_model(
-    text: str,
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    option: str = "MODEL.py",
-    weights: Shapes | None = None,
-) -> ModelSource:
+def find_model(text: str, kwargs: Mapping[str, Any] | None = None, *, weights: Shapes | None = None) -> ModelSource:
     """Import the code that TEXT names, which runs it, and return the model in it, not yet built.
 
     Args:
-        text: `MODEL.py`, `MODEL.py:Name` or `package.module:Name`; Name is a class, a factory or an instance.
+        text: `MODEL.py`, `MODEL.py:Name` or `package.module:Name`; Name is a class, a factory or an instance, also with
+            dots (`Outer.Inner`).
         kwargs: arguments for the class or factory.
-        option: the option that TEXT was given to, for messages.
         weights: name -> shape of the weights to load; of several models, the one that has most of them is chosen.
     Raises:
-        Unreadable: there is no such file, or importing it raises an exception.
-        NotFound: there is no model in it, or none of that name.
-        Ambiguous: there are several and TEXT does not say which.
+        Unreadable: there is no such file, or importing it raises an exception or ends the program.
+        NotFound: there is no model in it, or nothing of that name.
+        Ambiguous: there are several, and neither TEXT nor WEIGHTS say which.
     """
     place, name = user_code.split(text)
     module = _import(place)
@@ -127,8 +121,8 @@ def _import(place: str) -> Any:
 
 
 def _last_line(said: io.StringIO) -> list[str]:
-    """Return the last line that code has printed to SAID, as a list of one text, and clear SAID; [] if nothing was
-    printed.
+    """Return the last line that is not blank of what code has printed to SAID, as a list of one printable text, and
+    clear SAID; [] if there is none.
     """
     lines = said.getvalue().split("\n")
     said.truncate(0)
@@ -170,8 +164,11 @@ def _signature_of(found: Any) -> inspect.Signature:
 
 
 def _after_failing(name: str, place: str, signature: inspect.Signature, kwargs: Mapping[str, Any]) -> str:
-    """Return the hint for the message that the model NAME in the file PLACE could not be built: what to type instead.
-    SIGNATURE is that of the class or function, KWARGS the user's arguments.
+    """Return the hint for the message that the model NAME in the file or module PLACE could not be built: what to type
+    instead. SIGNATURE is that of the class or function, KWARGS the user's arguments.
+
+    If it takes arguments, the hint is about `--kwargs`; else it is a command that shows the traceback, if PLACE is a
+    file that Python can import by its name, or advice.
     """
     if signature.parameters:
         return "check the --kwargs" if kwargs else "--kwargs NAME=VALUE gives it arguments"
@@ -220,8 +217,8 @@ def _error_text(error: BaseException) -> str:
 
 
 def _where_in_user_code(error: BaseException, place: str) -> list[str]:
-    """Return ["line N of FILE"] for the innermost line of the user's file PLACE in the traceback of ERROR; [] if there
-    is none.
+    """Return ["line N of FILE"] for the innermost line in the traceback of ERROR of a file with the name of PLACE; []
+    if there is none.
     """
     frame, shown = error.__traceback__, ""
     while frame is not None:
@@ -236,8 +233,8 @@ def _where_in_user_code(error: BaseException, place: str) -> list[str]:
 
 
 def signature_for(model: Any, *, inputs: Any = None, kwargs: Mapping[str, Any] | None = None) -> Signature:
-    """Return the signature of MODEL: a module, a `ModelSource`, or a text that names code, which is then run with
-    KWARGS. INPUTS are example inputs for a forward pass.
+    """Return the signature of MODEL: a module, with or without wrappers, a `ModelSource`, or a text that names code,
+    which is then run with KWARGS. INPUTS are example inputs for a forward pass, as in `signature_of`.
 
     Raises:
         RuleError: MODEL is none of these.
@@ -266,10 +263,11 @@ def require_model(model: Any) -> torch.nn.Module:
 
 
 def initial_values(source: ModelSource, keys: Sequence[str]) -> dict[str, LazyTensor]:
-    """Return key -> initial value for KEYS of the model that SOURCE makes, as building the model sets them.
+    """Return key -> initial value for KEYS of the model that SOURCE makes, as building the model sets them; for an
+    instance, its present values.
 
     The model is built once more, and only the parameters of KEYS get memory: a new head on a big model costs only the
-    head. If that is not possible, the whole model gets memory.
+    head. If that is not possible, or if a key is a buffer, the whole model gets memory.
     """
     try:
         model = _partly_real(source, set(keys))
@@ -283,11 +281,11 @@ def initial_values(source: ModelSource, keys: Sequence[str]) -> dict[str, LazyTe
 
 
 def _partly_real(source: ModelSource, keys: set[str]) -> torch.nn.Module | None:
-    """Return the model that SOURCE makes with all parameters except KEYS on the meta device; None if SOURCE is an
-    instance, or if the order of parameters changes between builds.
+    """Return the model that SOURCE makes, with all parameters except KEYS on the meta device; None if SOURCE is an
+    instance, or if a second build registers another number of parameters.
 
-    Parameters are identified by the order in which modules register them, which is noted on the meta device first. They
-    are empty when registered, and are filled afterwards.
+    Parameters are identified by the order in which modules register them, which is noted on the meta device first.
+    Those on the meta device are registered in place of those that the code makes.
     """
     if source.instance:
         return None
@@ -312,8 +310,8 @@ def _partly_real(source: ModelSource, keys: set[str]) -> torch.nn.Module | None:
 
 @contextlib.contextmanager
 def _on_registration(then: Callable[[str, torch.nn.Parameter], torch.nn.Parameter | None]) -> Iterator[None]:
-    """Call THEN(name, parameter) for every parameter that a module registers in this context, and register the result
-    in its place (the parameter itself for None).
+    """In this context, call THEN(name, parameter) for every parameter that any module registers, and register the
+    result in its place (the parameter itself for None).
     """
 
     def hook(_module: torch.nn.Module, name: str, parameter: Any) -> Any:
@@ -327,9 +325,13 @@ def _on_registration(then: Callable[[str, torch.nn.Parameter], torch.nn.Paramete
 
 
 def fill(model: torch.nn.Module, ckpt: Checkpoint) -> None:
-    """Copy the tensors of the checkpoint CKPT into the parameters and buffers of MODEL with the same names.
+    """Copy the tensors of the checkpoint CKPT into the parameters and buffers of MODEL with the same names. For a
+    parameter that is divided among ranks, each rank reads its part.
 
-    For a parameter that is divided among ranks, each rank reads its part.
+    Sizes are compared before anything changes.
+    Raises:
+        CheckpointError: a size differs, values cannot be converted, MODEL has no memory for them, or the file cannot be
+            read.
     """
     tensors = ckpt.state_dict("").tensors
     try:
@@ -341,8 +343,13 @@ def fill(model: torch.nn.Module, ckpt: Checkpoint) -> None:
 
 
 def build(source: ModelSource, *, real: bool = False) -> torch.nn.Module:
-    """Return the model that SOURCE makes: on the meta device, unless REAL values are needed, SOURCE is an instance, or
-    the code does not run there.
+    """Return the model that SOURCE makes: on the meta device, or with memory and values if REAL is true, if SOURCE is
+    an instance, or if the code does not run there.
+
+    Raises:
+        RuleError: the arguments do not suit the class or factory.
+        CannotCarry: the code does not run with memory either.
+        NotFound: it makes no model.
     """
     if real or source.instance:
         return source.make()
@@ -358,7 +365,8 @@ def build(source: ModelSource, *, real: bool = False) -> torch.nn.Module:
 
 
 class _NothingDrawn(TorchFunctionMode):  # type: ignore[misc]
-    """A mode of torch in which `torch.nn.init` draws no normal numbers for tensors without memory.
+    """A mode of torch in which `normal_`, of tensors and of `torch.nn.init`, leaves a tensor on the meta device as it
+    is. All other calls run.
 
     Without it, torch would import its compiler for two seconds, to draw nothing.
     """
@@ -379,8 +387,8 @@ _DRAWING = frozenset({torch.Tensor.normal_, torch.nn.init.normal_})
 
 
 def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
-    """Return the model inside of MODEL, if that is a DataParallel, DistributedDataParallel or torch.compile wrapper;
-    else MODEL.
+    """Return the model inside of MODEL, if that is a wrapper (DataParallel, DistributedDataParallel, torch.compile),
+    also inside of several; else MODEL.
     """
     while True:
         inner = getattr(model, "_orig_mod", None)
@@ -392,20 +400,21 @@ def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def parameters_of(text: str, kwargs: Mapping[str, Any] | None = None) -> dict[str, tuple[int, ...]]:
-    """Return name -> shape of the parameters of the model that TEXT names, in its order, tied ones once. KWARGS are
-    arguments for its class or factory.
+    """Return name -> shape of the parameters, without buffers, of the model that TEXT names, in its order, tied ones
+    once. KWARGS are arguments for its class or factory.
 
     Raises:
         CheckpointError: as `find_model`, and if the model cannot be built.
     """
-    model = unwrapped(build(find_model(text, kwargs, option="--model")))
+    model = unwrapped(build(find_model(text, kwargs)))
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
 def refused(model: torch.nn.Module, weights: StateDict) -> str | None:
     """Return the text of the error of `MODEL.load_state_dict(WEIGHTS, strict=True)`; None if MODEL accepts them.
 
-    The call gets tensors of these shapes without memory. MODEL has no memory either afterwards.
+    The call gets tensors of these shapes and types without values, and the metadata of WEIGHTS. MODEL has no memory
+    either afterwards.
     """
     state: OrderedDict[str, Any] = OrderedDict()
     for key, tensor in weights.tensors.items():

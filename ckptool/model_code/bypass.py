@@ -19,7 +19,13 @@ _ADDS = frozenset("add __add__ __radd__ add_ __iadd__".split())
 
 
 class _Part(NamedTuple):
-    """The part of a layer's output that a tensor is, and how many there are."""
+    """The part of a layer's output that a tensor is.
+
+    Attributes:
+        key: the key of the layer's weight.
+        place: which part it is, counted from 0.
+        parts: how many parts there are.
+    """
 
     key: str
     place: int
@@ -41,7 +47,7 @@ class Bypasses:
         self._consumers: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
 
     def see(self, call: Call, keys: Mapping[int, str]) -> None:
-        """Note what CALL shows about parts. KEYS has id of a parameter or buffer -> its key."""
+        """Note what CALL, which has run, shows about parts. KEYS has id of a parameter or buffer -> its key."""
         name, first, result = call.name, call.first, call.result
         if name in _CUTS and isinstance(result, tuple | list):
             self._cut(first, result)
@@ -89,7 +95,12 @@ class Bypasses:
             self._joined[id(result)] = tuple(held)
 
     def _pass_on(self, call: Call, keys: Mapping[int, str]) -> None:
-        """Let a result of the sizes of what it was computed from be the same part, or the same output."""
+        """Let the result of CALL be the same part or the same output as the only tensor of its sizes that it was
+        computed from. KEYS is as in `see`.
+
+        Of two such tensors that are added, the one that is a part counts. Nothing is noted if several are left, or
+        none. Parameters in the call work on the channels of that output, if it was not cut before.
+        """
         tensors, result = call.tensors, call.result
         data = [t for t in tensors if id(t) not in keys and tuple(t.shape) == tuple(result.shape)]
         if call.name in _ADDS and len(data) == 2:
@@ -104,7 +115,12 @@ class Bypasses:
             self._on_the_way.setdefault(key, []).extend(keys[id(t)] for t in tensors if id(t) in keys)
 
     def found(self) -> dict[str, tuple[Bypass, ...]]:
-        """Return, for each weight whose channels are in such an order, what is known about that order."""
+        """Return key of a weight -> its `Bypass`es, for the weights whose channels are in such an order.
+
+        Of the parts of an output, just one has to go past all layers, and a layer has to take the parts after they were
+        joined. The layer that is cut and parameters behind it (norms) get one of dimension 0; the layers that take the
+        joined parts, one of dimension 1.
+        """
         made: dict[str, tuple[Bypass, ...]] = {}
         for key, count in self._count.items():
             past = set(range(count)) - self._taken.get(key, set())

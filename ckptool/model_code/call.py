@@ -1,4 +1,4 @@
-"""One call of a torch function in a forward pass, as all that follow the pass see it."""
+"""The record of one call of a torch function in a forward pass, which each follower of the pass is given."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Call:
     Attributes:
         name: the name of the function ("linear").
         args, kwargs: its arguments.
-        values: all arguments, those in lists and dicts one by one.
+        values: all arguments as one list (see `flat`): by position, then by name.
         tensors: the tensors among them.
         result: what it returned; None before it has run.
     """
@@ -35,12 +35,18 @@ class Call:
 
     @property
     def first(self) -> Any:
-        """Return its first argument, by position or named `input`; None if it has none."""
+        """Return its first argument by position; the argument `input` if it has none by position; None if it has
+        neither.
+        """
         return self.args[0] if self.args else self.kwargs.get("input")
 
 
 def flat(value: Any) -> list[Any]:
-    """Return the values in nested lists, tuples and dicts, in order."""
+    """Return the innermost values of VALUE as one list, in order: members of nested lists and tuples, and values
+    (without keys) of nested dicts.
+
+    Anything else is one value: `flat(5)` is [5].
+    """
     found: list[Any] = []
     _gather(value, found)
     return found

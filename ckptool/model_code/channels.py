@@ -26,7 +26,7 @@ class Channels:
     Attributes:
         joined: key of a weight -> the layers whose concatenated outputs it takes, each with its number of channels.
         places: key of a weight -> the place of its output among those of other layers that are concatenated with it.
-        bit: key of a weight -> the number of its bit in `before`.
+        bit: key of a weight -> the number of its bit in `before`, in the order in which weights are used.
         before: key of a weight -> the weights that its first input was computed from, as a set of bits.
     """
 
@@ -43,7 +43,8 @@ class Channels:
         self._waiting = 0  # the weights that met no data yet, as a set of bits
 
     def see(self, call: Call, keys: Mapping[int, str]) -> None:
-        """Note what one call of a torch function shows about channels.
+        """Note, for the result of CALL, which layers its channels come from and which weights it was computed from,
+        and, in the attributes, what the weights in CALL take.
 
         Args:
             call: the call, after it has run.
@@ -87,10 +88,12 @@ class Channels:
                 self._only_weights.add(id(result))
 
     def _met(self, tensors: Iterable[Any], keys: Mapping[int, str]) -> int:
-        """Return the weights that TENSORS, the arguments of a call, were computed from, as a set of bits. KEYS has id
-        of a parameter or buffer -> its key.
+        """Return the weights that TENSORS, the arguments of a call, are or were computed from, as a set of bits. KEYS
+        has id of a parameter or buffer -> its key.
 
-        Also note, for each weight that meets data for the first time, which weights that data was computed from.
+        Also note in `bit` each weight that is used for the first time, and in `before`, for each weight that meets data
+        for the first time, which weights that data was computed from. Data is what is no weight and was not computed
+        from weights alone.
         """
         data, own, meets = 0, 0, False
         for value in tensors:
@@ -118,13 +121,17 @@ class Channels:
         return data | own
 
     def learned(self, value: Any) -> bool:
-        """Return whether the tensor VALUE was computed from any weight, and not from inputs alone."""
+        """Return whether the tensor VALUE is the result of a call that took a weight or another such result: not an
+        input, and not computed from inputs alone.
+        """
         return id(value) in self._behind
 
     def _side_by_side(self, parts: Any, dim: Any, rank: int) -> tuple[bool, Parts] | None:
-        """Return (whether channels are the last dimension, the layers whose outputs are concatenated) for a
-        concatenation of PARTS along DIM with RANK dimensions; None if it does not join channels, or if one part comes
-        from an unknown layer.
+        """Return (whether channels are the last dimension, the layers whose outputs are concatenated, in order) for a
+        concatenation of PARTS along DIM to RANK dimensions.
+
+        Each of these layers also gets its place in `places`, unless it has one. None if DIM is not the dimension of the
+        channels, if some parts have them in another one, or if one part comes from an unknown layer.
         """
         held = [self._of.get(id(part)) for part in parts]
         if not isinstance(dim, int) or any(one is None for one in held) or len({one[0] for one in held if one}) != 1:
@@ -148,8 +155,11 @@ class Channels:
         return None
 
     def _join(self, key: str, parts: Parts) -> None:
-        """Note that the weight KEY takes the concatenated outputs of the layers PARTS, (key, number of channels) each,
-        unless one of these is computed from another.
+        """Note in `joined` that the weight KEY takes the concatenated outputs of the layers PARTS, (key, number of
+        channels) each.
+
+        Nothing is noted if there is one layer only, if a layer is there twice, if one of them was computed from
+        another, or if there is a note already.
         """
         names = [name for name, _ in parts]
         apart = len(set(names)) == len(names) and not any(

@@ -37,10 +37,12 @@ def is_model(value: Any) -> bool:
 
 
 def choices(module: Any) -> dict[str, Any]:
-    """Return name -> value for everything in MODULE that may be the model: instances, classes that it defines, and
+    """Return name -> value for everything in MODULE that may be the model: instances, classes that it defines, and its
     functions that make a model.
 
-    Names that begin with `_` do not count. If nothing else is found, functions that return any torch.nn.Module count.
+    A function makes a model if its annotation says so, if it has a usual name (`build_model`, `get_net`), or if it
+    returns a class that no other class in MODULE uses. Names that begin with `_` do not count. If nothing is found, the
+    functions that return any torch.nn.Module count, without those that others of them use; {} if there are none.
     """
     own = {name: value for name, value in vars(module).items() if not name.startswith("_")}
     here = module.__name__
@@ -70,7 +72,8 @@ def _makes_a_model(name: str, function: Any, outer: set[str]) -> bool:
 
 
 def _made_by(function: Any) -> set[str]:
-    """Return the names of the functions and classes whose result FUNCTION returns, read from its source.
+    """Return the names of the functions and classes whose result FUNCTION returns, and of variables that it returns,
+    read from its source; empty if there is no source.
 
     {"VGG"} for `return VGG(…)`, {"nn.Sequential"} for `net = nn.Sequential(…); return net.eval()`.
     """
@@ -91,7 +94,8 @@ def _made_by(function: Any) -> set[str]:
 
 
 def _called(node: ast.expr) -> str:
-    """Return the name of the function that the syntax tree NODE calls; "" if it is no call.
+    """Return the name of the function that the syntax tree NODE calls; "" if it is no call. Methods of a result do not
+    count.
 
     `nn.Sequential` for `nn.Sequential(…)` and for `nn.Sequential(…).to(device)`.
     """
@@ -105,9 +109,11 @@ def _root(node: ast.expr) -> str:
 
 
 def _gives_a_module(function: Any, seen: set[Any]) -> bool:
-    """Return whether FUNCTION returns a torch.nn.Module, from a class or from another function that returns one.
+    """Return whether FUNCTION, by its source, returns an instance of a class of torch.nn.Module, or the result of
+    another function that returns one.
 
-    SEEN holds the functions that were looked at, so that functions that call each other end the search.
+    A function of another module has to say so in its annotation or by a usual name. SEEN holds the functions that were
+    looked at, so that functions that call each other end the search.
     """
     known = vars(sys.modules[function.__module__]) if function.__module__ in sys.modules else function.__globals__
     for dotted in _made_by(function):
@@ -129,11 +135,11 @@ def _gives_a_module(function: Any, seen: set[Any]) -> bool:
 def only_choice(
     module: Any, place: str, weights: Shapes | None = None, kwargs: Mapping[str, Any] | None = None
 ) -> tuple[str, Any]:
-    """Return (name, value) of the model in MODULE.
+    """Return (name, value) of the model in MODULE, among its `choices`.
 
-    The first of these decides: a factory with a usual name such as `build`; a single instance; a single factory, if
-    there is no instance; a single class that no other class uses, if there is neither; the candidate that has most of
-    WEIGHTS.
+    The first of these decides: a usual name such as `build`; a single instance; a single factory, if there is no
+    instance; a single class that no other class uses, if there is neither. Else the candidate that has most of WEIGHTS
+    is taken, from the instances, or the factories, or the classes; or the only one of them that can be built.
     Args:
         module, place: the module, and the text that named it.
         weights: name -> shape of the weights to load, if known.
@@ -171,10 +177,11 @@ def only_choice(
 
 
 def _ranked(shown: Mapping[str, Any], weights: Shapes | None, kwargs: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """Return name -> (elements of WEIGHTS that it has by name and shape, elements that it has by shape) for the
-    candidates SHOWN.
+    """Return name -> (elements of its tensors that WEIGHTS has by name and shape, elements that WEIGHTS has by shape)
+    for the candidates SHOWN.
 
-    Only candidates that can be built with KWARGS and have parameters are in it. Without WEIGHTS all are equal.
+    Only candidates that can be built with KWARGS and have a state dict with tensors are in it. Without WEIGHTS all have
+    (0, 0).
     """
     found: dict[str, tuple[int, int]] = {}
     sizes = Counter((weights or {}).values())
@@ -189,8 +196,8 @@ def _ranked(shown: Mapping[str, Any], weights: Shapes | None, kwargs: Mapping[st
 
 
 def _shapes(value: Any, kwargs: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return key -> shape of the state dict of the candidate VALUE; {} if it is empty or cannot be built with
-    KWARGS.
+    """Return key -> shape of the state dict of the candidate VALUE, built on the meta device; {} if it is empty or
+    cannot be built with KWARGS.
     """
     try:
         with torch.device("meta"), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
@@ -203,7 +210,9 @@ def _shapes(value: Any, kwargs: Mapping[str, Any]) -> dict[str, tuple[int, ...]]
 
 
 def _outermost(classes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return name -> class for the classes that no other class of the file mentions in its source: the whole models."""
+    """Return name -> class or function for those of CLASSES that no other of them mentions in its source: the whole
+    models. All of CLASSES if each is mentioned by another.
+    """
     inner = set()
     for other in classes.values():
         try:
@@ -215,8 +224,8 @@ def _outermost(classes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _none(module: Any, place: str) -> NotFound:
-    """Return the error for MODULE, the file PLACE, in which no model was found. It says so if the model is made under
-    `if __name__ == "__main__":`, which importing the file does not run.
+    """Return the error for MODULE, the file PLACE, in which no model was found. It says so if a value is made under `if
+    __name__ == "__main__":`, which importing the file does not run.
     """
     made = _made_in_main(module)
     if made:
@@ -234,8 +243,8 @@ def _none(module: Any, place: str) -> NotFound:
 
 
 def _made_in_main(module: Any) -> tuple[int, str] | None:
-    """Return (line, name) of the first value that MODULE makes by a call under `if __name__ == "__main__":`; None if
-    there is none.
+    """Return (line, name) of the first assignment `name = call(…)` under `if __name__ == "__main__":` in the file of
+    MODULE; None if there is none, or if it cannot be read.
     """
     try:
         tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
@@ -249,7 +258,9 @@ def _made_in_main(module: Any) -> tuple[int, str] | None:
 
 
 def listing(shown: Mapping[str, Any]) -> list[str]:
-    """Return a line for each of the candidates SHOWN (name -> value), with its kind ("class"), at most 20."""
+    """Return a line for each of the first 20 of the candidates SHOWN (name -> value): its name and its kind, as "Net
+    (class)".
+    """
     return [f"{printable(name)} ({_kind(value)})" for name, value in list(shown.items())[:20]]
 
 
@@ -258,9 +269,10 @@ def _kind(value: Any) -> str:
 
 
 def hint(place: str, shown: Mapping[str, Any], wanted: str = "") -> str | None:
-    """Return one of the candidates SHOWN as a user would type it, `PLACE:Name`; None if there are none.
+    """Return one of the candidates SHOWN (name -> value) as a user would type it, `PLACE:Name`; None if there are none.
 
-    It is the candidate whose name is most like WANTED, or else the one that no other candidate uses.
+    It is the candidate whose name is most like WANTED; if none is like it, or WANTED is "", the first that no other
+    candidate uses.
     """
     near = closest(wanted, list(shown), 1) if wanted else []
     return f"{shell_path(place)}:{(near or list(_outermost(shown)))[0]}" if shown else None

@@ -65,7 +65,7 @@ class Use:
 
     Attributes:
         index: how many other tensors of the state dict were used before it.
-        how: the function that took it ("linear").
+        how: the function that took it ("linear"). For a member of a stack (`w[i]`), the product that took the member.
         facts: what the rest of the pass shows about it.
     """
 
@@ -76,7 +76,7 @@ class Use:
 
 def _turned_to(name: str, args: Any) -> list[int] | None:
     """Return, for each of the four dimensions of the result of the function NAME (`permute`, `transpose` …), its place
-    before; None if ARGS do not show it.
+    before, as for `permute`; None if ARGS, its arguments by position, do not show it.
     """
     given = args[1] if len(args) == 2 and isinstance(args[1], tuple | list | torch.Size) else args[1:]
     if not all(isinstance(dim, int) for dim in given):
@@ -95,7 +95,15 @@ def _turned_to(name: str, args: Any) -> list[int] | None:
 
 
 class Follower(TorchFunctionMode):  # type: ignore[misc]
-    """A mode of torch that notes when each parameter is used, by which function, and what happens to the result."""
+    """A mode of torch that notes when each parameter is used, by which function, and what happens to the result.
+
+    Args:
+        keys: id of a parameter or buffer -> its key; views of them are added.
+        buffers: keys of buffers.
+    Attributes:
+        uses: key -> its first `Use`, in order. Some facts are there only after `finish`.
+        rotary: how the pass pairs what it rotates ("interleaved", "half"), or None if it rotates nothing.
+    """
 
     def __init__(self, keys: dict[int, str], buffers: Container[str]) -> None:
         super().__init__()
@@ -155,8 +163,9 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         return result
 
     def _see_parts(self, call: Call) -> None:
-        """Note the parts that CALL gives of what a weight made, of rows of a table, or of a parameter itself. What the
-        outputs of two weights are multiplied to has the parts of both.
+        """Note the parts that CALL divides its first argument into, if that is an output of one weight, of two whose
+        outputs were multiplied (then for both), rows of a table, or a parameter itself. Also note that a result of the
+        sizes of a parameter, made of it alone, stands for it.
         """
         own = {self._keys[id(t)] if id(t) in self._whole else self._alone.get(id(t), "") for t in call.tensors}
         if len(own) == 1 and getattr(call.result, "shape", None) == call.tensors[0].shape:
@@ -168,8 +177,10 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
                 self._named_parts.see(call, key)
 
     def _credit(self, name: str, taken: Sequence[Any], result: Any) -> None:
-        """Note which matrices made RESULT, the output of the function NAME: those that its data was last multiplied
-        with. TAKEN are the tensors that the function took.
+        """Note which matrices made RESULT, the output of the function NAME, which took the tensors TAKEN.
+
+        For a product or a convolution, they are its weights; for another function, all matrices that made what it took.
+        Nothing is noted if there are none, or more than four.
         """
         if name in _MULTIPLY or name.startswith("conv"):
             made = frozenset(self._keys[id(t)] for t in taken[1:] if id(t) in self._keys and t.ndim > 1)
@@ -184,7 +195,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
                     self._outputs.setdefault(id(one), made)
 
     def _rotates(self, kind: str, value: Any, width: int = 0) -> None:
-        """Note, for the matrices that made VALUE, how rotary embeddings pair their outputs (KIND: "half",
+        """Note in the facts of the matrices that made VALUE how rotary embeddings pair their outputs (KIND: "half",
         "interleaved", or "unknown"), and how many outputs of each head are rotated (WIDTH; 0 if that is not known). The
         first note for a matrix stays.
         """
@@ -193,7 +204,9 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
                 self.uses[key].facts.rotary, self.uses[key].facts.turned = kind, width
 
     def finish(self) -> None:
-        """Note, after the forward pass, the facts that only the whole pass shows."""
+        """Fill in, after the forward pass, the facts of `uses` that only the whole pass shows: flow, concatenations,
+        gates, bypasses and parts.
+        """
         bypasses = self._bypasses.found()
         for key, use in self.uses.items():
             use.facts.bypasses = bypasses.get(key, ())
@@ -231,7 +244,10 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             self._summed(key, args, value)
 
     def _with_rows(self, name: str, args: Any, facts: Facts) -> None:
-        """Note what the function NAME does first with rows of the table that has FACTS."""
+        """Note, unless another function took them before, which function takes rows of the table that has FACTS: NAME,
+        called with ARGS ("added" if it adds). If it multiplies the rows by a number, that is the table's `times`; None
+        if by something else.
+        """
         if name in _MULTIPLIES and facts.rows == "":  # to multiply the rows is to multiply the table
             number = _number(name, args, _MULTIPLIES, 1.0)
             facts.times = None if None in (number, facts.times) else number
@@ -239,14 +255,14 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             facts.rows = "added" if name in _ADDS else name
 
     def _stands(self, key: str, *, inputs_first: bool) -> None:
-        """Note whether the matrix KEY is stored as [inputs, outputs], if its first use shows it."""
+        """Note whether the matrix KEY is stored as [inputs, outputs] (INPUTS_FIRST), unless there is a note already."""
         facts = self.uses[key].facts
         if facts.inputs_first is None:
             facts.inputs_first = inputs_first
 
     def _members(self, args: Any, result: Any) -> None:
-        """Note that RESULT, a matrix taken out of a stack by index (`w[i]`), belongs to the parameter that holds the
-        stack, ARGS[0].
+        """Note that RESULT, one or several matrices taken out of a stack by index (`w[i]`), belongs to the parameter
+        that holds the stack, ARGS[0]. Slices, and results with other last two sizes, are not noted.
         """
         index = args[1] if len(args) > 1 else 0
         whole = isinstance(index, int) or (isinstance(index, torch.Tensor) and not index.is_floating_point())
@@ -257,8 +273,11 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
                     self._turned.add(id(one))
 
     def _summed(self, key: str, args: Any, value: torch.Tensor) -> None:
-        """Note which dimensions of the parameter KEY are inputs, if the einsum equation in ARGS sums over them. VALUE
-        is the parameter.
+        """Note which dimensions of the parameter KEY are inputs, outputs or both, if ARGS, (equation, tensors …), are
+        those of an einsum with an arrow. VALUE is the parameter or a view of it; only for itself are all dimensions
+        noted.
+
+        If just one of the last two dimensions is in the result, that one is the outputs.
         """
         equation, *operands = args
         operands = operands[0] if len(operands) == 1 and isinstance(operands[0], tuple | list) else operands
@@ -277,8 +296,9 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             self.uses[key].facts.dims = tuple(kinds)
 
     def _learn(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
-        """Note facts that RESULT, of the call of a function NAME, shows: how features are flattened, how fused
-        projections are split, rotary embeddings.
+        """Note facts that RESULT, of the call of a function NAME with ARGS and KWARGS, shows: how features are
+        flattened, how fused projections are split, what rows of tables are taken by, shifts and scales, rotary
+        embeddings, and which layer a batch norm follows.
         """
         every_second = name == "__getitem__" and _every_second(args) and self._channels.learned(args[0])
         if name == "view_as_complex" or name == "polar" or every_second:
@@ -339,7 +359,9 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
                 self._from[id(result)] = made
 
     def _behind(self, args: Any, kwargs: Any) -> None:
-        """Note for the batch norm called with these arguments which layer's output it takes directly, and its eps."""
+        """Note for the batch norm called with these arguments which layer's output it takes directly, and its eps;
+        nothing if its input is no output of a layer, or if its mean is no tensor of the model.
+        """
         given = dict(zip(_OF_BATCH_NORM, args, strict=False)) | kwargs
         layer, mean = self._made.get(id(given.get("input"))), self._keys.get(id(given.get("running_mean")))
         eps = given.get("eps", 1e-5)
@@ -349,7 +371,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
 
     def _taken_elsewhere(self, name: str, values: Sequence[Any]) -> None:
         """Forget that a batch norm directly follows a layer whose output is in VALUES, if the function NAME, which
-        takes VALUES, is another one.
+        takes VALUES, is neither a batch norm nor one that reads a property.
         """
         for value in values if name != "batch_norm" and name not in _LOOKS else ():
             self._made.pop(id(value), None)
@@ -396,7 +418,10 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
 
     def _modulated(self, name: str, args: Any, result: torch.Tensor) -> None:
         """Note which parts of the output of a layer are added to other tensors (shifts) or multiply them (scales), for
-        a call of the function NAME that adds or multiplies.
+        a call of the function NAME that adds or multiplies and gives RESULT.
+
+        With a number (`1 + scale`), RESULT is the same part. A half that multiplies what was computed from its own
+        layer is a gate, and not noted. The first note for a part stays.
         """
         for part, other in itertools.permutations(args[:2]):
             kind, what = self._from.get(id(part), ("", None))
@@ -414,8 +439,8 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             facts.modulates = tuple(done)
 
     def _inside(self, what: Any) -> None:
-        """Note that the output of the projection WHAT, (key, rows), is reshaped first, and then split along the last of
-        the new sizes.
+        """Note that the output of the projection WHAT, (key, rows), which is reshaped first, is then split along the
+        last of the new sizes.
         """
         key = what[0]
         if key in self.uses and self.uses[key].facts.layout.kind == "grouped":
@@ -438,7 +463,9 @@ _CUTS = frozenset("chunk split split_with_sizes tensor_split unsafe_chunk".split
 
 
 def _along_last(args: Any, kwargs: Any, whole: Any) -> bool:
-    """Return whether a call with these arguments splits the tensor WHOLE along its last dimension."""
+    """Return whether a call with these arguments splits the tensor WHOLE along its last dimension; the dimension is 0
+    if they name none.
+    """
     dim = kwargs.get("dim", args[2] if len(args) > 2 else 0)
     return isinstance(dim, int) and dim % whole.ndim == whole.ndim - 1
 
@@ -448,9 +475,10 @@ _OF_BATCH_NORM = ("input", "running_mean", "running_var", "weight", "bias", "tra
 
 
 def _number(name: str, args: Any, names: frozenset[str], nothing: float) -> float | None:
-    """Return the number that the function NAME, if it is one of NAMES, adds to a parameter or multiplies it by.
+    """Return the number that the function NAME, called with ARGS, adds to a parameter or multiplies it by, if it is one
+    of NAMES; None if its first two arguments are not one number and something else.
 
-    It is NOTHING if NAME is another function, and None if it is given something else than one number.
+    It is NOTHING if NAME is another function.
     """
     if name not in names:
         return nothing
@@ -459,7 +487,8 @@ def _number(name: str, args: Any, names: frozenset[str], nothing: float) -> floa
 
 
 def _sorts_pairs(before: Any, after: torch.Tensor) -> bool:
-    """Return whether AFTER is BEFORE with neighbours [..., pairs, 2] moved into halves [..., 2, pairs].
+    """Return whether, by its sizes, AFTER is BEFORE with neighbours [..., pairs, 2] moved into halves [..., 2, pairs].
+    BEFORE has at least four dimensions, and pairs is not 2.
 
     Then the function that rotates the halves afterwards does not show which elements of BEFORE are pairs.
     """
@@ -468,8 +497,9 @@ def _sorts_pairs(before: Any, after: torch.Tensor) -> bool:
 
 
 def _every_second(args: Any) -> bool:
-    """Return whether a call of `__getitem__` with ARGS takes the even or odd elements of the last dimension, as
-    interleaved rotary embeddings do.
+    """Return whether a call of `__getitem__` with ARGS, (tensor, index), takes every second element of the last
+    dimension and all of the others, as interleaved rotary embeddings do. The tensor is of floating point numbers and
+    has three or four dimensions.
     """
     index = args[1] if len(args) > 1 else None
     if not isinstance(index, tuple) or not index:

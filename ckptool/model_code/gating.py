@@ -32,7 +32,7 @@ class Gating:
 
     Attributes:
         roles: key of a weight -> "gate" or "up", for two layers of one size and one input whose outputs are multiplied.
-        halves: key of a weight -> which half of its output is the gate of the other half.
+        halves: key of a weight -> its `Gate`, if one half of its output is the gate of the other half.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Gating:
         self._taken: dict[str, tuple[int, tuple[int, ...]]] = {}  # what a weight works on, and its sizes
 
     def see(self, call: Call, keys: Mapping[int, str]) -> None:
-        """Note what one call of a torch function shows about gates. The arguments are those of `Channels.see`."""
+        """Note what CALL, which has run, shows about gates. KEYS has id of a parameter or buffer -> its key."""
         name, tensors, result = call.name, call.tensors, call.result
         if name in _PRODUCTS or name.startswith("conv"):
             self._begin(tensors, result, keys)
@@ -71,7 +71,9 @@ class Gating:
             self._active[id(result)] = active
 
     def comes_from(self, value: Any, key: str) -> bool:
-        """Return whether the tensor VALUE was computed from the output of the weight KEY, and of no other weight."""
+        """Return whether the tensor VALUE was computed from the output of the weight KEY, and of no other weight. False
+        if a product without weights (`matmul` of two results) lies between.
+        """
         return self._origin.get(id(value), ("", None))[0] == key
 
     def _begin(self, tensors: list[Any], result: Any, keys: Mapping[int, str]) -> None:
@@ -83,11 +85,13 @@ class Gating:
             self._taken[key] = id(data[0]), tuple(weights[0].shape)
 
     def _judge(self, one: Any, other: Any) -> None:
-        """Note which of ONE and OTHER, two tensors that are multiplied, is the gate: the one that went through an
-        activation.
+        """Note in `roles` or `halves` which of ONE and OTHER, two tensors that are multiplied, is the gate: the one
+        that went through an activation.
 
-        If both halves of one layer did, the gate is the half that went through a sigmoid (van den Oord et al.,
-        "WaveNet", 2016). If two layers did, neither is a gate: recurrent cells multiply such layers as well.
+        They have to come from two layers of one size and one input, or from the two halves of one layer; else nothing
+        is noted. If both halves of one layer went through an activation, the gate is the half that went through a
+        sigmoid, if the other did not (van den Oord et al., "WaveNet", 2016). If the outputs of two layers both did,
+        neither is a gate: recurrent cells multiply such layers as well. The first note about a layer stays.
         """
         made = [self._active.get(id(tensor)) for tensor in (one, other)]
         opens = [name is not None and (None in made or name in _SIGMOIDS) for name in made]
@@ -106,8 +110,11 @@ class Gating:
 
 
 def _half(args: Any) -> int | None:
-    """Return which half of the last dimension a call of `__getitem__` with ARGS takes, 0 or 1; None if it
-    takes no half.
+    """Return which half of the last dimension a call of `__getitem__` with ARGS, (tensor, index), takes: 0 for the
+    first, 1 for the second.
+
+    None if the index is no tuple that reaches the last dimension, if it takes no slice there or another one, or if the
+    size of that dimension is odd.
     """
     index = args[1] if len(args) > 1 else None
     if not isinstance(index, tuple) or not index:

@@ -14,11 +14,13 @@ import torch
 
 
 def without_memory(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """Yield copies of MODEL without values: with zeros that share one element, then on the meta device.
+    """Yield two copies of MODEL without values: one with zeros that share one element in each tensor, then one on the
+    meta device. A copy that cannot be made is left out.
 
     The first runs on a CPU like any model, also if code reads values, and starts fast: the first pass on the meta
-    device imports two seconds of torch. The second is for models whose operations themselves are too big. A model that
-    is wholly on the meta device is yielded itself at the end, for code that cannot be copied.
+    device imports two seconds of torch. Its small buffers, such as indices and masks, keep their values. The second is
+    for models whose operations themselves are too big. A model that is wholly on the meta device is yielded itself at
+    the end, for code that cannot be copied.
     """
     for hollow in (_zeros, _on_meta):
         memo: dict[int, Any] = {}
@@ -34,7 +36,7 @@ def without_memory(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
 
 
 def _copied(model: torch.nn.Module, memo: dict[int, Any]) -> torch.nn.Module:
-    """Return `copy.deepcopy(model, memo)`.
+    """Return `copy.deepcopy(model, memo)`. MEMO has id of an object -> its copy, and gets those of the modules.
 
     A module holds a dozen empty dicts, and deepcopy spends most of its time on them. So modules that say how they are
     copied as most do, by the class and a dict, are made here.
@@ -59,7 +61,9 @@ _NEW = copyreg.__newobj__  # type: ignore[attr-defined]
 
 
 def _copy(value: Any, memo: dict[int, Any]) -> Any:
-    """Return `copy.deepcopy(value, memo)`, for what modules hold most of without the detours that it makes."""
+    """Return `copy.deepcopy(value, memo)`, without its detours for what modules hold most of: plain values, dicts and
+    empty containers.
+    """
     kind = type(value)
     if kind in _PLAIN:
         return value
@@ -92,9 +96,13 @@ _FEW = 1 << 20
 
 
 def shape_only(name: str, args: Any, kwargs: Any) -> torch.Tensor | None:
-    """Return zeros in the shape that the torch function NAME gives for these arguments, without computing or memory.
+    """Return a tensor of the shape that the torch function NAME gives for these arguments, without computing it: zeros
+    that share one element, but for a small result of `grouped_mm`. None if the function has to run.
 
-    None if the shape is not known, or if the arguments are not zeros that share one element.
+    It knows functions of each element (which give the first argument itself), pools, `linear`, convolutions without
+    groups, and `grouped_mm`. The weight, or without one the first argument, has to be on a CPU with one element in
+    memory for all (all strides 0), and with a weight the numbers have to be floating point; `grouped_mm` takes any.
+    Sizes have to fit.
     """
     x = args[0] if args else None
     if not isinstance(x, torch.Tensor):
@@ -122,8 +130,10 @@ def shape_only(name: str, args: Any, kwargs: Any) -> torch.Tensor | None:
 def _convolved(
     sizes: Sequence[int], kernel: Sequence[int], stride: Any = 1, padding: Any = 0, dilation: Any = 1
 ) -> list[int] | None:
-    """Return the sizes of the output of a convolution (of a line, an image or a volume) over SIZES; None if torch has
-    to compute them, because an argument is no plain number.
+    """Return the sizes of the output of a convolution over SIZES (of a line, an image or a volume) with a kernel of the
+    sizes KERNEL. The others are one number, or one for each dimension.
+
+    None if torch has to compute them, because an argument is no plain number or out of range, or if no output is left.
     """
     each = [
         tuple(n) * (len(sizes) if len(n) == 1 else 1) if isinstance(n, tuple | list) else (n,) * len(sizes)

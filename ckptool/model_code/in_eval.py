@@ -13,10 +13,12 @@ from ..garbage import all_kept
 
 @contextlib.contextmanager
 def in_eval(model: torch.nn.Module, device: str | None = None) -> Iterator[None]:
-    """Put MODEL in eval mode, as `modes_kept` does, and let code make new tensors on DEVICE, if one is given.
+    """In this context, run forward passes of MODEL as in use: in eval mode (see `modes_kept`), without gradients,
+    warnings and garbage collection.
 
-    The layers of attention run step by step, so that each step is seen, and random numbers go on as if nobody had
-    drawn. Who follows a pass keeps all that it makes, so nothing is garbage before its end.
+    New tensors of code are made on DEVICE, if one is given. The layers of attention run step by step (without torch's
+    fast path), so that each step is seen. Afterwards all of this is as before, and torch's random numbers on the CPU go
+    on as if nobody had drawn. Who follows a pass keeps all that it makes, so nothing is garbage before its end.
     """
     fast, state = torch.backends.mha.get_fastpath_enabled(), torch.get_rng_state()
     try:
@@ -31,8 +33,10 @@ def in_eval(model: torch.nn.Module, device: str | None = None) -> Iterator[None]
 
 @contextlib.contextmanager
 def modes_kept(model: torch.nn.Module) -> Iterator[None]:
-    """Put MODEL in eval mode. Each module is in its own mode again afterwards: the statistics of some may have been
-    frozen for a training.
+    """In this context, MODEL is in eval mode. Afterwards each module is in its own mode again, also if only some were
+    in training mode: the statistics of some may have been frozen for a training.
+
+    If no module is in training mode, nothing is changed.
     """
     training = [module for module in model.modules() if module.training]
     whole = model.training
@@ -50,10 +54,11 @@ def modes_kept(model: torch.nn.Module) -> Iterator[None]:
 
 
 def _making_on(device: str | None) -> contextlib.AbstractContextManager[object]:
-    """Return a context in which code makes tensors on DEVICE.
+    """Return a context in which code makes tensors on DEVICE; one that does nothing if DEVICE is None, or if tensors
+    are made there anyway.
 
     A mode of torch does this, which then takes part in each operation and in each look at a shape. So it is set only if
-    tensors were made elsewhere.
+    it is needed.
     """
     there = None if device is None else torch.device(device)
     return contextlib.nullcontext() if there is None or torch.empty(0).device == there else there

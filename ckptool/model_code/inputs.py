@@ -19,7 +19,9 @@ _SPEC = re.compile(r"(?:(\w+(?:\.\w+)*)=)?(\w+)\[([\d,\s]*)\](?:<(\d+))?\Z")
 
 @dataclass(frozen=True, slots=True)
 class InputSpec:
-    """A random input to be made: element type and shape. Integers are from LOW to HIGH - 1."""
+    """A random input to be made: element type and shape. Integers are from LOW to HIGH - 1, where HIGH counts as at
+    least 2 and LOW + 1. See `made`.
+    """
 
     dtype: str
     shape: tuple[int, ...]
@@ -31,7 +33,9 @@ class InputSpec:
 
 
 class Fields(dict[str, Any]):
-    """Named inputs inside one argument, as in `batch["image"]` or `data.x`."""
+    """Named inputs inside one argument: a dict whose entries are its attributes, too, for code that takes
+    `batch["image"]` or `data.x`.
+    """
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -41,8 +45,8 @@ class Fields(dict[str, Any]):
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, ...], Any]]:
-    """Return (path, value) for every spec or tensor in the nested inputs VALUE; the path is the names and indices that
-    lead to it.
+    """Return (path, value) for every spec or tensor in the nested mappings, lists and tuples VALUE, in order. The path
+    is the keys and indices that lead to it; () if VALUE is no container.
     """
     if isinstance(value, Mapping):
         return [one for key, item in value.items() for one in leaves(item, (*path, key))]
@@ -52,7 +56,9 @@ def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, ...]
 
 
 def with_leaves(value: Any, new: Sequence[Any]) -> Any:
-    """Return inputs of the same structure as VALUE with the values NEW, in the order of `leaves`."""
+    """Return inputs of the same structure as VALUE with the values NEW, in the order of `leaves`. Tuples become lists;
+    mappings become dicts, `Fields` stay `Fields`.
+    """
     left = iter(new)
 
     def put(item: Any) -> Any:
@@ -67,13 +73,14 @@ def with_leaves(value: Any, new: Sequence[Any]) -> Any:
 
 
 def parse_inputs(texts: Sequence[str], option: str = "--input") -> list[Any] | dict[str, Any] | None:
-    """Return the inputs that TEXTS from the command line name: `float32[2,3,64,64]`, `int64[2,12]<100`,
-    `name=float32[2,8]`. A list, a dict if they have names, None if there are none.
+    """Return the inputs that TEXTS from the command line name, such as `float32[2,3,64,64]`, `int64[2,12]<100`
+    (integers below 100) or `name=float32[2,8]`: a list of specs, a dict if they have names, None if there are no texts.
 
-    `batch.image=…` is an entry of a dict (or an attribute); `maps.0=…`, `maps.1=…` are a list. OPTION is the option
-    that the texts were given to.
+    Names with dots are nested (see `nested`): `batch.image=…` is an entry of a dict (or an attribute); `maps.0=…`,
+    `maps.1=…` are a list. Of two texts with one name, the last counts. OPTION is the option that the texts were given
+    to, for messages.
     Raises:
-        RuleError: a text is none of these, or some inputs have a name and some have none.
+        RuleError: a text is none of these, some inputs have a name and some have none, or names do not nest.
     """
     positional: list[InputSpec] = []
     named: dict[str, InputSpec] = {}
@@ -100,11 +107,11 @@ _DEEPEST = 32
 
 
 def nested(flat: Mapping[str, Any], where: object = "--input") -> dict[str, Any]:
-    """Return FLAT, dotted name -> value, as nested dicts, or lists if the parts of a name are numbers. WHERE is for
-    messages.
+    """Return FLAT, dotted name -> value, as nested dicts: {"a": `Fields`(b=1)} for {"a.b": 1}. Inside of an input,
+    names that are all numbers make a list, in the order of the numbers. WHERE is for messages.
 
     Raises:
-        RuleError: a name is too deep, or is inside of another input.
+        RuleError: a name has more than 32 dots, is inside of another input, or has others inside of it.
     """
     out: dict[str, Any] = {}
     for name, value in flat.items():
@@ -116,6 +123,8 @@ def nested(flat: Mapping[str, Any], where: object = "--input") -> dict[str, Any]
             at = at.setdefault(part, Fields())
             if not isinstance(at, dict):
                 raise RuleError(f"{printable(name)!r} is inside of another input", where=where)
+        if last in at:
+            raise RuleError(f"other inputs are inside of {printable(name)!r}", where=where)
         at[last] = value
     return {name: _lists(value) for name, value in out.items()}
 
@@ -129,8 +138,17 @@ def _lists(value: Any) -> Any:
 
 
 def made(value: Any, device: str = "cpu", generator: Any = None) -> Any:
-    """Return random tensors for the specs in VALUE, and other values as they are. A spec of booleans gives True
-    everywhere, or False if its `high` is 1; on the meta device, tensors have no values.
+    """Return VALUE with a random tensor in place of each spec; other values in it stay as they are.
+
+    Floating point and complex numbers are normal. Integers are from `low` to `high` - 1, where `high` counts as at
+    least 2 and `low` + 1; in a matrix of more than two different values, the highest is at the end of each row and
+    nowhere else, as the last token of a text. Booleans are all True, or all False if `high` is 1. On the meta device,
+    tensors have no values.
+
+    Args:
+        value: a spec, or nested mappings, lists and tuples of specs and others.
+        device: where floating point and complex tensors are; others are on the CPU, unless it is "meta".
+        generator: the generator of random numbers of torch; its own if None.
     """
     if isinstance(value, Mapping | list | tuple):
         return with_leaves(value, [made(one, device, generator) for _, one in leaves(value)])
@@ -155,7 +173,9 @@ def made(value: Any, device: str = "cpu", generator: Any = None) -> Any:
 
 
 def inputs_text(inputs: Any) -> str:
-    """Return INPUTS as a user would type them; "no input" if there are none."""
+    """Return INPUTS, nested specs or tensors, as a user would type them, separated by spaces (`x=float32[2,3]
+    y=int64[2]<9`), of tensors the type and shape; "no input" if there are none.
+    """
     told = []
     for path, value in leaves(inputs):
         name = ".".join(map(str, path)) if isinstance(inputs, Mapping) or len(path) > 1 else ""
@@ -192,7 +212,13 @@ _SIZES = (32, 64, 16, 224, 28, 24, 8, 128, 96, 48, 256, 299, 384, 512, 12, 20, 4
 
 
 def guess_inputs(model: torch.nn.Module) -> Iterator[Any]:
-    """Yield inputs that MODEL may take, the likeliest first, by the names of its arguments and by its first layers."""
+    """Yield inputs that MODEL may take, the likeliest first, by the names of its arguments and by its first layers.
+
+    They are lists of specs for the arguments of `forward` that need a value. If none does, they are dicts for the main
+    argument, alone or together with another usual one (`decoder_input_ids`, a picture beside a text); if it takes only
+    `*maps`, lists of one to four equal specs, and []; if it takes nothing, []. Nothing is yielded if Python does not
+    know its arguments.
+    """
     try:
         parameters = list(inspect.signature(model.forward).parameters.values())
     except (TypeError, ValueError):
@@ -224,8 +250,11 @@ _MOST_OF_ONE = 4
 
 
 def _combined(model: torch.nn.Module, wanted: list[str], *, by_name: bool) -> Iterator[Any]:
-    """Yield inputs for the arguments WANTED of MODEL, the likeliest combinations first, as lists or, if
-    BY_NAME, as dicts.
+    """Yield inputs for the arguments WANTED of MODEL, the likeliest combinations first: lists of specs in the order of
+    WANTED, or, if BY_NAME, dicts argument -> spec.
+
+    If the first two arguments have the same guesses, equal inputs for all come first. At most 150 combinations are
+    yielded of several arguments, beside those.
     """
     options = [list(inputs_for(model, name, len(wanted))) for name in wanted]
     if any(_EDGES.search(name) for name in wanted):  # one number for each node or edge of a graph
@@ -255,12 +284,15 @@ class _Layers:
 
     Attributes:
         tokens: the rows of each embedding.
-        words: the rows of each embedding that is not for positions or token types.
-        convolutions: (spatial dimensions, input channels) of each convolution; channels are negative if transposed.
-        widths: the input widths of linear and recurrent layers. In `convolutions` and `widths`, the layer that is
-            registered first comes first, then layers whose inputs no other layer gives.
-        sides: sizes (height, width) of pictures that the model's own tables suggest.
-        places: the lengths of the position tables.
+        words: the rows of each embedding whose name does not say positions, types and the like.
+        convolutions: (spatial dimensions, input channels) of up to four different convolutions: the one that is
+            registered first, those whose channels no other layer gives, the others. Channels are negative if
+            transposed.
+        widths: the different input widths of linear and recurrent layers: a recurrent one, or the one that is
+            registered first, then those that no other layer gives, then the others. If there are neither embeddings nor
+            convolutions, also the last two sizes of parameters with two or three dimensions.
+        sides: (height, width) of pictures that suit the linear layers (see `_sides`).
+        places: the lengths of the position tables (see `_places`).
     """
 
     tokens: list[int]
@@ -307,8 +339,12 @@ def _layers(model: torch.nn.Module) -> _Layers:
 
 
 def _sides(model: torch.nn.Module) -> list[tuple[int, int]]:
-    """Return (height, width) of pictures that leave the right number of features for a linear layer of MODEL, by the
-    strides of the layers. [] if any size will do, or if none is found.
+    """Return (height, width) of pictures to try, of which the strides of the layers of MODEL leave the right number of
+    features for the first linear layer that may take flattened maps; at most 512 wide.
+
+    The first is for the product of all strides, the others for strides of 32, 16, 8 and 4. [] if a layer pools to a
+    given size, since any size will do, or if no linear layer takes the channels of the last convolution at several
+    places, fewer than twice as wide as high.
     """
     stride, channels, widths = 1, 0, []
     for module in model.modules():
@@ -330,7 +366,9 @@ def _sides(model: torch.nn.Module) -> list[tuple[int, int]]:
 
 
 def _pictures(found: _Layers) -> Iterator[InputSpec]:
-    """Yield specs for the inputs of the convolutions in FOUND: one of each kind before another size of the first."""
+    """Yield specs for the inputs of the convolutions in FOUND, each with the sizes of `_extents`: the first size of
+    every convolution, then the second of every convolution, and so on.
+    """
     sizes = {
         (dims, channels): [InputSpec("float32", (2, abs(channels), *one)) for one in _extents(found, dims, channels)]
         for dims, channels in found.convolutions
@@ -358,7 +396,11 @@ def _extents(found: _Layers, dims: int, channels: int) -> list[tuple[int, ...]]:
 
 
 def _places(model: torch.nn.Module) -> list[int]:
-    """Return the lengths of the model's position tables: how many positions each has."""
+    """Return the lengths of the position tables of MODEL, up to three different ones, in the order of the model.
+
+    A table is a parameter or buffer with "pos" in its name and at least two dimensions. Its length is its last size but
+    one, from 4 to 4096.
+    """
     named = itertools.chain(model.named_parameters(), model.named_buffers())
     found = [t.shape[-2] for name, t in named if _POSITIONS.search(name.lower()) and t.ndim >= 2]
     return list(dict.fromkeys(n for n in found if 4 <= n <= 4096))[:3]
@@ -368,10 +410,12 @@ _POSITIONS = re.compile(r"pos(ition)?")
 
 
 def inputs_for(model: torch.nn.Module, name: str, among: int) -> Iterator[InputSpec]:
-    """Yield specs for the argument NAME of MODEL: tokens, pictures or vectors, by its name and by the first layers of
-    each kind.
+    """Yield specs for the argument NAME of MODEL, the likeliest first: tokens, pictures or vectors, of which NAME says
+    which come first ("input_ids", "image"), or else whether the model has embeddings or convolutions. Their sizes are
+    those of the model's layers. Names of edges, lengths, labels and times get such inputs before.
 
-    AMONG is the number of arguments whose inputs are combined: if it is more than one, few of each kind are yielded.
+    AMONG is the number of arguments whose inputs are combined: if it is more than one, few of each kind are yielded,
+    and names of masks, coordinates, numbers, vectors and sequences get such inputs first.
     """
     found = _layers(model)
     highs = dict.fromkeys(min(n, 1 << 30) for n in (min(found.words, default=0), min(found.tokens, default=0)) if n)
@@ -430,15 +474,31 @@ def inputs_for(model: torch.nn.Module, name: str, among: int) -> Iterator[InputS
 
 
 def read_inputs(inputs: Any, option: str = "--input") -> Any:
-    """Return INPUTS, which may be texts, tensors or specs, by position (a list) or by name (a dict), with texts read;
-    None for None. OPTION is as in `parse_inputs`.
+    """Return INPUTS with texts read as specs: a list by position, or a dict by name; None for None or no inputs.
+
+    INPUTS are one text, tensor or spec, several, or a mapping name -> one of these. Several are read only if all are
+    texts, which may name them as in `parse_inputs`. OPTION is as there.
+    Raises:
+        RuleError: as `parse_inputs`.
     """
     if inputs is None:
         return None
-    if isinstance(inputs, str):
+    if isinstance(inputs, str | torch.Tensor | InputSpec):
         inputs = [inputs]
     if isinstance(inputs, Mapping):
-        return {k: (parse_inputs([v], option)[0] if isinstance(v, str) else v) for k, v in inputs.items()}  # type: ignore[index]
+        return {name: _read(value, option) if isinstance(value, str) else value for name, value in inputs.items()}
     if all(isinstance(one, str) for one in inputs):
         return parse_inputs(inputs, option)
     return list(inputs)
+
+
+def _read(text: str, option: str) -> Any:
+    """Return the spec that TEXT says, an input that has a name already.
+
+    Raises:
+        RuleError: as `parse_inputs`, or TEXT has a name, too.
+    """
+    found = parse_inputs([text], option)
+    if not isinstance(found, list):
+        raise RuleError(f"{printable(text)!r} is an input with a second name", where=option, hint="float32[2,3,64,64]")
+    return found[0]

@@ -51,12 +51,17 @@ class NamedParts:
         self._slices: dict[tuple[int, int], dict[tuple[int, int], str]] = defaultdict(dict)
 
     def see_inputs(self, call: Call, keys: Mapping[int, str], learned: Callable[[Any], bool]) -> None:
-        """Note what one call concatenates, or which weight takes a concatenation.
+        """Note which tensors CALL concatenates, or, in `takes`, that a weight takes a concatenation seen before.
+
+        A concatenation counts if it joins 2 to 16 tensors along the second or the last dimension. A weight takes it as
+        the second argument: of a convolution or an addition (of a table with as many dimensions) if it joins along the
+        second dimension; of `linear`, `matmul` or `mm` if along the last. The first note for a weight stays.
 
         Args:
             call: the call, after it has run.
             keys: id of a weight -> its key.
-            learned: whether a tensor was computed from weights: the sizes of inputs may be guessed.
+            learned: tensor -> whether it was computed from weights. The size of a part that was not is noted as 0,
+                because sizes of inputs may be guessed.
         """
         if call.name in _JOINS and isinstance(call.first, tuple | list) and 1 < len(call.first) <= _MOST:
             whole = call.result.shape
@@ -72,7 +77,12 @@ class NamedParts:
                 self.takes.setdefault(key, parts)
 
     def see(self, call: Call, key: str) -> None:
-        """Note the parts that one call gives of a tensor that was computed with the weight KEY alone."""
+        """Note in `parts` the parts that CALL divides its first argument into, a tensor that was computed with the
+        weight KEY alone.
+
+        They are the 2 to 16 results of `chunk`, `split` or `unbind`, or slices of one dimension from several calls, as
+        soon as they cover it without a gap or an overlap. The first note for a weight stays.
+        """
         if key in self.parts:
             return
         if call.name in _CUTS and isinstance(call.result, tuple | list):
@@ -93,7 +103,9 @@ class NamedParts:
 
 
 def _slice(whole: Any, index: Any) -> tuple[int, int, int] | None:
-    """Return (dimension, start, stop) of what INDEX takes of the tensor WHOLE, if it cuts one dimension only."""
+    """Return (dimension, start, stop) of what INDEX takes of the tensor WHOLE, if it cuts one dimension only, by a
+    slice with plain numbers and without steps; else, or if it takes nothing, None.
+    """
     places = list(index) if isinstance(index, tuple) else [index]
     if not all(one is Ellipsis or isinstance(one, slice) for one in places):
         return None
@@ -109,7 +121,11 @@ def _slice(whole: Any, index: Any) -> tuple[int, int, int] | None:
 
 
 def _names_of_joined(function: str, count: int) -> Sequence[str]:
-    """Return what the running statement of the model calls the COUNT tensors that FUNCTION concatenates."""
+    """Return what the running statement of the model calls the COUNT tensors that FUNCTION concatenates, in order; ""
+    for a tensor without a name.
+
+    All are "" if the statement has not just one call of FUNCTION with a list or tuple of COUNT expressions.
+    """
     calls = (one for one in ast.walk(_running()) if isinstance(one, ast.Call) and one.args)
     found = [
         call.args[0].elts
@@ -121,14 +137,23 @@ def _names_of_joined(function: str, count: int) -> Sequence[str]:
 
 
 def _names(function: str, count: int) -> Sequence[str]:
-    """Return the names that the running statement of the model gives to the COUNT results of the function FUNCTION."""
+    """Return the names that the running statement of the model gives to the COUNT results of the function FUNCTION, in
+    order; "" for a result without a name.
+
+    All are "" if the statement does not assign the results of FUNCTION, as `_gives` understands it, to COUNT targets.
+    """
     target, value = _assigned()
     targets = target.elts if isinstance(target, ast.Tuple | ast.List) else ()
     return [_name(one) for one in targets] if len(targets) == count and _gives(value, function) else [""] * count
 
 
 def _gives(value: ast.AST, function: str) -> bool:
-    """Return whether VALUE is the result of FUNCTION, or what one expression makes of each of its parts."""
+    """Return whether the expression VALUE is a call of FUNCTION, or makes something of each of its results: `[f(part)
+    for part in x.chunk(2)]`, `map(f, x.chunk(2))`.
+
+    Any other call, except of `chunk`, `split` and the like, passes for `unbind`: its result is then a tensor that is
+    unpacked.
+    """
     if isinstance(value, ast.GeneratorExp | ast.ListComp):
         value = value.generators[0].iter
     if isinstance(value, ast.Call) and ast.unparse(value.func) == "map":
@@ -138,8 +163,8 @@ def _gives(value: ast.AST, function: str) -> bool:
 
 
 def _name_of_slice() -> str:
-    """Return the name that the running statement of the model gives to the only slice in it, after what else it does
-    with that slice.
+    """Return the name that the running statement of the model assigns to, if there is just one slice (`x[a:b]`) in what
+    it assigns; else "". What else it does with that slice makes no difference.
     """
     target, value = _assigned()
     slices = [one for one in ast.walk(value) if isinstance(one, ast.Subscript) and ":" in ast.unparse(one.slice)]
@@ -147,7 +172,9 @@ def _name_of_slice() -> str:
 
 
 def _name(one: ast.AST) -> str:
-    """Return the last part of a name; of what is taken out of something, or a method gives of it, its name."""
+    """Return the last part of the name in the expression ONE: "b" for `a.b`, and also for `a.b[0]` and for a method of
+    it, `a.b.view(…)`; "f" for the call `f(…)`; "" for other expressions.
+    """
     while isinstance(one, ast.Subscript | ast.Call):
         inner = one.func if isinstance(one, ast.Call) else one.value
         one = inner.value if isinstance(one, ast.Call) and isinstance(inner, ast.Attribute) else inner
@@ -155,14 +182,18 @@ def _name(one: ast.AST) -> str:
 
 
 def _assigned() -> tuple[ast.AST, ast.AST]:
-    """Return (target, value) of the assignment that the code of the model is running, both empty if it runs none."""
+    """Return (target, value) of the assignment that the code of the model is running, its last target if there are
+    several; two empty statements if it runs no plain assignment (`=`, without an annotation).
+    """
     running = _running()
     return (running.targets[-1], running.value) if isinstance(running, ast.Assign) else (_NOTHING, _NOTHING)
 
 
 def _running() -> ast.AST:
-    """Return the statement that the code of the model is running; an empty one if the call comes from code of torch,
-    or if there is none or several at its line.
+    """Return the statement that the code of the model is running: a plain assignment, a `return` or an expression.
+
+    The code of the model is the first outside of this package and of torch's own functions in Python. An empty
+    statement if that is other code of torch, or if there is no such statement, or several, at its line.
     """
     frame = sys._getframe(1)
     while frame.f_back is not None and (
@@ -183,7 +214,9 @@ _NOTHING = ast.Pass()
 
 @lru_cache(maxsize=16)
 def _statements(text: str) -> tuple[ast.Assign | ast.Return | ast.Expr, ...]:
-    """Return the statements without others inside of them, in the Python code TEXT."""
+    """Return the plain assignments, `return` statements and expression statements in the Python code TEXT, wherever
+    they are in it; () if it is not valid.
+    """
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError):

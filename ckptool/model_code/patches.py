@@ -25,15 +25,21 @@ class Patches:
         self._dims: dict[int, tuple[str, ...]] = {}  # id of a tensor -> the letters in each of its dimensions
 
     def order_of(self, value: Any) -> str:
-        """Return the order in which each row of the tensor VALUE lists the numbers of its patch ("chw", "thwc"); "" if
-        that is not known.
+        """Return the order in which each row of the tensor VALUE lists the numbers of its patch: the letters c, h, w
+        ("chw", "hwc"), with t for a video ("thwc").
+
+        "" if VALUE was not followed, or if its last dimension does not hold just these.
         """
         last = self._dims.get(id(value), ("",))[-1]
         return last if "".join(sorted(last)) in ("chw", "chtw") else ""
 
     def see(self, call: Call, learned: Callable[[Any], bool]) -> None:
-        """Note what one call of a torch function shows about patches. LEARNED tells whether a tensor was computed from
-        weights.
+        """Note which dimensions of a picture or a video each dimension of the result of CALL holds, if its first
+        argument is followed and the function only reshapes, turns, unfolds or copies it.
+
+        A tensor with four or five dimensions that LEARNED (tensor -> whether it was computed from weights) says no of
+        is taken for a picture [n, c, h, w] or a video [n, c, t, h, w], and followed from there. A result whose first
+        dimension is n and c together is followed no longer.
         """
         first, result = call.first, call.result
         if not hasattr(result, "shape") or not hasattr(first, "shape"):
@@ -66,10 +72,11 @@ def _after(
 
 
 def _cut_or_joined(dims: tuple[str, ...], before: Sequence[int], after: Sequence[int]) -> tuple[str, ...] | None:
-    """Return the letters in each dimension after a reshape that cuts single dimensions in two, or joins neighbours;
-    None if it does something else.
+    """Return the letters in each dimension after a reshape from the sizes BEFORE to the sizes AFTER. DIMS are the
+    letters in each dimension before it.
 
-    DIMS are the letters in each dimension before it; BEFORE and AFTER are the sizes.
+    Each dimension has to be kept, joined with the ones after it (their letters side by side), or, if it is all of t, h
+    or w, be cut in two: "h" into "H" (which patch) and "h" (the place in it). None if a dimension is none of these.
     """
     made: list[str] = []
     left, at = list(zip(dims, before, strict=True)), 0

@@ -23,7 +23,7 @@ class Flow(NamedTuple):
 
     Attributes:
         number: its number, counted from 0 in the order in which weights are used.
-        before: the numbers of all weights that its first input was computed from, as bits.
+        before: all weights that its first input was computed from: bit N is set for the weight with number N.
     """
 
     number: int
@@ -31,15 +31,21 @@ class Flow(NamedTuple):
 
     @property
     def bit(self) -> int:
-        """Return the number of this weight as a bit of `before`."""
+        """Return the integer in which only the bit of this weight is set: `1 << number`, as in `before` of other
+        weights.
+        """
         return 1 << self.number
 
     def into(self, other: Flow) -> bool:
-        """Return whether the output of this weight flows into the first input of OTHER."""
+        """Return whether the first input of OTHER was computed from this weight, directly or through other weights.
+        False for a weight and itself.
+        """
         return self.number != other.number and bool(other.before & self.bit)
 
     def beside(self, other: Flow) -> bool:
-        """Return whether this weight and OTHER are parallel: neither takes the output of the other."""
+        """Return whether this weight and OTHER are parallel: the first input of neither was computed from the other.
+        False for a weight and itself.
+        """
         return self.number != other.number and not (self.into(other) or other.into(self))
 
 
@@ -47,8 +53,8 @@ class Flattened(NamedTuple):
     """Images [n, c, h, w] that are flattened before a linear layer.
 
     Attributes:
-        order: the order of their dimensions when they are flattened, "nchw" or another.
-        c, h, w: channels, height and width.
+        order: the letters of their dimensions in the order in which they are when they are flattened: "nchw", "nhwc" ….
+        c, h, w: their sizes: channels, height and width.
     """
 
     order: str
@@ -70,11 +76,11 @@ class BehindLayer(NamedTuple):
 
 
 class Gate(NamedTuple):
-    """The gate of a layer that computes both a gate and the value that it multiplies.
+    """The gate of a layer that computes both a gate and the value that it multiplies, each in one half of its output.
 
     Attributes:
         half: which half of the output is the gate, 0 or 1.
-        activation: the activation of the gate; "glu" if one torch function does all of this.
+        activation: the name of the activation of the gate ("silu"); "glu" if torch's function `glu` does all of this.
     """
 
     half: int
@@ -103,9 +109,9 @@ class Layout(NamedTuple):
     """How a forward pass splits the output of a fused projection.
 
     Attributes:
-        kind: "block" (one part after the other), "grouped" (reshaped first), "inside" (reshaped first, and split along
-            the last of the sizes), or "" if it is not known.
-        sizes: if reshaped, the two or three sizes that replace the last one.
+        kind: "block" (it is split as it is: one part after the other), "grouped" (its last dimension is reshaped to
+            several first), "inside" (the same, and then it is split along the last of them), or "" if it is not known.
+        sizes: if it is reshaped, the two or three sizes that replace the last one; else ().
     """
 
     kind: str = ""
@@ -133,25 +139,26 @@ class Facts:
     """What a forward pass shows about a weight, apart from when it is used. Only a tracer fills it.
 
     Attributes:
-        flow: its place in the graph.
-        joined: the layers whose concatenated outputs it takes, if there are several.
+        flow: its place in the graph, or None if it is not known.
+        joined: the layers whose concatenated outputs it takes, if there are several, each with its channels; else ().
         place: the place of its output among those of other layers that are concatenated with it, or None.
-        flattened: how the images that it takes are flattened.
+        flattened: how the images that it takes are flattened, or None if it takes none.
         layout: how its output is split.
         heads: number of attention heads of one part of its output, or 0.
         rotary: how a rotary embedding pairs its output ("half", "interleaved"); "unknown" if the code sorts the pairs
             before it rotates them; None if it rotates none.
         turned: how many outputs of each attention head are rotated, or 0 if that is not known.
         gate: which half of its output is a gate for the other half, or None.
-        runs: how often the same function takes it.
-        beside_gate: "gate" or "up" for two layers with one input, of which one is the gate of the other.
-        modulates: for each part of its output, "add" (a shift), "mul" (a scale), or "".
+        runs: how often the function that first takes it (`Entry.how`) does so.
+        beside_gate: "gate" or "up" for two layers with one input, of which one is the gate of the other; else "".
+        modulates: for each equal part of its output, "add" (a shift), "mul" (a scale), or ""; () if there are none.
         inputs_first: whether its layout is [in, out]; None if that is not known.
-        dims: for each of its dimensions "input", "output" or "both", if an einsum shows it.
+        dims: for each of its dimensions "input", "output" or "both", if an einsum shows it; else ().
         plus: the number that the code adds to it before it is used, 0 for none; None if that is not known.
         times: the number that the code multiplies it by before it is used, or the rows that it looks up in it, 1 for
             none; None if that is not known.
-        rows: the first function that takes the rows that are looked up in it; "added" if it adds something to them.
+        rows: the first function that takes the rows that are looked up in it; "added" if it adds something to them; ""
+            if there is none.
         behind: for the statistics of a batch norm, the layer directly before it, if nothing is between them.
         bypasses: the parts of its channels, if one of them goes past the layers that take the others: of what it
             gives, of what it takes, or both.
@@ -184,7 +191,10 @@ class Facts:
     pixels: str = ""
 
     def under(self, names: Mapping[str, str]) -> Facts:
-        """Return these facts with the keys of other weights renamed by NAMES (old key -> new key)."""
+        """Return these facts with the keys of other weights renamed by NAMES (old key -> new key).
+
+        A key that is not in NAMES stays in `joined` and `bypasses`, and becomes "" in `behind`.
+        """
         joined = tuple((names.get(key, key), count) for key, count in self.joined)
         behind = None if self.behind is None else self.behind._replace(weight=names.get(self.behind.weight, ""))
         bypasses = tuple(one._replace(layer=names.get(one.layer, one.layer)) for one in self.bypasses)
@@ -256,11 +266,15 @@ class Signature:
 
 
 def of_state_dict(weights: StateDict, ckpt: Checkpoint, *, ordered: bool = True) -> Signature:
-    """Return the signature of WEIGHTS, a state dict of a file, without entries that are not dense tensors.
+    """Return the signature of WEIGHTS, a state dict of a file: its dense tensors with shape and dtype; other entries
+    are left out.
+
+    A tensor with elements that is the same in the file as an earlier one is tied to that one. What only code shows
+    (class, parameter or buffer, use) is unknown.
 
     Args:
         weights: the state dict.
-        ckpt: the file, which may state the roles of tensors in the framework that wrote it.
+        ckpt: the file, which gives the name, and may state the framework that wrote it and the roles of tensors there.
         ordered: whether the order of the keys is meaningful.
     """
     first: dict[Any, str] = {}

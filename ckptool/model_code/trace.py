@@ -1,7 +1,7 @@
 """Make the signature of a model from its state dict and a forward pass.
 
-The forward pass is followed on the meta device if possible, on inputs from `ckptool.model_code.inputs`, so that it
-needs no memory whatever the size of the model.
+The forward pass is followed on a copy without values if possible, on inputs from `ckptool.model_code.inputs`, so that
+it needs no memory whatever the size of the model.
 """
 
 from __future__ import annotations
@@ -34,14 +34,18 @@ def signature_of(
     inputs: Sequence[Any] | Mapping[str, Any] | None = None,
     trace: bool = True,
 ) -> Signature:
-    """Return the signature of MODEL: its keys, shapes and order, and facts from a forward pass on the meta device.
+    """Return the signature of MODEL: its keys, shapes and order, and facts from a forward pass of a copy without
+    values, or, if that fails, of a small model itself.
+
+    Entries of the state dict that are no tensors are left out.
 
     Args:
         model: the model; it is not changed.
         name: for messages; the name of its class if it is empty.
-        inputs: example inputs (positional, or by name); guessed from the first layers if None.
-        trace: follow a forward pass. If that fails, the signature has only the other facts. A model that the ranks of
-            a run share (with DTensors) is not followed, so that all ranks get the same result.
+        inputs: example inputs (positional, or by name); guessed and searched for if None.
+        trace: follow a forward pass. If that fails, the signature has only the other facts; its `rotary` is then
+            "unknown" if names of classes or buffers show a rotary embedding. A model that the ranks of a run share
+            (with DTensors) is not followed, so that all ranks get the same result.
     """
     state = model.state_dict()
     owners = {
@@ -91,19 +95,22 @@ def signature_of(
 
 
 def _tensors(model: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Return the parameters and the buffers of MODEL by name; those with several names under each of them."""
+    """Return (parameters, buffers) of MODEL, each name -> tensor; those with several names under each of them."""
     return dict(model.named_parameters(remove_duplicate=False)), dict(model.named_buffers(remove_duplicate=False))
 
 
 def _class_of(module: torch.nn.Module) -> type:
-    """Return the class of MODULE in its code, without the subclass that `fully_shard` makes."""
+    """Return the class of MODULE in its code: that of MODULE, or the class that `fully_shard` made a subclass of."""
     made, *bases = type(module).__mro__
     return bases[1] if bases[0].__name__ == "FSDPModule" and made.__name__.startswith("FSDP") else made
 
 
 def _rotary_by_parts(model: torch.nn.Module) -> str | None:
-    """Return "unknown" (how pairs are formed) if the modules of MODEL, which was not followed, show a rotary embedding;
-    None if they do not.
+    """Return "unknown" (how pairs are formed) if names in MODEL, which was not followed, show a rotary embedding; else
+    None.
+
+    Such names are: a class with "rotary" in it or "rope" at its beginning, in any case; a buffer whose name is one of
+    the known tables of frequencies.
     """
     classes = {_class_of(module).__name__.lower() for module in model.modules()}
     buffers = {name.rpartition(".")[2] for name, _ in model.named_buffers()}
@@ -128,10 +135,12 @@ _SMALL = 50_000_000
 
 
 def _follow(model: torch.nn.Module, live: Mapping[str, torch.Tensor], inputs: Any) -> _Followed:
-    """Return what a forward pass of MODEL shows, on the first inputs on which it runs to its end.
+    """Return what a forward pass of MODEL shows, on the first inputs on which it runs to its end: INPUTS, or, if that
+    is None, guessed and then searched ones.
 
-    If there are none, return what the pass that got furthest shows, if it used nine tenths of the parameters and
-    buffers; else nothing.
+    Copies of the model without values are run, and then the model itself if it has values and few elements; each for a
+    limited time. If no pass ends, return what the pass that used most tensors shows, if it used nine tenths of LIVE,
+    the parameters and buffers; else nothing.
     """
     small = sum(t.numel() for t in live.values()) < _SMALL and not any(t.is_meta for t in live.values())
     best = _Nothing
@@ -152,8 +161,8 @@ def _follow(model: torch.nn.Module, live: Mapping[str, torch.Tensor], inputs: An
 
 
 def _is_small(inputs: Any) -> bool:
-    """Return whether the guessed INPUTS have few enough elements to be tried: some layers take thousands of
-    channels.
+    """Return whether each of the guessed INPUTS, a list or a dict of specs, has at most `_MOST_INPUT` elements, so that
+    it can be tried: some layers take thousands of channels.
     """
     specs = inputs.values() if isinstance(inputs, Mapping) else inputs
     return all(math.prod(spec.shape) <= _MOST_INPUT for spec in specs)
@@ -185,8 +194,11 @@ def _attempt(model: torch.nn.Module, inputs: Any) -> _Followed | None:
 
 
 def _hollow(value: Any, device: str) -> Any:
-    """Return the input for the spec or tensor VALUE: on a CPU, floating point zeros that share one element, because
-    their values do not matter.
+    """Return the input that VALUE, a spec, a tensor or nested ones, stands for: tensors on DEVICE for specs, and
+    tensors as they are.
+
+    A single spec of floating point numbers becomes zeros that share one element if DEVICE is "cpu", because values do
+    not matter; other specs become random values, or none on the meta device.
     """
     if isinstance(value, InputSpec) and device == "cpu" and getattr(torch, value.dtype).is_floating_point:
         return torch.zeros((), dtype=getattr(torch, value.dtype)).expand(value.shape)
@@ -195,11 +207,12 @@ def _hollow(value: Any, device: str) -> Any:
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Compute in this thread alone, in this context: models without values have little to compute, and more threads
-    wait for each other in loops that take most of the time on a busy machine.
+    """In this context, if it is entered in the main thread, torch computes with one thread; afterwards with as many as
+    before.
 
-    This is done only in the main thread: torch keeps one number for the process and one for each thread, and two
-    threads that set and restore them at once would leave a wrong number behind.
+    Models without values have little to compute, and more threads wait for each other in loops that take most of the
+    time on a busy machine. In other threads nothing is changed: torch keeps one number for the process and one for each
+    thread, and two threads that set and restore them at once would leave a wrong number behind.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -23,8 +23,8 @@ _WAYS = "MODEL.py, MODEL.py:Name or package.module:Name"
 
 
 def split(text: str) -> tuple[str, str]:
-    """Return (place, name) for TEXT: (`a/b.py`, `Net`) for `a/b.py:Net`; the name is "" if there is none. A drive
-    letter of Windows is not a name.
+    """Return (place, name) for TEXT: (`a/b.py`, `Net`) for `a/b.py:Net`. The name is "" if there is no colon, or if a
+    slash or backslash comes after the last one, as after a drive letter of Windows; the place is then TEXT.
     """
     place, colon, name = text.rpartition(":")
     if not colon or re.search(r"[\\/]", name):
@@ -33,8 +33,10 @@ def split(text: str) -> tuple[str, str]:
 
 
 def file_of(text: str) -> Path | None:
-    """Return the file of the module that TEXT names, found without running code. None if TEXT is a file itself, or if
-    there is no such module.
+    """Return the file of the module that TEXT (`package.module:Name`) names, found without running code. Modules in the
+    current folder are found last.
+
+    None if the place in TEXT ends with `.py` or is no dotted name, if there is no such module, or if it has no file.
     """
     place, _ = split(text)
     if place.endswith(".py") or not all(part.isidentifier() for part in place.split(".")):
@@ -58,7 +60,7 @@ def import_code(place: str) -> Any:
     not caught.
 
     Raises:
-        Unreadable: there is no such file.
+        Unreadable: PLACE names a file, which is not there or holds no code (see `require_code`).
     """
     path = Path(place)
     if not names_file(place):
@@ -69,7 +71,7 @@ def import_code(place: str) -> Any:
 
 
 def require_code(place: str) -> None:
-    """Raise Unreadable if PLACE names a file that is not there or holds no code. Nothing is run.
+    """Raise an error if PLACE names a file that cannot be imported. Nothing is run. Names of modules are not looked at.
 
     Raises:
         Unreadable: there is no such file, it is a folder, or Python does not import files with its suffix.
@@ -85,7 +87,9 @@ def require_code(place: str) -> None:
 
 
 def names_file(place: str) -> bool:
-    """Return whether PLACE names a file, and not a module."""
+    """Return whether PLACE names a file or folder, and not a module: it is empty, ends with `.py` or has a slash in it,
+    or it is there and no module has that name.
+    """
     return not place or place.endswith(".py") or "/" in place or (is_there(place) and file_of(place) is None)
 
 
@@ -113,7 +117,10 @@ def _own_command_line(path: Path) -> Iterator[None]:
 
 def _import_in_package(path: Path) -> Any:
     """Import the file PATH, which is beside an `__init__.py`, as a module of that package, so that its relative imports
-    work; if that is not possible, import it alone. Return the module.
+    work, and return the module.
+
+    If a name on the way is no identifier, if PATH is the `__init__.py` of the outermost package, or if another package
+    of that name is imported already, it is imported alone.
     """
     place = path.resolve()
     names = [] if place.stem == "__init__" else [place.stem]
@@ -134,7 +141,9 @@ def _import_in_package(path: Path) -> Any:
 
 
 def _is_another(known: Any, place: Path) -> bool:
-    """Return whether KNOWN, an imported package or None, comes from another folder than those around PLACE."""
+    """Return whether KNOWN, an imported package, comes from none of the folders around PLACE, or from no file. False
+    for None.
+    """
     origin = getattr(known, "__file__", None)
     return known is not None and (origin is None or Path(origin).resolve().parent not in place.parents)
 
@@ -163,7 +172,9 @@ def _import_alone(path: Path) -> Any:
 
 @contextlib.contextmanager
 def _current_folder_last() -> Iterator[None]:
-    """Search the current folder, in this context, for modules that are found nowhere else."""
+    """In this context, search the current folder for modules that are found nowhere else. Nothing is changed if
+    `sys.path` has that folder already, or if it was deleted.
+    """
     try:
         here = str(Path.cwd())
     except OSError:  # it was deleted

@@ -13,7 +13,7 @@ from torch import nn
 
 from ckptool.errors import RuleError
 from ckptool.model_code.input_search import Budget, find_inputs, working_inputs
-from ckptool.model_code.inputs import Fields, inputs_text, leaves, made, nested, parse_inputs
+from ckptool.model_code.inputs import Fields, InputSpec, inputs_text, leaves, made, nested, parse_inputs, read_inputs
 
 F = nn.functional
 
@@ -366,6 +366,21 @@ def test_names_with_dots_are_lists_and_dicts() -> None:
 def test_one_name_cannot_be_an_input_and_hold_inputs() -> None:
     with pytest.raises(RuleError, match="inside of another input"):
         nested({"a": 1, "a.b": 2})
+    with pytest.raises(RuleError, match="inside of 'a'"):
+        nested({"a.b": 2, "a": 1})
+
+
+def test_a_single_input_is_not_taken_apart() -> None:
+    tensor = torch.zeros(2, 3)
+    assert read_inputs(tensor)[0] is tensor
+    spec = InputSpec("float32", (2, 3))
+    assert read_inputs(spec) == read_inputs("float32[2,3]") == [spec]
+
+
+def test_an_input_has_one_name() -> None:
+    assert read_inputs({"x": "float32[2,3]"}) == {"x": InputSpec("float32", (2, 3))}
+    with pytest.raises(RuleError, match="second name"):
+        read_inputs({"x": "y=float32[2,3]"})
 
 
 def test_code_that_compares_each_with_each_is_not_tried_on_thousands() -> None:

@@ -16,6 +16,7 @@ from torch import nn
 from ckptool.porting import expression as ex
 from ckptool.porting.prove.fingerprints import Known, fingerprints, pairing
 from ckptool.porting.prove.recorder import follow
+from ckptool.porting.prove.source_code import OwnCode
 from ckptool.torch_bridge import from_torch, to_torch
 
 VIEWS: dict[str, Callable[[Any], Any]] = {
@@ -65,6 +66,29 @@ def test_layers_are_seen_with_what_they_take_and_after_what() -> None:
     assert set(flow.uses[1].held) == {"weight", "bias", "running_mean", "running_var"}
     assert flow.behind == [frozenset({2})]
     assert model.training
+
+
+class BiasesLater(nn.Module):
+    """Two layers of which the code adds the biases afterwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Parameter(torch.randn(4, 3)), nn.Parameter(torch.randn(5, 3))
+        self.b = nn.Parameter(torch.randn(5))
+
+    def forward(self, x: Any) -> Any:
+        return x @ self.one.t(), x @ self.two.t() + self.b
+
+
+def test_a_bias_that_is_added_later_is_found_behind_a_use_that_the_file_lacks() -> None:
+    flow = follow(BiasesLater(), [torch.randn(2, 3)])
+    assert flow is not None
+    held = OwnCode({key: ex.of(key) for key in ("two", "b")}, missing=frozenset({"one"})).seen(flow)
+    assert [use.keys for use in held.uses] == [("two",), ("b",)]
+    bias = held.bias(held.uses[0])
+    assert bias is not None
+    assert bias.keys == ("b",)
+    assert held.after(held.uses[0]) == {held.uses[1].index}
 
 
 def test_a_recurrent_layer_is_seen_step_by_step() -> None:

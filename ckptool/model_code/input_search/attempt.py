@@ -58,7 +58,7 @@ class Done:
     """A try that ran to its end.
 
     Attributes:
-        used: how many weights it used.
+        used: how many parameters of the model it used.
         touched: the places of the inputs that it used.
         tables: place of an input that looks up rows of a table -> number of rows of the smallest such table.
     """
@@ -69,8 +69,9 @@ class Done:
 
 
 def attempt(model: torch.nn.Module, spec: Any, shortcut: Shortcut | None) -> Stop | Done:
-    """Run MODEL on random inputs of SPEC, and return how the try ended: `Done` or `Stop`. SHORTCUT replaces operations,
-    as `shape_only`.
+    """Run MODEL on random inputs of SPEC, the same ones each time, and return how the try ended: `Done` or, after an
+    error, `Stop`. SHORTCUT(name, args, kwargs), if given, replaces an operation unless it returns None (see
+    `shape_only`).
     """
     device = next((str(t.device) for t in itertools.chain(model.parameters(), model.buffers())), "cpu")
     given = made(spec, device, torch.Generator().manual_seed(0))
@@ -87,7 +88,16 @@ def attempt(model: torch.nn.Module, spec: Any, shortcut: Shortcut | None) -> Sto
 
 
 class _Watch(TorchFunctionMode):  # type: ignore[misc]
-    """Follows which inputs flow into which operation, and notes the operation that failed."""
+    """A mode of torch that follows which inputs flow into which operation, and notes the operation that failed.
+
+    Args:
+        model: the model that runs.
+        given: the tensors in its inputs, in the order of their places.
+        shortcut: as in `attempt`.
+    Attributes:
+        touched: the places of the inputs that were used, beyond a look at their properties.
+        tables: as in `Done`.
+    """
 
     def __init__(self, model: torch.nn.Module, given: Sequence[torch.Tensor], shortcut: Shortcut | None) -> None:
         super().__init__()
@@ -110,7 +120,7 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
 
     @property
     def used(self) -> int:
-        """Return how many parameters of the model were used."""
+        """Return how many parameters of the model, without buffers, were used."""
         return len(self._used & self._parameters)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -174,7 +184,8 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
 class Budget:
     """Limits the memory of a try, which keeps all results, so that their ids stay unique.
 
-    It raises MemoryError for results that are too big, before they get memory if possible.
+    It raises MemoryError if one result has more than 32 million elements or all together take more than 2 GB, before a
+    result gets memory if possible. Expanded dimensions and tensors on the meta device do not count.
     """
 
     def __init__(self) -> None:
@@ -182,7 +193,9 @@ class Budget:
         self._left = _MOST_BYTES
 
     def before(self, name: str, args: Any) -> None:
-        """Raise MemoryError if the arguments ARGS of the operation NAME show that its result is too big."""
+        """Raise MemoryError if the arguments ARGS of the operation NAME show that its result is too big: for products
+        of matrices, `cdist`, and rows taken by an index.
+        """
         pair = [one for one in args[-2:] if isinstance(one, torch.Tensor) and one.ndim > 1 and not one.is_meta]
         if name in _OF_PAIRS and len(pair) == 2:
             a, b = pair
@@ -194,7 +207,7 @@ class Budget:
                 _refuse(rows.numel() * math.prod(args[0].shape[1:]) > _MOST_MADE)
 
     def after(self, result: Any) -> None:
-        """Raise MemoryError if RESULT is too big, or all results of the try together are."""
+        """Raise MemoryError if RESULT, also nested tensors, is too big, or if all results of the try together are."""
         for one in flat(result):
             if not isinstance(one, torch.Tensor) or one.is_meta or one.layout is not torch.strided:
                 continue
@@ -220,7 +233,7 @@ _OF_PAIRS = frozenset("cdist matmul __matmul__ bmm mm baddbmm".split())
 
 
 def _stored(tensor: torch.Tensor) -> int:
-    """Return how many elements of TENSOR need memory: an expanded dimension counts once."""
+    """Return how many elements of TENSOR need memory: an expanded dimension counts once; 0 on the meta device."""
     return 0 if tensor.is_meta else math.prod(n for n, s in zip(tensor.shape, tensor.stride(), strict=True) if s)
 
 

@@ -17,7 +17,10 @@ from .wanted import ATTENTION, BY_ELEMENT, NUMBER, wanted_dimensions, wanted_siz
 
 
 def changes(one: InputSpec, stop: Stop) -> Iterator[InputSpec]:
-    """Yield specs to try in place of the input ONE, as the error of the failed try STOP suggests."""
+    """Yield specs to try in place of the input ONE, the likeliest first, as the error of the failed try STOP suggests:
+    another type, range, number of dimensions, or size. Some may be yielded twice; nothing if the error suggests
+    nothing.
+    """
     said, name = stop.message, stop.name
     floats = getattr(torch, one.dtype).is_floating_point
     args = [a for a in flat(stop.args) if isinstance(a, torch.Tensor)]
@@ -152,7 +155,8 @@ def _of_dimensions(
 
 
 def deeper(one: InputSpec, rank: tuple[int, int]) -> InputSpec:
-    """Return the input ONE with a second dimension of 4 added, if an operation needs more dimensions.
+    """Return the input ONE with a second dimension of 4 put in, if an operation needs more dimensions than a tensor
+    has; else ONE.
 
     RANK is (dimensions that the tensor has, dimensions that the operation needs).
     """
@@ -161,7 +165,8 @@ def deeper(one: InputSpec, rank: tuple[int, int]) -> InputSpec:
 
 def _resized(one: InputSpec, have: int, want: int) -> Iterator[InputSpec]:
     """Yield specs for the input ONE with other sizes, with which a tensor that was computed from it with size HAVE may
-    get size WANT.
+    get size WANT: sizes that equal HAVE become WANT, others are scaled by the same ratio or changed by the same
+    difference, and pictures become square.
     """
     shape = one.shape
     places = [*range(1, len(shape)), 0] if len(shape) > 1 else [0]

@@ -27,8 +27,12 @@ class SizesSeen:
         self._seen: dict[tuple[Any, ...], list[tuple[Any, int]]] = {}
 
     def fitting(self, spec: Any, stop: Stop) -> Iterator[Any]:
-        """Yield inputs like SPEC whose sizes are between those of earlier tries, or beyond, so that the operation where
-        the try STOP failed gets the size it needs.
+        """Yield inputs like SPEC with one size changed in proportion, so that the operation where the try STOP failed
+        gets the size it needs; and remember SPEC for later calls.
+
+        Each comes from one of the last twelve tries that stopped at this operation, with the same need, and differ from
+        SPEC in one size of one input. Nothing is yielded if there is none, or if no operation on two tensors failed
+        over a size.
         """
         args = [a for a in flat(stop.args) if isinstance(a, torch.Tensor)]
         if not stop.name or len(args) < 2:

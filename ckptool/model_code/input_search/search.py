@@ -34,8 +34,10 @@ def find_inputs(
     shortcut: Shortcut | None = None,
     patience: float = _PATIENCE,
 ) -> Iterator[Any]:
-    """Yield inputs on which the forward pass of MODEL runs, the likeliest first.
+    """Yield inputs on which the forward pass of MODEL runs, the likeliest first: lists of specs by position, or dicts
+    by name.
 
+    A second search, in which the earlier suggestions count half, is made if the first found nothing.
     Args:
         model: the model; its weights need no values.
         like: inputs to begin with, before any guess.
@@ -54,11 +56,12 @@ def find_inputs(
 def _searched(
     model: torch.nn.Module, like: Sequence[Any], shortcut: Shortcut | None, patience: float, memory: float
 ) -> Iterator[Any]:
-    """Yield inputs on which MODEL runs, from one search of PATIENCE seconds of CPU time. LIKE and SHORTCUT are as in
-    `find_inputs`. Inputs that leave many parameters unused come last.
+    """Yield inputs on which MODEL runs, from one search of at most PATIENCE seconds of CPU time. LIKE and SHORTCUT are
+    as in `find_inputs`. Inputs that leave more than 5 percent of the parameters unused come last.
 
-    Tries that got further go first; of those that got equally far, those made by likelier suggestions. MEMORY is the
-    weight of the earlier suggestions that led to a try: with 0, the rank of the latest suggestion counts alone.
+    Tries that got further go first; of those that got equally far, those made by likelier suggestions. Each sixth try
+    is the one that has waited longest. MEMORY is the weight of the earlier suggestions that led to a try: with 0, the
+    rank of the latest suggestion counts alone.
     """
     until = time.thread_time() + patience
     count = itertools.count()
@@ -112,8 +115,10 @@ def _searched(
 
 
 def _smaller(spec: Any) -> Any:
-    """Return the inputs SPEC with the sizes of all pictures halved until they have few enough elements; all are halved
-    together, so that they still suit each other.
+    """Return the inputs SPEC with the sizes of all pictures (all dimensions behind the second, if there are more than
+    three) halved until they have few enough elements. All are halved together, so that they still suit each other.
+
+    Halving ends before a size would not be even, so the result may be too large still, as are inputs without pictures.
     """
     while not _is_small(spec):
         told = [one for _, one in leaves(spec)]
@@ -128,7 +133,9 @@ def _smaller(spec: Any) -> Any:
 
 
 def _is_small(spec: Any) -> bool:
-    """Return whether all inputs in SPEC have elements, and few enough for code that compares each element with each."""
+    """Return whether all inputs in SPEC have elements, and few enough: at most 2 million each, and 4,096 rows unless
+    they have more than three dimensions, for code that compares each row with each.
+    """
     return all(
         all(0 < n <= _MOST for n in one.shape)
         and math.prod(one.shape) <= _MOST
@@ -145,8 +152,11 @@ _LONGER = 24
 
 
 def _fuller(model: torch.nn.Module, spec: Any, done: Done, shortcut: Shortcut | None) -> tuple[Any, Done]:
-    """Return inputs like SPEC, which run, that show more of MODEL, and how their try ended: without unused inputs, with
-    every word of a vocabulary, and with larger pictures if they are very small. DONE is how the try of SPEC ended.
+    """Return inputs like SPEC, which run, that show more of MODEL, and how their try ended: without unused last inputs,
+    with every word of a vocabulary, and with pictures 8, 4 or 2 times as large if they are smaller than 8.
+
+    DONE is how the try of SPEC ended. A change is kept if it runs and uses as many weights; without any, SPEC and DONE
+    are returned.
     """
 
     def tried(other: Any) -> bool:
@@ -182,8 +192,9 @@ def _fuller(model: torch.nn.Module, spec: Any, done: Done, shortcut: Shortcut | 
 
 
 def working_inputs(model: torch.nn.Module, *, like: Sequence[Any] = ()) -> Iterator[Any]:
-    """Yield the inputs of `find_inputs` on which MODEL runs, tried on a copy without values if that runs; LIKE are
-    inputs to begin with.
+    """Yield the inputs of `find_inputs` on which MODEL runs; LIKE are inputs to begin with.
+
+    A model of 50 million parameters and more is replaced by a copy without values, if any inputs are found for that.
     """
     small = sum(p.numel() for p in model.parameters()) < _SMALL
     for one in () if small else without_memory(model):
@@ -201,8 +212,10 @@ _SMALL = 50_000_000
 
 
 def _seeds(model: torch.nn.Module) -> Iterator[Any]:
-    """Yield the first inputs of MODEL to try: one guess for each combination of element types and numbers of
-    dimensions.
+    """Yield the first inputs of MODEL to try: all arguments annotated as tensors (see `_said_to_be_tensors`); the first
+    guess for each combination of names, element types and numbers of dimensions, up to 12 combinations, and for
+    matrices of integers alone also vectors; then vectors and sequences of them for all arguments that need a value, or
+    five inputs and one for `*args`.
     """
     kinds = set()
     yield from _said_to_be_tensors(model)
@@ -229,8 +242,8 @@ def _seeds(model: torch.nn.Module) -> Iterator[Any]:
 
 
 def _said_to_be_tensors(model: torch.nn.Module) -> Iterator[Any]:
-    """Yield inputs by name for all arguments of MODEL annotated as tensors, if some of them have None as
-    their default.
+    """Yield a dict argument -> spec for all arguments of MODEL annotated as tensors, if there are two to eight, some
+    have None as their default, and all arguments that need a value are among them; else nothing.
     """
     try:
         parameters = list(inspect.signature(model.forward).parameters.values())

@@ -19,7 +19,9 @@ from .wanted import BY_ELEMENT, wanted_dimensions, wanted_sizes
 
 
 def suggestions(model: torch.nn.Module, spec: Any, stop: Stop) -> Iterator[Any]:
-    """Yield other inputs than SPEC for MODEL that the error of the failed try STOP suggests, the likeliest first."""
+    """Yield other inputs than SPEC for MODEL that the error of the failed try STOP suggests, in the form of SPEC, the
+    likeliest first. Some may be yielded twice.
+    """
     told = leaves(spec)
     specs = [one for _, one in told]
     blamed = stop.blamed or list(range(len(specs)))
@@ -50,9 +52,10 @@ _NO_SUCH_LAYER = re.compile(r"'[A-Za-z_]*(\d+)'|index (\d+) is out of range")
 
 def _counted(specs: Sequence[InputSpec], stop: Stop) -> Iterator[list[InputSpec]]:
     """Yield inputs with one column per layer, if code with a layer for each column has no layer for the last columns,
-    as the error of the try STOP says. SPECS are the inputs of that try.
+    as the error of the try STOP says: a KeyError or IndexError with a number. SPECS are the inputs of that try.
 
-    For example, it has no `embed_4` for a fifth column.
+    If the error says that there is no `embed_4`, each dimension but the first becomes four where it is larger, one at a
+    time, and after these, three.
     """
     found = _NO_SUCH_LAYER.fullmatch(stop.message) if stop.error in ("KeyError", "IndexError") else None
     last = int(found[1] or found[2]) if found else 0
@@ -65,8 +68,11 @@ def _counted(specs: Sequence[InputSpec], stop: Stop) -> Iterator[list[InputSpec]
 
 
 def _beside(specs: Sequence[InputSpec], stop: Stop) -> Iterator[list[InputSpec]]:
-    """Yield inputs with the sizes of the tensor that they are added to or concatenated with in the operation where the
-    try STOP failed. SPECS are the inputs of that try.
+    """Yield inputs with the sizes of a tensor that they are added to or concatenated with in the operation where the
+    try STOP failed, one input changed at a time; for a concatenation, its dimension stays. SPECS are the inputs of that
+    try.
+
+    Only inputs that the operation takes as they are, beside a tensor of as many dimensions, are changed.
     """
     if stop.name not in BY_ELEMENT | {"cat", "concat"}:
         return
@@ -85,8 +91,11 @@ def _beside(specs: Sequence[InputSpec], stop: Stop) -> Iterator[list[InputSpec]]
 
 
 def _together(specs: Sequence[InputSpec], blamed: Sequence[int], stop: Stop) -> Iterator[list[InputSpec]]:
-    """Yield inputs of which several get another size, the size that they share, or sizes whose sum is needed. SPECS are
-    the inputs of the try STOP, BLAMED the places of the inputs to change.
+    """Yield inputs of which several get another size at once: those that share the size that is wrong get the needed
+    one, or those that share a dimension and size are changed so that their sum is right.
+
+    SPECS are the inputs of the try STOP, whose error says which sizes are needed, BLAMED the places of the inputs to
+    change.
     """
     args = [a for a in flat(stop.args) if isinstance(a, torch.Tensor)]
     x, weight = (args[0] if args else None), (args[1] if len(args) > 1 else None)
@@ -109,7 +118,9 @@ def _together(specs: Sequence[InputSpec], blamed: Sequence[int], stop: Stop) -> 
 
 
 def _put(spec: Any, path: tuple[Any, ...], value: Any) -> Any:
-    """Return the nested inputs SPEC with VALUE at PATH, the names and indices that lead there."""
+    """Return the nested inputs SPEC with VALUE in place of what is at PATH, the keys and indices that lead there. VALUE
+    itself if PATH is empty; unchanged if there is nothing at PATH.
+    """
     if not path:
         return value
     if isinstance(spec, Mapping):
@@ -123,7 +134,12 @@ def _first(model: torch.nn.Module, name: str, like: InputSpec) -> InputSpec:
 
 
 def _named(model: torch.nn.Module, spec: Any, stop: Stop) -> Iterator[Any]:
-    """Yield inputs like SPEC with the arguments and entries added whose names the error of the try STOP mentions."""
+    """Yield inputs like SPEC with the arguments and entries added whose names the error of the try STOP mentions; by
+    name, if an argument is added.
+
+    Only arguments with None as their default are added. If the error is about a None and names none of them, all but
+    unlikely ones (caches, flags) are tried, one at a time.
+    """
     key = re.fullmatch(r"'(\w+)'", stop.message) if stop.error == "KeyError" else None
     attribute = re.search(r"object has no attribute '(\w+)'", stop.message)
     attribute = attribute if attribute and re.search("'(Fields|Tensor|dict)'", stop.message) else None

@@ -18,8 +18,8 @@ ATTENTION = frozenset({"scaled_dot_product_attention", "bmm", "baddbmm"})
 
 
 def wanted_dimensions(stop: Stop) -> list[tuple[int, int]]:
-    """Return (number of dimensions that a tensor has, number that it needs) for each way to read the error of STOP. -1
-    stands for a number that the error does not say.
+    """Return (number of dimensions that a tensor has, number that it needs), different ones, for each way to read the
+    error of STOP. -1 stands for a number that the error does not say. [] if the error is not about dimensions.
     """
     said = stop.message
     args = [a for a in flat(stop.args) if isinstance(a, torch.Tensor)]
@@ -65,8 +65,10 @@ def wanted_dimensions(stop: Stop) -> list[tuple[int, int]]:
 
 
 def wanted_sizes(stop: Stop, x: torch.Tensor | None, weight: torch.Tensor | None) -> list[tuple[int, int]]:
-    """Return (size that a tensor has, size that it needs) for each way to read the error of STOP. X and WEIGHT are the
-    first two tensors of the operation that failed.
+    """Return (size that a tensor has, size that it needs), different and above 0, for each way to read the error of
+    STOP; [] if there is none. If the error does not say which of two sizes is needed, both ways are returned.
+
+    X and WEIGHT are the first two tensors of the operation that failed, or None.
     """
     said, name = stop.message, stop.name
     found: list[tuple[int, int]] = []

@@ -4,16 +4,20 @@ Equal outputs prove all weights that they depend on. If outputs differ, the outp
 is looked up among the outputs of all uses in the source's code. The models diverge at the first use whose output is
 missing there while the outputs of all uses before it are found. Other expressions for the weights at that use
 (`improving`) are tried; a change is kept if more uses agree. A change that worked in one block is tried first in the
-next block. Combinations of changes are never searched.
+next block. Two changes are tried together only in the few cases in which one alone would show nothing.
 
 The words of this package, beside those of `ckptool.porting`:
 
     use, flow    an operation on weights in a forward pass, with its input and output; all uses of a forward pass. HELD
                  is one weight of a use, as the operation takes it. A step is an operation without weights.
     expected     the flow of the source's code. SEEN is the flow of the model with some mapping.
-    agree        said of a use whose output some use in the source's code gives, too. The models diverge at the first
-                 use that does not.
+    agree        said of a use whose output channels are outputs of uses in the source's code, too. The models diverge
+                 at the first uses that do not (FRONTS): all uses before each of them agree.
     change       other expressions for some keys, which a proof tries: (label, key -> expression).
+    setting      what code has beside weights (eps, activation, scale). The cause is a setting if two models differ by
+                 it although their weights are right.
+    swap         here, a function that is run in place of a step of the model, to try a setting (`code_steps`).
+    family       several keys with tensors of equal sizes, which count as one tensor (`dimensions`, `unused`).
     fingerprint  a few numbers made from the values of one channel, by which a proof finds equal channels.
 """
 
@@ -118,7 +122,8 @@ def prove(
 
 
 def _proved(mapping: Mapping, trial: Trial, code: OwnCode, both: SameInputs, theirs: Any, own: Any) -> Mapping:
-    """Return MAPPING with the result of its proof on the inputs BOTH of the two models.
+    """Return MAPPING with the result of its proof on the inputs BOTH of the two models, also on other values of these,
+    and with a doubt about colours if their order may differ (see `doubt_colours`).
 
     CODE is the source's code with the file loaded, as data; THEIRS is the module of that code, and OWN the model. TRIAL
     runs OWN with other expressions for its weights.
@@ -149,13 +154,14 @@ def prove_against(
     progress: Tell | None = None,
 ) -> Mapping:
     """Compare the outputs of the model with outputs that were saved where the source's code runs; return MAPPING with
-    the result as its `proof`.
+    the result as its `proof`, and with doubts settled by it.
 
     REFERENCE is a file of any format with tensors named `input`, `input.0`, `input.NAME` … and `output`, `output.0` ….
-    PATIENCE and PROGRESS are as in `prove`.
+    The other arguments are as in `prove`.
     Raises:
         NotFound: the file has no tensors with these names.
         CannotCarry: the model does not take these inputs, or has no output that can be compared with these outputs.
+        RuleError: some inputs have a name and some have none.
     """
     model = built(target_model)
     saved = read_reference(reference, model)

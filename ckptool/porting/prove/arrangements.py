@@ -23,8 +23,9 @@ _HEAD_COUNTS = (2, 4, 8, 12, 16, 3, 6, 24, 32, 1, 5, 10)
 
 
 def twice(ground: Ground, f: Use) -> Iterator[Change]:
-    """Yield changes (label, key -> expression) of the weights before the use F that reorder their rows and also pair
-    the rows for another rotary embedding.
+    """Yield changes (label, key -> expression) of the weights before the use F that reorder their parts or heads (see
+    `_orders`) and then the rows of queries and keys for another rotary embedding. A group of layers with one input (see
+    `_groups_before`) is left out if one of its weights has no expression now (see `Ground.now`).
 
     They are for models that need both at once, where neither change alone makes more agree.
     """
@@ -38,8 +39,10 @@ def twice(ground: Ground, f: Use) -> Iterator[Change]:
 
 
 def arrangements(ground: Ground, f: Use) -> Iterator[Change]:
-    """Yield changes (label, key -> expression) that reorder the rows of the weights before the use F: gates of
-    recurrent layers, parts, heads, or pairs of rotary embeddings.
+    """Yield changes (label, key -> expression) that reorder the rows of the weights before the use F and of their
+    biases: first gates of recurrent layers, then chunks of one layer, then parts, heads and pairs of rotary embeddings
+    of each group of layers with one input. A group is left out if one of its weights has no expression now (see
+    `Ground.now`).
 
     After such a change F takes the same set of channels in another order.
     """
@@ -57,9 +60,11 @@ def arrangements(ground: Ground, f: Use) -> Iterator[Change]:
 
 
 def at_the_end(ground: Ground) -> Iterator[Change]:
-    """Yield changes (label, key -> expression) that cut one layer of the source in another order, for the last layers
-    of unlike sizes with one input: which of them has which rows shows in no layer, but in the outputs. Layers of one
-    size are left as they are: whether these or the outputs are exchanged is a question.
+    """Yield changes (label, key -> expression) that cut one layer of the source in another order, for two to four last
+    layers of the model, all of unlike sizes and with one input, that are now cut from it: which of them has which rows
+    shows in no layer, but in the outputs.
+
+    Layers of one size are left as they are: whether these or the outputs are exchanged is a question.
     """
     groups: dict[frozenset[int], list[Use]] = {}
     for index in sorted({i for behind in ground.own.behind for i in behind}):
@@ -80,7 +85,8 @@ def at_the_end(ground: Ground) -> Iterator[Change]:
 
 def exchanged_outputs(ground: Ground) -> Iterator[Change]:
     """Yield changes (label, key -> expression), each of which exchanges what two outputs of one size are made of, layer
-    by layer, if their names say which output is which.
+    by layer, but for the layers that serve both. Only outputs whose names say which output is which (see `by_name`) and
+    that are made of weights of equal sizes in equal order are exchanged.
     """
     named = by_name(ground.theirs, ground.own)
     made_of = [ground.own.reaching(behind) for behind in ground.own.behind]
@@ -97,8 +103,9 @@ def exchanged_outputs(ground: Ground) -> Iterator[Change]:
 
 
 def _chunks(ground: Ground, f: Use, u: Use) -> Iterator[tuple[str, list[Rows]]]:
-    """Yield the rows of U in other orders of its chunks, if it gives several of the width that F takes: scale, shift
-    and gate. They come before all that is done to layers further back.
+    """Yield (label, [new rows]) for the rows of the use U in other orders of its two to nine chunks of the width that F
+    takes, such as scale, shift and gate: each order of up to four, two exchanged of more. Nothing if U does not give so
+    many.
     """
     width = 0 if f.taken is None else len(f.taken)
     n = u.rows // width if width and u.rows % width == 0 else 0
@@ -112,8 +119,9 @@ def _chunks(ground: Ground, f: Use, u: Use) -> Iterator[tuple[str, list[Rows]]]:
 
 
 def _gates(ground: Ground, f: Use, groups: Sequence[Sequence[Use]]) -> Iterator[Change]:
-    """Yield changes (label, key -> expression) that reorder the gates of a recurrent layer before the use F, in the
-    weights for the input and for the hidden state alike. GROUPS are the uses before F, by their input.
+    """Yield changes (label, key -> expression) that reorder the gates of a recurrent layer before the use F: the rows,
+    in four or three parts, of all weights of one size directly before F alike (for the input and for the hidden state).
+    Nothing if there are not two of them. GROUPS are the uses before F, by their input.
     """
     direct = [u for group in groups for u in group if u.index in f.before or f.before & ground.own.after(u)]
     for rows, n in ((rows, n) for rows in dict.fromkeys(u.rows for u in direct) for n in (4, 3)):
@@ -131,8 +139,9 @@ def _gates(ground: Ground, f: Use, groups: Sequence[Sequence[Use]]) -> Iterator[
 
 
 def _groups_before(ground: Ground, f: Use) -> list[list[Use]]:
-    """Return the matrices whose outputs the use F takes, directly or through norms, grouped by their input: queries,
-    keys and values form one group. At most four groups of eight uses.
+    """Return the matrices whose outputs the use F takes, directly or through up to three uses of another kind, and
+    others that take the same input as one of these, grouped by the uses before them: queries, keys and values form one
+    group. At most four groups of eight uses, each in order of execution.
     """
     found: list[Use] = []
     open_ = set(f.before)
@@ -160,7 +169,8 @@ def _rearranged(ground: Ground, label: str, group: Sequence[Use], rows: Sequence
 
 def _orders(ground: Ground, rows: Sequence[Rows]) -> Iterator[tuple[str, list[Rows]]]:
     """Yield (label, new rows) for each way to reorder ROWS, the rows of weights with the same input: parts in another
-    order, parts joined head by head, or joined heads split again.
+    order, parts joined head by head, joined heads split again, or several heads of queries for each head of keys and
+    values. The new rows are as many pieces as ROWS, of the same numbers of rows.
     """
     sizes = [r.rows for r in rows]
     if 2 <= len(rows) <= 4 and len(set(sizes)) == 1:
@@ -209,8 +219,9 @@ def _orders(ground: Ground, rows: Sequence[Rows]) -> Iterator[tuple[str, list[Ro
 
 
 def _turned(ground: Ground, group: Sequence[Use]) -> Iterator[tuple[str, Turn]]:
-    """Yield (label, turn) for each way to reorder the rows of queries and keys in GROUP for the other kind of rotary
-    embedding ("half" or "interleaved"); a turn is a function from rows to reordered rows.
+    """Yield (label, turn) for each pair of uses in GROUP that may be queries and keys, those named so first, each size
+    of heads that fits, and each order of a rotary embedding ("half", "interleaved"). A turn is a function from the rows
+    of GROUP to reordered rows. One use alone may hold queries, keys and values.
     """
     said = [part_label(tuple(u.keys[0].split(".")[:-1])) if u.keys else None for u in group]
     named = [i for i, part in enumerate(said) if part in ("q", "k")]

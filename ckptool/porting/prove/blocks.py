@@ -9,11 +9,11 @@ from ..mapping import Entry
 
 
 def in_other_blocks(entries: MappingOf[str, Entry], new: MappingOf[str, Expr]) -> dict[str, Expr]:
-    """Return, as key -> expression, the change NEW of one block repeated in each other block with the same layers from
-    one block of the source.
+    """Return, as key -> expression, the change NEW (key -> expression) of one block repeated in each other block with
+    the same layers from one block of the source.
 
     The numbers in the common beginning of all changed keys name the block: `layers.3.` in `layers.3.q.weight` and
-    `layers.3.q.bias`. ENTRIES is the mapping before the change. Empty if no other block qualifies.
+    `layers.3.q.bias`. ENTRIES is the mapping before the change. {} if no other block qualifies (see `_in_block`).
     """
     paths = [key.split(".") for key in new]
     shared = next((i for i in range(min(map(len, paths))) if len({path[i] for path in paths}) > 1), len(paths[0]) - 1)
@@ -35,8 +35,10 @@ def _in_block(
     entries: MappingOf[str, Entry], new: MappingOf[str, Expr], numbers: MappingOf[int, str]
 ) -> dict[str, Expr] | None:
     """Return, as key -> expression, the change NEW for the block with these NUMBERS (position in a key's path ->
-    number). None if the block lacks a changed key, or if its present expressions are not those of the first block with
-    other keys.
+    number).
+
+    None if the block lacks a changed key, if its present expressions in ENTRIES are not those of the first block with
+    other keys, or if it is not known which key of the source takes the place of one that NEW reads.
     """
     names: dict[str, str] = {}
     others = {key: ".".join(_at(key.split("."), numbers)) for key in new}
@@ -58,7 +60,8 @@ def _in_block(
 
 def _moved(key: str, names: MappingOf[str, str]) -> str | None:
     """Return the key of the source that corresponds to KEY in another block, by NAMES, the pairs (key of this block ->
-    key of the other block) known so far. None if no pair begins with the block of KEY.
+    key of the other block) known so far: the first pair that KEY shares the path with, up to the last part in which the
+    two differ, gives the new beginning. None if there is none.
     """
     for here, there in names.items():
         a, b, path = here.split("."), there.split("."), key.split(".")

@@ -50,7 +50,9 @@ class Codes:
 
     @property
     def wide(self) -> Flow | None:
-        """Return the flow of the source's code in float64; None if the code cannot be run in float64."""
+        """Return the flow of the source's code in float64, which `wider` makes when it is first needed; None if the
+        code cannot be run in float64.
+        """
         if self._wide is None:
             self._wide = self.wider()
         return self._wide
@@ -62,7 +64,8 @@ class Sharp:
 
     Attributes:
         verdict: how much agrees.
-        measured: how far the outputs, or else the layers, are apart; None if nothing can be measured.
+        measured: how far the outputs are apart, or, if none can be compared, the layers; None if nothing can be
+            measured.
         wide: the flow of the model in float64.
         tolerance: how far two equal outputs may be apart, relative to the largest value.
     """
@@ -79,12 +82,15 @@ class Sharp:
 
     @property
     def outputs_are_equal(self) -> bool:
-        """Return whether outputs could be compared, and rounding explains their difference."""
+        """Return whether outputs could be compared, and rounding in float32 explains their difference."""
         return self.measured is not None and self.measured.of_outputs and self.measured.is_equal
 
     def is_ahead_of(self, other: Sharp) -> bool:
-        """Return whether this comparison is better than OTHER: more uses agree and the outputs are at most twice as far
-        apart, or as many agree and the outputs are less than half as far apart.
+        """Return whether this comparison is better than OTHER: more uses agree (counting inputs and outputs of uses)
+        and the difference is at most twice as large; or at least as many agree and the difference is less than half as
+        large.
+
+        If a difference was not measured in one of the two, only the number of uses counts.
         """
         ours, theirs = (one.verdict.agreeing + one.verdict.entered for one in (self, other))
         if self.measured is not None and other.measured is not None:
@@ -98,10 +104,11 @@ class Sharp:
 def sharp(
     codes: Codes, trial: Trial, entries: dict[str, Entry], seen: Flow, *, all_outputs: bool = True
 ) -> Sharp | None:
-    """Compare the models in float64, with the mapping ENTRIES; return None if one of them cannot be run in float64.
+    """Compare the models in float64, with the mapping ENTRIES (key -> entry); return None if one of them cannot be run
+    in float64.
 
     SEEN is the flow of the model in float32. ALL_OUTPUTS is False if outputs computed from keys without a source shall
-    be left out.
+    be left out. The flow of the source's code in float64 compares channels from then on as finely as rounding allows.
     """
     if codes.wide is None:
         return None
@@ -120,8 +127,9 @@ def sharp(
 
 
 def _blurred(codes: Codes, trial: Trial, entries: dict[str, Entry]) -> Flow | None:
-    """Return the flow of the model, in float64, on inputs changed at random by as much as rounding may have changed the
-    saved inputs. None if the inputs are exact, or the model cannot be run.
+    """Return the flow of the model with ENTRIES, in float64, on inputs changed at random by as much as rounding may
+    have changed the saved inputs; the inputs of TRIAL stay as they are. None if the inputs are exact, or the model
+    cannot be run.
     """
     if not codes.coarse:
         return None
@@ -142,11 +150,11 @@ def _blurred(codes: Codes, trial: Trial, entries: dict[str, Entry]) -> Flow | No
 def causes(
     codes: Codes, trial: Trial, entries: dict[str, Entry], seen: Flow
 ) -> tuple[list[Setting], Sharp | None, Sharp | None]:
-    """Return the settings of the source's code with which more agrees, the comparison before any was changed, and the
-    comparison with all of them changed.
+    """Return (the settings of the source's code with which more agrees, the comparison before any was changed, the
+    comparison with all of them changed). At most four settings are found, one after the other.
 
     Both comparisons are None if no setting that can be tried differs, or if the models cannot be run in float64. TRIAL
-    runs the model with the changed settings from then on.
+    runs the model with the changed settings from then on. SEEN is the flow of the model with ENTRIES in float32.
     """
     found: list[Setting] = []
     if not _candidates(codes, entries, seen, found):
@@ -164,8 +172,8 @@ def causes(
 
 
 def suspects(codes: Codes, entries: dict[str, Entry], seen: Flow, front: set[str]) -> list[Setting]:
-    """Return the settings that differ between both codes in the modules FRONT of the model, where the models diverge.
-    No trial has shown that they matter. SEEN is the flow of the model.
+    """Return the settings that differ between both codes in the modules of the model whose paths are in FRONT, where
+    the models diverge. No trial has shown that they matter. SEEN is the flow of the model with ENTRIES.
     """
     every = settings(codes.expected, seen, entries, codes.modules)
     return [one for one in every if any(own in front for _, own in one.places)]
@@ -180,8 +188,10 @@ def _candidates(codes: Codes, entries: dict[str, Entry], seen: Flow, found: list
 def _better(
     codes: Codes, trial: Trial, entries: dict[str, Entry], seen: Flow, found: list[Setting], now: Sharp
 ) -> Sharp | None:
-    """Try each setting that differs, in all of its places. Add the first with which more agrees to FOUND, and return
-    the new comparison; None if there is none, or if time is over. NOW is the comparison so far.
+    """Try each setting that differs and is not in FOUND, in all of its places. Add the first with which more agrees
+    than in NOW, the comparison so far, to FOUND, leave it in the model, and return the new comparison.
+
+    None if there is none, or if time is over. SEEN is the flow of the model with ENTRIES in float32.
     """
     for one in _candidates(codes, entries, seen, found):
         if trial.progress.late:
@@ -204,7 +214,9 @@ def _better(
 
 @contextmanager
 def as_it_was(trial: Trial) -> Iterator[None]:
-    """Run a block of code, then undo the changes of settings that TRIAL made in the model, also after an error."""
+    """In this context, the settings of the model may be changed; afterwards, also after an error, the changes that
+    TRIAL noted are undone.
+    """
     try:
         yield
     finally:
@@ -212,7 +224,7 @@ def as_it_was(trial: Trial) -> Iterator[None]:
 
 
 def restored(trial: Trial) -> None:
-    """Undo the changes of settings that TRIAL made in the model."""
+    """Undo the changes of settings that TRIAL made in the model and noted (`undo`, `swaps`), and forget them."""
     for module, name, value in reversed(trial.undo):
         setattr(module, name, value)
     trial.undo, trial.swaps = [], {}

@@ -40,15 +40,17 @@ HERE = object()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """One operation of a forward pass, without its tensors: a scale, an activation, a norm without weights.
+    """One operation of a forward pass, without its tensors: a scale, an activation, a norm without weights; or one with
+    weights that has settings, such as a convolution.
 
     Attributes:
         number: the place of the step among the steps of the forward pass.
         name: name of the operation, without the underscore of an in-place operation.
-        settings: the arguments that are not tensors, as pairs (name, value).
+        settings: the arguments that are not tensors, sizes or places, as pairs (name, value); those that are None are
+            left out.
         func: the function that torch runs.
         args, kwargs: the arguments, with `HERE` in place of each tensor.
-        width: size of the last dimension of the first tensor; in attention, the size of a head.
+        width: size of the last dimension of the first tensor; in attention, the size of a head; 0 if there is none.
     """
 
     number: int
@@ -61,7 +63,7 @@ class Step:
 
     @property
     def is_attention(self) -> bool:
-        """Return whether this step is torch's fused attention operation (`scaled_dot_product_attention`)."""
+        """Return whether this step is one of torch's fused attention operations (`scaled_dot_product_attention`)."""
         return self.name.startswith(_ATTENTION)
 
 
@@ -70,8 +72,8 @@ Swap = Callable[[Any, Sequence[Any], dict[str, Any]], Any]
 
 
 def is_step(name: str) -> bool:
-    """Return whether the operation of torch with this NAME (`relu_`, `mul`, `convolution`) may be recorded as
-    a step.
+    """Return whether the operation of torch with this NAME (`relu_`, `mul`, `convolution`) may be recorded as a step,
+    by the tables above: it has a setting or is one. An underscore at the end makes no difference.
     """
     plain = name.rstrip("_")
     return plain in _BETWEEN or plain in _WITH_WEIGHTS or plain.startswith(_ATTENTION)
@@ -79,7 +81,9 @@ def is_step(name: str) -> bool:
 
 def step_of(number: int, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Step | None:
     """Return step NUMBER of a forward pass, for a call FUNC(*ARGS, **KWARGS) that torch runs. None for arithmetic
-    between two tensors, which has no setting.
+    between two tensors with dimensions, which has no setting.
+
+    An attention operation has its scale as its only setting, also if the call leaves it out.
     """
     name = func._overloadpacket.__name__.rstrip("_")
     if name in _NUMBERS:
@@ -135,8 +139,8 @@ def _template(value: Any) -> Any:
 
 
 def instead(step: Step) -> Swap:
-    """Return a swap: a function that runs STEP of the source's code in place of a call in the model, on the call's
-    tensors.
+    """Return a swap: a function that runs STEP of the source's code in place of a call in the model, with the tensors
+    of the call and the settings of STEP, and returns its result; in place, if the call works in place.
     """
 
     def swap(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -150,8 +154,8 @@ def instead(step: Step) -> Swap:
 
 
 def before(step: Step) -> Swap:
-    """Return a swap: a function that runs STEP of the source's code on the input of a call in the model, and then the
-    call.
+    """Return a swap: a function that runs STEP of the source's code on the input of a call in the model, then the call
+    on the result, and returns what the call gives.
 
     It is for a step that the model's code lacks: for example, a scale of the queries.
     """
@@ -159,8 +163,8 @@ def before(step: Step) -> Swap:
 
 
 def times(factor: float, *, before: bool = False) -> Swap:
-    """Return a swap: a function that runs a call of the model and multiplies its output by FACTOR. BEFORE multiplies
-    its input instead. In an attention operation, the scale is multiplied.
+    """Return a swap: a function that runs a call of the model and returns its output times FACTOR. With BEFORE, it
+    multiplies the input of the call instead. In an attention operation, unless BEFORE, the scale is multiplied.
     """
     if before:
         return _on_what_comes(lambda x: x * factor)
@@ -186,8 +190,8 @@ def _on_what_comes(change: Callable[[torch.Tensor], torch.Tensor]) -> Swap:
 
 
 def left_out(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Skip a call of the model: return its input unchanged, or, for the mask of a dropout, a constant that keeps
-    everything.
+    """Skip a call of the model (this is a swap): return its first argument unchanged, or, for the mask of a dropout, a
+    tensor full of the probability to keep a number, so that all are kept.
     """
     if func._overloadpacket.__name__.startswith("bernoulli"):
         return args[0].fill_(args[1]) if _in_place(func) else torch.full_like(args[0], args[1])

@@ -29,9 +29,11 @@ class Way:
     """One way from a family of tensors to another.
 
     Attributes:
-        factors: for each dimension of the first family, its factors.
-        order: for each dimension of the second family, the factors that it is made of, by their numbers.
-        cost: the number of cuts and of factors that change places.
+        factors: for each dimension of the first family (the members first), its factors.
+        order: for each dimension of the second family (the members first), the factors that it is made of, by their
+            numbers: factors of the first family are counted from 0.
+        cost: two for each dimension that is cut, on either side, and one for each pair of factors that changes its
+            order.
     """
 
     factors: tuple[tuple[int, ...], ...]
@@ -43,11 +45,13 @@ class Way:
 
     @property
     def keeps_members(self) -> bool:
-        """Return whether each member of the second family is made of one member of the first."""
+        """Return whether each member of the second family is made of the one member of the first in the same place."""
         return self.order[0] == self._numbers()[0]
 
     def _numbers(self) -> list[tuple[int, ...]]:
-        """Return, for each dimension of the first family, the numbers of its factors."""
+        """Return, for each dimension of the first family, the numbers of its factors, counted from 0 through all
+        dimensions.
+        """
         out, at = [], 0
         for factors in self.factors:
             out.append(tuple(range(at, at + len(factors))))
@@ -57,8 +61,8 @@ class Way:
     def made(
         self, members: Sequence[Expr], have: Shape, count: int, want: Shape, shapes: MappingOf[str, Shape]
     ) -> list[Expr] | None:
-        """Return COUNT expressions of sizes WANT, made of MEMBERS, which have sizes HAVE each; None if an operation
-        does not fit. SHAPES has the sizes of the source.
+        """Return the COUNT members of the second family as expressions of sizes WANT, made of MEMBERS, the expressions
+        of the first family, of sizes HAVE each; None if an operation does not fit. SHAPES has the sizes of the source.
         """
         sizes = [size for factors in self.factors for size in factors]
         out = []
@@ -98,7 +102,9 @@ class Way:
 
 
 def _places(number: int, factors: Sequence[tuple[int, int]]) -> dict[int, int]:
-    """Return the place of element NUMBER along each of FACTORS, (name, size), of which the last runs fastest."""
+    """Return factor -> place of element NUMBER along it, for FACTORS, pairs (number of the factor, size), of which the
+    last runs fastest.
+    """
     out = {}
     for one, size in reversed(factors):
         number, out[one] = divmod(number, size)
@@ -108,7 +114,9 @@ def _places(number: int, factors: Sequence[tuple[int, int]]) -> dict[int, int]:
 def _cut(
     x: Expr, have: Shape, inner: Sequence[Sequence[int]], sizes: Sequence[int], fixed: MappingOf[int, int]
 ) -> Expr:
-    """Return X, of sizes HAVE, cut to the FIXED places of its factors."""
+    """Return X, of sizes HAVE, cut to the FIXED places (factor -> place) of its factors. INNER has the numbers of the
+    factors of each dimension, SIZES the size of each factor.
+    """
     shape = list(have)
     for d in reversed(range(len(have))):
         held = [one for one in inner[d] if one in fixed]
@@ -131,7 +139,9 @@ def _cut(
 
 
 def _ordered(x: Expr, now: Sequence[int], then: Sequence[int], sizes: Sequence[int], shape: Shape) -> Expr:
-    """Return X, whose dimensions are the factors NOW, with the factors in the order THEN and the sizes SHAPE."""
+    """Return X, whose dimensions have the factors NOW, with the factors in the order THEN, reshaped to SHAPE. SIZES has
+    the size of each factor.
+    """
     if list(now) != list(then):
         places = [list(now).index(one) for one in then]
         x = ex.reshape(x, [sizes[one] for one in now])
@@ -143,8 +153,8 @@ def _ordered(x: Expr, now: Sequence[int], then: Sequence[int], sizes: Sequence[i
 
 @lru_cache(maxsize=256)
 def ways(have: Shape, want: Shape) -> tuple[Way, ...]:
-    """Return ways from a family to another, the simplest first. HAVE and WANT are the number of members, and the sizes
-    of one.
+    """Return up to 48 ways from a family to another, the cheapest first. HAVE and WANT are the number of members, and
+    the sizes of one. () if the numbers of elements differ or are 0, or if there are more than seven dimensions.
     """
     if prod(have) != prod(want) or 0 in have or len(have) > 7 or len(want) > 7:
         return ()
@@ -161,7 +171,9 @@ def ways(have: Shape, want: Shape) -> tuple[Way, ...]:
 
 
 def _factored(shape: Shape) -> Iterator[list[tuple[int, ...]]]:
-    """Yield SHAPE with each dimension as its factors: uncut first, then with one or two dimensions cut in two."""
+    """Yield SHAPE with each dimension as its factors, () for size 1: first no dimension cut, then one, then two cut
+    into two factors, in each way with a first factor of up to 128.
+    """
     plain: list[tuple[int, ...]] = [(size,) if size > 1 else () for size in shape]
     for count in range(_CUTS + 1):
         for chosen in combinations(range(len(shape)), count):
@@ -177,8 +189,8 @@ def _cuts(size: int) -> list[tuple[int, int]]:
 
 
 def _joined(factors: Sequence[tuple[int, ...]], parts: Sequence[tuple[int, ...]]) -> Iterator[Way]:
-    """Yield the ways to make dimensions with the factors PARTS from dimensions with FACTORS. A way that joins a cut
-    dimension again as it was is left out.
+    """Yield the ways to make dimensions with the factors PARTS from dimensions with FACTORS: one for each way to assign
+    factors of equal size. A way that joins a cut dimension again as it was is left out.
 
     Args:
         factors: for each dimension of the first family, its factors.
@@ -204,8 +216,11 @@ def _joined(factors: Sequence[tuple[int, ...]], parts: Sequence[tuple[int, ...]]
 
 def bordered(want: Shape, shapes: MappingOf[str, Shape]) -> Iterator[tuple[int, str, Expr]]:
     """Yield (cost, a name for what is done, expression) for tensors of sizes WANT that are a tensor of SHAPES (key ->
-    sizes) with a border along one dimension or two: code that gives its inputs a column of ones stores the terms for
-    one input alone, and the constant, at the edges of one matrix. At most one part of a border may be missing; it is 0.
+    sizes) with a border of 1 along one dimension or two, first or last, made of other tensors of SHAPES. Along two
+    dimensions, at most one of the three parts of the border may be missing; it is 0.
+
+    Code that gives its inputs a column of ones stores the terms for one input alone, and the constant, at the edges of
+    one matrix.
     """
     sizes = squeezed(want)
     for dims in chain(combinations(range(len(sizes)), 1), combinations(range(len(sizes)), 2)):
@@ -234,13 +249,15 @@ _EDGES = 64
 
 
 def _faces(dims: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return the parts of a border along DIMS: one for each of them, and the corner of two."""
+    """Return the parts of a border along DIMS, one dimension or two, each as the dimensions along which it has size 1:
+    one for each of them, then the corner of both.
+    """
     return [tuple(one) for count in range(1, len(dims) + 1) for one in combinations(dims, count)]
 
 
 def _framed(parts: MappingOf[tuple[int, ...], Expr], dims: Sequence[int], first: Sequence[bool]) -> Expr:
-    """Return the core, PARTS[()], with the other PARTS around it along DIMS; FIRST says of each whether its border
-    comes first.
+    """Return the core, PARTS[()], with the other PARTS around it along DIMS, each by the dimensions along which it has
+    size 1 (see `_faces`). FIRST says of each dimension whether its border comes first.
     """
     if not dims:
         return parts[()]

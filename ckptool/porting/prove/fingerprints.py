@@ -11,7 +11,8 @@ import torch
 
 def fingerprints(values: torch.Tensor, dim: int) -> torch.Tensor:
     """Return a tensor with one row of six numbers for each channel of VALUES along dimension DIM: root mean square,
-    mean, mean magnitude, third moment, maximum, minimum. The order of elements in a channel does not matter.
+    mean, mean magnitude, cube root of the mean cube, maximum, minimum, in float64. The order of elements in a channel
+    does not matter; NaN and infinity count as 0. A channel without elements has zeros.
     """
     x = values.detach()
     if not x.ndim:
@@ -50,8 +51,10 @@ APART, NOISE = 1e-3, 1e-5
 
 
 def pairing(wanted: torch.Tensor, have: torch.Tensor) -> list[int] | None:
-    """Return, for each channel of WANTED, its place in HAVE; both are fingerprints, one row per channel. None if they
-    do not hold the same channels, or if more than 8,192 channels are in another order.
+    """Return, for each channel of WANTED, its place in HAVE, each place once; both are fingerprints, one row per
+    channel. Channels are equal if all numbers differ by at most 1e-3 of the channel plus 1e-5 of the largest.
+
+    None if they do not hold the same channels, or if more than 8,192 channels are in another order.
     """
     if wanted.shape != have.shape:
         return None
@@ -65,16 +68,19 @@ def pairing(wanted: torch.Tensor, have: torch.Tensor) -> list[int] | None:
 
 
 def places(wanted: torch.Tensor, have: torch.Tensor) -> list[int] | None:
-    """Return, for each channel of WANTED, its place in HAVE, which may have more; None if a channel has none."""
+    """Return, for each channel of WANTED, its place in HAVE, which may have more channels, each place once; both are
+    fingerprints, compared as in `pairing`. None if a channel has no place, if one of the two is empty, or if HAVE has
+    more than 8,192 channels.
+    """
     if not len(wanted) or not len(have) or len(have) > 8192:
         return None
     return _assigned(wanted, have, _allowed(wanted, have))
 
 
 def _assigned(wanted: torch.Tensor, have: torch.Tensor, allowed: torch.Tensor) -> list[int] | None:
-    """Return, for each channel of WANTED, its place in HAVE; None if a channel has none, or if two have the same. Both
-    are fingerprints, which may differ by ALLOWED. Of several equal channels (such as all zeros), each takes the place
-    next to its neighbour's.
+    """Return, for each channel of WANTED, its place in HAVE; None if a channel has none, or if two would have the same.
+    Both are fingerprints; those of a channel of WANTED may differ by its number in ALLOWED. Of several equal channels
+    (such as all zeros), each takes the place next to its neighbour's if that is free, else the first free one.
     """
     top, by_top = have[:, 4].sort()
     low = torch.searchsorted(top.contiguous(), (wanted[:, 4] - allowed[:, 0]).contiguous()).tolist()
@@ -113,7 +119,14 @@ def _allowed(wanted: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 class Known:
-    """A set of channels, stored as fingerprints, in which other channels can be looked up."""
+    """A set of channels, stored as fingerprints, in which other channels can be looked up. A channel of zeros is always
+    in it.
+
+    Args:
+        groups: the channels, in tensors with one row per channel.
+        apart: how far the numbers of equal channels may differ, relative to the channel that is looked up, and to the
+            largest that is looked up with it.
+    """
 
     def __init__(self, groups: Iterable[torch.Tensor], apart: tuple[float, float] = (APART, NOISE)) -> None:
         rows = torch.cat([torch.zeros(1, 6, dtype=torch.float64), *groups])
@@ -121,7 +134,9 @@ class Known:
         self.apart = apart
 
     def holds(self, wanted: torch.Tensor) -> bool:
-        """Return whether every channel of WANTED, fingerprints with one row per channel, is in the set."""
+        """Return whether every channel of WANTED, fingerprints with one row per channel, is in the set. Of very many
+        channels with the same maximum, only the first 4,096 are looked at.
+        """
         low = self.apart[0] * wanted[:, 0] + self.apart[1] * float(wanted[:, 0].max()) + 1e-12
         tops = self.rows[:, 4].contiguous()
         first = torch.searchsorted(tops, (wanted[:, 4] - low).contiguous())

@@ -8,6 +8,7 @@ in two models, whatever their codes do with them.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from collections.abc import Mapping as MappingOf
 from dataclasses import dataclass, field, replace
@@ -37,7 +38,7 @@ class Held:
     Attributes:
         keys: the keys of the state dict that it is made of.
         expr: the expression over these keys, or None if no expression makes it.
-        shape: its sizes as the operation takes it, outputs first.
+        shape: its sizes as the operation takes it; for a matrix, outputs first.
     """
 
     keys: tuple[str, ...]
@@ -51,14 +52,14 @@ class Use:
 
     Attributes:
         index: the place of the use in the order of execution.
-        kind: "linear", "conv", "table", "norm", "scale", "shift" or the name of another operation.
+        kind: "linear", "conv", "depthwise", "table", "norm", "scale", "shift" or the name of another operation.
         held: the weights by their roles: "weight", "bias", …
         taken: fingerprints of the input, one row per channel, in order; None if its channels are not known.
-        given: fingerprints of the output.
-        before: the indices of the uses whose outputs this use takes.
+        given: fingerprints of the output, one row per channel, in order.
+        before: the indices of the uses whose outputs this use takes, with nothing but steps between.
         bare: fingerprints of the output before the bias is added; None without a bias, or if nobody asked for them.
         steps: the operations without weights between those uses and this one.
-        step: the operation itself, if it has settings.
+        step: the operation itself, if it has settings; else None.
     """
 
     index: int
@@ -73,13 +74,13 @@ class Use:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Return every key that the use reads."""
+        """Return every key that the use reads, each once."""
         return tuple(dict.fromkeys(key for held in self.held.values() for key in held.keys))
 
     @property
     def told(self) -> tuple[Any, ...]:
-        """Return a value that is equal for two uses of the same weights in the same way, such as two rounds
-        of a loop.
+        """Return a value that is equal for two uses of the same weights in the same way (equal kind, roles, keys and
+        expressions), such as two rounds of a loop.
         """
         return self.kind, *((role, held.keys, held.expr) for role, held in self.held.items())
 
@@ -90,31 +91,37 @@ class Use:
 
     @property
     def family(self) -> str:
-        """Return "matrix" for linear layers and convolutions, "vector" for norms, scales, shifts and depthwise
-        convolutions, else the kind of this use. Weights of one family could replace each other.
+        """Return "matrix" for linear layers and convolutions ("linear", "conv"), "vector" for norms, scales, shifts and
+        depthwise convolutions, else the kind of this use. Weights of one family could replace each other.
         """
         return "matrix" if self.kind in MATRICES else "vector" if self.kind in VECTORS else self.kind
 
     def is_like(self, other: Use) -> bool:
         """Return whether this use and OTHER could exchange their weights: they are of one kind, or both are matrices
-        (linear layers, convolutions).
+        (see `family`).
         """
         return self.kind == other.kind or (self.kind in MATRICES and other.kind in MATRICES)
 
 
 @dataclass(slots=True)
 class Flow:
-    """A forward pass: the uses of weights in the order of execution, and the outputs."""
+    """A forward pass: the uses of weights in the order of execution, and the outputs.
+
+    Attributes:
+        uses: the uses, in the order of execution.
+        outputs: the floating point tensors that the model returns.
+        behind: for each output, the indices of the last uses that it is made of.
+        tails: for each output, the steps after those.
+        places: for each output, its place in what the model returns.
+        apart: how far fingerprints of the same channel may lie apart, relative to the channel and to the largest of
+            all.
+    """
 
     uses: list[Use]
     outputs: list[torch.Tensor]
-    #: For each output the last uses that it is made of.
     behind: list[frozenset[int]] = field(default_factory=list)
-    #: For each output what is done after those.
     tails: list[tuple[Step, ...]] = field(default_factory=list)
-    #: For each output its place in what the model returns.
     places: list[Place] = field(default_factory=list)
-    #: How far fingerprints of the same channel may lie apart, relative to the channel and to the largest of all.
     apart: tuple[float, float] = (APART, NOISE)
     _repeated: dict[tuple[Any, ...], list[Use]] | None = field(default=None, repr=False)
     _known: Known | None = field(default=None, repr=False)
@@ -124,8 +131,8 @@ class Flow:
 
     @property
     def repeated(self) -> dict[tuple[Any, ...], list[Use]]:
-        """Return the uses of weights that run several times, as in a loop over time, each joined into one: `Use.told`
-        -> [the joined use].
+        """Return the uses of weights that run several times with outputs of one size, as in a loop over time, each
+        joined into one: `Use.told` -> [the joined use]. Empty if there are none.
         """
         if self._repeated is None:
             self._repeated = _repeated(self.uses)
@@ -133,7 +140,9 @@ class Flow:
 
     @property
     def known(self) -> Known:
-        """Return the set of all channels in the outputs of the uses of weights, also before their biases are added."""
+        """Return the set of all channels in the outputs of the uses of weights, also of loops as a whole and, where
+        they are known, before biases are added.
+        """
         if self._known is None:
             every = chain(self.uses, *self.repeated.values())
             bare = [use.bare for use in self.uses if use.bare is not None]
@@ -141,7 +150,7 @@ class Flow:
         return self._known
 
     def with_outputs(self, places: Sequence[int]) -> Flow:
-        """Return the same flow with only those outputs whose indices are in PLACES."""
+        """Return the same flow with only the outputs whose indices are in PLACES, in that order."""
         outputs, behind = [self.outputs[i] for i in places], [self.behind[i] for i in places]
         tails = [self.tails[i] for i in places if self.tails]
         return replace(self, outputs=outputs, behind=behind, tails=tails, places=[self.places[i] for i in places])
@@ -153,16 +162,17 @@ class Flow:
         self.apart, self._known, self._entries = (channel, noise), None, None
 
     def gives(self, given: torch.Tensor) -> bool:
-        """Return whether the channels GIVEN (fingerprints, one row each) are all outputs of uses in this flow. Channels
-        that are all zero count only if one use gives as many channels, all zero.
+        """Return whether the channels GIVEN (fingerprints, one row each) are all in the outputs of uses in this flow,
+        of one use or of several, in any order. If all are zero, one use has to give as many channels, all zero.
         """
         if self._silent is None:
             self._silent = _all_zero(use.given for use in self.uses)
         return len(given) in self._silent if _is_silent(given) else self.known.holds(given)
 
     def takes(self, taken: torch.Tensor) -> bool:
-        """Return whether the channels TAKEN are all inputs of uses in this flow, as `gives` does for outputs: what
-        comes after weights that are still 0 has not got what the source's code has there.
+        """Return whether the channels TAKEN (fingerprints, one row each) are all in the inputs of uses in this flow, of
+        one use or of several, in any order. If all are zero, as after weights that are still 0, one use has to take as
+        many channels, all zero.
         """
         if self._entries is None:
             inputs = [use.taken for use in chain(self.uses, *self.repeated.values()) if use.taken is not None]
@@ -170,24 +180,33 @@ class Flow:
         return len(taken) in self._idle if _is_silent(taken) else self._entries.holds(taken)
 
     def bias(self, use: Use) -> Held | None:
-        """Return the bias of a matrix USE, also if a later operation adds it; for other kinds of uses, their own bias.
-        None if there is none.
+        """Return the bias of USE as it is held. For a matrix without one: the bias that one of the next 15 uses adds to
+        its output alone, if it has a number for each row of USE. None if there is none.
         """
         if "bias" in use.held or use.kind not in MATRICES:
             return use.held.get("bias")
-        for other in self.uses[use.index + 1 : use.index + 16]:
+        for other in self._next(use, 15):
             if other.kind == "shift" and other.before == frozenset({use.index}) and "bias" in other.held:
                 held = other.held["bias"]
                 return held if prod(held.shape) == use.rows else None
         return None
 
     def after(self, use: Use) -> frozenset[int]:
-        """Return the indices of the uses that only add something, such as a bias, to the output of USE."""
-        near = self.uses[use.index + 1 : use.index + 4]
+        """Return the indices of those of the next three uses that only add something, such as a bias, to the output of
+        USE.
+        """
+        near = self._next(use, 3)
         return frozenset(u.index for u in near if u.kind == "shift" and u.before == frozenset({use.index}))
 
+    def _next(self, use: Use, count: int) -> list[Use]:
+        """Return the next COUNT uses after USE, or as many as there are. Some may be missing before it (see
+        `OwnCode.seen`), so its index is no place in the list.
+        """
+        first = bisect_right(self.uses, use.index, key=lambda one: one.index)
+        return self.uses[first : first + count]
+
     def reaching(self, ends: Iterable[int]) -> set[int]:
-        """Return the indices ENDS of uses, and those of all uses that the outputs of these depend on."""
+        """Return the indices ENDS of uses, and those of all uses that their inputs depend on."""
         reached: set[int] = set()
         open_ = set(ends)
         while open_:
@@ -196,8 +215,8 @@ class Flow:
         return reached
 
     def renamed(self, made_of: MappingOf[str, Expr]) -> Flow:
-        """Return the flow over other keys: MADE_OF has, for each key that the uses read, its expression over the new
-        keys. A weight with a key that is not in MADE_OF has no expression then.
+        """Return the flow over other keys: MADE_OF has key that the uses read -> its expression over the new keys. A
+        key that is not in MADE_OF is left out of the keys of its weight, which then has no expression.
         """
         uses = [_renamed(use, made_of) for use in self.uses]
         return Flow(uses, self.outputs, self.behind, self.tails, self.places)
@@ -208,7 +227,7 @@ def _is_silent(channels: torch.Tensor) -> bool:
 
 
 def _all_zero(several: Iterable[torch.Tensor]) -> frozenset[int]:
-    """Return the numbers of channels of those of SEVERAL, fingerprints each, that are all zero."""
+    """Return the numbers of channels of those of SEVERAL, fingerprints each, in which all channels are zero."""
     return frozenset(len(channels) for channels in several if _is_silent(channels))
 
 
@@ -238,8 +257,8 @@ def _repeated(uses: Sequence[Use]) -> dict[tuple[Any, ...], list[Use]]:
 
 
 def _together(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the fingerprints of a tensor that comes in PARTS of equal size (fingerprints each), as if it were in one
-    piece.
+    """Return the fingerprints of a tensor that comes in PARTS of equal size (fingerprints each, of the same channels),
+    as if it were in one piece.
     """
     x = torch.stack(list(parts))
     cubes = (x[..., 3] ** 3).mean(0)

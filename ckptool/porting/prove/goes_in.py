@@ -1,7 +1,8 @@
 """Propose weights by the inputs of layers: a use in the model gets the weights of a use in the source's code with the
 same input.
 
-Its channels are put into the order that the input has in the model. Names do not count.
+The columns of these weights are put into the order that the channels of the input have in the model. Names do not
+count.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ _BEFORE = 4
 
 
 def takes_the_same(ground: Ground, f: Use) -> list[tuple[Use, list[int]]]:
-    """Return (use in the source's code, order) for each use there of the same kind and with the same input channels as
-    the use F of the model. ORDER has, for each channel of the input of F, its place in the input there. Empty if there
-    is none.
+    """Return (use in the source's code, order) for each use there that is like F (see `Use.is_like`) and has the input
+    channels of the use F of the model, in any order; uses of the same weights once. ORDER has, for each channel of the
+    input of F, its place in the input there. [] if there is none, or if the input of F is not known.
+
+    If F runs again and again, its first run and all runs together count, too.
     """
     if f.taken is None:
         return []
@@ -40,8 +43,9 @@ def takes_the_same(ground: Ground, f: Use) -> list[tuple[Use, list[int]]]:
 
 
 def at_once(ground: Ground, fronts: Sequence[Use]) -> Iterator[Change]:
-    """Yield one change (label, key -> expression) that gives all uses in FRONTS the weights of the source's uses with
-    the same inputs. It is for the members of a stack, of which one alone would not show in an output.
+    """Yield one change (label, key -> expression) that gives all matrices in FRONTS the weights of the source's use
+    with the same input and as many rows, where there is just one. Nothing if there is none, or if they have these
+    weights already. It is for the members of a stack, of which one alone would not show in an output.
     """
     by_keys: dict[tuple[str, ...], list[tuple[Held | None, Expr | None]]] = {}
     for f in fronts:
@@ -62,7 +66,8 @@ def at_once(ground: Ground, fronts: Sequence[Use]) -> Iterator[Change]:
 
 def from_what_goes_in(ground: Ground, f: Use, matched: list[tuple[Use, list[int]]]) -> Iterator[Change]:
     """Yield changes (label, key -> expression) that give the use F, and other uses of its input, the weights of the
-    uses in the source's code with the same input. MATCHED has these, from `takes_the_same`.
+    uses in the source's code with the same input, the likeliest first: whole, several of them joined, or a part of the
+    rows of one. MATCHED has these, from `takes_the_same`.
     """
     if f.kind == "table":
         yield from tables(ground, f, [s for s, _ in matched])
@@ -104,8 +109,9 @@ def from_what_goes_in(ground: Ground, f: Use, matched: list[tuple[Use, list[int]
 
 
 def takes_a_part(ground: Ground, f: Use) -> Iterator[Change]:
-    """Yield changes (label, key -> expression) for a use F that works on each channel by itself, and takes a part of
-    the channels that a use of its kind takes in the source's code: F gets the places of the weights for these channels.
+    """Yield changes (label, key -> expression) for a use F that works on each channel by itself, and whose input
+    channels are some of those that a like use takes in the source's code: F gets the elements of the weights for these
+    channels.
     """
     if f.kind not in VECTORS or f.taken is None:
         return
@@ -126,8 +132,8 @@ def takes_a_part(ground: Ground, f: Use) -> Iterator[Change]:
 
 def _key_by_key(ground: Ground, f: Use, s: Use) -> Iterator[Change]:
     """Yield the change (label, key -> expression) that gives each key of the use F one key of the use S of the source's
-    code, in sorted order, if the model computes the weight of F from several keys. Nothing if their number or sizes
-    differ.
+    code, role by role and in sorted order, if the model computes a weight of F from several keys. Nothing if their
+    number or sizes differ, or if the keys have these expressions already.
     """
     if not any(held.expr is None for held in f.held.values()):
         return
@@ -148,8 +154,9 @@ def _key_by_key(ground: Ground, f: Use, s: Use) -> Iterator[Change]:
 
 
 def tables(ground: Ground, f: Use, matched: Sequence[Use]) -> Iterator[Change]:
-    """Yield changes (label, key -> expression) that fill the word or position table of the use F from the tables in
-    MATCHED, uses of the source's code. The model's table may have fewer rows or columns.
+    """Yield changes (label, key -> expression) that fill the table (of words or positions) of the use F from the tables
+    of MATCHED, uses of the source's code. The model's table may have fewer rows, from several first rows on, or fewer
+    columns, a whole part of those there.
     """
     own = f.held["weight"]
     for s in matched:
@@ -169,9 +176,10 @@ def tables(ground: Ground, f: Use, matched: Sequence[Use]) -> Iterator[Change]:
 
 
 def before_its_partner(ground: Ground, f: Use) -> Iterator[Change]:
-    """Yield changes that give the uses directly before F the weights of those directly before the use in the source's
-    code that has the weights of F. Keys that had these weights get the old ones: two layers of equal size may have been
-    exchanged, each with its neighbour.
+    """Yield changes (label, key -> expression) that give the uses directly before F, at most four, the weights of those
+    directly before the use in the source's code that has the weights of F, in each order in which kinds and rows fit.
+    Keys that had these weights get the old ones: two layers of equal size may have been exchanged, each with its
+    neighbour.
     """
     sources = {key for own in f.keys if own in ground.entries for key in ground.entries[own].sources}
     places = {use.index: use for use in ground.theirs.uses}
@@ -193,15 +201,18 @@ def before_its_partner(ground: Ground, f: Use) -> Iterator[Change]:
 
 
 def _given_back(ground: Ground, new: dict[str, Expr]) -> dict[str, Expr]:
-    """Return the old expressions of the keys in NEW for the keys that had the new ones."""
+    """Return key -> old expression of a key in NEW, for the keys not in NEW that have the expression that NEW gives to
+    that key.
+    """
     old = {expr: ground.entries[key].expr for key, expr in new.items()}
     back = {key: old[e.expr] for key, e in ground.entries.items() if key not in new and e.expr in old}
     return {key: expr for key, expr in back.items() if expr is not None}
 
 
 def made_together(ground: Ground, f: Use) -> Iterator[Change]:
-    """Yield changes (label, key -> expression) for a use F whose weight the code computes from several keys: if some of
-    these keys are known to come from a use of the source's code, the remaining keys of both are paired in every order.
+    """Yield changes (label, key -> expression) for a use F with a weight that the code computes from several keys: if
+    some of these keys are known to come from a use of the source's code, the remaining keys of both, equally many and
+    at most four, are paired in every order, and square matrices also transposed.
     """
     if all(held.expr is not None for held in f.held.values()):
         return

@@ -30,7 +30,7 @@ class Ground:
         entries: the present mapping, by key of the model.
         own: the flow of the model with these entries.
         theirs: the flow of the source's code.
-        shapes: the sizes of the source.
+        shapes: key of the source -> its sizes.
         factors: possible scales of low-rank adapters.
     """
 
@@ -43,8 +43,8 @@ class Ground:
 
     @property
     def next_keys(self) -> frozenset[str]:
-        """Return the keys of the source's uses that come next: the model gives all that they take, and not what they
-        give.
+        """Return the keys of the source's uses that come next: the model gives the outputs of all uses before them, and
+        not their outputs.
         """
         if self._next is None:
             given = [self.own.gives(use.given) for use in self.theirs.uses]
@@ -59,7 +59,8 @@ class Ground:
 
     def now(self, held: Held | None) -> Expr | None:
         """Return the expression over keys of the source that the present mapping gives to HELD, a weight as the model
-        uses it. None if HELD is None, if one of its keys has no source, or if no expression makes it.
+        uses it. None if HELD is None, if one of its keys has no source, if no expression makes it, or if the operations
+        do not fit.
         """
         if held is None or held.expr is None:
             return None
@@ -76,9 +77,10 @@ class Ground:
 
     def put(self, pairs: Sequence[tuple[Held | None, Expr | None]]) -> dict[str, Expr] | None:
         """Return key of the model -> expression, so that each weight in PAIRS, (weight as the model uses it, its new
-        expression), gets its new value. Pairs with None are skipped.
+        expression), gets its new value. Pairs with None are skipped; {} if all are.
 
-        None if the code computes one of the weights, or if no expression for its key gives the new value.
+        None if the code computes one of the weights, if sizes do not fit, or if no expression for its key gives the new
+        value.
         """
         own_shapes = {key: entry.shape for key, entry in self.entries.items()}
         pieces: dict[str, list[tuple[Expr, Expr]]] = {}
@@ -105,8 +107,9 @@ class Ground:
         return out
 
     def _whole(self, key: str, pieces: list[tuple[Expr, Expr]]) -> Expr | None:
-        """Return the new expression of KEY, made of PIECES, (value, part of the key that gets it). Parts without a
-        piece keep their present expression. None if the pieces do not make the whole key.
+        """Return the new expression of KEY, made of PIECES, (value, part of the key that gets it). Rows without a piece
+        keep their present expression, but those after the last piece first get the next rows of the table that it is
+        cut from (see `_going_on`). None if the pieces do not make the whole key.
         """
         entry = self.entries[key]
         made = ex.reassembled(pieces, entry.shape)
@@ -137,7 +140,7 @@ class Ground:
 
     def _going_on(self, rows: Expr, more: int) -> Expr | None:
         """Return ROWS, rows cut from a table of the source, extended by up to MORE of its next rows: longer texts use
-        these. None if ROWS are not cut from a table, or if the table has no more rows.
+        these. None if ROWS are not cut from a whole tensor of the source, or if that has no more rows.
         """
         cut = ex.rows_cut(ex.simplified(rows, self.shapes))
         if cut is None or not cut[0].is_copy:
@@ -151,8 +154,8 @@ class Ground:
         None.
 
         If the code computes the weight from several keys, this is the weight norm of its two keys if their shapes allow
-        one, or else the expression of an entry of the mapping that reads the same keys and has the same shape. None if
-        there is neither.
+        one, or else the expression of an entry of the mapping that reads just these keys and has the same shape. None
+        if there is neither.
         """
         if held is None:
             return None
@@ -170,13 +173,13 @@ class Ground:
         )  # fmt: skip
 
     def is_used(self, x: Expr | None) -> bool:
-        """Return whether a key of the model has the expression X already."""
+        """Return whether a key of the model has the expression X, simplified, or, for None, has no source."""
         plain = None if x is None else ex.simplified(x, self.shapes)
         return any(e.expr == plain for e in self.entries.values())
 
     def change(self, label: str, pairs: Sequence[tuple[Held | None, Expr | None]]) -> Iterator[Change]:
         """Yield the change (LABEL, key -> expression) that gives weights of the model new expressions. PAIRS has
-        (weight as the model uses it, its new expression).
+        (weight as the model uses it, its new expression), as in `put`.
 
         Nothing is yielded if no expressions for the keys of these weights do this, or if the keys have these
         expressions already.
@@ -186,7 +189,9 @@ class Ground:
             yield label, new
 
     def twins(self, f: Use) -> list[Use]:
-        """Return the use F and all other uses of its kind in the model that take the same input."""
+        """Return the uses in the model with the kind and the input of F, after the same uses, that have a weight; F
+        itself is one of them if it has. [F] if its input is not known.
+        """
         if f.taken is None:
             return [f]
         return [
@@ -200,12 +205,15 @@ class Ground:
         ]
 
     def current(self, u: Use) -> Rows:
-        """Return the weight and the bias of the use U of the model, as the present mapping fills them."""
+        """Return the weight, the bias and the number of rows of the use U of the model, as the present mapping fills
+        them.
+        """
         return Rows(self.now(u.held["weight"]), self.now(self.own.bias(u)), u.rows)
 
     def rows(self, label: str, uses: Sequence[Use], sources: Sequence[Rows]) -> Iterator[Change]:
         """Yield the change (LABEL, key -> expression) that gives the rows of SOURCES, concatenated, to the weights and
-        biases of USES. Nothing if the sizes differ.
+        biases of USES in turn. Biases that SOURCES lack are zeros. Nothing if the sizes do not fit, or if the keys have
+        these expressions already.
         """
         weights = [s.weight for s in sources if s.weight is not None]
         some = any(s.bias is not None for s in sources)

@@ -43,11 +43,12 @@ def search(
     """Try changes where the models diverge, and keep each with which more agrees, until outputs are equal, no change
     helps, or the limits of TRIAL are reached.
 
-    SEEN is the flow of the model with ENTRIES, VERDICT compares it with EXPECTED, the flow of the source's code. All
-    three are in float64 if TRIAL compares finely. MOST trials may be in vain.
+    SEEN is the flow of the model with ENTRIES, VERDICT compares it with EXPECTED, the flow of the source's code. SEEN
+    and EXPECTED are in float64 if TRIAL compares finely (`Trial.finely`). MOST trials may be in vain, fewer for models
+    with many uses of weights, but at least 80.
     Returns:
-        The entries, the flow of the model with them, the verdict about it, and the labels of the changes that were
-        kept.
+        (the entries, the flow of the model with them, the verdict about it, the labels of the changes that were kept,
+            as keys). All are as given, without labels, if nothing was kept.
     """
     changed: dict[str, None] = {}
     trial.patience = max(FEWEST, min(most, _WORK // max(len(seen.uses), 1)))
@@ -84,7 +85,9 @@ def _better(
 
 
 def _guesses(ground: Ground, fronts: Sequence[Use], trial: Trial) -> Iterator[Change]:
-    """Yield changes for the weights at FRONTS, or before them, the likeliest first."""
+    """Yield changes (label, key -> expression) for the weights at the uses FRONTS, or before them, the likeliest first,
+    until the limits of TRIAL are reached. Without FRONTS, the last weights before the outputs are changed, too.
+    """
     yield from without_shifts(ground)
     if len(fronts) > 1:
         yield from at_once(ground, fronts)
@@ -103,7 +106,9 @@ def _guesses(ground: Ground, fronts: Sequence[Use], trial: Trial) -> Iterator[Ch
 
 
 def _likely(ground: Ground, f: Use) -> Iterator[Change]:
-    """Yield expressions for the weights of F that something speaks for: an option of a question, or an equal input."""
+    """Yield changes (label, key -> expression) of the weights of F, or before it, that something speaks for: an option
+    of a question, or an equal input. Of a layer with an adapter, only options and scales of adapters.
+    """
     yield from options(ground, f)
     yield from adapters(ground, f)
     if _is_adapted(ground, f):
@@ -118,7 +123,9 @@ def _likely(ground: Ground, f: Use) -> Iterator[Change]:
 
 
 def _others(ground: Ground, f: Use) -> Iterator[Change]:
-    """Yield further expressions for the weights of F, or for the weights before it."""
+    """Yield further changes (label, key -> expression) of the weights of F, or of the weights before it: rearranged
+    rows, sums with 1, tensors of equal sizes. Nothing for a layer with an adapter.
+    """
     if _is_adapted(ground, f):
         return
     matched = takes_the_same(ground, f)
@@ -135,8 +142,9 @@ def _is_adapted(ground: Ground, f: Use) -> bool:
 
 
 def _of_a_loop(ground: Ground, fronts: Sequence[Use]) -> Iterator[Change]:
-    """Yield changes that fill all keys without a source of a recurrent layer: what it keeps in its state depends on
-    each of them. The order of its gates shows only then.
+    """Yield up to two changes that fill keys without a source of a recurrent layer, if one of FRONTS runs in a loop: of
+    the eight cheapest fillings, those of most keys. What it keeps in its state depends on each of them. The order of
+    its gates shows only then.
     """
     if any(_runs_in_a_loop(ground.own, use) for use in fronts):
         likeliest = fillings(ground, fronts)[:_LIKELIEST]
@@ -145,13 +153,15 @@ def _of_a_loop(ground: Ground, fronts: Sequence[Use]) -> Iterator[Change]:
 
 
 def _runs_in_a_loop(flow: Flow, use: Use) -> bool:
-    """Return whether USE runs again on what it gave before."""
+    """Return whether USE runs several times in FLOW, with outputs of one size, and its last run takes what an earlier
+    run gave.
+    """
     runs = [one.index for one in flow.uses if one.told == use.told] if use.told in flow.repeated else []
     return bool(runs) and not flow.reaching(flow.uses[runs[-1]].before).isdisjoint(runs)
 
 
 def _of_unlike_keys(fronts: Iterable[Use]) -> list[Use]:
-    """Return FRONTS without further uses of the same keys: a kernel that is used place by place has hundreds."""
+    """Return FRONTS with at most four uses of the same keys: a kernel that is used place by place has hundreds."""
     counts: Counter[tuple[str, ...]] = Counter()
     out = []
     for use in fronts:
@@ -162,14 +172,14 @@ def _of_unlike_keys(fronts: Iterable[Use]) -> list[Use]:
 
 
 def _in_time(changes: Iterable[Change], trial: Trial) -> Iterator[Change]:
-    """Yield CHANGES until the limits of TRIAL are reached: for a wide layer, making a change takes longer
-    than a run.
+    """Yield CHANGES until the limits of TRIAL are reached. Making a change takes longer than a run for a wide layer, so
+    this is looked at between changes.
     """
     return takewhile(lambda _: not trial.is_over, changes)
 
 
 def _once(changes: list[tuple[str, dict[str, Expr]]]) -> list[tuple[str, dict[str, Expr]]]:
-    """Return CHANGES without changes that put the same expressions into the same keys as an earlier one."""
+    """Return CHANGES without those that put the same expressions into the same keys as an earlier one."""
     seen = set()
     out = []
     for label, new in changes:
@@ -183,11 +193,11 @@ def _once(changes: list[tuple[str, dict[str, Expr]]]) -> list[tuple[str, dict[st
 def _in_all_blocks(
     label: str, entries: dict[str, Entry], new: MappingOf[str, Expr], found: _State, trial: Trial, expected: Flow
 ) -> _State:
-    """Try the change NEW, which worked in one block, in all other blocks at once, with changes kept from earlier blocks
-    that showed nothing in the others yet.
+    """Try the change NEW (key -> expression) of ENTRIES, called LABEL, which worked in one block, in all other blocks
+    at once, with changes kept from earlier blocks that showed nothing in the others yet.
 
-    Return the state (entries, flow, verdict) after it, or FOUND, the state after the change in one block, if no more
-    agrees.
+    Return the state (entries, flow, verdict) after it. If no more agrees, or if there are no such blocks, return FOUND,
+    the state after the change in one block; the change of the others is then kept in TRIAL.
     """
     there = in_other_blocks(entries, new)
     if not there:
@@ -212,9 +222,11 @@ def _tried(
     trial: Trial,
     expected: Flow,
 ) -> _State | None:
-    """Return the state (entries, flow, verdict) after the change NEW (key -> expression) of ENTRIES, called LABEL. None
-    if no more uses agree with EXPECTED than in VERDICT, if the model cannot be run, if nothing changes, or if the
-    search is over.
+    """Return the state (entries, flow, verdict) after the change NEW (key -> expression) of ENTRIES, called LABEL, if
+    more agrees with EXPECTED than in VERDICT. None if not, if the model cannot be run (both count as a trial in vain),
+    if nothing changes, or if the search is over.
+
+    If TRIAL compares finely, the model runs in float64, and only uses of weights count, not outputs.
     """
     if trial.is_over:
         return None

@@ -28,11 +28,11 @@ _SEED = 20
 
 
 def unfelt_keys(trial: Trial, seen: Flow, expected: Flow, entries: MappingOf[str, Entry]) -> list[str]:
-    """Return the keys with a source that the compared outputs do not depend on: the forward pass never uses them, or
-    their influence is too small to measure.
+    """Return the keys with a source that the compared outputs do not depend on, in the order of ENTRIES: the forward
+    pass never uses them, or their influence is too small to measure.
 
-    SEEN is the flow of the model, EXPECTED that of the source's code. A key is left out, too, if the output of its use
-    occurs in EXPECTED.
+    SEEN is the flow of the model, EXPECTED that of the source's code. Keys of a use whose output is not all zero and
+    occurs in EXPECTED are left out, but for a bias without influence beside weights with influence.
     """
     _, _, same = compared_outputs(expected.outputs, seen.outputs)
     reached = seen.reaching(i for j in same for i in seen.behind[j]) if same else range(len(seen.uses))
@@ -47,11 +47,13 @@ def unfelt_keys(trial: Trial, seen: Flow, expected: Flow, entries: MappingOf[str
 def by_itself_alone(
     seen: Flow, expected: Flow, entries: MappingOf[str, Entry], mapping: Mapping, verdict: Verdict
 ) -> set[str]:
-    """Return the keys whose place in the model no later layer confirms.
+    """Return the keys that the model uses whose place in the model no later layer confirms, and that were not certain
+    before the proof. Empty if there is no flow of the source's code.
 
     Any layer that gets the same input and the same weights as a layer of the source gives the same output, even a new
-    head that has nothing to do with it. It is confirmed by an equal output of the model, or by a later layer that
-    agrees and was certain before the proof. Empty if there is no flow of the source's code.
+    head that has nothing to do with it. It is confirmed by an equal output of the model that depends on it (by any
+    output if they differ only by steps after the last use, see VERDICT), or by a later layer that agrees and was
+    certain before the proof, in MAPPING.
     """
     if not expected.uses:
         return set()
@@ -71,10 +73,10 @@ def by_itself_alone(
 
 
 def taken_back(entries: dict[str, Entry], mapping: Mapping, keys: set[str]) -> dict[str, Entry]:
-    """Return ENTRIES in which KEYS, keys that no later layer confirms, are without a source again if trials gave them
-    one.
+    """Return ENTRIES in which KEYS, keys that no later layer confirms, are without a source again, as in MAPPING, if
+    trials gave them one.
 
-    A key keeps its new source if the last part of its module's path occurs in the path of the source.
+    A key keeps its new source if the last part of its module's path is a part of the path of the source.
     """
     open_before = {e.target: e for e in mapping.entries if e.expr is None and not e.default}
     back = {key for key in keys & open_before.keys() if not _called_alike(entries[key])}
@@ -91,15 +93,17 @@ def _shows(use: Use, expected: Flow) -> bool:
 
 
 def _biases_of_keys(weak: set[str], seen: Flow) -> set[str]:
-    """Return the keys in WEAK, keys without influence, whose use has other weights with influence: the bias of the keys
-    in attention. No output would show a wrong value of it.
+    """Return the keys in WEAK, keys without influence, that have a use with other weights with influence, such as the
+    bias of the keys in attention. No output would show a wrong value of it.
     """
     return {key for use in seen.uses for key in use.keys if key in weak and not weak >= set(use.keys)}
 
 
 def _without_slope(trial: Trial, which: Sequence[int] | None) -> set[str]:
-    """Return the parameters that hardly change the outputs with the indices WHICH (all outputs if None), by their
-    gradients. Empty if the code cannot be differentiated.
+    """Return the keys of the parameters that hardly change the outputs with the indices WHICH (all outputs if None), by
+    their gradients: both the largest gradient and the sum of gradients times values (all magnitudes) are at most 1e-4
+    of the median of all parameters. Empty if no such output depends on parameters, or if the code cannot be
+    differentiated.
     """
     names = {id(p): key for key, p in reversed(list(trial.model.named_parameters(remove_duplicate=False)))}
     parameters = [p for p in trial.model.parameters() if p.is_floating_point()]
@@ -139,9 +143,9 @@ _WEAK = 1e-4
 
 
 def nearly_equal(trial: Trial, entries: MappingOf[str, Entry], unfelt: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield pairs of keys of equal sizes whose weights, as TRIAL has loaded them, differ by next to nothing: outputs
-    may be equal up to rounding if the two are exchanged. Keys in UNFELT are left out, and so are weights that are
-    equal.
+    """Yield pairs of keys of equal sizes whose weights, as TRIAL has loaded them, differ, but by at most 1e-3 of the
+    largest: outputs may be equal up to rounding if the two are exchanged. Of weights of one size, those with
+    neighbouring means are compared. Keys in UNFELT, without a source, or of one element are left out.
     """
     groups: dict[Shape, list[tuple[float, str]]] = {}
     for key, tensor in trial.state.items():
@@ -160,8 +164,8 @@ _NEAR = 1e-3
 
 
 def unseen(entries: dict[str, Entry], mapping: Mapping) -> dict[str, Entry]:
-    """Return ENTRIES with a question about each key that had no source before the proof and has one now, for a proof
-    without equal outputs.
+    """Return ENTRIES with a question about each key that had no source in MAPPING, before the proof, and has one now.
+    It is for a proof without equal outputs.
 
     Any layer that gets the same input and weights as a layer of the source gives the same output, even a new head.
     """
@@ -176,10 +180,12 @@ def carried_along(
     entries: dict[str, Entry], mapping: Mapping, unfelt: set[str], shapes: MappingOf[str, Shape]
 ) -> dict[str, Entry]:
     """Return ENTRIES in which each key of UNFELT, keys that no output depends on, is moved to the block of the source
-    that the rest of its block was moved to. If a key that is certain has the same source, a question is asked in place.
+    that trials moved the rest of its block to. If a key that is not in UNFELT has the same source, it is not moved, and
+    a question is asked if trials changed that key.
 
     If trials found that block 0 of the model is the last block of the source, a layer of block 0 that never runs comes
-    from the last block, too. SHAPES has the sizes of the source.
+    from the last block, too. MAPPING is that before the trials; SHAPES has the sizes of the source. Keys that trials
+    changed stay as they are.
     """
     before = {e.target: e for e in mapping.entries}
     moved = [
@@ -204,8 +210,8 @@ def carried_along(
 
 
 def _step(old: Expr | None, new: Expr | None) -> tuple[str, str] | None:
-    """Return the beginnings (old, new) of the source's key if both expressions are copies whose keys differ in one part
-    of the path, such as ("layers.0.", "layers.11."); else None.
+    """Return the beginnings (old, new) of the source's key if the expressions OLD and NEW are copies whose keys differ
+    in one part of the path, but for the last, such as ("layers.0.", "layers.11."); else None.
     """
     if old is None or new is None or old == new or not (old.is_copy and new.is_copy):
         return None
@@ -241,8 +247,9 @@ def _stepped(expr: Expr, old: str, new: str, shapes: MappingOf[str, Shape], shap
 def doubt_unseen_rows(
     entries: dict[str, Entry], mapping: Mapping, seen: Flow, shapes: MappingOf[str, Shape]
 ) -> dict[str, Entry]:
-    """Return ENTRIES with a question about each table that is joined from several pieces, if the run SEEN looked up no
-    row of one piece. SHAPES has the sizes of the source.
+    """Return ENTRIES with a question, in place of others, about each table that is joined from several pieces, if the
+    run SEEN read no row of one piece. Entries that were certain in MAPPING and kept their expression stay. SHAPES has
+    the sizes of the source.
     """
     used: dict[str, list[tuple[int, int]] | None] = {}
     for held in (held for use in seen.uses for held in use.held.values()):
@@ -270,15 +277,17 @@ def doubt_unseen_rows(
 
 
 def _rows_of(expr: Expr | None, key: str) -> tuple[int, int] | None:
-    """Return (first, after last) of the rows of KEY that the expression EXPR reads. None if it does not read successive
-    rows of KEY.
+    """Return (first, after last) of the rows of KEY that the expression EXPR reads. None if EXPR is None, or if it is
+    not successive rows of KEY, up to a reshape.
     """
     cut = None if expr is None else ex.rows_cut(ex.unreshaped(expr))
     return None if cut is None or cut[0] != ex.of(key) else cut[1:]
 
 
 def _kind(entry: Entry) -> tuple[str, str]:
-    """Return the key and the expression of ENTRY without the numbers of blocks: equal for a layer and its kin."""
+    """Return the key and the expression (as text) of ENTRY without the numbers of blocks: equal for a layer and its kin
+    in other blocks.
+    """
 
     def plain(key: str) -> str:
         return ".".join(template(key.split(".")))
@@ -287,8 +296,8 @@ def _kind(entry: Entry) -> tuple[str, str]:
 
 
 def _blocks(entry: Entry) -> tuple[str, ...] | None:
-    """Return the paths of the numbered blocks, in the model and in the source, that ENTRY belongs to. None if one of
-    its keys is in no such block.
+    """Return the paths of the numbered blocks that the keys of ENTRY, in the model and in the source, are in, up to the
+    last number, each once. None if one of its keys is in no such block.
     """
     found = [re.match(r"(.*\.)?\d+\.", key) for key in (entry.target, *sorted(entry.sources))]
     return tuple(dict.fromkeys(one[0] for one in found if one)) if all(found) else None
@@ -296,8 +305,9 @@ def _blocks(entry: Entry) -> tuple[str, ...] | None:
 
 def felt(entries: dict[str, Entry], mapping: Mapping, trial: Trial, unfelt: set[str]) -> dict[str, Entry]:
     """Return ENTRIES in which doubts about keys are settled if equal outputs depend on them, on other keys of their
-    module, or on their kin in other blocks. A key in UNFELT that trials changed gets a question instead. TRIAL loads
-    the entries.
+    module, or on their kin in the same blocks. Another key with a doubt that trials changed gets one more question.
+    MAPPING is that before the trials, UNFELT are the keys that outputs do not depend on. The model of TRIAL has the
+    weights of ENTRIES afterwards.
     """
     out = dict(entries)
     before = {e.target: e for e in mapping.entries}

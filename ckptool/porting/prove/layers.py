@@ -18,14 +18,16 @@ _MOST = 2000
 
 
 def layers(expected: Flow, seen: Flow, entries: MappingOf[str, Entry], verdict: Verdict) -> list[dict[str, Any]]:
-    """Return a row for each use of weights in the model, in order of execution, with the difference of its output from
-    the output of its counterpart in the source's code. At most the first 2,000 uses.
+    """Return a row for each use of weights in the model, in order of execution, that compares its output with that of
+    its counterpart in the source's code. Only the first 2,000 uses count; successive uses with the same two modules
+    share a row.
 
     Returns:
-        {"layer", "source", "difference", "first"} for each: modules of the model and of the source's code (None if
-        no use there takes these weights), the largest difference of a channel's mean, spread or extremes relative to
-        the largest spread (0 if all of its channels are somewhere in the source, None if nothing can be
-        compared), and whether this is where the models diverge.
+        {"layer", "source", "difference", "first"} for each: the modules of the model and of the source's code (None if
+            no use there takes these weights), the largest difference of a number of the fingerprints of a channel,
+            relative to the largest root mean square of a channel (0 if there is no such counterpart and all channels
+            are somewhere in the source, None if nothing can be compared), and whether this is where the models diverge,
+            by VERDICT.
     """
     front = {use.index for use in verdict.front}
     told: dict[Any, int] = {}
@@ -50,8 +52,8 @@ def layers(expected: Flow, seen: Flow, entries: MappingOf[str, Entry], verdict: 
 
 
 def apart_at_most(expected: Flow, seen: Flow, entries: MappingOf[str, Entry]) -> float | None:
-    """Return the largest difference in `layers`, of uses that depend on no key without a source; None if nothing can be
-    compared.
+    """Return the largest difference in `layers`, of uses that depend on no key without a source in ENTRIES; None if
+    nothing can be compared.
     """
     open_ = behind_new_keys(seen, entries)
     known = replace(seen, uses=[use for use in seen.uses if not open_[use.index]])
@@ -61,8 +63,9 @@ def apart_at_most(expected: Flow, seen: Flow, entries: MappingOf[str, Entry]) ->
 
 def _difference(own: torch.Tensor, other: Use | None, expected: Flow) -> float | None:
     """Return how far OWN, the fingerprints of an output of the model, is from the output of OTHER, with or without its
-    bias, whichever is nearer. If OTHER has no output of this size: 0.0 if EXPECTED gives all channels of OWN somewhere,
-    else None.
+    bias, whichever is nearer, with the channels in their order or in any.
+
+    If OTHER is None or has no output of this size: 0.0 if uses in EXPECTED give all channels of OWN, else None.
     """
     given = [] if other is None else [t for t in (other.given, other.bare) if t is not None and t.shape == own.shape]
     if not given:

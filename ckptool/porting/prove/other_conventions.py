@@ -13,8 +13,9 @@ from ..questions import still_open
 
 
 def changes(entries: dict[str, Entry]) -> Iterator[tuple[str, dict[str, Expr]]]:
-    """Yield changes (label, key -> new expression) of the whole mapping ENTRIES: another option for all keys with the
-    same doubts, another convention of code for all tensors, exchanges of guessed modules.
+    """Yield changes (label, key -> new expression) of the whole mapping ENTRIES, in this order: another option for all
+    keys with the same doubts; another convention of code for all tensors; another option for one module of several with
+    the same doubts; exchanges of two guessed modules.
     """
     groups: dict[tuple[object, ...], list[Entry]] = {}
     for entry in entries.values():
@@ -37,13 +38,13 @@ def changes(entries: dict[str, Entry]) -> Iterator[tuple[str, dict[str, Expr]]]:
 
 
 def module_of(entry: Entry) -> str:
-    """Return the path of the module that holds the key of ENTRY: "a.b" for "a.b.weight"."""
+    """Return the path of the module that holds the key of ENTRY: "a.b" for "a.b.weight", "" for "weight"."""
     return entry.target.rpartition(".")[0]
 
 
 def _exchanged(entries: dict[str, Entry], members: Sequence[Entry], number: int) -> dict[str, Expr]:
-    """Return the change, as key -> expression, that gives MEMBERS, the entries of one module, their option NUMBER, and
-    their old expressions to the keys that had these options.
+    """Return the change, as key -> expression, that gives MEMBERS, the entries of one module, their option NUMBER, if
+    they have so many, and their old expressions to the keys of the same sizes that had these options.
     """
     new = {e.target: e.rivals[number] for e in members if len(e.rivals) > number}
     for own, expr in list(new.items()):
@@ -56,7 +57,7 @@ def _exchanged(entries: dict[str, Entry], members: Sequence[Entry], number: int)
 
 def _exchanges(entries: dict[str, Entry]) -> Iterator[tuple[str, dict[str, Expr]]]:
     """Yield changes (label, key -> expression), each of which exchanges the sources of two guessed modules with equal
-    shapes.
+    shapes, at most 11 modules apart.
     """
     modules: dict[str, list[Entry]] = {}
     for entry in entries.values():
@@ -73,8 +74,9 @@ def _exchanges(entries: dict[str, Entry]) -> Iterator[tuple[str, dict[str, Expr]
 
 
 def _conventions(entries: list[Entry]) -> Iterator[tuple[str, dict[str, Expr]]]:
-    """Yield changes (label, key -> expression), each for one convention that shapes do not show (rotary halves, heads
-    in turn, norms around 0 or 1, transposed squares), made in all tensors that it concerns.
+    """Yield changes (label, key -> expression), each for one convention that shapes do not show, made in all tensors
+    that it concerns: halves or pairs of rotary embeddings, parts that alternate head by head, norms around 0 or 1,
+    transposed squares. The order in which features are flattened is changed for one tensor at a time.
     """
     copied = [(p, e, e.expr) for p, e in enumerate(entries) if e.expr is not None]
     attention = [(p, e, x) for p, e, x in copied if _part(e) in ("q", "k")]
@@ -168,8 +170,9 @@ def _is_fused(entry: Entry) -> bool:
 
 
 def _channels_before(entries: list[Entry], place: int, width: int) -> list[int]:
-    """Return numbers of channels that feature maps may have before the layer at PLACE, which takes WIDTH numbers: those
-    of the convolutions before it that divide WIDTH, the nearest first, at most two.
+    """Return numbers of channels that feature maps may have before the layer at PLACE in ENTRIES, which takes WIDTH
+    numbers: the outputs of the two-dimensional convolutions before it that divide WIDTH, the nearest first, at most
+    two.
     """
     found = [e.shape[0] for e in entries[:place] if len(e.shape) == 4 and width % e.shape[0] == 0]
     return list(dict.fromkeys(reversed(found)))[:2]

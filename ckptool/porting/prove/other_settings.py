@@ -24,10 +24,10 @@ class Setting:
 
     Attributes:
         name: the setting: "eps", "gelu approximate", "scale".
-        theirs, own: its value on each side, in words.
+        theirs, own: its value in the source's code and in the model, in words ("has eps 1e-05").
         places: the layers (of the source's code, of the model) that have it.
         swaps: functions that make the model compute like the source's code, by the numbers of its steps.
-        modules: modules of the model, with an attribute and its value in the source's code.
+        modules: (module of the model, name of an attribute, its value in the source's code).
     """
 
     name: str
@@ -48,7 +48,9 @@ class Setting:
         return f"the source {self.theirs} at {there}, the model {self.own} at {here}{more}"
 
     def as_json(self) -> dict[str, Any]:
-        """Return the setting as an item of `proof["causes"]`: {"setting", "source", "model", "layers", "text"}."""
+        """Return the setting as an item of `proof["causes"]`: {"setting", "source", "model", "layers", "text"}, with
+        {"source", "model"} for each of the layers.
+        """
         layers = [{"source": theirs, "model": own} for theirs, own in self.places]
         return {"setting": self.name, "source": self.theirs, "model": self.own, "layers": layers, "text": str(self)}
 
@@ -59,7 +61,8 @@ def settings(
     entries: MappingOf[str, Entry],
     modules: MappingOf[str, tuple[torch.nn.Module, torch.nn.Module]],
 ) -> list[Setting]:
-    """Return the settings that differ between the source's code and the model, the earliest first.
+    """Return the settings that differ between the source's code and the model: attributes of modules first, then steps,
+    in the order of execution of the model. Each has all places with the same values. [] if none differ.
 
     Args:
         expected: the flow of the source's code, over keys of the file.
@@ -92,7 +95,9 @@ def settings(
 
 
 def layer_of(use: Use) -> str:
-    """Return the path of the module of the first key that USE reads; "?" if it reads none."""
+    """Return the path of the module of the first key that USE reads, or that key if it is in no module; "?" if it reads
+    none.
+    """
     if not use.keys:
         return "?"
     return use.keys[0].rpartition(".")[0] or use.keys[0]
@@ -100,7 +105,7 @@ def layer_of(use: Use) -> str:
 
 def counterpart(sources: set[str], expected: Flow, turn: int) -> Use | None:
     """Return the use in EXPECTED, the flow of the source's code, that reads most of the keys SOURCES. If several read
-    as many, the one at index TURN, or the last. None if none reads any.
+    as many, the one with index TURN among them, or the last. None if none reads any.
     """
     shared = [(len(sources & set(use.keys)), use) for use in expected.uses]
     most = max((n for n, _ in shared), default=0)
@@ -140,8 +145,9 @@ def _attributes(theirs: torch.nn.Module, own: torch.nn.Module, *, place: tuple[s
 
 
 def _of_step(theirs: Step, own: Step, place: tuple[str, str], note: Any) -> None:
-    """Note, by calling NOTE, the settings of an operation that differ between a step of the source's code, THEIRS, and
-    of the model, OWN. PLACE names the layer on both sides.
+    """Note, by calling NOTE(setting, value there, value here, PLACE), the settings that differ between a step of the
+    source's code, THEIRS, and one of the model, OWN, as one setting, with a swap that runs THEIRS. PLACE is (layer of
+    the source's code, layer of the model).
     """
     a, b = dict(theirs.settings), dict(own.settings)
     differ = [name for name in a if name in b and a[name] != b[name]]
@@ -180,7 +186,14 @@ def _value(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Token:
-    """A step in a form in which two codes can be compared: every operation that scales is a factor."""
+    """A step in a form in which two codes can be compared: all operations that scale in succession are one factor.
+
+    Attributes:
+        name: "scale", "add", "dropout", "_softmax" or the name of another operation.
+        settings: pairs (name, value).
+        steps: the steps that it stands for.
+        of_attention: whether it scales what a softmax takes.
+    """
 
     name: str
     settings: tuple[tuple[str, Any], ...]
@@ -238,10 +251,12 @@ _PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
 
 
 def _between(theirs: Sequence[Step], own: Sequence[Step], use: Step | None, place: tuple[str, str], note: Any) -> None:
-    """Note, by calling NOTE, the steps before a layer in which the two codes differ.
+    """Note, by calling NOTE(setting, value there, value here, PLACE), the steps before a layer in which the two codes
+    differ: other settings, another activation, steps that only one code has.
 
     THEIRS and OWN are these steps in the source's code and in the model. USE is the step of the layer itself in the
-    model, if there is one. PLACE names the layer on both sides.
+    model, or None. PLACE is (layer of the source's code, layer of the model). A swap is noted for a step where one is
+    known.
     """
     a, b = _tokens(theirs), _tokens(own)
     if [t.look for t in a] == [t.look for t in b]:

@@ -18,9 +18,10 @@ _FACTORS = (1.0, 2.0, 0.5, 4.0, 0.25, 8.0, 0.125, 16.0, 0.0625, 32.0)
 
 def options(ground: Ground, f: Use) -> Iterator[Change]:
     """Yield changes (label, key -> expression) that take another option of the open questions about the weights of the
-    use F and of the uses directly before it.
+    use F and of the uses directly before it (at most eight).
 
-    Option N is taken for all of these keys at once, then for one module alone.
+    Option N is taken for all of these keys at once, then for each of several modules alone, and then for each module in
+    exchange: the keys that had these expressions get the old ones.
     """
     near = [f, *(ground.own.uses[i] for i in sorted(f.before)[-8:])]
     keys = list(dict.fromkeys(key for u in near for key in u.keys if key in ground.entries))
@@ -46,8 +47,9 @@ def options(ground: Ground, f: Use) -> Iterator[Change]:
 
 
 def around_zero_or_one(ground: Ground, f: Use) -> Iterator[Change]:
-    """Yield changes (label, key -> expression) that add or subtract 1 from the vectors of the use F, for weights that
-    one code stores around 0 and the other around 1.
+    """Yield changes (label, key -> expression) that add 1 to a vector of the use F, or subtract 1, in place of what the
+    mapping adds to it: one code stores some weights around 0 and the other around 1. Nothing unless F is a norm, scale,
+    shift or depthwise convolution.
     """
     own = [ground.entries[key] for key in f.keys if key in ground.entries and ground.entries[key].expr is not None]
     for e in own:
@@ -59,8 +61,9 @@ def around_zero_or_one(ground: Ground, f: Use) -> Iterator[Change]:
 
 
 def without_shifts(ground: Ground) -> Iterator[Change]:
-    """Yield the change (label, key -> expression) that takes all tensors as they are to which the mapping adds a number
-    of the code: an eps, or the 1 of a norm. If the codes differ otherwise than matching took it, all of them are wrong.
+    """Yield one change (label, key -> expression) that takes all tensors as they are to which the mapping adds a number
+    of the code: an eps, or the 1 of a norm; nothing if there are none. If the codes differ otherwise than matching took
+    it, all of them are wrong.
     """
     new = {key: ex.unshifted(e.expr) for key, e in ground.entries.items() if e.expr is not None}
     new = {key: expr for key, expr in new.items() if expr != ground.entries[key].expr}
@@ -69,8 +72,9 @@ def without_shifts(ground: Ground) -> Iterator[Change]:
 
 
 def adapters(ground: Ground, f: Use) -> Iterator[Change]:
-    """Yield changes (label, key -> expression) of the scale of all low-rank adapters at once, if the use F or one
-    before it has an adapter. The effect of one adapter alone would not be visible.
+    """Yield changes (label, key -> expression), each of which sets the scale of all low-rank adapters at once to a
+    factor: those that the source's code suggests, then powers of two. Nothing unless the use F or one directly before
+    it has an adapter. The effect of one adapter alone would not be visible.
     """
     near = {key for u in (f, *(ground.own.uses[i] for i in f.before)) for key in u.keys}
     adapted = {k: e.expr for k, e in ground.entries.items() if e.expr is not None and "lora" in e.expr.operations()}
@@ -80,8 +84,11 @@ def adapters(ground: Ground, f: Use) -> Iterator[Change]:
 
 
 def any_of_these_sizes(ground: Ground, f: Use) -> Iterator[Change]:
-    """Yield changes (label, key -> expression) that give the use F the weight of another use in the source's code with
-    as many numbers. At most 16 uses, the nearest in the order of execution first.
+    """Yield changes (label, key -> expression) that give the use F the weight (or, without one, the bias) of another
+    use of its family in the source's code with as many numbers, its dimensions in each order that fits, with its bias.
+    At most 16 uses, the nearest in the order of execution first.
+
+    A table is filled as `tables` does.
     """
     own = f.held.get("weight") or f.held.get("bias")
     if own is None:

@@ -22,8 +22,10 @@ _RANDOM = frozenset({"rand", "randn", "rand_like", "randn_like", "normal_", "uni
 
 
 class Wider(TorchDispatchMode):  # type: ignore[misc]
-    """A mode that runs every operation of torch in float64, also if the code asks for float32 or has float32
-    constants.
+    """A mode that runs the operations of torch in float64 (complex128), also if the code asks for narrower types or has
+    such constants.
+
+    A tensor of a narrower type that an operation writes to keeps its type. Random numbers are those that float32 gives.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -58,8 +60,9 @@ def _cast(value: Any, types: dict[torch.dtype, torch.dtype]) -> Any:
 
 
 def _drawn(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Return random numbers drawn as float32 draws them, converted to float64, so that a run in float64 gets the same
-    numbers. FUNC is the operation NAME of torch.
+    """Return random numbers drawn by the operation FUNC of torch, called NAME, as float32 draws them, converted to
+    float64, so that a run in float64 gets the same numbers. An operation that works in place fills its first argument
+    with them and returns that.
     """
     if not name.endswith("_"):
         if kwargs.get("dtype") in (None, torch.float64) and any(a.name == "dtype" for a in func._schema.arguments):
@@ -72,8 +75,8 @@ def _drawn(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @contextmanager
 def in_double(model: torch.nn.Module) -> Iterator[None]:
-    """Convert the parameters and buffers of MODEL to float64 in this context, and make new tensors float64, too;
-    restore all of it afterwards.
+    """In this context, the parameters and buffers of MODEL that are floating point or complex are in float64
+    (complex128), and torch makes new tensors in float64 by default. Afterwards all of it is as before.
     """
     held = [t for t in (*model.parameters(), *model.buffers()) if t.dtype in _WIDER]
     before = [t.data for t in held]

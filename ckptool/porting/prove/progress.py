@@ -13,7 +13,9 @@ PATIENCE = 300.0
 
 
 class Progress:
-    """Reports what a proof does, one line at a time to TELL, and ends its search after PATIENCE seconds."""
+    """Reports what a proof does, one line at a time to TELL, if given, and says when it has had PATIENCE seconds since
+    `begin`.
+    """
 
     def __init__(self, tell: Tell | None = None, patience: float = PATIENCE) -> None:
         self._tell, self.patience = tell, patience
@@ -25,12 +27,12 @@ class Progress:
             self._tell(text)
 
     def begin(self) -> None:
-        """Start the clock of the proof."""
+        """Start the clock of the proof, also again."""
         self._until = time.monotonic() + self.patience
 
     @property
     def late(self) -> bool:
-        """Return whether the proof has used up its time; False before `begin`."""
+        """Return whether more than PATIENCE seconds have passed since `begin`; False before it."""
         return self._until is not None and time.monotonic() > self._until
 
 

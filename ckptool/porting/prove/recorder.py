@@ -39,8 +39,9 @@ def follow(
 ) -> Flow | None:
     """Run MODEL in eval mode on INPUTS and return its flow; None if the model raises.
 
+    Its training mode, weights and the state of random numbers are as before afterwards.
     Args:
-        model: its training mode, weights and random state are as before afterwards.
+        model: the model.
         inputs: a sequence (by position) or a dict (by name).
         bare: also record the outputs of layers before their biases are added, for a model that adds these later.
         wider: compute in float64.
@@ -61,8 +62,9 @@ def follow(
 def attempt(
     model: torch.nn.Module, inputs: Any, recorder: _Recorder | None = None, *, wider: bool = False
 ) -> tuple[Any, None] | tuple[None, Exception]:
-    """Run MODEL in eval mode on copies of INPUTS and return (output, None), or (None, the exception) if it raises.
-    RECORDER records the operations; WIDER computes in float64.
+    """Run MODEL in eval mode on copies of INPUTS, with the same random numbers each time, and return (output, None), or
+    (None, the exception) if it raises. RECORDER records the operations; WIDER computes in float64, but leaves the
+    weights as they are.
     """
     given = {id(t): t.clone() for t in tensors(inputs)}  # code may change what it is given
     if wider:
@@ -80,16 +82,16 @@ def attempt(
 
 
 def first_line(error: Exception) -> str:
-    """Return the class of an exception and the first line of its message that is not empty, for a message to
-    the user.
+    """Return "CLASS: MESSAGE" for an exception, with the first line of its message that is not empty, up to 200
+    characters and without a full stop at its end, or "no message".
     """
     lines = (line.strip() for line in str(error).splitlines())
     return f"{type(error).__name__}: {printable(next((line for line in lines if line), 'no message'), 200).rstrip('.')}"
 
 
 def arguments(model: torch.nn.Module) -> tuple[list[str], list[str]]:
-    """Return the names of the arguments of MODEL's forward pass, and of those among them that have no default. Both are
-    empty if its signature cannot be read.
+    """Return (the names of the arguments of MODEL's forward pass, those among them that have no default), without
+    `*args` and `**kwargs`. Both are empty if its signature cannot be read.
     """
     try:
         parameters = list(inspect.signature(model.forward).parameters.values())
@@ -105,13 +107,15 @@ def called(model: torch.nn.Module, inputs: Any) -> Any:
 
 
 def tensors(value: Any) -> Iterator[torch.Tensor]:
-    """Yield all tensors in VALUE (lists, tuples, dicts and dataclasses within each other), in their order."""
+    """Yield all tensors in VALUE (lists, tuples, dicts and dataclasses within each other), in their order; nothing for
+    other values.
+    """
     return (tensor for _, tensor in placed(value))
 
 
 def placed(value: Any, place: Place = ()) -> Iterator[tuple[Place, torch.Tensor]]:
-    """Yield (place, tensor) for all tensors in VALUE; a place is the keys, names of fields and indices that lead to the
-    tensor, after the beginning PLACE.
+    """Yield (place, tensor) for all tensors in VALUE (lists, tuples, dicts and dataclasses within each other), in their
+    order; a place is the keys, names of fields and indices that lead to the tensor, after the beginning PLACE.
     """
     if isinstance(value, torch.Tensor):
         yield place, value
@@ -131,10 +135,10 @@ def placed(value: Any, place: Place = ()) -> Iterator[tuple[Place, torch.Tensor]
 
 @dataclass(slots=True)
 class _Base:
-    """The contents of a storage that holds only weights.
+    """A tensor made only of weights, by its layout in its storage.
 
     Attributes:
-        keys: the keys of the state dict that the tensor in it is made of.
+        keys: the keys of the state dict that the tensor is made of.
         expr: the expression over these keys that makes this tensor; None if no expression does.
         shape, stride, offset, numel: the layout of this tensor in the storage.
     """
@@ -183,18 +187,20 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
                 self._hold(tensor, (key,), ex.of(key))
 
     def flows(self, given: Iterable[torch.Tensor]) -> None:
-        """Mark the tensors GIVEN as inputs of the model, which are not weights."""
+        """Mark the tensors GIVEN as inputs of the model: what is computed from them is data, not weights."""
         for tensor in given:
             self._flowing[self._place(tensor)] = frozenset()
 
     def feeding(self, tensor: torch.Tensor) -> frozenset[int]:
         """Return the indices of the uses of weights from whose outputs TENSOR is computed, without another use in
-        between.
+        between; empty if there is none.
         """
         return self._flowing.get(self._place(tensor), frozenset())
 
     def steps_to(self, tensor: torch.Tensor) -> tuple[Step, ...]:
-        """Return the steps between the last uses of weights and TENSOR, which is computed from their outputs."""
+        """Return the steps between the last uses of weights and TENSOR, which is computed from their outputs, in order;
+        () if there is none.
+        """
         return self._chains.get(self._place(tensor), ())
 
     def _hold(self, tensor: torch.Tensor, keys: tuple[str, ...], expr: Expr | None) -> None:
@@ -237,7 +243,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     def _done(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         """Run an operation FUNC of torch, called NAME, or the swap that replaces its step, and return the output. The
-        step is recorded.
+        step is noted as the present one; None for operations that are no steps or take no data.
         """
         self._step = None
         if not is_step(name) or not any(self._place(t) in self._flowing for t in tensors((args, kwargs))):
@@ -255,8 +261,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         return tuple(found[number] for number in sorted(found))
 
     def _place(self, tensor: torch.Tensor) -> int:
-        """Return a number that identifies the storage of TENSOR in this forward pass, also after the storage is freed;
-        its values are not kept.
+        """Return a number that identifies the storage of TENSOR in this forward pass: no other storage gets it, also
+        after this one is freed. Its values are not kept.
         """
         storage = tensor.untyped_storage()
         place: int = storage._cdata
@@ -267,7 +273,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
     # -- weights
 
     def held(self, value: Any) -> Held | None:
-        """Return VALUE as a `Held` if it is a tensor made only of weights; else None."""
+        """Return VALUE as a `Held` if it is a tensor made only of weights; else None. Its expression is None if none
+        makes this view of them.
+        """
         if not isinstance(value, torch.Tensor) or self._place(value) in self._flowing:
             return None
         bases = self._bases.get(self._place(value), ())
@@ -278,8 +286,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         return Held(base.keys, None if base.expr is None else _viewed(base, value), tuple(value.shape))
 
     def _derive(self, name: str, args: Any, held: list[torch.Tensor], out: torch.Tensor) -> None:
-        """Record that OUT, the output of the operation NAME, is made only of the weights HELD. OUT has an expression if
-        the operation is a copy, a concatenation, or a lookup of successive rows.
+        """Record that OUT, the output of the operation NAME with ARGS, is made only of the weights HELD. OUT has an
+        expression if the operation is a copy, a concatenation of weights alone, or a lookup of successive rows.
         """
         parts = [p for p in map(self.held, held) if p is not None]
         keys = tuple(dict.fromkeys(key for part in parts for key in part.keys))
@@ -370,7 +378,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     def _without(self, out: torch.Tensor, bias: Any, dim: int) -> torch.Tensor | None:
         """Return the fingerprints along DIM of the output OUT without its BIAS. None if the recorder was not asked for
-        them, or if BIAS is no tensor of that length.
+        them, or if BIAS is no tensor with a number for each channel.
         """
         if not self._bare or not isinstance(bias, torch.Tensor) or bias.numel() != out.shape[dim]:
             return None
@@ -393,8 +401,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
 
 
 def _viewed(base: _Base, view: torch.Tensor) -> Expr | None:
-    """Return VIEW, a view of a storage, as an expression over the tensor BASE in the storage, or None if no operation
-    gives it.
+    """Return VIEW, a view of a storage, as an expression over BASE, a tensor in that storage with an expression; None
+    if no operation gives it.
     """
     assert base.expr is not None
     shape, stride = tuple(view.shape), view.stride()
@@ -439,8 +447,9 @@ def _cut(base: _Base, starts: Sequence[int], counts: MappingOf[int, int]) -> Exp
 
 
 def _reshaped(base: _Base, view: torch.Tensor, starts: Sequence[int], dims: Sequence[int]) -> Expr | None:
-    """Return VIEW, a contiguous view of whole rows of BASE, perhaps transposed, as an expression; None for other views.
-    STARTS has the first index along each dimension, DIMS the dimensions larger than 1.
+    """Return VIEW, a contiguous view of whole rows of BASE (of its first dimension larger than 1), perhaps with its
+    last two dimensions exchanged, as an expression; None for other views. STARTS has the first index along each
+    dimension, DIMS the dimensions larger than 1, those with larger strides first.
     """
     if not dims or any(starts[d] for d in dims[1:]) or list(dims) != sorted(dims):
         return None

@@ -31,24 +31,26 @@ class Reference:
         inputs: the inputs: a list or a dict.
         outputs: the saved outputs.
         places: the place of each of them among the outputs.
+        coarse: what rounding to the type in which inputs are saved may have changed, relative to each number; 0 for
+            float32 and finer.
     """
 
     inputs: Any
     outputs: list[torch.Tensor]
     places: list[Place]
-    #: What rounding to the type in which inputs are saved may have changed, relative to each number.
     coarse: float = 0.0
 
 
 def read_reference(path: StrPath, model: torch.nn.Module) -> Reference:
     """Read the file PATH with tensors named `input`, `input.0`, `input.NAME` … and `output`, `output.0` …, in any
-    format, and try the inputs on MODEL.
+    format, try the inputs on MODEL, and return both.
 
     Raises:
         NotFound: there are no inputs, or no outputs.
         CannotCarry: the model cannot be run on these inputs, has no output as large as a saved one, or a tensor in the
             file cannot be compared (no floating point, too coarse, not finite).
         RuleError: some inputs have a name and some have none.
+        UnknownFormat: the file is none that ckptool reads; the hint says how to save one.
     """
     try:
         raw = load(path, map_location="cpu")
@@ -70,8 +72,8 @@ def read_reference(path: StrPath, model: torch.nn.Module) -> Reference:
 
 
 def _under(raw: Any, names: Sequence[str]) -> dict[str, Any]:
-    """Return the values of RAW, a dict from the file, whose keys begin with one of NAMES, by the rest of the key:
-    `input.mask` -> `mask`. Empty if RAW is no dict.
+    """Return the values of RAW, a dict from the file, whose keys are one of NAMES up to the first dot, by the rest of
+    the key: "mask" for `input.mask`, "" for `input`. Empty if RAW is no dict.
     """
     if not isinstance(raw, MappingOf):
         return {}
@@ -80,8 +82,8 @@ def _under(raw: Any, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _inputs(found: dict[str, Any], path: StrPath, model: torch.nn.Module) -> Any:
-    """Return the inputs FOUND in the file PATH (name -> value) as MODEL takes them: by position or by name, in the
-    model's floating point type.
+    """Return the inputs FOUND in the file PATH (name -> value) as MODEL takes them: a list if they have no names or
+    only numbers, else a dict. Floating point tensors get the type of the model's parameters.
 
     Raises:
         RuleError: some inputs have a name and some have none.
@@ -113,11 +115,12 @@ def _inputs(found: dict[str, Any], path: StrPath, model: torch.nn.Module) -> Any
 
 
 def _outputs(found: dict[str, Any], path: StrPath, model: torch.nn.Module) -> list[tuple[Place, torch.Tensor]]:
-    """Return (place, tensor) for the floating point outputs FOUND in the file PATH (name -> value). Numbers in names
-    are sorted as numbers: 2 before 10.
+    """Return (place, tensor) for the outputs FOUND in the file PATH (name -> value) that are floating point numbers of
+    at least the precision of float32; others are left out. [] if FOUND is empty. If all names are numbers, they are
+    sorted as numbers: 2 before 10. MODEL is for messages.
 
     Raises:
-        CannotCarry: there are outputs, and none is of floating point with at least the precision of float32.
+        CannotCarry: there are outputs, and all are left out, or one that is not holds no usable numbers.
     """
     named = {
         tuple(int(n) if n.isdecimal() else n for n in rest.split(".") if n): value for rest, value in found.items()
@@ -172,7 +175,7 @@ def _nans(value: torch.Tensor) -> str:
 
 
 def _try(model: torch.nn.Module, inputs: Any, outputs: Sequence[torch.Tensor], path: StrPath) -> None:
-    """Run MODEL on INPUTS from the file PATH.
+    """Run MODEL on INPUTS from the file PATH, and compare sizes with the saved OUTPUTS.
 
     Raises:
         CannotCarry: the model does not take the inputs, or has no output with as many numbers as one of OUTPUTS.
@@ -199,8 +202,9 @@ def _try(model: torch.nn.Module, inputs: Any, outputs: Sequence[torch.Tensor], p
 
 
 def _named_otherwise(inputs: Any, path: StrPath, model: torch.nn.Module) -> str | None:
-    """Return the command that renames one input of the file PATH to the only argument that MODEL needs and the file
-    lacks. None if it is not one for one.
+    """Return the command that renames one of INPUTS in the file PATH to the only argument that MODEL needs and the file
+    lacks. None if INPUTS have no names, or if there is not just one such argument, and one input that MODEL does not
+    take.
     """
     names, needed = arguments(model)
     if not isinstance(inputs, MappingOf) or not names:
@@ -213,7 +217,7 @@ def _named_otherwise(inputs: Any, path: StrPath, model: torch.nn.Module) -> str 
 
 def _rename(raw: Any, path: StrPath, model: torch.nn.Module) -> str:
     """Return the command that names the two tensors of the file PATH as input and output. If RAW, the contents of the
-    file, does not have exactly two, return the code that saves inputs and outputs of MODEL.
+    file, is not a dict of exactly two tensors, return advice with the code that saves inputs and outputs of MODEL.
     """
     found = [str(key) for key, value in raw.items() if isinstance(value, torch.Tensor)] if _is_dict(raw) else []
     if len(found) == 2 == len(raw):
@@ -231,7 +235,9 @@ def _renamed(path: StrPath, new: MappingOf[str, str]) -> str:
 
 
 def _save(model: torch.nn.Module) -> str:
-    """Return a line of Python that runs MODEL and saves its inputs and outputs, for a message to the user."""
+    """Return a line of Python that runs MODEL on the arguments that it needs (or on `x`) and saves these and its
+    output, for a message to the user.
+    """
     _, needed = arguments(model)
     words = needed or ["x"]
     keys = ['"input": x'] if len(words) == 1 else [f'"input.{word}": {word}' for word in words]
@@ -245,7 +251,9 @@ def _parameters(model: torch.nn.Module) -> str:
 
 
 def _held(raw: Any) -> list[str]:
-    """Return lines about RAW, the contents of a file without inputs or outputs, for a message to the user."""
+    """Return a line, in a list, that names up to four entries of RAW, the contents of a file without inputs or outputs,
+    for a message to the user; [] if it is an empty dict.
+    """
     if not _is_dict(raw):
         return [f"it holds {_kind(raw)}, and no names"]
     told = [f"{printable(str(key), 60)} {_kind(value)}" for key, value in list(raw.items())[:4]]

@@ -13,8 +13,8 @@ _RUNS = 64
 
 
 def columns(x: Expr | None, order: Sequence[int], dim: int) -> Expr | None:
-    """Return the expression X with the elements along DIM in another order: ORDER has their present indices. None if X
-    is None, or if the expression would join more than 64 slices.
+    """Return the expression X with the elements along DIM in another order: ORDER has their present indices. X itself
+    if the order stays; None if X is None, or if the expression would join more than 64 slices.
     """
     if x is None or list(order) == list(range(len(order))):
         return x
@@ -39,23 +39,27 @@ def columns(x: Expr | None, order: Sequence[int], dim: int) -> Expr | None:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A weight and its bias as expressions, with the number of their rows; either is None if it is not known."""
+    """A weight and its bias as expressions over keys of the source, and the number of their rows. An expression is None
+    if there is none or it is not known.
+    """
 
     weight: Expr | None
     bias: Expr | None
     rows: int
 
     def part(self, start: int, stop: int) -> Rows:
-        """Return the rows from START to STOP - 1."""
+        """Return the rows from START to STOP - 1, of the weight and of the bias."""
         return self._each(stop - start, lambda x: ex.part(x, 0, start, stop))
 
     def of_heads(self, heads: int, n: int, index: int) -> Rows:
-        """Return part INDEX of the N equal parts that each head has, for rows that hold the N parts head by head."""
+        """Return part INDEX of the N equal parts that each of HEADS heads has, for rows that hold the parts head by
+        head: all rows of the first head, then the second.
+        """
         return self._each(self.rows // n, lambda x: ex.of_heads(x, heads, n, index))
 
     def rotary(self, heads: int, kind: str) -> Rows:
-        """Return the rows in the order KIND of a rotary embedding ("half" or "interleaved"), inside each of HEADS
-        heads. They have the other of the two orders now.
+        """Return the rows with those of each of HEADS heads in the order KIND of a rotary embedding ("half" or
+        "interleaved"), from the other of the two orders.
         """
         return self._each(self.rows, lambda x: ex.rotary(x, heads, kind))
 
@@ -66,14 +70,16 @@ class Rows:
 
 
 def place_of(rows: Rows) -> tuple[str, int]:
-    """Return (source expression, first row) for rows cut from one weight, to sort them by; ("", 0) for other rows."""
+    """Return (source expression as text, first row) for ROWS whose weight is cut from one weight, to sort them by; ("",
+    0) for other rows.
+    """
     x = rows.weight
     cut = None if x is None else ex.rows_cut(x)
     return ("", 0) if cut is None else (str(cut[0]), cut[1])
 
 
 def joined(rows: Sequence[Rows]) -> Rows:
-    """Return ROWS concatenated, as one. Without a bias if one of them has none."""
+    """Return ROWS, which have weights, concatenated, as one. Without a bias if one of them has none."""
     weights = [r.weight for r in rows if r.weight is not None]
     biases = [r.bias for r in rows if r.bias is not None]
     bias = ex.cat(0, *biases) if len(biases) == len(rows) else None
@@ -81,8 +87,8 @@ def joined(rows: Sequence[Rows]) -> Rows:
 
 
 def by_heads(heads: int, rows: Sequence[Rows]) -> Rows:
-    """Return ROWS, parts of equal size, joined into one head by head: the first head of each part, then the second.
-    Without a bias if one of them has none.
+    """Return ROWS, parts of equal size, joined into one head by head: the first of HEADS heads of each part, then the
+    second of each. Without a bias if one of them has none.
     """
     weights = tuple(r.weight for r in rows if r.weight is not None)
     biases = tuple(r.bias for r in rows if r.bias is not None)
@@ -91,7 +97,7 @@ def by_heads(heads: int, rows: Sequence[Rows]) -> Rows:
 
 
 def like(rows: Sequence[Rows], parts: Sequence[Rows]) -> list[Rows]:
-    """Return PARTS in as many pieces as ROWS: joined into one if ROWS is one, else as they are."""
+    """Return PARTS joined into one, in a list, if ROWS is one; else PARTS as a list."""
     return [joined(parts)] if len(rows) == 1 else list(parts)
 
 
@@ -101,9 +107,9 @@ class Turn:
 
     Attributes:
         chosen: the indices of queries and keys among the weights; empty for one weight that holds queries, keys and
-            values.
+            values, a third each.
         head: the size of a head.
-        kind: "half" or "interleaved".
+        kind: the new order, "half" or "interleaved".
     """
 
     chosen: tuple[int, ...]
@@ -111,7 +117,7 @@ class Turn:
     kind: str
 
     def __call__(self, rows: Sequence[Rows]) -> list[Rows]:
-        """Return ROWS with the rows of queries and keys reordered."""
+        """Return ROWS with the rows of queries and keys reordered, and the others as they are."""
         out = list(rows)
         if not self.chosen:
             third = rows[0].rows // 3

@@ -41,10 +41,11 @@ class _Link:
 
     Attributes:
         source: the place of an input of the source's code; None if only the model takes it.
-        order: the dimensions of that input, in the order in which the model takes them.
-        how: "" for the same values; "grey" if the source's code takes colours; "frames" if the model takes the same
-            values several times; "part" for the input of a module inside of the source's code.
-        module: the path of that module.
+        order: the dimensions of that input, in the order in which the model takes them; () if they stay. For "frames",
+            the dimension along which the model takes the values several times.
+        how: "" for the same values; "grey" if the source's code takes colours and the model one channel; "frames" if
+            the model takes the same values several times; "part" for the input of a module inside of the source's code.
+        module: the path of that module, for "part".
     """
 
     source: int | None
@@ -58,12 +59,13 @@ class SameInputs:
     """Inputs for two models with the same values.
 
     Attributes:
-        theirs, own: the inputs as the source's code and the model take them.
+        theirs, own: the inputs as the source's code and the model take them, as specs or tensors.
         links: the origin of each input of the model.
-        flow: the flow of the source's code.
-        values: the inputs of the model.
         code: the source's code.
-        plain: the likeliest links of these inputs, if `links` are the same with inputs of one size in other places.
+        plain: the likeliest links of these inputs, if `links` are the same with inputs of one size in other places;
+            else None.
+        flow: the flow of the source's code on `values`; None before it was run.
+        values: the inputs of the model; None before they are made.
     """
 
     theirs: Any
@@ -77,15 +79,16 @@ class SameInputs:
     @property
     def shown(self) -> str:
         """Return the inputs of the source's code as a user would type them; for a model that begins inside of the
-        source's code also the module there.
+        source's code also the modules there.
         """
         inside = [printable(link.module) for link in self.links if link.how == "part"]
         begins = f", as {' and '.join(inside)} of the source's code takes it" if inside else ""
         return inputs_text(self.theirs) + begins
 
     def made(self, seed: int) -> tuple[Any, Any] | None:
-        """Return (inputs of the source's code, inputs of the model) with the same random values, drawn from SEED. None
-        if a module inside of the source's code, whose input the model takes, was not run.
+        """Return (inputs of the source's code, inputs of the model) with the same random values, drawn from SEED; what
+        only the model takes gets values of its own. None if a module inside of the source's code, whose input the model
+        takes, was not run.
         """
         values = made(self.theirs, generator=torch.Generator().manual_seed(seed))
         given = [t for _, t in leaves(values)]
@@ -118,14 +121,17 @@ def same_inputs(
     known: frozenset[str] = frozenset(),
     late: Callable[[], bool] = lambda: False,
 ) -> SameInputs:
-    """Return inputs with the same values for both models; of several, those with which the models agree most.
+    """Return inputs with the same values for both models; of several, those with which the models agree most. The
+    search ends at the first with equal outputs, or, once some are found, when it is late or has had 20 seconds of CPU
+    time.
 
     Args:
         theirs: the source's code.
         own: the model.
         inputs: inputs of the model; searched for if None.
         source_inputs: inputs of the source's code, if it takes another form.
-        judged: runs the model on inputs and compares it with the source's code.
+        judged: runs the model on inputs and compares it with a flow of the source's code: (flow, inputs of the model)
+            -> (flow of the model, or None if it cannot be run, verdict).
         known: modules of the source's code whose weights the model has; a model that is a part of the source's code may
             begin at one of these.
         late: whether to stop as soon as some inputs are found.
@@ -157,7 +163,8 @@ def same_inputs(
 
 
 def _refuse_given(theirs: torch.nn.Module, own: torch.nn.Module, inputs: Any, source_inputs: Any) -> None:
-    """Raise the error for given inputs that do not suit both models; it names the model that does not take them.
+    """Raise the error for the given inputs INPUTS and SOURCE_INPUTS (or None), which do not suit both models; it names
+    the model that does not take them. THEIRS is the source's code, OWN the model.
 
     Raises:
         CannotCarry: always.
@@ -184,7 +191,9 @@ def _refuse_given(theirs: torch.nn.Module, own: torch.nn.Module, inputs: Any, so
 
 
 def _why_none(theirs: torch.nn.Module, own: torch.nn.Module) -> str:
-    """Return a sentence that says why no inputs suit both THEIRS, the source's code, and OWN, the model."""
+    """Return a sentence that says why no inputs suit both THEIRS, the source's code, and OWN, the model: one of them
+    runs on none that are found, or they take different ones.
+    """
     first, second = (next(working_inputs(model), None) for model in (theirs, own))
     if first is None:
         return "found no inputs on which the source's code runs"
@@ -201,8 +210,8 @@ def _rank(verdict: Verdict, candidate: SameInputs) -> tuple[Any, ...]:
 
 
 def in_plain_places(found: SameInputs) -> SameInputs | None:
-    """Return the inputs FOUND with each input in its likeliest place. None if FOUND has no two inputs of one size
-    exchanged, or if the source's code cannot be run on the result.
+    """Return the inputs FOUND with each input in its likeliest place, and the flow of the source's code on them. None
+    if FOUND has no inputs of one size exchanged, or if the source's code cannot be run on the result.
     """
     if found.plain is None:
         return None
@@ -213,7 +222,7 @@ def in_plain_places(found: SameInputs) -> SameInputs | None:
 
 
 def _turned(plain: Sequence[_Link], links: Sequence[_Link]) -> bool:
-    """Return whether LINKS, the origins of the model's inputs, are those of PLAIN in another order."""
+    """Return whether LINKS, the origins of the model's inputs, have the sources of PLAIN in another order."""
     sources = [[link.source for link in some] for some in (plain, links)]
     return sorted(map(str, sources[0])) == sorted(map(str, sources[1])) and sources[0] != sources[1]
 
@@ -234,8 +243,12 @@ def _tried(candidate: SameInputs, judged: Callable[[Flow, Any], Judged]) -> tupl
 def _candidates(
     theirs: torch.nn.Module, own: torch.nn.Module, inputs: Any, source_inputs: Any, known: frozenset[str]
 ) -> Iterator[SameInputs]:
-    """Yield inputs for both models, the likeliest first: the source's code THEIRS and the model OWN. INPUTS and
-    SOURCE_INPUTS are given by the user, or None. KNOWN are modules of the source's code where the model may begin.
+    """Yield inputs for both models, not tried yet, the likeliest first. THEIRS is the source's code, OWN the model.
+    INPUTS and SOURCE_INPUTS are given by the user, or None. KNOWN are modules of the source's code where the model may
+    begin.
+
+    First come those of the source's code in the forms that the model takes, then those that the model was found to
+    take, in several links each, and last the inputs of modules inside of the source's code.
     """
     done: set[str] = set()
 
@@ -274,8 +287,8 @@ def _candidates(
 
 
 def _specs_of(theirs: torch.nn.Module, inputs: Any, source_inputs: Any) -> Iterator[Any]:
-    """Yield inputs of the source's code: SOURCE_INPUTS if given, else those found that resemble INPUTS, the inputs of
-    the model, or any.
+    """Yield inputs of the source's code THEIRS: only SOURCE_INPUTS if given; else those on which it was found to run,
+    in a search that begins with INPUTS, the inputs of the model, if these are given.
     """
     if source_inputs is not None:
         yield source_inputs
@@ -287,8 +300,9 @@ def _specs_of(theirs: torch.nn.Module, inputs: Any, source_inputs: Any) -> Itera
 
 
 def _mixtures(theirs: Any, own: Any) -> Iterator[list[Any]]:
-    """Yield inputs as flat lists, in which each input has its size from THEIRS or from OWN, the inputs of the two
-    models: one model may accept any size.
+    """Yield inputs as flat lists in the order of THEIRS, one for each way to take each input from THEIRS, or in its
+    place an input of OWN of the same type and number of dimensions: one model may accept any size. THEIRS and OWN are
+    the inputs of the two models.
     """
     left = [one for _, one in leaves(own)]
     choices: list[list[Any]] = []
@@ -303,7 +317,7 @@ def _mixtures(theirs: Any, own: Any) -> Iterator[list[Any]]:
 
 def _by_name(model: torch.nn.Module, spec: Any) -> Any:
     """Return the inputs SPEC as a dict by the names of the arguments of MODEL, so that equal calls compare as equal; as
-    they are if their number does not suit.
+    they are if MODEL cannot be called with them.
     """
     if isinstance(spec, MappingOf):
         return dict(spec)
@@ -315,8 +329,11 @@ def _by_name(model: torch.nn.Module, spec: Any) -> Any:
 
 
 def _links_by_name(first: Any, second: Any) -> tuple[_Link, ...] | None:
-    """Return the origins of the model's inputs, SECOND, if both models have at least two inputs, and equal names have
-    equal sizes; else None. Such inputs are not tried in another order.
+    """Return the origins of the model's inputs, SECOND, in FIRST, those of the source's code, by their names. Such
+    inputs are not tried in another order.
+
+    None unless both are dicts with the same names, at least two, each a single spec, of the same type and size on both
+    sides.
     """
     if not (isinstance(first, dict) and isinstance(second, dict)) or len(first) < 2 or first.keys() != second.keys():
         return None
@@ -327,8 +344,8 @@ def _links_by_name(first: Any, second: Any) -> tuple[_Link, ...] | None:
 
 
 def _respelled(example: Any, other: Any) -> Any:
-    """Return inputs in the form of EXAMPLE (by position or by name), with those of OTHER in place of inputs of the same
-    type and number of dimensions.
+    """Return inputs in the form of EXAMPLE (by position or by name), with each input replaced by the first one of
+    OTHER, not used yet, that has the same type and number of dimensions, if there is one.
     """
     left = [one for _, one in leaves(other)]
     out = []
@@ -342,8 +359,10 @@ def _respelled(example: Any, other: Any) -> Any:
 
 
 def _spellings(model: torch.nn.Module, spec: Any) -> Iterator[Any]:
-    """Yield the inputs SPEC in the forms in which MODEL may take them: by position, and by the names of its
-    arguments.
+    """Yield the inputs SPEC in the forms in which MODEL may take them, each once: by name as they are, if they have the
+    names of its arguments, by position, the first alone as its main input, and by the names of its arguments in order.
+
+    If MODEL needs another number of arguments, also only so many, or the inputs again and again until they are so many.
     """
     flat = list(spec.values()) if isinstance(spec, MappingOf) else list(spec)
     try:
@@ -379,7 +398,7 @@ def _spellings(model: torch.nn.Module, spec: Any) -> Iterator[Any]:
 
 def _links(theirs: Any, own: Any) -> Iterator[tuple[_Link, ...]]:
     """Yield the origins of the model's inputs, OWN, among the inputs of the source's code, THEIRS: each a tuple with
-    one link per input, the likeliest first.
+    one link per input, the likeliest first. In each, at least one input has an origin.
     """
     first, second = leaves(theirs), leaves(own)
     options = [_options(first, path, one) for path, one in second]
@@ -410,8 +429,8 @@ def _products(options: Sequence[Sequence[_Link]]) -> Iterator[tuple[_Link, ...]]
 
 
 def _chosen(options: Sequence[Sequence[_Link]], first: Sequence[Any]) -> tuple[_Link, ...]:
-    """Return one link for each input: the first of its OPTIONS whose source no earlier input took, else its first
-    option.
+    """Return one link for each input of the model: the first of its OPTIONS whose source no earlier input took, else
+    its first option; a link without a source if it has none.
     """
     out: list[_Link] = []
     used: set[int] = set()
@@ -425,7 +444,10 @@ def _chosen(options: Sequence[Sequence[_Link]], first: Sequence[Any]) -> tuple[_
 
 def _options(first: Sequence[Any], path: tuple[Any, ...], one: Any) -> list[_Link]:
     """Return the ways to make ONE, the input of the model at PATH, from one of FIRST, the inputs (path, input) of the
-    source's code, the likeliest first.
+    source's code of the same type, the likeliest first; [] if there are none.
+
+    The sizes may be equal (an equal name counts), or, for floating point numbers, equal in another order, equal but for
+    one channel in place of several, or equal but for one more dimension.
     """
     out: list[tuple[int, _Link]] = []
     for place, (their_path, other) in enumerate(first):
@@ -450,14 +472,18 @@ def _options(first: Sequence[Any], path: tuple[Any, ...], one: Any) -> list[_Lin
 
 
 def _orders(ndim: int) -> Iterator[tuple[int, ...]]:
-    """Yield other orders of NDIM dimensions, with the batch (0) first; none unless NDIM is 3 to 5."""
+    """Yield the orders of NDIM dimensions with the batch (0) first, without the present one; none unless NDIM is 3 to
+    5.
+    """
     if 3 <= ndim <= 5:
         for order in islice(permutations(range(1, ndim)), 1, None):
             yield (0, *order)
 
 
 def _told(value: Any) -> tuple[str, tuple[int, ...], bool]:
-    """Return (type, shape, whether the type is a floating point type) of VALUE, a spec or a tensor."""
+    """Return (type, shape, whether the type is a floating point type) of VALUE, a spec or a tensor; the type as a name
+    ("float32").
+    """
     dtype = value.dtype if isinstance(value, InputSpec) else str(value.dtype).removeprefix("torch.")
     return dtype, tuple(value.shape), getattr(torch, dtype).is_floating_point
 
@@ -466,8 +492,9 @@ def _told(value: Any) -> tuple[str, tuple[int, ...], bool]:
 
 
 def parts(code: torch.nn.Module, values: Any, wanted: frozenset[str] = frozenset()) -> dict[str, torch.Tensor]:
-    """Return path -> first input of the module, for the modules inside of CODE (the source's code) in WANTED, and for
-    all modules with children. Empty if CODE cannot be run on VALUES.
+    """Run CODE (the source's code) on VALUES and return path -> first input, where that is a floating point tensor, for
+    the modules inside of CODE that have children, or whose paths are in WANTED, in the order in which they run. Empty
+    if CODE cannot be run.
     """
     found: dict[str, torch.Tensor] = {}
     hooks = []
@@ -496,8 +523,9 @@ def parts(code: torch.nn.Module, values: Any, wanted: frozenset[str] = frozenset
 def _inside(
     theirs: torch.nn.Module, own: torch.nn.Module, spec: Any, inputs: Any, known: frozenset[str]
 ) -> Iterator[SameInputs]:
-    """Yield inputs for a model that equals a module inside of the source's code THEIRS: the model takes the input of
-    that module, when the code runs on SPEC.
+    """Yield inputs for a model OWN that equals a module inside of the source's code THEIRS: the model takes the input
+    of that module, when the code runs on SPEC. Up to three modules in KNOWN come first, then one of the others for each
+    shape of their inputs. Nothing if INPUTS of the model are given.
 
     A module is left out if its input is the code's own input with channels in another order (BGR for RGB): the model
     then takes the same pictures as the code, and its weights have to be reordered.
@@ -527,8 +555,8 @@ def _inside(
 
 
 def _same_values(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors of one shape and type hold the same values in any order; whole numbers have to be in
-    the same order.
+    """Return whether two tensors have one shape and type, and the same values in any order; numbers that are not
+    floating point have to be in the same order.
     """
     if one.shape != other.shape or one.dtype != other.dtype:
         return False

@@ -45,7 +45,8 @@ def settle(
     others: Iterable[tuple[Flow | None, Any]] = (),
     copies: MappingOf[str, Sequence[str]] = MappingProxyType({}),
 ) -> Mapping:
-    """Return MAPPING with the result of its proof, with doubts settled and new doubts added.
+    """Return MAPPING with the result of its proof as its `proof`, with doubts settled and new doubts added. The
+    settings of the model are as before afterwards.
 
     Args:
         mapping: the mapping to prove.
@@ -68,14 +69,14 @@ class _Reached:
         entries: key -> entry of the mapping, with the changes from trials.
         seen: the flow of the model with these entries.
         verdict: how much of `seen` agrees with the flow of the source's code.
-        shown: the inputs, as text.
-        changed: the labels of the changes that trials made, as keys.
+        shown: the inputs, as text, with what is to be said of the comparison on them.
         first: the flow of the model before any change.
+        changed: the labels of the changes that trials made, as keys.
         causes: settings of the code that make the models differ.
         sharply: the models compared in float64, with the entries as they are now; None if that was not done.
-        alike: pairs of keys whose weights the outputs do not tell apart.
         before, after: such a comparison with the model's own settings, and with the settings of the source's code; None
             unless `causes` were found.
+        alike: pairs of keys whose weights the outputs do not tell apart.
     """
 
     entries: dict[str, Entry]
@@ -97,20 +98,24 @@ class _Reached:
 
     @property
     def measured(self) -> Measured | None:
-        """Return how far the outputs of the model, with this mapping and its own settings, are from those of the
-        source's code; None if the two were not compared in float64.
+        """Return how far the outputs of the model, or else its layers, with this mapping and its own settings, are from
+        those of the source's code; None if the two were not compared in float64.
         """
         told = self.before if self.causes else self.sharply
         return None if told is None else told.measured
 
     @property
     def parts(self) -> Verdict:
-        """Return the verdict with the model's own settings: how much agrees."""
+        """Return how much agrees with the model's own settings: the verdict in float64 if `causes` were found, else
+        `verdict`.
+        """
         return self.before.verdict if self.causes and self.before is not None else self.verdict
 
     @property
     def divergence(self) -> str:
-        """Return the path of the module where the models diverge."""
+        """Return the path of the module where the models diverge, with the model's own settings; that of the first
+        cause if all uses of weights agree; "the output" if there is no cause either.
+        """
         if self.causes and not self.parts.front:
             return self.causes[0].places[0][1]
         return first_divergence(self.parts)
@@ -156,7 +161,9 @@ _MOST_PAIRS = 8
 
 
 def _may_be_exchanged(pair: tuple[str, str], reached: _Reached, trial: Trial, codes: Codes) -> bool:
-    """Return whether outputs are equal up to rounding also if the two keys of PAIR get each other's weights."""
+    """Return whether outputs are equal up to rounding also if the two keys of PAIR get each other's weights. The model
+    has the weights of REACHED afterwards.
+    """
     one, other = (reached.entries[key] for key in pair)
     turned = {pair[0]: replace(one, expr=other.expr), pair[1]: replace(other, expr=one.expr)}
     entries = reached.entries | turned
@@ -168,7 +175,8 @@ def _may_be_exchanged(pair: tuple[str, str], reached: _Reached, trial: Trial, co
 
 def _reach(reached: _Reached, trial: Trial, codes: Codes, others: Iterable[tuple[Flow | None, Any]]) -> None:
     """Change REACHED: search for settings and other weights with which more agrees, compare on OTHERS, further inputs,
-    and measure the remaining difference.
+    and measure the remaining difference. With equal outputs that other inputs or the measure contradict, its verdict is
+    not equal.
     """
     expected, others, begun = codes.expected, list(others), reached.entries
     had_open = _has_open(reached)  # what a key without a source makes is no work of a setting
@@ -212,14 +220,14 @@ def _reach(reached: _Reached, trial: Trial, codes: Codes, others: Iterable[tuple
 
 
 def _has_open(reached: _Reached) -> bool:
-    """Return whether the model uses keys without a source."""
+    """Return whether a use of weights in the model reads a key without a source."""
     return any(behind_new_keys(reached.seen, reached.entries))
 
 
 def _change_settings(reached: _Reached, trial: Trial, codes: Codes) -> None:
     """Note in REACHED the settings of the source's code with which more agrees (`causes`), and judge the model with
-    them again. With such a cause the mapping does not count as proved. The model has these settings until `settle`
-    ends.
+    them again. With such a cause the mapping does not count as proved. The model keeps these settings until `settle`
+    ends, or until they are restored.
     """
     _look_for_causes(reached, trial, codes)
     if reached.causes:
@@ -234,8 +242,8 @@ def _search(reached: _Reached, trial: Trial, codes: Codes, most: int = TRIALS) -
 
 
 def _may_be_of_others(seen: Flow, entries: dict[str, Entry], trial: Trial, expected: Flow) -> bool:
-    """Return whether a layer where the models diverge takes what a layer of the source's code with other weights takes.
-    SEEN is the flow of the model with ENTRIES and its own settings.
+    """Return whether a layer where the models diverge has the input of a layer of the source's code with other weights
+    than the mapping gives it. SEEN is the flow of the model with ENTRIES and its own settings.
     """
     ground = Ground(entries, seen, expected, trial.shapes)
     for use in judge(expected, seen, entries).front:
@@ -246,8 +254,9 @@ def _may_be_of_others(seen: Flow, entries: dict[str, Entry], trial: Trial, expec
 
 
 def _search_before_settings(reached: _Reached, trial: Trial, codes: Codes, begun: dict[str, Entry]) -> None:
-    """Search for weights with the model's own settings, from the entries BEGUN on; change REACHED if outputs are equal
-    then. If outputs are not equal with the settings that were found, look for settings after that search as well.
+    """Search for weights with the model's own settings, from the entries BEGUN on, and, if outputs are not equal with
+    the settings that were found, for settings after that. Change REACHED if outputs are equal then; else leave it and
+    the settings as they are.
 
     Around wrong weights, the steps of two layers are compared that have nothing to do with each other, and a difference
     between them may look like a cause.
@@ -270,8 +279,9 @@ def _search_before_settings(reached: _Reached, trial: Trial, codes: Codes, begun
 
 
 def _search_finely(reached: _Reached, trial: Trial, codes: Codes) -> bool:
-    """Search in float64 for other weights if the outputs are farther apart than rounding explains; change REACHED and
-    return True if then they are not.
+    """Search in float64 for other weights, if the outputs are farther apart than rounding explains. If outputs are
+    equal with those found, in float64 and in float32, and the changed layers agree, put them into REACHED and return
+    True; else return False.
 
     Branches of small effect, or an eps that a weight already holds, are told apart by no comparison in float32.
     """
@@ -307,8 +317,9 @@ def _look_for_causes(reached: _Reached, trial: Trial, codes: Codes) -> None:
 def _settled_entries(
     reached: _Reached, mapping: Mapping, trial: Trial, codes: Codes, unfelt: Sequence[str]
 ) -> dict[str, Entry]:
-    """Return the entries (key -> entry) after a proof, with settled doubts and new questions. UNFELT are the keys that
-    the outputs do not depend on.
+    """Return the entries (key -> entry) after a proof: if it succeeded, with settled doubts; else without vain changes.
+    Sources from trials that nothing confirms are taken back or questioned. UNFELT are the keys that the outputs do not
+    depend on.
     """
     entries, seen, verdict, expected = reached.entries, reached.seen, reached.verdict, codes.expected
     if reached.is_proved:
@@ -327,8 +338,9 @@ def _settled_entries(
 
 
 def _account(reached: _Reached, mapping: Mapping, trial: Trial, codes: Codes, unfelt: Sequence[str]) -> dict[str, Any]:
-    """Return the dict that becomes `Mapping.proof`: "equal", "text", "first_divergence", measured differences, causes,
-    layers. UNFELT are the keys that the outputs do not depend on.
+    """Return the dict that becomes `Mapping.proof`: "equal", "text", "first_divergence", "runs", measured differences,
+    "changes", "unfelt", "stopped", "causes", "suspects", and, if the proof failed and the source's code was followed,
+    "layers". UNFELT are the keys that the outputs do not depend on.
     """
     may_be: list[Setting] = []
     if not reached.is_proved and not reached.causes:
@@ -359,13 +371,14 @@ def _account(reached: _Reached, mapping: Mapping, trial: Trial, codes: Codes, un
 
 
 def _is_exact(sharply: Sharp, verdict: Verdict) -> bool:
-    """Return whether the outputs of both models are equal even in float64."""
+    """Return whether the outputs of both models could be compared and are equal up to rounding in float64."""
     return verdict.compared > 0 and sharply.measured is not None and sharply.has_outputs and sharply.measured.is_exact
 
 
 def _is_within(sharply: Sharp, verdict: Verdict) -> bool:
-    """Return whether rounding explains every difference: of the outputs, or of each use of weights if no outputs can be
-    compared.
+    """Return whether rounding explains every difference. If outputs could be compared and do not differ only by steps
+    after the last use, these decide; else whether, in float64, everything compared is equal or at least as many uses of
+    weights agree as in VERDICT.
     """
     if verdict.compared and not verdict.beyond and sharply.has_outputs:
         return sharply.outputs_are_equal
@@ -381,8 +394,9 @@ def _as_measured(found: Measured | None) -> dict[str, float | None]:
 def _without_vain_changes(
     entries: dict[str, Entry], mapping: Mapping, expected: Flow, seen: Flow | None
 ) -> dict[str, Entry]:
-    """Return ENTRIES without the changes from trials to keys that do not agree: a change stays only if the outputs of
-    all uses of its key occur in EXPECTED, the flow of the source's code.
+    """Return ENTRIES with the entries of MAPPING in place of those that trials changed in vain: a change stays only if
+    its key is used and the outputs of all uses of it occur in EXPECTED, the flow of the source's code. SEEN is the flow
+    of the model, or None.
     """
     before = {e.target: e for e in mapping.entries}
     right: dict[str, bool] = {}
@@ -398,13 +412,15 @@ def _without_vain_changes(
 
 
 def _stopped(trial: Trial) -> str | None:
-    """Return "time" or "trials", the limit that ended the search of TRIAL; None if it ended by itself."""
+    """Return the limit that ended the search of TRIAL: "time", or "trials" if there was time left; None if it ended by
+    itself.
+    """
     return "time" if trial.progress.late else "trials" if trial.is_over else None
 
 
 def _but_for_new_keys(expected: Flow, seen: Flow | None, entries: MappingOf[str, Entry]) -> Verdict | None:
-    """Return the verdict about the outputs that depend on no key without a source, if these agree and so do at least 60
-    percent of the uses of weights; else None.
+    """Return the verdict on SEEN about the outputs that depend on no key without a source in ENTRIES, if these are
+    equal to EXPECTED and at least 60 percent of the uses of weights agree; else None.
     """
     found = judge(expected, seen, entries, all_outputs=False)
     return found if found.equal and found.agreeing >= _MOST * found.uses else None
@@ -415,8 +431,9 @@ _MOST = 0.6
 
 
 def _of_copies(entry: Entry, copies: MappingOf[str, Sequence[str]]) -> Entry:
-    """Return ENTRY with the question which of several copies in the file is right, if it reads a key in COPIES (key ->
-    other keys that suit the source's code as well); else as it is.
+    """Return ENTRY with the question which of several copies in the file is right, and no other, if it reads a key in
+    COPIES (key -> other keys that suit the source's code as well); else as it is. Each option reads one of the other
+    copies.
     """
     if entry.expr is None or not any(key in copies for key in entry.sources):
         return entry
@@ -429,8 +446,8 @@ def _of_copies(entry: Entry, copies: MappingOf[str, Sequence[str]]) -> Entry:
 
 
 def _holds(trial: Trial, entries: dict[str, Entry], first: Verdict, expected: Flow | None, inputs: Any) -> bool:
-    """Return whether the models agree on other INPUTS of the model as well; True if EXPECTED, the flow of the source's
-    code on them, is None because it cannot be run. FIRST is the verdict on the first inputs.
+    """Return whether the models agree on other INPUTS of the model as well, with ENTRIES, as much as the verdict FIRST
+    on the first inputs says; True if EXPECTED, the flow of the source's code on them, is None because it cannot be run.
     """
     if expected is None:
         return True
@@ -486,7 +503,9 @@ def _that(may_be: Sequence[Setting]) -> str:
 
 
 def first_divergence(verdict: Verdict) -> str:
-    """Return the path of the module where the models diverge; "the output" if all uses of weights agree."""
+    """Return the path of the module of the first key where the models diverge, by VERDICT (the key itself if it is in
+    no module); "the output" if all uses of weights agree.
+    """
     keys = [key for use in verdict.front for key in use.keys]
     return keys[0].rpartition(".")[0] or keys[0] if keys else "the output"
 
@@ -505,8 +524,8 @@ def _few(keys: Sequence[str]) -> str:
 
 
 def nothing_compared(why: str, runs: int) -> dict[str, Any]:
-    """Return the proof (a dict) for a mapping whose outputs could not be compared, with the reason WHY. RUNS is the
-    number of runs of the model.
+    """Return the proof (a dict) for a mapping whose outputs could not be compared, with the reason WHY in its "text",
+    and "compared": False. RUNS is the number of runs of the model.
     """
     return {**_proof(False, f"nothing could be compared: {why}", None, runs), "compared": False}
 

@@ -23,8 +23,8 @@ from .flow import Flow
 
 
 def built(model: Any) -> torch.nn.Module:
-    """Return MODEL as a module without wrappers (DataParallel …); built first if it is a `ModelSource` or
-    `MODEL.py:Name`.
+    """Return MODEL as a module without wrappers (DataParallel …). A `ModelSource` or `MODEL.py:Name` is built first,
+    with real values.
     """
     if isinstance(model, torch.nn.Module):
         return unwrapped(model)
@@ -49,19 +49,26 @@ class OwnCode:
 
     @property
     def read(self) -> list[str]:
-        """Return the keys of the file that the code reads, those of other state dicts by their paths."""
+        """Return the keys of the file that the code reads, each once; those of other state dicts than that of the
+        mapping with their path in front.
+        """
         return list(dict.fromkeys(key for expr in self.made_of.values() for key in expr.keys()))  # noqa: SIM118
 
     def modules_of(self, mapping: Mapping) -> frozenset[str]:
-        """Return the paths of those modules of the source's code whose weights MAPPING uses."""
+        """Return the paths of the modules of the source's code that hold a key made of a key of the file that MAPPING
+        reads.
+        """
         used = {key for entry in mapping.entries for key in entry.sources}
         return frozenset(key.rpartition(".")[0] for key, expr in self.made_of.items() if used & set(expr.keys()))
 
     def pairs_of_modules(
         self, mapping: Mapping, theirs: torch.nn.Module, own: torch.nn.Module
     ) -> dict[str, tuple[torch.nn.Module, torch.nn.Module]]:
-        """Return key of the model -> (module of the source's code whose weight it takes, module of the model). THEIRS
-        is the source's code, OWN the model. Keys without such a pair are left out.
+        """Return key of the model -> (module of the source's code whose weight it takes, module of the model that holds
+        it), for the entries of MAPPING. THEIRS is the source's code, OWN the model.
+
+        Keys are left out that read no key of the file which the code takes as it is, or whose modules are not found. Of
+        several keys that are read, the first counts.
         """
         of_code = {expr.key: key for key, expr in self.made_of.items() if expr.is_copy}
         first, second = (dict(model.named_modules(remove_duplicate=False)) for model in (theirs, own))
@@ -76,7 +83,7 @@ class OwnCode:
 
     def seen(self, flow: Flow) -> Flow:
         """Return FLOW, a forward pass of the source's code, over keys of the file, without the outputs and uses that
-        depend on keys that the file does not have.
+        depend on keys of the code that the file does not have.
         """
         made = flow.renamed(self.made_of)
         if not self.missing:
@@ -90,8 +97,8 @@ class OwnCode:
 
 
 def load_own(model: torch.nn.Module, ckpt: Checkpoint, mapping: Mapping) -> OwnCode:
-    """Load the file CKPT into MODEL, the code that it was saved from, and return how their keys correspond. MAPPING is
-    the mapping to prove.
+    """Load the file CKPT into MODEL, the code that it was saved from, and return how their keys correspond: by equal
+    names and sizes, or else by matching. MAPPING is the mapping to prove. Keys that the file lacks keep their values.
 
     Raises:
         NotFound: the file lacks more than a tenth of the keys of the code.
@@ -122,8 +129,9 @@ _FEW = 0.1
 def _with_other_parts(
     copies: dict[str, list[str]], made_of: dict[str, Expr], wanted: Signature, ckpt: Checkpoint, mapping: Mapping
 ) -> dict[str, list[str]]:
-    """Return COPIES (key -> other keys that suit as well) with keys of other state dicts of the file, if options of
-    MAPPING read these state dicts.
+    """Return COPIES (key -> other keys that suit as well) with keys of other state dicts of the file CKPT that have the
+    names of WANTED, if options of MAPPING read these state dicts. MADE_OF is as in `OwnCode`. Nothing is added if
+    MAPPING names no place in the file.
     """
     code, optional = _wanted_by_name(wanted)
     rivals = {key for entry in mapping.entries for rival in entry.rivals for key in rival.keys()}  # noqa: SIM118
@@ -146,8 +154,9 @@ def _missing(found: Mapping) -> list[str]:
 
 
 def adapter_factors(model: torch.nn.Module) -> list[float]:
-    """Return possible scales of low-rank adapters: positive numbers in the modules of MODEL with adapters, and the
-    ratios of these numbers, at most 64.
+    """Return possible scales of low-rank adapters, at most 64: the positive numbers among the attributes of each module
+    of MODEL that has a parameter or child with "lora" in its name, also in dicts among these, and the ratios of two
+    such numbers of one module.
     """
     found: dict[float, None] = {}
     for module in model.modules():
@@ -163,10 +172,12 @@ def adapter_factors(model: torch.nn.Module) -> list[float]:
 def _by_names(
     wanted: Signature, ckpt: Checkpoint, mapping: Mapping, *, share: float = 1.0, paths: bool = False
 ) -> tuple[Mapping, dict[str, list[str]]] | None:
-    """Return the mapping from CKPT to the code WANTED by equal names and sizes, and key -> other keys of the file with
-    the same names. None if the file has less than SHARE of the code's keys. With PATHS, the place of a state dict in
-    the file is a part of its names, with and without wrappers: the code may hold several models that the file has
-    apart.
+    """Return (mapping from CKPT to the code WANTED by equal names and sizes, key -> other keys of the file with the
+    same names); None if the file has less than SHARE of the code's keys. If there are several ways, the one that reads
+    most keys of MAPPING is taken.
+
+    With PATHS, the place of a state dict in the file is a part of its names, with and without wrappers: the code may
+    hold several models that the file has apart.
     """
     shapes: dict[str, Shape] = {}
     keys: dict[str, str] = {}  # name -> key of the mapping
@@ -198,8 +209,8 @@ def _by_names(
 
 
 def _wanted_by_name(wanted: Signature) -> tuple[dict[str, Shape], frozenset[str]]:
-    """Return the keys of the code WANTED with their shapes, and the keys that a file may lack (buffers other than
-    running statistics).
+    """Return (key -> shape of the code WANTED, the keys that a file may lack). The latter are the buffers other than
+    running statistics.
     """
     code = {key: entry.shape for key, entry in wanted.entries.items()}
     return code, frozenset(k for k, e in wanted.entries.items() if not e.parameter and "running_" not in k)

@@ -25,9 +25,23 @@ _TRIALS = 600
 
 
 class Trial:
-    """The model of a proof, which can be loaded and run with one mapping after another.
+    """The model of a proof, which can be loaded and run with one mapping after another. It ends with the weights that
+    were loaded last.
 
-    READ are keys that the source's code reads, also of other state dicts of the file than the one that MAPPING is from.
+    Args:
+        model: the model.
+        ckpt: the file.
+        mapping: the mapping that is proved; its options can be loaded, too.
+        inputs: the inputs of the model.
+        factors: possible scales of low-rank adapters.
+        progress: reports what is done, and says when the time is over.
+        read: keys that the source's code reads, also of other state dicts of the file than the one that MAPPING is
+            from.
+    Attributes:
+        tensors, shapes: key of the source -> its tensor, unread, and its sizes.
+        state: the state dict of the model, whose tensors change with each load.
+        loaded: key of the model -> the expression that was loaded last, None for the model's own value.
+        runs, misses: numbers of runs of the model, and of trials in vain.
     """
 
     def __init__(
@@ -59,12 +73,14 @@ class Trial:
 
     @property
     def is_over(self) -> bool:
-        """Return whether the search has used up its time, or the number of trials without success that it may make."""
+        """Return whether the search has used up its time, or the number of trials without success that it may make
+        (`patience`).
+        """
         return self.misses >= self.patience or self.progress.late
 
     def load(self, entries: Iterable[Entry]) -> None:
-        """Load the weights of ENTRIES into the model; an entry without a source gives the model's own initial
-        values.
+        """Load the weights of ENTRIES into the model; an entry without a source gives the model's own initial values.
+        Entries that are loaded already, and keys that the model lacks, are skipped.
         """
         with torch.no_grad():
             for entry in entries:
@@ -80,8 +96,8 @@ class Trial:
                     own.copy_(to_torch(ex.lazy(entry.expr, self.tensors)))
 
     def run(self, entries: Iterable[Entry], *, wider: bool = False) -> Flow | None:
-        """Load ENTRIES into the model, run it on the inputs, and return its flow, in float64 if WIDER. None if an
-        expression does not have the size of its key, or if the model raises.
+        """Load ENTRIES into the model, run it on the inputs with the `swaps`, and return its flow, in float64 if WIDER.
+        None if an expression does not have the size of its key (then nothing is loaded), or if the model raises.
         """
         entries = list(entries)
         for entry in entries:

@@ -22,8 +22,9 @@ _ORDERS = re.compile(r"(?<![a-z])(rgb|bgr)(?![a-z])", re.IGNORECASE)
 
 
 def doubt_colours(mapping: Mapping, theirs: torch.nn.Module, own: torch.nn.Module, flow: Flow) -> Mapping:
-    """Return MAPPING with a doubt about the first convolutions, which take pictures, if the code of one model mentions
-    only RGB and the code of the other only BGR; else as it is.
+    """Return MAPPING with a question about each convolution of three input channels that reads what the first
+    convolutions of the source's code read, if the code of one model mentions only RGB and the code of the other only
+    BGR; else as it is. Its option has the channels in the opposite order.
 
     THEIRS is the source's code, OWN the model. FLOW is the forward pass of the source's code, over keys of the file.
     """
@@ -43,8 +44,8 @@ def _doubted(entry: Entry, first: set[str], asked: Question[Expr]) -> Entry:
 
 
 def _order(model: torch.nn.Module) -> str | None:
-    """Return "RGB" or "BGR" if the code of MODEL, with its comments, mentions only that order; None if it mentions both
-    or neither.
+    """Return "RGB" or "BGR" if the code of the classes in MODEL that are not torch's, with its comments, mentions only
+    that order, in any case; None if it mentions both or neither.
     """
     found: set[str] = set()
     for kind in {type(module) for module in model.modules()}:
@@ -57,8 +58,9 @@ def _order(model: torch.nn.Module) -> str | None:
 
 
 def doubt_turned(entries: dict[str, Entry], seen: Flow, reason: Reason) -> dict[str, Entry]:
-    """Return ENTRIES with the question REASON (outputs turned, or inputs turned) about each key that serves some of the
-    outputs (or inputs) of the model, and not all. SEEN is the flow of the model.
+    """Return ENTRIES with the question REASON about each key with a source that serves some of the outputs of the model
+    and not all, or is directly before one; for another REASON than `OUTPUTS_TURNED`, the same of its inputs. SEEN is
+    the flow of the model.
     """
     ends = _ends(seen) if reason is Reason.OUTPUTS_TURNED else _starts(seen)
     some = {key for at, reached in enumerate(ends) if not all(reached) for key in seen.uses[at].keys}
@@ -81,8 +83,8 @@ def _ends(seen: Flow) -> list[list[bool]]:
 
 
 def _starts(seen: Flow) -> list[list[bool]]:
-    """Return a row for each use of weights: for each use without a use before it, whether this use depends on that one.
-    The row of such a first use has one False more, so that it is never all True.
+    """Return a row for each use of weights: for each use without a use before it, whether the use of the row is that
+    one or depends on it. The row of such a first use has one False more, so that it is never all True.
     """
     first = [use.index for use in seen.uses if not use.before]
     reached: list[list[bool]] = []

@@ -50,7 +50,7 @@ _IN_EACH_ORDER = 4
 
 @dataclass(frozen=True, slots=True)
 class Filling:
-    """Expressions for the keys of a family, made of a family of the source.
+    """Expressions for the keys of one or several families, made of families of the source.
 
     Attributes:
         cost: how far it is from the simplest.
@@ -66,14 +66,20 @@ class Filling:
 
 
 def from_unused(ground: Ground, fronts: Sequence[Use]) -> Iterator[Change]:
-    """Yield changes that make the keys without a source at FRONTS of unused tensors."""
+    """Yield the `fillings` as changes (label, key -> expression): they make the keys without a source at the uses
+    FRONTS of unused tensors.
+    """
     for one in fillings(ground, fronts):
         yield f"of unused tensors, {one.how}", one.new
 
 
 def fillings(ground: Ground, fronts: Sequence[Use]) -> list[Filling]:
-    """Return ways to make the keys without a source at FRONTS of unused tensors: of one family, or of several that are
-    open in one module.
+    """Return up to 200 ways to make the keys without a source at the uses FRONTS, or the first ones after these, of
+    tensors that the source's code uses and no entry reads; the cheapest first, none twice. Each fills one family, or
+    several that are open in one module.
+
+    [] if there are no such keys or no such tensors. Families of a key are filled alone only if one of them has all open
+    keys of all uses of that key, since less would not show.
     """
     open_ = {key: e.shape for key, e in ground.entries.items() if e.expr is None and not e.default and 0 not in e.shape}
     left = _left(ground) if open_ else {}
@@ -102,14 +108,16 @@ def fillings(ground: Ground, fronts: Sequence[Use]) -> list[Filling]:
 
 
 def _leaves_some(one: Filling, left: MappingOf[str, Shape]) -> bool:
-    """Return whether a module keeps tensors in LEFT of the sizes of those that ONE reads from it."""
+    """Return whether a module from which ONE reads tensors has others in LEFT of the sizes of these that it does not
+    read.
+    """
     like = {(_module(key), left[key]) for key in one.read}
     return any((_module(key), shape) in like for key, shape in left.items() if key not in one.read)
 
 
 def _touched(ground: Ground, fronts: Sequence[Use], open_: MappingOf[str, Shape]) -> list[str]:
-    """Return the keys OPEN_ that FRONTS use, and the first that are used in what follows them: what a front gives may
-    be in the source only with a bias that is added later.
+    """Return the keys in OPEN_ (key -> sizes) that FRONTS use, and then up to three that are used in what follows them:
+    what a front gives may be in the source only with a bias that is added later.
     """
     found = dict.fromkeys(key for use in fronts for key in use.keys if key in open_)
     behind = {use.index for use in fronts}
@@ -122,15 +130,18 @@ def _touched(ground: Ground, fronts: Sequence[Use], open_: MappingOf[str, Shape]
 
 
 def _left(ground: Ground) -> dict[str, Shape]:
-    """Return the tensors of the source that its code uses and no entry reads, in the order of their use."""
+    """Return key -> sizes for the tensors of the source that its code uses and no entry reads, in the order of their
+    use.
+    """
     read = {key for entry in ground.entries.values() for key in entry.sources}
     used = dict.fromkeys(key for use in ground.theirs.uses for key in use.keys)
     return {key: ground.shapes[key] for key in used if key in ground.shapes and key not in read}
 
 
 def families(key: str, shapes: MappingOf[str, Shape]) -> list[Family]:
-    """Return the families of KEY among keys of equal sizes: itself, those beside it, those that differ in one number,
-    and those of the same last name in neighbouring modules.
+    """Return the families of KEY among the keys of SHAPES of equal sizes, each once: KEY itself; those in its module;
+    those that differ from it in one number, by that number, for each number in KEY; those of the same last name in
+    modules beside its own.
     """
     path, _, name = key.rpartition(".")
     above = path.rpartition(".")[0]
@@ -145,7 +156,7 @@ def families(key: str, shapes: MappingOf[str, Shape]) -> list[Family]:
 
 
 def _patterns(key: str) -> list[re.Pattern[str]]:
-    """Return patterns of the keys that differ from KEY in one number."""
+    """Return a pattern for each number in KEY, which fits KEY and the keys that differ from it in that number alone."""
     return [
         re.compile(f"{re.escape(key[: number.start()])}[0-9]+{re.escape(key[number.end() :])}")
         for number in re.finditer("[0-9]+", key)
@@ -157,7 +168,9 @@ def _by_number(key: str) -> list[tuple[int, str]]:
 
 
 def _fillings(ground: Ground, family: Family, left: MappingOf[str, Shape], most: int) -> list[Filling]:
-    """Return ways to make FAMILY of families of LEFT, at most MOST of each, the likeliest first."""
+    """Return ways to make FAMILY of families of LEFT (key -> sizes) with as many numbers, and of sums and bordered
+    tensors, the cheapest first: of the 12 nearest families, at most MOST of each.
+    """
     shape = ground.entries[family[0]].shape
     wanted = len(family) * prod(shape)
     every: dict[Family, None] = {}
@@ -186,8 +199,9 @@ def _fillings(ground: Ground, family: Family, left: MappingOf[str, Shape], most:
 
 
 def _with_one_beside(theirs: Family, left: MappingOf[str, Shape]) -> Iterator[Family]:
-    """Yield the list THEIRS with one more tensor of LEFT of equal sizes, last or first, from the module that holds the
-    list: a weight for each relation, and one for the node itself.
+    """Yield the list THEIRS with one more tensor of LEFT of equal sizes, last and then first, from the module that
+    holds the list, or from one directly inside of it: a weight for each relation, and one for the node itself. Nothing
+    if THEIRS has one key only.
     """
     if len(theirs) < 2:
         return
@@ -202,7 +216,9 @@ def _with_one_beside(theirs: Family, left: MappingOf[str, Shape]) -> Iterator[Fa
 
 
 def _parts(family: Family, count: int) -> Iterator[Family]:
-    """Yield FAMILY, and of a small family also each choice of COUNT members, or of two or more."""
+    """Yield FAMILY, and, if it has three to five members, each choice of COUNT of them, or of two or more if COUNT is
+    1, in order.
+    """
     yield family
     if 2 < len(family) <= _IN_EACH_ORDER + 1:
         for size in range(2, len(family)) if count == 1 else [count] if 1 < count < len(family) else []:
@@ -210,12 +226,14 @@ def _parts(family: Family, count: int) -> Iterator[Family]:
 
 
 def _other_name(theirs: Family, family: Family) -> bool:
-    """Return whether the keys end in another name."""
+    """Return whether the first keys of THEIRS and FAMILY end in different names."""
     return theirs[0].rpartition(".")[2] != family[0].rpartition(".")[2]
 
 
 def _are_added(theirs: Family, have: Shape, family: Family, shape: Shape) -> bool:
-    """Return whether FAMILY may be the sum of THEIRS: the bias of layers that are joined along what they take."""
+    """Return whether FAMILY, of one tensor of sizes SHAPE, may be the sum of the several THEIRS, of the same sizes HAVE
+    up to dimensions of 1: the bias of layers that are joined along what they take.
+    """
     return len(family) == 1 < len(theirs) and squeezed(have) == squeezed(shape)
 
 
@@ -239,7 +257,9 @@ def _of_a_pair(ground: Ground, family: Family, shape: Shape, theirs: Family, hav
 
 
 def _orders(count: int) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yield (number of inversions, order) of COUNT members: each order of a few; the order and its reverse of many."""
+    """Yield (number of inversions, order) for orders of COUNT members, as indices: each order of up to four; of more,
+    the order as it is and its reverse, which counts as two inversions.
+    """
     if count > _IN_EACH_ORDER:
         yield 0, tuple(range(count))
         yield 2, tuple(reversed(range(count)))
@@ -249,7 +269,9 @@ def _orders(count: int) -> Iterator[tuple[int, tuple[int, ...]]]:
 
 
 def _near(ground: Ground, family: Family) -> list[tuple[int, str]]:
-    """Return (how near, key of the source) for what fills the keys around FAMILY: those in its module, and above."""
+    """Return (length of the common path, key of the source) for what fills the keys around FAMILY: those in its module,
+    or else in the innermost module above with filled keys. [] if there are none.
+    """
     path = family[0].split(".")[:-1]
     out = []
     for depth in range(len(path), 0, -1):
@@ -261,7 +283,9 @@ def _near(ground: Ground, family: Family) -> list[tuple[int, str]]:
 
 
 def _closeness(theirs: Family, near: Iterable[tuple[int, str]]) -> int:
-    """Return the number of components that a path of THEIRS shares with a path NEAR by."""
+    """Return the largest number of components at the beginning that the first key of THEIRS shares with a key in NEAR,
+    pairs (…, key of the source); 0 without any.
+    """
     return max((_shared(key, other) for key in theirs[:1] for _, other in near), default=0)
 
 
@@ -275,7 +299,10 @@ def _shared(one: str, other: str) -> int:
 
 
 def _several(ground: Ground, key: str, open_: MappingOf[str, Shape], left: MappingOf[str, Shape]) -> Iterator[Filling]:
-    """Yield fillings for several families at once: those of the module of KEY, or of modules beside it."""
+    """Yield fillings for two to four families of OPEN_ (key -> sizes) at once, made of different tensors of LEFT, the
+    cheapest first: those of the module of KEY, then those of all modules beside it. Of each module, the largest family
+    of a key that can be filled is taken.
+    """
     path = key.split(".")[:-1]
     for depth in (len(path), len(path) - 1):
         head = "".join(f"{part}." for part in path[: max(depth, 0)])
@@ -303,7 +330,9 @@ def _several(ground: Ground, key: str, open_: MappingOf[str, Shape], left: Mappi
 
 
 def _joined(parts: Sequence[Filling]) -> Filling:
-    """Return several fillings as one. It costs more if the keys of one module are made of different modules."""
+    """Return the fillings PARTS as one, of the sum of their costs. It costs more for each module whose keys are made of
+    different modules.
+    """
     new = {key: expr for one in parts for key, expr in one.new.items()}
     modules: dict[str, set[frozenset[str]]] = defaultdict(set)
     for one in parts:

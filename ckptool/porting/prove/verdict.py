@@ -23,7 +23,7 @@ def _equal(a: torch.Tensor, b: torch.Tensor, tolerance: float = _TOLERANCE) -> b
     """Return whether the outputs A and B differ by at most TOLERANCE times the largest value of A.
 
     Dimensions may be in another order; outputs of unlike sizes are compared flattened (see `orders`). NaN and infinity
-    have to be in the same places. Return False if the numbers of elements differ or are 0.
+    have to be in the same places, and some numbers finite. Return False if the numbers of elements differ or are 0.
     """
     if a.numel() != b.numel() or a.numel() == 0:
         return False
@@ -47,10 +47,10 @@ class Verdict:
     Attributes:
         equal: whether the outputs, or everything compared in place of them, are equal.
         compared: number of outputs that could be compared.
-        agreeing: number of uses of weights whose output a use in the source's code gives.
+        agreeing: number of uses of weights whose output a use in the source's code gives; -1 in `NOTHING`.
         uses: number of uses of weights.
         entered: number of uses whose input a use in the source's code takes.
-        front: the uses that do not agree while all uses before them do.
+        front: the uses that do not agree while all uses before them do; empty if `equal`.
         left: keys without a source that prevent a comparison.
         beyond: whether outputs differ only because of steps after the last use of a weight.
         turned: whether outputs are equal only if some of one size change places.
@@ -69,8 +69,9 @@ class Verdict:
     same: int = 0
 
     def is_ahead_of(self, other: Verdict) -> bool:
-        """Return whether more agrees than in OTHER: outputs are equal, or the number of agreeing outputs, of the model
-        and of uses, and of agreeing inputs of uses is larger. Inputs count: the weights after them may be wrong, too.
+        """Return whether this verdict is better than OTHER: outputs are equal here, or the sum of agreeing outputs of
+        the model, agreeing outputs of uses, and agreeing inputs of uses is larger. Inputs count: the weights after them
+        may be wrong, too.
         """
         return self.equal or self._agrees > other._agrees
 
@@ -91,16 +92,17 @@ def judge(
     turned: bool = False,
     tolerance: float = _TOLERANCE,
 ) -> Verdict:
-    """Return the verdict on SEEN, the flow of the model, against EXPECTED, the flow of the source's code. `NOTHING` if
-    SEEN is None.
+    """Return the verdict on SEEN, the flow of the model with ENTRIES, against EXPECTED, the flow of the source's code.
+    `NOTHING` if SEEN is None.
 
     Outputs of one size have to be equal each in its place (see `in_their_places`), unless TURNED, or unless only one of
     the models names its outputs: mean and variance of one size could otherwise change places, and their layers with
     them. Outputs that depend on keys without a source cannot agree; they are skipped unless ALL_OUTPUTS. Two outputs
     are equal if they differ by at most TOLERANCE times the largest value.
 
-    If no output can be compared, the uses of weights decide. Outputs that differ only by steps after the last use count
-    as equal (`beyond`), unless an open question is about a factor of the last weights.
+    If no output can be compared, the uses of weights decide: some have to agree, and none may diverge but those with
+    keys without a source. If all uses agree, outputs that differ only by steps after the last use count as equal
+    (`beyond`), unless an open question is about a factor of the last weights.
     """
     if seen is None:
         return NOTHING
@@ -142,13 +144,16 @@ def judge(
 
 
 def _front(uses: Sequence[Use], fine: Sequence[bool]) -> list[Use]:
-    """Return the uses that are not FINE, while all uses before them are."""
+    """Return those of USES that are not FINE, while all uses before them are. FINE has a value for each use, by its
+    index.
+    """
     return [use for use in uses if not fine[use.index] and all(fine[i] for i in use.before)]
 
 
 def given_by(expected: Flow, seen: Flow) -> list[bool]:
-    """Return, for each use, whether some use in EXPECTED gives its output. A use that runs again and again, as in a
-    loop over time, may be one use there, of all inputs at once.
+    """Return, for each use in SEEN, whether uses in EXPECTED give its output; False for all if EXPECTED has no uses. A
+    use that runs again and again, as in a loop over time, agrees, too, if its outputs together are given: they may be
+    one use there, of all inputs at once.
     """
     if not expected.uses:
         return [False] * len(seen.uses)
@@ -157,7 +162,9 @@ def given_by(expected: Flow, seen: Flow) -> list[bool]:
 
 
 def _entered(expected: Flow, seen: Flow) -> int:
-    """Return the number of uses whose input a use in EXPECTED takes, also of all runs of a loop at once."""
+    """Return the number of uses in SEEN whose input uses in EXPECTED take, or whose inputs in all runs of a loop are
+    taken together; 0 if EXPECTED has no uses.
+    """
     if not expected.uses:
         return 0
     of_loops = {told: use.taken for told, (use,) in seen.repeated.items() if use.taken is not None}
@@ -168,8 +175,8 @@ def _entered(expected: Flow, seen: Flow) -> int:
 def in_their_places(expected: Flow, seen: Flow, tolerance: float = _TOLERANCE) -> bool:
     """Return whether each output of SEEN equals the output in its place in EXPECTED.
 
-    If both models give their outputs names, and some names are equal or stand for each other, these names decide. Else
-    outputs of one size have to be equal in their order; either model may have more of them.
+    If `by_name` finds pairs of outputs, those of them that can be compared have to be equal. Else outputs with equally
+    many numbers have to be equal in their order; either model may have more of them in between.
     """
     if named := by_name(expected, seen):
         both = [(expected.outputs[i], seen.outputs[j]) for i, j in named]
@@ -182,15 +189,18 @@ def in_their_places(expected: Flow, seen: Flow, tolerance: float = _TOLERANCE) -
 
 
 def places_decide(expected: Flow, seen: Flow) -> bool:
-    """Return whether outputs may be told apart by their places: both models name outputs, and some names are equal or
-    stand for each other; or neither names any.
+    """Return whether outputs may be told apart by their places: `by_name` finds pairs of outputs, or neither model
+    names any.
     """
     return bool(by_name(expected, seen)) or not (_named(seen.places) or _named(expected.places))
 
 
 def by_name(expected: Flow, seen: Flow) -> list[tuple[int, int]]:
-    """Return the indices (in EXPECTED, in SEEN) of outputs with equal names. If there are none, those of outputs of one
-    size of which each name stands for one name of the other model alone. Empty if a model does not name its outputs.
+    """Return pairs (index in EXPECTED, index in SEEN) of outputs in equal places (names and indices). If there are
+    none: of outputs with equally many numbers, of which the last name of one stands for that of the other
+    (`_stand_for_each_other`), if that pairs all outputs of these sizes in EXPECTED one for one.
+
+    [] if there are no such pairs, or if a model does not name its outputs.
     """
     if not (_named(seen.places) and _named(expected.places)):
         return []
@@ -210,7 +220,9 @@ def by_name(expected: Flow, seen: Flow) -> list[tuple[int, int]]:
 
 
 def _stand_for_each_other(one: Place, other: Place) -> bool:
-    """Return whether the last name in one of two places is short for that in the other: `wh` for `width_height`."""
+    """Return whether the last part of one of two places is short for that of the other: all of its words are words of
+    the other, or abbreviate them, or are its initials, as `wh` for `width_height`.
+    """
     names = [str(place[-1]) for place in (one, other) if place]
     return len(names) == 2 and any(all_in(cut(a), b) for a, b in (names, reversed(names)) if cut(a))
 
@@ -220,7 +232,9 @@ def _named(places: Iterable[Place]) -> bool:
 
 
 def _longest(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor], tolerance: float) -> int:
-    """Return the length of the longest common subsequence of the outputs A and B: how many are equal in one order."""
+    """Return the length of the longest common subsequence of the outputs A and B, which are equal within TOLERANCE: how
+    many are equal in one order.
+    """
     best = [0] * (len(b) + 1)
     for x in a:
         row = [0]
@@ -231,7 +245,9 @@ def _longest(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor], tolerance: fl
 
 
 def shown_by(known: Sequence[bool], seen: Flow) -> list[bool]:
-    """Return, for each use of weights in SEEN, whether it is KNOWN to agree, or its output flows into a use that is."""
+    """Return, for each use of weights in SEEN, whether it is KNOWN to agree (a value for each use), or its output flows
+    into a use that is.
+    """
     fine = list(known)
     for use in reversed(seen.uses):
         if fine[use.index]:
@@ -241,7 +257,7 @@ def shown_by(known: Sequence[bool], seen: Flow) -> list[bool]:
 
 
 def _rearranged(expected: Sequence[torch.Tensor], seen: Sequence[torch.Tensor]) -> bool:
-    """Return whether an output in SEEN has the values of one in EXPECTED in another order, up to a factor.
+    """Return whether an output in SEEN has the values of one in EXPECTED in another order, up to a positive factor.
 
     Code with another layout of channels (depth to space or pixel shuffle) needs another order in its last weights.
     """
@@ -253,8 +269,8 @@ def _rearranged(expected: Sequence[torch.Tensor], seen: Sequence[torch.Tensor]) 
 
 
 def _same_last(expected: Flow, seen: Flow) -> bool:
-    """Return whether both models end in one use of weights with the same output in the same order, which comes after
-    all others.
+    """Return whether each model ends in one use of weights, both give the same channels in the same order there, and in
+    the model all other uses come before it.
 
     Then outputs differ only by steps after this use (adding the input, a scale), which do not concern weights.
     """
@@ -266,7 +282,8 @@ def _same_last(expected: Flow, seen: Flow) -> bool:
 
 
 def _may_lack_a_factor(seen: Flow, entries: MappingOf[str, Entry]) -> list[Use]:
-    """Return the uses that outputs depend on last whose weights have an open question with a factor among its options.
+    """Return the uses in SEEN that are the last ones before an output and whose weights have an open question in
+    ENTRIES with a factor among its options; [] if there are none.
 
     A step that multiplies what such a use gives may be this factor, so the outputs have to answer the question.
     """
@@ -279,18 +296,24 @@ def _is_factor_asked(entry: Entry | None) -> bool:
 
 
 def made_of_known(seen: Flow, entries: MappingOf[str, Entry]) -> Flow:
-    """Return SEEN, the flow of the model, without outputs that depend on keys without a source in ENTRIES."""
+    """Return SEEN, the flow of the model, without the outputs that depend on a key without a source in ENTRIES. Keys
+    that are to keep the model's own values do not count.
+    """
     return seen.with_outputs([i for i, open_ in enumerate(_made_with(seen, entries)) if not open_])
 
 
 def _made_with(seen: Flow, entries: MappingOf[str, Entry]) -> list[bool]:
-    """Return, for each output of the model, whether it depends on a key without a source in ENTRIES."""
+    """Return, for each output of the model, whether it depends on a key without a source in ENTRIES (see
+    `behind_new_keys`).
+    """
     open_ = behind_new_keys(seen, entries)
     return [any(open_[i] for i in behind) for behind in seen.behind]
 
 
 def behind_new_keys(seen: Flow, entries: MappingOf[str, Entry]) -> list[bool]:
-    """Return, for each use of weights in SEEN, whether it reads, or depends on, a key without a source in ENTRIES."""
+    """Return, for each use of weights in SEEN, whether it reads, or its input depends on, a key without a source in
+    ENTRIES. Keys that are to keep the model's own values (`Entry.default`) do not count.
+    """
     open_: list[bool] = []
     for use in seen.uses:
         open_.append(_is_left(use, entries) or any(open_[i] for i in use.before))
@@ -304,10 +327,12 @@ def _is_left(use: Use, entries: MappingOf[str, Entry]) -> bool:
 def compared_outputs(
     expected: Sequence[torch.Tensor], seen: Sequence[torch.Tensor], tolerance: float = _TOLERANCE
 ) -> tuple[int, bool, list[int]]:
-    """Return how many outputs can be compared, whether all comparable outputs of one model are equal to some of the
-    other, and the indices of the outputs in SEEN that are equal.
+    """Return (how many outputs can be compared, whether all comparable outputs of one model are equal to some of the
+    other, the indices of the outputs in SEEN that are equal to one in EXPECTED). With none that can be compared: (0,
+    False, []).
 
-    Either model may have more outputs: hidden states, or values computed from several outputs.
+    Either model may have more outputs: hidden states, or values computed from several outputs. Outputs are equal if
+    they differ by at most TOLERANCE times the largest value.
     """
     alone = len(expected) == len(seen) == 1
     theirs = [i for i, a in enumerate(expected) if any(of_one_size(a, b, alone) for b in seen)]
@@ -318,8 +343,9 @@ def compared_outputs(
 
 
 def apart(expected: Sequence[torch.Tensor], seen: Sequence[torch.Tensor]) -> tuple[float, float] | None:
-    """Return (largest difference of the outputs, largest value of that output in EXPECTED), at the output that is
-    farthest from every output with as many numbers. None if no two can be compared.
+    """Return (largest difference of the outputs, largest value of that output in EXPECTED), at the output in EXPECTED
+    that is farthest from the nearest one in SEEN with as many numbers. Only numbers that are finite in both count. None
+    if no two can be compared.
     """
     worst: tuple[float, float] | None = None
     for a in expected:
