@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +70,7 @@ def spooled(pairs: Iterable[tuple[str, Any]], path: StrPath) -> Checkpoint:
     for key, start in starts.items():
         node = entries[key]
         storage = node.storage.changed(source=file.range(start, node.nbytes))
-        entries[key] = replace(node, storage=storage)
+        entries[key] = node.over(storage)
     return Checkpoint(Dict(list(entries.items())))
 
 
