@@ -112,6 +112,11 @@ class Pairs(Sequence[tuple[Any, Any]]):
             return list(zip(self.key_column[index], self.value_column[index], strict=True))
         return self.key_column[index], self.value_column[index]
 
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, Pairs | list) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
     def __repr__(self) -> str:
         return f"Pairs({len(self):,})"
 

@@ -12,12 +12,15 @@ from ckptool.tree import (
     Global,
     List,
     Object,
+    Pairs,
     Set,
     address,
     children,
     component_text,
     descend,
+    key_column,
     rebuild,
+    value_column,
     walk,
 )
 
@@ -275,3 +278,31 @@ def test_an_object_shows_what_would_have_been_done_to_it():
 def test_containers_are_compared_by_identity(kind):
     assert kind() != kind()
     assert len({kind(), kind()}) == 2
+
+
+@given(st.lists(st.tuples(st.text(max_size=3), st.integers()), max_size=8), st.data())
+def test_pairs_in_columns_are_a_sequence_as_a_list_of_pairs_is(entries, data):
+    pairs = Pairs([key for key, _ in entries], [value for _, value in entries])
+    assert (len(pairs), bool(pairs), list(pairs)) == (len(entries), bool(entries), entries)
+    assert list(reversed(pairs)) == entries[::-1]
+    assert pairs == entries
+    assert pairs != [*entries, ("x", 0)]
+    assert dict(pairs) == dict(entries)
+    part = slice(*data.draw(st.tuples(*[st.none() | st.integers(-9, 9)] * 2)))
+    assert pairs[part] == entries[part]
+    for index in range(-len(entries), len(entries)):
+        assert pairs[index] == entries[index]
+
+
+@given(st.lists(st.integers(0, 100), max_size=5))
+def test_a_dict_that_is_read_in_parts_has_the_entries_of_all(sizes):
+    node, expected = Dict(), []
+    for size in sizes:
+        keys = [f"k{len(expected) + n}" for n in range(size)]
+        node.extend(keys, list(range(size)))
+        expected += zip(keys, range(size), strict=True)
+    assert node.entries == expected
+    assert (key_column(node.entries), value_column(node.entries)) == (
+        [k for k, _ in expected],
+        [v for _, v in expected],
+    )
