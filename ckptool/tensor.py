@@ -8,6 +8,7 @@ All counts (offset, shape, stride) are in elements, as in torch; `nbytes` and `l
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -615,6 +616,14 @@ def share_nothing(tensors: Sequence[LazyTensor]) -> bool:
     """Whether each of TENSORS has a storage of its own, as nearly always. A quick look, which may say no for yes."""
     storages = list(map(_STORAGE, tensors))
     return len(set(storages)) == len(storages) and all(kind.tie is None for kind in set(map(_KIND, storages)))
+
+
+def locations(storages: Iterable[Storage]) -> Counter[str]:
+    """The locations of STORAGES, in the order in which they come first, each with how many there are."""
+    found: Counter[str] = Counter()
+    for kind, count in Counter(map(_KIND, storages)).items():  # kinds are few where storages are many
+        found[kind.location] += count
+    return found
 
 
 def totals(tensors: Sequence[LazyTensor]) -> tuple[int, int]:

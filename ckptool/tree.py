@@ -88,11 +88,25 @@ class Pairs(Sequence[tuple[Any, Any]]):
         key_column, value_column: the Nth of each are those of the Nth pair.
     """
 
-    __slots__ = ("key_column", "value_column")
+    __slots__ = ("_tensors_alone", "key_column", "value_column")
 
     def __init__(self, keys: list[Any], values: list[Any]) -> None:
         self.key_column = keys
         self.value_column = values
+        self._tensors_alone: bool | None = None
+
+    @property
+    def tensors_alone(self) -> bool:
+        """Whether all keys are texts and all values dense tensors. It is found out once."""
+        if self._tensors_alone is None:
+            self._tensors_alone = _are_tensors_alone(self.key_column, self.value_column)
+        return self._tensors_alone
+
+    def extend(self, keys: list[Any], values: list[Any]) -> None:
+        """Add pairs to a dict that is being read."""
+        self.key_column += keys
+        self.value_column += values
+        self._tensors_alone = None
 
     def __len__(self) -> int:
         return len(self.key_column)
@@ -153,8 +167,7 @@ class Dict:
         """Add entries to a dict that is being read."""
         entries = self.entries
         if type(entries) is Pairs:
-            entries.key_column.extend(keys)
-            entries.value_column.extend(values)
+            entries.extend(keys, values)
         elif type(entries) is list and len(entries) + len(keys) < _FEWEST_IN_COLUMNS:
             entries.extend(zip(keys, values, strict=True))
         else:
@@ -323,9 +336,14 @@ def holds_tensors_alone(node: Any) -> bool:
     """Whether it is a dict of texts and dense tensors alone, as large ones mostly are."""
     if type(node) is not Dict or not node.entries:
         return False
-    return set(map(type, key_column(node.entries))) == {str} and set(map(type, value_column(node.entries))) == {
-        LazyTensor
-    }
+    entries = node.entries
+    if type(entries) is Pairs:
+        return entries.tensors_alone
+    return _are_tensors_alone(key_column(entries), value_column(entries))
+
+
+def _are_tensors_alone(keys: list[Any], values: list[Any]) -> bool:
+    return set(map(type, keys)) == {str} and set(map(type, values)) == {LazyTensor}
 
 
 def walk(root: Any, without: Container[int] = ()) -> Iterator[tuple[Trail, Any]]:

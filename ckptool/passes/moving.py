@@ -10,7 +10,7 @@ from typing import Any
 from ..checkpoint import Checkpoint, map_storages
 from ..disk.files import shell_quote
 from ..errors import NoMatch, counted, printable, require
-from ..tensor import LazyTensor, Storage
+from ..tensor import LazyTensor, Storage, locations
 from ..tree import Paths, walk
 from ._plain import AnyCheckpoint, Missing
 from .locations import LocationRule, Rules, kept_on_cpu, mentions, new_location, parse_rules
@@ -44,8 +44,8 @@ def map_location(ckpt: AnyCheckpoint, rules: Rules, *, missing: Missing = "error
 
 def _relocate(ckpt: Checkpoint, parsed: Sequence[LocationRule], missing: Missing) -> Checkpoint:
     held = _held_on_cpu(ckpt)
-    before = Counter(storage.location for storage in ckpt.storages())
-    movable = {storage.location for storage in ckpt.storages() if id(storage) not in held}
+    before = locations(ckpt.storages())
+    movable = set(locations(storage for storage in ckpt.storages() if id(storage) not in held))
     _require_match(parsed, before, movable, missing, ckpt.where)
     moved: Counter[str] = Counter()
     new_of = cache(lambda location: new_location(location, parsed))

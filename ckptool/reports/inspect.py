@@ -350,6 +350,8 @@ def _tensors(root: Any, weights: list[StateDict]) -> tuple[TensorReports, list[L
 def _others(ckpt: Checkpoint, weights: list[StateDict]) -> list[tuple[str, str]]:
     """What stands at the root beside the state dicts, and what stands in them that is no tensor."""
     inside = {id(one.model or one.node) for one in weights}
+    if holds_tensors_alone(ckpt.root) and id(ckpt.root) in inside:
+        return []
     if id(ckpt.root) in inside:
         pairs = [(key, value) for key, value in weights[0].node.entries if not is_tensor(value)]
     elif is_mapping(ckpt.root):

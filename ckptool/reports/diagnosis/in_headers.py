@@ -16,7 +16,7 @@ from ...formats.base import AnyFormat
 from ...formats.torch_zip import FORMAT as TORCH_ZIP
 from ...formats.torch_zip import NO_VERSION
 from ...inert.allowed import PLAIN, named_globals
-from ...tensor import LazyTensor, Storage, distinct, totals
+from ...tensor import LazyTensor, Storage, distinct, locations, totals
 from ...tree import ByteString, Global, Object, Trail, address, holds_tensors_alone, value_column, walk
 from .finding import Finding
 from .obstacles import in_the_way
@@ -114,7 +114,7 @@ def _belongs_on_cpu(trail: Trail, tensor: LazyTensor) -> bool:
 
 
 def _devices(tree: Tree) -> Iterator[Finding]:
-    places = Counter(storage.location for storage in tree.storages)
+    places = locations(tree.storages)
     needed = [(place, count) for place, count in places.most_common(7) if place not in ("cpu", "meta")][:6]
     if needed:
         said = " and ".join(f"{counted(count, 'storage')} on {printable(place, 20)}" for place, count in needed)
