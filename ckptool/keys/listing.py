@@ -48,14 +48,16 @@ def collapse(items: Iterable[tuple[str, Hashable]]) -> list[Collapsed]:
     """
     signatures = dict(items)
     keys = list(signatures)
-    groups: dict[tuple[Hashable, ...], list[tuple[list[str], int]]] = {}
+    groups: dict[tuple[Hashable, ...], tuple[list[tuple[int, ...]], list[int]]] = {}
     for index, (key, signature) in enumerate(signatures.items()):
         pieces = _NUMBER.split(key, _MOST_NUMBERS)
-        groups.setdefault((signature, *pieces[::2]), []).append((pieces[1::2], index))
+        numbers, members = groups.setdefault((signature, *pieces[::2]), ([], []))
+        numbers.append(tuple(map(int, pieces[1::2])))
+        members.append(index)
     found: list[tuple[int, Collapsed]] = []
-    for group in groups.values():
-        around = _NUMBER.split(keys[group[0][1]], _MOST_NUMBERS)[::2]
-        for ranges, members in _joined(group):
+    for numbers, group in groups.values():
+        around = _NUMBER.split(keys[group[0]], _MOST_NUMBERS)[::2]
+        for ranges, members in _joined(numbers, group):
             pattern = "".join(chain(*zip_longest(around, map(_ranges, ranges), fillvalue="")))
             members.sort()
             folded = Collapsed(pattern, tuple([keys[index] for index in members]), signatures[keys[members[0]]])
@@ -63,23 +65,23 @@ def collapse(items: Iterable[tuple[str, Hashable]]) -> list[Collapsed]:
     return [folded for _, folded in sorted(found, key=itemgetter(0))]
 
 
-def _joined(group: list[tuple[list[str], int]]) -> list[_Box]:
-    """Join keys with the same number of numbers into boxes, each with every combination of its numbers.
+def _joined(numbers: list[tuple[int, ...]], keys: list[int]) -> list[_Box]:
+    """Join KEYS with the same number of NUMBERS into boxes, each with every combination of its numbers.
 
     From the last place to the first, boxes that differ in that place alone become one: first the experts of
     each layer, then the layers that have the same experts.
     """
-    if len(group[0][0]) == 1:  # then they all do
-        return [((frozenset([int(numbers[0]) for numbers, _ in group]),), [key for _, key in group])]
-    boxes: list[_Box] = [(tuple(frozenset((int(n),)) for n in numbers), [key]) for numbers, key in group]
+    if len(numbers[0]) == 1:  # then they all do
+        return [((frozenset([number for (number,) in numbers]),), keys)]
+    boxes: list[_Box] = [(tuple(frozenset((n,)) for n in own), [key]) for own, key in zip(numbers, keys, strict=True)]
     for place in reversed(range(len(boxes[0][0]))):
         found: dict[tuple[frozenset[int], ...], tuple[list[frozenset[int]], list[int]]] = {}
-        for ranges, keys in boxes:
+        for ranges, members in boxes:
             here, all_keys = found.setdefault(ranges[:place] + ranges[place + 1 :], ([], []))
             here.append(ranges[place])
-            all_keys.extend(keys)
+            all_keys.extend(members)
         boxes = [
-            ((*rest[:place], frozenset().union(*here), *rest[place:]), keys) for rest, (here, keys) in found.items()
+            ((*rest[:place], frozenset().union(*here), *rest[place:]), every) for rest, (here, every) in found.items()
         ]
     return boxes
 
