@@ -16,9 +16,6 @@ from .flow import MATRICES, VECTORS, Held, Use
 from .ground import Change, Ground
 from .rows import Rows, columns
 
-#: Uses directly before one, whose weights are exchanged.
-_BEFORE = 4
-
 
 def takes_the_same(ground: Ground, f: Use) -> list[tuple[Use, list[int]]]:
     """Return (use in the source's code, order) for each use there of the same kind and with the same input channels as
@@ -129,7 +126,7 @@ def _key_by_key(ground: Ground, f: Use, s: Use) -> Iterator[Change]:
     code, in sorted order, if the model computes the weight of F from several keys. Nothing if their number or sizes
     differ.
     """
-    if not any(held.expr is None for held in f.held.values()):
+    if not any(held.is_computed for held in f.held.values()):
         return
     new: dict[str, Expr] = {}
     for role in dict.fromkeys([*f.held, "bias"]):
@@ -168,42 +165,11 @@ def tables(ground: Ground, f: Use, matched: Sequence[Use]) -> Iterator[Change]:
                 )
 
 
-def before_its_partner(ground: Ground, f: Use) -> Iterator[Change]:
-    """Yield changes that give the uses directly before F the weights of those directly before the use in the source's
-    code that has the weights of F. Keys that had these weights get the old ones: two layers of equal size may have been
-    exchanged, each with its neighbour.
-    """
-    sources = {key for own in f.keys if own in ground.entries for key in ground.entries[own].sources}
-    places = {use.index: use for use in ground.theirs.uses}
-    own = [ground.own.uses[i] for i in sorted(f.before)]
-    for s in ground.theirs.uses:
-        theirs = [places[i] for i in sorted(s.before) if i in places]
-        if not sources or not sources <= set(s.keys) or not 1 <= len(own) == len(theirs) <= _BEFORE:
-            continue
-        for order in permutations(theirs):
-            if all(u.kind == v.kind and u.rows == v.rows for u, v in zip(own, order, strict=True)):
-                pairs = [
-                    (held, ground.theirs_of(v.held.get(role)))
-                    for u, v in zip(own, order, strict=True)
-                    for role, held in u.held.items()
-                ]
-                new = ground.put(pairs)
-                if new and any(ground.entries[key].expr != expr for key, expr in new.items()):
-                    yield "what goes before its partner", new | _given_back(ground, new)
-
-
-def _given_back(ground: Ground, new: dict[str, Expr]) -> dict[str, Expr]:
-    """Return the old expressions of the keys in NEW for the keys that had the new ones."""
-    old = {expr: ground.entries[key].expr for key, expr in new.items()}
-    back = {key: old[e.expr] for key, e in ground.entries.items() if key not in new and e.expr in old}
-    return {key: expr for key, expr in back.items() if expr is not None}
-
-
 def made_together(ground: Ground, f: Use) -> Iterator[Change]:
     """Yield changes (label, key -> expression) for a use F whose weight the code computes from several keys: if some of
     these keys are known to come from a use of the source's code, the remaining keys of both are paired in every order.
     """
-    if all(held.expr is not None for held in f.held.values()):
+    if not any(held.is_computed for held in f.held.values()):
         return
     made = {own: set(ground.entries[own].sources) for own in f.keys if own in ground.entries}
     for s in ground.theirs.uses:
@@ -237,7 +203,6 @@ def _each_for_each(ground: Ground, own: Sequence[str], theirs: Sequence[str], tu
 
 __all__ = [
     "at_once",
-    "before_its_partner",
     "from_what_goes_in",
     "made_together",
     "tables",
