@@ -31,6 +31,7 @@ from .influence import (
 )
 from .layers import layers
 from .measure import Measured
+from .other_conventions import factors_as_in_others
 from .other_settings import Setting, layer_of
 from .trial import Trial
 from .unseen_orders import doubt_turned
@@ -133,8 +134,11 @@ def _settled(
         what = "the model cannot be run on these inputs" if seen is None else "no output is of the size of a saved one"
         return replace(mapping, proof=nothing_compared(what, trial.runs))
     reached = _Reached(entries, seen, verdict, shown, seen)
+    others = list(others)
     _reach(reached, mapping, trial, codes, others)
     unfelt: list[str] = []
+    if reached.is_proved and reached.changed:
+        _answer_in_one_way(reached, mapping, trial, codes, others)
     if reached.is_proved:
         trial.progress.say("looking which keys outputs depend on")
         trial.load(reached.entries.values())
@@ -213,6 +217,26 @@ def _reach(
         if reached.causes or reached.sharply is None or not _is_within(reached.sharply, reached.verdict):
             told = reached.sharply.verdict if reached.sharply is not None else reached.verdict
             reached.verdict = replace(reached.verdict, equal=False, front=told.front, agreeing=told.agreeing)
+
+
+def _answer_in_one_way(
+    reached: _Reached, mapping: Mapping, trial: Trial, codes: Codes, others: Sequence[tuple[Flow | None, Any]]
+) -> None:
+    """Answer questions about factors that outputs do not answer as they answered them about other keys, if outputs stay
+    equal, also on OTHERS, further inputs. REACHED changes.
+
+    A norm hides a factor of the layer before it, and one code has it in all of its layers or in none.
+    """
+    new = factors_as_in_others(reached.entries, mapping.entries, codes.expected)
+    if not new:
+        return
+    entries = reached.entries | {key: reached.entries[key].tried(expr) for key, expr in new.items()}
+    seen = trial.run(entries.values())
+    verdict = judge(codes.expected, seen, entries, turned=reached.verdict.turned)
+    found = None if seen is None else sharp(codes, trial, entries, seen)
+    equal = verdict.equal and found is not None and found.outputs_are_equal
+    if seen is not None and equal and all(_holds(trial, entries, verdict, *other) for other in others):
+        reached.entries, reached.seen, reached.verdict, reached.sharply = entries, seen, verdict, found
 
 
 def _has_open(reached: _Reached) -> bool:
