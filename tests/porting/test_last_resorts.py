@@ -326,6 +326,36 @@ def test_a_matrix_that_is_given_several_ones_is_no_table() -> None:
     refused(Looked(ones=False), Looked(ones=True, twice=True), "int64[3,5]<9")
 
 
+class Columns(nn.Module):
+    """A table for each column, or one for all, with two rows of its own in front."""
+
+    def __init__(self, names: str, apart: bool, between: int = 0) -> None:
+        super().__init__()
+        self.apart, sizes = apart, (3, 5, 4)
+        if apart:
+            self.columns = nn.ModuleDict({name: nn.Embedding(n, 6) for name, n in zip(names, sizes, strict=True)})
+        else:
+            self.category_embeds = nn.Embedding(sum(sizes) + 2 + between, 6)
+            self.register_buffer("offset", torch.tensor([2, 5 + between, 10 + between]))
+        self.leave = nn.Linear(18, 2)
+
+    def forward(self, words: Any) -> Any:
+        if self.apart:
+            x = torch.stack([table(words[:, i]) for i, table in enumerate(self.columns.values())], 1)
+        else:
+            x = self.category_embeds(words + self.offset)
+        return self.leave(x.flatten(1).tanh())
+
+
+def test_tables_of_columns_are_cut_from_one_behind_rows_of_its_own() -> None:
+    mapping = proved(Columns("abc", apart=False), Columns("abc", apart=True), "int64[6,3]<3")
+    assert str(mapping["columns.b.weight"].expr) == "slice(category_embeds.weight, 0, 5, 10)"
+
+
+def test_tables_with_rows_between_them_are_not_proved_by_cutting_one_after_the_other() -> None:
+    refused(Columns("abc", apart=False, between=1), Columns("abc", apart=True), "int64[6,3]<3")
+
+
 # -------------------------------------------------------------------------------------------- outputs
 
 

@@ -7,7 +7,7 @@ Its channels are put into the order that the input has in the model. Names do no
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain, permutations
+from itertools import accumulate, chain, islice, permutations
 
 from .. import expression as ex
 from ..expression import Expr
@@ -15,6 +15,9 @@ from .fingerprints import pairing, places
 from .flow import MATRICES, VECTORS, Held, Use
 from .ground import Change, Ground
 from .rows import Rows, columns
+
+#: Rows of a table at which the first of those that are cut from it may begin.
+_STARTS = 8
 
 
 def takes_the_same(ground: Ground, f: Use) -> list[tuple[Use, list[int]]]:
@@ -55,6 +58,23 @@ def at_once(ground: Ground, fronts: Sequence[Use]) -> Iterator[Change]:
         new |= ground.put(pairs) or {}
     if any(ground.entries[key].expr != expr for key, expr in new.items()):
         yield "the same goes in at several places", new
+
+
+def tables_of_one(ground: Ground, fronts: Sequence[Use]) -> Iterator[Change]:
+    """Yield changes (label, key -> expression) that cut the tables without a source in FRONTS from one table of the
+    source, in the order of use: its code adds to each column of words where the rows of that column begin.
+    """
+    own = [f for f in fronts if f.kind == "table" and ground.now(f.held["weight"]) is None]
+    sizes = [f.held["weight"].shape[0] for f in own]
+    for s in ground.theirs.uses if len(own) > 1 else ():
+        x, rows = ground.theirs_of(s.held.get("weight")), s.held["weight"].shape[0] if "weight" in s.held else 0
+        if s.kind != "table" or x is None or any(f.rows != s.rows for f in own) or rows < sum(sizes):
+            continue
+        for start in islice(dict.fromkeys([rows - sum(sizes), *range(rows - sum(sizes))]), _STARTS):
+            ends = [start + end for end in accumulate(sizes)]
+            parts = [ex.part(x, 0, end - size, end) for end, size in zip(ends, sizes, strict=True)]
+            pairs = [(f.held["weight"], part) for f, part in zip(own, parts, strict=True)]
+            yield from ground.change(f"tables cut from one, from row {start} on", pairs)
 
 
 def from_what_goes_in(ground: Ground, f: Use, matched: list[tuple[Use, list[int]]]) -> Iterator[Change]:
@@ -206,6 +226,7 @@ __all__ = [
     "from_what_goes_in",
     "made_together",
     "tables",
+    "tables_of_one",
     "takes_a_part",
     "takes_the_same",
 ]

@@ -17,7 +17,7 @@ from ..expression import Expr
 from ..mapping import Entry
 from .arrangements import arrangements, at_the_end, exchanged_outputs, twice
 from .flow import Flow, Use
-from .goes_in import at_once, from_what_goes_in, made_together, takes_a_part, takes_the_same
+from .goes_in import at_once, from_what_goes_in, made_together, tables_of_one, takes_a_part, takes_the_same
 from .ground import Change, Ground
 from .in_step import before_an_output, before_its_partner
 from .other_conventions import changes
@@ -90,6 +90,7 @@ def _guesses(ground: Ground, fronts: Sequence[Use], trial: Trial) -> Iterator[Ch
     yield from without_shifts(ground)
     if len(fronts) > 1:
         yield from at_once(ground, fronts)
+        yield from tables_of_one(ground, fronts)
     if not fronts:
         ends = chain(exchanged_outputs(ground), at_the_end(ground), before_an_output(ground))
         yield from _in_time(islice(ends, _GUESSES), trial)
