@@ -31,6 +31,20 @@ VIEWS: dict[str, Callable[[Any], Any]] = {
     "copied": lambda w: w.t().contiguous(),
     "joined": lambda w: torch.cat([w[3:], w[:3]]),
     "one column more": lambda w: w.unsqueeze(-1).squeeze(-1),
+    "times a number": lambda w: w * 0.5,
+    "by a number, and a number less": lambda w: w / 3 - 1,
+    "negative": lambda w: -w,
+    "the sum of two": lambda w: w + w.t(),
+    "one row taken from all": lambda w: w - w[:1],
+    "a grid of sums": lambda w: w[:2, None] + w[None, 3:],
+    "times one column": lambda w: w * w[:, :1],
+    "tiled": lambda w: w.repeat(2, 1),
+    "tiled in a new dimension": lambda w: w.repeat(2, 1, 3),
+    "each row twice": lambda w: w.repeat_interleave(2, 0),
+    "one row for all": lambda w: torch.cat([w[:1].expand(3, -1), w]),
+    "stacked": lambda w: torch.stack([w, w.t()], 1),
+    "flipped": lambda w: w.flip(1),
+    "other rows": lambda w: w.index_select(0, torch.tensor([4, 5, 0, 1, 3, 2])),
 }
 
 
@@ -52,6 +66,34 @@ def test_however_code_takes_a_weight_the_expression_says_it(name: str) -> None:
     assert held.expr is not None
     tensors = from_torch(model.state_dict()).state_dicts()[0].tensors
     torch.testing.assert_close(to_torch(ex.lazy(held.expr, tensors)), VIEWS[name](model.w).detach())
+
+
+COMPUTED: dict[str, Callable[[Any], Any]] = {
+    "exponential": lambda w: w.exp(),
+    "centred": lambda w: w - w.mean(),
+    "spread": lambda w: w * w.std(0),
+    "summed": lambda w: w.cumsum(0),
+}
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_what_no_expression_computes_is_known_by_its_keys_alone(name: str) -> None:
+    flow = follow(Views(COMPUTED[name]), [torch.randn(2, 2)])
+    assert flow is not None
+    held = flow.uses[0].held["weight"]
+    assert (held.keys, held.expr) == (("w",), None)
+    assert held.is_computed
+
+
+def test_a_chain_of_sums_does_not_make_an_expression_without_end() -> None:
+    def doubled(w: Any) -> Any:
+        for _ in range(40):
+            w = w + w
+        return w
+
+    flow = follow(Views(doubled), [torch.randn(2, 2)])
+    assert flow is not None
+    assert flow.uses[0].held["weight"].expr is None
 
 
 def test_layers_are_seen_with_what_they_take_and_after_what() -> None:

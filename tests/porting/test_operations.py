@@ -218,7 +218,9 @@ LAWS = {
         lambda draw, s: ([s, *draw(st.lists(st.sampled_from([s, s[1:], tuple(1 for _ in s)]), max_size=2))], ()),
         lambda t, *x: t.stack(t.broadcast_tensors(*x)).sum(0),
     ),
-    "mul": Law(lambda draw, s: ([s, s], ()), lambda t, x, y: x * y),
+    "mul": Law(
+        lambda draw, s: ([s, draw(st.sampled_from([s, s[1:], tuple(1 for _ in s)]))], ()), lambda t, x, y: x * y
+    ),
     "nonzero": Law(one, lambda t, x: (x != 0).to(x.dtype)),
     "shift": Law(number, lambda t, x, n: x + n, "rounded"),
     "scale": Law(number, lambda t, x, n: x * n, "rounded"),

@@ -33,8 +33,7 @@ def total(*parts: Tensor) -> Tensor:
         """
         first, *others = shapes
         for one in others:
-            fits = len(one) <= len(first) and all(a in (1, b) for a, b in zip(one[::-1], first[::-1], strict=False))
-            need(fits, f"{list(one)} cannot be added to {list(first)}")
+            need(_is_broadcast(one, first), f"{list(one)} cannot be added to {list(first)}")
         return first
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
@@ -49,7 +48,7 @@ def total(*parts: Tensor) -> Tensor:
 
 
 class Mul(Calculation):
-    """The operation `mul(x, y)`: the product of two tensors of equal sizes, element by element."""
+    """The operation `mul(x, y)`: the product of two tensors, element by element. y is broadcast to x."""
 
     name, usage = "mul", "mul(x, y)"
     summary = "the product, element by element"
@@ -57,9 +56,9 @@ class Mul(Calculation):
     takes = 2
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """Return the sizes of `mul(x, y)`: those of both tensors. Raise RuleError if they differ."""
+        """Return the sizes of `mul(x, y)`: those of x. Raise RuleError if y cannot be broadcast to x."""
         x, y = shapes
-        need(x == y, f"{list(x)} and {list(y)} are not of one size")
+        need(_is_broadcast(y, x), f"{list(x)} cannot be multiplied by {list(y)}")
         return x
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
@@ -69,6 +68,10 @@ class Mul(Calculation):
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
         """Return the torch code `x * y` for the two texts ARGS."""
         return f"{args[0]} * {args[1]}"
+
+
+def _is_broadcast(one: Shape, to: Shape) -> bool:
+    return len(one) <= len(to) and all(a in (1, b) for a, b in zip(one[::-1], to[::-1], strict=False))
 
 
 class _Elementwise(Calculation):

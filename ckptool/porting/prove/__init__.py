@@ -33,13 +33,12 @@ from ..mapping import Mapping
 from ..questions import Reason
 from .causes import Codes
 from .flow import Flow
-from .progress import PATIENCE, Progress, Tell
 from .recorder import follow
 from .reference import read_reference
 from .same_inputs import SEED, SameInputs, in_plain_places, same_inputs
 from .settle import nothing_compared, settle
 from .source_code import OwnCode, adapter_factors, built, load_own
-from .trial import Trial
+from .trial import PATIENCE, Progress, Tell, Trial
 from .unseen_orders import doubt_colours, doubt_turned
 from .verdict import Verdict, judge
 

@@ -126,7 +126,7 @@ def _cut(
             x = ex.select(x, d, fixed[held[0]])
             del shape[d]
         elif held == [inner[d][0]]:  # the first factor: a slice
-            width = sizes[inner[d][1]]
+            width = prod(sizes[one] for one in inner[d][1:])
             x = ex.part(x, d, fixed[held[0]] * width, (fixed[held[0]] + 1) * width)
             shape[d] = width
         else:
@@ -171,8 +171,8 @@ def ways(have: Shape, want: Shape) -> tuple[Way, ...]:
 
 
 def _factored(shape: Shape) -> Iterator[list[tuple[int, ...]]]:
-    """Yield SHAPE with each dimension as its factors, () for size 1: first no dimension cut, then one, then two cut
-    into two factors, in each way with a first factor of up to 128.
+    """Yield SHAPE with each dimension as its factors: uncut first, then with one or two dimensions cut in two, then
+    with one cut in three: a kernel of two dimensions beside channels.
     """
     plain: list[tuple[int, ...]] = [(size,) if size > 1 else () for size in shape]
     for count in range(_CUTS + 1):
@@ -182,10 +182,17 @@ def _factored(shape: Shape) -> Iterator[list[tuple[int, ...]]]:
                 for d, cut in zip(chosen, cuts, strict=True):
                     out[d] = cut
                 yield out
+    for d, size in enumerate(shape):
+        for three in _cuts_in_three(size):
+            yield [*plain[:d], three, *plain[d + 1 :]]
 
 
 def _cuts(size: int) -> list[tuple[int, int]]:
     return [(n, size // n) for n in range(2, min(size, 129)) if size % n == 0 and size // n > 1]
+
+
+def _cuts_in_three(size: int) -> list[tuple[int, int, int]]:
+    return [(a, *rest) for a, b in _cuts(size) for rest in _cuts(b)]
 
 
 def _joined(factors: Sequence[tuple[int, ...]], parts: Sequence[tuple[int, ...]]) -> Iterator[Way]:

@@ -45,6 +45,15 @@ class Held:
     expr: Expr | None
     shape: Shape
 
+    @property
+    def is_computed(self) -> bool:
+        """Return whether the code computes the weight from its keys, so that its values do not show theirs."""
+        return self.expr is None or not _COMPUTED.isdisjoint(self.expr.operations())
+
+
+#: Operations whose result does not show what each of their tensors was.
+_COMPUTED = frozenset({"add", "mul"})
+
 
 @dataclass(slots=True)
 class Use:

@@ -8,7 +8,7 @@ count.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain, permutations
+from itertools import accumulate, chain, islice, permutations
 
 from .. import expression as ex
 from ..expression import Expr
@@ -17,8 +17,8 @@ from .flow import MATRICES, VECTORS, Held, Use
 from .ground import Change, Ground
 from .rows import Rows, columns
 
-#: Uses directly before one, whose weights are exchanged.
-_BEFORE = 4
+#: Rows of a table at which the first of those that are cut from it may begin.
+_STARTS = 8
 
 
 def takes_the_same(ground: Ground, f: Use) -> list[tuple[Use, list[int]]]:
@@ -62,6 +62,23 @@ def at_once(ground: Ground, fronts: Sequence[Use]) -> Iterator[Change]:
         new |= ground.put(pairs) or {}
     if any(ground.entries[key].expr != expr for key, expr in new.items()):
         yield "the same goes in at several places", new
+
+
+def tables_of_one(ground: Ground, fronts: Sequence[Use]) -> Iterator[Change]:
+    """Yield changes (label, key -> expression) that cut the tables without a source in FRONTS from one table of the
+    source, in the order of use: its code adds to each column of words where the rows of that column begin.
+    """
+    own = [f for f in fronts if f.kind == "table" and ground.now(f.held["weight"]) is None]
+    sizes = [f.held["weight"].shape[0] for f in own]
+    for s in ground.theirs.uses if len(own) > 1 else ():
+        x, rows = ground.theirs_of(s.held.get("weight")), s.held["weight"].shape[0] if "weight" in s.held else 0
+        if s.kind != "table" or x is None or any(f.rows != s.rows for f in own) or rows < sum(sizes):
+            continue
+        for start in islice(dict.fromkeys([rows - sum(sizes), *range(rows - sum(sizes))]), _STARTS):
+            ends = [start + end for end in accumulate(sizes)]
+            parts = [ex.part(x, 0, end - size, end) for end, size in zip(ends, sizes, strict=True)]
+            pairs = [(f.held["weight"], part) for f, part in zip(own, parts, strict=True)]
+            yield from ground.change(f"tables cut from one, from row {start} on", pairs)
 
 
 def from_what_goes_in(ground: Ground, f: Use, matched: list[tuple[Use, list[int]]]) -> Iterator[Change]:
@@ -135,7 +152,7 @@ def _key_by_key(ground: Ground, f: Use, s: Use) -> Iterator[Change]:
     code, role by role and in sorted order, if the model computes a weight of F from several keys. Nothing if their
     number or sizes differ, or if the keys have these expressions already.
     """
-    if not any(held.expr is None for held in f.held.values()):
+    if not any(held.is_computed for held in f.held.values()):
         return
     new: dict[str, Expr] = {}
     for role in dict.fromkeys([*f.held, "bias"]):
@@ -175,46 +192,12 @@ def tables(ground: Ground, f: Use, matched: Sequence[Use]) -> Iterator[Change]:
                 )
 
 
-def before_its_partner(ground: Ground, f: Use) -> Iterator[Change]:
-    """Yield changes (label, key -> expression) that give the uses directly before F, at most four, the weights of those
-    directly before the use in the source's code that has the weights of F, in each order in which kinds and rows fit.
-    Keys that had these weights get the old ones: two layers of equal size may have been exchanged, each with its
-    neighbour.
-    """
-    sources = {key for own in f.keys if own in ground.entries for key in ground.entries[own].sources}
-    places = {use.index: use for use in ground.theirs.uses}
-    own = [ground.own.uses[i] for i in sorted(f.before)]
-    for s in ground.theirs.uses:
-        theirs = [places[i] for i in sorted(s.before) if i in places]
-        if not sources or not sources <= set(s.keys) or not 1 <= len(own) == len(theirs) <= _BEFORE:
-            continue
-        for order in permutations(theirs):
-            if all(u.kind == v.kind and u.rows == v.rows for u, v in zip(own, order, strict=True)):
-                pairs = [
-                    (held, ground.theirs_of(v.held.get(role)))
-                    for u, v in zip(own, order, strict=True)
-                    for role, held in u.held.items()
-                ]
-                new = ground.put(pairs)
-                if new and any(ground.entries[key].expr != expr for key, expr in new.items()):
-                    yield "what goes before its partner", new | _given_back(ground, new)
-
-
-def _given_back(ground: Ground, new: dict[str, Expr]) -> dict[str, Expr]:
-    """Return key -> old expression of a key in NEW, for the keys not in NEW that have the expression that NEW gives to
-    that key.
-    """
-    old = {expr: ground.entries[key].expr for key, expr in new.items()}
-    back = {key: old[e.expr] for key, e in ground.entries.items() if key not in new and e.expr in old}
-    return {key: expr for key, expr in back.items() if expr is not None}
-
-
 def made_together(ground: Ground, f: Use) -> Iterator[Change]:
     """Yield changes (label, key -> expression) for a use F with a weight that the code computes from several keys: if
     some of these keys are known to come from a use of the source's code, the remaining keys of both, equally many and
     at most four, are paired in every order, and square matrices also transposed.
     """
-    if all(held.expr is not None for held in f.held.values()):
+    if not any(held.is_computed for held in f.held.values()):
         return
     made = {own: set(ground.entries[own].sources) for own in f.keys if own in ground.entries}
     for s in ground.theirs.uses:
@@ -248,10 +231,10 @@ def _each_for_each(ground: Ground, own: Sequence[str], theirs: Sequence[str], tu
 
 __all__ = [
     "at_once",
-    "before_its_partner",
     "from_what_goes_in",
     "made_together",
     "tables",
+    "tables_of_one",
     "takes_a_part",
     "takes_the_same",
 ]

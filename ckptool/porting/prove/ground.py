@@ -39,23 +39,25 @@ class Ground:
     theirs: Flow
     shapes: MappingOf[str, Shape]
     factors: Sequence[float] = ()
-    _next: frozenset[str] | None = field(default=None, repr=False)
+    _next: list[Use] | None = field(default=None, repr=False)
 
     @property
-    def next_keys(self) -> frozenset[str]:
-        """Return the keys of the source's uses that come next: the model gives the outputs of all uses before them, and
-        not their outputs.
-        """
+    def next_uses(self) -> list[Use]:
+        """Return the source's uses that come next: the model gives all that they take, and not what they give."""
         if self._next is None:
             given = [self.own.gives(use.given) for use in self.theirs.uses]
             place = {use.index: at for at, use in enumerate(self.theirs.uses)}
-            uses = [
+            self._next = [
                 use
                 for use, known in zip(self.theirs.uses, given, strict=True)
                 if not known and all(given[place[i]] for i in use.before if i in place)
             ]
-            self._next = frozenset(key for use in uses for key in use.keys)
         return self._next
+
+    @property
+    def next_keys(self) -> frozenset[str]:
+        """Return the keys of the source's uses that come next."""
+        return frozenset(key for use in self.next_uses for key in use.keys)
 
     def now(self, held: Held | None) -> Expr | None:
         """Return the expression over keys of the source that the present mapping gives to HELD, a weight as the model
@@ -75,9 +77,10 @@ class Ground:
         except RuleError:
             return None
 
-    def put(self, pairs: Sequence[tuple[Held | None, Expr | None]]) -> dict[str, Expr] | None:
+    def put(self, pairs: Sequence[tuple[Held | None, Expr | None]], *, in_part: bool = False) -> dict[str, Expr] | None:
         """Return key of the model -> expression, so that each weight in PAIRS, (weight as the model uses it, its new
-        expression), gets its new value. Pairs with None are skipped; {} if all are.
+        expression), gets its new value. Pairs with None are skipped. If IN_PART, the rest of a key without an
+        expression may be zeros until other uses show it.
 
         None if the code computes one of the weights, if sizes do not fit, or if no expression for its key gives the new
         value.
@@ -100,32 +103,33 @@ class Ground:
                 return None
         out = {}
         for key, parts in pieces.items():
-            made = self._whole(key, parts)
+            made = self._whole(key, parts, in_part)
             if made is None:
                 return None
             out[key] = made
         return out
 
-    def _whole(self, key: str, pieces: list[tuple[Expr, Expr]]) -> Expr | None:
-        """Return the new expression of KEY, made of PIECES, (value, part of the key that gets it). Rows without a piece
-        keep their present expression, but those after the last piece first get the next rows of the table that it is
-        cut from (see `_going_on`). None if the pieces do not make the whole key.
+    def _whole(self, key: str, pieces: list[tuple[Expr, Expr]], in_part: bool = False) -> Expr | None:
+        """Return the new expression of KEY, made of PIECES, (value, part of the key that gets it). Parts without a
+        piece keep their present expression; if the key has none they are zeros, if IN_PART allows that. None if the
+        pieces do not make the whole key.
         """
         entry = self.entries[key]
         made = ex.reassembled(pieces, entry.shape)
         rows = [(*cut[1:], value) for value, piece in pieces if (cut := ex.rows_cut(piece)) is not None]
-        if made is None and entry.expr is not None and len(rows) == len(pieces):
+        if made is None and len(rows) == len(pieces) and (entry.expr is not None or in_part):
+            before = ex.zeros(*entry.shape) if entry.expr is None else entry.expr
             parts, at = [], 0
             start = stop = 0
             for start, stop, value in sorted(rows, key=lambda cut: cut[0]):
-                parts += [ex.part(entry.expr, 0, at, start)] if start > at else []
+                parts += [ex.part(before, 0, at, start)] if start > at else []
                 parts.append(value)
                 at = stop
             rest = self._going_on(parts[-1], entry.shape[0] - at) if at < entry.shape[0] else None
             if rest is not None:
                 parts[-1] = rest
                 at += ex.shape_of(rest, self.shapes)[0] - (stop - start)
-            parts += [ex.part(entry.expr, 0, at, entry.shape[0])] if at < entry.shape[0] else []
+            parts += [ex.part(before, 0, at, entry.shape[0])] if at < entry.shape[0] else []
             made = ex.cat(0, *parts)
         if made is None:
             return None
@@ -177,14 +181,16 @@ class Ground:
         plain = None if x is None else ex.simplified(x, self.shapes)
         return any(e.expr == plain for e in self.entries.values())
 
-    def change(self, label: str, pairs: Sequence[tuple[Held | None, Expr | None]]) -> Iterator[Change]:
+    def change(
+        self, label: str, pairs: Sequence[tuple[Held | None, Expr | None]], *, in_part: bool = False
+    ) -> Iterator[Change]:
         """Yield the change (LABEL, key -> expression) that gives weights of the model new expressions. PAIRS has
-        (weight as the model uses it, its new expression), as in `put`.
+        (weight as the model uses it, its new expression); IN_PART is as for `put`.
 
         Nothing is yielded if no expressions for the keys of these weights do this, or if the keys have these
         expressions already.
         """
-        new = self.put(pairs)
+        new = self.put(pairs, in_part=in_part)
         if new and any(self.entries[key].expr != expr for key, expr in new.items()):
             yield label, new
 

@@ -9,20 +9,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Mapping as MappingOf
+from dataclasses import replace
 from itertools import chain, islice, takewhile
 
 from ...errors import counted
 from ..expression import Expr
 from ..mapping import Entry
 from .arrangements import arrangements, at_the_end, exchanged_outputs, twice
-from .blocks import in_other_blocks
 from .flow import Flow, Use
-from .goes_in import at_once, before_its_partner, from_what_goes_in, made_together, takes_a_part, takes_the_same
+from .goes_in import at_once, from_what_goes_in, made_together, tables_of_one, takes_a_part, takes_the_same
 from .ground import Change, Ground
+from .in_step import before_an_output, before_its_partner
 from .other_conventions import changes
-from .other_values import adapters, any_of_these_sizes, around_zero_or_one, options, without_shifts
+from .other_values import adapters, any_of_these_sizes, around_zero_or_one, options, table_or_matrix, without_shifts
 from .trial import Trial
 from .unused import fillings, from_unused
+from .vectors import vectors, with_the_norm_after_it
 from .verdict import Verdict, judge
 
 #: Trials without success that looking for a better mapping may take, those of big models, and changes for one place.
@@ -91,8 +93,9 @@ def _guesses(ground: Ground, fronts: Sequence[Use], trial: Trial) -> Iterator[Ch
     yield from without_shifts(ground)
     if len(fronts) > 1:
         yield from at_once(ground, fronts)
+        yield from tables_of_one(ground, fronts)
     if not fronts:
-        ends = chain(exchanged_outputs(ground), at_the_end(ground))
+        ends = chain(exchanged_outputs(ground), at_the_end(ground), before_an_output(ground))
         yield from _in_time(islice(ends, _GUESSES), trial)
     apart = _of_unlike_keys(fronts)
     for use in apart:
@@ -115,11 +118,14 @@ def _likely(ground: Ground, f: Use) -> Iterator[Change]:
         return  # what an adapted layer gives is in the source in two parts
     matched = takes_the_same(ground, f)
     if matched:
+        yield from with_the_norm_after_it(ground, f)
         yield from from_what_goes_in(ground, f, matched)
     else:
         yield from takes_a_part(ground, f)
         yield from before_its_partner(ground, f)
     yield from made_together(ground, f)
+    yield from vectors(ground, f)
+    yield from table_or_matrix(ground, f)
 
 
 def _others(ground: Ground, f: Use) -> Iterator[Change]:
@@ -199,7 +205,7 @@ def _in_all_blocks(
     Return the state (entries, flow, verdict) after it. If no more agrees, or if there are no such blocks, return FOUND,
     the state after the change in one block; the change of the others is then kept in TRIAL.
     """
-    there = in_other_blocks(entries, new)
+    there = _in_other_blocks(entries, new)
     if not there:
         return found
     trial.elsewhere = {key: expr for key, expr in trial.elsewhere.items() if key not in new} | there
@@ -222,13 +228,11 @@ def _tried(
     trial: Trial,
     expected: Flow,
 ) -> _State | None:
-    """Return the state (entries, flow, verdict) after the change NEW (key -> expression) of ENTRIES, called LABEL, if
-    more agrees with EXPECTED than in VERDICT. None if not, if the model cannot be run (both count as a trial in vain),
-    if nothing changes, or if the search is over.
-
-    If TRIAL compares finely, the model runs in float64, and only uses of weights count, not outputs.
+    """Return the state (entries, flow, verdict) after the change NEW (key -> expression) of ENTRIES, called LABEL. None
+    if no more uses agree with EXPECTED than in VERDICT, if the model cannot be run, if nothing changes, if the search
+    is over, or if only keys without a source may change, and others would.
     """
-    if trial.is_over:
+    if trial.is_over or (trial.confirms and any(entries[key].expr is not None for key in new)):
         return None
     candidate = dict(entries)
     for key, expr in new.items():
@@ -242,7 +246,11 @@ def _tried(
     if trial.finely is None:
         seen = trial.run(candidate.values())
         found = judge(expected, seen, candidate)
+        if trial.confirms is not None:
+            found = replace(found, equal=False)
         ahead = found.is_ahead_of(verdict)
+        if ahead and seen is not None and trial.confirms is not None:
+            ahead = trial.confirms(seen, candidate, found, new)
     else:  # outputs alone say little here: what is changed may have less effect than the bound
         seen = trial.run(candidate.values(), wider=True)
         found = judge(expected, seen, candidate, tolerance=trial.finely)
@@ -250,4 +258,67 @@ def _tried(
     if seen is not None and ahead:
         return candidate, seen, found
     trial.misses += 1
+    return None
+
+
+# ------------------------------------------------------------------------------------------------- in other blocks
+
+
+def _in_other_blocks(entries: MappingOf[str, Entry], new: MappingOf[str, Expr]) -> dict[str, Expr]:
+    """Return, as key -> expression, the change NEW of one block repeated in each other block with the same layers from
+    one block of the source.
+
+    The numbers in the common beginning of all changed keys name the block: `layers.3.` in `layers.3.q.weight` and
+    `layers.3.q.bias`. ENTRIES is the mapping before the change. Empty if no other block qualifies.
+    """
+    paths = [key.split(".") for key in new]
+    shared = next((i for i in range(min(map(len, paths))) if len({path[i] for path in paths}) > 1), len(paths[0]) - 1)
+    places = [i for i in range(shared) if paths[0][i].isdecimal()]
+    out: dict[str, Expr] = {}
+    for target in entries if places else ():
+        path = target.split(".")
+        numbers = {i: path[i] for i in places if i < len(path)}
+        if _at(paths[0], numbers) == path != paths[0] and all(number.isdecimal() for number in numbers.values()):
+            out |= _in_block(entries, new, numbers) or {}
+    return out
+
+
+def _at(path: list[str], numbers: MappingOf[int, str]) -> list[str]:
+    return [numbers.get(i, part) for i, part in enumerate(path)]
+
+
+def _in_block(
+    entries: MappingOf[str, Entry], new: MappingOf[str, Expr], numbers: MappingOf[int, str]
+) -> dict[str, Expr] | None:
+    """Return, as key -> expression, the change NEW for the block with these NUMBERS (position in a key's path ->
+    number). None if the block lacks a changed key, or if its present expressions are not those of the first block with
+    other keys.
+    """
+    names: dict[str, str] = {}
+    others = {key: ".".join(_at(key.split("."), numbers)) for key in new}
+    for key, other in others.items():
+        here, there = entries[key].expr, entries[other].expr if other in entries else None
+        if here is None or there is None or len(here.keys()) != len(there.keys()):
+            return None
+        pairs = list(zip(here.keys(), there.keys(), strict=True))
+        if any(names.setdefault(a, b) != b for a, b in pairs) or here.rename(names.__getitem__) != there:
+            return None
+    for key in dict.fromkeys(key for expr in new.values() for key in expr.keys()):  # noqa: SIM118 - a method of ours
+        if key not in names:
+            moved = _moved(key, names)
+            if moved is None:
+                return None
+            names[key] = moved
+    return {other: new[key].rename(names.__getitem__) for key, other in others.items()}
+
+
+def _moved(key: str, names: MappingOf[str, str]) -> str | None:
+    """Return the key of the source that corresponds to KEY in another block, by NAMES, the pairs (key of this block ->
+    key of the other block) known so far. None if no pair begins with the block of KEY.
+    """
+    for here, there in names.items():
+        a, b, path = here.split("."), there.split("."), key.split(".")
+        apart = [i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y]
+        if len(a) == len(b) and apart and path[: apart[-1] + 1] == a[: apart[-1] + 1]:
+            return ".".join([*b[: apart[-1] + 1], *path[apart[-1] + 1 :]])
     return None

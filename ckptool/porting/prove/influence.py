@@ -163,15 +163,18 @@ def nearly_equal(trial: Trial, entries: MappingOf[str, Entry], unfelt: Sequence[
 _NEAR = 1e-3
 
 
-def unseen(entries: dict[str, Entry], mapping: Mapping) -> dict[str, Entry]:
-    """Return ENTRIES with a question about each key that had no source in MAPPING, before the proof, and has one now.
-    It is for a proof without equal outputs.
+def unseen(entries: dict[str, Entry], mapping: Mapping, alone: set[str] | None) -> dict[str, Entry]:
+    """Return ENTRIES with a question about each key that had no source before the proof and has one now, for a proof
+    without equal outputs. If no layer differs, ALONE has the keys that no later layer confirms, and the others are not
+    asked about; else it is None.
 
     Any layer that gets the same input and weights as a layer of the source gives the same output, even a new head.
     """
     open_before = {e.target for e in mapping.entries if e.expr is None and not e.default}
     return {
-        key: e.asking(ask(Reason.NO_OUTPUT_SHOWS_IT)) if key in open_before and e.expr is not None else e
+        key: e.asking(ask(Reason.NO_OUTPUT_SHOWS_IT))
+        if key in open_before and e.expr is not None and (alone is None or key in alone)
+        else e
         for key, e in entries.items()
     }
 
@@ -270,7 +273,8 @@ def doubt_unseen_rows(
         at = 0
         for piece in joined:
             start, at = at, at + ex.shape_of(piece, shapes)[0]
-            if piece.keys() and not any(first < at and start < last for first, last in seen_rows):
+            asks = piece.keys() or before[key].expr is None
+            if asks and not any(first < at and start < last for first, last in seen_rows):
                 asked: Question[Expr] = ask(Reason.ROWS_NOT_SEEN, f"{start:,}", f"{at - 1:,}")
                 out[key] = entry.settled(entry.evidence).asking(asked)
     return out

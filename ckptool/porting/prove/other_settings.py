@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from collections.abc import Mapping as MappingOf
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
+from math import isclose
 from typing import Any
 
 import torch
@@ -150,7 +151,7 @@ def _of_step(theirs: Step, own: Step, place: tuple[str, str], note: Any) -> None
     the source's code, layer of the model).
     """
     a, b = dict(theirs.settings), dict(own.settings)
-    differ = [name for name in a if name in b and a[name] != b[name]]
+    differ = [name for name in a if name in b and not _is_same(a[name], b[name])]
     if not differ:
         return
     first, second = (", ".join(f"{_word(name)} {_value(x[name])}" for name in differ) for x in (a, b))
@@ -159,6 +160,12 @@ def _of_step(theirs: Step, own: Step, place: tuple[str, str], note: Any) -> None
     shown = ("has {}" if is_layer else f"has {op} with {{}}").format
     one = note(", ".join(map(_word, differ)) if is_layer else op, shown(first), shown(second), place)
     one.swaps[own.number] = instead(theirs)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Return whether two values of a setting are equal, as far as numbers in float32 are told apart."""
+    both = isinstance(one, float) and isinstance(other, float)
+    return isclose(one, other, rel_tol=1e-6) if both else bool(one == other)
 
 
 _LAYERS = frozenset(

@@ -119,6 +119,26 @@ def any_of_these_sizes(ground: Ground, f: Use) -> Iterator[Change]:
             yield from ground.change(label, pairs)
 
 
+def table_or_matrix(ground: Ground, f: Use) -> Iterator[Change]:
+    """Yield changes that make the table F of a matrix that comes next in the source's code, or the matrix F of such a
+    table: a matrix that is given ones and zeros looks its columns up.
+    """
+    own = f.held.get("weight")
+    for s in ground.next_uses:
+        have = s.held.get("weight")
+        x = ground.theirs_of(have)
+        if {f.kind, s.kind} != {"table", "linear"} or own is None or have is None or x is None:
+            continue
+        if own.shape != have.shape[::-1]:
+            continue
+        bias = ground.theirs_of(ground.theirs.bias(s)) if s.kind == "linear" else None
+        turned = ex.transpose(x) if bias is None else ex.add(ex.transpose(x), bias)
+        pairs: list[tuple[Held | None, Expr | None]] = [(own, turned)]
+        if f.kind == "linear" and (own_bias := ground.own.bias(f)) is not None:
+            pairs.append((own_bias, ex.zeros(*own_bias.shape)))
+        yield from ground.change("a table as matrix" if f.kind == "linear" else "a matrix as table", pairs)
+
+
 def _in_other_sizes(ground: Ground, x: Expr | None, have: Shape, own: Shape) -> Iterator[tuple[str, Expr]]:
     if x is None:
         return
@@ -146,4 +166,4 @@ def _in_other_sizes(ground: Ground, x: Expr | None, have: Shape, own: Shape) -> 
                 yield f"from rows, dimensions in the order {order}", ex.reshape(ex.permute(laid, *back), own, b)
 
 
-__all__ = ["adapters", "any_of_these_sizes", "around_zero_or_one", "options", "without_shifts"]
+__all__ = ["adapters", "any_of_these_sizes", "around_zero_or_one", "options", "table_or_matrix", "without_shifts"]

@@ -22,6 +22,7 @@ from ...model_code.inputs import leaves, with_leaves
 from .. import expression as ex
 from ..expression import Expr, Shape
 from .code_steps import Step, Swap, is_step, step_of
+from .derived import Derived
 from .fingerprints import fingerprints
 from .flow import Flow, Held, Place, Use
 from .precision import Wider, in_double
@@ -162,7 +163,6 @@ _PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv"}
 _SCALES = frozenset({"mul", "mul_", "div", "div_"})
 _SHIFTS = frozenset({"add", "add_", "sub", "sub_", "rsub"})
 _TABLES = frozenset({"embedding", "index", "index_select", "gather", "embedding_bag"})
-_COPIES = frozenset({"clone", "contiguous", "_to_copy", "copy", "detach", "_reshape_copy", "alias", "lift_fresh"})
 _STATES = frozenset({"zeros", "zeros_like", "new_zeros"})
 
 
@@ -178,12 +178,14 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         self._bases: dict[int, list[_Base]] = {}
         self._flowing: dict[int, frozenset[int]] = {}
         self._places: dict[int, StorageWeakRef] = {}
+        self._derived = Derived(self._expression, {})
         live = chain(model.named_parameters(remove_duplicate=True), model.named_buffers(remove_duplicate=True))
         state = model.state_dict(keep_vars=True)
         names = {id(t): key for key, t in reversed(state.items()) if isinstance(t, torch.Tensor)}
         for _, tensor in live:
             key = names.get(id(tensor))
             if key is not None and tensor.numel():
+                self._derived.shapes[key] = tuple(tensor.shape)
                 self._hold(tensor, (key,), ex.of(key))
 
     def flows(self, given: Iterable[torch.Tensor]) -> None:
@@ -224,7 +226,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
             new = [t for t in out if t.numel() and self._place(t) not in places]
             if held:
                 for one in new:
-                    self._derive(name, args, held, one)
+                    self._derive(name, args, kwargs, held, one)
             return result
         before = frozenset(chain.from_iterable(self._flowing[self._place(t)] for t in flowing))
         self._chain = self._steps_before(flowing)
@@ -285,26 +287,18 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
             return None
         return Held(base.keys, None if base.expr is None else _viewed(base, value), tuple(value.shape))
 
-    def _derive(self, name: str, args: Any, held: list[torch.Tensor], out: torch.Tensor) -> None:
-        """Record that OUT, the output of the operation NAME with ARGS, is made only of the weights HELD. OUT has an
-        expression if the operation is a copy, a concatenation of weights alone, or a lookup of successive rows.
+    def _expression(self, tensor: torch.Tensor) -> Expr | None:
+        held = self.held(tensor)
+        return None if held is None else held.expr
+
+    def _derive(self, name: str, args: Any, kwargs: Any, held: list[torch.Tensor], out: torch.Tensor) -> None:
+        """Record that OUT, the output of the operation NAME, is made only of the weights HELD. OUT has an expression if
+        an operation of expressions does the same.
         """
         parts = [p for p in map(self.held, held) if p is not None]
         keys = tuple(dict.fromkeys(key for part in parts for key in part.keys))
-        expr = None
-        if all(p.expr is not None for p in parts):
-            exprs = [p.expr for p in parts if p.expr is not None]
-            if name in _COPIES and len(exprs) == 1 and parts[0].shape == tuple(out.shape):
-                expr = exprs[0]
-            elif name == "cat" and args and len(exprs) == len(args[0]):
-                dim = int(args[1]) if len(args) > 1 else 0
-                expr = ex.cat(dim % out.ndim, *exprs)
-            elif name == "embedding" and len(exprs) == 1 and args[1].numel() == out.numel() // out.shape[-1]:
-                rows = args[1].reshape(-1)
-                start = int(rows[0])
-                if torch.equal(rows, torch.arange(start, start + len(rows))):
-                    part = ex.part(exprs[0], 0, start, start + len(rows))
-                    expr = ex.reshape(part, tuple(out.shape), (len(rows), out.shape[-1]))
+        known = all(part.expr is not None for part in parts)
+        expr = self._derived.of(name, args, kwargs, out) if known else None
         self._hold(out, keys, expr)
 
     # -- uses

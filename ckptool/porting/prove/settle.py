@@ -15,7 +15,7 @@ from ...keys.known_buffers import is_counter
 from ..mapping import Entry, Mapping
 from ..questions import Question, Reason
 from .causes import Codes, Sharp, as_it_was, causes, restored, sharp, suspects
-from .flow import Flow
+from .flow import Flow, Use
 from .goes_in import takes_the_same
 from .ground import Ground
 from .improving import FEWEST, TRIALS, search
@@ -31,6 +31,7 @@ from .influence import (
 )
 from .layers import layers
 from .measure import Measured
+from .other_conventions import factors_as_in_others
 from .other_settings import Setting, layer_of
 from .trial import Trial
 from .unseen_orders import doubt_turned
@@ -138,8 +139,11 @@ def _settled(
         what = "the model cannot be run on these inputs" if seen is None else "no output is of the size of a saved one"
         return replace(mapping, proof=nothing_compared(what, trial.runs))
     reached = _Reached(entries, seen, verdict, shown, seen)
-    _reach(reached, trial, codes, others)
+    others = list(others)
+    _reach(reached, mapping, trial, codes, others)
     unfelt: list[str] = []
+    if reached.is_proved and reached.changed:
+        _answer_in_one_way(reached, mapping, trial, codes, others)
     if reached.is_proved:
         trial.progress.say("looking which keys outputs depend on")
         trial.load(reached.entries.values())
@@ -173,10 +177,11 @@ def _may_be_exchanged(pair: tuple[str, str], reached: _Reached, trial: Trial, co
     return found is not None and found.outputs_are_equal
 
 
-def _reach(reached: _Reached, trial: Trial, codes: Codes, others: Iterable[tuple[Flow | None, Any]]) -> None:
-    """Change REACHED: search for settings and other weights with which more agrees, compare on OTHERS, further inputs,
-    and measure the remaining difference. With equal outputs that other inputs or the measure contradict, its verdict is
-    not equal.
+def _reach(
+    reached: _Reached, mapping: Mapping, trial: Trial, codes: Codes, others: Iterable[tuple[Flow | None, Any]]
+) -> None:
+    """Change REACHED: search for settings and other weights than those of MAPPING with which more agrees, compare on
+    OTHERS, further inputs, and measure the remaining difference.
     """
     expected, others, begun = codes.expected, list(others), reached.entries
     had_open = _has_open(reached)  # what a key without a source makes is no work of a setting
@@ -184,6 +189,8 @@ def _reach(reached: _Reached, trial: Trial, codes: Codes, others: Iterable[tuple
         _change_settings(reached, trial, codes)
     if not reached.verdict.equal:
         _search(reached, trial, codes)
+    elif had_open and not reached.verdict.compared and expected.uses:
+        _search_for_new_keys(reached, mapping, trial, codes)
     if not reached.verdict.equal and had_open and not _has_open(reached):
         _change_settings(reached, trial, codes)
     elif reached.causes and (not reached.verdict.equal or _may_be_of_others(reached.first, begun, trial, expected)):
@@ -219,6 +226,26 @@ def _reach(reached: _Reached, trial: Trial, codes: Codes, others: Iterable[tuple
             reached.verdict = replace(reached.verdict, equal=False, front=told.front, agreeing=told.agreeing)
 
 
+def _answer_in_one_way(
+    reached: _Reached, mapping: Mapping, trial: Trial, codes: Codes, others: Sequence[tuple[Flow | None, Any]]
+) -> None:
+    """Answer questions about factors that outputs do not answer as they answered them about other keys, if outputs stay
+    equal, also on OTHERS, further inputs. REACHED changes.
+
+    A norm hides a factor of the layer before it, and one code has it in all of its layers or in none.
+    """
+    new = factors_as_in_others(reached.entries, mapping.entries, codes.expected)
+    if not new:
+        return
+    entries = reached.entries | {key: reached.entries[key].tried(expr) for key, expr in new.items()}
+    seen = trial.run(entries.values())
+    verdict = judge(codes.expected, seen, entries, turned=reached.verdict.turned)
+    found = None if seen is None else sharp(codes, trial, entries, seen)
+    equal = verdict.equal and found is not None and found.outputs_are_equal
+    if seen is not None and equal and all(_holds(trial, entries, verdict, *other) for other in others):
+        reached.entries, reached.seen, reached.verdict, reached.sharply = entries, seen, verdict, found
+
+
 def _has_open(reached: _Reached) -> bool:
     """Return whether a use of weights in the model reads a key without a source."""
     return any(behind_new_keys(reached.seen, reached.entries))
@@ -239,6 +266,38 @@ def _search(reached: _Reached, trial: Trial, codes: Codes, most: int = TRIALS) -
     found = search(reached.entries, reached.seen, reached.verdict, trial, codes.expected, most)
     reached.entries, reached.seen, reached.verdict = found[:3]
     reached.changed |= found[3]
+
+
+def _search_for_new_keys(reached: _Reached, mapping: Mapping, trial: Trial, codes: Codes) -> None:
+    """Search for what keys without a source are made of where no outputs are compared: what comes before these keys
+    agrees, which says nothing about them. REACHED changes if more layers agree then, and a later layer, of which
+    MAPPING is certain, confirms the keys: a new head gives what a layer of the source gives, if it has its weights.
+    """
+
+    def confirms(seen: Flow, entries: dict[str, Entry], verdict: Verdict, keys: Iterable[str]) -> bool:
+        return by_itself_alone(seen, codes.expected, entries, mapping, verdict).isdisjoint(keys)
+
+    before = replace(reached.verdict, equal=False)
+    front = before.front or _open_front(reached)
+    trial.confirms = confirms
+    try:
+        found = search(reached.entries, reached.seen, replace(before, front=front), trial, codes.expected, FEWEST)
+    finally:
+        trial.confirms = None
+    if found[2].is_ahead_of(before):
+        reached.entries, reached.seen = found[:2]
+        reached.verdict = judge(codes.expected, reached.seen, reached.entries)
+        reached.changed |= found[3]
+
+
+def _open_front(reached: _Reached) -> tuple[Use, ...]:
+    """Return the first uses of keys without a source, in the order of execution."""
+    open_ = {key for key, entry in reached.entries.items() if entry.expr is None and not entry.default}
+    return tuple(use for use in reached.seen.uses if not open_.isdisjoint(use.keys))[:_FEWEST_FRONT]
+
+
+#: Uses of keys without a source where such a search begins.
+_FEWEST_FRONT = 4
 
 
 def _may_be_of_others(seen: Flow, entries: dict[str, Entry], trial: Trial, expected: Flow) -> bool:
@@ -333,7 +392,7 @@ def _settled_entries(
     alone = by_itself_alone(seen, expected, entries, mapping, verdict)
     entries = taken_back(entries, mapping, alone)
     if not (verdict.equal and verdict.compared):
-        entries = unseen(entries, mapping)
+        entries = unseen(entries, mapping, alone if verdict.equal else None)
     return entries if reached.is_proved else _without_vain_changes(entries, mapping, expected, seen)
 
 

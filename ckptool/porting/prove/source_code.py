@@ -189,6 +189,9 @@ def _by_names(
             name = whole if paths or not meant else key
             for one in (name, f"{weights.path}/{bare[key]}") if bare else (name,):
                 shapes[one], keys[one] = tensor.shape, key if meant else whole
+    for key, shape in mapping.source_shapes.items():  # what stands beside a state dict, too
+        if key not in keys:
+            shapes[key], keys[key] = shape, key
     code, optional = _wanted_by_name(wanted)
     ways = [{key: keys[name] for key, name in way.items()} for way in named_alike(code, shapes, optional, share=share)]
     if not ways:

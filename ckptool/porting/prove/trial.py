@@ -1,8 +1,9 @@
-"""Load one mapping after another into the model, and run it."""
+"""Load one mapping after another into the model, and run it, for a limited time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,8 +18,37 @@ from ..expression import Expr
 from ..mapping import Entry, Mapping
 from .code_steps import Swap
 from .flow import Flow
-from .progress import Progress
 from .recorder import follow
+from .verdict import Verdict
+
+#: Is given a line that says what is being done.
+Tell = Callable[[str], None]
+
+#: Seconds that a proof may take, unless it is told otherwise.
+PATIENCE = 300.0
+
+
+class Progress:
+    """Reports what a proof does, one line at a time to TELL, and ends its search after PATIENCE seconds."""
+
+    def __init__(self, tell: Tell | None = None, patience: float = PATIENCE) -> None:
+        self._tell, self.patience = tell, patience
+        self._until: float | None = None
+
+    def say(self, text: str) -> None:
+        """Give TEXT to the function that reports progress, if there is one."""
+        if self._tell is not None:
+            self._tell(text)
+
+    def begin(self) -> None:
+        """Start the clock of the proof."""
+        self._until = time.monotonic() + self.patience
+
+    @property
+    def late(self) -> bool:
+        """Return whether the proof has used up its time; False before `begin`."""
+        return self._until is not None and time.monotonic() > self._until
+
 
 #: Trials without success that looking for a better mapping may take.
 _TRIALS = 600
@@ -69,6 +99,8 @@ class Trial:
         self.patience = _TRIALS
         self.swaps: dict[int, Swap] = {}  # what the model does otherwise, so that it does what the source's code does
         self.undo: list[tuple[torch.nn.Module, str, Any]] = []  # attributes of its modules that were set, as they were
+        # says whether layers confirm some keys; only keys without a source may change then, and no output shows it
+        self.confirms: Callable[[Flow, dict[str, Entry], Verdict, Iterable[str]], bool] | None = None
         self.finely: float | None = None  # the tolerance with which a search in float64 compares; None for float32
 
     @property

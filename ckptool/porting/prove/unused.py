@@ -44,6 +44,8 @@ _COMBINED = 4096
 _JOINED = 4
 #: Keys that are used after that place.
 _AFTER = 3
+#: How often a vector is repeated, at most.
+_TIMES = 64
 #: The most members of a family that are tried in each order.
 _IN_EACH_ORDER = 4
 
@@ -180,7 +182,9 @@ def _fillings(ground: Ground, family: Family, left: MappingOf[str, Shape], most:
                 part
                 for theirs in (whole, *_with_one_beside(whole, left))
                 for part in _parts(theirs, wanted // prod(have))
-                if len(part) * prod(have) == wanted or _are_added(part, have, family, shape)
+                if len(part) * prod(have) == wanted
+                or _are_added(part, have, family, shape)
+                or _is_repeated(part, have, family, shape)
             )
     near, next_ = _near(ground, family), ground.next_keys
 
@@ -237,11 +241,28 @@ def _are_added(theirs: Family, have: Shape, family: Family, shape: Shape) -> boo
     return len(family) == 1 < len(theirs) and squeezed(have) == squeezed(shape)
 
 
+def _is_repeated(theirs: Family, have: Shape, family: Family, shape: Shape) -> bool:
+    """Return whether FAMILY may be one vector of THEIRS several times: a bias of channels that one code has at each of
+    several places, and the other as channels of their own (a transposed convolution, a pixel shuffle).
+    """
+    one, other = squeezed(have), squeezed(shape)
+    times = other[0] // one[0] if len(one) == len(other) == 1 and other[0] % one[0] == 0 else 0
+    return len(theirs) == len(family) == 1 and 1 < times <= _TIMES
+
+
 def _of_a_pair(ground: Ground, family: Family, shape: Shape, theirs: Family, have: Shape) -> Iterator[Filling]:
     read = frozenset(theirs)
     if _are_added(theirs, have, family, shape):
         total = ex.add(*(ex.reshape(ex.of(key), shape, have) for key in theirs))
         yield Filling(1.0, f"{len(theirs)} added", {family[0]: total}, read)
+        return
+    if _is_repeated(theirs, have, family, shape):
+        times, size = prod(shape) // prod(have), prod(have)
+        for cost, how, dim in ((1.0, "each", 1), (1.5, "all", 0)):
+            wide = (size, 1) if dim else (size,)
+            whole = ex.cat(dim, *[ex.reshape(ex.of(theirs[0]), wide, have)] * times)
+            several = ex.reshape(whole, shape, (size, times) if dim else (size * times,))
+            yield Filling(cost, f"{how} {times} times", {family[0]: several}, read)
         return
     made = []
     for way in ways((len(theirs), *have), (len(family), *shape)):

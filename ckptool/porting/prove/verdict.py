@@ -69,15 +69,16 @@ class Verdict:
     same: int = 0
 
     def is_ahead_of(self, other: Verdict) -> bool:
-        """Return whether this verdict is better than OTHER: outputs are equal here, or the sum of agreeing outputs of
-        the model, agreeing outputs of uses, and agreeing inputs of uses is larger. Inputs count: the weights after them
-        may be wrong, too.
+        """Return whether more agrees than in OTHER: outputs are equal, or the number of agreeing outputs, of the model
+        and of uses, and of agreeing inputs of uses is larger. Inputs count: the weights after them may be wrong, too.
+        Of as many, outputs count more: what still adds 0 gives what it takes, and the use after it takes the same.
         """
         return self.equal or self._agrees > other._agrees
 
     @property
-    def _agrees(self) -> int:
-        return self.agreeing + self.entered + self.same
+    def _agrees(self) -> tuple[int, int]:
+        outputs = self.agreeing + self.same
+        return outputs + self.entered, outputs
 
 
 NOTHING = Verdict(False, 0, -1, 0)
@@ -132,11 +133,11 @@ def judge(
     return Verdict(
         equal,
         compared,
-        sum(known),
+        sum(filled),
         len(known),
         tuple(front if not equal else ()),
         tuple(dict.fromkeys(left)),
-        _entered(expected, seen),
+        _entered(expected, seen, entries),
         same_to_the_last,
         moved and equal,
         len(same),
@@ -161,15 +162,17 @@ def given_by(expected: Flow, seen: Flow) -> list[bool]:
     return [use.told in whole or expected.gives(use.given) for use in seen.uses]
 
 
-def _entered(expected: Flow, seen: Flow) -> int:
-    """Return the number of uses in SEEN whose input uses in EXPECTED take, or whose inputs in all runs of a loop are
-    taken together; 0 if EXPECTED has no uses.
+def _entered(expected: Flow, seen: Flow, entries: MappingOf[str, Entry]) -> int:
+    """Return the number of uses whose input a use in EXPECTED takes, also of all runs of a loop at once. The input does
+    not count if it comes from a use of keys without a source in ENTRIES that leaves it as it was.
     """
     if not expected.uses:
         return 0
     of_loops = {told: use.taken for told, (use,) in seen.repeated.items() if use.taken is not None}
     whole = {told for told, taken in of_loops.items() if expected.takes(taken)}
-    return sum(use.told in whole or (use.taken is not None and expected.takes(use.taken)) for use in seen.uses)
+    left = {use.index for use in seen.uses if _is_left(use, entries) and expected.gives(use.given)}
+    uses = (use for use in seen.uses if left.isdisjoint(use.before))
+    return sum(use.told in whole or (use.taken is not None and expected.takes(use.taken)) for use in uses)
 
 
 def in_their_places(expected: Flow, seen: Flow, tolerance: float = _TOLERANCE) -> bool:
@@ -269,16 +272,30 @@ def _rearranged(expected: Sequence[torch.Tensor], seen: Sequence[torch.Tensor]) 
 
 
 def _same_last(expected: Flow, seen: Flow) -> bool:
-    """Return whether each model ends in one use of weights, both give the same channels in the same order there, and in
-    the model all other uses come before it.
+    """Return whether each output of SEEN comes from one last use of weights with the same output, in the same order, as
+    the last use behind that output of EXPECTED, and these come after all others. If there are several outputs, their
+    names have to say which is which.
 
-    Then outputs differ only by steps after this use (adding the input, a scale), which do not concern weights.
+    Then outputs differ only by steps after these uses (adding the input, a scale), which do not concern weights.
     """
-    ends, theirs = ({i for behind in flow.behind for i in behind} for flow in (seen, expected))
-    if len(ends) != 1 or len(theirs) != 1:
-        return False
-    last, other = seen.uses[next(iter(ends))], next(u for u in expected.uses if u.index in theirs)
-    return len(seen.reaching(ends)) == len(seen.uses) and pairing(last.given, other.given) == list(range(last.rows))
+    ends, theirs = (sorted({i for behind in flow.behind for i in behind}) for flow in (seen, expected))
+    if len(ends) == len(theirs) == 1:
+        pairs = [(theirs[0], ends[0])]
+    else:
+        named = by_name(expected, seen)
+        if len(named) < len(seen.outputs) or any(seen.places[j] != expected.places[i] for i, j in named):
+            return False
+        lasts = [(expected.behind[i], seen.behind[j]) for i, j in named]
+        if any(len(behind) != 1 for pair in lasts for behind in pair):
+            return False
+        pairs = [(i, j) for one, other in lasts for i in one for j in other]
+    uses = {use.index: use for use in expected.uses}
+    same = all(i in uses and _gives_in_order(seen.uses[j], uses[i]) for i, j in pairs)
+    return same and len(seen.reaching(ends)) == len(seen.uses)
+
+
+def _gives_in_order(use: Use, other: Use) -> bool:
+    return pairing(use.given, other.given) == list(range(use.rows))
 
 
 def _may_lack_a_factor(seen: Flow, entries: MappingOf[str, Entry]) -> list[Use]:

@@ -1,0 +1,155 @@
+"""Expressions for tensors that code computes from weights alone: a weight times a number, a sum of tables, tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from collections.abc import Mapping as MappingOf
+from dataclasses import dataclass
+from math import isfinite, prod
+from typing import Any
+
+import torch
+
+from ...errors import RuleError
+from .. import expression as ex
+from ..expression import Expr, Shape
+from .rows import columns
+
+#: Copies of a tensor that an expression may join, and operations in an expression.
+_TILES, _OPERATIONS = 64, 256
+_COPIES = frozenset({"clone", "contiguous", "_to_copy", "copy", "detach", "_reshape_copy", "alias", "lift_fresh"})
+
+
+@dataclass(frozen=True, slots=True)
+class Derived:
+    """What a tensor made of weights alone is computed from.
+
+    Attributes:
+        known: returns the expression of a tensor that is a weight, or made of weights; None for other tensors.
+        shapes: key of the state dict -> its sizes.
+    """
+
+    known: Callable[[torch.Tensor], Expr | None]
+    shapes: dict[str, Shape]
+
+    def of(self, name: str, args: Sequence[Any], kwargs: MappingOf[str, Any], out: torch.Tensor) -> Expr | None:
+        """Return the expression of OUT, which the operation NAME of torch makes of ARGS and KWARGS; None if no
+        operation of expressions does the same.
+        """
+        made = self._made(name.removesuffix("_"), args, kwargs, out)
+        try:
+            fits = made is not None and ex.shape_of(made, self.shapes) == tuple(out.shape)
+        except RuleError:
+            return None
+        return made if fits and made is not None and _count(made) <= _OPERATIONS else None
+
+    def _made(self, name: str, args: Sequence[Any], kwargs: MappingOf[str, Any], out: torch.Tensor) -> Expr | None:
+        if not args:
+            return None
+        if name in ("cat", "stack"):
+            dim = int(args[1] if len(args) > 1 else kwargs.get("dim", 0)) % out.ndim
+            parts = [self._whole(one) for one in args[0]]
+            if any(part is None for part in parts) or len(parts) > _TILES:
+                return None
+            made = [part for part in parts if part is not None]
+            if name == "stack":
+                sizes = (*out.shape[:dim], 1, *out.shape[dim + 1 :])
+                made = [ex.reshape(part, sizes) for part in made]
+            return ex.cat(dim, *made)
+        if name in ("add", "sub", "mul", "div") and len(args) > 1:
+            return self._arithmetic(name, args, kwargs, tuple(out.shape))
+        if name == "embedding":
+            return self._rows(args[0], args[1].reshape(-1), tuple(out.shape))
+        x = self._whole(args[0])
+        if x is None:
+            return None
+        if name in _COPIES:
+            return x
+        if name == "neg":
+            return ex.scale(x, -1.0)
+        if name == "flip":
+            return ex.flip(x, *(int(dim) % out.ndim for dim in args[1]))
+        if name == "repeat":
+            return _tiled(x, tuple(args[0].shape), [int(n) for n in args[1]])
+        if name == "index_select":
+            return columns(x, [int(place) for place in args[2]], int(args[1]) % out.ndim)
+        return None
+
+    def _whole(self, tensor: Any) -> Expr | None:
+        """Return the expression of TENSOR with all of its elements, also of those that it only repeats."""
+        expr = self.known(tensor) if isinstance(tensor, torch.Tensor) else None
+        if expr is None:
+            return None
+        shape = tuple(tensor.shape)
+        if ex.shape_of(expr, self.shapes) == shape:
+            return expr
+        small = tuple(1 if n > 1 and not s else n for n, s in zip(shape, tensor.stride(), strict=True))
+        inner = ex.reshape(expr, small) if prod(ex.shape_of(expr, self.shapes)) == prod(small) else None
+        return None if inner is None else _broadcast(inner, small, shape)
+
+    def _arithmetic(self, name: str, args: Sequence[Any], kwargs: MappingOf[str, Any], shape: Shape) -> Expr | None:
+        if kwargs.get("alpha", 1) != 1:
+            return None
+        one, other = (self._whole(arg) for arg in args[:2])
+        numbers = [_number(arg) if expr is None else None for arg, expr in zip(args[:2], (one, other), strict=True)]
+        if one is not None and other is not None and name != "div":
+            second = ex.scale(other, -1.0) if name == "sub" else other
+            parts = [self._on_the_right(x, shape) for x in (one, second)]
+            if any(part is None for part in parts):
+                return None
+            large, small = sorted((p for p in parts if p is not None), key=lambda x: -prod(ex.shape_of(x, self.shapes)))
+            whole = ex.shape_of(large, self.shapes)
+            if name == "mul":
+                return ex.mul(_broadcast(large, whole, shape), small)
+            return ex.add(large, small) if whole == shape else ex.add(ex.zeros(*shape), large, small)
+        if one is not None and numbers[1] is not None:
+            value = numbers[1]
+            if name in ("mul", "div"):
+                factor = value if name == "mul" else 1 / value if value else 0.0
+                return ex.scale(one, factor) if factor and isfinite(factor) else None
+            return ex.shift(one, value if name == "add" else -value)
+        if other is not None and numbers[0] is not None and name in ("add", "mul"):
+            return ex.scale(other, numbers[0]) if name == "mul" and numbers[0] else ex.shift(other, numbers[0])
+        return None
+
+    def _on_the_right(self, x: Expr, shape: Shape) -> Expr | None:
+        """Return X with as many dimensions as SHAPE, those of size 1 first."""
+        have = ex.shape_of(x, self.shapes)
+        return ex.reshape(x, (1,) * (len(shape) - len(have)) + have, have)
+
+    def _rows(self, table: Any, places: torch.Tensor, shape: Shape) -> Expr | None:
+        """Return the rows of TABLE at PLACES, if they follow one another."""
+        x = self._whole(table)
+        if x is None or not places.numel() or places.numel() != prod(shape[:-1]):
+            return None
+        start = int(places[0])
+        if not torch.equal(places, torch.arange(start, start + len(places))):
+            return None
+        return ex.reshape(ex.part(x, 0, start, start + len(places)), shape, (len(places), shape[-1]))
+
+
+def _number(value: Any) -> float | None:
+    """Return VALUE as a float if it is a number or a tensor without dimensions; else None."""
+    if isinstance(value, torch.Tensor):
+        return float(value) if not value.ndim else None
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _broadcast(x: Expr, have: Shape, shape: Shape) -> Expr:
+    return x if have == shape else ex.add(ex.zeros(*shape), x)
+
+
+def _tiled(x: Expr, have: Shape, times: Sequence[int]) -> Expr | None:
+    if prod(times) > _TILES or len(times) < len(have):
+        return None
+    x = ex.reshape(x, (1,) * (len(times) - len(have)) + have, have)
+    for dim, count in enumerate(times):
+        x = ex.cat(dim, *[x] * count)
+    return x
+
+
+def _count(x: Expr) -> int:
+    return 1 + sum(map(_count, x.args))
+
+
+__all__ = ["Derived"]

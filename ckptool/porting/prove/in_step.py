@@ -1,0 +1,164 @@
+"""Walk back through both codes in step, from a layer that both have, and pair the layers before it.
+
+A layer that is given the weights of another gives what that one gives, wherever it stands. So layers that were
+exchanged agree, each by itself, and the models diverge only where their outputs meet. There, what goes before each
+layer shows its place: the two codes are followed back from the meeting to where they take the same, and the layers on
+the way are paired. Names do not count.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice, permutations, product
+
+from ..expression import Expr
+from .fingerprints import pairing
+from .flow import MATRICES, Flow, Held, Use
+from .ground import Change, Ground
+from .rows import Rows, columns
+from .verdict import by_name
+
+#: Layers before one that are paired, steps back, and ways to pair the layers that are tried in one place, and in all.
+_BEFORE, _BACK, _ORDERS, _WAYS = 6, 12, 24, 32
+
+#: Layers of the model and of the source's code: one for one, or several that hold the same rows.
+_Pair = tuple[list[Use], list[Use]]
+
+
+def before_its_partner(ground: Ground, f: Use) -> Iterator[Change]:
+    """Yield changes that give the uses before F the weights of those before the use in the source's code that has the
+    weights of F, or that may come next. Keys that had these weights get the old ones.
+    """
+    for s, is_known in _partners(ground, f):
+        more: list[_Pair] = [] if is_known else [([f], [s])]
+        for way in islice(_ways(ground, f.before, s.before, _BACK), _WAYS):
+            yield from _change(ground, [*more, *way])
+
+
+def before_an_output(ground: Ground) -> Iterator[Change]:
+    """Yield such changes for the uses that two outputs of one size are made of, if no other output has this size, or if
+    their names say that they are one: else the outputs, and not their layers, may have changed places.
+    """
+    sizes = [Counter(output.numel() for output in flow.outputs) for flow in (ground.theirs, ground.own)]
+    named = by_name(ground.theirs, ground.own)
+    for (i, output), (j, own) in product(enumerate(ground.theirs.outputs), enumerate(ground.own.outputs)):
+        alone = output.numel() == own.numel() and all(count[own.numel()] == 1 for count in sizes)
+        if (alone or (i, j) in named) and len(ground.theirs.behind) > i:
+            for way in islice(_ways(ground, ground.own.behind[j], ground.theirs.behind[i], _BACK), _WAYS):
+                yield from _change(ground, way)
+
+
+def _partners(ground: Ground, f: Use) -> list[tuple[Use, bool]]:
+    """Return (use in the source's code, whether it has the weights of F): those with these weights, or else those of
+    the sizes of F that come next.
+    """
+    sources = {key for own in f.keys if own in ground.entries for key in ground.entries[own].sources}
+    known = [(s, True) for s in ground.theirs.uses if sources and sources <= set(s.keys)]
+    return known or [(s, False) for s in ground.next_uses if _are_alike(f, s)]
+
+
+def _ways(ground: Ground, own: Iterable[int], theirs: Iterable[int], back: int) -> Iterator[list[_Pair]]:
+    """Yield ways to pair the uses OWN of the model and THEIRS of the source's code, and those before them as far as
+    their inputs differ, at most BACK steps. What gives the same is left out.
+    """
+    mine, others = _left(_layers(ground.own, own), _layers(ground.theirs, theirs))
+    if not mine or not others or back == 0 or max(len(mine), len(others)) > _BEFORE:
+        yield []
+        return
+    for pairs in islice(_pairings(mine, others), _ORDERS):
+        deeper = [
+            list(islice(_ways(ground, u[0].before, v[0].before, back - 1), 2))
+            for u, v in pairs
+            if len(u) == len(v) == 1 and not _take_the_same(u[0], v[0])
+        ]
+        for chosen in islice(product(*deeper), _ORDERS):
+            yield [*pairs, *(pair for way in chosen for pair in way)]
+
+
+def _layers(flow: Flow, indices: Iterable[int]) -> list[Use]:
+    """Return the uses at INDICES, for the addition of a bias the matrix to which it is added."""
+    uses = {use.index: use for use in flow.uses}
+    found: dict[int, Use] = {}
+    for use in (uses[i] for i in sorted(indices) if i in uses):
+        (before,) = use.before if use.kind == "shift" and len(use.before) == 1 else (None,)
+        if before in uses and uses[before].kind in MATRICES:
+            use = uses[before]
+        found[use.index] = use
+    return list(found.values())
+
+
+def _left(mine: Sequence[Use], others: Sequence[Use]) -> tuple[list[Use], list[Use]]:
+    """Return MINE and OTHERS without the pairs that give the same."""
+    rest, left = list(others), []
+    for u in mine:
+        same = next((v for v in rest if pairing(u.given, v.given) is not None), None)
+        if same is None:
+            left.append(u)
+        else:
+            rest.remove(same)
+    return left, rest
+
+
+def _pairings(mine: Sequence[Use], others: Sequence[Use]) -> Iterator[list[_Pair]]:
+    if len(mine) == len(others):
+        for order in permutations(others):
+            if all(_are_alike(u, v) for u, v in zip(mine, order, strict=True)):
+                yield [([u], [v]) for u, v in zip(mine, order, strict=True)]
+        return
+    matrices = all(u.kind in MATRICES and "weight" in u.held for u in (*mine, *others))
+    if matrices and sum(u.rows for u in mine) == sum(v.rows for v in others):
+        for order in permutations(others):
+            yield [(list(mine), list(order))]
+
+
+def _are_alike(u: Use, v: Use) -> bool:
+    return u.is_like(v) and u.rows == v.rows
+
+
+def _take_the_same(u: Use, v: Use) -> bool:
+    return u.taken is not None and v.taken is not None and pairing(u.taken, v.taken) is not None
+
+
+def _change(ground: Ground, pairs: Sequence[_Pair]) -> Iterator[Change]:
+    new: dict[str, Expr] = {}
+    for mine, others in pairs:
+        found = _given(ground, mine, others)
+        if found is None or any(new.get(key, expr) != expr for key, expr in found.items()):
+            return
+        new |= found
+    new = {key: expr for key, expr in new.items() if ground.entries[key].expr != expr}
+    if new:
+        yield "what goes before its partner", new | _given_back(ground, new)
+
+
+def _given(ground: Ground, mine: Sequence[Use], others: Sequence[Use]) -> dict[str, Expr] | None:
+    """Return, as key -> expression, the weights of OTHERS for the uses MINE; None if no expressions do this."""
+    if all(u.kind in MATRICES and "weight" in u.held for u in (*mine, *others)):
+        sources = []
+        for v in others:
+            order = pairing(mine[0].taken, v.taken) if mine[0].taken is not None and v.taken is not None else None
+            weight = ground.theirs_of(v.held["weight"])
+            sources.append(Rows(columns(weight, order, 1) if order else weight, _bias(ground, v), v.rows))
+        if any(one.weight is None for one in sources):
+            return None
+        return next((new for _, new in ground.rows("", mine, sources)), {})
+    (u,), (v,) = mine, others
+    pairs: list[tuple[Held | None, Expr | None]] = [
+        (held, ground.theirs_of(v.held[role])) for role, held in u.held.items() if role in v.held
+    ]
+    return ground.put(pairs)
+
+
+def _bias(ground: Ground, use: Use) -> Expr | None:
+    return ground.theirs_of(ground.theirs.bias(use))
+
+
+def _given_back(ground: Ground, new: dict[str, Expr]) -> dict[str, Expr]:
+    """Return the old expressions of the keys in NEW for the keys that had the new ones."""
+    old = {expr: ground.entries[key].expr for key, expr in new.items()}
+    back = {key: old[e.expr] for key, e in ground.entries.items() if key not in new and e.expr in old}
+    return {key: expr for key, expr in back.items() if expr is not None}
+
+
+__all__ = ["before_an_output", "before_its_partner"]

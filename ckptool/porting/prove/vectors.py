@@ -1,0 +1,169 @@
+"""Propose weights for layers that follow one another and scale and shift each channel: a batch norm, or its parts.
+
+One code has a batch norm, another subtracts, divides, multiplies and adds vectors of its own, and a third has only the
+factor and the shift that are left of it, or neither, as they are in the weight and the bias of the layer before. What
+goes into all of this is equal, and so is what comes out; nothing in between is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice, permutations
+
+from .. import expression as ex
+from ..expression import Expr
+from ..forms.pieces import squeezed
+from .fingerprints import pairing
+from .flow import MATRICES, VECTORS, Flow, Held, Use
+from .ground import Change, Ground
+from .rows import columns
+
+#: Uses that follow one another, vectors that are tried in each order, and changes for one place.
+_LONGEST, _MOST, _WAYS = 6, 5, 48
+_STATISTICS = ("running_mean", "running_var")
+
+
+def vectors(ground: Ground, f: Use) -> Iterator[Change]:
+    """Yield changes (label, key -> expression) that give F, and the uses after it that scale and shift each channel,
+    the vectors of uses of the source's code with the same input.
+    """
+    if f.taken is None:
+        return
+    if f.kind not in VECTORS or f.kind == "depthwise":
+        return
+    own = _row(ground.own, f)
+    for s in ground.theirs.uses:
+        if s.taken is None or s.kind not in VECTORS or s.kind == "depthwise":
+            continue
+        order = pairing(f.taken, s.taken)
+        if order is not None:
+            theirs = _row(ground.theirs, s)
+            yield from _scale_and_shift(ground, own, theirs, order)
+            for length in range(1, len(theirs) + 1):
+                yield from _in_each_order(ground, own, theirs[:length], order)
+
+
+def _row(flow: Flow, first: Use) -> list[Use]:
+    """Return FIRST and the uses after it, each of which takes only what the one before gives."""
+    out = [first]
+    for use in flow.uses[flow.uses.index(first) + 1 :]:
+        if use.before == frozenset({out[-1].index}):
+            if use.kind not in VECTORS or use.kind == "depthwise" or len(out) == _LONGEST:
+                break
+            out.append(use)
+    return out
+
+
+def _in_each_order(ground: Ground, own: Sequence[Use], theirs: Sequence[Use], order: Sequence[int]) -> Iterator[Change]:
+    """Yield changes that give the vectors of OWN those of THEIRS, in each order, the nearest to the present first."""
+    values = [columns(x, order, 0) for x in _values(ground, theirs)]
+    for length in range(1, len(own) + 1):
+        slots = _slots(ground, own[:length])
+        if not 1 < len(slots) == len(values) <= _MOST:
+            continue
+        now = [ground.now(slot) for slot in slots]
+        every = sorted(permutations(values), key=lambda way: sum(a != b for a, b in zip(way, now, strict=True)))
+        for way in islice(every, _WAYS):
+            yield from ground.change(
+                "vectors of what the same goes into", list(zip(slots, way, strict=True)), in_part=True
+            )
+
+
+def _slots(ground: Ground, uses: Sequence[Use]) -> list[Held]:
+    """Return the vectors of USES as the model takes them, each once; keys themselves if the code computes with them."""
+    found: dict[object, Held] = {}
+    for held in (held for use in uses for held in use.held.values()):
+        whole = [Held((key,), ex.of(key), ground.entries[key].shape) for key in held.keys if key in ground.entries]
+        for one in whole if held.is_computed else [held]:
+            if len(squeezed(one.shape)) == 1:
+                found.setdefault(one.expr, one)
+    return list(found.values())
+
+
+def _values(ground: Ground, uses: Sequence[Use]) -> list[Expr]:
+    """Return the vectors of USES, of the source's code, each once, and the vectors that it computes with."""
+    found: dict[Expr, None] = {}
+    for held in (held for use in uses for held in use.held.values()):
+        for x in [ex.of(key) for key in held.keys] if held.is_computed else [held.expr]:
+            if x is not None and all(key in ground.shapes for key in x.keys()):  # noqa: SIM118
+                shape = squeezed(ex.shape_of(x, ground.shapes))
+                if len(shape) == 1:
+                    found[ex.reshape(x, shape, ex.shape_of(x, ground.shapes))] = None
+    return list(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Norm:
+    """What a batch norm of the source's code multiplies with and adds."""
+
+    gamma: Expr
+    beta: Expr
+    mean: Expr
+    var: Expr
+    eps: float
+
+    def weight(self, w: Expr) -> Expr:
+        return ex.fold_weight(w, self.gamma, self.var, self.eps)
+
+    def bias(self, b: Expr) -> Expr:
+        return ex.fold_bias(b, self.gamma, self.beta, self.mean, self.var, self.eps)
+
+
+def _norm(ground: Ground, use: Use, order: Sequence[int] | None = None) -> _Norm | None:
+    """Return USE of the source's code as a batch norm, with its channels in ORDER; None if it is none."""
+    if use.step is None or any(role not in use.held for role in _STATISTICS):
+        return None
+    eps = dict(use.step.settings).get("eps")
+    mean, var = (ground.theirs_of(use.held[role]) for role in _STATISTICS)
+    if not isinstance(eps, float) or mean is None or var is None:
+        return None
+    gamma, beta = (ground.theirs_of(use.held.get(role)) for role in ("weight", "bias"))
+    gamma = ex.shift(ex.zeros(use.rows), 1.0) if gamma is None else gamma
+    beta = ex.zeros(use.rows) if beta is None else beta
+    parts = [columns(x, order, 0) if order is not None else x for x in (gamma, beta, mean, var)]
+    known = [x for x in parts if x is not None]
+    if len(known) < len(parts):
+        return None
+    gamma, beta, mean, var = known
+    return _Norm(gamma, beta, mean, var, eps)
+
+
+def _scale_and_shift(
+    ground: Ground, own: Sequence[Use], theirs: Sequence[Use], order: Sequence[int]
+) -> Iterator[Change]:
+    """Yield the change that gives a factor and a shift in OWN what is left of the batch norm in THEIRS."""
+    norm = _norm(ground, theirs[0], order)
+    slots = _slots(ground, own[:2])
+    if norm is not None and [use.kind for use in own[:2]] == ["scale", "shift"] and len(slots) == 2:
+        zeros, ones = ex.zeros(theirs[0].rows), ex.shift(ex.zeros(theirs[0].rows), 1.0)
+        pairs = [(slots[0], norm.weight(ones)), (slots[1], norm.bias(zeros))]
+        yield from ground.change("a batch norm as factor and shift", pairs, in_part=True)
+
+
+def with_the_norm_after_it(ground: Ground, f: Use) -> Iterator[Change]:
+    """Yield changes that give the matrix F the weight of one in the source's code with the same input, with the batch
+    norm after that folded in. Nothing if something after F scales its channels.
+    """
+    if f.kind not in MATRICES or "weight" not in f.held or any(u.kind != "shift" for u in _row(ground.own, f)[1:]):
+        return
+    for s in ground.theirs.uses:
+        order = pairing(f.taken, s.taken) if f.taken is not None and s.taken is not None and f.is_like(s) else None
+        if order is None or s.rows != f.rows or "weight" not in s.held:
+            continue
+        after = next((t for t in _row(ground.theirs, s)[1:] if t.kind == "norm"), None)
+        norm = None if after is None else _norm(ground, after)
+        weight = columns(ground.theirs_of(s.held["weight"]), order, 1)
+        own_bias = ground.own.bias(f)
+        if norm is None or weight is None or own_bias is None:
+            continue
+        bias = ground.theirs_of(ground.theirs.bias(s))
+        zeros = ex.zeros(s.rows)
+        pairs: list[tuple[Held | None, Expr | None]] = [
+            (f.held["weight"], norm.weight(weight)),
+            (own_bias, norm.bias(zeros if bias is None else bias)),
+        ]
+        yield from ground.change("with the batch norm after it", pairs)
+
+
+__all__ = ["vectors", "with_the_norm_after_it"]
