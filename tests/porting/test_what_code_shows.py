@@ -481,3 +481,71 @@ def test_a_second_name_of_a_layer_is_no_layer_beside_it(tied: bool) -> None:
     mapping = ported(Shared(tied=tied), own, "float32[2,3]")
     asked = {question.reason for entry in mapping.having("guessed") for question in entry.questions}
     assert (Reason.LEFT_OUT_BESIDE in asked) == (not tied)
+
+
+# ------------------------------------------------------------------------------------------ places in both graphs
+
+
+class TwoWays(nn.Module):
+    """Two branches of one look, each with an end of its own, and registered in any order."""
+
+    def __init__(self, names: dict[str, str], order: str, *, apart: bool = True) -> None:
+        super().__init__()
+        sizes = {"left": (6, 6), "right": (6, 6), "wide": (6, 9), "narrow": (6, 4 if apart else 9)}
+        for part in order.split():
+            self.add_module(names[part], nn.Linear(*sizes[part]))
+        self.names = names
+
+    def forward(self, x: Any) -> Any:
+        made = {part: getattr(self, name) for part, name in self.names.items()}
+        return torch.cat([made["wide"](made["left"](x).tanh()), made["narrow"](made["right"](x).relu())], -1)
+
+
+THEIRS = {"left": "red", "right": "blue", "wide": "iron", "narrow": "gold"}
+OWN = {"left": "a", "right": "b", "wide": "c", "narrow": "d"}
+
+
+@pytest.mark.parametrize("order", ["left right wide narrow", "narrow right left wide", "right left narrow wide"])
+def test_parallel_branches_are_told_by_what_each_feeds_in_both_codes(order: str) -> None:
+    theirs, own = TwoWays(THEIRS, "left right wide narrow"), TwoWays(OWN, order)
+    mapping = ported(theirs, own, "float32[2,6]")
+    assert mapping.having("guessed") == []
+    assert same_outputs(mapping, theirs, own, torch.randn(2, 6))
+    assert ported(theirs, own, "float32[2,6]", code=False).having("guessed")
+
+
+def test_branches_with_equal_places_in_both_graphs_stay_a_question() -> None:
+    theirs = TwoWays(THEIRS, "left right wide narrow", apart=False)
+    own = TwoWays(OWN, "right left narrow wide", apart=False)
+    mapping = ported(theirs, own, "float32[2,6]")
+    assert {entry.target for entry in mapping.having("guessed")} >= {"a.weight", "b.weight"}
+
+
+class Gated(nn.Module):
+    def __init__(self, *, joined: bool, block: int) -> None:
+        super().__init__()
+        self.joined = joined
+        self.blocks = nn.ModuleList()
+        for _ in range(block):
+            one = nn.Module()
+            if joined:
+                one.wi = nn.Linear(6, 16, bias=False)
+            else:
+                one.fc1, one.gate = nn.Linear(6, 8, bias=False), nn.Linear(6, 8, bias=False)
+            one.fc2 = nn.Linear(8, 6, bias=False)
+            self.blocks.append(one)
+
+    def forward(self, x: Any) -> Any:
+        for one in self.blocks:
+            if self.joined:
+                gate, up = one.wi(x).chunk(2, -1)
+                x = x + one.fc2(gate * F.gelu(up))
+            else:
+                x = x + one.fc2(F.gelu(one.fc1(x)) * one.gate(x))
+        return x
+
+
+def test_what_both_codes_activate_counts_more_than_what_they_call_the_gate() -> None:
+    theirs, own = Gated(joined=False, block=3), Gated(joined=True, block=3)
+    mapping = ported(theirs, own, "float32[2,6]")
+    assert same_outputs(mapping, theirs, own, torch.randn(2, 6))

@@ -21,6 +21,12 @@ class Contents:
         targets = [t for t, _ in matching.pairs] + matching.free_targets + [u for ts, _ in cells for u in ts]
         sources = [s for _, s in matching.pairs] + matching.free_sources + [u for _, ss in cells for u in ss]
         self._held = _held(targets), _held(sources)
+        self.see_runs(matching.pairs)
+
+    def see_runs(self, pairs: Iterable[Pair]) -> None:
+        """Update where modules of the source run, after PAIRS have changed."""
+        self._used = [pair for pair in pairs if pair[0].used is not None]
+        self._runs: dict[tuple[Path, Path, Hashable], tuple[float, float]] = {}
 
     def of_target(self, path: Path) -> Hashable:
         """Return the contents of the module PATH of the target: the number of units of each shape."""
@@ -42,9 +48,53 @@ class Contents:
             return True
         return self._equal_only_so([[_list(unit.path) for unit in pair] for pair in (one, other)])
 
+    def run_only_so(self, one: Pair, other: Pair) -> bool:
+        """Return whether a module of the source that holds only one of the sources of ONE and OTHER would be
+        interrupted if the two were swapped: the model runs the target between layers of this module, without a layer
+        from elsewhere among them, and the other target before or after all of them. Modules of equal contents say
+        nothing: they may be exchanged as a whole.
+        """
+        at = nearness(one[1], other[1]) + 1
+        if self._held[1][one[1].path[:at]] == self._held[1][other[1].path[:at]]:
+            return False
+        return self._run_in(one, other) or self._run_in(other, one)
+
+    def _run_in(self, one: Pair, other: Pair) -> bool:
+        (t, s), (t2, s2) = one, other
+        if t.used is None or t2.used is None:
+            return False
+        for at in range(nearness(s, s2) + 1, len(s.path)):
+            begin, end = self._run_of(s.path[:at], s.path[: at + 1], t.colour)
+            if begin < t.used < end and not begin <= t2.used <= end:
+                return True
+        return False
+
+    def _run_of(self, module: Path, part: Path, colour: Hashable) -> tuple[float, float]:
+        """Return (begin, end) of the certain pairs in MODULE, a module of the source, in the model's order of
+        execution; (0, 0) if the model runs layers of other modules among them.
+
+        Pairs in PART of this module, and look-alikes with COLOUR, do not count: they may be exchanged along.
+        """
+        known = (module, part, colour)
+        if known not in self._runs:
+            inside = [
+                t.used
+                for t, s in self._used
+                if t.used is not None and not t.doubts and t.colour != colour and _within(s, module, part)
+            ]
+            begin, end = min(inside, default=0.0), max(inside, default=0.0)
+            apart = any(begin <= (t.used or 0.0) <= end and not _within(s, module) for t, s in self._used)
+            self._runs[known] = (0.0, 0.0) if apart else (begin, end)
+        return self._runs[known]
+
     def _equal_only_so(self, paths: list[list[Path]]) -> bool:
         (t, s), (t2, s2) = ((self._held[0][own], self._held[1][theirs]) for own, theirs in paths)
         return t == s and t2 == s2 and t != t2
+
+
+def _within(unit: Unit, module: Path, part: Path | None = None) -> bool:
+    """Return whether UNIT is in MODULE, and not in PART of it."""
+    return unit.path[: len(module)] == module and (part is None or unit.path[: len(part)] != part)
 
 
 def _held(units: Iterable[Unit]) -> dict[Path, Counter[Hashable]]:

@@ -125,12 +125,13 @@ def _order(family: Family, join: Join, wholes: Sequence[Piece]) -> _Order:
         return _Order(named)
     by_gate, told = _by_gate(family.parts, wholes)
     by_code = order_by_code(family.parts, join.sizes, join.dim, wholes)
-    order = by_code or by_gate
+    seen = by_gate is not None and any(part.entry.facts.beside_gate for part in family.parts)
+    order = by_gate if seen else by_code or by_gate  # what both codes do counts more than what they call it
     if order is None and join.dim == 0 and not family.numbered:  # as the code concatenates what the parts give
         places = {part.entry.facts.place: part for part in family.parts}
         if None not in places and len(places) == len(family.parts):
             order, told = tuple(places[at] for at in sorted(places, key=lambda at: at or 0)), False
-    return _Order(order, told, by_code is not None)
+    return _Order(order, told, by_code is not None and not seen)
 
 
 def _join_in_order(join: Join, family: Family, parts: Sequence[Piece]) -> Join:
