@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from .bypass import Bypasses
 from .call import Call, flat
+from .cells import Cells
 from .channels import Channels
 from .gating import Gating
 from .hollow import shape_only
@@ -113,6 +114,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         self._patches = Patches()
         self._bypasses = Bypasses()
         self._named_parts = NamedParts()
+        self._cells = Cells()
         self._alone: dict[int, str] = {}  # id of a tensor -> the only parameter that it was made of, in its sizes
         self._rows: dict[int, str] = {}  # id of a tensor -> the table whose rows it is
         self._made: dict[int, str] = {}  # id of a tensor -> the weight of the layer whose outputs it is
@@ -150,6 +152,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         self._bypasses.see(call, self._keys)
         self._patches.see(call, self._channels.learned)
         self._see_parts(call)
+        self._cells.see(call, self._keys, self._channels.made_with)
         self._named_parts.see_inputs(call, self._keys, self._channels.learned)
         self._credit(name, call.tensors, result)
         return result
@@ -195,6 +198,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
     def finish(self) -> None:
         """Note, after the forward pass, the facts that only the whole pass shows."""
         bypasses = self._bypasses.found()
+        gates = self._cells.gates()
         for key, use in self.uses.items():
             use.facts.bypasses = bypasses.get(key, ())
             use.facts.joined = self._channels.joined.get(key, ())
@@ -203,6 +207,8 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             use.facts.gate = self._gating.halves.get(key)
             use.facts.parts = self._named_parts.parts.get(key, ())
             use.facts.takes = self._named_parts.takes.get(key, ())
+            use.facts.gates = gates.get(key, ())
+            use.facts.hidden = self._cells.hidden.get(key)
             if key in self._channels.before:
                 use.facts.flow = Flow(self._channels.bit[key], self._channels.before[key])
 

@@ -157,6 +157,9 @@ class Facts:
             gives, of what it takes, or both.
         parts: the parts that the code divides its output into, in order.
         takes: the tensors that the code concatenates to its input, in order.
+        gates: the gates of an LSTM in the order of its rows ("i", "f", "o", "g"), if the code shows them.
+        hidden: which of the two tensors that the code concatenates to its input is the hidden state, 0 or 1; None if
+            that is not known.
         pixels: the order in which each of its rows lists the numbers of a patch ("chw", "thwc"), if the code shows it.
     """
 
@@ -181,6 +184,8 @@ class Facts:
     bypasses: tuple[Bypass, ...] = ()
     parts: tuple[Part, ...] = ()
     takes: tuple[Part, ...] = ()
+    gates: tuple[str, ...] = ()
+    hidden: int | None = None
     pixels: str = ""
 
     def under(self, names: Mapping[str, str]) -> Facts:

@@ -286,7 +286,7 @@ _READINGS: tuple[_Reading, ...] = (
 
 def _cut_in_two(one: Canon, held: _Held) -> _Held:
     """Split each matrix of HELD, (side, gate) -> matrix over the concatenated input and hidden state, into a matrix for
-    each of the two. Which of the two comes first is a question.
+    each of the two. Which of the two comes first is a question, unless the code shows it.
 
     Returns:
         (side, gate) -> the new matrix; {} if a matrix is not wider than high, or no matrix.
@@ -296,17 +296,20 @@ def _cut_in_two(one: Canon, held: _Held) -> _Held:
         rows, columns, *rest = piece.shape
         if rest or columns <= rows:
             return {}
-        edges = (0, columns - rows, columns)
-        turned = (0, rows, columns)
+        hidden = piece.entry.facts.hidden
+        sides, edges, other = _SIDES, (0, columns - rows, columns), ((rows, columns), (0, rows))
+        if hidden == 0:
+            sides, edges = _SIDES[::-1], (0, rows, columns)
         new: list[tuple[Piece, Callable[[Expr], Expr]]] = []
-        for place, side in enumerate(_SIDES):
-            rival = None if one.is_target else ex.part(piece.expr, 1, *((rows, columns), turned[:2])[place])
+        for place, side in enumerate(sides):
             shape = (rows, edges[place + 1] - edges[place])
             made = replace(piece, path=(*piece.path, side), shape=shape, order=piece.order + place / 8)
-            made = made.asking(Reason.HIDDEN_FIRST, option=rival)
+            if hidden is None:
+                rival = None if one.is_target else ex.part(piece.expr, 1, *other[place])
+                made = made.asking(Reason.HIDDEN_FIRST, option=rival)
             new.append((made, partial(ex.part, dim=1, start=edges[place], stop=edges[place + 1])))
         one.become(piece, new, lambda *e: ex.cat(1, *e))
-        for side, (made, _) in zip(_SIDES, new, strict=True):
+        for side, (made, _) in zip(sides, new, strict=True):
             found[side, gate] = one.pieces[made.name]
     return found
 
@@ -390,7 +393,7 @@ def _stack(one: Canon, parts: Sequence[Piece | None], new: Piece) -> None:
 
 def _name_sides(one: Canon) -> None:
     """Give the two layers of a recurrent cell, for the input and for the hidden state, torch's names (`weight_ih`,
-    `weight_hh`). The order of the gates in them is a question.
+    `weight_hh`). The order of the gates in them is a question, unless the code shows it.
     """
     scopes: dict[_Path, dict[str, list[Piece]]] = defaultdict(lambda: defaultdict(list))
     for piece in one.pieces.values():
@@ -412,10 +415,20 @@ def _name_sides(one: Canon) -> None:
             sides[""].append(lone)
         for side, found in sides.items():
             for piece in found:
-                rival = None if one.is_target else reordered(piece.expr, piece.shape[0], cell.other, cell.gates)
                 made = replace(piece, path=scope or ("cell",), role=f"{piece.role}_{side}" if side else "bias_ih")
-                made = made.asking(Reason.GATE_ORDER, ", ".join(cell.gates), option=rival)
-                one.become(piece, [(made, lambda e: e)], lambda e: e)
+                have = piece.entry.facts.gates
+                if sorted(have) != sorted(cell.gates):
+                    have = cell.gates
+                    rival = None if one.is_target else reordered(piece.expr, piece.shape[0], cell.other, cell.gates)
+                    made = made.asking(Reason.GATE_ORDER, ", ".join(cell.gates), option=rival)
+                if have == cell.gates:
+                    one.become(piece, [(made, unchanged)], unchanged)
+                    continue
+                order, back = (
+                    partial(reordered, rows=piece.shape[0], have=a, want=b)
+                    for a, b in ((have, cell.gates), (cell.gates, have))
+                )
+                one.become(piece, [(made, order)], back)
 
 
 def reordered(e: Expr, rows: int, have: Iterable[str], want: Iterable[str]) -> Expr:

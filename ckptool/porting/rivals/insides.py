@@ -8,6 +8,10 @@ from collections.abc import Hashable, Iterable
 from ..matching.match import Matching
 from ..matching.units import Pair, Path, Unit, nearness
 
+#: The first and the last place of some layers in the order of execution.
+_Run = tuple[float, float]
+_NOWHERE = (0.0, 0.0)
+
 
 class Contents:
     """Counts the units of each shape in every module of both sides.
@@ -26,7 +30,7 @@ class Contents:
     def see_runs(self, pairs: Iterable[Pair]) -> None:
         """Update where modules of the source run, after PAIRS have changed."""
         self._used = [pair for pair in pairs if pair[0].used is not None]
-        self._runs: dict[tuple[Path, Path, Hashable], tuple[float, float]] = {}
+        self._runs: dict[tuple[Path, Path, Hashable], tuple[_Run, _Run]] = {}
 
     def of_target(self, path: Path) -> Hashable:
         """Return the contents of the module PATH of the target: the number of units of each shape."""
@@ -64,37 +68,39 @@ class Contents:
         if t.used is None or t2.used is None:
             return False
         for at in range(nearness(s, s2) + 1, len(s.path)):
-            begin, end = self._run_of(s.path[:at], s.path[: at + 1], t.colour)
-            if begin < t.used < end and not begin <= t2.used <= end:
+            known, whole = self._run_of(s.path[:at], s.path[: at + 1], t.colour)
+            if known[0] < t.used < known[1] and not whole[0] <= t2.used <= whole[1]:
                 return True
         return False
 
-    def _run_of(self, module: Path, part: Path, colour: Hashable) -> tuple[float, float]:
-        """Return (begin, end) of the certain pairs in MODULE, a module of the source, in the model's order of
-        execution; (0, 0) if the model runs layers of other modules among them.
+    def _run_of(self, module: Path, part: Path, colour: Hashable) -> tuple[_Run, _Run]:
+        """Return where the model surely runs MODULE, a module of the source, by its certain pairs, and where it may run
+        it, by all of its pairs; (0, 0) for both if the model runs layers of other modules among these.
 
-        Pairs in PART of this module, and look-alikes with COLOUR, do not count: they may be exchanged along.
+        Pairs in PART of this module do not count, nor do look-alikes with COLOUR for what is sure: they may be
+        exchanged along.
         """
-        known = (module, part, colour)
-        if known not in self._runs:
-            inside = [
-                t.used
-                for t, s in self._used
-                if t.used is not None and not t.doubts and t.colour != colour and _within(s, module, part)
-            ]
-            begin, end = min(inside, default=0.0), max(inside, default=0.0)
-            apart = any(begin <= (t.used or 0.0) <= end and not _within(s, module) for t, s in self._used)
-            self._runs[known] = (0.0, 0.0) if apart else (begin, end)
-        return self._runs[known]
+        run = (module, part, colour)
+        if run not in self._runs:
+            inside = [(t.used or 0.0, t, s) for t, s in self._used if _within(s, module)]
+            sure = [used for used, t, s in inside if not (t.doubts or t.colour == colour or _within(s, part))]
+            known, whole = _extent(sure), _extent(used for used, _, _ in inside)
+            apart = any(whole[0] <= (t.used or 0.0) <= whole[1] and not _within(s, module) for t, s in self._used)
+            self._runs[run] = (_NOWHERE, _NOWHERE) if apart else (known, whole)
+        return self._runs[run]
 
     def _equal_only_so(self, paths: list[list[Path]]) -> bool:
         (t, s), (t2, s2) = ((self._held[0][own], self._held[1][theirs]) for own, theirs in paths)
         return t == s and t2 == s2 and t != t2
 
 
-def _within(unit: Unit, module: Path, part: Path | None = None) -> bool:
-    """Return whether UNIT is in MODULE, and not in PART of it."""
-    return unit.path[: len(module)] == module and (part is None or unit.path[: len(part)] != part)
+def _within(unit: Unit, module: Path) -> bool:
+    return unit.path[: len(module)] == module
+
+
+def _extent(places: Iterable[float]) -> _Run:
+    found = sorted(places)
+    return (found[0], found[-1]) if found else _NOWHERE
 
 
 def _held(units: Iterable[Unit]) -> dict[Path, Counter[Hashable]]:
