@@ -77,9 +77,12 @@ def _listed_attention(canon: Canon) -> None:
     for piece in canon.pieces.values():
         if len(piece.path) > 1 and piece.last.isdecimal() and piece.role in ("weight", "bias"):
             lists[piece.path[:-1]].append(piece)
-        elif piece.path and piece.role == "weight":
-            if label(table().group("attention"), piece.words) == "o" or "output" in cut(piece.last):
-                outputs.add(piece.path[:-1])
+        elif (
+            piece.path
+            and piece.role == "weight"
+            and (label(table().group("attention"), piece.words) == "o" or "output" in cut(piece.last))
+        ):
+            outputs.add(piece.path[:-1])
     for head, pieces in lists.items():
         matrices = [p for p in pieces if p.role == "weight"]
         numbers = sorted(int(p.last) for p in matrices)
