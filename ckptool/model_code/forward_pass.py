@@ -204,6 +204,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             use.facts.joined = self._channels.joined.get(key, ())
             use.facts.place = self._channels.places.get(key)
             use.facts.beside_gate = self._gating.roles.get(key, "")
+            use.facts.opens = self._gating.opens.get(key, "")
             use.facts.gate = self._gating.halves.get(key)
             use.facts.parts = self._named_parts.parts.get(key, ())
             use.facts.takes = self._named_parts.takes.get(key, ())

@@ -145,6 +145,7 @@ class Facts:
         gate: which half of its output is a gate for the other half, or None.
         runs: how often the same function takes it.
         beside_gate: "gate" or "up" for two layers with one input, of which one is the gate of the other.
+        opens: the same for two layers that both go through an activation, if that of the gate is a sigmoid.
         modulates: for each part of its output, "add" (a shift), "mul" (a scale), or "".
         inputs_first: whether its layout is [in, out]; None if that is not known.
         dims: for each of its dimensions "input", "output" or "both", if an einsum shows it.
@@ -174,6 +175,7 @@ class Facts:
     gate: Gate | None = None
     runs: int = 0
     beside_gate: str = ""
+    opens: str = ""
     modulates: tuple[str, ...] = ()
     inputs_first: bool | None = None
     dims: tuple[str, ...] = ()

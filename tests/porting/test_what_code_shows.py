@@ -549,3 +549,68 @@ def test_what_both_codes_activate_counts_more_than_what_they_call_the_gate() -> 
     theirs, own = Gated(joined=False, block=3), Gated(joined=True, block=3)
     mapping = ported(theirs, own, "float32[2,6]")
     assert same_outputs(mapping, theirs, own, torch.randn(2, 6))
+
+
+class Masked(nn.Module):
+    """A gated convolution: what goes through a sigmoid opens what goes through another activation."""
+
+    def __init__(self, *, joined: bool) -> None:
+        super().__init__()
+        self.joined = joined
+        if joined:
+            self.conv = nn.Conv2d(3, 8, 3)
+        else:
+            self.mask_conv, self.conv2d = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: Any) -> Any:
+        made, mask = self.conv(x).chunk(2, 1) if self.joined else (self.conv2d(x), self.mask_conv(x))
+        return F.elu(made) * torch.sigmoid(mask)
+
+
+def test_of_two_layers_with_activations_the_one_before_a_sigmoid_is_the_gate() -> None:
+    theirs, own = Masked(joined=False), Masked(joined=True)
+    mapping = ported(theirs, own, "float32[2,3,6,6]")
+    assert mapping.having("guessed") == []
+    assert same_outputs(mapping, theirs, own, torch.randn(2, 3, 6, 6))
+    assert ported(theirs, own, "float32[2,3,6,6]", code=False).having("guessed")
+
+
+@pytest.mark.parametrize("how", ["glu", "split"])
+def test_a_convolution_before_glu_shows_its_gate_to_a_linear_layer(how: str) -> None:
+    class Mixed(nn.Module):
+        def __init__(self, conv: bool, name: str) -> None:
+            super().__init__()
+            self.conv, self.name = conv, name
+            self.add_module(name, nn.Conv1d(6, 12, 1) if conv else nn.Linear(6, 12))
+
+        def forward(self, x: Any) -> Any:
+            layer = getattr(self, self.name)
+            if self.conv:
+                return F.glu(layer(x.mT), 1).mT
+            if how == "glu":
+                return F.glu(layer(x), -1)
+            value, gate = layer(x).chunk(2, -1)
+            return value * gate.sigmoid()
+
+    theirs, own = Mixed(True, "output_linear"), Mixed(False, "mix")
+    mapping = ported(theirs, own, "float32[2,5,6]")
+    assert mapping.having("guessed") == []
+    assert same_outputs(mapping, theirs, own, torch.randn(2, 5, 6))
+
+
+def test_the_order_of_pixels_of_one_channel_is_no_question() -> None:
+    class Cut(nn.Module):
+        def __init__(self, linear: bool) -> None:
+            super().__init__()
+            self.embed = nn.Linear(16, 6) if linear else nn.Conv2d(1, 6, 4, 4)
+            self.linear = linear
+            self.head = nn.Linear(6, 3)
+
+        def forward(self, x: Any) -> Any:
+            rows = F.unfold(x, 4, stride=4).mT
+            return self.head((self.embed(rows) if self.linear else self.embed(x).flatten(2).mT).mean(1))
+
+    theirs, own = Cut(True), Cut(False)
+    mapping = ported(theirs, own, "float32[2,1,8,8]", code=False)
+    assert mapping.having("guessed") == []
+    assert same_outputs(mapping, theirs, own, torch.randn(2, 1, 8, 8))

@@ -125,7 +125,7 @@ def _order(family: Family, join: Join, wholes: Sequence[Piece]) -> _Order:
         return _Order(named)
     by_gate, told = _by_gate(family.parts, wholes)
     by_code = order_by_code(family.parts, join.sizes, join.dim, wholes)
-    seen = by_gate is not None and any(part.entry.facts.beside_gate for part in family.parts)
+    seen = by_gate is not None and any(p.entry.facts.beside_gate or p.entry.facts.opens for p in family.parts)
     order = by_gate if seen else by_code or by_gate  # what both codes do counts more than what they call it
     if order is None and join.dim == 0 and not family.numbered:  # as the code concatenates what the parts give
         places = {part.entry.facts.place: part for part in family.parts}
@@ -157,7 +157,7 @@ def _by_gate(parts: Sequence[Piece], wholes: Sequence[Piece]) -> tuple[tuple[Pie
     """
     seen = {piece.entry.facts.gate for piece in wholes}
     halves = {None if gate is None else gate.half for gate in seen}
-    opened = [part for part in parts if part.entry.facts.beside_gate == "gate"]
+    opened = [part for part in parts if "gate" in (part.entry.facts.beside_gate, part.entry.facts.opens)]
     words = dict(zip((part.name for part in parts), words_apart([part.words for part in parts]), strict=True))
     said = {name: {said_part(own), *own} for name, own in words.items()}
     named = [part for part in parts if {"gate", "gates"} & said[part.name]]
