@@ -16,13 +16,13 @@ from torch.overrides import TorchFunctionMode
 
 from .bypass import Bypasses
 from .call import Call, flat
-from .cells import Cells
 from .channels import Channels
 from .gating import Gating
 from .hollow import shape_only
 from .input_search import Budget
 from .named_parts import NamedParts
 from .patches import Patches
+from .recurrent import Cells
 from .signature import BehindLayer, Facts, Flattened, Flow, Layout
 
 #: Functions that put dimensions in another order.
