@@ -313,7 +313,7 @@ def one_matrix_hidden_first_to_lstm() -> tuple[nn.Module, nn.Module]:
     return _OneMatrix(hidden_first=True), _OfTorch(nn.LSTM)
 
 
-@pair("float32[2,4,5]", hint=_SIDE)
+@pair("float32[2,4,5]")
 def lstm_to_one_matrix() -> tuple[nn.Module, nn.Module]:
     return _OfTorch(nn.LSTM), _OneMatrix(hidden_first=False)
 

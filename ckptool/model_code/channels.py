@@ -126,6 +126,10 @@ class Channels:
         """
         return id(value) in self._behind
 
+    def made_with(self, value: Any, key: str) -> bool:
+        """Return whether the tensor VALUE was computed with the weight KEY."""
+        return key in self.bit and bool(self._behind.get(id(value), 0) >> self.bit[key] & 1)
+
     def _side_by_side(self, parts: Any, dim: Any, rank: int) -> tuple[bool, Parts] | None:
         """Return (whether channels are the last dimension, the layers whose outputs are concatenated, in order) for a
         concatenation of PARTS along DIM to RANK dimensions.

@@ -22,6 +22,7 @@ from .hollow import shape_only
 from .input_search import Budget
 from .named_parts import NamedParts
 from .patches import Patches
+from .recurrent import Cells
 from .signature import BehindLayer, Facts, Flattened, Flow, Layout
 
 #: Functions that put dimensions in another order.
@@ -121,6 +122,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         self._patches = Patches()
         self._bypasses = Bypasses()
         self._named_parts = NamedParts()
+        self._cells = Cells()
         self._alone: dict[int, str] = {}  # id of a tensor -> the only parameter that it was made of, in its sizes
         self._rows: dict[int, str] = {}  # id of a tensor -> the table whose rows it is
         self._made: dict[int, str] = {}  # id of a tensor -> the weight of the layer whose outputs it is
@@ -158,6 +160,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         self._bypasses.see(call, self._keys)
         self._patches.see(call, self._channels.learned)
         self._see_parts(call)
+        self._cells.see(call, self._keys, self._channels.made_with)
         self._named_parts.see_inputs(call, self._keys, self._channels.learned)
         self._credit(name, call.tensors, result)
         return result
@@ -208,14 +211,18 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         gates, bypasses and parts.
         """
         bypasses = self._bypasses.found()
+        gates = self._cells.gates()
         for key, use in self.uses.items():
             use.facts.bypasses = bypasses.get(key, ())
             use.facts.joined = self._channels.joined.get(key, ())
             use.facts.place = self._channels.places.get(key)
             use.facts.beside_gate = self._gating.roles.get(key, "")
+            use.facts.opens = self._gating.opens.get(key, "")
             use.facts.gate = self._gating.halves.get(key)
             use.facts.parts = self._named_parts.parts.get(key, ())
             use.facts.takes = self._named_parts.takes.get(key, ())
+            use.facts.gates = gates.get(key, ())
+            use.facts.hidden = self._cells.hidden.get(key)
             if key in self._channels.before:
                 use.facts.flow = Flow(self._channels.bit[key], self._channels.before[key])
 

@@ -32,12 +32,15 @@ class Gating:
 
     Attributes:
         roles: key of a weight -> "gate" or "up", for two layers of one size and one input whose outputs are multiplied.
-        halves: key of a weight -> its `Gate`, if one half of its output is the gate of the other half.
+        halves: key of a weight -> which half of its output is the gate of the other half.
+        opens: key of a weight -> "gate" or "up", as in `roles`, where both layers go through an activation and that of
+            the gate is a sigmoid.
     """
 
     def __init__(self) -> None:
         self.roles: dict[str, str] = {}
         self.halves: dict[str, Gate] = {}
+        self.opens: dict[str, str] = {}
         self._origin: dict[int, _Origin] = {}
         self._active: dict[int, str] = {}  # tensors that went through an activation, and which
         self._taken: dict[str, tuple[int, tuple[int, ...]]] = {}  # what a weight works on, and its sizes
@@ -88,10 +91,8 @@ class Gating:
         """Note in `roles` or `halves` which of ONE and OTHER, two tensors that are multiplied, is the gate: the one
         that went through an activation.
 
-        They have to come from two layers of one size and one input, or from the two halves of one layer; else nothing
-        is noted. If both halves of one layer went through an activation, the gate is the half that went through a
-        sigmoid, if the other did not (van den Oord et al., "WaveNet", 2016). If the outputs of two layers both did,
-        neither is a gate: recurrent cells multiply such layers as well. The first note about a layer stays.
+        If both halves of one layer did, the gate is the half that went through a sigmoid (van den Oord et al.,
+        "WaveNet", 2016). So it is of two layers, which are noted apart: recurrent cells multiply such layers as well.
         """
         made = [self._active.get(id(tensor)) for tensor in (one, other)]
         opens = [name is not None and (None in made or name in _SIGMOIDS) for name in made]
@@ -104,9 +105,10 @@ class Gating:
         if own[0] == theirs[0]:
             if own[1] is not None and theirs[1] is not None and own[1] != theirs[1]:
                 self.halves.setdefault(own[0], Gate(own[1], self._active.get(id(gate), "").rstrip("_")))
-        elif None in made and own[1] is theirs[1] is None and self._taken[own[0]] == self._taken[theirs[0]]:
-            self.roles.setdefault(own[0], "gate")
-            self.roles.setdefault(theirs[0], "up")
+        elif own[1] is theirs[1] is None and self._taken[own[0]] == self._taken[theirs[0]]:
+            known = self.roles if None in made else self.opens
+            known.setdefault(own[0], "gate")
+            known.setdefault(theirs[0], "up")
 
 
 def _half(args: Any) -> int | None:

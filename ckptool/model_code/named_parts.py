@@ -92,7 +92,7 @@ class NamedParts:
                 dim = next((d for d, (whole, part) in pairs if whole != part), 0)
                 sizes = [0 if call.name == "unbind" else part.shape[dim] for part in parts]
                 self.parts[key] = tuple(map(Part, _names(call.name, len(parts)), sizes))
-        elif call.name == "__getitem__" and (taken := _slice(call.first, call.args[1])) is not None:
+        elif call.name == "__getitem__" and (taken := slice_of(call.first, call.args[1])) is not None:
             dim, *span = taken
             known = self._slices[id(call.first), dim]
             if len(known) < _MOST:
@@ -102,10 +102,8 @@ class NamedParts:
                 self.parts[key] = tuple(Part(known[a, b], b - a) for a, b in sorted(known))
 
 
-def _slice(whole: Any, index: Any) -> tuple[int, int, int] | None:
-    """Return (dimension, start, stop) of what INDEX takes of the tensor WHOLE, if it cuts one dimension only, by a
-    slice with plain numbers and without steps; else, or if it takes nothing, None.
-    """
+def slice_of(whole: Any, index: Any) -> tuple[int, int, int] | None:
+    """Return (dimension, start, stop) of what INDEX takes of the tensor WHOLE, if it cuts one dimension only."""
     places = list(index) if isinstance(index, tuple) else [index]
     if not all(one is Ellipsis or isinstance(one, slice) for one in places):
         return None
@@ -224,4 +222,4 @@ def _statements(text: str) -> tuple[ast.Assign | ast.Return | ast.Expr, ...]:
     return tuple(node for node in ast.walk(tree) if isinstance(node, ast.Assign | ast.Return | ast.Expr))
 
 
-__all__ = ["NamedParts"]
+__all__ = ["NamedParts", "slice_of"]

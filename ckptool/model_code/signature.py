@@ -149,9 +149,10 @@ class Facts:
             before it rotates them; None if it rotates none.
         turned: how many outputs of each attention head are rotated, or 0 if that is not known.
         gate: which half of its output is a gate for the other half, or None.
-        runs: how often the function that first takes it (`Entry.how`) does so.
-        beside_gate: "gate" or "up" for two layers with one input, of which one is the gate of the other; else "".
-        modulates: for each equal part of its output, "add" (a shift), "mul" (a scale), or ""; () if there are none.
+        runs: how often the same function takes it.
+        beside_gate: "gate" or "up" for two layers with one input, of which one is the gate of the other.
+        opens: the same for two layers that both go through an activation, if that of the gate is a sigmoid.
+        modulates: for each part of its output, "add" (a shift), "mul" (a scale), or "".
         inputs_first: whether its layout is [in, out]; None if that is not known.
         dims: for each of its dimensions "input", "output" or "both", if an einsum shows it; else ().
         plus: the number that the code adds to it before it is used, 0 for none; None if that is not known.
@@ -164,6 +165,9 @@ class Facts:
             gives, of what it takes, or both.
         parts: the parts that the code divides its output into, in order.
         takes: the tensors that the code concatenates to its input, in order.
+        gates: the gates of an LSTM in the order of its rows ("i", "f", "o", "g"), if the code shows them.
+        hidden: which of the two tensors that the code concatenates to its input is the hidden state, 0 or 1; None if
+            that is not known.
         pixels: the order in which each of its rows lists the numbers of a patch ("chw", "thwc"), if the code shows it.
     """
 
@@ -178,6 +182,7 @@ class Facts:
     gate: Gate | None = None
     runs: int = 0
     beside_gate: str = ""
+    opens: str = ""
     modulates: tuple[str, ...] = ()
     inputs_first: bool | None = None
     dims: tuple[str, ...] = ()
@@ -188,6 +193,8 @@ class Facts:
     bypasses: tuple[Bypass, ...] = ()
     parts: tuple[Part, ...] = ()
     takes: tuple[Part, ...] = ()
+    gates: tuple[str, ...] = ()
+    hidden: int | None = None
     pixels: str = ""
 
     def under(self, names: Mapping[str, str]) -> Facts:

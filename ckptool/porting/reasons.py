@@ -17,6 +17,7 @@ class Topic(Enum):
 
     ORDER = "which of several look-alikes it is, by orders; answered if no swap fits"
     PARTS = "which of several equal blocks it is in; answered if no swap fits"
+    SWAP = "which of two look-alikes has which tensor, by all evidence; answered by their places in both graphs"
     #: Excluding the swaps of single layers does not answer it.
     COUNT = "from which end blocks are counted"
     #: Its rows are outputs (as in torch.nn.Linear) or inputs.
@@ -44,7 +45,7 @@ class Reason(Enum):
         "OLD=NEW",
     )
     GUESSED_OF_SEVERAL = (
-        Topic.OTHER,
+        Topic.SWAP,
         "{} tensors of the source fit this layer equally well, and this one was chosen because its name is the most "
         "similar; check which of them the source's code uses in this layer, and correct a wrong pair with --hint "
         "OLD=NEW",
@@ -97,57 +98,57 @@ class Reason(Enum):
         "correct wrong pairs with --hint OLD=NEW",
     )
     NAMES_FOR_SWAP = (
-        Topic.OTHER,
+        Topic.SWAP,
         "the names fit better if this layer and the layer that got {} of the source exchange their tensors; check "
         "which of these two tensors the source's code uses in this layer, and if it is not the chosen one, exchange "
         "the tensors of the two layers (among the alternatives below)",
     )
     COMPANY_FOR_SWAP = (
-        Topic.OTHER,
+        Topic.SWAP,
         "the neighbouring layers fit better if this layer and the layer that got {} of the source exchange their "
         "tensors; check which of these two tensors the source's code uses in this layer, and if it is not the chosen "
         "one, exchange the tensors of the two layers (among the alternatives below)",
     )
     ORDER_FOR_SWAP = (
-        Topic.OTHER,
+        Topic.SWAP,
         "by the {}, this layer and the layer that got {} of the source would have each other's tensor; check which of "
         "these two tensors the source's code uses in this layer, and if it is not the chosen one, exchange the "
         "tensors of the two layers (among the alternatives below)",
     )
     ORDERS_ABOUT_SWAP = (
-        Topic.OTHER,
+        Topic.SWAP,
         "the {} supports this pair, but by the {}, this layer and the layer that got {} of the source would have each "
         "other's tensor; check which of these two tensors the source's code uses in this layer, and if it is not the "
         "chosen one, exchange the tensors of the two layers (among the alternatives below)",
     )
     NO_ORDER_KEPT = (
-        Topic.OTHER,
+        Topic.SWAP,
         "only their order tells the chosen tensor from {} of the source, which another layer got, and other layers "
         "are in another order in the model than in the source; check which of these two tensors the source's code "
         "uses in this layer, and if it is not the chosen one, exchange the tensors of the two layers (among the "
         "alternatives below)",
     )
     RUNS_BESIDE = (
-        Topic.OTHER,
+        Topic.SWAP,
         "this layer and the layer that got {} of the source are parallel branches in the model, and their tensors "
         "were chosen only by the order in which code registers or runs the branches; check in the source's code which "
         "branch is which, and if each layer got the other's tensor, exchange the two (among the alternatives below)",
     )
     NAMED_AS_ADDED = (
-        Topic.OTHER,
+        Topic.SWAP,
         "only the order of the file tells the chosen tensor from {} of the source, which another layer got, and the "
         "source calls several layers as others with one word more, as code does that got these layers later, "
         "whenever it runs them; check which of these two tensors the source's code uses in this layer, and if it is "
         "not the chosen one, exchange the tensors of the two layers (among the alternatives below)",
     )
     CONVENTION_OF_TWO = (
-        Topic.OTHER,
+        Topic.SWAP,
         "one of the codes does not name its gate, so the gate may be the chosen tensor or {} of the source, which "
         "another layer got; check which of these two tensors the source's code passes through the activation, and if "
         "the model's gate did not get that one, exchange the tensors of the two layers (among the alternatives below)",
     )
     AGAINST_NUMBERS = (
-        Topic.OTHER,
+        Topic.SWAP,
         "names and neighbouring layers chose this tensor, but by order or number, this layer and the layer that got "
         "{} of the source would have each other's tensor; check which of these two tensors the source's code uses in "
         "this layer, and if it is not the chosen one, exchange the tensors of the two layers (among the alternatives "
@@ -171,18 +172,18 @@ class Reason(Enum):
         "--hint OLD=NEW",
     )
     FROM_ANOTHER_BLOCK = (
-        Topic.OTHER,
+        Topic.SWAP,
         "the other layers of {} in the model come from another block of the source, but this layer comes from {}; "
         "check in both codes which block this layer belongs to, and correct a wrong pair with --hint OLD=NEW",
     )
     BLOCKS_CHANGE_PLACES = (
-        Topic.OTHER,
+        Topic.SWAP,
         "this block and another block of the model got {} and {} of the source, which are in the opposite order "
         "there, although the same order would fit as well; check the order in which the source's code calls these two "
         "blocks, and if it is the order in the model, exchange them with --hint OLD=NEW",
     )
     ANOTHER_IN_OTHER_BLOCKS = (
-        Topic.OTHER,
+        Topic.SWAP,
         "in the other blocks of the model this layer comes from {} of the source, but in this block from {}; check in "
         "the source's code whether this block differs from the others, and if not, correct the pair with --hint "
         "OLD=NEW",
@@ -231,7 +232,7 @@ class Reason(Enum):
         "each block or layer that looks like it, or write the pair into the file of --save-mapping",
     )
     NAMED_ALONG = (
-        Topic.OTHER,
+        Topic.SWAP,
         "this tensor was chosen because its name has a word in common with the layer before or after this one; check "
         "in the source's code that these two are connected, and if they are not, correct the pair with --hint OLD=NEW",
     )
@@ -267,7 +268,7 @@ class Reason(Enum):
     )
 
     ONLY_THE_BLOCK = (
-        Topic.OTHER,
+        Topic.SWAP,
         "the chosen tensor and {} of the source have the same shape and are in the same block, no name tells which is "
         "which, and the source lists them in another order than the model; check which of these two tensors the "
         "source's code uses in this layer, and correct a wrong pair with --hint OLD=NEW",
@@ -310,12 +311,6 @@ class Reason(Enum):
         "the {} stores queries, keys and values as one tensor, and the names in the {} do not show which of its three "
         "layers is which, so they were paired without their names; check in the code of the {} which layer makes "
         "queries, keys and values, and correct wrong pairs with --hint OLD=NEW",
-    )
-    UNUSUAL_ATTENTION = (
-        Topic.OTHER,
-        "by its name in one of the codes this layer is the {} of an attention (q, k, v or o), but the model does not "
-        "use the layers in the order q, k, v, o; check in both codes which layer is which, and correct wrong pairs "
-        "with --hint OLD=NEW",
     )
     LEFT_BESIDE = (
         Topic.OTHER,

@@ -28,6 +28,7 @@ _FACTS: dict[str, Any] = {
     "parts": lambda value: tuple(Part(*one) for one in value),
     "takes": lambda value: tuple(Part(*one) for one in value),
     "dims": tuple,
+    "gates": tuple,
 }
 
 

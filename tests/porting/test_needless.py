@@ -565,3 +565,32 @@ def test_a_pooler_never_fills_the_dense_layer_of_a_new_head(head: str) -> None:
     )
     assert status(mapping, f"{head}.dense.weight") == "unmapped"
     assert status(mapping, "enc.weight") == "mapped"
+
+
+@pytest.mark.parametrize(
+    ("left", "expected"), [({"up_2.weight": (2, 2, 4, 4)}, "mapped"), ({"old_end.weight": (3, 9)}, "guessed")]
+)
+def test_a_shape_that_each_side_has_once_is_certain_where_nothing_is_left_that_a_new_layer_replaces(
+    left: Shapes, expected: str
+) -> None:
+    """Each decoder of an optical flow network predicts a flow; the last prediction feeds nothing that has weights."""
+    source: Shapes = {"conv_1.weight": (8, 5), "conv_2.weight": (8, 7), "up_1.weight": (2, 2, 4, 4)}
+    source |= {"predict_flow.weight": (2, 9), **left, "dc_conv.weight": (4, 7)}
+    names = {"conv_1": "net.one", "conv_2": "net.two", "up_1": "net.up_1", "predict_flow": "net.six", "dc_conv": "rest"}
+    target = {f"{own}.weight": source[f"{theirs}.weight"] for theirs, own in names.items()}
+    mapping = port(signature(source), wanted(target, used=target))
+    assert pairing(mapping)["net.six.weight"] == "predict_flow.weight"
+    assert status(mapping, "net.six.weight") == expected
+
+
+@pytest.mark.parametrize(("more", "expected"), [({}, "mapped"), ({"second_projector.weight": (8, 6)}, "guessed")])
+def test_words_that_exclude_each_other_are_no_question_where_neither_side_has_both(more: Shapes, expected: str) -> None:
+    body: Shapes = {f"layers.{n}.{part}.weight": (6, 6 + n) for n in range(6) for part in ("near", "far")}
+    target = {**body, **more, "classifier.weight": (5, 6)}
+    source = {
+        key.replace("layers", "steps").replace("near", "left").replace("far", "right"): s for key, s in body.items()
+    }
+    source |= {**more, "projector.weight": (5, 6)}
+    mapping = port(signature(source), wanted(target, used=target))
+    assert pairing(mapping)["classifier.weight"] == "projector.weight"
+    assert status(mapping, "classifier.weight") == expected

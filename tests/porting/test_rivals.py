@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from sides import found, pairing, signature, wanted
 
+from ckptool.model_code.signature import Facts, Flow
 from ckptool.porting.port import port
 from ckptool.porting.questions import Reason
 
@@ -316,3 +318,59 @@ def test_layers_that_code_got_later_by_their_names_do_not_show_by_their_place_wh
         assert Reason.NAMED_AS_ADDED in [question.reason for question in entry.questions]
         assert rival in map(str, entry.rivals)
     assert found(mapping, "layers.0.fc1.weight").status == "mapped"
+
+
+@pytest.mark.parametrize(("way", "status"), [("up", "mapped"), ("down", "guessed")])
+def test_a_list_that_the_model_runs_from_its_end_counts_as_the_list_beside_it(way: str, status: str) -> None:
+    """Sizes tell the lateral layers of a pyramid apart; of its outputs, which look alike, only numbers do."""
+    widths = (12, 16, 20)
+    target = {f"fpn.inner.{n}.weight": (8, width) for n, width in enumerate(widths)}
+    target |= {f"fpn.layer.{n}.weight": (8, 8, 3) for n in range(3)}
+    numbers = (2, 3, 4) if way == "up" else (4, 3, 2)
+    source = {}
+    for n, width in zip(numbers, widths, strict=True):
+        source |= {f"neck.lateral{n}.weight": (8, width), f"neck.output{n}.weight": (8, 8, 3)}
+    used = [f"fpn.{part}.{n}.weight" for n in (2, 1, 0) for part in ("inner", "layer")]
+    mapping = port(signature(source), wanted(target, used=used))
+    for n, number in enumerate((2, 3, 4)):
+        entry = found(mapping, f"fpn.layer.{n}.weight")
+        assert (entry.status, str(entry.expr)) == (status, f"neck.output{number}.weight") or way == "down"
+        assert entry.status == status or str(entry.expr) == f"neck.output{numbers[n]}.weight"
+
+
+@pytest.mark.parametrize(("used", "status"), [(("stride4", "stride8"), "mapped"), (("stride8", "stride4"), "guessed")])
+def test_numbers_with_gaps_count_parallel_layers_if_the_model_runs_them_in_that_order(
+    used: tuple[str, str], status: str
+) -> None:
+    source = {f"head.{kind}.{n}.weight": shape for kind, shape in HEADS.items() for n in (0, 1)}
+    target = {f"levels.{level}.to_{kind}.weight": HEADS[kind] for level in ("stride8", "stride4") for kind in HEADS}
+    way = [f"levels.{level}.to_{kind}.weight" for level in used for kind in HEADS]
+    model = wanted(target, used=way)
+    beside = {key: replace(e, facts=Facts(flow=Flow(way.index(key), 0))) for key, e in model.entries.items()}
+    mapping = port(signature(source), replace(model, entries=beside))
+    for kind in HEADS:
+        entry = found(mapping, f"levels.stride4.to_{kind}.weight")
+        assert entry.status == status
+        assert status == "guessed" or str(entry.expr) == f"head.{kind}.0.weight"
+
+
+HEADS = {"box": (4, 16), "score": (1, 16), "kind": (7, 16)}
+
+
+@pytest.mark.parametrize(("inner", "status"), [("mlps.{}.norms.0", "mapped"), ("others.{}", "guessed")])
+def test_a_module_that_runs_as_a_whole_holds_what_runs_between_its_layers(inner: str, status: str) -> None:
+    target, source = {}, {}
+    for n in range(3):
+        layers = {"net.0": {"weight": (8, 6)}, "net.1": NORM, "net.3": {"weight": (6, 8)}, "net.4": NORM}
+        target |= {f"layers.{n}.{part}.{leaf}": size for part, held in layers.items() for leaf, size in held.items()}
+        source |= {f"mlps.{n}.linears.0.weight": (8, 6), f"mlps.{n}.linears.1.weight": (6, 8)}
+        source |= {f"{inner.format(n)}.{leaf}": shape for leaf, shape in NORM.items()}
+    source |= {f"norms.{n}.{leaf}": shape for n in range(3) for leaf, shape in NORM.items()}
+    mapping = port(signature(source), wanted(target, used=target))
+    for n in range(3):
+        entry = found(mapping, f"layers.{n}.net.1.weight")
+        assert entry.status == status
+        assert status == "guessed" or str(entry.expr) == f"mlps.{n}.norms.0.weight"
+
+
+NORM = dict.fromkeys(("weight", "bias", "running_mean", "running_var"), (8,))

@@ -481,3 +481,136 @@ def test_a_second_name_of_a_layer_is_no_layer_beside_it(tied: bool) -> None:
     mapping = ported(Shared(tied=tied), own, "float32[2,3]")
     asked = {question.reason for entry in mapping.having("guessed") for question in entry.questions}
     assert (Reason.LEFT_OUT_BESIDE in asked) == (not tied)
+
+
+# ------------------------------------------------------------------------------------------ places in both graphs
+
+
+class TwoWays(nn.Module):
+    """Two branches of one look, each with an end of its own, and registered in any order."""
+
+    def __init__(self, names: dict[str, str], order: str, *, apart: bool = True) -> None:
+        super().__init__()
+        sizes = {"left": (6, 6), "right": (6, 6), "wide": (6, 9), "narrow": (6, 4 if apart else 9)}
+        for part in order.split():
+            self.add_module(names[part], nn.Linear(*sizes[part]))
+        self.names = names
+
+    def forward(self, x: Any) -> Any:
+        made = {part: getattr(self, name) for part, name in self.names.items()}
+        return torch.cat([made["wide"](made["left"](x).tanh()), made["narrow"](made["right"](x).relu())], -1)
+
+
+THEIRS = {"left": "red", "right": "blue", "wide": "iron", "narrow": "gold"}
+OWN = {"left": "a", "right": "b", "wide": "c", "narrow": "d"}
+
+
+@pytest.mark.parametrize("order", ["left right wide narrow", "narrow right left wide", "right left narrow wide"])
+def test_parallel_branches_are_told_by_what_each_feeds_in_both_codes(order: str) -> None:
+    theirs, own = TwoWays(THEIRS, "left right wide narrow"), TwoWays(OWN, order)
+    mapping = ported(theirs, own, "float32[2,6]")
+    assert mapping.having("guessed") == []
+    assert same_outputs(mapping, theirs, own, torch.randn(2, 6))
+    assert ported(theirs, own, "float32[2,6]", code=False).having("guessed")
+
+
+def test_branches_with_equal_places_in_both_graphs_stay_a_question() -> None:
+    theirs = TwoWays(THEIRS, "left right wide narrow", apart=False)
+    own = TwoWays(OWN, "right left narrow wide", apart=False)
+    mapping = ported(theirs, own, "float32[2,6]")
+    assert {entry.target for entry in mapping.having("guessed")} >= {"a.weight", "b.weight"}
+
+
+class Gated(nn.Module):
+    def __init__(self, *, joined: bool, block: int) -> None:
+        super().__init__()
+        self.joined = joined
+        self.blocks = nn.ModuleList()
+        for _ in range(block):
+            one = nn.Module()
+            if joined:
+                one.wi = nn.Linear(6, 16, bias=False)
+            else:
+                one.fc1, one.gate = nn.Linear(6, 8, bias=False), nn.Linear(6, 8, bias=False)
+            one.fc2 = nn.Linear(8, 6, bias=False)
+            self.blocks.append(one)
+
+    def forward(self, x: Any) -> Any:
+        for one in self.blocks:
+            if self.joined:
+                gate, up = one.wi(x).chunk(2, -1)
+                x = x + one.fc2(gate * F.gelu(up))
+            else:
+                x = x + one.fc2(F.gelu(one.fc1(x)) * one.gate(x))
+        return x
+
+
+def test_what_both_codes_activate_counts_more_than_what_they_call_the_gate() -> None:
+    theirs, own = Gated(joined=False, block=3), Gated(joined=True, block=3)
+    mapping = ported(theirs, own, "float32[2,6]")
+    assert same_outputs(mapping, theirs, own, torch.randn(2, 6))
+
+
+class Masked(nn.Module):
+    """A gated convolution: what goes through a sigmoid opens what goes through another activation."""
+
+    def __init__(self, *, joined: bool) -> None:
+        super().__init__()
+        self.joined = joined
+        if joined:
+            self.conv = nn.Conv2d(3, 8, 3)
+        else:
+            self.mask_conv, self.conv2d = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: Any) -> Any:
+        made, mask = self.conv(x).chunk(2, 1) if self.joined else (self.conv2d(x), self.mask_conv(x))
+        return F.elu(made) * torch.sigmoid(mask)
+
+
+def test_of_two_layers_with_activations_the_one_before_a_sigmoid_is_the_gate() -> None:
+    theirs, own = Masked(joined=False), Masked(joined=True)
+    mapping = ported(theirs, own, "float32[2,3,6,6]")
+    assert mapping.having("guessed") == []
+    assert same_outputs(mapping, theirs, own, torch.randn(2, 3, 6, 6))
+    assert ported(theirs, own, "float32[2,3,6,6]", code=False).having("guessed")
+
+
+@pytest.mark.parametrize("how", ["glu", "split"])
+def test_a_convolution_before_glu_shows_its_gate_to_a_linear_layer(how: str) -> None:
+    class Mixed(nn.Module):
+        def __init__(self, conv: bool, name: str) -> None:
+            super().__init__()
+            self.conv, self.name = conv, name
+            self.add_module(name, nn.Conv1d(6, 12, 1) if conv else nn.Linear(6, 12))
+
+        def forward(self, x: Any) -> Any:
+            layer = getattr(self, self.name)
+            if self.conv:
+                return F.glu(layer(x.mT), 1).mT
+            if how == "glu":
+                return F.glu(layer(x), -1)
+            value, gate = layer(x).chunk(2, -1)
+            return value * gate.sigmoid()
+
+    theirs, own = Mixed(True, "output_linear"), Mixed(False, "mix")
+    mapping = ported(theirs, own, "float32[2,5,6]")
+    assert mapping.having("guessed") == []
+    assert same_outputs(mapping, theirs, own, torch.randn(2, 5, 6))
+
+
+def test_the_order_of_pixels_of_one_channel_is_no_question() -> None:
+    class Cut(nn.Module):
+        def __init__(self, linear: bool) -> None:
+            super().__init__()
+            self.embed = nn.Linear(16, 6) if linear else nn.Conv2d(1, 6, 4, 4)
+            self.linear = linear
+            self.head = nn.Linear(6, 3)
+
+        def forward(self, x: Any) -> Any:
+            rows = F.unfold(x, 4, stride=4).mT
+            return self.head((self.embed(rows) if self.linear else self.embed(x).flatten(2).mT).mean(1))
+
+    theirs, own = Cut(True), Cut(False)
+    mapping = ported(theirs, own, "float32[2,1,8,8]", code=False)
+    assert mapping.having("guessed") == []
+    assert same_outputs(mapping, theirs, own, torch.randn(2, 1, 8, 8))

@@ -310,8 +310,8 @@ _READINGS: tuple[_Reading, ...] = (
 
 
 def _cut_in_two(one: Canon, held: _Held) -> _Held:
-    """Split each matrix of HELD in two along its columns: one for the input, one for the hidden state. HELD has ("",
-    gate) -> matrix [rows, inputs + rows].
+    """Split each matrix of HELD, (side, gate) -> matrix over the concatenated input and hidden state, into a matrix for
+    each of the two. Which of the two comes first is a question, unless the code shows it.
 
     Each half asks whether the hidden state comes first; on the source, the columns for that order are its option.
     Returns:
@@ -323,18 +323,23 @@ def _cut_in_two(one: Canon, held: _Held) -> _Held:
     if len(sizes) != 1 or any(len(shape) != 2 or shape[1] <= shape[0] for shape in sizes):
         return {}  # before any is split: what does not become one cell stays whole
     for (_, gate), piece in held.items():
-        rows, columns = piece.shape
-        edges = (0, columns - rows, columns)
-        turned = (0, rows, columns)
+        rows, columns, *rest = piece.shape
+        if rest or columns <= rows:
+            return {}
+        hidden = piece.entry.facts.hidden
+        sides, edges, other = _SIDES, (0, columns - rows, columns), ((rows, columns), (0, rows))
+        if hidden == 0:
+            sides, edges = _SIDES[::-1], (0, rows, columns)
         new: list[tuple[Piece, Callable[[Expr], Expr]]] = []
-        for place, side in enumerate(_SIDES):
-            rival = None if one.is_target else ex.part(piece.expr, 1, *((rows, columns), turned[:2])[place])
+        for place, side in enumerate(sides):
             shape = (rows, edges[place + 1] - edges[place])
             made = replace(piece, path=(*piece.path, side), shape=shape, order=piece.order + place / 8)
-            made = made.asking(Reason.HIDDEN_FIRST, option=rival)
+            if hidden is None:
+                rival = None if one.is_target else ex.part(piece.expr, 1, *other[place])
+                made = made.asking(Reason.HIDDEN_FIRST, option=rival)
             new.append((made, partial(ex.part, dim=1, start=edges[place], stop=edges[place + 1])))
         one.become(piece, new, lambda *e: ex.cat(1, *e))
-        for side, (made, _) in zip(_SIDES, new, strict=True):
+        for side, (made, _) in zip(sides, new, strict=True):
             found[side, gate] = one.pieces[made.name]
     return found
 
@@ -430,12 +435,8 @@ def _stack(one: Canon, parts: Sequence[Piece | None], new: Piece) -> None:
 
 
 def _name_sides(one: Canon) -> None:
-    """Give the two layers of a recurrent cell, named for the input and for the hidden state (`x2h`, `h2h`), and their
-    biases, torch's roles (`weight_ih`, `weight_hh`, `bias_ih`, `bias_hh`) in the module around them.
-
-    This is done if both have equally many rows, and the weight on the hidden state has as many rows for each gate of a
-    kind of cell as it has columns. A bias of the module itself with as many values becomes `bias_ih`. Each asks for the
-    order of its gates; on the source, with the tensor in the other usual order as an option.
+    """Give the two layers of a recurrent cell, for the input and for the hidden state, torch's names (`weight_ih`,
+    `weight_hh`). The order of the gates in them is a question, unless the code shows it.
     """
     scopes: dict[_Path, dict[str, list[Piece]]] = defaultdict(lambda: defaultdict(list))
     for piece in one.pieces.values():
@@ -457,10 +458,20 @@ def _name_sides(one: Canon) -> None:
             sides[""].append(lone)
         for side, found in sides.items():
             for piece in found:
-                rival = None if one.is_target else reordered(piece.expr, piece.shape[0], cell.other, cell.gates)
                 made = replace(piece, path=scope or ("cell",), role=f"{piece.role}_{side}" if side else "bias_ih")
-                made = made.asking(Reason.GATE_ORDER, ", ".join(cell.gates), option=rival)
-                one.become(piece, [(made, lambda e: e)], lambda e: e)
+                have = piece.entry.facts.gates
+                if sorted(have) != sorted(cell.gates):
+                    have = cell.gates
+                    rival = None if one.is_target else reordered(piece.expr, piece.shape[0], cell.other, cell.gates)
+                    made = made.asking(Reason.GATE_ORDER, ", ".join(cell.gates), option=rival)
+                if have == cell.gates:
+                    one.become(piece, [(made, unchanged)], unchanged)
+                    continue
+                order, back = (
+                    partial(reordered, rows=piece.shape[0], have=a, want=b)
+                    for a, b in ((have, cell.gates), (cell.gates, have))
+                )
+                one.become(piece, [(made, order)], back)
 
 
 def reordered(e: Expr, rows: int, have: Iterable[str], want: Iterable[str]) -> Expr:

@@ -83,7 +83,11 @@ def _listed_attention(canon: Canon) -> None:
     for piece in canon.pieces.values():
         if len(piece.path) > 1 and piece.last.isdecimal() and piece.role in ("weight", "bias"):
             lists[piece.path[:-1]].append(piece)
-        elif piece.path and piece.role == "weight" and label(table().group("attention"), piece.words) == "o":
+        elif (
+            piece.path
+            and piece.role == "weight"
+            and (label(table().group("attention"), piece.words) == "o" or "output" in cut(piece.last))
+        ):
             outputs.add(piece.path[:-1])
     for head, pieces in lists.items():
         matrices = [p for p in pieces if p.role == "weight"]
@@ -213,7 +217,8 @@ IMPLIED: tuple[Rule[Callable[[Canon, Canon], None]], ...] = (
         120,
         "The layers of a list in an attention were read as queries, keys, values and output.",
         "The list `linears` of the Annotated Transformer, and of code that follows it, holds them in this order; the "
-        "list `proj` of SuperGlue holds the first three, and the output has a name of its own.",
+        "lists `proj` of SuperGlue and `linear_layers` of BERT in PyTorch hold the first three, and the output has a "
+        "name of its own.",
         _both(_listed_attention),
     ),
     Rule(

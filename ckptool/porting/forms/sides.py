@@ -51,6 +51,9 @@ def _cut(one: Canon, piece: Piece, inputs: int, hidden: int) -> None:
     own: tuple[str, ...] = () if cell is None else cell.gates
     first = ((0, inputs), (inputs, inputs + hidden))
     second = ((hidden, hidden + inputs), (0, hidden))
+    place_of_hidden = piece.entry.facts.hidden
+    if place_of_hidden == 0:
+        first = second
     new: list[tuple[Piece, Callable[[Expr], Expr]]] = []
     for place, side in enumerate(("ih", "hh")):
         side_of = partial(_side_of, edges=first[place], rows=rows, have=have, want=own)
@@ -61,25 +64,27 @@ def _cut(one: Canon, piece: Piece, inputs: int, hidden: int) -> None:
             order=piece.order + place / 8,
             used=None if piece.used is None else piece.used + place / 8,
         )
-        made = made.asking(Reason.HIDDEN_FIRST, option=_rival(one, piece, partial(side_of, edges=second[place])))
-        if cell is not None:
+        if place_of_hidden is None:
+            made = made.asking(Reason.HIDDEN_FIRST, option=_rival(one, piece, partial(side_of, edges=second[place])))
+        if cell is not None and other:
             option = _rival(one, piece, partial(side_of, have=other))
             made = made.asking(Reason.GATE_ORDER, ", ".join(have), option=option)
         new.append((made, side_of))
     bias = one.pieces.get(piece.name.beside("bias"))
-    one.become(piece, new, partial(_both, rows=rows, have=own, want=have))
+    one.become(piece, new, partial(_both, rows=rows, have=own, want=have, turned=place_of_hidden == 0))
     if bias is not None and bias.shape == (rows,):
         order = partial(_in_order, rows=rows, have=have, want=own)
         made = replace(bias, role="bias_ih")
-        if cell is not None:
+        if cell is not None and other:
             made = made.asking(Reason.GATE_ORDER, ", ".join(have), option=_rival(one, bias, partial(order, have=other)))
         back = partial(_in_order, rows=rows, have=own, want=have)
         one.become(bias, [(made, order)], back)
 
 
 def _orders(piece: Piece, hidden: int) -> tuple[tuple[str, ...], tuple[str, ...], RecurrentCell | None]:
-    """Return (likeliest order of the gates in PIECE, other common order, kind of recurrent cell); ((), (), None) if no
-    kind of cell has so many gates that its rows are HIDDEN for each.
+    """Return the likeliest order of the gates in PIECE, the other common order, which is empty if the code shows the
+    order, and the kind of recurrent cell (LSTM or GRU); `(), (), None` if no cell has so many gates. For convolutions
+    the two orders are exchanged.
 
     A matrix most likely has torch's order, a kernel of a convolution most likely the other.
     Args:
@@ -89,6 +94,8 @@ def _orders(piece: Piece, hidden: int) -> tuple[tuple[str, ...], tuple[str, ...]
     cell = next((c for c in table().cells if piece.shape[0] == len(c.gates) * hidden), None)
     if cell is None:
         return (), (), None
+    if sorted(shown := piece.entry.facts.gates) == sorted(cell.gates):
+        return shown, (), cell
     # torch has no cells with convolutions, so code that has them does not follow its order
     return (cell.gates, cell.other, cell) if len(piece.shape) == 2 else (cell.other, cell.gates, cell)
 
@@ -105,5 +112,6 @@ def _side_of(e: Expr, *, edges: tuple[int, int], rows: int, have: tuple[str, ...
     return _in_order(ex.part(e, 1, *edges), rows=rows, have=have, want=want)
 
 
-def _both(*sides: Expr, rows: int, have: tuple[str, ...], want: tuple[str, ...]) -> Expr:
-    return ex.cat(1, *(_in_order(side, rows=rows, have=have, want=want) for side in sides))
+def _both(*sides: Expr, rows: int, have: tuple[str, ...], want: tuple[str, ...], turned: bool) -> Expr:
+    ordered = [_in_order(side, rows=rows, have=have, want=want) for side in sides]
+    return ex.cat(1, *(ordered[::-1] if turned else ordered))

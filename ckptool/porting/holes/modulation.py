@@ -77,21 +77,28 @@ def doubt_gates(filling: Filling) -> None:
     if filling.same_names:
         return
     for t, s in filling.matching.pairs:
-        gate, theirs = _gate(t), _gate(s)
+        gate, whole = _gate(t), _whole(s)
+        theirs = whole.entry.facts.gate if whole is not None else None
         if gate is None or not _is_filled(filling, t) or t.told_by(Kind.NAME) or t.path[-2:] == s.path[-2:]:
             continue
         if theirs is not None and theirs.half != gate.half:
             _turn(filling, t, 2, None)
         if theirs is not None or filling.same_code(t, s):
             continue
-        weight = _whole(s)
-        if weight is None:
+        if whole is None:
             continue  # put together of parts with names
-        kind = fused_kind(weight)
+        if "glu" in s.words and gate.half == 1 and gate.activation in _OF_GLU:
+            continue  # whose order torch and the paper of that name define
+        kind = fused_kind(whole)
         named = kind is not None and kind.parts[0] == "gate"
         first = 0 if named or gate.activation == "silu" else 1
         if not (kind is not None and named and kind.sure and gate.half == first):
             _turn(filling, t, 2, Reason.GATE_HALF, kept=gate.half == first)
+
+
+#: Activations of what a layer called `glu` computes (Dauphin et al., "Language Modeling with Gated Convolutional
+#: Networks", 2017).
+_OF_GLU = frozenset({"glu", "sigmoid"})
 
 
 def _taken(unit: Unit) -> tuple[str, ...]:

@@ -125,7 +125,9 @@ def _near_misses_once(filling: Filling, joined: list[Unit]) -> bool:
             filling, t
         )
         flat = len(s.main.shape) == 2 and (channels_first or _is_its_transpose(t, s))
-        asked = [] if flat else [question]
+        shapes = {key: entry.shape for key, entry in filling.source.signature.entries.items()}
+        ways = {ex.simplified(one, shapes) for one in (expr, *question.options)}
+        asked = [] if flat or (question.options and len(ways) == 1) else [question]
         filling.holes[t.main.name] = Filled(expr, "similar names", asked)
         filling.unit_of[t.main.name] = (t, s)
         filling.matcher.cells.join(t, s)

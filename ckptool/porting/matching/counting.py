@@ -74,11 +74,10 @@ def turned(own: Mapping[int, Hashable], theirs: Mapping[int, Hashable]) -> bool:
     return ours != other and ours == other[::-1]
 
 
-def backwards(pairs: Collection[tuple[Unit, Unit]]) -> set[tuple[Row, Row]]:
-    """Return (list of the target, list of the source) for lists whose members go to each other in opposite order: all
-    couples of members whose contents (colours of their paired units) differ show it. If no contents differ, a list
-    counts if all its couples are in opposite order, and at least two other lists in the same two modules show it and
-    none shows the same order.
+def directions(pairs: Collection[tuple[Unit, Unit]]) -> dict[tuple[Row, Row], int]:
+    """Return (list of the target, list of the source) -> 1 if members with different contents are in one order on both
+    sides, -1 if they are in opposite orders. A list whose members are all alike is counted as the lists in the same
+    module are; from opposite ends only if several of these show it.
 
     Of a list with more than 24 members, 24 to 47 are compared.
     Args:
@@ -90,18 +89,22 @@ def backwards(pairs: Collection[tuple[Unit, Unit]]) -> set[tuple[Row, Row]]:
         for row, number in rows(t.path):
             for other, place in theirs:
                 lists[row, other][number, place][t.colour] += 1
-    found, alike = set(), set()
+    found: dict[tuple[Row, Row], int] = {}
+    alike: dict[tuple[Row, Row], int] = {}
     beside: dict[tuple[Row, Row], Counter[int]] = defaultdict(Counter)
     for both, members in lists.items():
         couples = list(combinations(list(members)[:: max(len(members) // _MOST, 1)], 2))
         shown = direction((a, b) for a, b in couples if members[a] != members[b])
         beside[_around(both)][shown] += 1
-        if shown < 0:
-            found.add(both)
-        elif not shown and direction(couples) < 0:
-            alike.add(both)
-    # of members that all look alike, what several lists beside it show
-    return found | {both for both in alike if beside[_around(both)][-1] > 1 and not beside[_around(both)][1]}
+        if shown:
+            found[both] = shown
+        else:
+            alike[both] = direction(couples)
+    for both, way in alike.items():  # of members that all look alike, what several lists beside it show
+        told = beside[_around(both)]
+        if way and not told[-way] and told[way] > (way < 0):
+            found[both] = way
+    return found
 
 
 def _around(both: tuple[Row, Row]) -> tuple[Row, Row]:

@@ -10,7 +10,7 @@ that only weak or contradictory evidence splits, are reported as guesses.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from ...keys.known_buffers import STATISTICS
@@ -21,7 +21,7 @@ from ..forms.pieces import Canon, squeezed
 from ..forms.unrolled import later_blocks
 from ..questions import Reason, ask
 from ..rules import Rule, Strength
-from ..words import common_start, cut, label, shared, table, telling_words, words_of
+from ..words import common_start, cut, label, labels, shared, table, telling_words
 from .cells import Cells
 from .classes import Classes
 from .counting import of_unlike_sizes
@@ -35,6 +35,8 @@ from .units import SOME, Pair, Unit, hard_conflict, label_of, natural, related, 
 
 #: A file may have such a share of tensors of which the model has none that looks so, and still be of the same model.
 _FEW_SPARE = 0.1
+#: So small a share of pairs with words that exclude each other may be other words for the same.
+_FEW = 0.1
 #: Rounds of splitting: each learns something, and this is more than any model has needed.
 _MOST_ROUNDS = 400
 
@@ -168,9 +170,13 @@ class Matcher:
             free_s += cell[1]
         free_t += new
         whole = not free_t and not undecided
+        # a matrix that is left, of sizes that the model has nowhere, may be what a new layer of the model replaces
+        matrices = (u for u in free_s if len(squeezed(u.main.shape)) > 1)
+        replaced = next((u for u in matrices if not self._wanted([u])), None)
         for t, s in lone:
             nothing_left = not free_s or ("bias" in s.pieces and _are_positions(free_s))
-            if not (whole and self._in_its_place(t, s, pairs, nothing_left=nothing_left)):
+            only = replaced is None and self._alike[t.colour] == (1, 1)
+            if not (whole and (only or self._in_its_place(t, s, pairs, nothing_left=nothing_left))):
                 t.ask(ask(Reason.ONLY_ITS_SHAPE))
         self._contradictions(pairs, whole=complete)
         pairs.sort(key=lambda pair: pair[0].order)
@@ -254,14 +260,16 @@ class Matcher:
         return flows_into(one, other) if self.sequences.traced else one.order < other.order
 
     def _contradictions(self, pairs: list[tuple[Unit, Unit]], *, whole: bool) -> None:
-        self._unusual_attention(pairs)
         self._parts_without_names(pairs)
         for t, s in self._strangers_among_namesakes(pairs):
             on_the_way = any(b.order > s.order and self._comes_before(t, a) for a, b in pairs if not a.doubts)
             if not (whole and on_the_way and self.sequences.ordered and self.orders.between(t, s)):
                 t.ask(ask(Reason.ANOTHER_NAME))
-        for t, s in pairs:
-            conflict = hard_conflict(t.words, s.words)
+        conflicts = [hard_conflict(t.words, s.words) for t, s in pairs]
+        said = [{word for pair in pairs for word in labels(pair[side].words, hard=True).items()} for side in (0, 1)]
+        for (t, s), conflict in zip(pairs, conflicts, strict=True):
+            if conflict and whole and conflicts.count(conflict) <= _FEW * len(pairs) and not _tells(said, t, s):
+                conflict = None  # in nearly all of a model, it would be another model
             if conflict and not t.told_by(Kind.NAME):
                 t.ask(ask(Reason.OTHER_WORDS, *conflict))
             beside = _is_beside(s) and not _is_beside(t)
@@ -389,22 +397,14 @@ class Matcher:
                     one, several = ("source", "model") if side else ("model", "source")
                     pair[0].ask(ask(Reason.PARTS_UNNAMED, one, several, several))
 
-    def _unusual_attention(self, pairs: list[tuple[Unit, Unit]]) -> None:
-        """Ask about the targets of PAIRS in modules where only one side has names for queries, keys, values or output,
-        if the model does not use them in this order. Pairs of equal names do not count.
-        """
-        group = table().group("attention")
-        blocks: dict[tuple[str, ...], list[tuple[str, Unit, Unit]]] = defaultdict(list)
-        for t, s in pairs:
-            own, theirs = label(group, _in_block(t)), label(group, _in_block(s))
-            if (own is None) != (theirs is None) and not t.told_by(Kind.NAME):
-                blocks[t.path[:-1]].append((own or theirs or "", t, s))
-        for members in blocks.values():
-            members.sort(key=lambda m: m[1].used if m[1].used is not None else m[1].order)
-            said = [name for name, _, _ in members]
-            if len(said) > 1 and said != sorted(said, key="qkvo".index):
-                for name, t, _ in members:
-                    t.ask(ask(Reason.UNUSUAL_ATTENTION, name))
+
+def _tells(said: Sequence[Collection[tuple[str, str]]], t: Unit, s: Unit) -> bool:
+    """Return whether T and S have words that exclude each other, and one side has both of these words. SAID has all
+    such words of each side. A model with one output may call it classifier or projection.
+    """
+    own, theirs = (labels(unit.words, hard=True) for unit in (t, s))
+    apart = [(group, own[group], theirs[group]) for group in own.keys() & theirs.keys() if own[group] != theirs[group]]
+    return any({(group, one), (group, other)} <= set(words) for group, one, other in apart for words in said)
 
 
 def _is_beside(unit: Unit) -> bool:
@@ -513,14 +513,6 @@ def _by_exact_sizes(targets: list[Unit], sources: list[Unit]) -> None:
         own, theirs = shapes[unit.colour]
         if own == theirs and len(own) > 1 and len({*map(len, own)}) == 1:
             unit.colour = unit.main.shape, unit.colour[1]
-
-
-def _in_block(unit: Unit) -> tuple[str, ...]:
-    """Return the words of UNIT's names behind the last number in its path that is not its last component; all its words
-    if there is none. `v_layer.0.` does not mean that a matrix makes values.
-    """
-    inner = next((at + 1 for at in range(len(unit.path) - 2, -1, -1) if unit.path[at].isdecimal()), 0)
-    return unit.words[len(words_of(unit.path[:inner])) :]
 
 
 def _computed(unit: Unit) -> bool:

@@ -70,10 +70,16 @@ class Permute(View):
         return permuted(x, *params)
 
     def simplified(self, x: Expr, shapes: Mapping[str, Shape]) -> Expr:
-        """Return an expression that equals the permutation X: two permutations in a row become one, and one that
-        changes nothing is left out.
+        """Return an expression that equals the permutation X: two permutations in a row are one, one that changes
+        nothing is left out, and one that moves only dimensions of size 1 after a reshape is another reshape.
         """
-        return permute(x.args[0], *map(int, x.params))
+        inner, dims = x.args[0], [int(d) for d in x.params]
+        if inner.op == "reshape":
+            sizes = [int(n) for n in inner.params]
+            moved = [d for d in dims if sizes[d] != 1]
+            if moved == sorted(moved):
+                return reshape(inner, [sizes[d] for d in dims])
+        return permute(inner, *dims)
 
     def undone(self, x: Expr, value: Expr, shapes: Mapping[str, Shape]) -> Sequence[Expr]:
         """Return [the expression for the tensor inside], made from VALUE, the result of X = `permute(x, dims…)`: each

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from ..matching.counting import backwards, rows
+from ..matching.counting import directions, rows
 from ..matching.match import Matching
 from ..matching.sequences import Sequences
 from ..matching.units import Pair, Unit, block_of
@@ -18,6 +18,7 @@ from ..rules import Rule, Strength, in_order
 from . import elsewhere
 from .alike import MOST, across_blocks, by_block, in_doubt, look_alikes
 from .belief import Belief
+from .both_flows import settle_by_flow
 from .company import Anchors, crossed, in_company
 from .doubting import doubt_both, in_both_directions, left_over, settle, spread
 from .exchange import rearrange, take_up
@@ -64,10 +65,8 @@ def weigh(matching: Matching, sequences: Sequences) -> None:
 
 
 def _count_backwards(pairs: list[Pair]) -> None:
-    """Add to `backwards` of each unit of PAIRS the lists around it that the two sides count from opposite ends, as all
-    pairs together show (see `backwards`).
-    """
-    turned = backwards(pairs)
+    """Note on each unit of PAIRS the lists around it that the two sides count from opposite ends."""
+    turned = [both for both, way in directions(pairs).items() if way < 0]
     for pair in pairs:
         for side, unit in enumerate(pair):
             unit.backwards |= frozenset(row for row, _ in rows(unit.path)) & {both[side] for both in turned}
@@ -200,5 +199,14 @@ WEIGHING: tuple[Rule[Callable[[Weighing], None]], ...] = in_order(
         "The name of that layer, or its place in the orders, fits as well or better.",
         lambda weighing: left_over(weighing.matching, weighing.swaps),
         Strength.OPEN,
+    ),
+    Rule(
+        "one place in both graphs",
+        140,
+        "A question about look-alikes was answered, because in the graphs of both codes no look-alike has this place.",
+        "Two codes of one model compute each result from the same weights, in whichever order they register or run "
+        "them.",
+        lambda weighing: settle_by_flow(weighing.matching),
+        when="the forward passes of the model and of the source's code were followed",
     ),
 )

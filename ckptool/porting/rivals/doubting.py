@@ -47,8 +47,9 @@ def settle(matching: Matching, swaps: Swaps) -> None:
     certain = Certain(pair for pair in matching.pairs if not pair[0].doubts)
 
     def in_better_company(one: Pair, other: Pair) -> bool:
-        around = certain.around(one, other) if block_of(one[0].path) == block_of(other[0].path) else []
-        return in_company(one, other, around) and not in_company(*crossed(one, other), around)
+        around = certain.around(one, other)
+        least = 1 if block_of(one[0].path) == block_of(other[0].path) else 2
+        return in_company(one, other, around, least) and not in_company(*crossed(one, other), around)
 
     _answer(
         matching,

@@ -62,6 +62,7 @@ def rearrange(swaps: Swaps) -> None:
     pairs = swaps.pairs
     certain = Certain(pair for pair in pairs if all(doubt.of_parts for doubt in pair[0].doubts))
     places = {id(t): at for at, (t, _) in enumerate(pairs)}
+    before = list(pairs)
     for alike in by_look(pairs).values():
         group = [places[id(t)] for t, _ in alike]
         if len(group) > MOST:
@@ -87,8 +88,11 @@ def rearrange(swaps: Swaps) -> None:
             within = all(block_of(one[side].path) == block_of(other[side].path) for side in (0, 1))
             settled = by_names(one, other) == "sure" or in_equal_places(one, other)
             settled = settled or (by_numbers(one, other) > 0 and all(map(_called_alike, (one, other))))
+            settled = settled or in_company(one, other, certain.around(one, other), least=2)
             if not settled and not (within and swaps.reason_in_row(one, other) is None):
                 doubt_both(one, other, ask(Reason.AGAINST_NUMBERS))
+    if pairs != before:
+        swaps.see_pairs()
 
 
 def _called_alike(pair: Pair) -> bool:

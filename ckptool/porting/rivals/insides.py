@@ -8,6 +8,10 @@ from collections.abc import Hashable, Iterable
 from ..matching.match import Matching
 from ..matching.units import Pair, Path, Unit, nearness
 
+#: The first and the last place of some layers in the order of execution.
+_Run = tuple[float, float]
+_NOWHERE = (0.0, 0.0)
+
 
 class Contents:
     """Counts the units of each shape and kind in every module of both sides, and in every list of units.
@@ -21,6 +25,12 @@ class Contents:
         targets = [t for t, _ in matching.pairs] + matching.free_targets + [u for ts, _ in cells for u in ts]
         sources = [s for _, s in matching.pairs] + matching.free_sources + [u for _, ss in cells for u in ss]
         self._held = _held(targets), _held(sources)
+        self.see_runs(matching.pairs)
+
+    def see_runs(self, pairs: Iterable[Pair]) -> None:
+        """Update where modules of the source run, after PAIRS have changed."""
+        self._used = [pair for pair in pairs if pair[0].used is not None]
+        self._runs: dict[tuple[Path, Path, Hashable], tuple[_Run, _Run]] = {}
 
     def of_target(self, path: Path) -> Hashable:
         """Return the contents of the module PATH of the target, which can be compared: how many units of each shape and
@@ -45,9 +55,55 @@ class Contents:
             return True
         return self._equal_only_so([[_list(unit.path) for unit in pair] for pair in (one, other)])
 
+    def run_only_so(self, one: Pair, other: Pair) -> bool:
+        """Return whether a module of the source that holds only one of the sources of ONE and OTHER would be
+        interrupted if the two were swapped: the model runs the target between layers of this module, without a layer
+        from elsewhere among them, and the other target before or after all of them. Modules of equal contents say
+        nothing: they may be exchanged as a whole.
+        """
+        at = nearness(one[1], other[1]) + 1
+        if self._held[1][one[1].path[:at]] == self._held[1][other[1].path[:at]]:
+            return False
+        return self._run_in(one, other) or self._run_in(other, one)
+
+    def _run_in(self, one: Pair, other: Pair) -> bool:
+        (t, s), (t2, s2) = one, other
+        if t.used is None or t2.used is None:
+            return False
+        for at in range(nearness(s, s2) + 1, len(s.path)):
+            known, whole = self._run_of(s.path[:at], s.path[: at + 1], t.colour)
+            if known[0] < t.used < known[1] and not whole[0] <= t2.used <= whole[1]:
+                return True
+        return False
+
+    def _run_of(self, module: Path, part: Path, colour: Hashable) -> tuple[_Run, _Run]:
+        """Return where the model surely runs MODULE, a module of the source, by its certain pairs, and where it may run
+        it, by all of its pairs; (0, 0) for both if the model runs layers of other modules among these.
+
+        Pairs in PART of this module do not count, nor do look-alikes with COLOUR for what is sure: they may be
+        exchanged along.
+        """
+        run = (module, part, colour)
+        if run not in self._runs:
+            inside = [(t.used or 0.0, t, s) for t, s in self._used if _within(s, module)]
+            sure = [used for used, t, s in inside if not (t.doubts or t.colour == colour or _within(s, part))]
+            known, whole = _extent(sure), _extent(used for used, _, _ in inside)
+            apart = any(whole[0] <= (t.used or 0.0) <= whole[1] and not _within(s, module) for t, s in self._used)
+            self._runs[run] = (_NOWHERE, _NOWHERE) if apart else (known, whole)
+        return self._runs[run]
+
     def _equal_only_so(self, paths: list[list[Path]]) -> bool:
         (t, s), (t2, s2) = ((self._held[0][own], self._held[1][theirs]) for own, theirs in paths)
         return t == s and t2 == s2 and t != t2
+
+
+def _within(unit: Unit, module: Path) -> bool:
+    return unit.path[: len(module)] == module
+
+
+def _extent(places: Iterable[float]) -> _Run:
+    found = sorted(places)
+    return (found[0], found[-1]) if found else _NOWHERE
 
 
 def _held(units: Iterable[Unit]) -> dict[Path, Counter[Hashable]]:

@@ -8,6 +8,7 @@ from itertools import combinations
 from typing import Literal
 
 from ..forms.branches import Branches, beside
+from ..matching.counting import directions, row_of, rows
 from ..matching.match import Matching
 from ..matching.sequences import Sequences
 from ..matching.units import Pair, Path, Unit, block_of, series
@@ -46,12 +47,18 @@ class Swaps:
         self._in_turn: dict[_Row, bool] = {}
         self._added: dict[Path, Counter[str]] = {}
         self._rows: dict[_Row, list[Pair]] = defaultdict(list)
+        self._ways = directions([pair for pair in self.pairs if not pair[0].doubts])
+        self._members: tuple[dict[str, set[int]], ...] = (defaultdict(set), defaultdict(set))
         for pair in self.pairs:
             self._rows[series(pair[1])].append(pair)
-        self.see_branches()
+            for members, unit in zip(self._members, pair, strict=True):
+                for row, number in rows(unit.path):
+                    members[row].add(number)
+        self.see_pairs()
 
-    def see_branches(self) -> None:
-        """Compute again, from the pairs as they are now, in which orders both sides have parallel branches."""
+    def see_pairs(self) -> None:
+        """Update the evidence of parallel branches, and of modules that run as a whole, after pairs have changed."""
+        self.contents.see_runs(self.pairs)
         votes = {order.name: (order.vote, order.place) for order in self.orders}
         self._branches = Branches(self.pairs, self.contents.of_target, votes)
 
@@ -67,8 +74,7 @@ class Swaps:
             one, other: the pairs.
             belief: name of an order -> how reliable it is for these two pairs, 0 to 1; as in the whole model if None.
         Returns:
-            The question, without options; None if names, numbers or places exclude the swap; False if none of these
-            does, and an order excludes it or no order tells the two apart.
+            The question; False if only an order excludes the swap; None if names, places or modules exclude it.
         """
         belief = self.overall if belief is None else belief
         found = self.reason_in_row(one, other, belief)
@@ -116,7 +122,7 @@ class Swaps:
         - else, an order for the pairs or none that tells them apart: False.
         """
         named = by_names(one, other)
-        if named == "sure":
+        if named == "sure" or (named != "against" and self.contents.run_only_so(one, other)):
             return None
         if named == "against":
             return ask(Reason.NAMES_FOR_SWAP)
@@ -134,9 +140,10 @@ class Swaps:
         counted = (
             not beside(one[0], other[0])
             or step(one[0], other[0]) == step(one[1], other[1])
+            or self._runs_as_counted(one, other)
             or self._counts_through(one, other)
         )
-        if by_numbers(one, other) > 0 and counted and not (against and not behind):
+        if by_numbers(one, other) > 0 and counted and (behind or not against or self._counted_as_beside(one, other)):
             return None
         if against and behind:
             return ask(Reason.ORDERS_ABOUT_SWAP, behind[0], against[0])
@@ -145,6 +152,24 @@ class Swaps:
         if not behind and any(order.vote(one, other) for order in self.orders):
             return ask(Reason.NO_ORDER_KEPT)
         return False
+
+    def _counted_as_beside(self, one: Pair, other: Pair) -> bool:
+        """Return whether members of unlike looks, or other lists in the same modules, show that both sides count the
+        list with ONE and OTHER from the same end. Some code runs a list from its end.
+        """
+        return self._ways.get((row_of(one[0], other[0]), row_of(one[1], other[1])), 0) > 0
+
+    def _runs_as_counted(self, one: Pair, other: Pair) -> bool:
+        """Return whether both sides have ONE and OTHER in a list with equally many members, and the model runs them in
+        the order of their numbers.
+
+        Such numbers may have gaps: `stride8` and `stride16`.
+        """
+        (t, t2), (s, s2) = zip(one, other, strict=True)
+        own, theirs = row_of(t, t2), row_of(s, s2)
+        if None in (t.used, t2.used) or not own or len(self._members[0][own]) != len(self._members[1][theirs]):
+            return False
+        return ((t.used or 0.0) < (t2.used or 0.0)) == (t.numbers < t2.numbers)
 
     def _counts_through(self, one: Pair, other: Pair) -> bool:
         """Return whether the source of ONE is in a list that goes through several towers of the model, one after the

@@ -136,12 +136,13 @@ def _order(family: Family, join: Join, wholes: Sequence[Piece]) -> _Order:
         return _Order(named)
     by_gate, told = _by_gate(family.parts, wholes)
     by_code = order_by_code(family.parts, join.sizes, join.dim, wholes)
-    order = by_code or by_gate
+    seen = by_gate is not None and any(p.entry.facts.beside_gate or p.entry.facts.opens for p in family.parts)
+    order = by_gate if seen else by_code or by_gate  # what both codes do counts more than what they call it
     if order is None and join.dim == 0 and not family.numbered:  # as the code concatenates what the parts give
         places = {part.entry.facts.place: part for part in family.parts}
         if None not in places and len(places) == len(family.parts):
             order, told = tuple(places[at] for at in sorted(places, key=lambda at: at or 0)), False
-    return _Order(order, told, by_code is not None)
+    return _Order(order, told, by_code is not None and not seen)
 
 
 def _join_in_order(join: Join, family: Family, parts: Sequence[Piece]) -> Join:
@@ -168,7 +169,7 @@ def _by_gate(parts: Sequence[Piece], wholes: Sequence[Piece]) -> tuple[tuple[Pie
     """
     seen = {piece.entry.facts.gate for piece in wholes}
     halves = {None if gate is None else gate.half for gate in seen}
-    opened = [part for part in parts if part.entry.facts.beside_gate == "gate"]
+    opened = [part for part in parts if "gate" in (part.entry.facts.beside_gate, part.entry.facts.opens)]
     words = dict(zip((part.name for part in parts), words_apart([part.words for part in parts]), strict=True))
     said = {name: {said_part(own), *own} for name, own in words.items()}
     named = [part for part in parts if {"gate", "gates"} & said[part.name]]
