@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -116,11 +117,26 @@ finally:
 """
 
 
-def test_a_strip_keeps_less_than_a_thousand_bytes_of_a_tensor(tmp_path, in_new_python):
+def test_a_strip_keeps_less_than_650_bytes_of_a_tensor(tmp_path, in_new_python):
     count = 20_000
     entries = {
         f"module.layers.{number // 10}.part{number % 10}.weight": np.zeros(1, "float32") for number in range(count)
     }
     ckptool.save(entries, tmp_path / "in.pth")
     done = in_new_python(MEASURED, "strip-prefix", tmp_path / "in.pth", tmp_path / "out.pth")
-    assert int(done.split()[-1]) < 1000 * count
+    assert int(done.split()[-1]) < 650 * count
+
+
+@pytest.mark.parametrize("name", ["a.pth", "a.safetensors"])
+def test_an_open_checkpoint_keeps_less_than_320_bytes_of_a_tensor(tmp_path, name):
+    count = 20_000
+    ckptool.save({f"layers.{number}.weight": np.zeros(1, "float32") for number in range(count)}, tmp_path / name)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        opened = ckptool.open(tmp_path / name)
+        kept = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert len(opened.root.entries) == count
+    assert kept < 320 * count
