@@ -111,6 +111,14 @@ def _strip(point: Point) -> Row:
     return Row("strip-prefix", point, ways, ".pth")
 
 
+def _remap(point: Point) -> Row:
+    return Row("remap", point, {**_COPY, **_ckptool("remap", "--map-location", "cpu=cuda:0")}, ".pth")
+
+
+def _to_zip(point: Point) -> Row:
+    return Row("to zip", point, {**_COPY, **_ckptool("convert", "--to", "torch-zip")}, ".pth")
+
+
 def _convert(point: Point) -> Row:
     if point.format in ("shards", "dcp"):
         return Row("to safetensors", point, {**_COPY_FOLDER, **_ckptool("convert")}, ".safetensors")
@@ -202,14 +210,13 @@ def _diff(point: Point, other: Point) -> Row:
 def rows(size: int = GB, *, quick: bool = False) -> list[Row]:
     """All that is measured. QUICK: less of each axis, and 64 MB for 1 GB."""
     base = Point(size=size)
-    remap = {**_COPY, **_ckptool("remap", "--map-location", "cpu=cuda:0")}
     verify = {
         "`cat`, `cksum`": ("sh", "-c", 'cat "$0" | cksum', "{src}"),
         "ckptool": ("{ckptool}", "verify", "{src}"),
     }
     found = [
         _strip(base),
-        Row("remap", base, remap, ".pth"),
+        _remap(base),
         _convert(base),
         _inspect(base),
         _scan(base),
@@ -230,5 +237,8 @@ def rows(size: int = GB, *, quick: bool = False) -> list[Row]:
             found += [replace(job, axis="size") for job in (_strip(point), _convert(point))]
     for count in (100_000,) if quick else (10, 100, 10_000, 100_000):
         point = replace(base, tensors=count)
-        found += [replace(job, axis="tensors") for job in (_strip(point), _convert(point), _inspect(point))]
+        jobs = [_strip(point), _convert(point), _inspect(point)]
+        if count == 10_000:
+            jobs += [_remap(point), *(_to_zip(replace(point, format=format)) for format in ("legacy", "safetensors"))]
+        found += [replace(job, axis="tensors") for job in jobs]
     return found
