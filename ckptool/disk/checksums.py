@@ -231,7 +231,7 @@ def _product(one: int, other: int) -> int:
 
 def key_of(source: Source) -> Hashable:
     """The same for sources that are one: a range by where it is, anything else by itself."""
-    return source if isinstance(source, FileRange) else id(source)
+    return (id(source.file), source.offset, source.length) if type(source) is FileRange else id(source)
 
 
 def _parts(source: Source) -> Iterator[Source]:
