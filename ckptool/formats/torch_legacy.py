@@ -201,17 +201,22 @@ def _place_storages(file: File, pickles: _Pickles, broken: dict[int, str] | None
             + [printable(f"used by no tensor: {', '.join(extra[:4])}")] * bool(extra),
         )
     roots = [storages[key] for key in pickles.keys]
-    places = list(accumulate((8 + storage.nbytes for storage in roots), initial=pickles.end))
+    sizes = [storage.nbytes for storage in roots]
+    places = list(accumulate((8 + size for size in sizes), initial=pickles.end))
     if broken is None:
-        for storage, place in zip(roots, places, strict=False):
+        fit = places[-1] <= file.size and all(
+            int.from_bytes(file.read(place, 8), "little", signed=True) == storage.numel
+            for storage, place in zip(roots, places, strict=False)
+        )
+        for storage, place in () if fit else zip(roots, places, strict=False):
             if problem := _misfit(file, storage, place):
                 hint = "the download or copy did not finish; compare the size with the source"
                 what = f"storage {printable(storage.key)} {problem}"
                 raise Malformed(what, where=where, hint=hint if "cut" in problem else None)
     else:
         broken.update(_not_whole(file, roots, places))
-    for storage, place in zip(roots, places, strict=False):
-        _move(storage, place + 8)
+    for storage, place, size in zip(roots, places, sizes, strict=False):
+        storage.move_to(file.range(place + 8, size))
     for view, (root, offset) in pickles.reader.views():
         assert isinstance(root.source, FileRange)
         _move(view, root.source.offset + offset * (root.dtype.itemsize if root.dtype else 1))
