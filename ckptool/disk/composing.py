@@ -245,7 +245,7 @@ _One = TypeVar("_One", Source, Piece)
 
 def flat(pieces: Sequence[_One]) -> Sequence[_One]:
     """PIECES with joined ones taken apart, so that the kernel can copy their parts."""
-    if not any(type(piece) is Joined for piece in pieces):
+    if Joined not in set(map(type, pieces)):
         return pieces
     return [one for piece in pieces for one in (flat(piece.parts) if isinstance(piece, Joined) else (piece,))]
 

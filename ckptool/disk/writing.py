@@ -64,10 +64,11 @@ def put_pieces(output: Output, pieces: Sequence[Piece]) -> None:
     """Append PIECES to an output, and compare their checksums on the way."""
     with checksums(pieces) as sums, _ahead(flat(pieces)) as next_of:
         for piece in pieces:
-            end = output.position + piece.length
             if type(piece) is Buffer and not sums.missing(piece):  # as most are, of many tensors
                 output.write(piece.data)
-            elif isinstance(piece, Crc32Of):
+                continue
+            end = output.position + piece.length
+            if isinstance(piece, Crc32Of):
                 output.write((sums.of(piece.source) or 0).to_bytes(4, "little"))
             elif isinstance(piece, Verify):
                 sums.verify(piece)
@@ -217,7 +218,14 @@ class _Output(Output):
 
     def write(self, data: bytes | memoryview) -> None:
         """Append bytes."""
-        view = memoryview(data).cast("B") if len(data) else memoryview(b"")
+        size = len(data)
+        if type(data) is bytes and size < _BUFFER - self.position % _BUFFER:  # as the small pieces between tensors
+            self._buffer[self._filled : self._filled + size] = data
+            self._filled += size
+            self.position += size
+            self._report(size)
+            return
+        view = memoryview(data).cast("B") if size else memoryview(b"")
         while view:
             room = self._room(len(view))
             room[:] = view[: len(room)]
