@@ -318,6 +318,11 @@ class Reason(Enum):
         "in the source's code that the layer computes the same without it: if it does not, the model needs a place "
         "for that tensor",
     )
+    BIAS_FOR_ALL = (
+        Topic.OTHER,
+        "the source has a bias of this size in other layers ({}), and the model has no place for it there; check in "
+        "both codes whether the outputs of these layers are added: if they are, this bias has to be the sum of all",
+    )
     SEVERAL_COPIES = (
         Topic.OTHER,
         "the file holds several copies of this model under different prefixes, and one of them was chosen by its "

@@ -502,7 +502,8 @@ def _kinds() -> frozenset[str]:
 def numbers(path: tuple[str, ...]) -> tuple[int, ...]:
     """Return the numbers in the words of the components of PATH, in order: (2, 1) for ("layer2", "first").
 
-    "first" to "fifth" and "one" to "five" are 1 to 5. Numbers of ten or more digits are passed over.
+    "first" to "fifth" and "one" to "five" are 1 to 5, and so are "thr", "fou" and "fiv". Numbers of ten or more digits
+    are passed over.
     """
     ordinals = table().ordinals
     return tuple(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sides import pairing, signature, wanted
@@ -182,3 +183,12 @@ def test_a_list_that_runs_and_fits_only_from_its_end_is_paired_from_its_end_as_a
         assert pairing(mapping)[f"steps.{n}.fc1.weight"] == f"flows.{5 - n}.net.0.weight"
         assert pairing(mapping)[f"steps.{n}.fc2.weight"] == f"flows.{5 - n}.net.2.weight"
     assert not mapping.having("guessed")
+
+
+@pytest.mark.parametrize("words", [("One", "Two", "Three"), ("One", "Two", "Thr")])
+def test_numbers_in_words_are_numbers_also_if_they_are_cut(words: tuple[str, ...]) -> None:
+    source = {f"netScore{word}.weight": (1, 8, 1, 1) for word in words}
+    target = {f"score_dsn{number}.weight": (1, 8, 1, 1) for number in (3, 2, 1)}
+    mapping = port(signature(source), wanted(target))
+    own = {f"score_dsn{number}.weight": f"netScore{word}.weight" for number, word in enumerate(words, 1)}
+    assert pairing(mapping) == own
