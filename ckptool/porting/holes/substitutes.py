@@ -154,8 +154,8 @@ def _cuts_patches(t: Unit, s: Unit) -> bool:
 
 
 def _is_looked_up(filling: Filling, t: Unit) -> bool:
-    """Return whether T, a table whose name says nothing, is a word table: the model looks up its rows, and it is the
-    only such table or another unit without a source has as many rows.
+    """Return whether T, a table whose name says nothing, is a word table: the model looks up its rows, and looks up no
+    other table, of whatever name, or another unit without a source has as many rows.
     """
     tables = [u for u in filling.matcher.cells.targets if u.main.entry.how == "embedding"]
     others = (u for u in filling.matching.free_targets if u is not t)
