@@ -188,7 +188,7 @@ def _crossed(
 ) -> None:
     """Ask about blocks in the opposite order on the two sides, if each would also fit in the place of the other: what
     both hold under equal paths has equal shapes, and they hold something equal. A block of LISTS goes to that block of
-    the source with which it has the most pairs, of at least two.
+    the source with which it has the most pairs; blocks with a single pair are left out.
 
     Blocks of one kind (equal paths and shapes) are compared in one pass: with the highest number before and the lowest
     after. INSIDE has number of a block -> path inside of it -> pair; VOTES is as in `_go_together`.
