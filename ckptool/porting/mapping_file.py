@@ -136,8 +136,10 @@ def _shape_of_key(entry: Entry) -> tuple[str, ...]:
 def _templates(members: Sequence[Entry]) -> dict[str, str]:
     """Return target -> the text of its expression, for MEMBERS: entries that are equal by `_shape_of_key`.
 
-    A number in a source key becomes `{#i}` if it equals number i of the target in all members, and is not the same in
-    all. If members read different counts of keys, all texts are without holes.
+    A component of a source key that is a number becomes `{#i}` if in all members it equals the i-th number, from 1,
+    among the components of the target, and it is not the same in all members. If more than one i fits, it is the first
+    that no earlier component of the key has, or else the first. Numbers inside a component (`conv1`) neither count nor
+    change. If members read different counts of keys, all texts are without holes.
     """
     numbers = [[c for c in e.target.split(".") if _is_number(c)] for e in members]
     keys = [e.expr.keys() for e in members if e.expr is not None]

@@ -441,8 +441,9 @@ def _label_of_kind(group: Group, words: tuple[str, ...]) -> str | None:
 
 
 def _without_number(group: Group, words: Sequence[str], size: int) -> str | None:
-    """Return the label in GROUP of WORDS without the number at their end, if they end in a number and end, without it,
-    in a phrase of at least SIZE words: of several, of the longest. Else None.
+    """Return the label in GROUP of WORDS without the last word, if that is a number: the label of the longest phrase of
+    at least SIZE words in which the rest ends. Phrases that are said to mean nothing are skipped, for a shorter one.
+    None if the last word is not a number, or if there is no such phrase.
 
     If a name spells its meaning, a number only counts: the `attn2` of `self_attn2` is not cross-attention.
     """

@@ -281,8 +281,10 @@ class _Module:
     def _assign(self, left: str, x: Expr, name: Callable[[str], str], indent: int) -> Iterator[str]:
         """Yield the lines of the statement `LEFT = X`, indented. NAME returns the code of a key.
 
-        If the line is too long, there are two statements, the first for a variable `x`: of the argument of X if X ends
-        with a method call or an index, or of X itself if LEFT alone makes it too long.
+        If the line is too long and X ends with a method call or an index, there is a statement before it that sets a
+        variable `x` to the argument of X, in turn split if it is too long. Then, or if X has no such end, and if the
+        first line is still too long, X itself is set to `x` before `LEFT = x`. What is too long after this is broken
+        over several lines.
         """
         like = f"take({_quoted(self.like)})" if self.like else "torch.empty(0)"
         made = f"{left} = {torch_text(x, name, like)}"

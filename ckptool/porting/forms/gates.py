@@ -348,8 +348,9 @@ def _join(one: Canon, scope: _Path, cell: RecurrentCell, held: _Held, pieces: li
     """Replace the matrices of a recurrent cell, and their biases, by `weight_ih`, `weight_hh`, `bias_ih`, `bias_hh` in
     the module SCOPE ("cell" if it is the outermost), with the gates in torch's order.
 
-    Matrices with inputs first are transposed. Square bare ones may have inputs first, which is a question. Nothing is
-    done if HELD is empty, or if its sizes are not those of one cell. Biases that are not as long as one gate stay.
+    Matrices with inputs first are transposed. If all matrices, of both sides, are square and of one size, and the first
+    is bare, all of them may have inputs first, which is a question. Nothing is done if HELD is empty, or if its sizes
+    are not those of one cell. The biases of a side stay if one of them is not as long as one gate.
     Args:
         one: the side.
         scope: the path of the module around the layers.

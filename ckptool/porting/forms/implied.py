@@ -134,8 +134,8 @@ _NORM_OF_LAYER = ("layer_norm_", "layernorm_")
 
 
 def _third_norm(canon: Canon) -> None:
-    """Add the words "block norm 3" to the norm of the feed-forward part, by a word in its path, in blocks with three
-    norms.
+    """In blocks with three norms, add the words "block norm 3" to each of the three that has a word of the feed-forward
+    part in its path inside the block.
 
     A block with two attentions has a norm before each of them, and the feed-forward part comes last. A block is a
     member of the innermost list around a norm, or else the module around it. Norms inside an attention do not count if

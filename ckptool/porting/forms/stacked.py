@@ -421,11 +421,14 @@ def _unstacked(canon: Canon, piece: Piece, n: int, cut_at: int, first: Piece, pl
 
 
 def unstack_together(one: Canon, other: Canon) -> None:
-    """Split weights of ONE in one module that together hold a list of layers, if OTHER has a list of so many layers
-    with this size, in this layout or transposed, and no other tensors of this size.
+    """Split two or more weights of ONE in one module that together hold a list of layers, if OTHER has a list of so
+    many layers of their size, in this layout or transposed, and neither side has other tensors of this size.
 
-    For example, the first layer has a table [1, n, d], and the other layers have one for all, [layers - 1, n, d]. At
-    least one of the tensors holds several layers, and all share a word that tells them from others.
+    For example, the first layer has a table [1, n, d], and the other layers have one for all, [layers - 1, n, d]. The
+    weights have more than two dimensions, of which the first counts layers, and the sizes of the others are equal
+    (sizes of 1 left out). At least one of the weights has more than these sizes, so it holds several layers, and all
+    share a word that tells them from others. The layers are numbered in a row over all weights, in the order of use, or
+    of registration where the use is not known.
     """
     lists = numbered_lists(other)
     theirs = Counter(squeezed(p.shape) for p in other.pieces.values())

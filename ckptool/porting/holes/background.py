@@ -10,8 +10,8 @@ from .filling import Filling
 
 
 def doubt_background(filling: Filling) -> None:
-    """Ask about layers for classes that have one class more than the layer for boxes in the same module, unless all
-    pairs have equal last names. The option has the last row first.
+    """Ask about layers for classes that have three classes or more, one more than a layer for boxes in the same module
+    has, unless all pairs of the two models have equal last names. The option has the last row first.
 
     Boxes have four rows for each class except the background. The names of the layers of the model say what they are
     for.

@@ -21,8 +21,9 @@ def doubt_bypasses(filling: Filling) -> None:
     the model's forward pass shows that one part goes past the layers that take the others.
 
     The layer that makes the parts has to be filled with one tensor of the source. If the source's forward pass shows
-    such parts, too, it answers the question. Nothing is asked if it does not and the two layers have equal names or the
-    same code, nor if the sides have the same names and the source was not traced.
+    such parts of the same dimension, too, the question is asked, and answered if `_ask` can tell by them. Nothing is
+    asked if it does not and the two layers have equal names or the same code, nor if the sides have the same names and
+    the source was not traced.
     """
     if filling.same_names and not filling.source.signature.traced:
         return

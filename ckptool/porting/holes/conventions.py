@@ -40,8 +40,9 @@ def doubt_conventions(filling: Filling) -> None:
 
 def _bare_squares(filling: Filling) -> None:
     """Transpose square bare parameters if the file's other bare parameters, by their sizes, are transposed, and keep
-    them if one of these is not; ask if there are none. A bare parameter is an `nn.Parameter` that is no weight of a
-    torch layer.
+    them if one of these is not; ask if there are none, unless it is asked already whether the parameter is transposed.
+    All bare parameters of the file count together. A bare parameter is an `nn.Parameter` that is no weight of a torch
+    layer.
 
     Only parameters that the model multiplies with, or takes single numbers from, under another last name are looked at.
     With a question, the transpose is taken unless the key ends in `_weight`, the parameter is a stack of matrices or
@@ -87,9 +88,10 @@ def _turned_squares(filling: Filling) -> None:
     Most code has outputs first. Graph convolutions and layers from TensorFlow have inputs first, which other tensors of
     the same name (`kin`) show by their sizes: the square is transposed if all of these are stored in the other way than
     the model stores the square, and kept if one is not. If there is no such tensor, ask about the matrices that the
-    model stores with inputs first, or holds as bare parameters that its forward pass does not use; the transpose is the
-    option, or is taken for a layer `conv` that the model stores with inputs first.
-    Bare parameters of the source, and tensors whose layout the file or their name states, are left as they are.
+    model stores with inputs first, or holds as bare parameters that its forward pass does not use, unless it is asked
+    already whether they are transposed; the transpose is the option, or is taken for a layer `conv` that the model
+    stores with inputs first. Bare parameters of the source, and tensors whose layout the file or their name states, are
+    left as they are.
     """
     votes: dict[str, Counter[bool]] = defaultdict(Counter)
     square = []
@@ -294,10 +296,11 @@ def _concatenated(filling: Filling) -> None:
     Code usually concatenates branches in the order in which it registers them. If the source registers the branches in
     another order than the model concatenates them, the channels are reordered, as a guess; without a question if the
     source's forward pass shows its order. If the model's code does not keep to the rule either, the reordered channels
-    are only the option. Rows of tables with other names on the two sides are asked about, too: code takes inputs in any
-    order, whatever it registers first. So are layers whose branches have a question.
-    Nothing is asked if the source was not traced and the sides have the same names or its keys are not in order, or the
-    same code has the same branches in one order.
+    are only the option. If the branches are two or more tables, and one has another name on the two sides, the layer is
+    asked about even if the orders agree, with the opposite order as the option: code takes inputs in any order,
+    whatever it registers first. So are layers whose branches have a question. Without a trace of the source, nothing is
+    asked if the sides have the same names, if the source's keys are not in order, or about a layer of the same code
+    whose branches have the same names in one order.
     """
     told = filling.source.signature.traced
     if not told and (filling.same_names or not filling.matcher.sequences.ordered):
@@ -424,8 +427,9 @@ def _same_names(members: Sequence[tuple[Unit, Unit, Piece]]) -> bool:
 
 
 def _are_near_1(values: Values, keys: Sequence[str]) -> bool:
-    """Return whether the norm weights KEYS lie so close to 1 that the source's code cannot add 1 to them: their mean is
-    less than 0.3 from 1, and their standard deviation is less than 0.3. False if no values can be read.
+    """Return whether the norm weights KEYS lie so close to 1 that the source's code cannot add 1 to them: the mean of
+    the values of all of them is less than 0.3 from 1, and the standard deviation of these is less than 0.3. False if no
+    values can be read.
 
     Weights of code that adds 1 start at 0. If training moved all of them above 0, it moved them far apart.
     """

@@ -27,12 +27,13 @@ def equalised(filling: Filling) -> None:
 
     Such weights are normally distributed (Karras et al., "Progressive Growing of GANs", 2018, section 4.1); this model
     has no such factor. Linear layers and convolutions that are copies of source tensors under other names are looked
-    at, 24 at most. All are asked about if 90 percent of those with 64 or more inputs are more than 4 times as wide as
-    initial weights, or 90 percent of all more than 16 times; it takes four layers at least.
-    Some code multiplies the output of the layer instead, and with it the bias, so the biases are asked about as well,
-    unless they are 0. A learning rate multiplier divides the initial weights and multiplies weights and biases on every
-    call ("A Style-Based Generator", 2019, appendix C), so that such weights are even wider. Nothing is asked if no
-    values may be read, or if the two sides have the same names.
+    at, 24 at most, those with 64 or more inputs before others. All are asked about if 90 percent of those with 64 or
+    more inputs are more than 4 times as wide as initial weights, or 90 percent of all more than 16 times; it takes four
+    layers at least. Some code multiplies the output of the layer instead, and with it the bias, so, without a learning
+    rate multiplier, the biases are asked about as well, unless they are 0. Such a multiplier divides the initial
+    weights and multiplies weights and biases on every call ("A Style-Based Generator", 2019, appendix C), so that such
+    weights are even wider; with one, all biases are asked about, with the bias times the multiplier as the option.
+    Nothing is asked if no values may be read, or if the two sides have the same names.
     """
     if filling.values is None or filling.same_names:
         return

@@ -161,7 +161,8 @@ class Filling:
     def guess(self, targets: list[Unit], sources: list[Unit]) -> None:
         """Pair TARGETS and SOURCES, units that no evidence tells apart, and fill them with a question about each pair,
         which has the other SOURCES as options. Each target, in the order of use, takes the source with the most similar
-        name of those that are left; of equally similar ones the first registered.
+        name of those that are left, those whose words the target's exclude after all others; of equally similar ones
+        the first registered.
 
         A target stays without a source if the words of the two names exclude each other, or if the names are neither
         similar nor related and the modules around are no pair. Buffers get no question if all SOURCES have equal

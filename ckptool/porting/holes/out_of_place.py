@@ -61,9 +61,14 @@ def _against_other_blocks(filling: Filling, pairs: Sequence[Pair]) -> None:
 
 
 def _against_their_order(filling: Filling, pairs: Sequence[Pair]) -> None:
-    """Ask about look-alikes of one module that the source lists in another order than the model, if only the modules
-    around them and other blocks told them apart. Layers that have different sizes in another block are told apart by
-    that. Of layers that feed each other, the order of use counts in place of the model's list.
+    """Ask about two look-alikes of one module that the source lists in another order than the model, if in no block
+    anything but the modules around them and other blocks told them apart. The question names the partner of the other
+    of the two, and has no options.
+
+    All blocks count together (paths with `{}` for their numbers, `_in_any_block`): a pair that a name, a word or an
+    order told in one block is told in all. Pairs without evidence are left out. Two layers that have different sizes in
+    another block, under one module, are told apart by that. Of layers that feed each other, the order of use counts in
+    place of the model's list.
 
     A block that lacks one of two norms makes the other norm look like that of another block, whose pairs then count as
     evidence for the first: no name, no word and no order has told which is which.
@@ -183,7 +188,7 @@ def _crossed(
 ) -> None:
     """Ask about blocks in the opposite order on the two sides, if each would also fit in the place of the other: what
     both hold under equal paths has equal shapes, and they hold something equal. A block of LISTS goes to that block of
-    the source with which it has the most pairs, of at least two.
+    the source with which it has the most pairs; blocks with a single pair are left out.
 
     Blocks of one kind (equal paths and shapes) are compared in one pass: with the highest number before and the lowest
     after. INSIDE has number of a block -> path inside of it -> pair; VOTES is as in `_go_together`.

@@ -154,8 +154,8 @@ def _cuts_patches(t: Unit, s: Unit) -> bool:
 
 
 def _is_looked_up(filling: Filling, t: Unit) -> bool:
-    """Return whether T, a table whose name says nothing, is a word table: the model looks up its rows, and it is the
-    only such table or another unit without a source has as many rows.
+    """Return whether T, a table whose name says nothing, is a word table: the model looks up its rows, and looks up no
+    other table, of whatever name, or another unit without a source has as many rows.
     """
     tables = [u for u in filling.matcher.cells.targets if u.main.entry.how == "embedding"]
     others = (u for u in filling.matching.free_targets if u is not t)
@@ -280,8 +280,8 @@ def _tables_of_words(filling: Filling) -> list[Pair]:
 
 
 def _tied_tables(filling: Filling) -> None:
-    """Fill a second word table (of encoder or decoder) from the source's word table, with a question, if exactly one
-    filled word table of the model has its sizes, and the model looks up rows of both.
+    """Fill a second word table (of encoder or decoder) from the source's word table, with a question, if the model
+    looks up its rows, and exactly one filled word table whose rows the model looks up has its sizes.
     """
     tables = [t for t in filling.matching.free_targets if label_of(t, "embedding") == "token"]
     words = [(t, s) for t, s in _tables_of_words(filling) if t.main.entry.how == "embedding"] if tables else []
@@ -293,9 +293,9 @@ def _tied_tables(filling: Filling) -> None:
 
 
 def _tied_heads(filling: Filling) -> None:
-    """Fill an output layer that the source lacks from its word embedding of the same sizes: the two are most likely
-    tied. It is a question unless the source ties some key to the table, or `_was_beside`. Doubts about the table are
-    copied.
+    """Fill an output layer that the source lacks with what fills the first word table of the model of the same sizes:
+    the two are most likely tied. It is a question unless the source ties some key to the table, or `_was_beside`.
+    Doubts about the table are copied if it is not a plain copy of the source's.
 
     An output layer is one by its name, or the last linear layer that the model uses. If the layer also has a bias that
     the source lacks, it is a new layer, unless its name says that it is over words.

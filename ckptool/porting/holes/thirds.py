@@ -29,9 +29,10 @@ def doubt_thirds(filling: Filling) -> None:
     """Ask in which order the source's code takes the three parts of a layer's output (`_are_thirds`), unless both codes
     call them by the same names. The options are the five other orders.
 
-    Code that cuts in an order of its own may join in one, too, so layers of the same module that take two tensors of
-    one size are asked about as well, unless both codes show the same; the option is the other order of the columns.
-    Only layers of `_written_anew` are asked about, and none if the two sides have the same names.
+    Code that cuts in an order of its own may join in one, too, so layers that take two tensors of one size, in the
+    module of a layer that was asked about, are asked about as well, unless both codes show the same; the option is the
+    other order of the columns. Only layers of `_written_anew` are asked about, and none if the two sides have the same
+    names.
     """
     if filling.same_names:
         return

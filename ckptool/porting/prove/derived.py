@@ -113,7 +113,9 @@ class Derived:
         return None
 
     def _on_the_right(self, x: Expr, shape: Shape) -> Expr | None:
-        """Return X with as many dimensions as SHAPE, those of size 1 first."""
+        """Return X with dimensions of size 1 put first until it has as many dimensions as SHAPE; with the dimensions of
+        X if it has as many or more.
+        """
         have = ex.shape_of(x, self.shapes)
         return ex.reshape(x, (1,) * (len(shape) - len(have)) + have, have)
 

@@ -133,7 +133,17 @@ def _change(ground: Ground, pairs: Sequence[_Pair]) -> Iterator[Change]:
 
 
 def _given(ground: Ground, mine: Sequence[Use], others: Sequence[Use]) -> dict[str, Expr] | None:
-    """Return, as key -> expression, the weights of OTHERS for the uses MINE; None if no expressions do this."""
+    """Return key of the model -> expression, so that the uses MINE get the weights of the uses OTHERS.
+
+    If all are matrices, the rows of OTHERS are concatenated and go to MINE in turn, so there may be more of one than of
+    the other. The columns are reordered so that they fit the input of the first of MINE, if both inputs are known. {}
+    if the sizes do not fit, or if the keys have these expressions already. None if the weight of one of OTHERS has no
+    expression, or if the columns would be too many slices.
+
+    Otherwise there is one of each, and the roles (weight, bias) that both hold get new expressions, those that they
+    have already included. {} if no role has a source's expression; None if the sizes do not fit or no expressions do
+    this.
+    """
     if all(u.kind in MATRICES and "weight" in u.held for u in (*mine, *others)):
         sources = []
         for v in others:
