@@ -216,7 +216,7 @@ def _place_storages(file: File, pickles: _Pickles, broken: dict[int, str] | None
     else:
         broken.update(_not_whole(file, roots, places))
     for storage, place, size in zip(roots, places, sizes, strict=False):
-        storage.move_to(file.range(place + 8, size))
+        storage.move_to(FileRange(file, place + 8, size))
     for view, (root, offset) in pickles.reader.views():
         assert isinstance(root.source, FileRange)
         _move(view, root.source.offset + offset * (root.dtype.itemsize if root.dtype else 1))
