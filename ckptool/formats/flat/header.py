@@ -119,20 +119,19 @@ def _read_slowly(file: File, raw: bytes) -> tuple[dict[str, Any], dict[str, str]
 
 def _form(space: str) -> tuple[str, re.Pattern[str], int]:
     """Of headers with SPACE behind each comma and colon: a pattern for an entry and the comma behind it, and how many
-    characters are in every entry."""
-    entry = '"NAME":~{"dtype":~"CODE",~"shape":~[SIZES],~"data_offsets":~[NUMBER,~NUMBER]},~'.replace("~", space)
-    always = re.sub("NAME|CODE|SIZES|NUMBER", "", entry)
-    parts = {
-        "NAME": r'([^"\\\x00-\x1f]*)',
-        "CODE": "([A-Z0-9_]+)",
-        "SIZES": f"((?:DIGITS(?:,{space}DIGITS)*)?)",
-        "NUMBER": "(DIGITS)",
-        "DIGITS": "(?:0|[1-9][0-9]{0,17})",
-    }
-    pattern = re.escape(entry)
+    characters of an entry are outside its groups.
+
+    The groups are the name, the type with the shape, and the offsets. That numbers are in order is left to JSON, which
+    reads each shape once, and the offsets of many tensors at once.
+    """
+    entry = '"(NAME)":~{"dtype":~"(CODE",~"shape":~[SIZES)],~"data_offsets":~[(NUMBER,~NUMBER)]},~'
+    entry = entry.replace("~", space)
+    outside = len(re.sub(r"\(.*?\)", "", entry))
+    parts = {"NAME": r'[^"\\\x00-\x1f]*', "CODE": "[A-Z0-9_]+", "SIZES": "[0-9, ]*", "NUMBER": "[0-9]+"}
+    pattern = re.escape(entry).replace(r"\(", "(").replace(r"\)", ")")
     for name, part in parts.items():
         pattern = pattern.replace(name, part)
-    return space, re.compile(pattern), len(always)
+    return space, re.compile(pattern), outside
 
 
 #: Headers as the reference and most others write them, and as `json.dumps` does, with one order of the fields.
@@ -164,14 +163,13 @@ def _read_usual(raw: bytes) -> Header | None:
             return None
     if text[-3:] != "]}}" or text[at : at + 1] != ("," if at else "{"):
         return None
-    space, pattern, always = _FORMS['": {' in text[at : at + _AT_ONCE]]
+    space, pattern, outside = _FORMS['": {' in text[at : at + _AT_ONCE]]
     if at and not text.startswith(space, at + 1):
         return None
     at += 1 + (len(space) if at else 0)
     names: list[str] = []
-    told: list[tuple[str, str]] = []
-    begins: list[int] = []
-    ends: list[int] = []
+    told: list[str] = []
+    offsets: list[int] = []
     boundary = f']}},{space}"'
     while at < len(text):
         behind = text.find(boundary, at + _AT_ONCE) + len(boundary) - 1
@@ -179,19 +177,28 @@ def _read_usual(raw: bytes) -> Header | None:
         part = f"{text[at:-1]},{space}" if last else text[at:behind]
         at = len(text) if last else behind
         found = pattern.findall(part)
+        if not found:
+            return None
         columns = list(zip(*found, strict=True))
-        if sum(sum(map(len, column)) for column in columns) + always * len(found) != len(part):
+        if sum(sum(map(len, column)) for column in columns) + outside * len(found) != len(part):
             return None
         names += columns[0]
-        told += zip(columns[1], columns[2], strict=True)
-        begins += map(int, columns[3])
-        ends += map(int, columns[4])
-    known: dict[tuple[str, str], _Kind] = {}
-    for code, shape in set(told):
-        kind = _kind(code, [int(n) for n in shape.split(",")] if shape else [])
+        told += columns[1]
+        try:
+            offsets += json.loads(f"[{','.join(columns[2])}]")
+        except ValueError:
+            return None
+    begins, ends = offsets[::2], offsets[1::2]
+    known: dict[str, _Kind] = {}
+    for one in set(told):
+        code, _, sizes = one.partition(f'",{space}"shape":{space}[')
+        try:
+            kind = _kind(code, json.loads(f"[{sizes}]"))
+        except ValueError:
+            return None
         if kind is None:
             return None
-        known[code, shape] = kind
+        known[one] = kind
     kinds = list(map(known.__getitem__, told))
     if list(map(sub, ends, begins)) != list(map(attrgetter("nbytes"), kinds)):
         return None
