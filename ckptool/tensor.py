@@ -177,16 +177,17 @@ class Storage:
 
 
 class StorageTable(Protocol):
-    """Where the storages of a file are, in columns. Each is known by its number."""
+    """Where the storages of a file are, in columns. Each is known by its number. `sizes` are in bytes."""
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Of each number, what `Storage.nbytes` is."""
 
     def key(self, number: int) -> str:
         """As `Storage.key`."""
 
     def source(self, number: int) -> Source:
         """As `Storage.source`."""
-
-    def nbytes(self, number: int) -> int:
-        """As `Storage.nbytes`."""
 
     def crc(self, number: int) -> int | None:
         """As `Storage.crc`."""
@@ -220,7 +221,9 @@ class NumberedStorage(Storage):
     @property
     def nbytes(self) -> int:
         """Size in bytes."""
-        return cast("StorageTable", self._place).nbytes(self._key)
+        table: StorageTable = self._place
+        size: int = table.sizes[self._key]
+        return size
 
     def changed(self, **fields: Any) -> Storage:
         """Another storage, with other values for the FIELDS that are named as arguments of `Storage`."""

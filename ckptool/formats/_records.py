@@ -43,6 +43,7 @@ class _Numbered:
     def __init__(self, file: File | Window, columns: Members) -> None:
         self.file = file
         self.columns = columns
+        self.sizes = columns.sizes
 
     def key(self, number: int) -> str:
         """Its name, which is its number."""
@@ -52,10 +53,6 @@ class _Numbered:
         """Where its bytes are."""
         columns = self.columns
         return self.file.range(columns.starts[number], columns.sizes[number], columns.crcs[number] or None)
-
-    def nbytes(self, number: int) -> int:
-        """Size in bytes."""
-        return self.columns.sizes[number]
 
     def crc(self, number: int) -> int | None:
         """CRC-32 as recorded, or None; 0 of no bytes."""

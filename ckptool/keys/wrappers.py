@@ -79,7 +79,7 @@ def _around_all(keys: list[str]) -> tuple[str, bool]:
     """The wrappers that all keys begin with, and whether there may be others. In most files there are none."""
     components = takewhile((_ANYWHERE | _SOLE).__contains__, common_prefix(keys).split("."))
     outer = "".join(f"{component}." for component in components)
-    text = "\n".join([key[len(outer) :] for key in keys])
+    text = "\n".join([key[len(outer) :] for key in keys] if outer else keys)
     return outer, any(wrapper.component in text for wrapper in WRAPPERS)
 
 

@@ -240,32 +240,39 @@ def _modules(tensors: _Held, kinds: _Kinds, sort: Order, everything: bool, width
     """A row for each module, or for each run of modules that differ in a number only, not wider than WIDTH."""
     usual = tuple(found[0][0] if (found := _summed(kinds, part).most_common(1)) else "" for part in (0, 1))
     width = 10**6 if everything else width - 4
+    apart = [key.rpartition(".") for key in tensors[0]]
+    kinds_of = list(zip([leaf for _, _, leaf in apart], tensors[1], strict=True))
+    shown = {one: _leaf(*one, usual, everything) for one in set(kinds_of)}  # of the few kinds of tensors that there are
     leaves: dict[str, list[tuple[str, str]]] = {}
     sizes: dict[str, int] = {}
-    shown: dict[tuple[str, Kind], tuple[str, str]] = {}  # of the few kinds of tensors that there are
-    for key, t in zip(*tensors, strict=True):
-        module, _, leaf = key.rpartition(".")
-        leaf_and_text = shown.get((leaf, t))
-        if leaf_and_text is None:
-            unusual = [x for x, common in zip((t.dtype, printable(t.location, 20)), usual, strict=True) if x != common]
-            unusual += [t.kind] if t.kind != "dense" else []
-            axes = [t.role.axes] if everything and t.role is not None and t.role.axes else []
-            leaf_and_text = shown[leaf, t] = leaf, " ".join([str(t.shape), *axes, *unusual])
-        if module in leaves:
-            leaves[module].append(leaf_and_text)
-            sizes[module] += t.bytes
+    for (module, _, _), one in zip(apart, kinds_of, strict=True):
+        held = leaves.get(module)
+        if held is None:
+            leaves[module], sizes[module] = [shown[one]], one[1].bytes
         else:
-            leaves[module], sizes[module] = [leaf_and_text], t.bytes
+            held.append(shown[one])
+            sizes[module] += one[1].bytes
     folded: list[tuple[str, int, tuple[str, str, list[str]]]] = []
-    for group in collapse((module, tuple(held)) for module, held in leaves.items()):
+    for group in collapse(zip(leaves, map(tuple, leaves.values()), strict=True)):
         held = leaves[group.keys[0]]
         name = printable(group.pattern, 80) + (f"  x{len(group.keys):,}" if len(group.keys) > 1 else "")
         texts = [f"{printable(leaf, 40)} {shape}" for leaf, shape in held]
-        size = sum(sizes[module] for module in group.keys)
+        size = sum(map(sizes.__getitem__, group.keys))
         folded.append((name, size, (name or "(top level)", size_text(size), texts)))
     rows = _sorted(folded, sort)
     room = width - sum(max((len(row[i]) for row in rows), default=0) + 2 for i in (0, 1))
     return [(name, size, _fitting(texts, room)) for name, size, texts in rows]
+
+
+def _leaf(leaf: str, t: Kind, usual: Sequence[str], everything: bool) -> tuple[str, str]:
+    """The last component of a key, and the shape of the tensor with what is not as in most tensors.
+
+    USUAL are the dtype and the location of most.
+    """
+    unusual = [x for x, common in zip((t.dtype, printable(t.location, 20)), usual, strict=True) if x != common]
+    unusual += [t.kind] if t.kind != "dense" else []
+    axes = [t.role.axes] if everything and t.role is not None and t.role.axes else []
+    return leaf, " ".join([str(t.shape), *axes, *unusual])
 
 
 def _fitting(texts: list[str], room: int) -> str:

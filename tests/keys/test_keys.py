@@ -1,3 +1,4 @@
+import itertools
 import re
 
 import pytest
@@ -503,6 +504,18 @@ def test_a_line_stands_for_exactly_its_keys(points):
 
     for c in collapse((f"a.{x}.b.{y}.{z}.w", None) for x, y, z in points):
         assert sorted(spelled(c.pattern)) == sorted(c.keys)
+
+
+@given(st.lists(KEYS | WILD_KEYS | st.text("01.\n\0\\'\"", max_size=30), max_size=6, unique=True))
+def test_keys_fold_together_as_if_each_were_taken_apart_by_itself(keys):
+    number = re.compile(r"(?<![^.])(0|[1-9][0-9]{0,8})(?![^.])")
+    apart = {key: tuple(number.split(key, 8)[::2]) for key in keys}
+    together = {key: one.keys for one in collapse((key, None) for key in keys) for key in one.keys}
+    for one, other in itertools.combinations(keys, 2):
+        if together[one] == together[other]:
+            assert apart[one] == apart[other]
+        elif len(apart[one]) == 2:  # with one number, all that differ in it alone are folded
+            assert apart[one] != apart[other]
 
 
 def test_a_name_made_of_numbers_does_not_take_long_to_collapse():

@@ -47,7 +47,8 @@ class HeaderTable:
 
     def __init__(self, file: File, header: Header) -> None:
         self._file, self._start, self._names = file, header.start, header.names
-        self._begins, self._ends = array("Q", header.begins), array("Q", header.ends)
+        self._begins = array("Q", header.begins)
+        self.sizes = array("Q", map(attrgetter("nbytes"), header.kinds))
 
     def key(self, number: int) -> str:
         """The name of the tensor."""
@@ -55,12 +56,7 @@ class HeaderTable:
 
     def source(self, number: int) -> FileRange:
         """Where its bytes are."""
-        begin = self._begins[number]
-        return FileRange(self._file, self._start + begin, self._ends[number] - begin)
-
-    def nbytes(self, number: int) -> int:
-        """Size in bytes."""
-        return self._ends[number] - self._begins[number]
+        return FileRange(self._file, self._start + self._begins[number], self.sizes[number])
 
     def crc(self, number: int) -> None:
         """None: the format has no checksums."""

@@ -159,7 +159,10 @@ def partly_wrapped(weights: StateDict) -> dict[str, int]:
     """Components of wrappers that stand before some of the keys, and before how many; none where `unwrap` helps."""
     if weights.wrappers:
         return {}
-    components = {wrapper.component for wrapper in keys.WRAPPERS}
+    names = "\n".join(["", *weights])  # looked at as one text: in most files no key begins with any of them
+    components = {one.component for one in keys.WRAPPERS if f"\n{one.component}." in names}
+    if not components:
+        return {}
     heads = Counter(keys.first_component(key) for key in weights if "." in key)
     others = len(weights) - (keys.AVERAGED_COUNTER in weights)
     return {head: count for head, count in heads.items() if head in components and count < others}
