@@ -240,18 +240,18 @@ def _modules(tensors: _Held, kinds: _Kinds, sort: Order, everything: bool, width
     """A row for each module, or for each run of modules that differ in a number only, not wider than WIDTH."""
     usual = tuple(found[0][0] if (found := _summed(kinds, part).most_common(1)) else "" for part in (0, 1))
     width = 10**6 if everything else width - 4
-    apart = [key.rpartition(".") for key in tensors[0]]
-    kinds_of = list(zip([leaf for _, _, leaf in apart], tensors[1], strict=True))
-    shown = {one: _leaf(*one, usual, everything) for one in set(kinds_of)}  # of the few kinds of tensors that there are
     leaves: dict[str, list[tuple[str, str]]] = {}
     sizes: dict[str, int] = {}
-    for (module, _, _), one in zip(apart, kinds_of, strict=True):
+    shown: dict[tuple[str, Kind], tuple[str, str]] = {}  # of the few kinds of tensors that there are
+    for key, t in zip(*tensors, strict=True):
+        module, _, leaf = key.rpartition(".")
+        text = shown.get((leaf, t)) or shown.setdefault((leaf, t), _leaf(leaf, t, usual, everything))
         held = leaves.get(module)
         if held is None:
-            leaves[module], sizes[module] = [shown[one]], one[1].bytes
+            leaves[module], sizes[module] = [text], t.bytes
         else:
-            held.append(shown[one])
-            sizes[module] += one[1].bytes
+            held.append(text)
+            sizes[module] += t.bytes
     folded: list[tuple[str, int, tuple[str, str, list[str]]]] = []
     for group in collapse(zip(leaves, map(tuple, leaves.values()), strict=True)):
         held = leaves[group.keys[0]]
