@@ -1,114 +1,62 @@
-"""The checkpoints that are measured, and the check of what becomes of them.
+"""Makes the input of one point (see `points`), and compares what ckptool makes of it with what torch loads.
 
 torch does both, in processes of their own: a child's peak memory is counted from its fork on, when it still is as large
 as its parent, so the process that measures must stay small.
 """
 
+import json
 import os
-import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-_SIDE = 1024  # of the tensors in the large layout: 4 MiB each
-_MANY = 10_000
 _RANKS = 4
-
-#: File -> its layout, and whether it is in the legacy format.
-INPUTS = {
-    "large.pth": ("large", False),
-    "large-legacy.pth": ("large", True),
-    "many.pth": ("many", False),
-    "many-legacy.pth": ("many", True),
-    "tiny.pth": ("tiny", False),
-    "folder": ("folder", False),
-    "same.pth": ("large", False),  # the values of large.pth
-    "near.pth": ("near", False),  # nearly
-    "100k.pth": ("100k", False),
-    "100k.safetensors": ("100k", False),
-    "large.safetensors": ("large", False),
-    "shards": ("large", False),
-    "dcp": ("large", False),
-    "zero-2": ("large", False),
-    "zero-3": ("large", False),
-}
-#: Those that DeepSpeed would write: stage, and how many ranks.
+#: Ranks of each stage of ZeRO.
 _ZERO = {"zero-2": (2, 2), "zero-3": (3, 8)}
+#: Bytes of each tensor of a folder with holes.
+_WIDE = 64 << 20
 
 
-def describe(size: int) -> list[str]:
-    """What is in the inputs of about SIZE bytes, a line each."""
-    return [
-        f"{layout}: {len(sides):,} float32 tensors of {sides[0]:,} x {sides[0]:,}, keys module.layers.N.weight"
-        for layout, sides in (("large", _sides("large", size)), ("many", _sides("many", size)))
-    ]
+def make(path: str, format: str, size: str, tensors: str) -> None:
+    """Write the checkpoint of a point to PATH."""
+    if format == "holes":
+        _make_holes(Path(path), int(size), int(tensors))
+        return
+    if format == "huge":
+        from .large import make as make_large
 
-
-def make(folder: Path, names: set[str], size: int) -> None:
-    """Write the inputs called NAMES, each of about SIZE bytes, and bring them to disk."""
-    _in_torch("make", folder, size, *sorted(names))
-    os.sync()
-
-
-def check(source: Path, target: Path, prefix: str, location: str, dtype: str) -> None:
-    """Hold an output against its input: equal values (as DTYPE), the keys that it should have, tagged with LOCATION."""
-    _in_torch("check", source, target, prefix, location, dtype)
-
-
-def _in_torch(*words: object) -> None:
-    subprocess.run([sys.executable, "-m", "benchmarks.inputs", *map(str, words)], check=True)
-
-
-def _sides(layout: str, size: int) -> list[int]:
-    """The side of each square tensor of a layout."""
-    if layout == "tiny":
-        return [4] * 4
-    if layout == "100k":
-        return [2] * 100_000
-    if layout in ("large", "near"):
-        return [_SIDE] * max(1, size // (4 * _SIDE * _SIDE))
-    return [max(1, round((size / _MANY / 4) ** 0.5))] * _MANY
-
-
-def _make(folder: str, size: str, *names: str) -> None:
+        make_large(Path(path))
+        return
     import torch
 
-    for name in names:
-        layout, legacy = INPUTS[name]
-        torch.manual_seed(0)
-        if layout == "folder":
-            (Path(folder) / name).mkdir()
-            for number in range(1000):
-                small = {f"layers.{i}.weight": torch.rand(4, 4) for i in range(20)}
-                torch.save(small, Path(folder) / name / f"{number}.pth")
-            continue
-        sides = _sides(layout, int(size))
-        weights = {f"module.layers.{i}.weight": torch.rand(side, side) for i, side in enumerate(sides)}
-        if layout == "near":
-            weights = {key: value * (1 + 1e-4 * torch.rand_like(value)) for key, value in weights.items()}
-        if name == "shards":
-            import ckptool
+    count = int(tensors)
+    side = max(1, round((int(size) / count / 4) ** 0.5))
+    torch.manual_seed(0)
+    weights = {f"module.layers.{number}.weight": torch.rand(side, side) for number in range(count)}
+    if format == "near":
+        weights = {key: value * (1 + 1e-4 * torch.rand_like(value)) for key, value in weights.items()}
+    elif format == "one differs":
+        weights[f"module.layers.{count // 2}.weight"] = torch.zeros(side, side)
+    if format == "safetensors":
+        from safetensors.torch import save_file
 
-            ckptool.save(weights, Path(folder) / name, format="shards", max_shard_size=int(size) // 4 + 1)
-            continue
-        if name in _ZERO:
-            from .zero_runs import write
+        save_file(weights, path)
+    elif format == "shards":
+        import ckptool
 
-            write(Path(folder) / name, weights, *_ZERO[name])
-            continue
-        if name == "dcp":
-            torch.multiprocessing.start_processes(
-                save_rank, args=(weights, f"{folder}/{name}"), nprocs=_RANKS, start_method="fork"
-            )
-            continue
-        if name.endswith(".safetensors"):
-            from safetensors.torch import save_file
+        ckptool.save(weights, Path(path), format="shards", max_shard_size=int(size) // 4 + 1)
+    elif format == "dcp":
+        arguments = (weights, path)
+        torch.multiprocessing.start_processes(_save_rank, args=arguments, nprocs=_RANKS, start_method="fork")
+    elif format in _ZERO:
+        from .zero_runs import write
 
-            save_file(weights, Path(folder) / name)
-            continue
-        torch.save(weights, Path(folder) / name, _use_new_zipfile_serialization=not legacy)
+        write(Path(path), weights, *_ZERO[format])
+    else:
+        torch.save(weights, path, _use_new_zipfile_serialization=format != "legacy")
 
 
-def save_rank(rank: int, weights, folder: str) -> None:
+def _save_rank(rank: int, weights: dict[str, Any], folder: str) -> None:
     """One of several processes that save WEIGHTS, divided among them along the first dimension."""
     import warnings
 
@@ -128,12 +76,35 @@ def save_rank(rank: int, weights, folder: str) -> None:
     dist.destroy_process_group()
 
 
-def _check(source: str, target: str, prefix: str, location: str, dtype: str) -> None:
+def _make_holes(folder: Path, size: int, tensors: int) -> None:
+    """Shards of a GiB with SIZE bytes of float32 zeros, which take no room on the disk."""
+    folder.mkdir()
+    weight_map = {}
+    shards = max(1, size >> 30)
+    for number in range(1, shards + 1):
+        name = f"model-{number:05d}-of-{shards:05d}.safetensors"
+        header, at = {}, 0
+        for index in range(tensors // shards):
+            key = f"layers.{number}.{index}.weight"
+            header[key] = {"dtype": "F32", "shape": [_WIDE // 4], "data_offsets": [at, at + _WIDE]}
+            weight_map[key] = name
+            at += _WIDE
+        raw = json.dumps(header).encode()
+        raw += b" " * (-len(raw) % 8)
+        with open(folder / name, "wb") as file:
+            file.write(len(raw).to_bytes(8, "little") + raw)
+            file.truncate(8 + len(raw) + at)
+    index = {"metadata": {"total_size": size}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def check(source: str, target: str, prefix: str, location: str, dtype: str) -> None:
+    """Compare an output with its input: equal values (as DTYPE), keys that begin with PREFIX, tagged with LOCATION."""
     import torch
 
     locations = {location} if os.path.isdir(target) or target.endswith(".safetensors") else set()
 
-    def load(path: str):
+    def load(path: str) -> dict[str, Any]:
         if path.endswith(".safetensors"):
             from safetensors.torch import load_file
 
@@ -148,9 +119,7 @@ def _check(source: str, target: str, prefix: str, location: str, dtype: str) -> 
         locations.clear()
         return torch.load(path, map_location=lambda storage, tag: locations.add(tag) or storage)
 
-    one = Path(source).with_name("large.safetensors")  # the same values as in one of several files of a rank
-    before = load(str(one) if Path(source).name in _ZERO else source)
-    after = load(target)
+    before, after = load(source), load(target)
     assert locations == {location}, f"locations {locations}"
     expected = {prefix + key.removeprefix("module."): value for key, value in before.items()}
     assert expected.keys() == after.keys(), "the keys are not those that were asked for"
@@ -160,4 +129,4 @@ def _check(source: str, target: str, prefix: str, location: str, dtype: str) -> 
 
 
 if __name__ == "__main__":
-    {"make": _make, "check": _check}[sys.argv[1]](*sys.argv[2:])
+    {"make": make, "check": check}[sys.argv[1]](*sys.argv[2:])

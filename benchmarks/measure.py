@@ -1,4 +1,4 @@
-"""Running commands in turn, and what they took."""
+"""Running a command, and what it took."""
 
 import os
 import shutil
@@ -6,14 +6,10 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from time import perf_counter
 
-from .cases import Case, Command
-from .inputs import check
-
-#: The ways through torch take several times as long, and nothing hangs on their third digit.
-_RUNS_OF_OTHERS = 2
+#: The words of a command. {src}, {dst}, {other}, {python} and {ckptool} are filled in.
+Command = tuple[str, ...]
 
 
 class Failed(Exception):
@@ -37,59 +33,12 @@ class Run:
     written: int | None = None
 
 
-@dataclass(frozen=True)
-class Result:
-    """All counted runs of one way to do a case, round by round."""
+def run_once(command: Command, source: Path, target: Path, other: Path, ends: tuple[int, ...] = (0,)) -> Run:
+    """Run COMMAND, with its places filled in; it ends with one of the codes ENDS.
 
-    way: str
-    runs: tuple[Run, ...]
-    ratios: tuple[float, ...]  # of its wall time to that of the baseline in the same round
-
-    @property
-    def wall(self) -> float:
-        return median(run.wall for run in self.runs)
-
-    @property
-    def cpu(self) -> float:
-        return median(run.cpu for run in self.runs)
-
-    @property
-    def peak(self) -> float:
-        return max(run.peak for run in self.runs)
-
-    @property
-    def ratio(self) -> float:
-        return median(self.ratios)
-
-
-def measure(case: Case, folder: Path, rounds: int) -> list[Result]:
-    """Run the ways of CASE in turn, A B C A B C …, so that all of them meet the same moods of the machine;
-    those after the second way sit out later rounds.
-
-    The first round is not counted: it fills the caches, and what ckptool writes in it is checked.
+    Raises:
+        Failed: it ended with another.
     """
-    source, target = folder / case.source, folder / f"out{case.suffix}"
-    runs: dict[str, list[Run]] = {way: [] for way in case.ways}
-    for number in range(rounds * case.rounds + 1):
-        for place, (way, command) in enumerate(case.ways.items()):
-            if place > 1 and number > _RUNS_OF_OTHERS:
-                continue
-            run = run_once(command, source, target, folder / case.other)
-            if number:
-                runs[way].append(run)
-            elif way == "ckptool" and target.exists():
-                check(source, target, case.prefix, case.location, case.dtype)
-            for left in target.parent.glob(f"{target.name}*"):
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
-            os.sync()  # what one leaves behind must not slow the next
-    baseline = next(iter(runs.values()))
-    return [
-        Result(way, tuple(mine), tuple(m.wall / b.wall for m, b in zip(mine, baseline, strict=False)))
-        for way, mine in runs.items()
-    ]
-
-
-def run_once(command: Command, source: Path, target: Path, other: Path) -> Run:
     places = {"{src}": source, "{dst}": target, "{dst}.pth": target.with_name(f"{target.name}.pth"), "{other}": other}
     places |= {"{python}": sys.executable, "{ckptool}": ckptool_path()}
     words = [str(places.get(word, word)) for word in command]
@@ -105,7 +54,7 @@ def run_once(command: Command, source: Path, target: Path, other: Path) -> Run:
         passed = _passed(child.pid)
         _, status, used = os.wait4(child.pid, 0)
     child.returncode = os.waitstatus_to_exitcode(status)
-    if child.returncode:
+    if child.returncode not in ends:
         raise Failed(f"{' '.join(words)}\nended with {child.returncode}: {said.read_text(errors='replace')[-2000:]}")
     unit = 1 if sys.platform == "darwin" else 1024
     cpu = used.ru_utime + used.ru_stime

@@ -1,11 +1,12 @@
-"""The points that `make bench` measures: one axis at a time around a zip archive of 1 GB with 1,000 tensors.
+"""The jobs that `make bench` measures: one axis at a time around a zip archive of 1 GB with 1,000 tensors, then others.
 
 In a command, {src}, {dst}, {other}, {python} and {ckptool} are filled in, and {peer:NAME} by the program NAME.
 """
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from .cases import Command
+from .measure import Command
 
 GB = 10**9
 
@@ -15,7 +16,9 @@ class Point:
     """One input.
 
     Attributes:
-        format: zip, legacy, safetensors, shards or dcp.
+        format: zip, legacy, safetensors, shards, dcp, zero-2 or zero-3; near or one differs (zip archives whose values
+            are nearly those of the others, or all but one tensor's), holes (shards whose zeros take no room), huge
+            (163 shards of a model of 1.3 TB in the same way).
         size: bytes of all tensors, which are square, of float32 and of one size.
         tensors: how many.
     """
@@ -27,14 +30,22 @@ class Point:
     @property
     def name(self) -> str:
         """Of the file or folder."""
-        ending = {"zip": ".pth", "legacy": "-legacy.pth", "safetensors": ".safetensors"}.get(self.format, "")
+        ending = {
+            "zip": ".pth",
+            "legacy": "-legacy.pth",
+            "near": "-near.pth",
+            "one differs": "-other.pth",
+            "safetensors": ".safetensors",
+        }.get(self.format, "")
         return f"{self.format if not ending else 'model'}-{self.size}-{self.tensors}{ending}"
 
     @property
     def words(self) -> str:
         """For the table."""
-        size = f"{self.size / GB:g} GB" if self.size >= GB else f"{self.size / 10**6:g} MB"
-        return f"{self.format}, {size}, {self.tensors:,} tensors"
+        if self.format == "huge":
+            return f"{self.size / GB:,.0f} GB in 163 shards, {self.tensors:,} tensors"
+        size = f"{self.size / GB:.3g} GB" if self.size >= GB else f"{self.size / 10**6:.3g} MB"
+        return f"{self.format}, {size}, {self.tensors:,} tensor{'s'[: self.tensors > 1]}"
 
 
 @dataclass(frozen=True)
@@ -46,8 +57,11 @@ class Row:
         point: the input.
         ways: name -> command.
         suffix: of the output.
-        axis: which one the point lies on: base, format, size or tensors.
-        other: a second input, for commands that compare two.
+        axis: which one the point lies on: base, format, size or tensors; or "other".
+        other: a second input, for commands that compare two; else one with the same values, for the check.
+        prefix, location, dtype: what the keys of an output begin with, what its tensors are tagged with, and their type
+            where it is not that of the input.
+        ends: codes that a command may end with.
     """
 
     job: str
@@ -56,6 +70,10 @@ class Row:
     suffix: str = ""
     axis: str = "base"
     other: Point | None = None
+    prefix: str = "module."
+    location: str = "cpu"
+    dtype: str = ""
+    ends: tuple[int, ...] = (0,)
 
 
 _COPY = {"`cp`, `sync`": ("sh", "-c", 'cp "$0" "$1" && sync "$1"', "{src}", "{dst}")}
@@ -64,6 +82,15 @@ _COPY_FOLDER = {"`cp -r`, `sync`": ("sh", "-c", 'cp -r "$0" "$1" && sync "$1"/*'
 _SYNC = "os.fsync(os.open(sys.argv[2], os.O_RDONLY))"
 _STRIP = "torch.nn.modules.utils.consume_prefix_in_state_dict_if_present(sd, 'module.')"
 _SAVE_FILE = "from safetensors.torch import save_file; save_file(sd, sys.argv[2])"
+
+
+#: As torch's `dcp_to_torch_save` loads.
+_LOAD_DCP = (
+    "import os, sys, torch, warnings; warnings.simplefilter('ignore'); from torch.distributed.checkpoint import "
+    "FileSystemReader; from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner as P; "
+    "from torch.distributed.checkpoint.state_dict_loader import _load_state_dict; sd = {}; "
+    "_load_state_dict(sd, storage_reader=FileSystemReader(sys.argv[1]), planner=P(), no_dist=True)"
+)
 
 
 def _ckptool(*words: str) -> dict[str, Command]:
@@ -104,29 +131,51 @@ def _peer(name: str, *words: str) -> dict[str, Command]:
 def _strip(point: Point) -> Row:
     if point.format == "safetensors":
         rename = ("{peer:sft}", "rename", "{src}", "--sub", r"^module\.", "--sub", "", "-o", "{dst}")
-        return Row(
-            "strip-prefix", point, {**_COPY, **_ckptool("strip-prefix"), "sft": _then_sync(*rename)}, ".safetensors"
-        )
+        ways = {**_COPY, **_ckptool("strip-prefix"), "sft": _then_sync(*rename)}
+        return Row("strip-prefix", point, ways, ".safetensors", prefix="")
     ways = {**_COPY, **_ckptool("strip-prefix"), **_torch_ways(_STRIP, "torch.save(sd, sys.argv[2])")}
-    return Row("strip-prefix", point, ways, ".pth")
+    return Row("strip-prefix", point, ways, ".pth", prefix="")
 
 
 def _remap(point: Point) -> Row:
-    return Row("remap", point, {**_COPY, **_ckptool("remap", "--map-location", "cpu=cuda:0")}, ".pth")
+    ways = {**_COPY, **_ckptool("remap", "--map-location", "cpu=cuda:0")}
+    return Row("remap", point, ways, ".pth", location="cuda:0")
+
+
+#: The least that a zip archive takes, which `cp` does not: every byte is read, added to a checksum, and written.
+_WITH_CHECKSUM = {
+    "`read`, CRC-32, `write`": (
+        "{python}",
+        "-c",
+        "import os, sys\n"
+        "try: from isal.isal_zlib import crc32\n"
+        "except ImportError: from zlib import crc32\n"
+        "found, source, target = 0, open(sys.argv[1], 'rb', 0), open(sys.argv[2], 'wb', 0)\n"
+        "while data := source.read(1 << 18): found = crc32(data, found); target.write(data)\n"
+        "os.fsync(target)",
+        "{src}",
+        "{dst}",
+    )
+}
 
 
 def _to_zip(point: Point) -> Row:
-    return Row("to zip", point, {**_COPY, **_ckptool("convert", "--to", "torch-zip")}, ".pth")
+    return Row("to zip", point, {**_COPY, **_ckptool("convert", "--to", "torch-zip"), **_WITH_CHECKSUM}, ".pth")
 
 
 def _convert(point: Point) -> Row:
     if point.format in ("shards", "dcp"):
-        return Row("to safetensors", point, {**_COPY_FOLDER, **_ckptool("convert")}, ".safetensors")
+        ways = {**_COPY_FOLDER, **_ckptool("convert")}
+        if point.format == "dcp":
+            ways["torch"] = ("{python}", "-c", "; ".join((_LOAD_DCP, _SAVE_FILE, _SYNC)), "{src}", "{dst}")
+        return Row("to safetensors", point, ways, ".safetensors")
     if point.format == "safetensors":
         imports = "import os, sys, torch; from safetensors.torch import load_file"
         save = f"{imports}; torch.save(load_file(sys.argv[1]), sys.argv[2]); {_SYNC}"
         torch = ("{python}", "-c", save, "{src}", "{dst}")
-        return Row("to zip", point, {**_COPY, **_ckptool("convert"), "safetensors, torch": torch}, ".pth")
+        return Row(
+            "to zip", point, {**_COPY, **_ckptool("convert"), "safetensors, torch": torch, **_WITH_CHECKSUM}, ".pth"
+        )
     ways = {**_COPY, **_ckptool("convert"), **_torch_ways(_SAVE_FILE, mmap=point.format == "zip")}
     if point.format == "zip":
         ways["sft"] = _then_sync("{peer:sft}", "convert", "{src}", "-o", "{dst}")
@@ -163,20 +212,23 @@ def _scan(point: Point) -> Row:
 
 
 #: Loading is timed inside the process, behind its imports: it prints "@ SECONDS CPU".
-_TIMED = (
-    "import sys, time, torch, ckptool; from safetensors.torch import load_file; ckptool.load; "
-    "wall, cpu = time.perf_counter(), time.process_time(); sd = {}; "
-    "sum(float(t.flatten()[0]) for t in sd.values()); "
-    "print('@', time.perf_counter() - wall, time.process_time() - cpu)"
-)
+_TIMED = """
+import sys, time, torch, ckptool; from safetensors.torch import load_file
+ckptool.load; ckptool.load_into
+BEFORE
+wall, cpu = time.perf_counter(), time.process_time()
+LOAD
+sum(float(t.flatten()[0]) for t in sd.values())
+print("@", time.perf_counter() - wall, time.process_time() - cpu)
+"""
 
 
-def _timed(load: str) -> Command:
-    return ("{python}", "-c", _TIMED.replace("sd = {}", f"sd = {load}"), "{src}")
+def _timed(load: str, before: str = "") -> Command:
+    return ("{python}", "-c", _TIMED.replace("BEFORE", before).replace("LOAD", load), "{src}")
 
 
 def _load(point: Point) -> Row:
-    ours, torch = "ckptool.load(sys.argv[1]{})", "torch.load(sys.argv[1], weights_only=True{})"
+    ours, torch = "sd = ckptool.load(sys.argv[1]{})", "sd = torch.load(sys.argv[1], weights_only=True{})"
     if point.format == "zip":
         ways = {
             "torch": _timed(torch.format("")),
@@ -188,12 +240,159 @@ def _load(point: Point) -> Row:
         ways = {"torch": _timed(torch.format("")), "ckptool": _timed(ours.format(""))}
         ways["ckptool, mmap=True"] = _timed(ours.format(", mmap=True"))
     elif point.format == "safetensors":
-        ways = {"safetensors": _timed("load_file(sys.argv[1])"), "ckptool": _timed(ours.format(""))}
+        ways = {"safetensors": _timed("sd = load_file(sys.argv[1])"), "ckptool": _timed(ours.format(""))}
     else:
         files = "sorted(__import__('glob').glob(sys.argv[1] + '/*.safetensors'))"
-        files = f"{{key: value for file in {files} for key, value in load_file(file).items()}}"
+        files = f"sd = {{key: value for file in {files} for key, value in load_file(file).items()}}"
         ways = {"safetensors": _timed(files), "ckptool": _timed(ours.format(""))}
     return Row("load", point, ways)
+
+
+_MODEL = """
+class Model(torch.nn.Module):
+    def __init__(self, like):
+        super().__init__()
+        for key, value in like.items():
+            at = self
+            *path, last = key.split(".")
+            for name in path:
+                at = at._modules.setdefault(name, torch.nn.Module())
+            at.register_parameter(last, torch.nn.Parameter(torch.zeros(value.shape, dtype=value.dtype)))
+import glob; files = sorted(glob.glob(sys.argv[1] + "/*.safetensors"))
+model = Model({key: value for one in files for key, value in load_file(one).items()})
+"""
+
+
+def _load_into(point: Point) -> Row:
+    ways = {
+        "safetensors": "[model.load_state_dict(load_file(one), strict=False) for one in files]",
+        "ckptool": "ckptool.load_into(model, sys.argv[1])",
+    }
+    timed = {way: _timed(f"{load}; sd = model.state_dict()", _MODEL) for way, load in ways.items()}
+    return Row("load_into", point, timed)
+
+
+#: The pickle of an archive through the pickle of C, where everything that it names is a tuple of its arguments.
+_STAND_INS = """
+import io, pickle, sys
+class Standin(dict):
+    def __new__(cls, *args): return dict.__new__(cls)
+    def __init__(self, *args): pass
+class Stands(pickle.Unpickler):
+    def find_class(self, module, name): return Standin if name == "OrderedDict" else (lambda *args: args)
+    def persistent_load(self, pid): return pid
+file = open(sys.argv[1], "rb")
+data = file.read(64)
+assert data[:4] == b"PK\\3\\4"
+file.seek(30 + int.from_bytes(data[26:28], "little") + int.from_bytes(data[28:30], "little"))
+Stands(file).load()
+"""
+_HEADERS = """
+import glob, json, sys
+for path in glob.glob(sys.argv[1] + "/*.safetensors"):
+    with open(path, "rb") as file: json.loads(file.read(int.from_bytes(file.read(8), "little")))
+"""
+_FIXTURES = str(Path(__file__).parents[1] / "fixtures")
+
+
+def _many() -> list[Row]:
+    """What is linear in the number of tensors: tensors of 2 x 2."""
+
+    def of(count: int, format: str = "zip") -> Point:
+        return Point(format, 16 * count, count)
+
+    huge = Point("huge", 1_300 * GB, 92_000)
+    hundred = 100_000
+    version = {"`ckptool --version`": ("{ckptool}", "--version")}
+    inspect = {"ckptool": ("{ckptool}", "inspect", "{src}")}
+    flat = _inspect(of(hundred, "safetensors"))
+    two = of(20_000), of(20_000, "one differs")
+    return [
+        Row("inspect", of(hundred), {"C `pickle`": ("{python}", "-c", _STAND_INS, "{src}"), **inspect}),
+        replace(flat, ways={way: command for way, command in flat.ways.items() if way in ("safetensors", "ckptool")}),
+        Row("inspect", huge, {"`json`": ("{python}", "-c", _HEADERS, "{src}"), **inspect}),
+        Row("doctor", of(20_000), {**version, "ckptool": ("{ckptool}", "doctor", "{src}")}, ends=(0, 1)),
+        Row(
+            "diff", two[0], {**version, "ckptool": ("{ckptool}", "diff", "{src}", "{other}")}, other=two[1], ends=(0, 1)
+        ),
+        _load(of(hundred)),
+        _load(of(hundred, "legacy")),
+        replace(_strip(of(hundred)), ways={**_COPY, **_ckptool("strip-prefix")}),
+        replace(_strip(of(10 * hundred)), ways={**_COPY, **_ckptool("strip-prefix")}),
+    ]
+
+
+def _others(base: Point) -> list[Row]:
+    """Jobs that are measured at one point."""
+    safetensors = replace(base, format="safetensors")
+    cast = "sd = {k: v.to(torch.bfloat16) for k, v in load_file(sys.argv[1]).items()}"
+    how_far = "print(max((float((a[k] - b[k]).abs().max()), float((a[k] - b[k]).abs().mean())) for k in a))"
+    two = "import sys, torch; a, b = (torch.load(x, weights_only=True) for x in sys.argv[1:])"
+    start = {"`import click`": ("{python}", "-c", "import click"), "ckptool": ("{ckptool}", "--version")}
+    scan = {
+        "`import click`": start["`import click`"],
+        "ckptool": ("{ckptool}", "scan", _FIXTURES),
+        **_peer("picklescan", "-p", _FIXTURES),
+    }
+    as_large = {"`cp`, `sync`, as large": ("sh", "-c", 'cp "$0" "$1" && sync "$1"', "{other}", "{dst}")}
+    imports = "import os, sys, torch; from safetensors.torch import load_file, save_file"
+    return [
+        Row("`--version`", Point(size=100, tensors=1), start),
+        Row("scan all of fixtures", Point(size=100, tensors=1), scan, ends=(0, 1, 2)),
+        Row(
+            "diff where all differ",
+            base,
+            {
+                "torch": ("{python}", "-c", f"{two}; {how_far}", "{src}", "{other}"),
+                "ckptool": ("{ckptool}", "diff", "{src}", "{other}", "--quiet", "--rtol", "1"),
+            },
+            other=replace(base, format="near"),
+        ),
+        Row(
+            "to shards",
+            safetensors,
+            {**_COPY, **_ckptool("convert", "--to", "shards", "--max-shard-size", "300MB")},
+            "-shards",
+        ),
+        Row(
+            "`--cast bf16`",
+            safetensors,
+            {
+                "torch": (
+                    "{python}",
+                    "-c",
+                    f"{imports}; {cast}; save_file(sd, sys.argv[2]); {_SYNC}",
+                    "{src}",
+                    "{dst}",
+                ),
+                **_ckptool("convert", "--cast", "bf16"),
+            },
+            ".safetensors",
+            dtype="bfloat16",
+        ),
+        *(
+            Row(
+                "to safetensors",
+                replace(base, format=f"zero-{stage}"),
+                {**as_large, **_ckptool("convert")},
+                ".safetensors",
+                other=safetensors,
+            )
+            for stage in (2, 3)
+        ),
+        _load_into(replace(base, format="shards")),
+        *(
+            Row(
+                "`--cast bf16`",
+                Point("holes", size << 30, size * 16),
+                _ckptool("convert", "--cast", "bf16"),
+                ".safetensors",
+                prefix="",
+                dtype="bfloat16",
+            )
+            for size in (1, 16)
+        ),
+    ]
 
 
 def _diff(point: Point, other: Point) -> Row:
@@ -241,4 +440,4 @@ def rows(size: int = GB, *, quick: bool = False) -> list[Row]:
         if count == 10_000:
             jobs += [_remap(point), *(_to_zip(replace(point, format=format)) for format in ("legacy", "safetensors"))]
         found += [replace(job, axis="tensors") for job in jobs]
-    return found
+    return found if quick else [*found, *(replace(job, axis="other") for job in (*_many(), *_others(base)))]

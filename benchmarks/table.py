@@ -132,12 +132,28 @@ def measured(wanted: list[Row], folder: Path, options: argparse.Namespace) -> tu
 def make(point: Point, path: Path) -> None:
     """Write an input, with torch, in a process of its own: this one must stay small."""
     words = (str(path), point.format, str(point.size), str(point.tensors))
-    subprocess.run([sys.executable, "-m", "benchmarks.point_inputs", *words], check=True, cwd=_HOME)
+    subprocess.run([sys.executable, "-m", "benchmarks.inputs", "make", *words], check=True, cwd=_HOME)
     os.sync()
 
 
+def check(row: Row, source: Path, target: Path) -> None:
+    """Refuse an output of ckptool that does not hold what its input holds.
+
+    Raises:
+        Failed: it does not.
+    """
+    words = (str(source), str(target), row.prefix, row.location, row.dtype)
+    command = [sys.executable, "-m", "benchmarks.inputs", "check", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=_HOME)
+    if done.returncode:
+        raise Failed(f"{row.job}: {row.point.words}: {done.stderr.splitlines()[-1]}")
+
+
 def rounds(row: Row, folder: Path, options: argparse.Namespace) -> tuple[dict[str, list[Run]], list[str]]:
-    """What every way took, round by round, and why others were left out. The first round is not counted."""
+    """What every way took, round by round, and why others were left out.
+
+    The first round is not counted: it fills the caches, and what ckptool writes in it is checked.
+    """
     programs = {name: peer(name, options.peers) for name in PEERS}
     ways, skipped = {}, []
     for way, command in row.ways.items():
@@ -155,9 +171,11 @@ def rounds(row: Row, folder: Path, options: argparse.Namespace) -> tuple[dict[st
             if place > 1 and (number > others or (options.quick and not number)):
                 continue
             try:
-                run = run_once(command, source, target, other)
+                run = run_once(command, source, target, other, row.ends)
                 if number:
                     runs[way].append(run)
+                elif way == "ckptool" and row.suffix and row.point.size <= _LARGE and not options.quick:
+                    check(row, other, target)
             except Failed as error:
                 if place < 2:
                     raise
