@@ -35,7 +35,7 @@ from ..tree import rebuild
 from .by_key import Missing
 from .gptq_and_awq import awq_or_gptq
 from .mlx_weights import of_mlx
-from .packed import Packed, packed_in
+from .packed import Packed, kinds_of_packed, packed_in
 from .quantized_families import FAMILIES, TORCHAO, Given, Made, Refused, of_torchao
 from .side_files import config_of, quantization_of, without_quantization
 from .values import with_other_entries
@@ -59,11 +59,22 @@ def dequantize(ckpt: Checkpoint, *, at: str | None = None, missing: Missing = "e
         NoMatch: nothing is quantised.
         CannotCarry: a weight is quantised in a way that is not known, or not sure.
     """
+    return _dequantized(ckpt, at, missing, every=True)
+
+
+def try_dequantizing(ckpt: Checkpoint, *, at: str | None = None) -> None:
+    """Raise what `dequantize` would raise, from a look at one of the weights that are alike (see `kinds_of_packed`)."""
+    _dequantized(ckpt, at, "error", every=False)
+
+
+def _dequantized(ckpt: Checkpoint, at: str | None, missing: Missing, *, every: bool) -> Checkpoint:
     found = [(node, other) for _, node, other in others_in(ckpt.root) if _is_known(other)]
     made = {id(node): _of_object(other) for node, other in found}
     before, after = sum(other.nbytes for _, other in found), sum(tensor.nbytes for tensor in made.values())
     weights = _weights(ckpt, at)
     packed = packed_in(weights.tensors) if weights else []
+    if weights is not None and not every:
+        packed = [alike[0] for alike in kinds_of_packed(packed, weights.tensors)]
     if not found and not packed and missing == "error":
         raise NoMatch("no tensor is quantized", where=ckpt.where, hint="--if-present   # lets rules match nothing")
     lines = []

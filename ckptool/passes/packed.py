@@ -21,7 +21,8 @@ of them spoils the weight.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from ..dtypes import BY_NAME
@@ -91,6 +92,25 @@ def packed_in(tensors: Mapping[str, Any]) -> list[Packed]:
             family, others = one
             found.append(Packed(family, key, (key, *[other for other in others if other in tensors])))
     return found
+
+
+#: Families of which shapes and types tell all but the numbers; of the others, notes and names of modules count, too.
+_TOLD_BY_SHAPES = (" with scales", "MXFP4", "GPTQ", "bitsandbytes, 8 bits")
+
+
+def kinds_of_packed(packed: Iterable[Packed], tensors: Mapping[str, LazyTensor]) -> list[list[Packed]]:
+    """PACKED weights in groups of those that are alike: equal shapes and types of parts with equal names.
+
+    A weight of a family of which more than that counts is a group of its own.
+    """
+    found: defaultdict[tuple[Any, ...], list[Packed]] = defaultdict(list)
+    ends: dict[str, str] = {}
+    for one in packed:
+        parts = [(ends.get(key) or ends.setdefault(key, key.rpartition(".")[2]), tensors[key].view) for key in one.keys]
+        alone = "" if one.family.endswith(_TOLD_BY_SHAPES) else one.name
+        told = (one.family, alone, *parts)
+        found[told].append(one)
+    return list(found.values())
 
 
 def _has_mark(keys: Collection[str]) -> bool:
@@ -211,4 +231,4 @@ def unknown_in(tensors: Mapping[str, LazyTensor], known: set[str]) -> Iterator[t
             yield key, beside
 
 
-__all__ = ["Packed", "grain", "packed_in", "unknown_in"]
+__all__ = ["Packed", "grain", "kinds_of_packed", "packed_in", "unknown_in"]

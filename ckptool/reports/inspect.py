@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from operator import attrgetter
@@ -19,7 +18,7 @@ from ..inert.allowed import beyond_plain_data, count_objects
 from ..inert.other_tensors import OtherTensor, other_tensor
 from ..inert.plain_values import plain_value
 from ..passes.locations import mentions
-from ..passes.packed import Packed, grain, packed_in
+from ..passes.packed import grain, kinds_of_packed, packed_in
 from ..passes.side_files import quantization_of
 from ..tensor import LazyTensor, Storage, used_bytes
 from ..tree import (
@@ -188,29 +187,22 @@ def describe(ckpt: Checkpoint, *, suggest: bool = True) -> Inspection:
 
 def _packed(ckpt: Checkpoint, weights: list[StateDict]) -> list[PackedReport]:
     """The families of packed weights, those with other bits or groups apart."""
-    counts: Counter[tuple[Any, ...]] = Counter()
-    firsts: dict[tuple[Any, ...], tuple[Packed, dict[str, LazyTensor]]] = {}  # of those that are alike
+    found: dict[tuple[str, int | None, str], PackedReport] = {}
     for one in weights:
         tensors = one.tensors
-        for packed in packed_in(tensors):
-            parts = [(key.rpartition(".")[2], tensors[key].dtype.name, tensors[key].shape) for key in packed.keys]
-            alike = (packed.family, *parts)
-            if packed.family == "MLX":  # the settings of a module count, whose name is in its keys
-                alike = (*alike, packed.name)
-            counts[alike] += 1
-            firsts.setdefault(alike, (packed, tensors))
-    config = quantization_of(ckpt) if firsts else {}
-    found: dict[tuple[str, int | None, str], PackedReport] = {}
-    for alike, (packed, tensors) in firsts.items():
-        count, size = counts[alike], sum(tensors[key].nbytes for key in packed.keys)
-        kind = (packed.family, *grain(packed, tensors, config))
-        so_far = found.get(kind) or PackedReport(*kind, 0, 0, 0, list(packed.keys))
-        found[kind] = replace(
-            so_far,
-            weights=so_far.weights + count,
-            tensors=so_far.tensors + count * len(packed.keys),
-            bytes=so_far.bytes + count * size,
-        )
+        packed = packed_in(tensors)
+        config = quantization_of(ckpt) if packed else {}
+        for alike in kinds_of_packed(packed, tensors):
+            first, count = alike[0], len(alike)
+            size = sum(tensors[key].nbytes for key in first.keys)
+            kind = (first.family, *grain(first, tensors, config))
+            so_far = found.get(kind) or PackedReport(*kind, 0, 0, 0, list(first.keys))
+            found[kind] = replace(
+                so_far,
+                weights=so_far.weights + count,
+                tensors=so_far.tensors + count * len(first.keys),
+                bytes=so_far.bytes + count * size,
+            )
     return list(found.values())
 
 

@@ -8,6 +8,7 @@ import pytest
 
 import ckptool
 from ckptool.errors import CannotCarry, NoMatch, RuleError
+from ckptool.passes import dequantizing
 from ckptool.passes.packed import grain, packed_in
 from ckptool.passes.side_files import quantization_of
 
@@ -210,6 +211,26 @@ def test_what_is_not_sure_is_refused_and_not_guessed(written, tmp_path, case, wi
     with pytest.raises(CannotCarry, match="cannot be dequantised") as refused:
         ckptool.dequantize(ckpt)
     assert said in str(refused.value)
+
+
+def test_a_trial_takes_one_of_the_weights_that_are_alike_and_finds_the_odd_one(monkeypatch):
+    torch = pytest.importorskip("torch")
+
+    state = {}
+    for number in range(50):
+        state[f"layers.{number}.weight"] = torch.ones(8, 8).to(torch.float8_e4m3fn)
+        state[f"layers.{number}.weight_scale"] = torch.ones(8)
+    made = []
+    family = dequantizing._FAMILIES["float8_e4m3fn with scales"]
+    monkeypatch.setitem(
+        dequantizing._FAMILIES, "float8_e4m3fn with scales", lambda given: made.append(given.one.name) or family(given)
+    )
+    dequantizing.try_dequantizing(ckptool.from_torch(state))
+    assert made == ["layers.0.weight"]
+    state["layers.30.weight_scale"] = torch.ones(3)
+    with pytest.raises(CannotCarry, match="cannot be dequantised"):
+        dequantizing.try_dequantizing(ckptool.from_torch(state))
+    assert made == ["layers.0.weight", "layers.0.weight", "layers.30.weight"]
 
 
 @pytest.mark.parametrize(

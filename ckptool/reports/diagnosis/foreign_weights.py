@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import groupby
 
 from ...checkpoint import Checkpoint, StateDict
 from ...disk.files import beside, shell_path
 from ...errors import CheckpointError, counted, printable
 from ...formats import format_of
 from ...formats.base import FolderFormat
-from ...passes.packed import grain, packed_in
+from ...passes.packed import grain, kinds_of_packed, packed_in
 from ...passes.side_files import quantization_of
 from .finding import Finding
 
@@ -73,12 +72,12 @@ def quantised(ckpt: Checkpoint, weights: StateDict, where: str) -> Iterator[Find
         return
     config = quantization_of(ckpt)
     kinds: dict[str, int] = {}
-    for key, group in groupby(packed, key=lambda one: (one.family, *grain(one, tensors, config))):
-        family, bits, shared = key
+    for alike in kinds_of_packed(packed, tensors):
+        family, (bits, shared) = alike[0].family, grain(alike[0], tensors, config)
         words = [family] + ([f"{bits} bits"] if bits and str(bits) not in family else [])
         words += [f"a scale for {shared}"] if shared else []
         said = ", ".join(words)
-        kinds[said] = kinds.get(said, 0) + sum(1 for _ in group)
+        kinds[said] = kinds.get(said, 0) + len(alike)
     for other in objects:
         said = printable(other.class_name, 80)
         kinds[said] = kinds.get(said, 0) + 1
@@ -87,10 +86,10 @@ def quantised(ckpt: Checkpoint, weights: StateDict, where: str) -> Iterator[Find
     many = counted(len(packed) + len(objects), "weight")
     what = f"quantised: {many}{where} ({'; '.join(listed)}{'; …' if kinds.keys() - list(kinds)[:4] else ''}): {first}"
     actions = ["it loads into a model that was built with the same quantisation"]
-    from ...passes.dequantizing import dequantize  # with all that it knows of formats
+    from ...passes.dequantizing import try_dequantizing  # with all that it knows of formats
 
     try:
-        dequantize(ckpt, at=weights.path)
+        try_dequantizing(ckpt, at=weights.path)
     except CheckpointError as error:
         actions.append(f"it cannot be dequantised: {error.evidence[0] if error.evidence else error.what}")
         yield Finding("packed", what, actions=actions)
