@@ -120,9 +120,23 @@ def fork_ranks():
 
     def forking(**options):
         torch._dynamo.reset()  # a rank that was started would know nothing of what was compiled before
-        return config(**{**options, "start_method": "fork"})
+        if _can_train_in_forks(torch):
+            options["start_method"] = "fork"
+        return config(**options)
 
     api.LaunchConfig = forking
+
+
+def _can_train_in_forks(torch):
+    """Whether a fork of this process may ask for gradients: a torch with CUDA has threads from the first time on."""
+    child = os.fork()
+    if not child:
+        try:
+            torch.ones((), requires_grad=True).backward()
+        except RuntimeError:
+            os._exit(1)
+        os._exit(0)
+    return os.waitpid(child, 0)[1] == 0
 
 
 if __name__ == "__main__":
