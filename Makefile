@@ -139,11 +139,20 @@ $(FRAMEWORKS_STAMP): $(RECIPE)
 	$(FRAMEWORKS)/bin/python $(PIP) tokenizers regex psutil requests pillow
 	@touch $@
 
-test-page: $(STAMP) ## Test the pages of HTML in a headless Chromium, which must be installed (Debian: chromium)
-	$(BIN)/python $(PIP) --group page
+# The environment of `make test` is none with a browser: what it checks must not depend on what was run before.
+PAGE := build/page
+PAGE_STAMP := $(PAGE)/.stamp
+
+test-page: $(PAGE_STAMP) ## Test the pages of HTML in a headless Chromium, which must be installed (Debian: chromium)
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || { \
 		echo "installing chromium"; apt-get install -y --no-install-recommends chromium; }
-	CKPTOOL_REQUIRE_BROWSER=1 $(BIN)/pytest -q tests/drawing
+	CKPTOOL_REQUIRE_BROWSER=1 $(PAGE)/bin/pytest -q tests/drawing
+
+$(PAGE_STAMP): $(RECIPE)
+	rm -rf $(PAGE) && $(PYTHON) -m venv $(PAGE)
+	$(PAGE)/bin/python $(PIP) --upgrade 'pip>=25.1'
+	$(PAGE)/bin/python $(PIP) -c constraints.txt -e '.[torch]' --group test --group page
+	@touch $@
 
 # NO_MKDOCS_2_WARNING: mkdocs-material advertises its successor at each build.
 site: $(SITE_STAMP) ## Build the documentation site in build/site

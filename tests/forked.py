@@ -17,6 +17,7 @@ import runpy
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 
 class Forks:
@@ -43,6 +44,18 @@ class Forks:
             os.killpg(self._server.pid, signal.SIGKILL)
             self.end()
             raise
+
+    def left(self):
+        """The processes that forks have started and left behind, as {number: command line}."""
+        found = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it has just ended
+                number, command = int(folder.name), (folder / "cmdline").read_bytes()
+                # What has ended has no command; Python's resource tracker ends when it notices that nobody is left.
+                of_forks = os.getsid(number) == self._server.pid != number
+                if of_forks and command and b"resource_tracker" not in command:
+                    found[number] = command.replace(b"\0", b" ").decode()
+        return found
 
     def end(self):
         server, self._server = self._server, None
@@ -83,7 +96,7 @@ def _become(path, module, words, folder, said, environment):
     sys.path[:], sys.argv = path, [module, *words]
     status = 1
     try:
-        _fork_ranks()
+        fork_ranks()
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         status = 0
     except SystemExit as left:
@@ -96,7 +109,7 @@ def _become(path, module, words, folder, said, environment):
         os._exit(status)
 
 
-def _fork_ranks():
+def fork_ranks():
     """Let torch's launcher fork the ranks of a run of training. CUDA does not survive that."""
     torch = sys.modules.get("torch")
     if torch is None or torch.cuda.is_available():
@@ -107,9 +120,23 @@ def _fork_ranks():
 
     def forking(**options):
         torch._dynamo.reset()  # a rank that was started would know nothing of what was compiled before
-        return config(**{**options, "start_method": "fork"})
+        if _can_train_in_forks(torch):
+            options["start_method"] = "fork"
+        return config(**options)
 
     api.LaunchConfig = forking
+
+
+def _can_train_in_forks(torch):
+    """Whether a fork of this process may ask for gradients: a torch with CUDA has threads from the first time on."""
+    child = os.fork()
+    if not child:
+        try:
+            torch.ones((), requires_grad=True).backward()
+        except RuntimeError:
+            os._exit(1)
+        os._exit(0)
+    return os.waitpid(child, 0)[1] == 0
 
 
 if __name__ == "__main__":

@@ -165,7 +165,8 @@ def write(value: Any, path: Path, save: Save, *, overwrite: bool = False) -> Non
         CannotCarry: the value cannot be pickled, or shares memory where safetensors does not allow that.
     """
     with replacing(path, overwrite=overwrite) as raw:
-        out = io.BufferedWriter(_WithoutDescriptor(raw))
+        file = _WithoutDescriptor(raw)
+        out = io.BufferedWriter(file)
         try:
             if save.container == "safetensors":
                 import safetensors.torch
@@ -184,7 +185,8 @@ def write(value: Any, path: Path, save: Save, *, overwrite: bool = False) -> Non
         except (TypeError, AttributeError) as error:
             raise CannotCarry(f"cannot be pickled: {error}", where=path) from None
         finally:
-            with contextlib.suppress(OSError, ValueError):
+            file.ended = True  # what an error left in the buffer goes nowhere, now or when the buffer is garbage
+            with contextlib.suppress(ValueError):
                 out.detach()  # `replacing` closes the file itself
 
 
@@ -194,14 +196,15 @@ class _WithoutDescriptor(io.RawIOBase):
 
     def __init__(self, raw: IO[bytes]) -> None:
         self._raw = raw
+        self.ended = False
 
     def writable(self) -> bool:
         """Yes."""
         return True
 
     def write(self, data: Any) -> int | None:
-        """Write some of DATA."""
-        return self._raw.write(data)
+        """Write some of DATA; nothing of it once the file has ended."""
+        return memoryview(data).nbytes if self.ended else self._raw.write(data)
 
 
 def _save_directory(session: Session, path: Path, *, overwrite: bool) -> None:

@@ -238,10 +238,10 @@ def test_gates_in_another_order_are_found_with_the_matrices() -> None:
     assert mapping["bias"].sources == ["rnn.bias_ih_l0", "rnn.bias_hh_l0"]
 
 
-class TwoLevels(nn.Module):
-    def __init__(self) -> None:
+class Levels(nn.Module):
+    def __init__(self, count: int) -> None:
         super().__init__()
-        self.into, self.rnn = nn.Linear(2, 5), nn.LSTM(5, 3, 2, batch_first=True)
+        self.into, self.rnn = nn.Linear(2, 5), nn.LSTM(5, 3, count, batch_first=True)
 
     def forward(self, x: Any) -> Any:
         return self.rnn(self.into(x))[0]
@@ -250,9 +250,9 @@ class TwoLevels(nn.Module):
 class WithOneBias(nn.Module):
     """The same, step by step, with one bias for the input and the state."""
 
-    def __init__(self, *, again: bool = False) -> None:
+    def __init__(self, count: int, *, again: bool = False) -> None:
         super().__init__()
-        self.levels = nn.ModuleList([self.level(5), self.level(3)])
+        self.levels = nn.ModuleList(self.level(3 if number else 5) for number in range(count))
         self.encode, self.again = nn.Linear(2, 5), again
 
     def level(self, width: int) -> nn.ParameterDict:
@@ -273,14 +273,14 @@ class WithOneBias(nn.Module):
 
 
 def test_one_bias_is_the_sum_of_the_two_that_a_recurrent_layer_has_at_each_level() -> None:
-    mapping = filled(TwoLevels(), WithOneBias(), "float32[2,3,2]")
+    mapping = filled(Levels(2), WithOneBias(2), "float32[2,3,2]")
     assert [mapping[f"levels.{n}.d"].sources for n in (0, 1)] == [
         [f"rnn.bias_ih_l{n}", f"rnn.bias_hh_l{n}"] for n in (0, 1)
     ]
 
 
 def test_no_sum_is_proved_if_the_code_adds_the_bias_twice() -> None:
-    refused(TwoLevels(), WithOneBias(again=True), "float32[2,3,2]")
+    refused(Levels(1), WithOneBias(1, again=True), "float32[2,3,2]")
 
 
 # ------------------------------------------------------------------------------------------------- borders, and beside

@@ -8,6 +8,7 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -82,13 +83,25 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def run_in_forks(forks: Any, config: Config, watcher: Any = None) -> Any:
-    """What `ckptool.train.run` does and returns or raises, in a fork whose ranks are forks: see forked.py."""
+def limit_files(room: int) -> None:
+    """Let no file grow beyond ROOM bytes, for this process and those that it starts."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+
+def run_in_forks(forks: Any, config: Config, watcher: Any = None, first: Callable[[], object] | None = None) -> Any:
+    """What `ckptool.train.run` does and returns or raises, in a fork whose ranks are forks: see forked.py.
+
+    FIRST is called there before; the fork alone is changed by it.
+    """
     with tempfile.TemporaryDirectory() as folder:
         asked, said = Path(folder, "asked"), Path(folder, "said")
-        asked.write_bytes(pickle.dumps((config, watcher)))
+        asked.write_bytes(pickle.dumps((config, watcher, first)))
         assert forks.run("runs", [str(asked)], Path.cwd(), said) == 0, said.read_text()
         came = pickle.loads(asked.read_bytes())
+        left = forks.left()
+        assert left == {}, left
         if isinstance(came, Exception):
             raise came
         return came
@@ -97,9 +110,11 @@ def run_in_forks(forks: Any, config: Config, watcher: Any = None) -> Any:
 def main() -> None:
     """Train what the file in the command line holds, and put there what comes of it."""
     asked = Path(sys.argv[1])
-    config, watcher = pickle.loads(asked.read_bytes())
+    config, watcher, first = pickle.loads(asked.read_bytes())
     came: Any
     try:
+        if first is not None:
+            first()
         came = ckptool.train.run(config, watcher)
     except ckptool.CheckpointError as error:
         came = error

@@ -4,12 +4,13 @@ import os
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from runs import SAME, Keeper
+from runs import SAME, Keeper, limit_files, run_in_forks
 
 import ckptool
 from ckptool.disk.door import Directory
@@ -55,11 +56,14 @@ def test_a_full_disk_leaves_what_was_saved_before_as_it_was(tmp_path, save):
     assert contents(tmp_path) == before
 
 
-def test_a_full_disk_under_a_rank_is_one_line_that_names_it(tmp_path, nothing_left):
+def test_a_full_disk_under_a_rank_is_one_line_that_names_it(tmp_path, forks):
     room = 6144  # torch's report of a failed rank is a file, too
-    with full_disk(room), pytest.raises(TrainingFailed) as caught:
-        run(replace(SMALL, strategy="ddp", nproc=2, out=tmp_path, save=("full", "dcp")))
-    nothing_left()
+    with pytest.raises(TrainingFailed) as caught:
+        run_in_forks(
+            forks,
+            replace(SMALL, strategy="ddp", nproc=2, out=tmp_path, save=("full", "dcp")),
+            first=partial(limit_files, room),
+        )
     assert caught.value.what == f"rank 0 failed: {tmp_path}/housing-ddp-full.pth: file too large"
     assert list(tmp_path.iterdir()) == []
 

@@ -7,64 +7,41 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from doomed import doom
+from runs import run_in_forks
 
 from ckptool import load
 from ckptool.disk.interrupts import put_off_signals
 from ckptool.errors import RuleError, TrainingFailed
 from ckptool.train import Config, devices, run
-from ckptool.train.devices import Place
 
 TWO = Config(strategy="ddp", nproc=2, samples=40, epochs=2, devices=("cpu",), curves=False)
 CKPTOOL = [sys.executable, "-m", "ckptool"]
 
 
-@dataclass(frozen=True)
-class Doomed(Place):
-    """The place of a rank to which something happens as soon as it begins to train."""
-
-    fate: str = ""
-
-    @property
-    def leads(self):
-        if "RANK" in os.environ and self.fate:
-            doom(self.fate)
-        return self.rank == 0
+def test_one_rank_that_fails_ends_all_and_is_named(tmp_path, forks):
+    with pytest.raises(TrainingFailed) as caught:
+        run_in_forks(forks, replace(TWO, out=tmp_path), first=partial(doom, "raise"))
+    assert (caught.value.what, caught.value.evidence) == ("rank 1 failed: ValueError: no more", ("than this",))
+    assert caught.value.hint is None
+    assert list(tmp_path.iterdir()) == []
 
 
-def doom(fate):
-    if fate == "raise":
-        raise ValueError("no more\nthan this")
-    os.kill(os.getpid(), getattr(signal, fate))
-    time.sleep(60)
-
-
-DOOMS = {
-    "raise": ("rank 1 failed: ValueError: no more", ("than this",), None),
-    "SIGKILL": (
-        "rank 1 was killed by SIGKILL; the other ranks were ended",
-        (),
-        "too little memory is the usual reason; try a smaller --batch-size",
-    ),
-}
-
-
-@pytest.mark.parametrize("fate", DOOMS)
-def test_one_rank_that_ends_ends_all_and_is_named(tmp_path, monkeypatch, nothing_left, fate):
-    monkeypatch.setattr(
-        devices,
-        "places",
-        lambda config: [Place((torch.device("cpu"),), 0, 2), Doomed((torch.device("cpu"),), 1, 2, 1, fate)],
-    )
+def test_one_rank_that_is_killed_ends_all_and_is_named(tmp_path, monkeypatch, nothing_left):
+    monkeypatch.setattr(devices, "places", devices.places)  # put back afterwards
+    doom("SIGKILL")
     with pytest.raises(TrainingFailed) as caught:
         run(replace(TWO, out=tmp_path))
     nothing_left()
-    assert (caught.value.what, caught.value.evidence, caught.value.hint) == DOOMS[fate]
+    assert caught.value.what == "rank 1 was killed by SIGKILL; the other ranks were ended"
+    assert caught.value.hint == "too little memory is the usual reason; try a smaller --batch-size"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -79,23 +56,26 @@ ckptool.cli.main([*words.split(), *sys.argv[1:]])
 """
 
 
+#: The same with ranks that are forks, which need not import torch.
+LONG_IN_FORKS = "import forked, torch._dynamo, ckptool.train.launch\nforked.fork_ranks()" + LONG
+
 RANKS = "--strategy ddp --nproc 2"
 LOADERS = "--strategy manual --workers 2"
 
 
 @pytest.mark.parametrize(
-    ("name", "code", "what", "processes"),
+    ("name", "code", "what", "program", "processes"),
     [
-        ("SIGINT", 130, "interrupted", RANKS),
-        ("SIGTERM", 143, "terminated", RANKS),
-        ("SIGKILL", -9, None, RANKS),
-        ("SIGINT", 130, "interrupted", LOADERS),
-        ("SIGTERM", 143, "terminated", LOADERS),
+        ("SIGINT", 130, "interrupted", LONG, RANKS),
+        ("SIGTERM", 143, "terminated", LONG_IN_FORKS, RANKS),
+        ("SIGKILL", -9, None, LONG, RANKS),
+        ("SIGINT", 130, "interrupted", LONG, LOADERS),  # SIGTERM ends the run in the same way, which ends them
     ],
+    ids=lambda value: value if isinstance(value, str) and "\n" not in value else "",
 )
-def test_a_signal_ends_all_processes_of_a_run(tmp_path, nothing_left, name, code, what, processes):
+def test_a_signal_ends_all_processes_of_a_run(tmp_path, nothing_left, name, code, what, program, processes):
     started = subprocess.Popen(
-        [sys.executable, "-c", LONG, str(tmp_path), *processes.split()],
+        [sys.executable, "-c", program, str(tmp_path), *processes.split()],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         stderr=subprocess.PIPE,
         text=True,
