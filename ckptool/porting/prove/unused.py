@@ -90,6 +90,7 @@ def fillings(ground: Ground, fronts: Sequence[Use]) -> list[Filling]:
     several = [{key for key in use.keys if key in open_} for use in ground.own.uses]
     every: list[Filling] = []
     done: set[Family] = set()
+    joined: set[Family] = set()
     modules: set[str] = set()
     for place, key in enumerate(touched):
         found: list[Filling] = []
@@ -100,9 +101,10 @@ def fillings(ground: Ground, fronts: Sequence[Use]) -> list[Filling]:
                 if family not in done:
                     done.add(family)
                     found += _fillings(ground, family, left, _FOR_A_PAIR)
-        if place < _JOINED and _module(key) not in modules:
-            modules.add(_module(key))
-            found += _several(ground, key, open_, left)
+        for keys in _together(key, open_, beside, modules) if place < _JOINED else ():
+            if keys not in joined:
+                joined.add(keys)
+                found += _several(ground, {k: open_[k] for k in keys}, left)
         later = 0.0 if key in at_front else _LATER
         every += [replace(one, cost=one.cost + later + _UNREAD * _leaves_some(one, left)) for one in found]
     once = {frozenset(one.new.items()): one for one in sorted(every, key=lambda one: -one.cost)}
@@ -319,35 +321,40 @@ def _shared(one: str, other: str) -> int:
     return count
 
 
-def _several(ground: Ground, key: str, open_: MappingOf[str, Shape], left: MappingOf[str, Shape]) -> Iterator[Filling]:
-    """Yield fillings for two to four families of OPEN_ (key -> sizes) at once, made of different tensors of LEFT, the
-    cheapest first: those of the module of KEY, then those of all modules beside it. Of each module, the largest family
-    of a key that can be filled is taken.
+def _several(ground: Ground, open_: MappingOf[str, Shape], left: MappingOf[str, Shape]) -> Iterator[Filling]:
+    """Yield fillings for all keys of OPEN_ (key -> sizes) at once that can be filled, two to four families made of
+    different tensors of LEFT, the cheapest first. The largest family of a key that can be filled is taken.
     """
-    path = key.split(".")[:-1]
-    for depth in (len(path), len(path) - 1):
-        head = "".join(f"{part}." for part in path[: max(depth, 0)])
-        groups: list[list[Filling]] = []
-        taken: set[str] = set()
-        for other in (k for k in open_ if k.startswith(head)):
-            if other in taken:
-                continue
-            for family in sorted(families(other, open_), key=len, reverse=True):
-                inside = all(k.startswith(head) and k not in taken for k in family)
-                found = _fillings(ground, family, left, _FOR_SEVERAL)[:_OF_ONE] if inside else []
-                if found:
-                    taken |= set(family)
-                    groups.append(found)
-                    break
-        if not 2 <= len(groups) <= 4:
-            continue
-        groups = [group[: int(_COMBINED ** (1 / len(groups)))] for group in groups]
-        together = (
-            chosen
-            for chosen in product(*groups)
-            if len(frozenset().union(*(one.read for one in chosen))) == sum(len(one.read) for one in chosen)
-        )
-        yield from nsmallest(_TOGETHER, map(_joined, together), key=lambda one: one.cost)
+    groups: list[list[Filling]] = []
+    taken: set[str] = set()
+    for key in open_:
+        for family in sorted(families(key, open_), key=len, reverse=True) if key not in taken else ():
+            found = _fillings(ground, family, left, _FOR_SEVERAL)[:_OF_ONE] if taken.isdisjoint(family) else []
+            if found:
+                taken |= set(family)
+                groups.append(found)
+                break
+    if not 2 <= len(groups) <= 4:
+        return
+    groups = [group[: int(_COMBINED ** (1 / len(groups)))] for group in groups]
+    together = (
+        chosen
+        for chosen in product(*groups)
+        if len(frozenset().union(*(one.read for one in chosen))) == sum(len(one.read) for one in chosen)
+    )
+    yield from nsmallest(_TOGETHER, map(_joined, together), key=lambda one: one.cost)
+
+
+def _together(key: str, open_: MappingOf[str, Shape], beside: Iterable[set[str]], done: set[str]) -> Iterator[Family]:
+    """Yield the keys of OPEN_ that are filled together with KEY: the other keys of a use of KEY (BESIDE has all of
+    them), those of its module, and those of all modules beside that. A module in DONE is left out; this one is added.
+    """
+    yield from dict.fromkeys(tuple(k for k in open_ if k in keys) for keys in beside if len(keys) > 1)
+    path = _module(key)
+    if path not in done:
+        done.add(path)
+        for head in (path, _module(path)):
+            yield tuple(k for k in open_ if not head or k.startswith(f"{head}."))
 
 
 def _joined(parts: Sequence[Filling]) -> Filling:
