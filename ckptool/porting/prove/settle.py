@@ -27,6 +27,7 @@ from .influence import (
     doubt_unseen_rows,
     felt,
     nearly_equal,
+    refuted,
     taken_back,
     unfelt_keys,
     unseen,
@@ -433,6 +434,8 @@ def _settled_entries(
         entries = doubt_unseen_rows(entries, mapping, seen, trial.shapes)
     alone = by_itself_alone(seen, expected, entries, mapping, verdict)
     entries = taken_back(entries, mapping, alone)
+    if reached.is_proved and not verdict.compared:
+        entries = refuted(entries, seen, expected, trial)
     if not (verdict.equal and verdict.compared):
         entries = unseen(entries, mapping, alone if verdict.equal else None)
     return entries if reached.is_proved else _without_vain_changes(entries, mapping, expected, seen)
@@ -453,7 +456,7 @@ def _account(reached: _Reached, mapping: Mapping, trial: Trial, codes: Codes, un
         text += f"; the search had its {trial.progress.patience:g} s (--patience gives it more)"
     elif stopped == "trials":
         text += f"; the search ended after {counted(trial.misses, 'trial')} in vain"
-    new = [e.target for e in mapping.entries if reached.entries[e.target].expr != e.expr]
+    new = [e.target for e in mapping.entries if reached.entries[e.target].expr not in (None, e.expr)]
     if new:
         text += f"; settled by trial: {counted(len(new), 'key')} ({_few(new)})"
     if unfelt:
