@@ -12,9 +12,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Mapping as MappingOf
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from heapq import nsmallest
 from itertools import combinations, islice, permutations, product
-from math import factorial, prod
+from math import prod
 
 from .. import expression as ex
 from ..expression import Expr, Shape
@@ -24,6 +25,8 @@ from .dimensions import bordered, ways
 from .flow import Use
 from .ground import Change, Ground
 
+#: What the labels of these changes begin with.
+UNUSED = "of unused tensors"
 #: Keys, in their order.
 Family = tuple[str, ...]
 
@@ -72,7 +75,7 @@ def from_unused(ground: Ground, fronts: Sequence[Use]) -> Iterator[Change]:
     FRONTS of unused tensors.
     """
     for one in fillings(ground, fronts):
-        yield f"of unused tensors, {one.how}", one.new
+        yield f"{UNUSED}, {one.how}", one.new
 
 
 def fillings(ground: Ground, fronts: Sequence[Use]) -> list[Filling]:
@@ -279,16 +282,14 @@ def _of_a_pair(ground: Ground, family: Family, shape: Shape, theirs: Family, hav
             yield Filling(cost, f"{way} in the order {order} {own}", dict(zip(keys, exprs, strict=True)), read)
 
 
-def _orders(count: int) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yield (number of inversions, order) for orders of COUNT members, as indices: each order of up to four; of more,
+@lru_cache(maxsize=64)
+def _orders(count: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Return (number of inversions, order) for orders of COUNT members, as indices: each order of up to four; of more,
     the order as it is and its reverse, which counts as two inversions.
     """
     if count > _IN_EACH_ORDER:
-        yield 0, tuple(range(count))
-        yield 2, tuple(reversed(range(count)))
-        return
-    for order in islice(permutations(range(count)), factorial(count)):
-        yield sum(a > b for a, b in combinations(order, 2)), order
+        return (0, tuple(range(count))), (2, tuple(reversed(range(count))))
+    return tuple((sum(a > b for a, b in combinations(order, 2)), order) for order in permutations(range(count)))
 
 
 def _near(ground: Ground, family: Family) -> list[tuple[int, str]]:
@@ -375,4 +376,4 @@ def _module(key: str) -> str:
     return key.rpartition(".")[0]
 
 
-__all__ = ["fillings", "from_unused"]
+__all__ = ["UNUSED", "fillings", "from_unused"]
