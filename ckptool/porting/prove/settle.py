@@ -19,7 +19,6 @@ from .causes import Codes, Sharp, as_it_was, causes, restored, sharp, suspects
 from .flow import Flow, Use
 from .goes_in import takes_the_same
 from .ground import Ground
-from .hidden_factors import factors_as_in_others, plain
 from .improving import FEWEST, TRIALS, search
 from .influence import (
     by_itself_alone,
@@ -34,6 +33,7 @@ from .influence import (
 )
 from .layers import layers
 from .measure import Measured
+from .other_conventions import factors_as_in_others, without_factors
 from .other_settings import Setting, layer_of
 from .trial import Trial
 from .unseen_orders import doubt_turned
@@ -236,7 +236,7 @@ def _settle_hidden_factors(
     """Take factors that trials found out of weights where nothing but the layer itself shows them, and answer questions
     about factors that outputs do not answer as they answered them about other keys. REACHED changes.
     """
-    bare = plain(reached.entries, mapping.entries, trial.shapes)
+    bare = without_factors(reached.entries, mapping.entries, trial.shapes)
     if bare and _put_if_equal(reached, bare, mapping, trial, codes, others):
         reached.hidden += bare
     else:
