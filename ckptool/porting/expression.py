@@ -22,7 +22,7 @@ from math import isfinite, prod
 from ..errors import RuleError, printable
 from ..tensor import LazyTensor
 from .operations import OPERATIONS
-from .operations.arithmetic import add, flip, mul, nonzero, scale, shift, summed, unshifted, zeros
+from .operations.arithmetic import add, flip, mul, nonzero, scale, shift, summed, unscaled, unshifted, zeros
 from .operations.cutting import (
     Cut,
     by_heads,
@@ -293,6 +293,7 @@ __all__ = [
     "torch_text",
     "transpose",
     "unreshaped",
+    "unscaled",
     "unshifted",
     "weight_norm",
     "zeros",

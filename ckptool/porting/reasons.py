@@ -918,6 +918,11 @@ class Reason(Enum):
         "the tensor {} of the source may fill this buffer, or the model may compute the buffer itself; nothing was "
         "filled in; check the model's code: if it does not compute the buffer, name that tensor in the mapping file",
     )
+    GIVES_SOMETHING_ELSE = (
+        Topic.LEFT,
+        "{} of the source has these sizes, but the proof showed that this layer gives with it what no layer of the "
+        "source's code gives",
+    )
     LEFT_BY_FILE = (
         Topic.LEFT,
         "the mapping file lists this key under left:, so it keeps the model's initial value",

@@ -77,3 +77,35 @@ def test_a_factor_that_is_no_option_is_not_proved() -> None:
     mapping = tried(0.3)
     assert mapping.proof is not None
     assert not mapping.proof["equal"]
+
+
+class Modulated(nn.Module):
+    """A matrix whose columns the input scales and whose rows are then of one length, as StyleGAN2 has it. What it is
+    applied to comes from two vectors that have each other's names in the other code.
+    """
+
+    def __init__(self, factor: float, *, turned: bool) -> None:
+        super().__init__()
+        self.factor, self.turned = factor, turned
+        self.style, self.weight = nn.Linear(5, 6), nn.Parameter(torch.randn(7, 6))
+        self.one, self.two, self.head = nn.Parameter(torch.randn(6)), nn.Parameter(torch.randn(6)), nn.Linear(7, 4)
+
+    def forward(self, style: Any, x: Any) -> Any:
+        weight = self.weight * self.factor if self.factor != 1 else self.weight
+        weight = weight * self.style(style)[:, None]
+        weight = weight * (weight.square().sum(2, keepdim=True) + 1e-12).rsqrt()
+        first, second = (self.two, self.one) if self.turned else (self.one, self.two)
+        x = (x * first).tanh() * second
+        return self.head((weight @ x[..., None]).squeeze(2))
+
+
+def test_a_factor_that_the_code_divides_away_is_not_taken_for_one_of_the_weight() -> None:
+    torch.manual_seed(3)
+    source, own = Modulated(1 / 12, turned=False), Modulated(1, turned=True)
+    inputs = ["float32[2,5]", "float32[2,6]"]
+    mapping = ckptool.transfer(source.state_dict(), own, inputs=inputs, source_model=source, prove=True)
+    assert mapping.proof is not None
+    assert mapping.proof["equal"], mapping.proof
+    assert str(mapping["two"].expr) == "one"
+    assert str(mapping["weight"].expr) == "weight"
+    assert "they do not show a factor of 1 key (weight)" in mapping.proof["text"]

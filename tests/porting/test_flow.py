@@ -142,6 +142,20 @@ def test_a_recurrent_layer_is_seen_step_by_step() -> None:
     assert any("weight_hh_l0" in told[1][1] for told in flow.repeated)
 
 
+def test_a_constant_that_a_kernel_made_of_data_is_applied_to_is_a_use() -> None:
+    class Constant(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.const = nn.Parameter(torch.randn(1, 3, 4, 4))
+
+        def forward(self, style: Any) -> Any:
+            return nn.functional.conv2d(self.const, style.reshape(2, 3, 1, 1))
+
+    flow = follow(Constant(), [torch.randn(2, 3)])
+    assert flow is not None
+    assert [use.keys for use in flow.uses] == [("const",)]
+
+
 def test_a_model_that_raises_has_no_flow() -> None:
     assert follow(nn.Linear(3, 4), [torch.randn(2, 5)]) is None
 

@@ -13,8 +13,12 @@ from torch import nn
 
 import ckptool
 from ckptool.model_code.inputs import parse_inputs
-from ckptool.porting.mapping import Mapping
+from ckptool.porting import expression as ex
+from ckptool.porting.expression import Expr
+from ckptool.porting.mapping import Entry, Mapping
 from ckptool.porting.prove import prove
+from ckptool.porting.prove.other_conventions import changes
+from ckptool.porting.questions import Question, Reason, ask
 
 F = nn.functional
 
@@ -435,3 +439,70 @@ def test_a_part_that_begins_with_a_layer_is_given_what_that_layer_takes() -> Non
     assert mapping.proof["equal"], mapping.proof
     assert mapping["norm.weight"].sources == ["norm.weight"]
     assert "all before two.weight, which has no source" in mapping.proof["text"]
+
+
+class Edges(nn.Module):
+    """The first layer of an edge convolution, as one matrix for a point and its distance or as two that are added; what
+    follows is the same, but the norms have each other's names.
+    """
+
+    def __init__(self, apart: bool) -> None:
+        super().__init__()
+        self.apart = apart
+        if apart:
+            self.centre, self.offset = nn.Linear(4, 6, bias=False), nn.Linear(4, 6, bias=False)
+        else:
+            self.edge = nn.Linear(8, 6, bias=False)
+        self.one, self.mid, self.two = nn.LayerNorm(6), nn.Linear(6, 6), nn.LayerNorm(6)
+
+    def forward(self, x: Any, y: Any) -> Any:
+        if self.apart:
+            return self.one(self.mid(self.two(self.centre(x) + self.offset(y - x)).relu()))
+        return self.two(self.mid(self.one(self.edge(torch.cat([x, y - x], -1))).relu()))
+
+
+def test_layers_that_one_code_adds_up_show_that_the_layer_after_them_is_wrong() -> None:
+    source, own = Edges(False), Edges(True)
+    mapping = proved(source, own, "float32[2,5,4]", "float32[2,5,4]")
+    assert str(mapping["two.weight"].expr) == "one.weight"
+    alike(mapping, source, own, torch.randn(2, 3, 4), torch.randn(2, 3, 4))
+
+
+class Gated(nn.Module):
+    """The gate of GTrXL (Parisotto et al., 2019): a candidate that takes the gated stream, so that only two of three
+    matrices of the stream can be joined. Both codes join in an order of their own.
+    """
+
+    def __init__(self, joined: bool) -> None:
+        super().__init__()
+        self.joined = joined
+        if joined:
+            self.inp, self.mem = nn.Linear(4, 12, bias=False), nn.Linear(4, 8, bias=False)
+            self.mem_h, self.forget = nn.Linear(4, 4, bias=False), nn.Parameter(torch.randn(4))
+        else:
+            for name in ("Wr", "Ur", "Wz", "Uz", "Wg", "Ug"):
+                setattr(self, name, nn.Linear(4, 4, bias=False))
+            self.bg = nn.Parameter(torch.randn(4))
+
+    def forward(self, x: Any, y: Any) -> Any:
+        if self.joined:
+            (iz, ir, ih), (mz, mr) = self.inp(y).chunk(3, -1), self.mem(x).chunk(2, -1)
+            z, r = (iz + mz - self.forget).sigmoid(), (ir + mr).sigmoid()
+            return torch.lerp(x, (ih + self.mem_h(r * x)).tanh(), z)
+        r, z = (self.Wr(y) + self.Ur(x)).sigmoid(), (self.Wz(y) + self.Uz(x) - self.bg).sigmoid()
+        return (1 - z) * x + z * (self.Wg(y) + self.Ug(r * x)).tanh()
+
+
+def test_gates_of_which_one_matrix_lacks_some_change_their_order_together() -> None:
+    source, own = Gated(False), Gated(True)
+    mapping = proved(source, own, "float32[2,5,4]", "float32[2,5,4]")
+    assert str(mapping["mem.weight"].expr) == "cat(0, Uz.weight, Ur.weight)"
+    alike(mapping, source, own, torch.randn(2, 3, 4), torch.randn(2, 3, 4))
+
+
+def test_rows_that_are_certain_stay_where_others_may_alternate_by_head() -> None:
+    parts = [ex.cat(0, ex.of(f"{name}.a"), ex.of(f"{name}.b")) for name in ("sure", "open")]
+    asked: Question[Expr] = ask(Reason.JOINED_LAYERS, "a")
+    entries = {"sure": Entry("sure", (24, 4), parts[0]), "open": Entry("open", (32, 4), parts[1], questions=(asked,))}
+    found = [new for label, new in changes(entries) if label == "parts that alternate by 4 heads"]
+    assert found == [{"open": ex.by_heads(4, *parts[1].args)}]

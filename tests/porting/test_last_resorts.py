@@ -456,6 +456,31 @@ def test_a_new_head_that_takes_what_the_old_one_took_is_not_filled() -> None:
     assert {e.target.split(".")[0] for e in mapping.having("unmapped")} == {"attention", "head"}
 
 
+class Infomax(nn.Module):
+    """An encoder with the discriminator that it was trained with (Velickovic et al., 2018), or with a classifier."""
+
+    def __init__(self, new: bool) -> None:
+        super().__init__()
+        self.new, self.encoder = new, nn.Linear(4, 6)
+        if new:
+            self.hidden, self.out = nn.Linear(6, 6), nn.Linear(6, 3)
+        else:
+            self.score = nn.Bilinear(6, 6, 1)
+
+    def forward(self, x: Any) -> Any:
+        x = self.encoder(x)
+        if self.new:
+            return self.out(self.hidden(x).relu())
+        return self.score(x, x.mean(1, keepdim=True).expand_as(x).contiguous())
+
+
+def test_a_matrix_of_two_inputs_is_not_that_of_a_new_layer() -> None:
+    mapping = ported(Infomax(new=False), Infomax(new=True), "float32[2,5,4]")
+    assert {e.target for e in mapping.having("mapped")} == {"encoder.weight", "encoder.bias"}
+    assert mapping["hidden.weight"].status == "unmapped"
+    assert "gives with it what no layer" in mapping["hidden.weight"].doubts[0]
+
+
 class Loose(nn.Module):
     """Two models and two vectors that a program holds beside them."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import isfinite
 from typing import Any
 
@@ -284,3 +285,14 @@ def zeros(*sizes: int) -> Expr:
 def unshifted(x: Expr) -> Expr:
     """Return the tensor to which X adds a number, if the outermost operation of X is `shift`; else X."""
     return x.args[0] if x.op == "shift" else x
+
+
+def unscaled(x: Expr) -> Expr:
+    """Return X without its factors: without each `scale` that no operation but those that rearrange is around."""
+    if x.op == "scale":
+        return unscaled(x.args[0])
+    return replace(x, args=tuple(map(unscaled, x.args))) if x.op in _REARRANGE else x
+
+
+#: Operations that a factor of all that they take may as well follow.
+_REARRANGE = frozenset({"reshape", "transpose", "permute", "slice", "select", "flip", "cat", "stack"})

@@ -120,20 +120,21 @@ def _chunks(ground: Ground, f: Use, u: Use) -> Iterator[tuple[str, list[Rows]]]:
 
 def _gates(ground: Ground, f: Use, groups: Sequence[Sequence[Use]]) -> Iterator[Change]:
     """Yield changes (label, key -> expression) that reorder the gates of a recurrent layer before the use F: the rows,
-    in four or three parts, of all weights of one size directly before F alike (for the input and for the hidden state).
-    Nothing if there are not two of them. GROUPS are the uses before F, by their input.
+    in four or three parts, of all weights directly before F alike (for the input and for the hidden state). A weight
+    may lack the last parts, whose gates are computed elsewhere. Nothing if there are not two weights. GROUPS are the
+    uses before F, by their input.
     """
     direct = [u for group in groups for u in group if u.index in f.before or f.before & ground.own.after(u)]
-    for rows, n in ((rows, n) for rows in dict.fromkeys(u.rows for u in direct) for n in (4, 3)):
-        members = [u for u in direct if u.rows == rows and rows % n == 0]
-        members = list({u.told: u for u in members}.values())
-        if len(members) < 2:
-            continue
-        for order in islice(permutations(range(n)), 1, None):
+    direct = list({u.told: u for u in direct}.values())
+    for width, n in dict.fromkeys((u.rows // n, n) for u in direct for n in (4, 3) if u.rows % n == 0):
+        parts = [(u, u.rows // width) for u in direct if u.rows % width == 0 and width < u.rows <= n * width]
+        for order in islice(permutations(range(n)), 1, None) if len(parts) > 1 else ():
+            if any(max(order[:count]) >= count for _, count in parts):
+                continue  # rows that a weight lacks
             pairs: list[tuple[Held | None, Expr | None]] = []
-            for u in members:
-                now, size = ground.current(u), u.rows // n
-                new = joined([now.part(i * size, (i + 1) * size) for i in order])
+            for u, count in parts:
+                now = ground.current(u)
+                new = joined([now.part(i * width, (i + 1) * width) for i in order[:count]])
                 pairs += [(u.held["weight"], new.weight), (ground.own.bias(u), new.bias)]
             yield from ground.change(f"gates in the order {order}", pairs)
 

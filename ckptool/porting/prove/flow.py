@@ -176,7 +176,7 @@ class Flow:
         """
         if self._silent is None:
             self._silent = _all_zero(use.given for use in self.uses)
-        return len(given) in self._silent if _is_silent(given) else self.known.holds(given)
+        return len(given) in self._silent if is_silent(given) else self.known.holds(given)
 
     def takes(self, taken: torch.Tensor) -> bool:
         """Return whether the channels TAKEN (fingerprints, one row each) are all in the inputs of uses in this flow, of
@@ -186,7 +186,7 @@ class Flow:
         if self._entries is None:
             inputs = [use.taken for use in chain(self.uses, *self.repeated.values()) if use.taken is not None]
             self._entries, self._idle = Known(inputs, self.apart), _all_zero(inputs)
-        return len(taken) in self._idle if _is_silent(taken) else self._entries.holds(taken)
+        return len(taken) in self._idle if is_silent(taken) else self._entries.holds(taken)
 
     def bias(self, use: Use) -> Held | None:
         """Return the bias of USE as it is held. For a matrix without one: the bias that one of the next 15 uses adds to
@@ -231,13 +231,14 @@ class Flow:
         return Flow(uses, self.outputs, self.behind, self.tails, self.places)
 
 
-def _is_silent(channels: torch.Tensor) -> bool:
+def is_silent(channels: torch.Tensor) -> bool:
+    """Return whether all of CHANNELS (fingerprints, one row each) are zero."""
     return not bool(channels[:, 0].any())
 
 
 def _all_zero(several: Iterable[torch.Tensor]) -> frozenset[int]:
     """Return the numbers of channels of those of SEVERAL, fingerprints each, in which all channels are zero."""
-    return frozenset(len(channels) for channels in several if _is_silent(channels))
+    return frozenset(len(channels) for channels in several if is_silent(channels))
 
 
 def _renamed(use: Use, made_of: MappingOf[str, Expr]) -> Use:
@@ -284,4 +285,4 @@ def _together(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     )
 
 
-__all__ = ["MATRICES", "VECTORS", "Flow", "Held", "Use"]
+__all__ = ["MATRICES", "VECTORS", "Flow", "Held", "Use", "is_silent"]

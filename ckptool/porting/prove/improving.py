@@ -7,7 +7,7 @@ uses. If the source has no use with the input of a use, the weights before it ar
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Mapping as MappingOf
 from dataclasses import replace
 from itertools import chain, islice, takewhile
@@ -23,7 +23,7 @@ from .in_step import before_an_output, before_its_partner
 from .other_conventions import changes
 from .other_values import adapters, any_of_these_sizes, around_zero_or_one, options, table_or_matrix, without_shifts
 from .trial import Trial
-from .unused import fillings, from_unused
+from .unused import UNUSED, fillings, from_unused
 from .vectors import vectors, with_the_norm_after_it
 from .verdict import Verdict, judge
 
@@ -67,8 +67,7 @@ def _better(
     entries: dict[str, Entry], seen: Flow, verdict: Verdict, trial: Trial, expected: Flow, changed: dict[str, None]
 ) -> _State | None:
     ground = Ground(entries, seen, expected, trial.shapes, trial.factors)
-    guesses = _guesses(ground, verdict.front if expected.uses else (), trial)
-    for label, new in sorted(_once([*guesses]), key=lambda change: change[0] not in changed):
+    for label, new in _once(_guesses(ground, verdict.front if expected.uses else (), trial, changed)):
         found = _tried(label, entries, new, verdict, trial, expected)
         if found is not None:
             changed[label] = None
@@ -86,10 +85,29 @@ def _better(
     return best[1]
 
 
-def _guesses(ground: Ground, fronts: Sequence[Use], trial: Trial) -> Iterator[Change]:
+def _guesses(ground: Ground, fronts: Sequence[Use], trial: Trial, changed: MappingOf[str, None]) -> Iterator[Change]:
     """Yield changes (label, key -> expression) for the weights at the uses FRONTS, or before them, the likeliest first,
     until the limits of TRIAL are reached. Without FRONTS, the last weights before the outputs are changed, too.
+
+    What has a label in CHANGED, because it worked elsewhere, comes first. The others come in steps, each of which is
+    made when all before it were in vain: fillings take long to make.
     """
+    apart = _of_unlike_keys(fronts)
+    steps: list[Callable[[], Iterable[Change]]] = [
+        lambda: _for_all(ground, fronts, apart, trial),
+        lambda: _in_time(from_unused(ground, fronts), trial),
+        lambda: (change for use in apart for change in _in_time(islice(_others(ground, use), _GUESSES), trial)),
+        lambda: (c for use in fronts[:2] for c in _in_time(islice(twice(ground, use), 2 * _GUESSES), trial)),
+    ]
+    filled = any(label.startswith(UNUSED) for label in changed)
+    for number, step in enumerate(steps if changed else ()):
+        yield from (change for change in (step() if number != 1 or filled else ()) if change[0] in changed)
+    for step in steps:
+        yield from step()
+
+
+def _for_all(ground: Ground, fronts: Sequence[Use], apart: Sequence[Use], trial: Trial) -> Iterator[Change]:
+    """Yield the likeliest of those changes; APART are FRONTS with few uses of the same keys."""
     yield from without_shifts(ground)
     if len(fronts) > 1:
         yield from at_once(ground, fronts)
@@ -97,15 +115,9 @@ def _guesses(ground: Ground, fronts: Sequence[Use], trial: Trial) -> Iterator[Ch
     if not fronts:
         ends = chain(exchanged_outputs(ground), at_the_end(ground), before_an_output(ground))
         yield from _in_time(islice(ends, _GUESSES), trial)
-    apart = _of_unlike_keys(fronts)
     for use in apart:
         yield from _in_time(islice(_likely(ground, use), _GUESSES), trial)
     yield from _in_time(_of_a_loop(ground, fronts), trial)
-    yield from _in_time(from_unused(ground, fronts), trial)
-    for use in apart:
-        yield from _in_time(islice(_others(ground, use), _GUESSES), trial)
-    for use in fronts[:2]:
-        yield from _in_time(islice(twice(ground, use), 2 * _GUESSES), trial)
 
 
 def _likely(ground: Ground, f: Use) -> Iterator[Change]:
@@ -155,7 +167,7 @@ def _of_a_loop(ground: Ground, fronts: Sequence[Use]) -> Iterator[Change]:
     if any(_runs_in_a_loop(ground.own, use) for use in fronts):
         likeliest = fillings(ground, fronts)[:_LIKELIEST]
         for one in sorted(likeliest, key=lambda one: -len(one.new))[:_OF_A_LOOP]:
-            yield "of unused tensors, all of a loop", one.new
+            yield f"{UNUSED}, all of a loop", one.new
 
 
 def _runs_in_a_loop(flow: Flow, use: Use) -> bool:
@@ -184,16 +196,14 @@ def _in_time(changes: Iterable[Change], trial: Trial) -> Iterator[Change]:
     return takewhile(lambda _: not trial.is_over, changes)
 
 
-def _once(changes: list[tuple[str, dict[str, Expr]]]) -> list[tuple[str, dict[str, Expr]]]:
-    """Return CHANGES without those that put the same expressions into the same keys as an earlier one."""
+def _once(changes: Iterable[Change]) -> Iterator[Change]:
+    """Yield CHANGES without those that put the same expressions into the same keys as an earlier one."""
     seen = set()
-    out = []
     for label, new in changes:
         told = frozenset(new.items())
         if told not in seen:
             seen.add(told)
-            out.append((label, new))
-    return out
+            yield label, new
 
 
 def _in_all_blocks(

@@ -18,11 +18,11 @@ from ..expression import Expr, Shape
 from ..mapping import Entry, Mapping
 from ..matching.units import template
 from ..questions import Question, Reason, ask
-from .flow import Flow, Use
+from .flow import MATRICES, Flow, Use
 from .other_conventions import module_of
 from .recorder import called, tensors
 from .trial import Trial
-from .verdict import Verdict, compared_outputs
+from .verdict import Verdict, compared_outputs, shown_by
 
 _SEED = 20
 
@@ -81,6 +81,37 @@ def taken_back(entries: dict[str, Entry], mapping: Mapping, keys: set[str]) -> d
     open_before = {e.target: e for e in mapping.entries if e.expr is None and not e.default}
     back = {key for key in keys & open_before.keys() if not _called_alike(entries[key])}
     return {key: open_before[key] if key in back else e for key, e in entries.items()}
+
+
+def refuted(entries: dict[str, Entry], seen: Flow, expected: Flow, trial: Trial) -> dict[str, Entry]:
+    """Return ENTRIES without the sources of guessed matrices that have a bias without a source, if all that such a
+    matrix takes agrees, and what it gives, but for the bias, is in no output of EXPECTED, the flow of the source's
+    code: it is a new layer. SEEN is the flow of the model.
+    """
+    fine = shown_by([expected.gives(use.given) for use in seen.uses], seen)
+    found: dict[str, list[int]] = {}
+    zero: dict[str, Entry] = {}
+    for use in seen.uses:
+        weight, bias = use.held.get("weight"), use.held.get("bias")
+        if use.kind not in MATRICES or weight is None or bias is None or use.steps:
+            continue
+        left = {key: e for key in bias.keys if (e := entries.get(key)) and e.expr is None and not e.default}
+        guessed = all((e := entries.get(key)) and e.status == "guessed" for key in weight.keys)
+        if guessed and len(left) == len(bias.keys) and all(fine[i] for i in use.before):
+            zero |= {key: replace(e, expr=ex.zeros(*e.shape)) for key, e in left.items()}
+            for key in weight.keys:
+                found.setdefault(key, []).append(use.index)
+    bare = trial.run((entries | zero).values()) if zero else None
+    if bare is None or len(bare.uses) != len(seen.uses):
+        return entries
+    out = dict(entries)
+    for key, uses in found.items():
+        if not any(expected.gives(bare.uses[i].given) for i in uses):
+            told = ", ".join(printable(one, 80) for one in entries[key].sources)
+            out[key] = replace(
+                entries[key], expr=None, evidence="", questions=(ask(Reason.GIVES_SOMETHING_ELSE, told),)
+            )
+    return out
 
 
 def _called_alike(entry: Entry) -> bool:

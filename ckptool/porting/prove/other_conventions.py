@@ -7,7 +7,7 @@ from collections.abc import Mapping as MappingOf
 from math import isclose
 
 from .. import expression as ex
-from ..expression import Expr
+from ..expression import Expr, Shape
 from ..forms.projections import fused_by_name, part_label
 from ..mapping import Entry
 from ..questions import still_open
@@ -37,6 +37,25 @@ def changes(entries: dict[str, Entry]) -> Iterator[tuple[str, dict[str, Expr]]]:
             for number in range(min(len(one[0].rivals), 6)):
                 yield doubts[0], _exchanged(entries, one, number)
     yield from _exchanges(entries)
+
+
+def without_factors(
+    entries: MappingOf[str, Entry], before: Iterable[Entry], shapes: MappingOf[str, Shape]
+) -> dict[str, Expr]:
+    """Return, as key -> expression without factors, the keys of ENTRIES whose factor trials found: not those that have
+    one in BEFORE, the entries before any trial. SHAPES has the sizes of the source.
+
+    One code multiplies a weight by a number on each call, and the other does not. What the layer gives directly is
+    equal only with that factor in the weight, but a norm, or code that gives weights a length of its own, takes it out.
+    """
+    out = {}
+    for old in before:
+        now = entries[old.target].expr
+        if now is not None and now != old.expr and (old.expr is None or ex.unscaled(old.expr) == old.expr):
+            bare = ex.simplified(ex.unscaled(now), shapes)
+            if bare != now:
+                out[old.target] = bare
+    return out
 
 
 def factors_as_in_others(entries: MappingOf[str, Entry], before: Iterable[Entry], expected: Flow) -> dict[str, Expr]:
@@ -146,6 +165,7 @@ def _conventions(entries: list[Entry]) -> Iterator[tuple[str, dict[str, Expr]]]:
                         _with(entries, {p: ex.of_heads(x, heads, n, i) for p, (x, i) in split.items()}),
                     )
     fused = [(p, e, joined) for p, e, x in copied if len(joined := ex.rows_joined(x) or ()) in (2, 3)]
+    fused = [one for one in fused if one[1].status == "guessed"] or fused  # what is certain stays, if something is not
     for heads in _HEAD_COUNTS if fused else ():
         yield (
             f"parts that alternate by {heads} heads",

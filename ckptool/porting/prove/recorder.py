@@ -307,7 +307,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         flat = list(args)
         if name in _PRODUCTS:
             self._product(name, flat, out, before)
-        elif name == "convolution":
+        elif name == "convolution" and any(map(self.held, flat[1:3])):
             weight, bias = self.held(flat[1]), self.held(flat[2])
             roles = {"weight": weight, "bias": bias}
             kind = "deconv" if flat[6] else "conv"

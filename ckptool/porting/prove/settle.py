@@ -12,6 +12,7 @@ from typing import Any
 from ...errors import counted, printable
 from ...keys import collapse
 from ...keys.known_buffers import is_counter
+from ..expression import Expr
 from ..mapping import Entry, Mapping
 from ..questions import Question, Reason
 from .causes import Codes, Sharp, as_it_was, causes, restored, sharp, suspects
@@ -25,13 +26,14 @@ from .influence import (
     doubt_unseen_rows,
     felt,
     nearly_equal,
+    refuted,
     taken_back,
     unfelt_keys,
     unseen,
 )
 from .layers import layers
 from .measure import Measured
-from .other_conventions import factors_as_in_others
+from .other_conventions import factors_as_in_others, without_factors
 from .other_settings import Setting, layer_of
 from .trial import Trial
 from .unseen_orders import doubt_turned
@@ -78,6 +80,7 @@ class _Reached:
         before, after: such a comparison with the model's own settings, and with the settings of the source's code; None
             unless `causes` were found.
         alike: pairs of keys whose weights the outputs do not tell apart.
+        hidden: keys with a factor in the source's code that the outputs do not show.
     """
 
     entries: dict[str, Entry]
@@ -91,6 +94,7 @@ class _Reached:
     before: Sharp | None = None
     after: Sharp | None = None
     alike: list[tuple[str, str]] = field(default_factory=list)
+    hidden: list[str] = field(default_factory=list)
 
     @property
     def is_proved(self) -> bool:
@@ -143,7 +147,7 @@ def _settled(
     _reach(reached, mapping, trial, codes, others)
     unfelt: list[str] = []
     if reached.is_proved and reached.changed:
-        _answer_in_one_way(reached, mapping, trial, codes, others)
+        _settle_hidden_factors(reached, mapping, trial, codes, others)
     if reached.is_proved:
         trial.progress.say("looking which keys outputs depend on")
         trial.load(reached.entries.values())
@@ -226,24 +230,63 @@ def _reach(
             reached.verdict = replace(reached.verdict, equal=False, front=told.front, agreeing=told.agreeing)
 
 
-def _answer_in_one_way(
+def _settle_hidden_factors(
     reached: _Reached, mapping: Mapping, trial: Trial, codes: Codes, others: Sequence[tuple[Flow | None, Any]]
 ) -> None:
-    """Answer questions about factors that outputs do not answer as they answered them about other keys, if outputs stay
-    equal, also on OTHERS, further inputs. REACHED changes.
-
-    A norm hides a factor of the layer before it, and one code has it in all of its layers or in none.
+    """Take factors that trials found out of weights where nothing but the layer itself shows them, and answer questions
+    about factors that outputs do not answer as they answered them about other keys. REACHED changes.
     """
+    bare = without_factors(reached.entries, mapping.entries, trial.shapes)
+    if bare and _put_if_equal(reached, bare, mapping, trial, codes, others):
+        reached.hidden += bare
+    else:
+        for key in list(bare)[:_MOST_FACTORS] if len(bare) > 1 else ():
+            if _put_if_equal(reached, {key: bare[key]}, mapping, trial, codes, others):
+                reached.hidden.append(key)
     new = factors_as_in_others(reached.entries, mapping.entries, codes.expected)
-    if not new:
-        return
-    entries = reached.entries | {key: reached.entries[key].tried(expr) for key, expr in new.items()}
+    if new and reached.verdict.compared and _put_if_equal(reached, new, mapping, trial, codes, others):
+        reached.hidden = [key for key in reached.hidden if key not in new]
+
+
+#: Keys with a factor that are tried one by one.
+_MOST_FACTORS = 32
+
+
+def _put_if_equal(
+    reached: _Reached,
+    new: MappingOf[str, Expr],
+    mapping: Mapping,
+    trial: Trial,
+    codes: Codes,
+    others: Sequence[tuple[Flow | None, Any]],
+) -> bool:
+    """Put the expressions NEW (key -> expression) into REACHED, and return True, if outputs stay equal, also on OTHERS,
+    further inputs. If none can be compared, all uses have to agree that agreed, but those that read these keys.
+    """
+    before = {entry.target: entry for entry in mapping.entries}
+    changed = {
+        key: before[key] if before[key].expr == expr else reached.entries[key].tried(expr) for key, expr in new.items()
+    }
+    entries = reached.entries | changed
     seen = trial.run(entries.values())
+    if seen is None:
+        return False
     verdict = judge(codes.expected, seen, entries, turned=reached.verdict.turned)
-    found = None if seen is None else sharp(codes, trial, entries, seen)
-    equal = verdict.equal and found is not None and found.outputs_are_equal
-    if seen is not None and equal and all(_holds(trial, entries, verdict, *other) for other in others):
+    found = reached.sharply
+    if reached.verdict.compared and not reached.verdict.beyond:
+        found = sharp(codes, trial, entries, seen)
+        equal = verdict.equal and found is not None and found.outputs_are_equal
+        equal = equal and all(_holds(trial, entries, verdict, *other) for other in others)
+    else:
+        agreed, now = (given_by(codes.expected, flow) for flow in (reached.seen, seen))
+        same = [
+            b or not a or not new.keys().isdisjoint(u.keys) for a, b, u in zip(agreed, now, seen.uses, strict=False)
+        ]
+        equal = len(same) == len(agreed) == len(now) and all(same)
+        verdict = replace(reached.verdict, agreeing=verdict.agreeing)
+    if equal:
         reached.entries, reached.seen, reached.verdict, reached.sharply = entries, seen, verdict, found
+    return equal
 
 
 def _has_open(reached: _Reached) -> bool:
@@ -391,6 +434,8 @@ def _settled_entries(
         entries = doubt_unseen_rows(entries, mapping, seen, trial.shapes)
     alone = by_itself_alone(seen, expected, entries, mapping, verdict)
     entries = taken_back(entries, mapping, alone)
+    if reached.is_proved and not verdict.compared:
+        entries = refuted(entries, seen, expected, trial)
     if not (verdict.equal and verdict.compared):
         entries = unseen(entries, mapping, alone if verdict.equal else None)
     return entries if reached.is_proved else _without_vain_changes(entries, mapping, expected, seen)
@@ -411,11 +456,14 @@ def _account(reached: _Reached, mapping: Mapping, trial: Trial, codes: Codes, un
         text += f"; the search had its {trial.progress.patience:g} s (--patience gives it more)"
     elif stopped == "trials":
         text += f"; the search ended after {counted(trial.misses, 'trial')} in vain"
-    new = [e.target for e in mapping.entries if reached.entries[e.target].expr != e.expr]
+    new = [e.target for e in mapping.entries if reached.entries[e.target].expr not in (None, e.expr)]
     if new:
         text += f"; settled by trial: {counted(len(new), 'key')} ({_few(new)})"
     if unfelt:
         text += f"; they do not depend on {_unfelt_text(unfelt)}"
+    if reached.hidden:
+        text += f"; they do not show a factor of {counted(len(reached.hidden), 'key')} ({_few(reached.hidden)})"
+        text += ", of which the plain tensors were taken"
     if reached.alike:
         said = (" and ".join(printable(key, 60) for key in pair) for pair in reached.alike[:_MOST_CAUSES])
         text += f"; nothing measurable changes if weights are exchanged of {', or of '.join(said)}"

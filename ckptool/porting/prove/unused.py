@@ -12,9 +12,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Mapping as MappingOf
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from heapq import nsmallest
 from itertools import combinations, islice, permutations, product
-from math import factorial, prod
+from math import prod
 
 from .. import expression as ex
 from ..expression import Expr, Shape
@@ -24,6 +25,8 @@ from .dimensions import bordered, ways
 from .flow import Use
 from .ground import Change, Ground
 
+#: What the labels of these changes begin with.
+UNUSED = "of unused tensors"
 #: Keys, in their order.
 Family = tuple[str, ...]
 
@@ -72,7 +75,7 @@ def from_unused(ground: Ground, fronts: Sequence[Use]) -> Iterator[Change]:
     FRONTS of unused tensors.
     """
     for one in fillings(ground, fronts):
-        yield f"of unused tensors, {one.how}", one.new
+        yield f"{UNUSED}, {one.how}", one.new
 
 
 def fillings(ground: Ground, fronts: Sequence[Use]) -> list[Filling]:
@@ -90,6 +93,7 @@ def fillings(ground: Ground, fronts: Sequence[Use]) -> list[Filling]:
     several = [{key for key in use.keys if key in open_} for use in ground.own.uses]
     every: list[Filling] = []
     done: set[Family] = set()
+    joined: set[Family] = set()
     modules: set[str] = set()
     for place, key in enumerate(touched):
         found: list[Filling] = []
@@ -100,9 +104,10 @@ def fillings(ground: Ground, fronts: Sequence[Use]) -> list[Filling]:
                 if family not in done:
                     done.add(family)
                     found += _fillings(ground, family, left, _FOR_A_PAIR)
-        if place < _JOINED and _module(key) not in modules:
-            modules.add(_module(key))
-            found += _several(ground, key, open_, left)
+        for keys in _together(key, open_, beside, modules) if place < _JOINED else ():
+            if keys not in joined:
+                joined.add(keys)
+                found += _several(ground, {k: open_[k] for k in keys}, left)
         later = 0.0 if key in at_front else _LATER
         every += [replace(one, cost=one.cost + later + _UNREAD * _leaves_some(one, left)) for one in found]
     once = {frozenset(one.new.items()): one for one in sorted(every, key=lambda one: -one.cost)}
@@ -277,16 +282,14 @@ def _of_a_pair(ground: Ground, family: Family, shape: Shape, theirs: Family, hav
             yield Filling(cost, f"{way} in the order {order} {own}", dict(zip(keys, exprs, strict=True)), read)
 
 
-def _orders(count: int) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yield (number of inversions, order) for orders of COUNT members, as indices: each order of up to four; of more,
+@lru_cache(maxsize=64)
+def _orders(count: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Return (number of inversions, order) for orders of COUNT members, as indices: each order of up to four; of more,
     the order as it is and its reverse, which counts as two inversions.
     """
     if count > _IN_EACH_ORDER:
-        yield 0, tuple(range(count))
-        yield 2, tuple(reversed(range(count)))
-        return
-    for order in islice(permutations(range(count)), factorial(count)):
-        yield sum(a > b for a, b in combinations(order, 2)), order
+        return (0, tuple(range(count))), (2, tuple(reversed(range(count))))
+    return tuple((sum(a > b for a, b in combinations(order, 2)), order) for order in permutations(range(count)))
 
 
 def _near(ground: Ground, family: Family) -> list[tuple[int, str]]:
@@ -319,35 +322,40 @@ def _shared(one: str, other: str) -> int:
     return count
 
 
-def _several(ground: Ground, key: str, open_: MappingOf[str, Shape], left: MappingOf[str, Shape]) -> Iterator[Filling]:
-    """Yield fillings for two to four families of OPEN_ (key -> sizes) at once, made of different tensors of LEFT, the
-    cheapest first: those of the module of KEY, then those of all modules beside it. Of each module, the largest family
-    of a key that can be filled is taken.
+def _several(ground: Ground, open_: MappingOf[str, Shape], left: MappingOf[str, Shape]) -> Iterator[Filling]:
+    """Yield fillings for all keys of OPEN_ (key -> sizes) at once that can be filled, two to four families made of
+    different tensors of LEFT, the cheapest first. The largest family of a key that can be filled is taken.
     """
-    path = key.split(".")[:-1]
-    for depth in (len(path), len(path) - 1):
-        head = "".join(f"{part}." for part in path[: max(depth, 0)])
-        groups: list[list[Filling]] = []
-        taken: set[str] = set()
-        for other in (k for k in open_ if k.startswith(head)):
-            if other in taken:
-                continue
-            for family in sorted(families(other, open_), key=len, reverse=True):
-                inside = all(k.startswith(head) and k not in taken for k in family)
-                found = _fillings(ground, family, left, _FOR_SEVERAL)[:_OF_ONE] if inside else []
-                if found:
-                    taken |= set(family)
-                    groups.append(found)
-                    break
-        if not 2 <= len(groups) <= 4:
-            continue
-        groups = [group[: int(_COMBINED ** (1 / len(groups)))] for group in groups]
-        together = (
-            chosen
-            for chosen in product(*groups)
-            if len(frozenset().union(*(one.read for one in chosen))) == sum(len(one.read) for one in chosen)
-        )
-        yield from nsmallest(_TOGETHER, map(_joined, together), key=lambda one: one.cost)
+    groups: list[list[Filling]] = []
+    taken: set[str] = set()
+    for key in open_:
+        for family in sorted(families(key, open_), key=len, reverse=True) if key not in taken else ():
+            found = _fillings(ground, family, left, _FOR_SEVERAL)[:_OF_ONE] if taken.isdisjoint(family) else []
+            if found:
+                taken |= set(family)
+                groups.append(found)
+                break
+    if not 2 <= len(groups) <= 4:
+        return
+    groups = [group[: int(_COMBINED ** (1 / len(groups)))] for group in groups]
+    together = (
+        chosen
+        for chosen in product(*groups)
+        if len(frozenset().union(*(one.read for one in chosen))) == sum(len(one.read) for one in chosen)
+    )
+    yield from nsmallest(_TOGETHER, map(_joined, together), key=lambda one: one.cost)
+
+
+def _together(key: str, open_: MappingOf[str, Shape], beside: Iterable[set[str]], done: set[str]) -> Iterator[Family]:
+    """Yield the keys of OPEN_ that are filled together with KEY: the other keys of a use of KEY (BESIDE has all of
+    them), those of its module, and those of all modules beside that. A module in DONE is left out; this one is added.
+    """
+    yield from dict.fromkeys(tuple(k for k in open_ if k in keys) for keys in beside if len(keys) > 1)
+    path = _module(key)
+    if path not in done:
+        done.add(path)
+        for head in (path, _module(path)):
+            yield tuple(k for k in open_ if not head or k.startswith(f"{head}."))
 
 
 def _joined(parts: Sequence[Filling]) -> Filling:
@@ -368,4 +376,4 @@ def _module(key: str) -> str:
     return key.rpartition(".")[0]
 
 
-__all__ = ["fillings", "from_unused"]
+__all__ = ["UNUSED", "fillings", "from_unused"]

@@ -12,7 +12,7 @@ import torch
 from ..mapping import Entry
 from ..words import all_in, cut
 from .fingerprints import pairing
-from .flow import Flow, Place, Use
+from .flow import Flow, Place, Use, is_silent
 from .measure import of_one_size, orders
 
 #: Largest difference, relative to the spread of the values, with which trials go on: what proves is measured.
@@ -109,10 +109,11 @@ def judge(
         return NOTHING
     known = given_by(expected, seen)
     followed = seen.uses if expected.uses else []
-    open_front = _front(followed, shown_by(known, seen))
+    entering = _entering(expected, seen, entries)
+    open_front = _front(followed, _fine(known, entering, expected, seen))
     # what has no source, and changes nothing, gives what the use before it gives: the search begins there
     filled = [k and not _is_left(use, entries) for k, use in zip(known, seen.uses, strict=True)]
-    front = _front(followed, shown_by(filled, seen))
+    front = _front(followed, _fine(filled, entering, expected, seen))
     given = seen if all_outputs else made_of_known(seen, entries)
     outputs = given.outputs
     compared, equal, same = compared_outputs(expected.outputs, outputs, tolerance)
@@ -137,7 +138,7 @@ def judge(
         len(known),
         tuple(front if not equal else ()),
         tuple(dict.fromkeys(left)),
-        _entered(expected, seen, entries),
+        sum(entering),
         same_to_the_last,
         moved and equal,
         len(same),
@@ -162,17 +163,19 @@ def given_by(expected: Flow, seen: Flow) -> list[bool]:
     return [use.told in whole or expected.gives(use.given) for use in seen.uses]
 
 
-def _entered(expected: Flow, seen: Flow, entries: MappingOf[str, Entry]) -> int:
-    """Return the number of uses whose input a use in EXPECTED takes, also of all runs of a loop at once. The input does
-    not count if it comes from a use of keys without a source in ENTRIES that leaves it as it was.
+def _entering(expected: Flow, seen: Flow, entries: MappingOf[str, Entry]) -> list[bool]:
+    """Return, for each use in SEEN, whether a use in EXPECTED takes its input, also of all runs of a loop at once. The
+    input does not count if it comes from a use of keys without a source in ENTRIES that leaves it as it was.
     """
     if not expected.uses:
-        return 0
+        return [False] * len(seen.uses)
     of_loops = {told: use.taken for told, (use,) in seen.repeated.items() if use.taken is not None}
     whole = {told for told, taken in of_loops.items() if expected.takes(taken)}
     left = {use.index for use in seen.uses if _is_left(use, entries) and expected.gives(use.given)}
-    uses = (use for use in seen.uses if left.isdisjoint(use.before))
-    return sum(use.told in whole or (use.taken is not None and expected.takes(use.taken)) for use in uses)
+    return [
+        left.isdisjoint(use.before) and (use.told in whole or (use.taken is not None and expected.takes(use.taken)))
+        for use in seen.uses
+    ]
 
 
 def in_their_places(expected: Flow, seen: Flow, tolerance: float = _TOLERANCE) -> bool:
@@ -245,6 +248,25 @@ def _longest(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor], tolerance: fl
             row.append(best[at] + 1 if _equal(x, y, tolerance) else max(best[at + 1], row[at]))
         best = row
     return best[-1]
+
+
+def _fine(known: Sequence[bool], entering: Sequence[bool], expected: Flow, seen: Flow) -> list[bool]:
+    """Return, for each use of weights in SEEN, whether nothing is wrong up to it: as in `shown_by`, or a use takes what
+    it gives, perhaps added to what others give, and a use of that kind in EXPECTED takes the same. Layers that one code
+    adds up may be one layer in the other. ENTERING says of each use whether its input is taken there at all.
+    """
+    fine = list(known)
+    for use in seen.uses:
+        open_ = entering[use.index] and not all(fine[before] for before in use.before)
+        if open_ and use.taken is not None and not is_silent(use.taken) and _takes_that(expected, use):
+            for before in use.before:
+                fine[before] = True
+    return shown_by(fine, seen)
+
+
+def _takes_that(expected: Flow, use: Use) -> bool:
+    inputs = (other.taken for other in expected.uses if use.is_like(other))
+    return any(use.taken is not None and t is not None and pairing(use.taken, t) is not None for t in inputs)
 
 
 def shown_by(known: Sequence[bool], seen: Flow) -> list[bool]:
