@@ -118,8 +118,8 @@ def _after_maps(filling: Filling, filled: Filled, t: Unit, s: Unit, role: str) -
     model's code does not show that it is one. Also None for a layer of the same code, unless both forward passes show
     the orders.
 
-    If the forward pass of the source does not show its order, it is channels last if its framework or the name of the
-    weight says so, else channels first.
+    Both show them if they flatten maps of the same sizes, and the weight is a plain copy. Else the order of the source
+    is channels last if its framework or the name of the weight says so, else channels first.
     """
     piece = t.pieces.get(role)
     flattened = None if piece is None or role != "weight" else piece.entry.facts.flattened

@@ -291,8 +291,9 @@ def _reordered_pixels(t: Unit, s: Unit, order: str, expr: Expr) -> Expr:
 
 
 def _tied_sources(filling: Filling) -> None:
-    """Fill units without a source from keys that the source ties to another tensor: the key with the shape and the last
-    two components of the model's key. Of several, the one with the same key counts; without it, nothing is filled.
+    """Fill units without a source whose weight is not filled yet from keys that the source ties to another tensor: the
+    only key with the shape and the last two components of the model's key. Of several, the one with the same key
+    counts; without it, nothing is filled.
     """
     tied = [e for e in filling.source.signature.entries.values() if e.tied is not None]
     for t in filling.matching.free_targets if tied else ():
