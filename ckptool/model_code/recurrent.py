@@ -45,7 +45,9 @@ class Cells:
         self._joined: dict[int, list[Any]] = {}  # id of a tensor -> the two tensors that it concatenates
 
     def see(self, call: Call, keys: Mapping[int, str], made_with: Callable[[Any, str], bool]) -> None:
-        """Note what one call of a torch function shows about recurrent cells.
+        """Note what one call of a torch function shows about recurrent cells: the weights whose outputs are multiplied
+        or added, tensors that are concatenated, parts that are cut, parts after a sigmoid or tanh, and which gates two
+        tensors are that are multiplied.
 
         Args:
             call: the call, after it has run.
