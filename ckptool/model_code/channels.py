@@ -50,75 +50,102 @@ class Channels:
             call: the call, after it has run.
             keys: id of a parameter or buffer -> its key.
         """
-        name, args, kwargs, result = call.name, call.args, call.kwargs, call.result
-        tensors = () if name.startswith("new_") or name.endswith("_like") else call.tensors
+        made = call.name.startswith("new_") or call.name.endswith("_like")  # which takes no numbers of its arguments
+        tensors = () if made else call.tensors
         behind = self._met(tensors, keys)
-        shape = getattr(result, "shape", None)
-        if shape is None:
-            if behind and isinstance(result, tuple | list):
-                # a torch.Size is a tuple as well, and small integers are shared, so that their ids mean nothing
-                self._behind.update((id(part), behind) for part in flat(result) if hasattr(part, "shape"))
-            elif behind and name == "__setitem__":
-                self._behind[id(args[0])] = behind
+        if getattr(call.result, "shape", None) is None:
+            self._note_several(call, behind)
             return
-        first = call.first
-        held = self._of.get(id(first))
-        weight = keys.get(id(args[1])) if len(args) > 1 else None
-        if weight is not None and (name.startswith("conv") or name in _ROWS):
-            last = name in _ROWS
-            fits = held is not None and held[0] is last and sum(n for _, n in held[1]) == args[1].shape[1]
-            if held is not None and fits and not name.startswith("embedding"):  # which takes rows, not channels
-                self._join(weight, held[1])
-            self._of[id(result)] = last, ((weight, shape[-1 if last else 1]),)
-        elif name in _JOINS and isinstance(first, tuple | list):
-            made = self._side_by_side(first, kwargs.get("dim", args[1] if len(args) > 1 else 0), len(shape))
-            if made is not None:
-                self._of[id(result)] = made
-        elif held is not None:
-            if name == "batch_norm":
-                for value in flat((args[1:], kwargs)):
-                    if id(value) in keys:
-                        self._join(keys[id(value)], held[1])
-            passed = self._passed_on(held, shape)
-            if passed is not None:
-                self._of[id(result)] = passed
+        found = self._channels_of(call, keys)
+        if found is not None:
+            self._of[id(call.result)] = found
         if behind:
-            self._behind[id(result)] = behind
+            self._behind[id(call.result)] = behind
             if all(id(v) in self._only_weights or id(v) in keys for v in tensors):
-                self._only_weights.add(id(result))
+                self._only_weights.add(id(call.result))
+
+    def _note_several(self, call: Call, behind: int) -> None:
+        """Note that each tensor in the tuple or list that CALL returned was computed from the weights BEHIND, a set of
+        bits, or that the tensor that `__setitem__` changed was. Nothing is noted of other results, or without weights.
+        """
+        if behind and isinstance(call.result, tuple | list):
+            # a torch.Size is a tuple as well, and small integers are shared, so that their ids mean nothing
+            self._behind.update((id(part), behind) for part in flat(call.result) if hasattr(part, "shape"))
+        elif behind and call.name == "__setitem__":
+            self._behind[id(call.args[0])] = behind
+
+    def _channels_of(self, call: Call, keys: Mapping[int, str]) -> tuple[bool, Parts] | None:
+        """Return (whether channels are the last dimension, the layers that they come from, in order) of the result of
+        CALL; None if they are not known.
+        """
+        weight = keys.get(id(call.args[1])) if len(call.args) > 1 else None
+        if weight is not None and (call.name.startswith("conv") or call.name in _ROWS):
+            return self._of_layer(call, weight)
+        if call.name in _JOINS and isinstance(call.first, tuple | list):
+            dim = call.kwargs.get("dim", call.args[1] if len(call.args) > 1 else 0)
+            return self._side_by_side(call.first, dim, len(call.result.shape))
+        held = self._of.get(id(call.first))
+        if held is None:
+            return None
+        if call.name == "batch_norm":
+            for value in flat((call.args[1:], call.kwargs)):
+                if id(value) in keys:
+                    self._join(keys[id(value)], held[1])
+        return self._passed_on(held, call.result.shape)
+
+    def _of_layer(self, call: Call, weight: str) -> tuple[bool, Parts]:
+        """Return the channels of the output of a layer with the WEIGHT, as `_channels_of` does. Note which layers a
+        linear layer or convolution takes, if all of its inputs are known; an embedding takes rows, not channels.
+        """
+        last = call.name in _ROWS
+        held = self._of.get(id(call.first))
+        fits = held is not None and held[0] is last and sum(n for _, n in held[1]) == call.args[1].shape[1]
+        if held is not None and fits and not call.name.startswith("embedding"):
+            self._join(weight, held[1])
+        return last, ((weight, call.result.shape[-1 if last else 1]),)
 
     def _met(self, tensors: Iterable[Any], keys: Mapping[int, str]) -> int:
         """Return the weights that TENSORS, the arguments of a call, are or were computed from, as a set of bits. KEYS
-        has id of a parameter or buffer -> its key.
+        has id of a parameter or buffer -> its key. Buffers do not count.
 
-        Also note in `bit` each weight that is used for the first time, and in `before`, for each weight that meets data
-        for the first time, which weights that data was computed from. Data is what is no weight and was not computed
+        Also note in `before` what weights meet (`_note_before`), if one of TENSORS is data: no weight, and not computed
         from weights alone.
         """
         data, own, meets = 0, 0, False
         for value in tensors:
-            at = id(value)
-            key = keys.get(at)
-            if key is not None:
-                if key not in self._buffers:
-                    if key not in self.bit:
-                        self.bit[key] = len(self.bit)
-                        self._key_of[self.bit[key]] = key
-                        self._waiting |= 1 << self.bit[key]
-                    own |= 1 << self.bit[key]
-            elif at in self._only_weights:
-                own |= self._behind[at]
+            if id(value) in keys:
+                own |= self._bit_of(keys[id(value)])
+            elif id(value) in self._only_weights:
+                own |= self._behind[id(value)]
             else:
-                data |= self._behind.get(at, 0)
+                data |= self._behind.get(id(value), 0)
                 meets = True
-        waiting = own & self._waiting if meets else 0
+        if meets:
+            self._note_before(own & self._waiting, data)
+        return data | own
+
+    def _bit_of(self, key: str) -> int:
+        """Return the set of bits with the weight KEY alone, which gets a number in `bit` when it is used for the first
+        time; 0 for a buffer.
+        """
+        if key in self._buffers:
+            return 0
+        if key not in self.bit:
+            self.bit[key] = len(self.bit)
+            self._key_of[self.bit[key]] = key
+            self._waiting |= 1 << self.bit[key]
+        return 1 << self.bit[key]
+
+    def _note_before(self, waiting: int, data: int) -> None:
+        """Note in `before` that the weights WAITING, a set of bits, meet data for the first time, which was computed
+        from the weights DATA, and, for each, from the weights of the same call that were used before it.
+        """
         while waiting:
             low = waiting & -waiting
             self.before[self._key_of[low.bit_length() - 1]] = data
-            data |= low  # what is used in one call is used in its order
+            data |= low
             self._waiting &= ~low
             waiting &= ~low
-        return data | own
 
     def learned(self, value: Any) -> bool:
         """Return whether the tensor VALUE is the result of a call that took a weight or another such result: not an
@@ -150,13 +177,14 @@ class Channels:
 
     @staticmethod
     def _passed_on(held: tuple[bool, Parts], shape: Any) -> tuple[bool, Parts] | None:
+        """Return the channels of a result with the sizes SHAPE of a tensor with the channels HELD: the same if it has
+        as many in the same dimension; in the last dimension of a matrix, since maps of one pixel are flat; else None.
+        """
         last, parts = held
         wide = sum(n for _, n in parts)
         if len(shape) == 2 and shape[1] == wide:
-            return True, parts  # maps of one pixel are flat
-        if len(shape) > 2 and shape[-1 if last else 1] == wide:
-            return held
-        return None
+            return True, parts
+        return held if len(shape) > 2 and shape[-1 if last else 1] == wide else None
 
     def _join(self, key: str, parts: Parts) -> None:
         """Note in `joined` that the weight KEY takes the concatenated outputs of the layers PARTS, (key, number of

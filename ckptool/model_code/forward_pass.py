@@ -133,28 +133,19 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         call = Call(getattr(func, "__name__", ""), args, kwargs)
-        name = call.name
         self._alive.append(call)  # so that ids stay their own
         for place, value in enumerate(call.values):
             key = self._keys.get(id(value))
-            if key is not None and name not in _LOOKS:
-                self._use(key, name, place, args, value)
-        self._taken_elsewhere(name, call.tensors)
-        result = shape_only(name, args, kwargs)
-        if result is None:
-            self._budget.before(name, args)
-            result = func(*args, **kwargs)
-        self._budget.after(result)
-        call.result = result
-        if name in _VIEWS and args and id(args[0]) in self._keys and isinstance(result, torch.Tensor):
-            self._keys.setdefault(id(result), self._keys[id(args[0])])
-            if (name in ("t", "transpose") or (name == "permute" and result.ndim == 2)) != (
-                id(args[0]) in self._turned
-            ):
-                self._turned.add(id(result))
-        elif name in _MEMBERS and args and id(args[0]) in self._keys and args[0].ndim > 2:
-            self._members(args, result)
-        self._learn(name, args, kwargs, result)
+            if key is not None and call.name not in _LOOKS | _VIEWS:  # what is done with the view counts
+                self._use(key, call.name, place, args, value)
+        self._taken_elsewhere(call.name, call.tensors)
+        call.result = shape_only(call.name, args, kwargs)
+        if call.result is None:
+            self._budget.before(call.name, args)
+            call.result = func(*args, **kwargs)
+        self._budget.after(call.result)
+        self._name_views(call)
+        self._learn(call)
         self._channels.see(call, self._keys)
         self._gating.see(call, self._keys)
         self._bypasses.see(call, self._keys)
@@ -162,8 +153,23 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         self._see_parts(call)
         self._cells.see(call, self._keys, self._channels.made_with)
         self._named_parts.see_inputs(call, self._keys, self._channels.learned)
-        self._credit(name, call.tensors, result)
-        return result
+        self._credit(call.name, call.tensors, call.result)
+        return call.result
+
+    def _name_views(self, call: Call) -> None:
+        """Give the result of CALL the key of the parameter that it is a view of, and note whether the view is
+        transposed; the matrices that CALL takes out of a stack get the key of the stack (`_members`).
+        """
+        first = call.args[0] if call.args else None
+        if id(first) not in self._keys:
+            return
+        if call.name in _VIEWS and isinstance(call.result, torch.Tensor):
+            self._keys.setdefault(id(call.result), self._keys[id(first)])
+            turns = call.name in ("t", "transpose") or (call.name == "permute" and call.result.ndim == 2)
+            if turns != (id(first) in self._turned):
+                self._turned.add(id(call.result))
+        elif call.name in _MEMBERS and first is not None and first.ndim > 2:
+            self._members(call.args, call.result)
 
     def _see_parts(self, call: Call) -> None:
         """Note the parts that CALL divides its first argument into, if that is an output of one weight, of two whose
@@ -227,28 +233,35 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
                 use.facts.flow = Flow(self._channels.bit[key], self._channels.before[key])
 
     def _use(self, key: str, name: str, place: int, args: Any, value: Any) -> None:
-        if name in _VIEWS:
-            return  # what is done with the view counts
+        """Note that the function NAME, called with ARGS, takes VALUE, the parameter KEY or a view of it, as argument
+        number PLACE: a first use with its facts, and in any case how often the first function takes it, and whether it
+        has inputs first. For a member of a stack, the product that takes the member counts as the first function.
+        """
         if key not in self.uses:
-            self.uses[key] = Use(len(self.uses), name)
-            first = args[0] if args and isinstance(args[0], torch.Tensor) else None
-            kind, what = self._from.get(id(first), ("", None))
-            facts = self.uses[key].facts
-            if kind == "flat" and name in ("linear", "addmm", "matmul"):
-                facts.flattened = what
-            if name in ("linear", "matmul", "__matmul__") and place == 1:
-                facts.pixels = self._patches.order_of(first)
-            facts.plus = _number(name, args, _ADDS, 0.0)
-            facts.times = _number(name, args, _MULTIPLIES, 1.0)
+            self._first_use(key, name, place, args)
         self.uses[key].facts.runs += name == self.uses[key].how
         if name in _MULTIPLY and self.uses[key].how in _MEMBERS:
-            self.uses[key].how = name  # what is done with a member counts
+            self.uses[key].how = name
         if name in _PRODUCTS and place >= 1:
             self._stands(key, inputs_first=id(value) not in self._turned)
         elif name == "linear" and place == 1 and (id(value) in self._turned or value.ndim == 2):
             self._stands(key, inputs_first=id(value) in self._turned)
         elif name == "einsum":
             self._summed(key, args, value)
+
+    def _first_use(self, key: str, name: str, place: int, args: Any) -> None:
+        """Note the first use of the parameter KEY, by the function NAME with ARGS, as argument number PLACE: which
+        number is added to it or multiplies it, and of a matrix, how the maps or patches are flattened that it takes.
+        """
+        use = self.uses[key] = Use(len(self.uses), name)
+        first = args[0] if args and isinstance(args[0], torch.Tensor) else None
+        kind, what = self._from.get(id(first), ("", None))
+        if kind == "flat" and name in ("linear", "addmm", "matmul"):
+            use.facts.flattened = what
+        if name in ("linear", "matmul", "__matmul__") and place == 1:
+            use.facts.pixels = self._patches.order_of(first)
+        use.facts.plus = _number(name, args, _ADDS, 0.0)
+        use.facts.times = _number(name, args, _MULTIPLIES, 1.0)
 
     def _with_rows(self, name: str, args: Any, facts: Facts) -> None:
         """Note, unless another function took them before, which function takes rows of the table that has FACTS: NAME,
@@ -272,98 +285,119 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         that holds the stack, ARGS[0]. Slices, and results with other last two sizes, are not noted.
         """
         index = args[1] if len(args) > 1 else 0
-        whole = isinstance(index, int) or (isinstance(index, torch.Tensor) and not index.is_floating_point())
-        for one in [result] if isinstance(result, torch.Tensor) else result if whole else ():
-            if whole and isinstance(one, torch.Tensor) and one.shape[-2:] == args[0].shape[-2:]:
-                self._keys.setdefault(id(one), self._keys[id(args[0])])
-                if id(args[0]) in self._turned:
-                    self._turned.add(id(one))
+        if not isinstance(index, int) and (not isinstance(index, torch.Tensor) or index.is_floating_point()):
+            return
+        members = [result] if isinstance(result, torch.Tensor) else result
+        for one in [m for m in members if isinstance(m, torch.Tensor) and m.shape[-2:] == args[0].shape[-2:]]:
+            self._keys.setdefault(id(one), self._keys[id(args[0])])
+            if id(args[0]) in self._turned:
+                self._turned.add(id(one))
 
     def _summed(self, key: str, args: Any, value: torch.Tensor) -> None:
         """Note which dimensions of the parameter KEY are inputs, outputs or both, if ARGS, (equation, tensors …), are
-        those of an einsum with an arrow. VALUE is the parameter or a view of it; only for itself are all dimensions
-        noted.
+        those of an einsum with an arrow and a letter for each dimension. VALUE is the parameter or a view of it; only
+        for itself are all dimensions noted.
 
         If just one of the last two dimensions is in the result, that one is the outputs.
         """
-        equation, *operands = args
-        operands = operands[0] if len(operands) == 1 and isinstance(operands[0], tuple | list) else operands
-        if not isinstance(equation, str) or "->" not in equation:
-            return
-        given, result = equation.replace(" ", "").split("->")
-        letters = next((one for one, x in zip(given.split(","), operands, strict=False) if x is value), "")
+        letters, others, result = _letters(args, value)
         if len(letters) != value.ndim or "." in letters or len(letters) < 2:
             return
         last, before = (letters[-1] in result, letters[-2] in result)
         if last != before:
             self._stands(key, inputs_first=last != (id(value) in self._turned))
-        others = "".join(one for one in given.split(",") if one != letters)
         if id(value) in self._whole and not self.uses[key].facts.dims:
             kinds = ("input" if x not in result else "both" if x in others else "output" for x in letters)
             self.uses[key].facts.dims = tuple(kinds)
 
-    def _learn(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
-        """Note facts that RESULT, of the call of a function NAME with ARGS and KWARGS, shows: how features are
-        flattened, how fused projections are split, what rows of tables are taken by, shifts and scales, rotary
-        embeddings, and which layer a batch norm follows.
+    def _learn(self, call: Call) -> None:
+        """Note facts that the result of CALL shows: how features are flattened, how fused projections are split, what
+        rows of tables are taken by, shifts and scales, rotary embeddings, and which layer a batch norm follows.
         """
-        every_second = name == "__getitem__" and _every_second(args) and self._channels.learned(args[0])
-        if name == "view_as_complex" or name == "polar" or every_second:
-            self.rotary = "interleaved"
-            if args and isinstance(args[0], torch.Tensor) and name != "polar":
-                width = args[0].shape[-1] * (1 if every_second else args[0].shape[-2])
-                self._rotates("interleaved", args[0], width)
-        if name in _TURNS and isinstance(result, torch.Tensor) and _sorts_pairs(args[0], result):
-            self._rotates("unknown", args[0])
-        if not isinstance(result, torch.Tensor):
-            if isinstance(result, tuple | list):
-                first = args[0] if args else None
-                kind, what = self._from.get(id(first), ("", None))
-                if kind == "grouped" and name in _CUTS and _along_last(args, kwargs, first):
-                    self._inside(what)
-                if kind == "fused" and name in ("chunk", "split", "tensor_split", "unsafe_chunk", "unbind"):
-                    self._layout(what, "block")
-                    if name != "unbind" and len({getattr(part, "shape", None) for part in result}) == 1:
-                        for place, part in enumerate(result):
-                            self._from[id(part)] = ("part", (what[0], place, len(result)))
+        self._rotates_pairs(call)
+        if not isinstance(call.result, torch.Tensor):
+            self._divided(call)
             return
-        if name == "embedding" and len(args) > 1 and id(args[1]) in self._keys:
-            self._rows[id(result)] = self._keys[id(args[1])]
-        for one in args[:2]:
-            if (table := self._rows.get(id(one))) in self.uses:
-                if name in _UNCHANGED:
-                    self._rows[id(result)] = table
-                else:
-                    self._with_rows(name, args, self.uses[table].facts)
-        if name in _ADDS | _MULTIPLIES:
-            self._modulated(name, args, result)
-        first = args[0] if args and isinstance(args[0], torch.Tensor) else None
-        if name in ("neg", "__neg__", "negative"):
-            self._negated.add(id(result))
-        elif (
-            name in ("cat", "concat", "concatenate", "stack")
-            and args
-            and isinstance(args[0], tuple | list)
-            and any(id(part) in self._negated and self._channels.learned(part) for part in args[0])
-        ):
-            kind = "half" if name != "stack" else "interleaved"
+        self._take_rows(call)
+        if call.name in _ADDS | _MULTIPLIES:
+            self._modulated(call.name, call.args, call.result)
+        self._rotates_halves(call)
+        if call.name == "batch_norm":
+            self._behind(call.args, call.kwargs)
+        self._come_from(call)
+
+    def _rotates_pairs(self, call: Call) -> None:
+        """Note that CALL shows a rotary embedding of neighbours ("interleaved"), by complex numbers or every second
+        element, or of pairs that are sorted into halves ("unknown").
+        """
+        first = call.args[0] if call.args and isinstance(call.args[0], torch.Tensor) else None
+        second = call.name == "__getitem__" and _every_second(call.args) and self._channels.learned(first)
+        if second or call.name in ("view_as_complex", "polar"):
+            self.rotary = "interleaved"
+        if first is not None and (second or call.name == "view_as_complex"):
+            self._rotates("interleaved", first, first.shape[-1] * (1 if second else first.shape[-2]))
+        if call.name in _TURNS and isinstance(call.result, torch.Tensor) and _sorts_pairs(first, call.result):
+            self._rotates("unknown", first)
+
+    def _rotates_halves(self, call: Call) -> None:
+        """Note the tensors that CALL negates; and, where it joins one of them, computed from weights, with others, a
+        rotary embedding: of halves if it concatenates them, of neighbours if it stacks them.
+        """
+        if call.name in ("neg", "__neg__", "negative"):
+            self._negated.add(id(call.result))
+        parts = call.args[0] if call.name in _JOINS and call.args and isinstance(call.args[0], tuple | list) else ()
+        if any(id(part) in self._negated and self._channels.learned(part) for part in parts):
+            kind = "interleaved" if call.name == "stack" else "half"
             self.rotary = self.rotary or kind
-            width = sum(part.shape[-1] for part in args[0])
-            for part in args[0]:
-                self._rotates(kind, part, width)
-        if (name.startswith("conv") or name == "linear") and len(args) > 1 and id(args[1]) in self._keys:
-            self._made[id(result)] = self._keys[id(args[1])]
-        elif name == "batch_norm":
-            self._behind(args, kwargs)
-        if name.startswith("conv") and result.ndim == 4:
-            self._from[id(result)] = ("features", "nchw")
-        elif name == "linear" and len(args) > 1 and id(args[1]) in self._keys:
-            self._from[id(result)] = ("fused", (self._keys[id(args[1])], args[1].shape[0]))
-        elif first is not None and id(first) in self._from:
-            kind, what = self._from[id(first)]
-            made = self._after(kind, what, name, args, first, result)
-            if made is not None:
-                self._from[id(result)] = made
+            for part in parts:
+                self._rotates(kind, part, sum(one.shape[-1] for one in parts))
+
+    def _divided(self, call: Call) -> None:
+        """Note how CALL, which returned several tensors, divides the output of a fused projection: along the last of
+        the sizes that it was reshaped to, or into blocks, which are parts of the projection if they have one shape.
+        """
+        if not isinstance(call.result, tuple | list):
+            return
+        first = call.args[0] if call.args else None
+        kind, what = self._from.get(id(first), ("", None))
+        if kind == "grouped" and call.name in _CUTS and _along_last(call.args, call.kwargs, first):
+            self._inside(what)
+        if kind == "fused" and call.name in _BLOCKS:
+            self._layout(what, "block")
+            if call.name != "unbind" and len({getattr(part, "shape", None) for part in call.result}) == 1:
+                for place, part in enumerate(call.result):
+                    self._from[id(part)] = ("part", (what[0], place, len(call.result)))
+
+    def _take_rows(self, call: Call) -> None:
+        """Note that the result of CALL holds rows of a table, if it looks them up, or changes no number of such rows;
+        what else it does with rows is noted in the facts of the table (`_with_rows`).
+        """
+        if call.name == "embedding" and len(call.args) > 1 and id(call.args[1]) in self._keys:
+            self._rows[id(call.result)] = self._keys[id(call.args[1])]
+        for one in call.args[:2]:
+            table = self._rows.get(id(one))
+            if table in self.uses and call.name in _UNCHANGED:
+                self._rows[id(call.result)] = table
+            elif table in self.uses:
+                self._with_rows(call.name, call.args, self.uses[table].facts)
+
+    def _come_from(self, call: Call) -> None:
+        """Note what the result of CALL is: the output of a weight, the maps of a 2d convolution, the rows of a linear
+        layer, or what follows from what its first argument is (`_after`).
+        """
+        key = self._keys.get(id(call.args[1])) if len(call.args) > 1 else None
+        first = call.args[0] if call.args and isinstance(call.args[0], torch.Tensor) else None
+        made: tuple[str, Any] | None = None
+        if key is not None and (call.name.startswith("conv") or call.name == "linear"):
+            self._made[id(call.result)] = key
+        if call.name.startswith("conv") and call.result.ndim == 4:
+            made = ("features", "nchw")
+        elif call.name == "linear" and key is not None:
+            made = ("fused", (key, call.args[1].shape[0]))
+        elif id(first) in self._from:
+            made = self._after(*self._from[id(first)], call, first)
+        if made is not None:
+            self._from[id(call.result)] = made
 
     def _behind(self, args: Any, kwargs: Any) -> None:
         """Note for the batch norm called with these arguments which layer's output it takes directly, and its eps;
@@ -385,43 +419,50 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             if (mean := self._normed.pop(id(value), None)) is not None:
                 self.uses[mean].facts.behind = None
 
-    def _after(self, kind: str, what: Any, name: str, args: Any, first: Any, result: Any) -> tuple[str, Any] | None:
+    def _after(self, kind: str, what: Any, call: Call, first: Any) -> tuple[str, Any] | None:
+        """Return what the result of CALL is, whose first argument FIRST is (KIND, WHAT): by the function for that kind.
+        None if it is none of these any more.
+        """
         if kind == "features":
-            if result.ndim == 4 and name in _TURNS:
-                order = _turned_to(name, args)
-                return None if order is None else (kind, "".join(what[dim] for dim in order))
-            if result.ndim == 4:
-                return kind, what
-            if name in ("flatten", "reshape", "view") and result.ndim == 2 and first.ndim == 4 and what[0] == "n":
-                sizes = dict(zip(what, first.shape, strict=True))
-                c, h, w = sizes["c"], sizes["h"], sizes["w"]
-                if h * w > 1 and result.shape[1] == c * h * w:
-                    return "flat", Flattened(what, c, h, w)
-            return None
-        if kind == "grouped":
-            cut = result.shape[:-1] == first.shape[:-1] and result.shape != first.shape
-            if name == "__getitem__" and cut and not _every_second(args):
-                self._inside(what)
-            return (kind, what) if name in _TURNS and result.shape[-1] == first.shape[-1] else None
+            return _after_features(what, call, first)
         if kind == "flat":
-            return (kind, what) if result.shape == first.shape else None
-        if kind == "part":
-            if name in ("reshape", "view", "unflatten") and result.ndim == first.ndim + 1 and what[0] in self.uses:
-                heads, width = result.shape[-2:]
-                if heads * width == first.shape[-1]:
-                    self.uses[what[0]].facts.heads = self.uses[what[0]].facts.heads or heads
-            return (kind, what) if name in _PLACES and result.numel() == first.numel() else None
-        if kind == "fused" and name in _ONES and result.numel() == first.numel():
-            return kind, what
-        if kind == "fused":
-            if name in ("reshape", "view", "unflatten", "rearrange") and result.ndim > first.ndim:
-                self._reshaped(what, first, result)
-                return ("grouped", what) if result.ndim == first.ndim + 1 else None
-            if name in ("__getitem__", "narrow"):
-                self._layout(what, "block")
-                return None
-            return (kind, what) if result.shape == first.shape else None
-        return None
+            return (kind, what) if call.result.shape == first.shape else None
+        after = {"grouped": self._after_grouped, "part": self._after_part, "fused": self._after_fused}
+        return after[kind](what, call, first)
+
+    def _after_grouped(self, what: Any, call: Call, first: Any) -> tuple[str, Any] | None:
+        """Return that the result of CALL is the reshaped projection WHAT, if CALL only turns other dimensions than the
+        last; else None. Note that the projection is split inside, if CALL takes a part of the last dimension.
+        """
+        cut = call.result.shape[:-1] == first.shape[:-1] and call.result.shape != first.shape
+        if call.name == "__getitem__" and cut and not _every_second(call.args):
+            self._inside(what)
+        return ("grouped", what) if call.name in _TURNS and call.result.shape[-1] == first.shape[-1] else None
+
+    def _after_part(self, what: Any, call: Call, first: Any) -> tuple[str, Any] | None:
+        """Return that the result of CALL is the part WHAT, (key, place, number of parts), if CALL only moves its
+        numbers; else None. Note the heads of the projection, if CALL splits the last dimension into heads and width.
+        """
+        split = call.name in ("reshape", "view", "unflatten") and call.result.ndim == first.ndim + 1
+        if split and what[0] in self.uses and math.prod(call.result.shape[-2:]) == first.shape[-1]:
+            facts = self.uses[what[0]].facts
+            facts.heads = facts.heads or call.result.shape[-2]
+        return ("part", what) if call.name in _PLACES and call.result.numel() == first.numel() else None
+
+    def _after_fused(self, what: Any, call: Call, first: Any) -> tuple[str, Any] | None:
+        """Return what the result of CALL is, whose first argument is the output of the projection WHAT, (key, rows):
+        the same, if it has as many numbers and CALL only adds or removes dimensions of size 1, or if it has its sizes;
+        "grouped", if CALL reshapes it to one dimension more; else None. Note how CALL splits it.
+        """
+        if call.name in _ONES and call.result.numel() == first.numel():
+            return "fused", what
+        if call.name in ("reshape", "view", "unflatten", "rearrange") and call.result.ndim > first.ndim:
+            self._reshaped(what, first, call.result)
+            return ("grouped", what) if call.result.ndim == first.ndim + 1 else None
+        if call.name in ("__getitem__", "narrow"):
+            self._layout(what, "block")
+            return None
+        return ("fused", what) if call.result.shape == first.shape else None
 
     def _modulated(self, name: str, args: Any, result: torch.Tensor) -> None:
         """Note which parts of the output of a layer are added to other tensors (shifts) or multiply them (scales), for
@@ -455,16 +496,57 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             facts.layout = facts.layout._replace(kind="inside")
 
     def _reshaped(self, what: Any, first: Any, result: Any) -> None:
+        """Note the sizes that RESULT has in place of the last one of FIRST, the output of the projection WHAT, (key,
+        rows), if there are two or three and they make up all of its rows.
+        """
         inner = tuple(result.shape[first.ndim - 1 :])
         if math.prod(inner) == what[1] and len(inner) in (2, 3):
             self._layout(what, "grouped", inner)
 
     def _layout(self, what: Any, layout: str, inner: tuple[int, ...] = ()) -> None:
+        """Note that the output of the projection WHAT, (key, rows), has the LAYOUT, with the sizes INNER; the first
+        note stays.
+        """
         key = what[0]
-        if key in self.uses:
-            facts = self.uses[key].facts
-            facts.layout = facts.layout if facts.layout.kind else Layout(layout, inner)
+        if key in self.uses and not self.uses[key].facts.layout.kind:
+            self.uses[key].facts.layout = Layout(layout, inner)
 
+
+def _letters(args: Any, value: torch.Tensor) -> tuple[str, str, str]:
+    """Return (letters of VALUE, letters of the other tensors, letters of the result) in the equation of an einsum with
+    ARGS, (equation, tensors …); ("", "", "") if the equation has no arrow or VALUE is none of the tensors.
+    """
+    equation, *operands = args
+    operands = operands[0] if len(operands) == 1 and isinstance(operands[0], tuple | list) else operands
+    if not isinstance(equation, str) or "->" not in equation:
+        return "", "", ""
+    given, result = equation.replace(" ", "").split("->")
+    letters = next((one for one, x in zip(given.split(","), operands, strict=False) if x is value), "")
+    return letters, "".join(one for one in given.split(",") if one != letters), result
+
+
+def _after_features(order: str, call: Call, first: Any) -> tuple[str, Any] | None:
+    """Return what the result of CALL is, whose first argument FIRST is a feature map with its dimensions in ORDER
+    ("nchw"): a map with its dimensions in the new order, or flattened features. None if it is neither.
+    """
+    if call.result.ndim == 4 and call.name in _TURNS:
+        turned = _turned_to(call.name, call.args)
+        return None if turned is None else ("features", "".join(order[dim] for dim in turned))
+    if call.result.ndim == 4:
+        return "features", order
+    flattens = call.name in ("flatten", "reshape", "view") and call.result.ndim == 2 and first.ndim == 4
+    if not flattens or order[0] != "n":
+        return None
+    sizes = dict(zip(order, first.shape, strict=True))
+    c, h, w = sizes["c"], sizes["h"], sizes["w"]
+    return ("flat", Flattened(order, c, h, w)) if h * w > 1 and call.result.shape[1] == c * h * w else None
+
+
+#: Functions that join tensors.
+_JOINS = frozenset("cat concat concatenate stack".split())
+
+#: Functions that divide a tensor into blocks.
+_BLOCKS = frozenset("chunk split tensor_split unsafe_chunk unbind".split())
 
 _CUTS = frozenset("chunk split split_with_sizes tensor_split unsafe_chunk".split())
 
@@ -508,15 +590,9 @@ def _every_second(args: Any) -> bool:
     dimension and all of the others, as interleaved rotary embeddings do. The tensor is of floating point numbers and
     has three or four dimensions.
     """
-    index = args[1] if len(args) > 1 else None
-    if not isinstance(index, tuple) or not index:
+    tensor, index = args[0], args[1] if len(args) > 1 else None
+    if not isinstance(index, tuple) or not index or tensor.ndim not in (3, 4) or not tensor.is_floating_point():
         return False
-    last = index[-1]
-    return (
-        isinstance(last, slice)
-        and last.step == 2
-        and args[0].ndim in (3, 4)
-        and args[0].is_floating_point()
-        and len(index) in (2, args[0].ndim)
-        and all(i is Ellipsis or i == slice(None) for i in index[:-1])
-    )
+    *others, last = index
+    everything = all(i is Ellipsis or i == slice(None) for i in others)
+    return isinstance(last, slice) and last.step == 2 and everything and len(index) in (2, tensor.ndim)

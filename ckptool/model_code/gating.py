@@ -47,31 +47,36 @@ class Gating:
 
     def see(self, call: Call, keys: Mapping[int, str]) -> None:
         """Note what CALL, which has run, shows about gates. KEYS has id of a parameter or buffer -> its key."""
-        name, tensors, result = call.name, call.tensors, call.result
-        if name in _PRODUCTS or name.startswith("conv"):
-            self._begin(tensors, result, keys)
+        if call.name in _PRODUCTS or call.name.startswith("conv"):
+            self._begin(call.tensors, call.result, keys)
             return
-        origins = {self._origin[id(t)] for t in tensors if id(t) in self._origin}
-        if name in _MULTIPLIES and len(tensors) == 2:
-            self._judge(tensors[0], tensors[1])
-        if len(origins) != 1:
-            return
-        (key, half), *_ = origins
-        if name == "glu" and half is None:
-            self.halves.setdefault(key, Gate(1, "glu"))  # in torch the second half opens the first
-            return
-        if half is None and name in _CUTS and isinstance(result, tuple | list):
-            if len(result) == 2 and result[0].shape == result[1].shape:
-                self._origin.update((id(part), (key, place)) for place, part in enumerate(result))
-            return
-        if not hasattr(result, "ndim"):
-            return
-        if half is None and name == "__getitem__" and (place := _half(call.args)) is not None:
-            half = place
-        self._origin[id(result)] = key, half
-        active = name if name in _ACTIVATIONS else next(filter(None, map(self._active.get, map(id, tensors))), None)
+        origins = {self._origin[id(t)] for t in call.tensors if id(t) in self._origin}
+        if call.name in _MULTIPLIES and len(call.tensors) == 2:
+            self._judge(call.tensors[0], call.tensors[1])
+        if len(origins) == 1:
+            self._go_on(call, *origins.pop())
+
+    def _go_on(self, call: Call, key: str, half: int | None) -> None:
+        """Note what the result of CALL is, whose arguments come from the output of the weight KEY, or from that HALF of
+        it: one of the two halves that CALL cuts, or the same as its arguments. The second half of what torch's `glu`
+        takes is noted as the gate.
+        """
+        if call.name == "glu" and half is None:
+            self.halves.setdefault(key, Gate(1, "glu"))
+        elif call.name in _CUTS and half is None and isinstance(call.result, tuple | list):
+            if len(call.result) == 2 and call.result[0].shape == call.result[1].shape:
+                self._origin.update((id(part), (key, place)) for place, part in enumerate(call.result))
+        elif hasattr(call.result, "ndim"):
+            taken = _half(call.args) if half is None and call.name == "__getitem__" else None
+            self._origin[id(call.result)] = key, half if taken is None else taken
+            self._pass_activation(call)
+
+    def _pass_activation(self, call: Call) -> None:
+        """Note the activation that the result of CALL went through: CALL itself, or that of one of its arguments."""
+        before = next((self._active[id(t)] for t in call.tensors if id(t) in self._active), None)
+        active = call.name if call.name in _ACTIVATIONS else before
         if active is not None:
-            self._active[id(result)] = active
+            self._active[id(call.result)] = active
 
     def comes_from(self, value: Any, key: str) -> bool:
         """Return whether the tensor VALUE was computed from the output of the weight KEY, and of no other weight. False
@@ -88,27 +93,32 @@ class Gating:
             self._taken[key] = id(data[0]), tuple(weights[0].shape)
 
     def _judge(self, one: Any, other: Any) -> None:
-        """Note in `roles` or `halves` which of ONE and OTHER, two tensors that are multiplied, is the gate: the one
-        that went through an activation.
-
-        If both halves of one layer did, the gate is the half that went through a sigmoid (van den Oord et al.,
-        "WaveNet", 2016). So it is of two layers, which are noted apart: recurrent cells multiply such layers as well.
+        """Note in `roles`, `opens` or `halves` which of ONE and OTHER, two tensors that are multiplied, is the gate:
+        the one that went through an activation, or, if both did, through a sigmoid (van den Oord et al., "WaveNet",
+        2016). Nothing is noted if both or neither did.
         """
         made = [self._active.get(id(tensor)) for tensor in (one, other)]
         opens = [name is not None and (None in made or name in _SIGMOIDS) for name in made]
-        if opens[0] == opens[1]:
-            return
-        gate, up = (one, other) if opens[0] else (other, one)
+        if opens[0] != opens[1]:
+            gate, up = (one, other) if opens[0] else (other, one)
+            self._note_gate(gate, up, alone=None in made)
+
+    def _note_gate(self, gate: Any, up: Any, *, alone: bool) -> None:
+        """Note that the tensor GATE is the gate of UP: in `halves` if they are two halves of the output of one weight;
+        if they are the outputs of two weights of one size on one input, in `roles`, or in `opens` unless GATE ALONE
+        went through an activation, because recurrent cells multiply such layers as well. Nothing is noted of other
+        tensors.
+        """
         own, theirs = self._origin.get(id(gate)), self._origin.get(id(up))
         if own is None or theirs is None:
             return
-        if own[0] == theirs[0]:
-            if own[1] is not None and theirs[1] is not None and own[1] != theirs[1]:
-                self.halves.setdefault(own[0], Gate(own[1], self._active.get(id(gate), "").rstrip("_")))
-        elif own[1] is theirs[1] is None and self._taken[own[0]] == self._taken[theirs[0]]:
-            known = self.roles if None in made else self.opens
-            known.setdefault(own[0], "gate")
-            known.setdefault(theirs[0], "up")
+        (key, half), (other, rest) = own, theirs
+        if key == other and half is not None and rest is not None and half != rest:
+            self.halves.setdefault(key, Gate(half, self._active.get(id(gate), "").rstrip("_")))
+        elif key != other and half is rest is None and self._taken[key] == self._taken[other]:
+            known = self.roles if alone else self.opens
+            known.setdefault(key, "gate")
+            known.setdefault(other, "up")
 
 
 def _half(args: Any) -> int | None:

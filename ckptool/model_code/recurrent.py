@@ -45,38 +45,56 @@ class Cells:
         self._joined: dict[int, list[Any]] = {}  # id of a tensor -> the two tensors that it concatenates
 
     def see(self, call: Call, keys: Mapping[int, str], made_with: Callable[[Any, str], bool]) -> None:
-        """Note what one call of a torch function shows about recurrent cells.
+        """Note what one call of a torch function shows about recurrent cells: the weights whose outputs are multiplied
+        or added, tensors that are concatenated, parts that are cut, parts after a sigmoid or tanh, and which gates two
+        tensors are that are multiplied.
 
         Args:
             call: the call, after it has run.
             keys: id of a parameter or buffer -> its key.
             made_with: whether a tensor was computed with the weight of this key.
         """
-        name, first, result = call.name, call.first, call.result
+        name = call.name
         if name in _PRODUCTS or name.startswith("conv"):
-            own = [keys[id(t)] for t in call.tensors if id(t) in keys]
-            self._sums[id(result)] = frozenset(own)
+            self._sums[id(call.result)] = frozenset(keys[id(t)] for t in call.tensors if id(t) in keys)
             self._take(call, [key for t in call.tensors if (key := keys.get(id(t))) and t.ndim > 1], made_with)
         elif name in _ADDS:
-            sums = [self._sums.get(id(t), frozenset({keys[id(t)]} if id(t) in keys else ())) for t in call.tensors]
-            if any(id(t) in self._sums for t in call.tensors) and all(sums):
-                self._sums[id(result)] = frozenset().union(*sums)
-        elif name in _JOINS and isinstance(first, tuple | list) and len(first) == 2:
-            self._joined[id(result)] = list(first)
-        elif name in _CUTS and id(first) in self._sums and len(result) == _GATES:
-            if len({tuple(part.shape) for part in result}) == 1:
-                self._parts.update((id(part), (self._sums[id(first)], at)) for at, part in enumerate(result))
-        elif name == "__getitem__" and id(first) in self._sums and (taken := slice_of(first, call.args[1])):
-            dim, start, stop = taken
-            if (stop - start) * _GATES == first.shape[dim]:
-                self._parts[id(result)] = self._sums[id(first)], start // (stop - start)
+            self._add(call, keys)
+        elif name in _JOINS and isinstance(call.first, tuple | list) and len(call.first) == 2:
+            self._joined[id(call.result)] = list(call.first)
+        elif name in _CUTS or name == "__getitem__":
+            self._cut(call)
         elif name in _SIGMOIDS | _TANHS:
-            if (part := self._parts.get(id(first))) is not None:
-                self._opened[id(result)] = *part, name in _SIGMOIDS
-            elif name in _TANHS:
-                self._squashed.add(id(result))
+            self._open(call)
         elif name in _MULTIPLIES and len(call.tensors) == 2:
             self._multiply(*call.tensors)
+
+    def _add(self, call: Call, keys: Mapping[int, str]) -> None:
+        """Note that the result of CALL is the sum of the outputs of weights, and biases, if all that it adds is, and
+        not only biases.
+        """
+        sums = [self._sums.get(id(t), frozenset({keys[id(t)]} if id(t) in keys else ())) for t in call.tensors]
+        if any(id(t) in self._sums for t in call.tensors) and all(sums):
+            self._sums[id(call.result)] = frozenset().union(*sums)
+
+    def _cut(self, call: Call) -> None:
+        """Note the parts that CALL takes of a sum of outputs: four equal results, or a slice of a fourth."""
+        weights = self._sums.get(id(call.first))
+        if weights is None:
+            return
+        if call.name in _CUTS and len(call.result) == _GATES and len({tuple(part.shape) for part in call.result}) == 1:
+            self._parts.update((id(part), (weights, at)) for at, part in enumerate(call.result))
+        taken = slice_of(call.first, call.args[1]) if call.name == "__getitem__" else None
+        if taken is not None and (taken[2] - taken[1]) * _GATES == call.first.shape[taken[0]]:
+            self._parts[id(call.result)] = weights, taken[1] // (taken[2] - taken[1])
+
+    def _open(self, call: Call) -> None:
+        """Note that the result of CALL is a part after a sigmoid or a tanh, or the tanh of what is no part."""
+        part = self._parts.get(id(call.first))
+        if part is not None:
+            self._opened[id(call.result)] = *part, call.name in _SIGMOIDS
+        elif call.name in _TANHS:
+            self._squashed.add(id(call.result))
 
     def gates(self) -> dict[str, tuple[str, ...]]:
         """Return key of a weight or bias -> its gates in the order of its rows, "i", "f", "g" and "o"."""
@@ -88,6 +106,10 @@ class Cells:
         return orders
 
     def _multiply(self, one: Any, other: Any) -> None:
+        """Note which gates ONE and OTHER are, two tensors that are multiplied, for each that is a part after a sigmoid:
+        "i", and the other "g", if the other is a part of the same weights after a tanh; "o" if it is the tanh of no
+        part; "f" if it is no part after either.
+        """
         opened = self._opened.get(id(one)), self._opened.get(id(other))
         for own, theirs, beside in ((*opened, other), (*opened[::-1], one)):
             if own is None or not own[2]:
@@ -100,11 +122,13 @@ class Cells:
                 self._found[weights][theirs[1]].add("g")
 
     def _take(self, call: Call, weights: list[str], made_with: Callable[[Any, str], bool]) -> None:
+        """Note in `hidden` which of the two tensors that are concatenated for CALL was computed with its only weight,
+        of WEIGHTS, before: the hidden state. Nothing is noted if both or neither were.
+        """
         parts = next((self._joined[id(t)] for t in call.tensors if id(t) in self._joined), None)
-        if parts is not None and len(weights) == 1:
-            recurs = [made_with(part, weights[0]) for part in parts]
-            if recurs.count(True) == 1:
-                self.hidden.setdefault(weights[0], recurs.index(True))
+        recurs = [made_with(part, weights[0]) for part in parts or ()] if len(weights) == 1 else []
+        if recurs.count(True) == 1:
+            self.hidden.setdefault(weights[0], recurs.index(True))
 
 
 __all__ = ["Cells"]

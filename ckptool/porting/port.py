@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping as MappingOf
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import replace
 from functools import reduce
 from operator import or_
@@ -124,56 +124,72 @@ class _Entries:
         return self._without_company(made.with_entries(entries))
 
     def _without_company(self, made: Mapping) -> Mapping:
-        """Return MADE with a question about each key that is made of a layer whose other tensor no key reads: an
-        adapter, a mask, a scale. It has the reason LEFT_BESIDE and names the first such tensor:
-
-        - an unused tensor for which `_left_in` finds that it changes a tensor that the key reads;
-        - else one directly in a layer that the key reads, with the sizes of a trained key without a source in the key's
-          module.
-
-        If there is none, but an unused layer of the source takes the input of a layer that the key's module reads
-        (`_left_out`), and its output flows into a layer that is used, the reason is LEFT_OUT_BESIDE. LEFT_BESIDE names
-        no tied tensors, tensors of other types than float, counts of statistics, averages, or tensors that models
-        compute themselves.
+        """Return MADE with a question about each key that is made of a layer whose other tensor no key reads (an
+        adapter, a mask, a scale): LEFT_BESIDE, with the name of that tensor (`_left_beside`). If there is none, but the
+        source's code runs an unused layer beside one that the key's module reads (`_left_out`), it is LEFT_OUT_BESIDE.
         """
-        left: dict[str, list[str]] = defaultdict(list)
-        for key in made.unused:
-            entry = self._source.signature.entries.get(key)
-            known = entry is not None and entry.tied is None and entry.dtype.startswith(("float", "bfloat"))
-            known = known and not _counts(key, self._shapes)
-            path = key.split(".")
-            if known and table().derived.isdisjoint(path) and not is_average(path):
-                for at, letter in enumerate(key):
-                    if letter == ".":
-                        left[key[:at]].append(key)
-        beside = {(key.rpartition(".")[0], squeezed(self._shapes[key])): key for keys in left.values() for key in keys}
+        left = self._left(made)
         gaps: dict[str, set[Shape]] = defaultdict(set)
         for one in made.entries:
             if one.status == "unmapped" and one.parameter is not False:
                 gaps[one.target.rpartition(".")[0]].add(squeezed(one.shape))
+        unused = self._unused_layers(made)
+        found = [(one, self._left_out(one, unused)) for one in made.entries if one.expr is not None]
+        aside = {one.target.rpartition(".")[0]: name for one, name in found if name is not None}
         entries: list[Entry] = []
+        for one in made.entries:
+            module = one.target.rpartition(".")[0]
+            beside = self._left_beside(one, left, gaps.get(module, set()))
+            if beside is not None:
+                one = one.asking(ask(Reason.LEFT_BESIDE, beside))
+            elif one.expr is not None and module in aside:
+                one = one.asking(ask(Reason.LEFT_OUT_BESIDE, aside[module]))
+            entries.append(one)
+        return replace(made, entries=tuple(self._with_left_biases(entries)))
+
+    def _left(self, made: Mapping) -> dict[str, list[str]]:
+        """Return path of a module -> the unused keys of MADE at any depth in it that may be part of a layer
+        (`_may_belong`).
+        """
+        left: dict[str, list[str]] = defaultdict(list)
+        for key in filter(self._may_belong, made.unused):
+            parts = key.split(".")
+            for at in range(1, len(parts)):
+                left[".".join(parts[:at])].append(key)
+        return left
+
+    def _may_belong(self, key: str) -> bool:
+        """Return whether the source's tensor KEY is of floating point numbers, and no tied tensor, count of statistics,
+        average, or tensor that models compute themselves.
+        """
+        entry = self._source.signature.entries.get(key)
+        if entry is None or entry.tied is not None or not entry.dtype.startswith(("float", "bfloat")):
+            return False
+        path = key.split(".")
+        return not _counts(key, self._shapes) and table().derived.isdisjoint(path) and not is_average(path)
+
+    def _left_beside(self, one: Entry, left: MappingOf[str, list[str]], gaps: Set[Shape]) -> str | None:
+        """Return the first tensor of LEFT, module -> unused keys, that changes a tensor that ONE reads (`_left_in`);
+        else one directly in a layer that ONE reads, with one of the sizes GAPS of trained keys without a source in
+        ONE's module; else None.
+        """
+        layers = [key.rpartition(".") for key in one.sources]
+        found = next((rest for path, _, leaf in layers if (rest := _left_in(left, path, leaf))), None)
+        if found is not None or not gaps:
+            return found
+        inside = [(path, key) for path, _, _ in layers for key in reversed(left.get(path, ()))]
+        direct = [key for path, key in inside if key.rpartition(".")[0] == path]
+        return next((key for key in direct if squeezed(self._shapes[key]) in gaps), None)
+
+    def _unused_layers(self, made: Mapping) -> list[Tensor]:
+        """Return the matrices and kernels of the source that no key of MADE reads, and whose output flows into a layer
+        that some key reads.
+        """
         tensors = self._source.signature.entries
         flows = {key: e.facts.flow for key, e in tensors.items() if e.facts.flow is not None}
         taken = reduce(or_, (flows[key].before for one in made.entries for key in one.sources if key in flows), 0)
         left_out = (key for key in made.unused if key in flows and flows[key].bit & taken)
-        unused = [tensors[key] for key in left_out if len(tensors[key].shape) > 1]
-        aside = {
-            one.target.rpartition(".")[0]: name
-            for one in made.entries
-            if one.expr is not None and (name := self._left_out(one, unused)) is not None
-        }
-        for one in made.entries:
-            layers = [key.rpartition(".") for key in one.sources]
-            found = next((rest for path, _, leaf in layers if (rest := _left_in(left, path, leaf))), None)
-            if found is None and (wanted := gaps.get(one.target.rpartition(".")[0])):
-                fits = (beside.get((path, shape)) for path, _, _ in layers for shape in wanted)
-                found = next(filter(None, fits), None)
-            if found is not None:
-                one = one.asking(ask(Reason.LEFT_BESIDE, found))
-            elif one.expr is not None and (name := aside.get(one.target.rpartition(".")[0])) is not None:
-                one = one.asking(ask(Reason.LEFT_OUT_BESIDE, name))
-            entries.append(one)
-        return replace(made, entries=tuple(self._with_left_biases(entries)))
+        return [tensors[key] for key in left_out if len(tensors[key].shape) > 1]
 
     def _with_left_biases(self, entries: Sequence[Entry]) -> list[Entry]:
         """Return ENTRIES with a question about each bias of the model that stands alone in its module, if a bias of its

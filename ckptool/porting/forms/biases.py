@@ -19,51 +19,15 @@ from .projections import fused_kind, part_label
 
 
 def attach_biases(one: Canon, other: Canon) -> None:
-    """Move each bias of ONE that is stored by itself into the module of its matrix, unless OTHER stores biases of this
-    size by themselves, too: then it only gets the role of a bias. A bias that OTHER has as a table of one column stays
-    as it is.
-
-    The matrices are those without a bias and with as many rows as the bias has values, or bare ones with as many
-    columns, which are transposed; for a bias of one value, or if there are none, those of a size that OTHER has with
-    such a bias. Of several matrices, the first of these that fits exactly one decides: the name of the bias, the
-    numbers in its path, the nearest path, layers of OTHER with a bias of these sizes, the last use before that of the
-    bias, and that both are of the output layer by name. If none decides, the bias stays.
+    """Move each bias of ONE that is stored by itself into the module of its matrix (`_owner`); without one, it stays.
+    If OTHER stores biases of this size by themselves, too, it only gets the role of a bias.
     """
-    apart = {squeezed(piece.shape) for piece in _lone_biases(other)}
-    tables = {piece.shape for piece in other.pieces.values() if piece.role == "weight" and piece.shape[1:] == (1,)}
-    lone = []
-    for piece in _lone_biases(one):
-        if piece.shape in tables:
-            continue  # of each user, say: the other side has it as a table of one column, too, whatever its name
-        if squeezed(piece.shape) not in apart:
-            lone.append(piece)
-        elif piece.role != "bias":
-            one.become(piece, [(replace(piece, role="bias"), unchanged)], unchanged)
-    matrices = [
-        p
-        for p in one.pieces.values()
-        if p.role == "weight" and len(p.shape) >= 2 and p.name.beside("bias") not in one.pieces and p not in lone
-    ]
-    together = _layers(other)
+    lone = _to_attach(one, other)
+    matrices = [p for p in one.pieces.values() if _has_no_bias(one, p) and p not in lone]
     _part_of_sum(lone, matrices, other)
+    layers = _layers(other)
     for piece in lone:
-        fitting = [m for m in matrices if _rows(m) == _rows(piece) or _gives(m, piece)]
-        if not squeezed(piece.shape):  # of one value, as much else is
-            fitting = [m for m in fitting if (m.shape, piece.shape) in together]
-        if not fitting:  # a table may be a layer over words that are 0 or 1, and the other side has its bias with it
-            fitting = [m for m in matrices if (m.shape, piece.shape) in together]
-        same = _called_as(piece, fitting) or [m for m in fitting if numbers(m.path) == numbers(piece.path)]
-        if len(same) != 1:
-            same = _nearest(piece, same or fitting)
-        if len(same) != 1:  # which of them the other side has with a bias
-            with_bias = [m for m in same or fitting if (m.shape, piece.shape) in together]
-            same = with_bias if len(with_bias) == 1 else same
-        if len(same) != 1 and piece.used is not None:
-            same = sorted((m for m in fitting if m.used is not None and m.used < piece.used), key=lambda m: m.used or 0)
-            same = same[-1:]
-        if len(same) != 1 and _of_output(piece):
-            same = [m for m in fitting if _of_output(m)]
-        owner = same[0] if len(same) == 1 else fitting[0] if len(fitting) == 1 else None
+        owner = _owner(piece, matrices, layers)
         if owner is not None:
             matrices.remove(owner)
             if _rows(owner) != _rows(piece):
@@ -71,40 +35,117 @@ def attach_biases(one: Canon, other: Canon) -> None:
             one.become(piece, [(replace(piece, path=owner.path, role="bias"), unchanged)], unchanged)
 
 
-def _part_of_sum(lone: list[Piece], matrices: list[Piece], other: Canon) -> None:
-    """Treat a bias that is stored beside several layers, whose outputs are added, alike on both sides: where OTHER has
-    it inside of one of the layers, it is moved beside them there, with a question. LONE has the biases of one side that
-    are stored by themselves; those that belong to such a sum are removed from it. MATRICES are the matrices of that
-    side.
+def _has_no_bias(canon: Canon, piece: Piece) -> bool:
+    """Return whether PIECE is a weight of two or more dimensions in CANON without a bias."""
+    return piece.role == "weight" and len(piece.shape) > 1 and piece.name.beside("bias") not in canon.pieces
 
-    `lin_rel(x) + lin_root(y)` with a bias in one of the two is `fc_neigh(x) + fc_self(y) + bias`. The layers are in one
-    module, with equally many outputs, and in OTHER in parallel, with one bias. It is done if both sides have equally
-    many sums with biases of one size.
+
+def _to_attach(one: Canon, other: Canon) -> list[Piece]:
+    """Return the biases of ONE that are stored by themselves, if OTHER has none of this size; the rest get the role of
+    a bias. Those that OTHER has as a table of one column, of each user, say, are left as they are.
+    """
+    apart = {squeezed(piece.shape) for piece in _lone_biases(other)}
+    tables = {piece.shape for piece in other.pieces.values() if piece.role == "weight" and piece.shape[1:] == (1,)}
+    found = []
+    for piece in _lone_biases(one):
+        if piece.shape not in tables and squeezed(piece.shape) not in apart:
+            found.append(piece)
+        elif piece.shape not in tables and piece.role != "bias":
+            one.become(piece, [(replace(piece, role="bias"), unchanged)], unchanged)
+    return found
+
+
+#: (sizes of the weight, sizes of the bias) of layers.
+_Layers = Set[tuple[Shape, Shape]]
+
+
+def _owner(bias: Piece, matrices: list[Piece], layers: _Layers) -> Piece | None:
+    """Return that of MATRICES whose bias BIAS is; None if none fits (`_fitting`), or if nothing tells several apart
+    (`_of_several`). LAYERS are those of the other side.
+    """
+    fitting = _fitting(bias, matrices, layers)
+    return fitting[0] if len(fitting) == 1 else _of_several(bias, fitting, layers)
+
+
+def _fitting(bias: Piece, matrices: list[Piece], layers: _Layers) -> list[Piece]:
+    """Return those of MATRICES with as many rows as BIAS has values, and bare ones with as many columns (`_gives`). For
+    a bias of one value, or if there are none, those whose sizes the other side has with such a bias, in LAYERS.
+
+    A table may be a layer over words that are 0 or 1, and the other side has its bias with it.
+    """
+    with_bias = [m for m in matrices if (m.shape, bias.shape) in layers]
+    found = [m for m in matrices if _rows(m) == _rows(bias) or _gives(m, bias)]
+    return found if found and squeezed(bias.shape) else with_bias
+
+
+def _of_several(bias: Piece, fitting: list[Piece], layers: _Layers) -> Piece | None:
+    """Return the one of FITTING that the first of these tells apart: the name of BIAS or else the numbers in its path,
+    the nearest path, layers of the other side of these sizes (LAYERS), the last use before that of BIAS, or that both
+    are of the output layer by name. None if nothing does.
+    """
+    said = _called_as(bias, fitting) or [m for m in fitting if numbers(m.path) == numbers(bias.path)]
+    near = _nearest(bias, said or fitting)
+    ways = (said, near, [m for m in near or fitting if (m.shape, bias.shape) in layers], _used_before(bias, fitting))
+    output = [m for m in fitting if _of_output(m) and _of_output(bias)]
+    return next((found[0] for found in (*ways, output) if len(found) == 1), None)
+
+
+def _used_before(bias: Piece, matrices: list[Piece]) -> list[Piece]:
+    """Return [the one of MATRICES that is used last before BIAS]; [] if it is not known when they are used."""
+    before = [m for m in matrices if m.used is not None and bias.used is not None and m.used < bias.used]
+    return sorted(before, key=lambda m: m.used or 0)[-1:]
+
+
+def _part_of_sum(lone: list[Piece], matrices: list[Piece], other: Canon) -> None:
+    """Treat the bias of a sum of layers alike on both sides: where OTHER has it inside of one of the layers, it is
+    moved beside them there, with a question. LONE has the biases of one side that are stored by themselves; those that
+    belong to such a sum are removed from it. MATRICES are the matrices of that side.
+
+    `lin_rel(x) + lin_root(y)` with a bias in one of the two is `fc_neigh(x) + fc_self(y) + bias`. It is done if both
+    sides have equally many sums with biases of one size.
     """
     sums: dict[Shape, list[Piece]] = defaultdict(list)
     for piece in lone:
-        beside = [m for m in matrices if m.path[:-1] == piece.path and _rows(m) == _rows(piece)]
-        if len(beside) > 1 and len({m.shape[0] for m in beside}) == 1:
+        if _is_beside_sum(piece, matrices):
             sums[squeezed(piece.shape)].append(piece)
+    parts: dict[Shape, list[Piece]] = defaultdict(list)
+    for bias in _in_one_of_several(other):
+        parts[squeezed(bias.shape)].append(bias)
+    for shape, found in parts.items():
+        if len(found) != len(sums[shape]):
+            continue
+        for bias in found:
+            of_sum = replace(bias, path=bias.path[:-1]).asking(Reason.BIAS_OF_SUM)
+            other.become(bias, [(of_sum, unchanged)], unchanged)
+        for piece in sums[shape]:
+            lone.remove(piece)
+
+
+def _is_beside_sum(bias: Piece, matrices: list[Piece]) -> bool:
+    """Return whether the module that BIAS is stored in holds two or more of MATRICES, with as many rows as it has
+    values.
+    """
+    beside = [m for m in matrices if m.path[:-1] == bias.path and _rows(m) == _rows(bias)]
+    return len(beside) > 1 and len({m.shape[0] for m in beside}) == 1
+
+
+def _in_one_of_several(canon: Canon) -> list[Piece]:
+    """Return the biases of CANON whose layer stands in a module with other layers, in parallel, as their forward passes
+    show, if known, which all have as many outputs, and no bias. The module itself has none, either.
+    """
     layers: dict[tuple[str, ...], list[Piece]] = defaultdict(list)
-    for piece in other.pieces.values():
+    for piece in canon.pieces.values():
         if piece.role == "weight" and len(piece.shape) > 1 and piece.path:
             layers[piece.path[:-1]].append(piece)
-    parts: dict[Shape, list[Piece]] = defaultdict(list)
+    found = []
     for parent, held in layers.items():
-        biases = [bias for m in held if (bias := other.pieces.get(m.name.beside("bias"))) is not None]
+        biases = [bias for m in held if (bias := canon.pieces.get(m.name.beside("bias"))) is not None]
         flows = [m.entry.facts.flow for m in held]
         apart = all(a is None or b is None or a.beside(b) for a, b in combinations(flows, 2))
         alike = len(held) > 1 and len({_rows(m) for m in held}) == 1
-        if alike and apart and len(biases) == 1 and Name(parent, "bias") not in other.pieces:
-            parts[squeezed(biases[0].shape)].append(biases[0])
-    for shape, found in parts.items():
-        if len(found) == len(sums[shape]):
-            for bias in found:
-                of_sum = replace(bias, path=bias.path[:-1]).asking(Reason.BIAS_OF_SUM)
-                other.become(bias, [(of_sum, unchanged)], unchanged)
-            for piece in sums[shape]:
-                lone.remove(piece)
+        if alike and apart and len(biases) == 1 and Name(parent, "bias") not in canon.pieces:
+            found += biases
+    return found
 
 
 def _rows(piece: Piece) -> int:
@@ -152,23 +193,27 @@ def _together(a: tuple[str, ...], b: tuple[str, ...]) -> int:
 
 
 def _lone_biases(canon: Canon) -> list[Piece]:
+    """Return the vectors of CANON that are alone under their path and are biases by their name (`_is_called_bias`), by
+    matrices of a similar name, or as the only vector beside a matrix (`_of_the_matrix`).
+    """
     together = Counter(piece.path for piece in canon.pieces.values())
     matrices = {piece.path for piece in canon.pieces.values() if len(piece.shape) > 1}
     modules: dict[str, list[Piece]] = defaultdict(list)
     for piece in canon.pieces.values():
         modules[piece.entry.key.rpartition(".")[0]].append(piece)
+    vectors = [p for p in canon.pieces.values() if len(squeezed(p.shape)) <= 1 and together[p.path] == 1]
     return [
-        piece
-        for piece in canon.pieces.values()
-        if len(squeezed(piece.shape)) <= 1
-        and together[piece.path] == 1
-        and (
-            {"bias", "biases", "intercept"} & {*piece.words, piece.role}
-            or _own_name(piece.path) == "b"
-            or _after_matrices(piece, matrices)
-            or _of_the_matrix(piece, modules[piece.entry.key.rpartition(".")[0]])
-        )
+        p
+        for p in vectors
+        if _is_called_bias(p)
+        or _after_matrices(p, matrices)
+        or _of_the_matrix(p, modules[p.entry.key.rpartition(".")[0]])
     ]
+
+
+def _is_called_bias(piece: Piece) -> bool:
+    """Return whether PIECE has a word for a bias in its name, or is called `b`, or its list is."""
+    return not {"bias", "biases", "intercept"}.isdisjoint((*piece.words, piece.role)) or _own_name(piece.path) == "b"
 
 
 def _of_the_matrix(piece: Piece, beside: list[Piece]) -> bool:
@@ -209,34 +254,37 @@ def _layers(canon: Canon) -> set[tuple[Shape, Shape]]:
 
 def divide_biases(canon: Canon) -> None:
     """Split each bias of a fused projection whose matrices are separate (`in_proj_bias` beside `q_proj_weight` …) into
-    one bias for each matrix. Each part has to have a matrix of this name in the same module, without a bias, and their
-    rows have to be as many as the bias has values.
+    one bias for each matrix (`_owners`), if their rows are as many as the bias has values.
     """
-    for piece in list(canon.pieces.values()):
-        kind = fused_kind(piece) if piece.role == "bias" and len(piece.shape) == 1 else None
-        if kind is None or piece.name.beside("weight") in canon.pieces:
-            continue
-        beside = [p for p in canon.pieces.values() if p.path[:-1] == piece.path[:-1] and p.role == "weight"]
-        owners = [next((p for p in beside if part_label(p.path) == part), None) for part in kind.parts]
-        if any(o is None or o.name.beside("bias") in canon.pieces for o in owners):
-            continue
-        rows = [o.shape[0] for o in owners if o is not None]
-        if sum(rows) != piece.shape[0]:
-            continue
-        edges = list(pairwise(accumulate((0, *rows))))
-        new: list[tuple[Piece, Callable[[Expr], Expr]]] = [
-            (
-                replace(
-                    o,
-                    role="bias",
-                    shape=(stop - start,),
-                    order=o.order + 0.5,
-                    entry=piece.entry,
-                    questions=piece.questions,
-                ),
-                partial(ex.part, dim=0, start=start, stop=stop),
-            )
-            for o, (start, stop) in zip(owners, edges, strict=True)
-            if o is not None
-        ]
-        canon.become(piece, new, partial(ex.cat, 0))
+    for piece in [p for p in canon.pieces.values() if p.role == "bias" and len(p.shape) == 1]:
+        owners = _owners(canon, piece)
+        if owners and piece.shape == (sum(owner.shape[0] for owner in owners),):
+            edges = pairwise(accumulate((0, *(owner.shape[0] for owner in owners))))
+            new = [_bias_of(owner, piece, start, stop) for owner, (start, stop) in zip(owners, edges, strict=True)]
+            canon.become(piece, new, partial(ex.cat, 0))
+
+
+def _owners(canon: Canon, bias: Piece) -> list[Piece]:
+    """Return the matrices, in the order of their parts in BIAS, a bias of a fused projection by its name: one for each
+    part in the same module, without a bias. [] if one is missing, if the projection has a weight, or for other biases.
+    """
+    kind = fused_kind(bias)
+    if kind is None or bias.name.beside("weight") in canon.pieces:
+        return []
+    beside = [p for p in canon.pieces.values() if p.path[:-1] == bias.path[:-1] and p.role == "weight"]
+    found = [next((p for p in beside if part_label(p.path) == part), None) for part in kind.parts]
+    owners = [p for p in found if p is not None and p.name.beside("bias") not in canon.pieces]
+    return owners if len(owners) == len(kind.parts) else []
+
+
+def _bias_of(owner: Piece, whole: Piece, start: int, stop: int) -> tuple[Piece, Callable[[Expr], Expr]]:
+    """Return the bias of the matrix OWNER, and the function that cuts it out of WHOLE, from START to STOP."""
+    made = replace(
+        owner,
+        role="bias",
+        shape=(stop - start,),
+        order=owner.order + 0.5,
+        entry=whole.entry,
+        questions=whole.questions,
+    )
+    return made, partial(ex.part, dim=0, start=start, stop=stop)

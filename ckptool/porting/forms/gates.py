@@ -262,39 +262,45 @@ _Reading = Callable[[tuple[str, ...], RecurrentCell], "tuple[str, str] | None"]
 
 
 def _side_then_gate(tokens: tuple[str, ...], cell: RecurrentCell) -> tuple[str, str] | None:
+    """Read two words, a side and a gate of CELL (`x_i`); None for other names."""
     if len(tokens) != 2 or tokens[0] not in table().cell_sides or tokens[1] not in cell.words:
         return None
     return table().cell_sides[tokens[0]], cell.words[tokens[1]]
 
 
 def _gate_then_side(tokens: tuple[str, ...], cell: RecurrentCell) -> tuple[str, str] | None:
+    """Read two words, a gate of CELL and a side (`i_x`); None for other names."""
     return _side_then_gate(tokens[::-1], cell)
 
 
 def _in_one_word(tokens: tuple[str, ...], cell: RecurrentCell) -> tuple[str, str] | None:
-    tokens = _without_letter(tokens)
-    return _side_then_gate(tuple(tokens[0]), cell) if len(tokens) == 1 and len(tokens[0]) == 2 else None
-
-
-def _without_letter(tokens: tuple[str, ...]) -> tuple[str, ...]:
-    """Return TOKENS, the words of a name, without the letter for a weight: a first word "w" or "u", or the first letter
-    of a single word of three letters that begins with "w". `W_xi` and `Wxi` give ("xi",). Other names stay as they are.
-    """
-    if tokens[:1] in (("w",), ("u",)):
-        return tokens[1:]
-    return (tokens[0][1:],) if len(tokens) == 1 and len(tokens[0]) == 3 and tokens[0][0] == "w" else tokens
+    """Read one word of two letters, a side and a gate of CELL (`xi`, `W_xi`); None for other names."""
+    return _side_then_gate(_two_letters(tokens), cell)
 
 
 def _in_one_word_turned(tokens: tuple[str, ...], cell: RecurrentCell) -> tuple[str, str] | None:
-    tokens = _without_letter(tokens)
-    return _gate_then_side(tuple(tokens[0]), cell) if len(tokens) == 1 and len(tokens[0]) == 2 else None
+    """Read one word of two letters, a gate of CELL and a side (`ix`, `W_ix`); None for other names."""
+    return _gate_then_side(_two_letters(tokens), cell)
+
+
+def _two_letters(tokens: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the two letters of the only word of TOKENS, after the letter for a weight, if there is one (`W_xi`, `Wxi`,
+    `U_hi`); () for other names.
+    """
+    if tokens[:1] in (("w",), ("u",)):
+        tokens = tokens[1:]
+    elif len(tokens) == 1 and len(tokens[0]) == 3 and tokens[0][0] == "w":
+        tokens = (tokens[0][1:],)
+    return tuple(tokens[0]) if len(tokens) == 1 and len(tokens[0]) == 2 else ()
 
 
 def _after_a_letter(tokens: tuple[str, ...], cell: RecurrentCell) -> tuple[str, str] | None:
+    """Read three words, "w", a side and a gate of CELL; None for other names."""
     return _side_then_gate(tokens[1:], cell) if tokens[:1] == ("w",) else None
 
 
 def _gate_alone(tokens: tuple[str, ...], cell: RecurrentCell) -> tuple[str, str] | None:
+    """Read one word, a gate of CELL, also after "w", as that gate of no side ("", gate); None for other names."""
     tokens = tokens[1:] if tokens[:1] == ("w",) else tokens
     return ("", cell.words[tokens[0]]) if len(tokens) == 1 and tokens[0] in cell.words else None
 
@@ -311,100 +317,110 @@ _READINGS: tuple[_Reading, ...] = (
 
 def _cut_in_two(one: Canon, held: _Held) -> _Held:
     """Split each matrix of HELD, (side, gate) -> matrix over the concatenated input and hidden state, into a matrix for
-    each of the two. Which of the two comes first is a question, unless the code shows it.
-
-    Each half asks whether the hidden state comes first; on the source, the columns for that order are its option.
-    Returns:
-        (side, gate) -> the new matrix. {}, without a change, if HELD is empty, or if its matrices differ in size, are
-        not wider than high, or have more than two dimensions.
+    each of the two (`_halves`). Return (side, gate) -> the new matrix. {}, without a change, if HELD is empty, or if
+    its matrices differ in size, are not wider than high, or have more than two dimensions.
     """
-    found: _Held = {}
     sizes = {piece.shape for piece in held.values()}
     if len(sizes) != 1 or any(len(shape) != 2 or shape[1] <= shape[0] for shape in sizes):
         return {}  # before any is split: what does not become one cell stays whole
+    found: _Held = {}
     for (_, gate), piece in held.items():
-        rows, columns, *rest = piece.shape
-        if rest or columns <= rows:
-            return {}
-        hidden = piece.entry.facts.hidden
-        sides, edges, other = _SIDES, (0, columns - rows, columns), ((rows, columns), (0, rows))
-        if hidden == 0:
-            sides, edges = _SIDES[::-1], (0, rows, columns)
-        new: list[tuple[Piece, Callable[[Expr], Expr]]] = []
-        for place, side in enumerate(sides):
-            shape = (rows, edges[place + 1] - edges[place])
-            made = replace(piece, path=(*piece.path, side), shape=shape, order=piece.order + place / 8)
-            if hidden is None:
-                rival = None if one.is_target else ex.part(piece.expr, 1, *other[place])
-                made = made.asking(Reason.HIDDEN_FIRST, option=rival)
-            new.append((made, partial(ex.part, dim=1, start=edges[place], stop=edges[place + 1])))
-        one.become(piece, new, lambda *e: ex.cat(1, *e))
-        for side, (made, _) in zip(sides, new, strict=True):
+        new = _halves(piece, asked=not one.is_target)
+        one.become(piece, list(new.values()), lambda *e: ex.cat(1, *e))
+        for side, (made, _) in new.items():
             found[side, gate] = one.pieces[made.name]
     return found
 
 
+def _halves(piece: Piece, *, asked: bool) -> dict[str, tuple[Piece, Callable[[Expr], Expr]]]:
+    """Return side -> (matrix on the input, or on the hidden state, which takes as many columns as PIECE has rows; the
+    function that cuts it out of PIECE), in the order of the columns: that of the code, or else the input first, with a
+    question. ASKED: the columns for the other order are the option.
+    """
+    rows, columns = piece.shape
+    hidden = piece.entry.facts.hidden
+    spans = {"ih": (0, columns - rows), "hh": (columns - rows, columns)}
+    others = {"ih": (rows, columns), "hh": (0, rows)}
+    if hidden == 0:
+        spans = {"hh": others["hh"], "ih": others["ih"]}
+    new: dict[str, tuple[Piece, Callable[[Expr], Expr]]] = {}
+    for place, (side, (start, stop)) in enumerate(spans.items()):
+        made = replace(piece, path=(*piece.path, side), shape=(rows, stop - start), order=piece.order + place / 8)
+        if hidden is None:
+            option = ex.part(piece.expr, 1, *others[side]) if asked else None
+            made = made.asking(Reason.HIDDEN_FIRST, option=option)
+        new[side] = made, partial(ex.part, dim=1, start=start, stop=stop)
+    return new
+
+
 def _join(one: Canon, scope: _Path, cell: RecurrentCell, held: _Held, pieces: list[Piece], depth: int) -> None:
     """Replace the matrices of a recurrent cell, and their biases, by `weight_ih`, `weight_hh`, `bias_ih`, `bias_hh` in
-    the module SCOPE ("cell" if it is the outermost), with the gates in torch's order.
+    the module SCOPE ("cell" if it is the outermost), with the gates in torch's order. Nothing is done if the sizes are
+    not those of one cell (`_in_torch_layout`).
 
-    Matrices with inputs first are transposed. If all matrices, of both sides, are square and of one size, and the first
-    is bare, all of them may have inputs first, which is a question. Nothing is done if HELD is empty, or if its sizes
-    are not those of one cell. The biases of a side stay if one of them is not as long as one gate.
+    If all matrices are square and of one size, and the first is bare, all of them may have inputs first, which is a
+    question.
     Args:
         one: the side.
         scope: the path of the module around the layers.
         cell: the kind of the cell.
         held: (side, gate) -> matrix, for all sides and gates.
-        pieces: the weights DEPTH components below SCOPE. Vectors among them that are biases by name, one for each gate,
-            are joined to `bias_ih`.
+        pieces: the weights DEPTH components below SCOPE, among which are vectors for the gates (`_lone_biases`).
         depth: how many components the paths of PIECES are longer than SCOPE.
     """
-    rows = {p.shape[0] for p in held.values()}
-    if not held or any(len({held[side, gate].shape for gate in cell.gates}) > 1 for side in _SIDES):
+    held = _in_torch_layout(one, cell, held)
+    if not held:
         return
-    width = held["hh", cell.gates[0]].shape[0]
-    unsure = False
-    ranks = {len(p.shape) for p in held.values()}
-    if ranks != {2} and (len(ranks) > 1 or rows != {width}):
-        return
-    if rows != {width}:  # parameters of their own, with the inputs first
-        if {held["ih", gate].shape[1] for gate in cell.gates} != {width}:
-            return
-        held = {key: _turned(one, p) for key, p in held.items()}
-    elif {p.shape for p in held.values()} == {(width, width)} and is_bare(held["ih", cell.gates[0]]):
-        unsure = True
-    lone = {
-        cell.words[tokens[1]]: p
-        for p in pieces
-        if p.shape == (width,)
-        and len(tokens := _tokens(p.path[-depth:])) == 2
-        and tokens[0] in _BIAS
-        and tokens[1] in cell.words
-    }
     first = held["ih", cell.gates[0]]
+    width = first.shape[0]
+    unsure = {p.shape for p in held.values()} == {(width, width)} and is_bare(first)
+    lone = _lone_biases(cell, [p for p in pieces if p.shape == (width,)], depth)
+    new = replace(first, path=scope or ("cell",), words=tuple(w for c in scope for w in cut(c)))
     for place, side in enumerate(_SIDES):
         own = [held[side, gate] for gate in cell.gates]
-        biases = [one.pieces.get(Name(_layer(p), "bias")) for p in own]
-        new = replace(
-            first,
-            path=scope or ("cell",),
-            role=f"weight_{side}",
-            shape=(width * len(own), *own[0].shape[1:]),
-            order=first.order + place / 8,
-            words=tuple(w for c in scope for w in cut(c)),
-            questions=tuple(q for p in own for q in p.questions),
-        )
-        if unsure:
-            new = new.asking(Reason.INPUTS_FIRST_OF_SEVERAL)
-        _stack(one, own, new)
-        if {b.shape for b in biases if b is not None} == {(width,)}:
-            _stack(one, biases, replace(new, role=f"bias_{side}", shape=(width * len(own),)))
+        _join_side(one, own, replace(new, order=first.order + place / 8), side, unsure=unsure)
     if lone.keys() == set(cell.gates):
-        made = replace(
-            first, path=scope or ("cell",), role="bias_ih", shape=(width * len(lone),), order=first.order + 1 / 4
-        )
+        made = replace(new, role="bias_ih", shape=(width * len(lone),), order=first.order + 1 / 4, words=first.words)
         _stack(one, [lone[gate] for gate in cell.gates], made)
+
+
+def _in_torch_layout(one: Canon, cell: RecurrentCell, held: _Held) -> _Held:
+    """Return HELD, (side, gate) -> matrix or kernel of CELL, with outputs first. Matrices of which all have inputs
+    first (parameters of their own) are transposed. {} if a side has gates of several sizes, or if the two sides do not
+    have as many outputs as the hidden state has inputs.
+    """
+    if not held or any(len({held[side, gate].shape for gate in cell.gates}) > 1 for side in _SIDES):
+        return {}
+    ih, hh = (held[side, cell.gates[0]].shape for side in _SIDES)
+    if len(ih) == len(hh) and ih[0] == hh[0]:
+        return held
+    if len(ih) != 2 or len(hh) != 2 or ih[1] != hh[0]:
+        return {}
+    return {key: _turned(one, p) for key, p in held.items()}
+
+
+def _lone_biases(cell: RecurrentCell, vectors: Sequence[Piece], depth: int) -> dict[str, Piece]:
+    """Return gate of CELL -> the one of VECTORS whose name, the last DEPTH components of its path, is a word for a bias
+    and the gate (`b_i`). Other vectors are left out.
+    """
+    named = [(p, _tokens(p.path[-depth:])) for p in vectors]
+    said = [(p, tokens) for p, tokens in named if len(tokens) == 2 and tokens[0] in _BIAS]
+    return {cell.words[tokens[1]]: p for p, tokens in said if tokens[1] in cell.words}
+
+
+def _join_side(one: Canon, own: Sequence[Piece], new: Piece, side: str, *, unsure: bool) -> None:
+    """Replace OWN, the matrices of the gates of one SIDE, by one with path and order of NEW, and their biases by one,
+    if there are any, all as long as a gate. UNSURE: ask whether the matrices have inputs first.
+    """
+    width = own[0].shape[0]
+    biases = [one.pieces.get(Name(_layer(p), "bias")) for p in own]
+    asked = tuple(q for p in own for q in p.questions)
+    new = replace(new, role=f"weight_{side}", shape=(width * len(own), *own[0].shape[1:]), questions=asked)
+    if unsure:
+        new = new.asking(Reason.INPUTS_FIRST_OF_SEVERAL)
+    _stack(one, own, new)
+    if {b.shape for b in biases if b is not None} == {(width,)}:
+        _stack(one, biases, replace(new, role=f"bias_{side}", shape=(width * len(own),)))
 
 
 def _layer(piece: Piece) -> _Path:
@@ -436,43 +452,60 @@ def _stack(one: Canon, parts: Sequence[Piece | None], new: Piece) -> None:
 
 
 def _name_sides(one: Canon) -> None:
-    """Give the two layers of a recurrent cell, for the input and for the hidden state, torch's names (`weight_ih`,
-    `weight_hh`). The order of the gates in them is a question, unless the code shows it.
+    """Give the two layers of a recurrent cell, for the input and for the hidden state (`_named_sides`), torch's names
+    (`weight_ih`, `weight_hh`), and `bias_ih` to a bias of the cell itself.
+    """
+    for scope, sides in _named_sides(one).items():
+        weights = {side: next((p for p in found if p.role == "weight"), None) for side, found in sides.items()}
+        ih, hh = weights.get("ih"), weights.get("hh")
+        cell = None if ih is None or hh is None or ih.shape[0] != hh.shape[0] else _cell_of(hh)
+        if cell is None or hh is None:
+            continue
+        lone = one.pieces.get(Name(scope, "bias"))
+        if lone is not None and lone.shape == hh.shape[:1]:
+            sides[""].append(lone)
+        for side, piece in [(side, piece) for side, found in sides.items() for piece in found]:
+            role = f"{piece.role}_{side}" if side else "bias_ih"
+            _order_gates(one, piece, replace(piece, path=scope or ("cell",), role=role), cell)
+
+
+def _named_sides(one: Canon) -> dict[_Path, dict[str, list[Piece]]]:
+    """Return path of a module -> side ("ih", "hh") -> weights and biases in it whose name is one for the matrix on that
+    side: the name of the layer, or of the tensor, for a tensor with a name of its own (`W` beside a bias).
     """
     scopes: dict[_Path, dict[str, list[Piece]]] = defaultdict(lambda: defaultdict(list))
     for piece in one.pieces.values():
-        by_leaf = piece.role == "weight" and piece.leaf != "weight" and piece.leaf != piece.last  # `W` beside a bias
-        name = piece.leaf if by_leaf else piece.last
-        side = table().cell_matrices.get(cut(name))
+        by_leaf = piece.role == "weight" and piece.leaf != "weight" and piece.leaf != piece.last
+        side = table().cell_matrices.get(cut(piece.leaf if by_leaf else piece.last))
         if side is not None and piece.role in ("weight", "bias"):
             scopes[piece.path if by_leaf else piece.path[:-1]][side].append(piece)
-    for scope, sides in scopes.items():
-        weights = {side: next((p for p in found if p.role == "weight"), None) for side, found in sides.items()}
-        ih, hh = weights.get("ih"), weights.get("hh")
-        if ih is None or hh is None or len(hh.shape) != 2 or ih.shape[0] != hh.shape[0]:
-            continue
-        cell = next((c for c in table().cells if hh.shape[0] == len(c.gates) * hh.shape[1]), None)
-        if cell is None:
-            continue
-        lone = one.pieces.get(Name(scope, "bias"))
-        if lone is not None and lone.shape == hh.shape[:1]:  # one bias, of the cell itself
-            sides[""].append(lone)
-        for side, found in sides.items():
-            for piece in found:
-                made = replace(piece, path=scope or ("cell",), role=f"{piece.role}_{side}" if side else "bias_ih")
-                have = piece.entry.facts.gates
-                if sorted(have) != sorted(cell.gates):
-                    have = cell.gates
-                    rival = None if one.is_target else reordered(piece.expr, piece.shape[0], cell.other, cell.gates)
-                    made = made.asking(Reason.GATE_ORDER, ", ".join(cell.gates), option=rival)
-                if have == cell.gates:
-                    one.become(piece, [(made, unchanged)], unchanged)
-                    continue
-                order, back = (
-                    partial(reordered, rows=piece.shape[0], have=a, want=b)
-                    for a, b in ((have, cell.gates), (cell.gates, have))
-                )
-                one.become(piece, [(made, order)], back)
+    return scopes
+
+
+def _cell_of(hh: Piece) -> RecurrentCell | None:
+    """Return the first kind of cell for which the matrix HH on the hidden state has as many rows for each gate as it
+    has columns; None if there is none, or if HH is no matrix.
+    """
+    if len(hh.shape) != 2:
+        return None
+    return next((c for c in table().cells if hh.shape[0] == len(c.gates) * hh.shape[1]), None)
+
+
+def _order_gates(one: Canon, piece: Piece, new: Piece, cell: RecurrentCell) -> None:
+    """Replace PIECE by NEW, with the gates of CELL moved from the order that the code shows into torch's. If the code
+    does not show it, they stay, with a question; on the source, the other usual order is its option.
+    """
+    have = piece.entry.facts.gates
+    if sorted(have) != sorted(cell.gates):
+        rival = None if one.is_target else reordered(piece.expr, piece.shape[0], cell.other, cell.gates)
+        new = new.asking(Reason.GATE_ORDER, ", ".join(cell.gates), option=rival)
+    if have == cell.gates or sorted(have) != sorted(cell.gates):
+        one.become(piece, [(new, unchanged)], unchanged)
+        return
+    order, back = (
+        partial(reordered, rows=piece.shape[0], have=a, want=b) for a, b in ((have, cell.gates), (cell.gates, have))
+    )
+    one.become(piece, [(new, order)], back)
 
 
 def reordered(e: Expr, rows: int, have: Iterable[str], want: Iterable[str]) -> Expr:
@@ -490,23 +523,24 @@ def of_recurrent_kernels(source: Canon) -> None:
 
     Layers whose weight on the hidden state has not as many rows for each gate as columns stay as they are.
     """
-    for hh in [p for p in source.pieces.values() if p.leaf == "recurrent_kernel"]:
-        if hh.role != "weight_hh" or len(hh.shape) != 2 or not hh.shape[1]:
-            continue
-        cell = next((c for c in table().cells if hh.shape[0] == len(c.gates) * hh.shape[1]), None)
+    for hh in [p for p in source.pieces.values() if p.leaf == "recurrent_kernel" and p.role == "weight_hh"]:
+        cell = _cell_of(hh)
         if cell is None:
             continue
         bias = source.pieces.get(hh.name.beside("bias_ih"))
         if bias is not None and bias.shape == (2, hh.shape[0]):
-            both = [
-                (replace(bias, role=f"bias_{side}", shape=bias.shape[1:]), partial(ex.select, dim=0, index=place))
-                for place, side in enumerate(_SIDES)
-            ]
-            source.become(bias, both, lambda *e: ex.stack(*e))
-        if cell.recurrent_kernel == cell.gates:
-            continue
-        for role in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
+            _split_bias(source, bias)
+        for role in ("weight_ih", "weight_hh", "bias_ih", "bias_hh") if cell.recurrent_kernel != cell.gates else ():
             piece = source.pieces.get(hh.name.beside(role))
             if piece is not None and piece.shape[0] == hh.shape[0]:
                 order = partial(reordered, rows=piece.shape[0], have=cell.recurrent_kernel, want=cell.gates)
                 source.become(piece, [(piece, order)], lambda e: e)
+
+
+def _split_bias(source: Canon, bias: Piece) -> None:
+    """Split BIAS, [2, rows], into `bias_ih` and `bias_hh`, [rows] each."""
+    both = [
+        (replace(bias, role=f"bias_{side}", shape=bias.shape[1:]), partial(ex.select, dim=0, index=place))
+        for place, side in enumerate(_SIDES)
+    ]
+    source.become(bias, both, lambda *e: ex.stack(*e))

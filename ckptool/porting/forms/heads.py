@@ -21,8 +21,9 @@ from .stacked import fits_inside, numbered_lists
 
 
 def flat_heads(one: Canon, other: Canon) -> None:
-    """Reshape projections of ONE with three dimensions above 1, one of them for the heads ([heads, in, width], …), and
-    their biases, to matrices [out, in] and vectors, where it is known which dimensions are inputs (`_inputs`).
+    """Reshape projections of ONE with three dimensions above 1, one of them for the heads ([heads, in, width], …), to
+    matrices [out, in], where it is known which dimensions are inputs (`_inputs`), and a bias with two dimensions, as
+    many numbers as outputs, to a vector.
 
     Projections stay as they are if OTHER has a tensor of their sizes, or a list of as many members as the first
     dimension is long, with tensors of the other two sizes (`fits_inside`).

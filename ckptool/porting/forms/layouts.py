@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -29,39 +29,54 @@ _TURNED = {2: (1, 0), 3: (2, 1, 0), 4: (3, 2, 0, 1), 5: (4, 3, 0, 1, 2)}
 
 def torch_layout(canon: Canon, piece: Piece, bare: Collection[Shape]) -> None:
     """Bring PIECE of the side CANON from inputs first into torch's layout, if its name or its use says that it has
-    inputs first.
+    inputs first (`_is_stored_turned` for the target, `_layout_of_name` for the source).
 
-    On the target, a weight is transposed if the forward pass uses it so (unless it is that of an embedding, or has
-    heads between inputs and outputs), or if it is a matrix called `kernel` that is not multiplied element by element,
-    and neither the forward pass nor the class of its module shows the layout. On the source, kernels [size…, in, out]
-    become [out, in, size…], and depthwise kernels [size…, in, n] become [in * n, 1, size…]; the vocabulary has their
-    names (`inputs_first`, `depthwise`). With a recurrent kernel beside it, a kernel becomes `weight_ih`, a bias with
-    one or two dimensions `bias_ih`.
-    Args:
-        canon: the side, which is changed.
-        piece: a piece of it.
-        bare: sizes [a, b, c] that are not those of a kernel: a source tensor with them stays as it is.
+    BARE are sizes [a, b, c] that are not those of a kernel: a source tensor with them stays as it is.
+    """
+    if canon.is_target:
+        if _is_stored_turned(piece):
+            turn(canon, piece)
+    elif piece.leaf in table().depthwise and len(piece.shape) in (3, 4):
+        _turn_depthwise(canon, piece)
+    elif len(piece.shape) != 3 or piece.shape not in bare:
+        _layout_of_name(canon, piece)
+
+
+def _is_stored_turned(piece: Piece) -> bool:
+    """Return whether the tensor PIECE of the target has inputs first, and is no embedding: its forward pass uses it so,
+    unless it has heads between inputs and outputs, or it is called `kernel` (`_is_called_kernel`).
+    """
+    of_heads = len(piece.shape) > 2 and {*piece.entry.facts.dims} == {"input", "output"}
+    used_so = piece.entry.facts.inputs_first and len(piece.shape) > 1 and not of_heads
+    return bool(used_so or _is_called_kernel(piece)) and piece.entry.module != "Embedding"
+
+
+def _is_called_kernel(piece: Piece) -> bool:
+    """Return whether PIECE is a matrix of the target with a name for inputs first (`kernel`), which is not multiplied
+    element by element, and neither the forward pass nor the class of its module shows its layout.
+    """
+    named = len(piece.shape) == 2 and piece.leaf in table().inputs_first
+    return named and _unseen(piece.entry) and piece.entry.how not in _BY_ELEMENT
+
+
+def _turn_depthwise(canon: Canon, piece: Piece) -> None:
+    """Bring the depthwise kernel PIECE, [size…, in, n], into torch's layout [in * n, 1, size…]."""
+    rank = len(piece.shape)
+    made = _reorder(canon, piece, (*range(rank - 2, rank), *range(rank - 2)))
+    inputs, multiplier, *size = made.shape
+    if multiplier != 1:
+        flat = (inputs * multiplier, 1, *size)
+        canon.become(made, [(replace(made, shape=flat), partial(ex.reshape, shape=flat))], unchanged)
+
+
+def _layout_of_name(canon: Canon, piece: Piece) -> None:
+    """Bring PIECE of the source into torch's layout, [out, in, size…], if its name is one for inputs first. Beside a
+    recurrent kernel, a kernel also becomes `weight_ih`, and a bias of one or two dimensions `bias_ih`.
     """
     rank = len(piece.shape)
-    if canon.is_target:
-        of_heads = rank > 2 and {*piece.entry.facts.dims} == {"input", "output"}
-        by_element = piece.entry.how in _BY_ELEMENT  # which takes no inputs
-        named = rank == 2 and piece.leaf in table().inputs_first and _unseen(piece.entry) and not by_element
-        used_so = piece.entry.facts.inputs_first and rank >= 2 and not of_heads
-        if (named or used_so) and piece.entry.module != "Embedding":
-            turn(canon, piece)
-        return
     recurrent = canon.pieces.get(piece.name.beside("weight_hh"))
     of_cell = recurrent is not None and recurrent.leaf == "recurrent_kernel"
-    if piece.leaf in table().depthwise and rank in (3, 4):
-        made = _reorder(canon, piece, (*range(rank - 2, rank), *range(rank - 2)))
-        inputs, multiplier, *size = made.shape
-        if multiplier != 1:
-            flat = (inputs * multiplier, 1, *size)
-            canon.become(made, [(replace(made, shape=flat), partial(ex.reshape, shape=flat))], unchanged)
-    elif rank == 3 and piece.shape in bare:
-        return
-    elif piece.leaf in table().inputs_first and rank in _TURNED:
+    if piece.leaf in table().inputs_first and rank in _TURNED:
         if piece.role == "weight" and of_cell:
             piece = _renamed(canon, piece, "weight_ih")
         _reorder(canon, piece, _TURNED[rank]) if rank != 2 else turn(canon, piece)
@@ -111,36 +126,19 @@ def turn_all(one: Canon, other: Canon) -> None:
 
 
 def turn_by_vote(canon: Canon) -> None:
-    """Transpose the matrices of CANON that have inputs first, as the lengths of their biases show.
+    """Transpose the matrices of CANON (`_may_be_turned`) that have inputs first, as the lengths of their biases show.
 
     A matrix whose rows or columns, but not both, are as many as the bias has values is a vote for its layout. All
     matrices of layers with one name (`kin`) then get the layout with more votes; if none of them has a vote, that with
-    more votes in all such matrices. A tie changes nothing. Stacked matrices [n, in, out], with biases [n, out] or [n,
-    1, out], and single ones vote apart, and so do tensors as they are and members selected from a stack.
-    Only weights with a bias beside them in the file or the model count, whose layout neither the file, the forward pass
-    nor the class of the module states.
+    more votes in all such matrices. A tie changes nothing. Stacked matrices [n, in, out] and single ones vote apart,
+    and so do tensors as they are and members selected from a stack (`_held`).
     """
     votes: dict[tuple[object, str], Counter[bool]] = defaultdict(Counter)
     everywhere: dict[object, Counter[bool]] = defaultdict(Counter)
-    matrices = []
-    for piece in canon.pieces.values():
-        rank = len(piece.shape)
-        if (
-            piece.placed
-            or piece.role != "weight"
-            or rank not in (2, 3)
-            or not (piece.expr.is_copy or ex.is_selected(piece.expr))
-        ):
-            continue
-        bias = canon.pieces.get(piece.name.beside("bias"))
-        if bias is None or not bias.shape or squeezed(bias.shape[:-1]) != squeezed(piece.shape[:-2]):
-            continue
-        if components(bias.entry.key)[:-1] != components(piece.entry.key)[:-1]:  # of a module: it is in torch's layout
-            continue
-        if canon.is_target and not _unseen(piece.entry):
-            continue
-        matrices.append(piece)
-        rows, columns = (n == bias.shape[-1] for n in piece.shape[-2:])
+    matrices = [p for p in canon.pieces.values() if _may_be_turned(canon, p)]
+    for piece in matrices:
+        values = canon.pieces[piece.name.beside("bias")].shape[-1]
+        rows, columns = (n == values for n in piece.shape[-2:])
         if rows != columns:
             votes[_held(piece), kin(piece)][columns] += 1
             everywhere[_held(piece)][columns] += 1
@@ -148,6 +146,26 @@ def turn_by_vote(canon: Canon) -> None:
         vote = votes.get((_held(piece), kin(piece))) or everywhere[_held(piece)]
         if vote[True] > vote[False]:
             turn(canon, piece)
+
+
+def _may_be_turned(canon: Canon, piece: Piece) -> bool:
+    """Return whether PIECE is a weight [in, out] or a stack [n, in, out] with its bias beside it (`_has_its_bias`),
+    whose layout nothing states: neither the file nor, for the target, the forward pass or the class of the module.
+    """
+    seen = piece.placed or (canon.is_target and not _unseen(piece.entry))
+    taken_whole = piece.expr.is_copy or ex.is_selected(piece.expr)
+    is_matrix = piece.role == "weight" and len(piece.shape) in (2, 3)
+    return is_matrix and taken_whole and not seen and _has_its_bias(canon, piece)
+
+
+def _has_its_bias(canon: Canon, weight: Piece) -> bool:
+    """Return whether CANON has a bias of WEIGHT in the same module of the file or the model, [out], or [n, out] or [n,
+    1, out] for a stack of n.
+    """
+    bias = canon.pieces.get(weight.name.beside("bias"))
+    if bias is None or not bias.shape or squeezed(bias.shape[:-1]) != squeezed(weight.shape[:-2]):
+        return False
+    return components(bias.entry.key)[:-1] == components(weight.entry.key)[:-1]
 
 
 def _held(piece: Piece) -> tuple[int, bool]:
@@ -173,39 +191,36 @@ def kin(piece: Piece) -> str:
 
 
 def follow_names(source: Canon, target: Canon) -> None:
-    """Transpose a matrix of the source if the model stores the matrix with that name in the same sizes, and transposes
-    it.
+    """Transpose a matrix of the source if the model transposes the matrix of that name (`_pairs_by_name`), and stores
+    it in the same sizes: tensors with one name and one shape usually have one layout.
 
-    Tensors with one name and one shape usually have one layout. Of these matrices, without square ones, those that have
-    equal sizes on both sides must be at least as many as the others; else nothing is done. If all are square, the
-    source lacks a parameter of the model, and the model's matrix is not bare, the transposed matrix is only the option
-    of a question. A matrix of the source counts if its layout is not stated, and no other has an equally long end of
-    the path in common.
+    Of such pairs, without square ones, those of equal sizes must be at least as many as the others; else nothing is
+    done. If all are square, the source lacks a parameter of the model, and the model's matrix is not bare, the
+    transposed matrix is only the option of a question.
+    """
+    pairs = _pairs_by_name(source, target)
+    votes = Counter(own.shape == piece.entry.shape for piece, own in pairs if piece.shape[-1] != piece.shape[-2])
+    if votes[False] > votes[True]:
+        return
+    keys = {key for key, entry in target.signature.entries.items() if entry.parameter is not False}
+    sure = votes[True] > 0 or keys <= set(source.signature.entries)
+    for piece, own in [(piece, own) for piece, own in pairs if own.shape == piece.entry.shape]:
+        if own.name in source.pieces and (sure or is_bare(piece)):
+            turn(source, own)
+        elif own.name in source.pieces:
+            source.pieces[own.name] = own.asking(Reason.INPUTS_FIRST, option=ex.transpose(own.expr))
+
+
+def _pairs_by_name(source: Canon, target: Canon) -> list[tuple[Piece, Piece]]:
+    """Return (matrix of the model that it transposes, tensor of the source) for each such matrix for which exactly one
+    tensor of the source has the longest end of the path in common (`_namesakes`), of those whose layout is not stated.
     """
     ends: dict[tuple[str, ...], list[Piece]] = defaultdict(list)
     for piece in source.pieces.values():
-        if len(piece.shape) >= 2 and piece.expr.is_copy and not piece.placed:
-            for at in range(len(piece.path)):
-                ends[piece.path[at:]].append(piece)
-    same, votes = [], Counter[bool]()
-    for piece in target.pieces.values():
-        if not is_turned(target, piece):
-            continue
-        found = _namesakes(piece, ends)
-        if len(found) == 1:
-            if found[0].shape == piece.entry.shape:
-                same.append((piece, found[0]))
-            if piece.shape[-1] != piece.shape[-2]:
-                votes[found[0].shape == piece.entry.shape] += 1
-    keys = {key for key, entry in target.signature.entries.items() if entry.parameter is not False}
-    everything = keys <= set(source.signature.entries)
-    for piece, own in same:
-        if own.name not in source.pieces or votes[False] > votes[True]:
-            continue
-        if everything or votes[True] or is_bare(piece):
-            turn(source, own)
-        else:
-            source.pieces[own.name] = own.asking(Reason.INPUTS_FIRST, option=ex.transpose(own.expr))
+        for at in range(len(piece.path)) if len(piece.shape) > 1 and piece.expr.is_copy and not piece.placed else ():
+            ends[piece.path[at:]].append(piece)
+    found = [(piece, _namesakes(piece, ends)) for piece in target.pieces.values() if is_turned(target, piece)]
+    return [(piece, near[0]) for piece, near in found if len(near) == 1]
 
 
 def is_turned(target: Canon, piece: Piece) -> bool:
@@ -245,59 +260,58 @@ def is_bare(piece: Piece) -> bool:
 
 
 def turn_bare_matrices(source: Canon, target: Canon) -> None:
-    """Transpose the matrices of the source that have inputs first, as the target shows.
-
-    A weight that has the sizes in which the model stores a matrix that it transposes, and no tensor of the target, is
-    transposed. The others are bare matrices and stacks of matrices that are not square, and of which the target has the
-    transposed sizes. As many of one size as the target has bare parameters of this size outside of matrix products
-    stay. Those whose own sizes the target does not have are transposed; stacks that it has both ways stay; then names
-    decide (`_said`).
-    The rest is transposed together, if the order of all tensors then agrees better with that of the target. If it
-    agrees equally well both ways, each stays, and asks a question.
+    """Transpose the matrices of the source that have inputs first, as the target shows: those that only fit transposed
+    (`_turn_stored_alike`, `_may_be_transposed`), then those whose names say it (`_said`); stacks that fit both ways
+    stay. The rest is transposed together, if that suits the order of all tensors (`_turn_by_order`).
     """
     wanted = {squeezed(p.shape) for p in target.pieces.values()}
-    turned_there = {p.entry.shape for p in target.pieces.values() if is_turned(target, p)}
-    for p in list(source.pieces.values()):  # what is in a layer is laid out as in torch, as a rule; the sizes say not
-        if (
-            p.role == "weight"
-            and not p.placed
-            and p.expr.is_copy
-            and p.shape in turned_there
-            and squeezed(p.shape) not in wanted
-        ):
-            turn(source, p)
-    bare = [
-        p
-        for p in source.pieces.values()
-        if is_bare(p)
-        and len(p.shape) in (2, 3)
-        and p.shape[-1] != p.shape[-2]
-        and (*p.shape[:-2], p.shape[-1], p.shape[-2]) in wanted
-    ]
-    by_element = Counter(p.shape for p in target.pieces.values() if is_bare(p) and p.entry.how not in (*PRODUCTS, ""))
-    own = Counter(p.shape for p in bare)
-    bare = [p for p in bare if own[p.shape] != by_element[p.shape]]  # the model multiplies with none of as many
-    for p in [p for p in bare if len(p.shape) == 3 or p.shape not in wanted]:
-        bare.remove(p)
+    _turn_stored_alike(source, target, wanted)
+    left = []
+    for p in _may_be_transposed(source, target, wanted):
         if p.shape not in wanted:
             turn(source, p)
-    for p in list(bare):
-        said = _said(p, target)
-        if said is not None:
-            bare.remove(p)
+        elif len(p.shape) == 2:
+            said = _said(p, target)
             if said:
                 turn(source, p)
-    if not bare:
-        return
+            elif said is None:
+                left.append(p)
+    if left:
+        _turn_by_order(source, target, left)
+
+
+def _turn_stored_alike(source: Canon, target: Canon, wanted: Collection[Shape]) -> None:
+    """Transpose each weight of the source that has the sizes in which the model stores a matrix that it transposes,
+    and none of the sizes WANTED of the model's tensors. What is in a layer is laid out as in torch, as a rule.
+    """
+    stored = {p.entry.shape for p in target.pieces.values() if is_turned(target, p)}
+    weights = [p for p in source.pieces.values() if p.role == "weight" and not p.placed and p.expr.is_copy]
+    for p in [p for p in weights if p.shape in stored and squeezed(p.shape) not in wanted]:
+        turn(source, p)
+
+
+def _may_be_transposed(source: Canon, target: Canon, wanted: Collection[Shape]) -> list[Piece]:
+    """Return the bare matrices and stacks of the source that are not square, and whose transposed sizes are in WANTED.
+    Those of a size are left out, if the target has as many bare parameters of it outside of matrix products.
+    """
+    bare = [p for p in source.pieces.values() if is_bare(p) and len(p.shape) in (2, 3)]
+    fitting = [p for p in bare if p.shape[-1] != p.shape[-2] and (*p.shape[:-2], p.shape[-1], p.shape[-2]) in wanted]
+    by_element = Counter(p.shape for p in target.pieces.values() if is_bare(p) and p.entry.how not in (*PRODUCTS, ""))
+    own = Counter(p.shape for p in fitting)
+    return [p for p in fitting if own[p.shape] != by_element[p.shape]]
+
+
+def _turn_by_order(source: Canon, target: Canon, matrices: Sequence[Piece]) -> None:
+    """Transpose MATRICES of the source, if the order of all tensors then agrees better with that of the target
+    (`_agreement`); keep them if it agrees less. If it agrees equally well, each stays and asks a question.
+    """
     as_is = _agreement(source, target, set())
-    turned = _agreement(source, target, {p.name for p in bare})
-    if turned == as_is and all(p.shape in wanted for p in bare):
-        for p in bare:
-            source.pieces[p.name] = p.asking(Reason.INPUTS_FIRST)
-        return
-    if turned >= as_is:
-        for p in bare:
+    turned = _agreement(source, target, {p.name for p in matrices})
+    for p in matrices if turned >= as_is else ():
+        if turned > as_is:
             turn(source, p)
+        else:
+            source.pieces[p.name] = p.asking(Reason.INPUTS_FIRST)
 
 
 def _said(piece: Piece, target: Canon) -> bool | None:
@@ -341,42 +355,52 @@ def _agreement(source: Canon, target: Canon, turned: set[Name]) -> int:
 
 def general_dense(source: Canon, target: Canon) -> None:
     """Reshape kernels of the source with a dimension for the heads ([in, heads, width] or [heads, width, out]) to
-    matrices [in, out]. A bias with several dimensions is made flat, if the target has no tensor of its sizes, and its
-    kernel was reshaped, or it has no kernel and the target has a vector of its length.
-
-    How many of the first dimensions of a kernel, with three to five dimensions, are inputs follows from the sizes of
-    its bias, of the biases in other layers of the module, or of the target's matrices. A kernel for which none of these
-    tells stays as it is.
+    matrices [in, out] (`_inputs_of`). A bias with several dimensions is made flat, if the target has no tensor of its
+    sizes, and its kernel was reshaped, or it has no kernel and the target has a vector of its length.
     """
-    wanted = matrices_wanted(target)
     theirs = Counter(p.shape for p in target.pieces.values())
+    inputs = _inputs_of(source, target)
+    for name, first in inputs.items():
+        piece = source.pieces[name]
+        _flat(source, piece, (prod(piece.shape[:first]), prod(piece.shape[first:])))
+    for piece in list(source.pieces.values()):
+        flat, weight = (prod(piece.shape),), piece.name.beside("weight")
+        of_heads = piece.role == "bias" and len(piece.shape) > 1 and not theirs[piece.shape]
+        if of_heads and (weight in inputs or (theirs[flat] and weight not in source.pieces)):
+            _flat(source, piece, flat)
+
+
+def _inputs_of(source: Canon, target: Canon) -> dict[Name, int]:
+    """Return name of a kernel of the source -> how many of its first dimensions are inputs, for kernels of three to
+    five dimensions. It follows from the sizes of its bias, which are the last ones, or else from those of the biases of
+    other layers in its module, which are the first ones, or else from the target's matrices (`_as_matrix_of`). Kernels
+    for which none of these tells are left out.
+    """
     kernels = [p for p in source.pieces.values() if p.leaf in table().inputs_first and 2 < len(p.shape) < 6]
+    of_heads: dict[_Path, list[Shape]] = defaultdict(list)
     inputs: dict[Name, int] = {}
-    of_heads: dict[_Path, set[Shape]] = defaultdict(set)
     for piece in kernels:
         bias = source.pieces.get(piece.name.beside("bias"))
         if bias is not None and len(bias.shape) > 1 and piece.shape[-len(bias.shape) :] == bias.shape:
             inputs[piece.name] = len(piece.shape) - len(bias.shape)
-            of_heads[piece.path[:-1]].add(bias.shape)
-    for piece in kernels:
-        beside = of_heads[piece.path[:-1]]
-        if piece.name not in inputs:
-            found = next((len(s) for s in beside if piece.shape[: len(s)] == s and len(piece.shape) > len(s)), 0)
-            as_convolution = tuple(piece.shape[d] for d in _TURNED[len(piece.shape)])
-            if not found and not theirs[as_convolution]:
-                found = next((k for k in range(1, len(piece.shape)) if _wanted(piece, k, wanted)), 0)
-            if found:
-                inputs[piece.name] = found
-    for piece in kernels:
-        if piece.name in inputs:
-            k = inputs[piece.name]
-            _flat(source, piece, (prod(piece.shape[:k]), prod(piece.shape[k:])))
-    for piece in list(source.pieces.values()):
-        if piece.role == "bias" and len(piece.shape) > 1 and not theirs[piece.shape]:
-            flat = (prod(piece.shape),)
-            weight = piece.name.beside("weight")
-            if weight in inputs or (theirs[flat] and weight not in source.pieces):
-                _flat(source, piece, flat)
+            of_heads[piece.path[:-1]].append(bias.shape)
+    wanted = matrices_wanted(target)
+    shapes = {p.shape for p in target.pieces.values()}
+    for piece in [p for p in kernels if p.name not in inputs]:
+        heads = (s for s in of_heads[piece.path[:-1]] if len(s) < len(piece.shape) and piece.shape[: len(s)] == s)
+        found = next(map(len, heads), 0) or _as_matrix_of(piece, wanted, shapes)
+        if found:
+            inputs[piece.name] = found
+    return inputs
+
+
+def _as_matrix_of(kernel: Piece, wanted: Counter[Shape], shapes: Set[Shape]) -> int:
+    """Return how many of the first dimensions of KERNEL are inputs, the fewest with which it is one of the matrices
+    WANTED (`_wanted`). 0 if there is no such number, or if KERNEL in torch's layout for convolutions is one of SHAPES.
+    """
+    if tuple(kernel.shape[d] for d in _TURNED[len(kernel.shape)]) in shapes:
+        return 0
+    return next((k for k in range(1, len(kernel.shape)) if _wanted(kernel, k, wanted)), 0)
 
 
 _Path = tuple[str, ...]

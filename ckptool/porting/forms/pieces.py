@@ -215,3 +215,8 @@ def unchanged(e: Expr) -> Expr:
 def squeezed(shape: Shape) -> Shape:
     """Return SHAPE without dimensions of size 1."""
     return tuple(n for n in shape if n != 1)
+
+
+def flat_kernel(shape: Shape) -> Shape:
+    """Return SHAPE without sizes of 1 after the second dimension: (out, in) for (out, in, 1, 1)."""
+    return (*shape[:2], *squeezed(shape[2:]))

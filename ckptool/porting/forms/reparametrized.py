@@ -48,8 +48,9 @@ _LAST = re.compile(r"(.*?)([a-z]+)((?::\d+)?)\Z")
 
 
 def merge_norms(one: Canon, other: Canon) -> None:
-    """Turn weight norm of ONE into a plain weight, if OTHER has no weight norm, or has a plain weight of this size and
-    no weight norm of it. Turn spectral norm into a plain weight if ONE is the source, and OTHER has no `weight_orig`.
+    """Turn each weight norm of ONE into a plain weight, unless OTHER has a weight norm of this size, or has weight
+    norms and no plain weight of this size. Turn each spectral norm into a plain weight if ONE is the source, and OTHER
+    has no `weight_orig`. A norm of which a tensor is missing stays.
 
     Before, vectors of the source that may be gains of a weight norm are taken as such (`_name_gains`).
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from functools import cache
 
 from ..words import cut, table
@@ -16,26 +16,28 @@ _COUNTED = re.compile(r"(.+)_(\d+)\Z")
 
 @cache
 def components(key: str) -> tuple[str, ...]:
-    """Return the components of KEY: its parts between dots, `a.b.weight`, or, if it has "/", of a name by scopes.
-
-    Frameworks that name variables by scopes separate with "/", end with the number of an output, repeat the name of a
-    layer, and count layers in their names: `block/layer_0/dense/dense/kernel:0` gives block, layer, 0, dense, kernel.
-    Others name whole modules in this way, with "." before the last component: `block//norm.scale`. The number of the
-    layer itself stays in its name. The last component gets torch's name, if the vocabulary has one (`slashed`), and
-    `weights` of an embedding becomes "weight".
+    """Return the components of KEY: its parts between dots, `a.b.weight`; of a name by scopes, which has "/", as
+    `_of_scopes` says.
     """
     named = [component for component in _SLOT.sub("", key).split("/") if component] if "/" in key else []
-    if not named:
-        return tuple(key.split("."))
-    *path, leaf = named
-    module, _, leaf = leaf.rpartition(".")
-    path += [module] if module else []
+    return _of_scopes(named) if named else tuple(key.split("."))
+
+
+def _of_scopes(named: Sequence[str]) -> tuple[str, ...]:
+    """Return the components of a name by the scopes NAMED: `block/layer_0/dense/dense/kernel:0` gives block, layer, 0,
+    dense, kernel. A scope that repeats the one before it is left out, and the number of a scope is a component, if a
+    scope with another name follows.
+
+    The last scope may name a module before a dot: `block//norm.scale`. The last component gets torch's name, if the
+    vocabulary has one (`slashed`), and `weights` of an embedding becomes "weight".
+    """
+    module, _, leaf = named[-1].rpartition(".")
+    path = [*named[:-1], *([module] if module else [])]
     found: list[str] = []
     for place, component in enumerate(path):
-        if place and component == path[place - 1]:
-            continue
         counted = _COUNTED.match(component) if any(other != component for other in path[place + 1 :]) else None
-        found += counted.groups() if counted else [component]
+        if component not in path[max(place - 1, 0) : place]:
+            found += counted.groups() if counted else [component]
     return (*found, "weight" if leaf == "weights" and _is_table(found) else table().slashed.get(leaf, leaf))
 
 
@@ -107,38 +109,56 @@ def counted_by_letters(
     paths: Collection[tuple[str, ...]], *, beside: Collection[str] = ()
 ) -> dict[tuple[str, ...], tuple[str, ...]]:
     """Return path -> path with numbers, for paths with modules that are counted by letters: `norm_a`, `norm_b` become
-    `norm_1`, `norm_2`; `netA`, `netB` become `net1`, `net2`. Other paths are left out.
-
-    The letters of one name in one module have to begin with a, without a gap, and be at least two; no name there has
-    numbers in their place; and not all of these letters are in BESIDE, the last words of the names of the other side.
-    Two modules from one domain to another and back (`netG_A2B`, `netG_B2A`) become `netG_ab` and `netG_ba`.
+    `norm_1`, `norm_2` (`_numbers_for_letters`). Two modules from one domain to another and back (`netG_A2B`,
+    `netG_B2A`) become `netG_ab` and `netG_ba`. Paths without such modules are left out. BESIDE are the last words of
+    the names of the other side.
     """
     held: dict[tuple[str, ...], set[str]] = defaultdict(set)
     for path in paths:
         for at, component in enumerate(path):
             held[path[:at]].add(component)
-    names: dict[tuple[str, ...], str] = {}
-    for around, components in held.items():
-        rows: dict[str, set[str]] = defaultdict(set)
-        for component in components - table().adapters.keys():
-            if found := _LETTERED.match(component):
-                rows[found[1] or found[3]].add(found[2] or found[4])
-        for stem, letters in rows.items():
-            counted = "".join(sorted(letters))
-            said = any(f"{stem}{n}" in components for n in range(len(letters) + 1))
-            said = said or all(letter in beside for letter in counted.lower())
-            if len(letters) > 1 and "abcdefgh".startswith(counted.lower()) and not said:
-                between = "_" if stem[-1].isdecimal() else ""  # `conv1A` is the first of `conv1`, and not the eleventh
-                names |= {(*around, stem + letter): f"{stem}{between}{n}" for n, letter in enumerate(counted, 1)}
-        ways = {component: found.groups() for component in components if (found := _DIRECTION.match(component))}
-        for component, (stem, one, other) in ways.items():
-            if one != other and (stem, other, one) in ways.values():
-                names |= {(*around, component): f"{stem}{'_' * stem[-1:].isalnum()}{(one + other).lower()}"}
+    names = {
+        (*around, component): name
+        for around, components in held.items()
+        for component, name in (_numbers_for_letters(components, beside) | _directions(components)).items()
+    }
 
     def renamed(path: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(names.get(path[: at + 1], component) for at, component in enumerate(path))
 
     return {path: changed for path in paths if names and (changed := renamed(path)) != path}
+
+
+def _numbers_for_letters(components: Set[str], beside: Collection[str]) -> dict[str, str]:
+    """Return component -> component with a number, for COMPONENTS of one module that are counted by letters: two or
+    more of one stem, from a on without a gap. Others are left out; so are stems that are numbered as well (`norm_1`
+    beside `norm_a`), and those whose letters are all in BESIDE.
+    """
+    rows: dict[str, set[str]] = defaultdict(set)
+    for component in components - table().adapters.keys():
+        if found := _LETTERED.match(component):
+            rows[found[1] or found[3]].add(found[2] or found[4])
+    names: dict[str, str] = {}
+    for stem, letters in rows.items():
+        counted = "".join(sorted(letters))
+        in_a_row = len(counted) > 1 and "abcdefgh".startswith(counted.lower())
+        numbered = any(f"{stem}{n}" in components for n in range(len(letters) + 1))
+        if in_a_row and not numbered and not set(counted.lower()) <= set(beside):
+            between = "_" if stem[-1].isdecimal() else ""  # `conv1A` is the first of `conv1`, and not the eleventh
+            names |= {stem + letter: f"{stem}{between}{n}" for n, letter in enumerate(counted, 1)}
+    return names
+
+
+def _directions(components: Set[str]) -> dict[str, str]:
+    """Return component -> name with both letters, for those of COMPONENTS that lead from one domain to another, if
+    there is one that leads back: `netG_A2B` beside `netG_B2A` gets `netG_ab`.
+    """
+    ways = {component: found.groups() for component in components if (found := _DIRECTION.match(component))}
+    return {
+        component: f"{stem}{'_' * stem[-1:].isalnum()}{(one + other).lower()}"
+        for component, (stem, one, other) in ways.items()
+        if one != other and (stem, other, one) in ways.values()
+    }
 
 
 _SUFFIX = re.compile(r"(.+)_(weight|bias|kernel|gamma|beta|(?:running|moving)_(?:mean|var|variance))\Z")
@@ -157,97 +177,186 @@ def role_of(path: tuple[str, ...], siblings: set[str]) -> tuple[tuple[str, ...],
     """Return (path of the module, role) of the tensor whose key has the components PATH. SIBLINGS are the last
     components of the keys in the same module.
 
-    If the vocabulary lists the last component as a role (`kernel` for "weight"), it is the role, and the rest is the
-    path. A last component that says what the tensor belongs to and its role (`fc_weight`, `q_bias` beside `q`, `b_q`
-    beside `W_q`) gives a role and one more component of the path. Tensors of torch's recurrent layers, weight norm,
-    pruning, parametrizations and noisy layers have roles of their own ("weight_ih", "weight_g", "weight_orig",
-    "weight_mean").
-    Everything else is a "weight" whose path is PATH: a parameter with a name of its own, a numbered one, a shift
-    without a factor beside it.
+    The first of `_READINGS` that reads the key decides. Everything else is a "weight" whose path is PATH: a parameter
+    with a name of its own, a numbered one, a shift without a factor beside it.
     """
-    if "parametrizations" in path:
-        at = path.index("parametrizations")
-        base, what = path[:at], path[at + 1] if at + 1 < len(path) else "weight"
-        leaf = path[-1]
-        roles = {"original0": "g", "original1": "v", "original": "orig", "_u": "u", "_v": "sv"}
-        return base, f"{what}_{roles.get(leaf, leaf)}"
+    return next((found for read in _READINGS if (found := read(path, siblings)) is not None), (path, "weight"))
+
+
+_Read = tuple[tuple[str, ...], str]
+
+
+def _parametrized(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
+    """Read a tensor of a parametrization of torch, `…parametrizations.weight.original0`: the role "weight_g". None
+    without `parametrizations`.
+    """
+    if "parametrizations" not in path:
+        return None
+    at = path.index("parametrizations")
+    what = path[at + 1] if at + 1 < len(path) else "weight"
+    roles = {"original0": "g", "original1": "v", "original": "orig", "_u": "u", "_v": "sv"}
+    return path[:at], f"{what}_{roles.get(path[-1], path[-1])}"
+
+
+def _recurrent(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
+    """Read a tensor of a recurrent layer of torch: `weight_ih_l1_reverse` is "weight_ih" of the module 1, reverse. None
+    for other names.
+    """
+    found = _RNN.match(path[-1])
+    if found is None:
+        return None
+    inner = ((found[3],) if found[3] else ()) + (("reverse",) if found[4] else ())
+    return (*path[:-1], *inner), f"{found[1]}_{found[2]}"
+
+
+def _pruned(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
+    """Read `NAME_orig` and `NAME_mask`, which torch's pruning stores beside each other: the role of NAME, and "_orig"
+    or "_mask". None for other names.
+    """
+    whole, _, half = path[-1].rpartition("_")
+    if half not in ("orig", "mask") or not {f"{whole}_orig", f"{whole}_mask"} <= siblings:
+        return None
+    inner, role = role_of((*path[:-1], whole), {s.removesuffix("_orig") for s in siblings})
+    return inner, f"{role}_{half}"
+
+
+def _weight_norm(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
+    """Read `weight_g` and `weight_v` of weight norm, as they are called; `weight_v` beside `weight_orig`, of spectral
+    norm, is "weight_sv". None for other names.
+    """
     head, leaf = path[:-1], path[-1]
-    rnn = _RNN.match(leaf)
-    if rnn:
-        inner = ((rnn[3],) if rnn[3] else ()) + (("reverse",) if rnn[4] else ())
-        return (*head, *inner), f"{rnn[1]}_{rnn[2]}"
-    whole, _, half = leaf.rpartition("_")
-    if half in ("orig", "mask") and {f"{whole}_orig", f"{whole}_mask"} <= siblings:
-        inner, of_whole = role_of((*head, whole), {s.removesuffix("_orig") for s in siblings})
-        return inner, f"{of_whole}_{half}"
     if leaf == "weight_v" and "weight_orig" in siblings:
         return head, "weight_sv"
-    if leaf in _WEIGHT_NORM <= siblings | {leaf}:
-        return head, leaf  # weight norm, also of a model that is one layer
-    noisy = _noisy(leaf)
-    if noisy is not None and {(noisy[0], "mean"), noisy} <= {_noisy(s) for s in siblings} != {noisy}:
-        return head, "_".join(noisy)
-    lettered = _lettered(leaf, siblings)
-    if lettered is not None:
-        return (*head, lettered[0]), lettered[1]
-    role = table().leaves.get(cut(leaf))
-    if leaf in table().beside_bias and siblings & _SHIFTS:
-        role = "weight"
-    if role == "running_mean" and cut(leaf) == ("mean",) and not _has_variance(siblings):
-        return path, "weight"  # the mean of what is normalized otherwise
-    numbered = leaf[-1:].isdecimal() and any(
-        s != leaf and s.rstrip("0123456789") == leaf.rstrip("0123456789") for s in siblings
-    )
-    if role is not None and head and not numbered:
-        if role == "bias" and leaf not in ("bias",) and not {s.lower() for s in siblings} & _FACTORS:
-            return path, "weight"  # a parameter that is alone is no bias of anything
-        return head, role
-    if {"q_bias", "v_bias"} <= siblings and leaf in ("q_bias", "k_bias", "v_bias"):
-        return path, "bias"
-    if leaf.endswith("_bias") and leaf.removesuffix("_bias") in siblings:
-        return (*head, leaf.removesuffix("_bias")), "bias"
-    suffix = _SUFFIX.match(leaf)
-    if suffix:
-        return (*head, suffix[1]), table().leaves[cut(suffix[2])]
-    if leaf.endswith("_scale") and {f"{leaf[:-6]}_bias", f"{leaf[:-6]}_shift"} & siblings:
-        return (*head, leaf[:-6]), "weight"
-    if leaf.endswith("_shift") and f"{leaf[:-6]}_scale" in siblings:
-        return (*head, leaf[:-6]), "bias"
-    of, _, what = leaf.rpartition("_")
-    if of in siblings and table().leaves.get((what,)) == "bias":  # `projection_shift` beside `projection`
-        return (*head, of), "bias"
-    return path, "weight"
+    return (head, leaf) if leaf in _WEIGHT_NORM <= siblings | {leaf} else None
 
 
-def _has_variance(siblings: Collection[str]) -> bool:
-    return any(table().leaves.get(cut(other)) == "running_var" for other in siblings)
-
-
-def _lettered(leaf: str, siblings: set[str]) -> tuple[str, str] | None:
-    """Return (last component of the module's path, role) of a parameter whose name LEAF differs from another in
-    SIBLINGS by a letter for its role; None if there is no such name.
-
-    `W_q` beside `b_q`, with ("W_q", "weight") and ("W_q", "bias"); `ln1w` beside `ln1b`, with ("ln1", "weight") and
-    ("ln1", "bias"); `self_Wk` beside `self_bk`, with ("self_Wk", …), unless there is a `self_gk`.
+def _of_noisy_layer(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
+    """Read a tensor of a noisy layer, such as "weight_mean", if its module also holds the mean, and another tensor of
+    noisy layers (`_noisy`); else None.
     """
-    first, rest, stem, last = leaf[:1], leaf[1:], leaf[:-1], leaf[-1:]
-    if len(leaf) < 2:
+    noisy = _noisy(path[-1])
+    if noisy is None:
         return None
-    if first in "wW" and {"b" + rest, "B" + rest} & siblings:
-        return leaf, "weight"
-    if first in "bB" and (matrix := next((x + rest for x in "Ww" if x + rest in siblings), None)) is not None:
-        return matrix, "bias"
-    if last in ("w", "b") and len(stem) > 1 and {stem + "w", stem + "b"} <= siblings:
-        return stem.rstrip("_"), "weight" if last == "w" else "bias"
-    before, between, own = leaf.rpartition("_")
-    before += between
-    # `self_Wk` beside `self_bk`, in names without modules; beside a gain, a shift is as likely that of a norm
-    if before and len(own) > 1 and f"{before}g{own[1:]}" not in siblings:
-        if own[0] in "wW" and {f"{before}b{own[1:]}", f"{before}B{own[1:]}"} & siblings:
-            return leaf, "weight"
-        if own[0] in "bB" and (found := next((n for x in "Ww" if (n := before + x + own[1:]) in siblings), None)):
-            return found, "bias"
-    return None
+    read = {_noisy(s) for s in siblings}
+    return (path[:-1], "_".join(noisy)) if {(noisy[0], "mean"), noisy} <= read != {noisy} else None
+
+
+def _lettered(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
+    """Read a name that differs from another in SIBLINGS by a letter for its role: at its beginning (`W_q` beside
+    `b_q`), at its end (`_last_letter`), or in its last word (`self_Wk` beside `self_bk`). None for other names.
+
+    Beside a gain (`self_gk`), a letter in the last word does not count: the shift is as likely that of a norm.
+    """
+    before, between, own = path[-1].rpartition("_")
+    found = _first_letter("", path[-1], siblings) or _last_letter(path[-1], siblings)
+    if found is None and before and f"{before}_g{own[1:]}" not in siblings:
+        found = _first_letter(before + between, own, siblings)
+    return None if found is None else ((*path[:-1], found[0]), found[1])
+
+
+def _first_letter(before: str, word: str, siblings: set[str]) -> tuple[str, str] | None:
+    """Return (name of the matrix, role) of the name BEFORE + WORD, a "weight" if WORD begins with w, and SIBLINGS have
+    the same name with b instead; a "bias" if it is the other way round. None for other names, and for a single letter.
+    """
+    first, rest = word[:1], word[1:]
+    matrices, biases = ({before + letter + rest for letter in letters} & siblings for letters in ("Ww", "Bb"))
+    if not rest or not matrices | biases:
+        return None
+    if first in "wW" and biases:
+        return before + word, "weight"
+    return (min(matrices), "bias") if first in "bB" and matrices else None
+
+
+def _last_letter(leaf: str, siblings: set[str]) -> tuple[str, str] | None:
+    """Return (name of the module, role) of `ln1w` ("weight") and `ln1b` ("bias"), if SIBLINGS have both; else None."""
+    stem, last = leaf[:-1], leaf[-1:]
+    if last not in ("w", "b") or len(stem) < 2 or not {stem + "w", stem + "b"} <= siblings:
+        return None
+    return stem.rstrip("_"), "weight" if last == "w" else "bias"
+
+
+def _listed(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
+    """Read a last component that the vocabulary lists as a role: `kernel` is the "weight" of its module. None for other
+    names, tensors without a module, and numbered ones (`kernel1` beside `kernel2`).
+
+    The mean of what is normalized otherwise, and a bias of nothing (`_stands_alone`), are weights of their own.
+    """
+    role = _role_in_vocabulary(path[-1], siblings)
+    if role is None or len(path) < 2 or _is_numbered(path[-1], siblings):
+        return None
+    return (path, "weight") if _stands_alone(path[-1], role, siblings) else (path[:-1], role)
+
+
+def _role_in_vocabulary(leaf: str, siblings: set[str]) -> str | None:
+    """Return the role that the vocabulary has for the name LEAF, or None; "weight" for a name that is one beside a
+    shift (`alpha` beside `beta`), if SIBLINGS have a shift.
+    """
+    if leaf in table().beside_bias and siblings & _SHIFTS:
+        return "weight"
+    return table().leaves.get(cut(leaf))
+
+
+def _is_numbered(leaf: str, siblings: set[str]) -> bool:
+    """Return whether LEAF ends with a number, and another of SIBLINGS differs from it in that number only."""
+    stem = leaf.rstrip("0123456789")
+    return stem != leaf and any(s != leaf and s.rstrip("0123456789") == stem for s in siblings)
+
+
+def _stands_alone(leaf: str, role: str, siblings: set[str]) -> bool:
+    """Return whether a tensor LEAF with the ROLE of a part has nothing in SIBLINGS that it is a part of: a bias under
+    another name than `bias` without a factor, or a `mean` without a variance.
+    """
+    if role == "running_mean" and cut(leaf) == ("mean",):
+        return not any(table().leaves.get(cut(other)) == "running_var" for other in siblings)
+    return role == "bias" and leaf != "bias" and not {s.lower() for s in siblings} & _FACTORS
+
+
+def _of_queries(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
+    """Read `q_bias`, `k_bias` and `v_bias` as biases with a path of their own, where SIBLINGS have those of queries and
+    values, because a fused projection has no bias of these names. None for other names.
+    """
+    named = path[-1] in ("q_bias", "k_bias", "v_bias") and {"q_bias", "v_bias"} <= siblings
+    return (path, "bias") if named else None
+
+
+def _with_suffix(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
+    """Read a name that ends with "_" and a role: `fc_weight`, `norm_gamma`, `bn_running_mean` belong to a module `fc`,
+    `norm`, `bn`. None for other names.
+    """
+    found = _SUFFIX.match(path[-1])
+    return None if found is None else ((*path[:-1], found[1]), table().leaves[cut(found[2])])
+
+
+def _scaled(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
+    """Read `NAME_scale` beside `NAME_bias` or `NAME_shift` as the weight of a module NAME, and `NAME_shift` beside
+    `NAME_scale` as its bias; else None.
+    """
+    name, _, what = path[-1].rpartition("_")
+    if what == "scale" and {f"{name}_bias", f"{name}_shift"} & siblings:
+        return (*path[:-1], name), "weight"
+    return ((*path[:-1], name), "bias") if what == "shift" and f"{name}_scale" in siblings else None
+
+
+def _bias_of_sibling(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
+    """Read `NAME_shift` beside a tensor `NAME` as its bias, and so other words for a bias; else None."""
+    name, _, what = path[-1].rpartition("_")
+    return ((*path[:-1], name), "bias") if name in siblings and table().leaves.get((what,)) == "bias" else None
+
+
+#: The ways to read a key, in their order.
+_READINGS: tuple[Callable[[tuple[str, ...], set[str]], _Read | None], ...] = (
+    _parametrized,
+    _recurrent,
+    _pruned,
+    _weight_norm,
+    _of_noisy_layer,
+    _lettered,
+    _listed,
+    _of_queries,
+    _with_suffix,
+    _scaled,
+    _bias_of_sibling,
+)
 
 
 def _noisy(leaf: str) -> tuple[str, str] | None:

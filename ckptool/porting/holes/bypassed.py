@@ -10,7 +10,6 @@ from ...model_code.signature import Bypass
 from .. import expression as ex
 from ..expression import Expr
 from ..forms.pieces import Piece
-from ..matching.evidence import Kind
 from ..matching.units import Unit
 from ..questions import Reason
 from .filling import Filling
@@ -31,29 +30,33 @@ def doubt_bypasses(filling: Filling) -> None:
     for t, s in filling.matching.pairs:
         for own in _bypasses(t):
             theirs = next((one for one in _bypasses(s) if one.dim == own.dim), None)
-            if own.layer in whole and (theirs is not None or not _same_code(filling, t, s)):
+            if own.layer in whole and (theirs is not None or not filling.written_once(t, s)):
                 _ask(filling, t, own, theirs)
 
 
 def _ask(filling: Filling, t: Unit, own: Bypass, theirs: Bypass | None) -> None:
-    """Ask which part passes in the source's code, for each tensor of T whose channels divide into the parts of OWN, the
-    model's bypass. The option has, at the model's place, the first part of the source, or the last one if the model
-    lets its first part pass.
-
-    If THEIRS, the source's bypass, has as many parts, and both sides join the parts in the order in which they cut
-    them, the part is moved without an open question.
+    """Decide which part passes in the source's code, for each tensor of T whose channels divide into the parts of OWN,
+    the model's bypass. If THEIRS, the source's, shows it (`_are_alike`), that part is moved without an open question.
+    Else it is asked; the option has the first part of the source there, or the last one if the model lets its first
+    part pass.
     """
-    known = theirs is not None and theirs.parts == own.parts and theirs.in_place and own.in_place
-    at = theirs.place if theirs is not None and known else 0 if own.place else own.parts - 1
+    known = theirs.place if theirs is not None and _are_alike(own, theirs) else None
+    usual = 0 if own.place else own.parts - 1
     for piece in t.pieces.values():
         filled = filling.holes.get(piece.name)
         if filled is None or len(piece.shape) <= own.dim or piece.shape[own.dim] % own.parts:
             continue
-        moved = filled.expr if at == own.place else _moved(filled.expr, piece.shape[own.dim], own, at)
-        if known:
-            filled.learn(moved, Reason.BYPASS, shows=f"lets part {at + 1} of {own.parts} pass unchanged")
+        size = piece.shape[own.dim]
+        if known is None:
+            filled.ask(Reason.BYPASS, options=[_moved(filled.expr, size, own, usual)])
         else:
-            filled.ask(Reason.BYPASS, options=[moved])
+            moved = _moved(filled.expr, size, own, known)
+            filled.learn(moved, Reason.BYPASS, shows=f"lets part {known + 1} of {own.parts} pass unchanged")
+
+
+def _are_alike(own: Bypass, theirs: Bypass) -> bool:
+    """Return whether two bypasses have equally many parts, and both join them in the order in which they cut them."""
+    return theirs.parts == own.parts and theirs.in_place and own.in_place
 
 
 def _bypasses(unit: Unit) -> tuple[Bypass, ...]:
@@ -72,14 +75,12 @@ def _is_whole(filling: Filling, piece: Piece) -> bool:
     return filled is not None and piece.shape == piece.entry.shape and "cat" not in filled.expr.operations()
 
 
-def _same_code(filling: Filling, t: Unit, s: Unit) -> bool:
-    return t.told_by(Kind.NAME) or t.path[-2:] == s.path[-2:] or filling.same_code(t, s)
-
-
 def _moved(whole: Expr, size: int, own: Bypass, place: int) -> Expr:
     """Return WHOLE, of SIZE channels along the dimension of OWN, with its part PLACE moved to where the model lets a
-    part pass.
+    part pass; WHOLE as it is if that part is there already.
     """
+    if place == own.place:
+        return whole
     wide = size // own.parts
     order = [n for n in range(own.parts) if n != place]
     order.insert(own.place, place)

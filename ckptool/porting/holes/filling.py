@@ -11,6 +11,7 @@ from typing import Any
 from .. import expression as ex
 from ..expression import Expr, Shape
 from ..forms.pieces import Canon, Name, Piece, squeezed, substituted
+from ..matching.evidence import Kind
 from ..matching.match import Matcher, Matching
 from ..matching.units import Unit, hard_conflict, label_of, related, similarity
 from ..questions import Question, Reason, ask, ask_code, joined, still_open
@@ -160,35 +161,30 @@ class Filling:
 
     def guess(self, targets: list[Unit], sources: list[Unit]) -> None:
         """Pair TARGETS and SOURCES, units that no evidence tells apart, and fill them with a question about each pair,
-        which has the other SOURCES as options. Each target, in the order of use, takes the source with the most similar
-        name of those that are left, those whose words the target's exclude after all others; of equally similar ones
-        the first registered.
-
-        A target stays without a source if the words of the two names exclude each other, or if the names are neither
-        similar nor related and the modules around are no pair. Buffers get no question if all SOURCES have equal
-        values.
+        which has the other SOURCES as options. Each target, in the order of use, takes the likeliest of the sources
+        that are left (`_likeliest`), or stays without one. Buffers get no question if all SOURCES have equal values.
         """
         free = sorted(sources, key=lambda u: u.order)
-        own = sorted(targets, key=lambda u: u.used if u.used is not None else u.order)
-        for t in own:
-            ranked = sorted(free, key=lambda s: (hard_conflict(t.words, s.words) is not None, -similarity(t, s)))
-            if not ranked:
-                return
-            top = similarity(t, ranked[0])
-            chosen = ranked[0]
-            same = [s for s in ranked if similarity(t, s) == top]
-            if len(own) == len(sources):
-                chosen = same[0]
-            reason = top > 0.15 or related(t, chosen) or self.matcher.scopes.same(t, chosen)
-            if not reason or hard_conflict(t.words, chosen.words):
+        for t in sorted(targets, key=lambda u: u.used if u.used is not None else u.order):
+            chosen = self._likeliest(t, free)
+            if chosen is None:
                 continue
             free.remove(chosen)
-            if t.main.entry.parameter is False and self._equal(sources):
-                self.fill(t, chosen)
-                continue
-            others = tuple(s for s in sources if s is not chosen)
-            t.ask(Question(Reason.GUESSED_OF_SEVERAL, (str(len(sources)),), others))
+            if t.main.entry.parameter is not False or not self._equal(sources):
+                others = tuple(s for s in sources if s is not chosen)
+                t.ask(Question(Reason.GUESSED_OF_SEVERAL, (str(len(sources)),), others))
             self.fill(t, chosen)
+
+    def _likeliest(self, t: Unit, sources: list[Unit]) -> Unit | None:
+        """Return that of SOURCES whose name is most similar to that of T, the first of equally similar ones. Sources
+        whose words exclude those of T do not count. None if there is none, or if the names are neither similar nor
+        related and the modules around the two are no pair.
+        """
+        allowed = [s for s in sources if not hard_conflict(t.words, s.words)]
+        best = max(allowed, key=lambda s: similarity(t, s), default=None)
+        if best is None or not (similarity(t, best) > 0.15 or related(t, best) or self.matcher.scopes.same(t, best)):
+            return None
+        return best
 
     def _equal(self, sources: Sequence[Unit]) -> bool:
         """Return whether all SOURCES hold equal values, like buffers that are the same in each layer. False if no
@@ -236,6 +232,10 @@ class Filling:
             self._compared[prefixes] = len(below & beside) >= max(_ENOUGH, _MOST * len(below))
         return self._compared[prefixes]
 
+    def written_once(self, t: Unit, s: Unit) -> bool:
+        """Return whether T and S have one name (`have_one_name`), or come from the same code."""
+        return have_one_name(t, s) or self.same_code(t, s)
+
     def alike(self, t: Unit, s: Unit) -> bool:
         """Return whether S has the same place as T: their paths are equal, they are embeddings of one kind, or they
         stand between the same pairs. False if the words of their names exclude each other.
@@ -247,6 +247,11 @@ class Filling:
         if label_of(t, "embedding") and label_of(t, "embedding") == label_of(s, "embedding"):
             return True
         return self.matcher.orders.between(t, s)
+
+
+def have_one_name(t: Unit, s: Unit) -> bool:
+    """Return whether T and S were paired by their name, or have the same last two components in their paths."""
+    return t.told_by(Kind.NAME) or t.path[-2:] == s.path[-2:]
 
 
 def _may_reset_before(t: Unit, s: Unit) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from .. import expression as ex
 from ..expression import Expr, Shape
 from ..matching.units import Unit, label_of
@@ -10,83 +12,120 @@ from .filling import Filled, Filling
 
 
 def fold_norms(filling: Filling) -> None:
-    """Fold batch norms of the source without a partner, but with a weight, into the layer of the model whose partner
-    the source registers directly before the norm. That layer has two or more dimensions and as many outputs as the norm
-    has numbers. It is a question, with the plain tensors as options, unless the source's code shows the eps (else
-    1e-05) and the order.
+    """Fold each batch norm of the source without a partner into the layer before it (`_norm_behind`), or into what the
+    model has in its place.
 
-    If the model multiplies and adds one number to each channel behind the layer (`_scale_after`), the norm is folded
-    into these numbers, with a question. If not, nothing is done if another unit of the model without a partner has the
-    sizes of the norm; and if the layer has no bias to fold into, the norm is left out, and a question says so.
+    If the model multiplies and adds one number to each channel behind the layer (`_scale_after`), these numbers take
+    the norm. Else the layer takes it, unless another unit of the model without a partner has the sizes of the norm. If
+    the layer has no bias, the norm is left out, and a question says so.
     """
     free = [u for u in filling.matching.free_sources if u.pieces.keys() >= {"running_mean", "running_var", "weight"}]
-    if not free:
-        return
-    stored = sorted(filling.matcher.cells.sources, key=lambda u: u.order)
-    place = {id(u): i for i, u in enumerate(stored)}
-    partner = {id(s): t for t, s in filling.matching.pairs}
-    for norm in free:
-        i = place[id(norm)]
-        before = stored[i - 1] if i else None
-        t = partner.get(id(before))
-        if before is None or t is None or "weight" not in before.pieces or "weight" not in t.pieces:
-            continue
-        w = before.pieces["weight"]
-        if not w.shape or w.shape[0] != norm.pieces["running_mean"].shape[0] or len(w.shape) < 2:
-            continue
-        scale = _scale_after(filling, t, norm.main.shape)
-        if scale is None and any(u.main.shape == norm.main.shape for u in filling.matching.free_targets):
-            continue  # it may be what has no source
-        if scale is None and "bias" not in t.pieces:
-            for piece in t.pieces.values():
-                filling.holes[piece.name].ask(Reason.UNREAD_NORM, ".".join(norm.path))
-            continue
-        gamma, var = norm.pieces["weight"].expr, norm.pieces["running_var"].expr
-        mean = norm.pieces["running_mean"].expr
-        beta = norm.pieces["bias"].expr if "bias" in norm.pieces else ex.zeros(*norm.pieces["weight"].shape)
-        behind = norm.pieces["running_mean"].entry.facts.behind
-        shown = behind is not None and behind.weight == w.entry.key
-        eps = behind.eps if behind is not None and shown else 1e-05
+    for norm in filter(None, [_norm_behind(filling, unit) for unit in free]):
+        scale = _scale_after(filling, norm.t, norm.unit.main.shape)
         if scale is not None:
-            ones, zeros = ex.shift(ex.zeros(*scale.main.shape), 1.0), ex.zeros(*scale.main.shape)
-            made = {"weight": ex.fold_weight(ones, gamma, var, eps)}
-            made["bias"] = ex.fold_bias(zeros, gamma, beta, mean, var, eps)
-            for role, expr in made.items():
-                filling.holes[scale.pieces[role].name] = Filled(expr, "folded", [ask(Reason.NORM_AS_SCALE, f"{eps:g}")])
-                filling.unit_of[scale.pieces[role].name] = (scale, norm)
-            continue
-        folded: Question[Expr] = (
-            ask_code(Reason.FOLDED_NORM, f"{eps:g}", shows=f"has eps {eps:g}, and the norm right behind the layer")
-            if shown
-            else ask(Reason.FOLDED_NORM, "1e-05")
-        )
-        hole = t.pieces["weight"].name
-        plain = filling.holes[hole].expr
-        filling.holes[hole] = Filled(ex.fold_weight(plain, gamma, var, eps), "folded", [folded.about(plain)])
-        own = filling.holes.get(t.pieces["bias"].name) if "bias" in before.pieces else None
-        bias = ex.zeros(*norm.pieces["weight"].shape) if own is None else own.expr
-        filling.holes[t.pieces["bias"].name] = Filled(
-            ex.fold_bias(bias, gamma, beta, mean, var, eps),
-            "folded",
-            [folded.about(bias)],
-        )
-        filling.unit_of[t.pieces["bias"].name] = (t, norm)
+            norm.become(filling, scale)
+        elif not any(u.main.shape == norm.unit.main.shape for u in filling.matching.free_targets):
+            norm.fold(filling) if "bias" in norm.t.pieces else norm.leave_out(filling)
+
+
+@dataclass(frozen=True, slots=True)
+class _Norm:
+    """A batch norm of the source behind a layer.
+
+    Attributes:
+        unit: the norm.
+        t, s: the layer before it, in the model and in the source.
+        eps: the eps that the source's code shows right behind the layer; None if it does not show it.
+    """
+
+    unit: Unit
+    t: Unit
+    s: Unit
+    eps: float | None
+
+    def become(self, filling: Filling, scale: Unit) -> None:
+        """Fill SCALE, a weight and a bias of the model, with what the norm multiplies and adds, with a question."""
+        one, zero = ex.shift(ex.zeros(*scale.main.shape), 1.0), ex.zeros(*scale.main.shape)
+        asked: list[Question[Expr]] = [ask(Reason.NORM_AS_SCALE, f"{self._eps():g}")]
+        for role, expr in (("weight", self._weight(one)), ("bias", self._bias(zero))):
+            filling.holes[scale.pieces[role].name] = Filled(expr, "folded", asked)
+            filling.unit_of[scale.pieces[role].name] = (scale, self.unit)
+
+    def leave_out(self, filling: Filling) -> None:
+        """Ask about each tensor of the layer whether the norm may be left out."""
+        for piece in self.t.pieces.values():
+            filling.holes[piece.name].ask(Reason.UNREAD_NORM, ".".join(self.unit.path))
+
+    def fold(self, filling: Filling) -> None:
+        """Fold the norm into weight and bias of the layer; the bias is zeros if the source has none. The plain tensors
+        are the options of the question, which is answered if the source's code shows the eps.
+        """
+        weight, bias = self.t.pieces["weight"].name, self.t.pieces["bias"].name
+        plain = filling.holes[weight].expr
+        own = filling.holes[bias].expr if bias in filling.holes and "bias" in self.s.pieces else self._zeros()
+        filling.holes[weight] = Filled(self._weight(plain), "folded", [self._question().about(plain)])
+        filling.holes[bias] = Filled(self._bias(own), "folded", [self._question().about(own)])
+        filling.unit_of[bias] = (self.t, self.unit)
+
+    def _question(self) -> Question[Expr]:
+        if self.eps is None:
+            return ask(Reason.FOLDED_NORM, "1e-05")
+        shows = f"has eps {self.eps:g}, and the norm right behind the layer"
+        return ask_code(Reason.FOLDED_NORM, f"{self.eps:g}", shows=shows)
+
+    def _eps(self) -> float:
+        """Return the eps that the source's code shows, or that of torch."""
+        return 1e-05 if self.eps is None else self.eps
+
+    def _zeros(self) -> Expr:
+        return ex.zeros(*self.unit.pieces["weight"].shape)
+
+    def _weight(self, e: Expr) -> Expr:
+        """Return the weight E with the norm folded in."""
+        pieces = self.unit.pieces
+        return ex.fold_weight(e, pieces["weight"].expr, pieces["running_var"].expr, self._eps())
+
+    def _bias(self, e: Expr) -> Expr:
+        """Return the bias E with the norm folded in."""
+        pieces = self.unit.pieces
+        beta = pieces["bias"].expr if "bias" in pieces else self._zeros()
+        mean, var = pieces["running_mean"].expr, pieces["running_var"].expr
+        return ex.fold_bias(e, pieces["weight"].expr, beta, mean, var, self._eps())
+
+
+def _norm_behind(filling: Filling, norm: Unit) -> _Norm | None:
+    """Return NORM with the layer that the source registers directly before it; None if that layer has no partner in the
+    model, or no weight of two or more dimensions with as many outputs as the norm has numbers.
+    """
+    before = max(
+        (u for u in filling.matcher.cells.sources if u.order < norm.order), key=lambda u: u.order, default=None
+    )
+    t = next((t for t, s in filling.matching.pairs if s is before), None)
+    if before is None or t is None or "weight" not in before.pieces or "weight" not in t.pieces:
+        return None
+    weight, mean = before.pieces["weight"], norm.pieces["running_mean"]
+    if len(weight.shape) < 2 or weight.shape[:1] != mean.shape[:1]:
+        return None
+    behind = mean.entry.facts.behind
+    eps = behind.eps if behind is not None and behind.weight == weight.entry.key else None
+    return _Norm(norm, t, before, eps)
 
 
 def _scale_after(filling: Filling, t: Unit, shape: Shape) -> Unit | None:
-    """Return the unit that the model runs directly after T, if it is not filled, and the code multiplies with its
-    weight of SHAPE and adds its bias of SHAPE, as what is left of a batch norm at inference does. None if there is no
-    such unit, if it is a norm, or if the order of execution is not known.
+    """Return the unit that the model runs directly after T, if it is not filled and is what is left of a batch norm at
+    inference (`_scales`) of SHAPE; else None. None, too, if the order of execution is not known.
     """
-    places = {id(u): u.used for u in filling.matcher.cells.targets if u.used is not None}
-    here = places.get(id(t))
-    after = [u for u in filling.matcher.cells.targets if here is not None and places.get(id(u), -1) > here]
-    u = min(after, key=lambda u: places[id(u)], default=None)
-    if u is None or u.main.name in filling.holes or u.pieces.keys() != {"weight", "bias"}:
-        return None
-    is_norm = label_of(u, "purpose") == "norm" or "norm" in u.main.entry.module.lower()
-    scales = all(p.shape == shape and p.entry.how in _BY_CHANNEL for p in u.pieces.values())
-    return u if scales and not is_norm else None
+    here = t.used
+    after = [u for u in filling.matcher.cells.targets if here is not None and u.used is not None and u.used > here]
+    u = min(after, key=lambda u: u.used or 0.0, default=None)
+    return u if u is not None and u.main.name not in filling.holes and _scales(u, shape) else None
+
+
+def _scales(unit: Unit, shape: Shape) -> bool:
+    """Return whether UNIT is no norm, and has a weight and a bias of SHAPE that code multiplies with and adds."""
+    is_norm = label_of(unit, "purpose") == "norm" or "norm" in unit.main.entry.module.lower()
+    by_channel = all(p.shape == shape and p.entry.how in _BY_CHANNEL for p in unit.pieces.values())
+    return unit.pieces.keys() == {"weight", "bias"} and by_channel and not is_norm
 
 
 #: How code uses a vector with a number for each channel.

@@ -8,92 +8,95 @@ Gated feed-forward layers return gate and value, in either order. No shape shows
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 
 from ...model_code.signature import Gate
 from .. import expression as ex
 from ..expression import Expr
 from ..forms.pieces import Piece
 from ..forms.projections import fused_kind, open_gate
-from ..matching.evidence import Kind
 from ..matching.units import Unit
 from ..questions import Reason
 from ..words import table, words_of
-from .filling import Filling
+from .filling import Filled, Filling, have_one_name
 
 
 def doubt_modulation(filling: Filling) -> None:
-    """Ask about layers that return scale and shift: only the source's code shows which comes first. If both forward
-    passes show it, the parts are exchanged or kept without a question. Nothing is asked if the two sides have the same
-    names.
+    """Ask about layers of the model that return scale and shift: only the source's code shows which comes first. If
+    both forward passes show it, the parts are exchanged or kept without a question. Nothing is asked if the two sides
+    have the same names, or about a pair with an equal name or the same code (`Filling.written_once`).
 
-    Usually all layers of a model have one order, and layers beside the norm give the shift first. If the model's code
-    splits a layer in another order than most of its layers, the parts are exchanged, with a question. Else a layer that
-    scales first, or has only two parts, is asked about; the parts are exchanged only if its name in the source says the
-    other order.
-    A layer is certain, and not asked about, under an equal name or of the same code, if its name in the source surely
-    says the model's order, or says that the shift is first as in the model, or if it also returns gates and the model
-    takes the shift first. Layers that scale first in both codes, under names that say nothing, get a needless doubt.
     Where the model was not traced, all layers with such names and 2, 3, 6 or 9 parts are asked about.
     """
     if filling.same_names:
         return
     layers = [(t, s, taken) for t, s in filling.matching.pairs if (taken := _taken(t)) and _is_filled(filling, t)]
     first = Counter(taken[0] for *_, taken in layers)
-    usual = max(first, key=first.__getitem__) if first else ""
     for t, s, taken in layers:
-        if filling.same_code(t, s) or t.told_by(Kind.NAME) or t.path[-2:] == s.path[-2:]:
-            continue
         theirs = _taken(s)
-        if theirs:
-            if theirs[0] != taken[0]:
-                _turn(filling, t, len(taken), None)
-            continue
-        own = "shift" if taken[0] == "add" else "scale"
-        said, sure = _first_by_name(s) or ("", False)
-        if said == own and (sure or own == "shift"):
-            continue
-        if len(first) > 1 and taken[0] != usual:
-            _turn(filling, t, len(taken), Reason.MODULATION_ELSEWHERE)
-        elif own == "scale" or len(taken) == 2:
-            _turn(filling, t, len(taken), Reason.MODULATION, kept=said in ("", own))
-    # Where the model was not followed, every layer with such a name is a guess.
+        if theirs and theirs[0] != taken[0] and not filling.written_once(t, s):
+            _exchange(filling, t, len(taken))
+        elif not theirs and not filling.written_once(t, s):
+            _doubt_order(filling, t, s, taken, unusual=taken[0] != first.most_common(1)[0][0])
     for t, s in () if filling.target.signature.traced else filling.matching.pairs:
-        parts = _parts_of(t)
         named = _first_by_name(t) or _first_by_name(s)
-        if parts and named and t.path[-2:] != s.path[-2:] and not filling.same_code(t, s):
-            _turn(filling, t, parts, Reason.MODULATION_UNSEEN, kept=True)
+        if _parts_of(t) and named and t.path[-2:] != s.path[-2:] and not filling.same_code(t, s):
+            _ask(filling, t, _parts_of(t), Reason.MODULATION_UNSEEN)
+
+
+def _doubt_order(filling: Filling, t: Unit, s: Unit, taken: tuple[str, ...], *, unusual: bool) -> None:
+    """Ask about T, whose code does TAKEN with the parts of its output, whether its partner S has them in this order.
+
+    Usually all layers of a model have one order. If the order of T is UNUSUAL in its model, the exchanged parts are
+    taken. Else a layer that scales first, or has only two parts, is asked about; the exchanged parts are taken only if
+    the name of S says the other order. A layer is certain if the name of S surely says the order of T, or says that the
+    shift is first as in T, or if T shifts first and also has gates.
+    """
+    own = "shift" if taken[0] == "add" else "scale"
+    said, sure = _first_by_name(s) or ("", False)
+    if said == own and (sure or own == "shift"):
+        return
+    if unusual:
+        _ask(filling, t, len(taken), Reason.MODULATION_ELSEWHERE, exchange=True)
+    elif own == "scale" or len(taken) == 2:
+        _ask(filling, t, len(taken), Reason.MODULATION, exchange=said not in ("", own))
 
 
 def doubt_gates(filling: Filling) -> None:
-    """Ask, of layers of the model that return a value and its gate (`open_gate`), which half is the gate in the source.
-    If both forward passes show it, the halves are exchanged or kept without a question.
-
-    Else the usual order is taken for the source, and the other is the option: the gate is first if the source's name
-    begins with it or if it goes through silu, and second otherwise (Shazeer, "GLU Variants Improve Transformer", 2020,
-    has one layer for each). Nothing is asked if the name shows the order, if names or codes are equal, or if the weight
-    was joined from parts with names.
+    """Ask, of layers of the model that return a value and its gate (`open_gate`), which half is the gate in the source
+    (`_doubt_half`). If both forward passes show it, the halves are exchanged or kept without a question. Nothing is
+    asked if the two sides have the same names.
     """
-    if filling.same_names:
-        return
-    for t, s in filling.matching.pairs:
+    for t, s in () if filling.same_names else filling.matching.pairs:
         gate, whole = _gate(t), _whole(s)
-        theirs = whole.entry.facts.gate if whole is not None else None
-        if gate is None or not _is_filled(filling, t) or t.told_by(Kind.NAME) or t.path[-2:] == s.path[-2:]:
+        if gate is None or whole is None or not _is_filled(filling, t) or have_one_name(t, s):
             continue
-        if theirs is not None and theirs.half != gate.half:
-            _turn(filling, t, 2, None)
-        if theirs is not None or filling.same_code(t, s):
-            continue
-        if whole is None:
-            continue  # put together of parts with names
-        if "glu" in s.words and gate.half == 1 and gate.activation in _OF_GLU:
-            continue  # whose order torch and the paper of that name define
-        kind = fused_kind(whole)
-        named = kind is not None and kind.parts[0] == "gate"
-        first = 0 if named or gate.activation == "silu" else 1
-        if not (kind is not None and named and kind.sure and gate.half == first):
-            _turn(filling, t, 2, Reason.GATE_HALF, kept=gate.half == first)
+        theirs = whole.entry.facts.gate
+        if theirs is None and not filling.same_code(t, s) and not _is_of_glu(s, gate):
+            _doubt_half(filling, t, gate, whole)
+        elif theirs is not None and theirs.half != gate.half:
+            _exchange(filling, t, 2)
+
+
+def _is_of_glu(s: Unit, gate: Gate) -> bool:
+    """Return whether S is called `glu` and GATE is the second half, through a sigmoid: torch and the paper of that name
+    define this order.
+    """
+    return "glu" in s.words and gate.half == 1 and gate.activation in _OF_GLU
+
+
+def _doubt_half(filling: Filling, t: Unit, gate: Gate, whole: Piece) -> None:
+    """Ask which half of T is the gate in the source, whose weight is WHOLE; nothing if the name of WHOLE surely says
+    that the gate is first, and it is in the model.
+
+    In the source, the gate is taken to be first if the name of WHOLE says so or if it goes through silu, and second
+    otherwise (Shazeer, "GLU Variants Improve Transformer", 2020, has one layer for each); the other order is the
+    option.
+    """
+    kind = fused_kind(whole)
+    named = kind is not None and kind.parts[0] == "gate"
+    first = 0 if named or gate.activation == "silu" else 1
+    if kind is None or not named or not kind.sure or gate.half != first:
+        _ask(filling, t, 2, Reason.GATE_HALF, exchange=gate.half != first)
 
 
 #: Activations of what a layer called `glu` computes (Dauphin et al., "Language Modeling with Gated Convolutional
@@ -153,31 +156,38 @@ def _first_by_name(unit: Unit) -> tuple[str, bool] | None:
     return next((known[one] for one in spans if one in known), None)
 
 
-def _turn(filling: Filling, unit: Unit, parts: int, why: Reason | None, *, kept: bool = False) -> None:
-    """Exchange the first two parts of the output of UNIT; of a number of parts that 3 divides, the first two of each
-    three. Tensors whose rows PARTS does not divide stay.
-
-    Args:
-        filling: the holes.
-        unit: the layer of the target.
-        parts: how many parts its output has.
-        why: the question to ask, with the layer as it was as the option; None if the code shows the order.
-        kept: leave the layer as it is, with the exchange as the option.
+def _ask(filling: Filling, unit: Unit, parts: int, why: Reason, *, exchange: bool = False) -> None:
+    """Ask with the reason WHY about the tensors of UNIT, a layer of the target with PARTS parts in its output
+    (`_exchanged`). The tensor with two parts exchanged is the option; with EXCHANGE it is taken, and the other is the
+    option.
     """
-    for piece in unit.pieces.values():
-        filled = filling.holes.get(piece.name)
-        if filled is None or not piece.shape or piece.shape[0] % parts:
-            continue
-        turned = ex.cat(0, *_exchanged(filled.expr, piece.shape[0] // parts, parts))
-        if why is not None:
-            filled.ask(why, options=[turned], exchange=not kept)
-        elif not kept:
-            filled.expr = turned
+    for filled, turned in _with_exchanged(filling, unit, parts):
+        filled.ask(why, options=[turned], exchange=exchange)
 
 
-def _exchanged(whole: Expr, size: int, parts: int) -> Sequence[Expr]:
+def _exchange(filling: Filling, unit: Unit, parts: int) -> None:
+    """Exchange two of the PARTS parts of the output of UNIT (`_exchanged`), without a question."""
+    for filled, turned in _with_exchanged(filling, unit, parts):
+        filled.expr = turned
+
+
+def _with_exchanged(filling: Filling, unit: Unit, parts: int) -> list[tuple[Filled, Expr]]:
+    """Return (what fills a tensor of UNIT, the same with two parts exchanged) for each filled tensor whose rows PARTS
+    divides.
+    """
+    return [
+        (filling.holes[p.name], _exchanged(filling.holes[p.name].expr, p.shape[0] // parts, parts))
+        for p in unit.pieces.values()
+        if p.name in filling.holes and p.shape and p.shape[0] % parts == 0
+    ]
+
+
+def _exchanged(whole: Expr, size: int, parts: int) -> Expr:
+    """Return WHOLE, PARTS parts of SIZE rows each, with the first two exchanged; if 3 divides PARTS, the first two of
+    each three.
+    """
     cut = [ex.part(whole, 0, size * n, size * (n + 1)) for n in range(parts)]
-    step = 3 if parts % 3 == 0 else parts
-    for at in range(0, parts, step):
+    for at in range(0, parts, 3 if parts % 3 == 0 else parts):
         cut[at], cut[at + 1] = cut[at + 1], cut[at]
-    return cut
+
+    return ex.cat(0, *cut)

@@ -255,7 +255,8 @@ def _shapes(unit: Unit) -> dict[str, tuple[int, ...]]:
 
 def _in_other_parts(filling: Filling, pairs: Sequence[Pair]) -> None:
     """Ask about pairs whose last names differ and have no word or meaning in common, if on both sides the partners of
-    all neighbours (two or more, in the same module) are in one module, and the pair's is not in it.
+    all neighbours in the same module (`_Beside.shared`) are in one module, and the pair's is not in it. Pairs of which
+    both units are in no module are left out.
     """
     of_t: dict[tuple[str, ...], list[Unit]] = defaultdict(list)
     of_s: dict[tuple[str, ...], list[Unit]] = defaultdict(list)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
 
 from .. import expression as ex
 from ..expression import Expr, Shape
-from ..forms.pieces import holds_channels_last, substituted
+from ..forms.pieces import Piece, holds_channels_last, substituted
 from ..matching.match import is_average
 from ..matching.units import SOME, Pair, Unit, hard_conflict, label_of, related, similarity
 from ..questions import Question, Reason, ask
@@ -31,30 +31,43 @@ def substitute(filling: Filling) -> None:
 
 def _averages(filling: Filling) -> None:
     """Fill the running average (EMA) of a tensor of the model from the average that the source stores of the same
-    tensor, with the questions about that tensor.
-
-    Beside the average, in the same module, is one filled tensor of its shape, made of one source key, and no other
-    average of that shape without a source. The source has one average of the sizes of that key in the key's module, or
-    in the module around it.
+    tensor (`_average_in_source`), with the questions about that tensor.
     """
-    entries, made = filling.source.signature.entries, filling.target.assembly
-    kept = [key for key in entries if is_average((key.rpartition(".")[2],))]
+    kept = [key for key in filling.source.signature.entries if is_average((key.rpartition(".")[2],))]
     pieces = list(filling.target.pieces.values()) if kept else []
     for piece in [p for p in pieces if is_average(p.path) and p.name not in filling.holes and p.expr.is_copy]:
-        beside = [p for p in pieces if p.path[:-1] == piece.path[:-1] and p.entry.shape == piece.shape]
-        of = [p for p in beside if p.name in filling.holes]
-        own = list(filling.holes[of[0].name].expr.keys()) if len(of) == 1 else []
-        theirs = [k for k in kept if own and _holds(k.rpartition(".")[0], own[0])]
-        theirs = [k for k in theirs if entries[k].shape == entries[own[0]].shape]
-        alone = sum(is_average(p.path) and p.name not in filling.holes for p in beside) == 1
-        if len(own) == len(theirs) == 1 and alone:
-            filled = filling.holes[of[0].name]
-            expr = substituted(made[of[0].entry.key], {of[0].name.hole: filled.expr})
-            expr = substituted(expr, {own[0]: ex.of(theirs[0])})
-            filling.holes[piece.name] = Filled(
-                expr, "the average of what is beside it", [q.about() for q in filled.questions]
-            )
-            filling.unit_of[piece.name] = filling.unit_of[of[0].name]
+        of = _averaged(filling, piece, pieces)
+        key = None if of is None else _average_in_source(filling, filling.holes[of.name], kept)
+        if of is None or key is None:
+            continue
+        filled = filling.holes[of.name]
+        expr = substituted(filling.target.assembly[of.entry.key], {of.name.hole: filled.expr})
+        expr = substituted(expr, {own: ex.of(key) for own in filled.expr.keys()})  # noqa: SIM118
+        asked = [q.about() for q in filled.questions]
+        filling.holes[piece.name] = Filled(expr, "the average of what is beside it", asked)
+        filling.unit_of[piece.name] = filling.unit_of[of.name]
+
+
+def _averaged(filling: Filling, piece: Piece, pieces: Sequence[Piece]) -> Piece | None:
+    """Return the tensor that PIECE is the average of: the only filled one of its shape among PIECES of its module. None
+    if there is no such tensor, or if another average of this shape there is not filled.
+    """
+    beside = [p for p in pieces if p.path[:-1] == piece.path[:-1] and p.entry.shape == piece.shape]
+    filled = [p for p in beside if p.name in filling.holes]
+    averages = [p for p in beside if is_average(p.path) and p.name not in filling.holes]
+    return filled[0] if len(filled) == len(averages) == 1 else None
+
+
+def _average_in_source(filling: Filling, filled: Filled, kept: Sequence[str]) -> str | None:
+    """Return the only one of KEPT, the averages of the source, that has the sizes of the key that FILLED is made of,
+    and is in the key's module or in the module around it. None if there is not exactly one, or if FILLED has several
+    keys.
+    """
+    entries = filling.source.signature.entries
+    own = list(filled.expr.keys())
+    near = [key for key in kept if len(own) == 1 and _holds(key.rpartition(".")[0], own[0])]
+    theirs = [key for key in near if entries[key].shape == entries[own[0]].shape]
+    return theirs[0] if len(theirs) == 1 else None
 
 
 def _holds(module: str, key: str) -> bool:
@@ -93,10 +106,8 @@ def _near_misses(filling: Filling) -> None:
 
 def _near_misses_once(filling: Filling, joined: list[Unit]) -> bool:
     """Fill each tensor without a source from an unused unit of the source, if only one is alike (`Filling.alike`, or
-    else `_cuts_patches`): with the tensor as it is if the sizes are equal, and the names agree or JOINED is not empty,
-    or changed to the model's sizes if a rule for that is known (`remedy`). New heads are left out.
-
-    Units of the target whose tensors were changed are added to JOINED. Return whether there were any.
+    else `_cuts_patches`). New heads are left out. Units of the target whose sizes were changed are added to JOINED.
+    Return whether there were any.
     """
     new = set(map(id, filling.matching.new))  # another head is not filled for its shape
     free_t = [u for u in filling.matching.free_targets if u.main.name not in filling.holes and id(u) not in new]
@@ -107,40 +118,63 @@ def _near_misses_once(filling: Filling, joined: list[Unit]) -> bool:
         near = [s for s in free_s if filling.alike(t, s)] or [s for s in free_s if _cuts_patches(t, s)]
         if len(near) != 1:
             continue
-        s = near[0]
-        if t.main.shape == s.main.shape:
-            if similarity(t, s) > SOME or related(t, s):
-                filling.fill(t, s)
-            elif joined:
-                if any(filling.holes[one.main.name].doubts for one in joined):
-                    t.ask(ask(Reason.ONLY_ITS_PLACE))
-                filling.fill(t, s)
-            continue
-        kind = label_of(t, "embedding") or label_of(s, "embedding") or ("token" if _is_looked_up(filling, t) else None)
-        found = remedy(t.main.shape, s.main.shape, s.main.expr, kind, is_input=_takes_inputs(filling, t))
-        if found is None:
-            continue
-        expr, question = _as_code_lists_pixels(t, s, *found)
-        channels_first = not holds_channels_last(s.main, filling.source.signature.framework) and _follows_its_channels(
-            filling, t
-        )
-        flat = len(s.main.shape) == 2 and (channels_first or _is_its_transpose(t, s))
-        shapes = {key: entry.shape for key, entry in filling.source.signature.entries.items()}
-        ways = {ex.simplified(one, shapes) for one in (expr, *question.options)}
-        asked = [] if flat or (question.options and len(ways) == 1) else [question]
-        filling.holes[t.main.name] = Filled(expr, "similar names", asked)
-        filling.unit_of[t.main.name] = (t, s)
-        filling.matcher.cells.join(t, s)
-        joined.append(t)
-        for role, piece in t.pieces.items():
-            other = s.pieces.get(role)
-            if piece is not t.main and other is not None and prod(other.shape) == prod(piece.shape):
-                same = ex.reshape(other.expr, piece.shape, other.shape)
-                filling.holes[piece.name] = Filled(same, "similar names", [q.about() for q in asked])
-                filling.unit_of[piece.name] = (t, s)
-        if kind == "token":
-            _other_vocabulary(filling, t.main.shape, s.main.shape)
+        if t.main.shape == near[0].main.shape:
+            _fill_of_equal_sizes(filling, t, near[0], joined)
+        elif _fill_of_other_sizes(filling, t, near[0]):
+            joined.append(t)
     return len(joined) > before
+
+
+def _fill_of_equal_sizes(filling: Filling, t: Unit, s: Unit, joined: list[Unit]) -> None:
+    """Fill T from S, of its sizes, if their names are similar or related, or if there are units JOINED before it; with
+    a question in the second case, if one of these has one.
+    """
+    agree = similarity(t, s) > SOME or related(t, s)
+    if not agree and any(filling.holes[one.main.name].doubts for one in joined):
+        t.ask(ask(Reason.ONLY_ITS_PLACE))
+    if agree or joined:
+        filling.fill(t, s)
+
+
+def _fill_of_other_sizes(filling: Filling, t: Unit, s: Unit) -> bool:
+    """Fill T from S, changed to the sizes of T, if a rule for that is known (`remedy`), with a question unless
+    `_sizes_show` how. Its other tensors of as many numbers are reshaped, and of a word table, output layers are filled
+    as well. Return whether a rule is known.
+    """
+    kind = label_of(t, "embedding") or label_of(s, "embedding") or ("token" if _is_looked_up(filling, t) else None)
+    found = remedy(t.main.shape, s.main.shape, s.main.expr, kind, is_input=_takes_inputs(filling, t))
+    if found is None:
+        return False
+    expr, question = _as_code_lists_pixels(t, s, *found)
+    asked = [] if _sizes_show(filling, t, s) or _is_one_way(filling, expr, question) else [question]
+    filling.holes[t.main.name] = Filled(expr, "similar names", asked)
+    filling.unit_of[t.main.name] = (t, s)
+    filling.matcher.cells.join(t, s)
+    for role, piece in t.pieces.items():
+        other = s.pieces.get(role)
+        if piece is not t.main and other is not None and prod(other.shape) == prod(piece.shape):
+            same = ex.reshape(other.expr, piece.shape, other.shape)
+            filling.holes[piece.name] = Filled(same, "similar names", [q.about() for q in asked])
+            filling.unit_of[piece.name] = (t, s)
+    if kind == "token":
+        _other_vocabulary(filling, t.main.shape, s.main.shape)
+    return True
+
+
+def _sizes_show(filling: Filling, t: Unit, s: Unit) -> bool:
+    """Return whether sizes show how the matrix S becomes the tensor T: it is its transpose (`_is_its_transpose`), or
+    the channels of T follow those of the layer before it, and S has channels first.
+    """
+    if len(s.main.shape) != 2:
+        return False
+    channels_first = not holds_channels_last(s.main, filling.source.signature.framework)
+    return (channels_first and _follows_its_channels(filling, t)) or _is_its_transpose(t, s)
+
+
+def _is_one_way(filling: Filling, expr: Expr, question: Question[Expr]) -> bool:
+    """Return whether QUESTION has options, and each of them is the same as EXPR once both are simplified."""
+    shapes = {key: entry.shape for key, entry in filling.source.signature.entries.items()}
+    return bool(question.options) and len({ex.simplified(one, shapes) for one in (expr, *question.options)}) == 1
 
 
 def _cuts_patches(t: Unit, s: Unit) -> bool:
@@ -233,25 +267,33 @@ def _as_code_lists_pixels(t: Unit, s: Unit, expr: Expr, question: Question[Expr]
     """
     flat, kernel = (s, t) if len(s.main.shape) == 2 else (t, s)
     order = flat.main.entry.facts.pixels
-    usual = "cthw" if len(order) == 4 else "chw"
     if question.reason is not Reason.PATCHES or len(order) + 1 != len(kernel.main.shape):
         return expr, question
-    made = expr
-    if order != usual and flat is t:
-        made = ex.reshape(ex.permute(s.main.expr, 0, *(1 + usual.index(letter) for letter in order)), t.main.shape)
-    elif order != usual:
-        sizes = dict(zip(usual, kernel.main.shape[1:], strict=True))
-        apart = ex.reshape(s.main.expr, (s.main.shape[0], *(sizes[letter] for letter in order)))
-        made = ex.permute(apart, 0, *(1 + order.index(letter) for letter in usual))
+    made = _reordered_pixels(t, s, order, expr)
     whose = "source" if flat is s else "model"
     shows = f"the {whose}'s code lists the numbers of a patch in the order {', '.join(order)}"
     rivals = [one for one in (expr, *question.options) if one != made]
     return made, replace(question.about(*rivals), answer=shows)
 
 
+def _reordered_pixels(t: Unit, s: Unit, order: str, expr: Expr) -> Expr:
+    """Return the weight of S as that of T, of which one is a matrix whose columns are the pixels of a patch in ORDER
+    ("hwc" …), and one a kernel [outputs, channels, space]. EXPR is the result for the order of the kernel.
+    """
+    usual = "cthw" if len(order) == 4 else "chw"
+    if order == usual:
+        return expr
+    if len(s.main.shape) != 2:
+        return ex.reshape(ex.permute(s.main.expr, 0, *(1 + usual.index(letter) for letter in order)), t.main.shape)
+    sizes = dict(zip(usual, t.main.shape[1:], strict=True))
+    apart = ex.reshape(s.main.expr, (s.main.shape[0], *(sizes[letter] for letter in order)))
+    return ex.permute(apart, 0, *(1 + order.index(letter) for letter in usual))
+
+
 def _tied_sources(filling: Filling) -> None:
-    """Fill units without a source from keys that the source ties to another tensor: the key with the shape and the last
-    two components of the model's key. Of several, the one with the same key counts; without it, nothing is filled.
+    """Fill units without a source whose weight is not filled yet from keys that the source ties to another tensor: the
+    only key with the shape and the last two components of the model's key. Of several, the one with the same key
+    counts; without it, nothing is filled.
     """
     tied = [e for e in filling.source.signature.entries.values() if e.tied is not None]
     for t in filling.matching.free_targets if tied else ():
@@ -283,45 +325,57 @@ def _tied_tables(filling: Filling) -> None:
     """Fill a second word table (of encoder or decoder) from the source's word table, with a question, if the model
     looks up its rows, and exactly one filled word table whose rows the model looks up has its sizes.
     """
-    tables = [t for t in filling.matching.free_targets if label_of(t, "embedding") == "token"]
-    words = [(t, s) for t, s in _tables_of_words(filling) if t.main.entry.how == "embedding"] if tables else []
-    for t in tables:
-        found = [filling.holes[own.main.name] for own, _ in words if own.main.shape == t.main.shape]
-        if t.main.name not in filling.holes and t.main.entry.how == "embedding" and len(found) == 1:
-            filling.holes[t.main.name] = Filled(found[0].expr, "the table of words", [ask(Reason.ONE_TABLE)])
-            filling.unit_of[t.main.name] = next((t, s) for own, s in words if own.main.shape == t.main.shape)
+    free = [t for t in filling.matching.free_targets if t.main.name not in filling.holes]
+    for t in [t for t in free if label_of(t, "embedding") == "token" and t.main.entry.how == "embedding"]:
+        words = [one for one in _tables_of_words(filling) if one[0].main.entry.how == "embedding"]
+        found = [(own, s) for own, s in words if own.main.shape == t.main.shape]
+        if len(found) == 1:
+            own, s = found[0]
+            expr = filling.holes[own.main.name].expr
+            filling.holes[t.main.name] = Filled(expr, "the table of words", [ask(Reason.ONE_TABLE)])
+            filling.unit_of[t.main.name] = (t, s)
 
 
 def _tied_heads(filling: Filling) -> None:
-    """Fill an output layer that the source lacks with what fills the first word table of the model of the same sizes:
-    the two are most likely tied. It is a question unless the source ties some key to the table, or `_was_beside`.
-    Doubts about the table are copied if it is not a plain copy of the source's.
-
-    An output layer is one by its name, or the last linear layer that the model uses. If the layer also has a bias that
-    the source lacks, it is a new layer, unless its name says that it is over words.
+    """Fill an output layer that the source lacks (`_lacking_heads`) with what fills the first word table of the model
+    of the same sizes: the two are most likely tied. It is a question unless the source ties some key to the table, or
+    `_was_beside`. Doubts about the table are copied if it is not a plain copy of the source's.
     """
-    tokens = _tables_of_words(filling)
+    tied = {e.tied for e in filling.source.signature.entries.values()}
+    for t in _lacking_heads(filling):
+        own, s = next((one for one in _tables_of_words(filling) if one[0].main.shape == t.main.shape), (None, None))
+        if own is None or s is None:
+            continue
+        certain = s.main.entry.key in tied or _was_beside(filling, t, own, s)
+        asked: list[Question[Expr]] = [] if certain else [ask(Reason.TIED_HEAD)]
+        table_of_words = filling.holes[own.main.name]
+        asked += [q.about() for q in table_of_words.doubts if table_of_words.expr != s.main.expr]
+        filling.holes[t.main.name] = Filled(table_of_words.expr, "tied to the embedding", asked)
+        filling.unit_of[t.main.name] = (t, s)
+
+
+def _lacking_heads(filling: Filling) -> list[Unit]:
+    """Return the output layers of the model that are not filled: matrices that are one by their name, or the last
+    linear layer that the model uses. One with a bias that is not filled, either, is a new layer and left out, unless
+    its name says that it is over words.
+    """
     used = [t.used for t in filling.matcher.cells.targets if t.used is not None and len(t.main.shape) > 1]
     last = max(used, default=0)
-    for t in filling.matching.free_targets:
-        hole = t.main.name
-        if hole in filling.holes or len(t.main.shape) != 2 or t.main.role != "weight":
-            continue
-        biased = any(p.name not in filling.holes for p in t.pieces.values() if p.role != "weight")
-        if biased and table().vocabulary.isdisjoint(t.words):
-            continue
-        if label_of(t, "purpose") != "head" and (t.main.entry.how != "linear" or t.used != last):
-            continue
-        for own, s in tokens:
-            if own.main.shape == t.main.shape and t.main.entry.how != "embedding":
-                tied = any(e.tied == s.main.entry.key for e in filling.source.signature.entries.values())
-                tied = tied or _was_beside(filling, t, own, s)
-                asked: list[Question[Expr]] = [] if tied else [ask(Reason.TIED_HEAD)]
-                table_of_words = filling.holes[own.main.name]
-                asked += [q.about() for q in table_of_words.doubts if table_of_words.expr != s.main.expr]
-                filling.holes[hole] = Filled(table_of_words.expr, "tied to the embedding", asked)
-                filling.unit_of[hole] = (t, s)
-                break
+    free = [t for t in filling.matching.free_targets if t.main.name not in filling.holes and len(t.main.shape) == 2]
+    return [
+        t
+        for t in free
+        if t.main.role == "weight"
+        and t.main.entry.how != "embedding"
+        and (label_of(t, "purpose") == "head" or (t.main.entry.how == "linear" and t.used == last))
+        and not _has_new_bias(filling, t)
+    ]
+
+
+def _has_new_bias(filling: Filling, t: Unit) -> bool:
+    """Return whether T has a bias that is not filled, and no word for a vocabulary in its name."""
+    biased = any(p.name not in filling.holes for p in t.pieces.values() if p.role != "weight")
+    return biased and table().vocabulary.isdisjoint(t.words)
 
 
 def _was_beside(filling: Filling, t: Unit, own: Unit, s: Unit) -> bool:

@@ -14,7 +14,6 @@ from .. import expression as ex
 from ..expression import Expr
 from ..forms.pieces import Piece
 from ..forms.projections import said_part
-from ..matching.evidence import Kind
 from ..matching.units import Unit
 from ..questions import Reason
 from ..words import cut, label, table
@@ -57,7 +56,7 @@ def _written_anew(filling: Filling) -> Iterator[tuple[Unit, Unit, Filled, Piece]
     code, and the tensor is not joined from several (`cat`).
     """
     for t, s in filling.matching.pairs:
-        if t.told_by(Kind.NAME) or t.path[-2:] == s.path[-2:] or filling.same_code(t, s):
+        if filling.written_once(t, s):
             continue
         for piece in t.pieces.values():
             filled = filling.holes.get(piece.name)

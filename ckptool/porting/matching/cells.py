@@ -111,20 +111,11 @@ class Cells:
                 by_label[label_of(unit, True)][0].append(unit)
             for unit in sources:
                 by_label[label_of(unit, False)][1].append(unit)
-            if len(by_label) < 2 and not (mode == "one" and by_label):
+            if not _may_split(by_label, mode):
                 continue
-            if mode == "all" and any(len(t) != len(s) for t, s in by_label.values()):
-                continue
-            if mode == "fair" and not fair(by_label):
-                continue
-            parts = [
-                (t, s)
-                for value, (t, s) in by_label.items()
-                if (value is not None or mode == "all")
-                and len(t) == len(s) > 0
-                and (mode != "one" or len(t) == 1)
-                and not (len(t) == len(targets) and len(s) == len(sources))
-            ]
+            even = [(value, part) for value, part in by_label.items() if len(part[0]) == len(part[1]) > 0]
+            size = len(targets), len(sources)
+            parts = [p for value, p in even if _leaves(value, p, mode) and (len(p[0]), len(p[1])) != size]
             moved |= self._divided((targets, sources), parts, evidence, doubt, doubt_of)
         self._settle(moved)
         return bool(moved)
@@ -220,6 +211,24 @@ class Cells:
 
 def _still_in(cell: int, units: Iterable[Unit]) -> list[Unit]:
     return [unit for unit in units if unit.cell == cell]
+
+
+def _may_split(by_label: Mapping[Hashable, _Cell], mode: Mode) -> bool:
+    """Return whether a cell may be split by its labels in this MODE (see `Cells.split`). BY_LABEL has label ->
+    (targets, sources); a cell with one label is only looked at in mode "one".
+    """
+    if mode == "all" and any(len(t) != len(s) for t, s in by_label.values()):
+        return False
+    if mode == "fair" and not fair(by_label):
+        return False
+    return len(by_label) > 1 or (mode == "one" and bool(by_label))
+
+
+def _leaves(label: Hashable, part: _Cell, mode: Mode) -> bool:
+    """Return whether PART, the units with LABEL, leaves its cell in this MODE: units without a label (None) only in
+    mode "all", several of a side not in mode "one".
+    """
+    return (label is not None or mode == "all") and (mode != "one" or len(part[0]) == 1)
 
 
 def fair(by_label: Mapping[Hashable, tuple[Sequence[object], Sequence[object]]]) -> bool:

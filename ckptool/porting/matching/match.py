@@ -10,7 +10,7 @@ that only weak or contradictory evidence splits, are reported as guesses.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Sequence, Set
 from dataclasses import dataclass, field
 
 from ...keys.known_buffers import STATISTICS
@@ -31,7 +31,7 @@ from .orders import Orders
 from .scopes import Scopes
 from .sequences import Sequences
 from .telling_apart import SUPPORT, TELLING, Split
-from .units import SOME, Pair, Unit, hard_conflict, label_of, natural, related, similarity, units_of
+from .units import SOME, Pair, Path, Unit, hard_conflict, label_of, natural, related, similarity, units_of
 
 #: A file may have such a share of tensors of which the model has none that looks so, and still be of the same model.
 _FEW_SPARE = 0.1
@@ -207,6 +207,7 @@ class Matcher:
         return all(unused) if both else any(unused)
 
     def _in_unused_part(self, unit: Unit, units: Sequence[Unit]) -> bool:
+        """Return whether a module around UNIT, not the outermost, holds others of UNITS, and none of them is paired."""
         for depth in range(1, len(unit.path)):
             beside = [u for u in units if u is not unit and u.path[:depth] == unit.path[:depth]]
             if beside and not any(u.cell in self.cells.pair_of for u in beside):
@@ -229,29 +230,32 @@ class Matcher:
 
     def _in_its_place(self, t: Unit, s: Unit, pairs: list[tuple[Unit, Unit]], *, nothing_left: bool) -> bool:
         """Return whether T and S stand before another certain pair on both sides (the output of T flows into its
-        target, and S is registered before its source), or at the end of both sides. A layer that is new in the model,
-        or missing there, would be at the end of one side only.
+        target, and S is registered before its source), or at the end of both sides (`_are_last`). A layer that is new
+        in the model, or missing there, would be at the end of one side only.
 
-        The end of the model is behind all certain pairs in the order of execution. The end of the source is the end of
-        the module that holds the sources of all certain PAIRS; with NOTHING_LEFT, any place counts, because all other
-        units of the source have partners.
         False if the order of the source's keys means nothing, if T and S hold different roles, if the sides have
-        unequally many units of their colour or one of these has a doubt, or if no other pair is certain.
+        unequally many units of their colour or one of these has a doubt, or if none of PAIRS but this is certain.
         """
-        others = [(a, b) for a, b in pairs if a is not t]
         own, theirs = self._alike[t.colour]
-        if own != theirs or any(a.doubts for a, _ in others if a.colour == t.colour):
+        others = [(a, b) for a, b in pairs if a is not t]
+        certain = [(a, b) for a, b in others if not a.doubts]
+        doubted = any(a.doubts for a, _ in others if a.colour == t.colour)
+        if own != theirs or doubted or not certain or not self.sequences.ordered or t.pieces.keys() != s.pieces.keys():
             return False
-        others = [(a, b) for a, b in others if not a.doubts]
-        if not self.sequences.ordered or t.pieces.keys() != s.pieces.keys() or not others:
+        before = any(b.order > s.order and self._comes_before(t, a) for a, b in certain)
+        return before or self._are_last(t, s, certain, nothing_left=nothing_left)
+
+    def _are_last(self, t: Unit, s: Unit, certain: list[tuple[Unit, Unit]], *, nothing_left: bool) -> bool:
+        """Return whether the model runs T after the targets of all pairs CERTAIN, and S is the last unit of the module
+        that holds the sources of these pairs. With NOTHING_LEFT, S may be anywhere, because all other units of the
+        source have partners.
+        """
+        if t.turn is None or any(a.turn is None or a.turn >= t.turn for a, _ in certain):
             return False
-        if any(b.order > s.order and self._comes_before(t, a) for a, b in others):
-            return True
-        part = s.path[: common_start([b.path for _, b in others])]
-        inside = others[0][1].path[: len(part)] == part
-        behind = [u for u in self.cells.sources if u.order > s.order and u.path[: len(part)] == part]
-        last = t.turn is not None and all(a.turn is not None and a.turn < t.turn for a, _ in others)
-        return last and (nothing_left or (inside and not behind))
+        part = s.path[: common_start([b.path for _, b in certain])]
+        inside = certain[0][1].path[: len(part)] == part
+        behind = any(u.order > s.order and u.path[: len(part)] == part for u in self.cells.sources)
+        return nothing_left or (inside and not behind)
 
     def _comes_before(self, one: Unit, other: Unit) -> bool:
         """Return whether the output of ONE flows into OTHER; if the forward pass is not known, whether ONE is
@@ -260,73 +264,87 @@ class Matcher:
         return flows_into(one, other) if self.sequences.traced else one.order < other.order
 
     def _contradictions(self, pairs: list[tuple[Unit, Unit]], *, whole: bool) -> None:
+        """Ask about each of PAIRS against which something speaks: parts without names, names that differ where nearly
+        all are equal, words that exclude each other, layers beside the model, or modules (`Scopes.doubts_of`). WHOLE:
+        each cell has equally many units of both sides.
+        """
         self._parts_without_names(pairs)
         for t, s in self._strangers_among_namesakes(pairs):
             on_the_way = any(b.order > s.order and self._comes_before(t, a) for a, b in pairs if not a.doubts)
             if not (whole and on_the_way and self.sequences.ordered and self.orders.between(t, s)):
                 t.ask(ask(Reason.ANOTHER_NAME))
-        conflicts = [hard_conflict(t.words, s.words) for t, s in pairs]
-        said = [{word for pair in pairs for word in labels(pair[side].words, hard=True).items()} for side in (0, 1)]
-        for (t, s), conflict in zip(pairs, conflicts, strict=True):
-            if conflict and whole and conflicts.count(conflict) <= _FEW * len(pairs) and not _tells(said, t, s):
-                conflict = None  # in nearly all of a model, it would be another model
-            if conflict and not t.told_by(Kind.NAME):
-                t.ask(ask(Reason.OTHER_WORDS, *conflict))
-            beside = _is_beside(s) and not _is_beside(t)
-            if (beside or (not whole and _is_beside(t) and not _is_beside(s))) and not t.told_by(Kind.NAME):
+        self._excluding_words(pairs, whole=whole)
+        for t, s in pairs:
+            # a layer beside the model that the file does not have is asked about only if something is missing
+            beside = _is_beside(s) != _is_beside(t) and (_is_beside(s) or not whole)
+            if beside and not t.told_by(Kind.NAME):
                 t.ask(ask(Reason.AUXILIARY))
             for question in self.scopes.doubts_of(t, s):
                 t.ask(question)
 
-    def _strangers_among_namesakes(self, pairs: list[tuple[Unit, Unit]]) -> list[tuple[Unit, Unit]]:
-        """Return the pairs whose two names differ, if at least 80 percent of all pairs have equal names. Such a target
-        may be a new layer to which only the shape of the source agrees.
-
-        Names are equal if they are so in `Naming.exact`. Names without telling words below two different prefixes
-        (`box_head.0`, `mask_head.0`) count as different if less than half of the equal names are below different
-        prefixes; only these pairs are looked at if more than 20 percent of all names differ.
-        Of the pairs looked at, those are returned whose words exclude each other. So are the others without an
-        explanation (`_explained`) whose names are neither similar nor related, or share no telling word. Not returned
-        are layers of a row with renamed layers, if several modules were renamed, and the last layer of the source, no
-        batch norm, if its name is similar or related, or says nothing and that of the target says "head". If the source
-        is not ordered, related names are enough.
+    def _excluding_words(self, pairs: list[tuple[Unit, Unit]], *, whole: bool) -> None:
+        """Ask about each of PAIRS whose words exclude each other, unless equal names made it. With WHOLE, two words
+        that exclude each other in few pairs are not asked about, unless a side has both words (`_tells`): in nearly all
+        of a model, it would be another model.
         """
-        names = self.naming.exact
-        named = [(t, s) for t, s in pairs if id(t) in names and names[id(t)] == names.get(id(s))]
-        renamed = [(t, s) for t, s in named if self.naming.renamed(t)]
-        counted = (
-            [] if 2 * len(renamed) >= len(named) else [p for p in renamed if not telling_words(names[id(p[0])][2])]
-        )
-        inside = {id(t) for t, _ in named} - {id(t) for t, _ in counted}
-        strangers = [(t, s) for t, s in pairs if id(t) not in inside]
-        if len(strangers) > 0.2 * len(pairs):
-            strangers = counted
-        several = len({names[id(t)][:2] for t, _ in renamed}) > 1
+        conflicts = [hard_conflict(t.words, s.words) for t, s in pairs]
+        said = [{word for pair in pairs for word in labels(pair[side].words, hard=True).items()} for side in (0, 1)]
+        for (t, s), conflict in zip(pairs, conflicts, strict=True):
+            few = whole and conflicts.count(conflict) <= _FEW * len(pairs)
+            if conflict and not t.told_by(Kind.NAME) and (not few or _tells(said, t, s)):
+                t.ask(ask(Reason.OTHER_WORDS, *conflict))
+
+    def _strangers_among_namesakes(self, pairs: list[tuple[Unit, Unit]]) -> list[tuple[Unit, Unit]]:
+        """Return the pairs whose two names differ (`_unlike`), if at least 80 percent of all pairs have equal names.
+        Such a target may be a new layer to which only the shape of the source agrees. Pairs whose difference is
+        explained (`_explained`), and whose words do not exclude each other, are left out.
+        """
+        renamed = [(t, s) for t, s in self._namesakes(pairs) if self.naming.renamed(t)]
+        strangers = self._other_names(pairs, renamed)
+        several = len({self.naming.exact[id(t)][:2] for t, _ in renamed}) > 1
         rows = {s.path[:-1] for _, s in renamed if s.last.isdecimal()} if several else set()
-        last = max((u.order for u in self.cells.sources), default=0.0)
-        # The last layer is the output whatever it is called, unless it is a norm.
-        ends = {id(s) for _, s in strangers if s.order == last and not s.pieces.keys() & STATISTICS}
-        # `linear` at the end says nothing against the name of an output
-        plain = {
-            id(s)
-            for t, s in strangers
-            if id(s) in ends and self.sequences.ordered and _is_plain(s) and label_of(t, "purpose") == "head"
-        }
-        found = [
-            (t, s)
-            for t, s in strangers
-            if hard_conflict(t.words, s.words)
-            or (similarity(t, s) <= SOME and not related(t, s) and s.path[:-1] not in rows and id(s) not in plain)
-            or (
-                s.path[:-1] not in rows
-                and id(s) not in ends
-                and not shared(_of_no_head(t), _of_no_head(s))
-                and (self.sequences.ordered or not related(t, s))  # which is last is not known of sorted keys
-            )
-        ]
+        found = [(t, s) for t, s in strangers if hard_conflict(t.words, s.words) or self._unlike(t, s, rows)]
         odd = {id(t) for t, _ in found}
         known = [(t, s) for t, s in pairs if id(t) not in odd and not t.doubts]
         return [(t, s) for t, s in found if hard_conflict(t.words, s.words) or not _explained(t, s, known)]
+
+    def _namesakes(self, pairs: list[tuple[Unit, Unit]]) -> list[tuple[Unit, Unit]]:
+        """Return those of PAIRS whose two names are equal (`Naming.exact`)."""
+        names = self.naming.exact
+        return [(t, s) for t, s in pairs if id(t) in names and names[id(t)] == names.get(id(s))]
+
+    def _other_names(self, pairs: list[tuple[Unit, Unit]], renamed: list[tuple[Unit, Unit]]) -> list[tuple[Unit, Unit]]:
+        """Return those of PAIRS without equal names; if they are more than 20 percent, only namesakes that count as
+        different: those of RENAMED, below two different prefixes, without telling words (`box_head.0`, `mask_head.0`).
+        These count if less than half of the namesakes are RENAMED.
+        """
+        named, names = self._namesakes(pairs), self.naming.exact
+        few = 2 * len(renamed) < len(named)
+        counted = [(t, s) for t, s in renamed if few and not telling_words(names[id(t)][2])]
+        inside = {id(t) for t, _ in named} - {id(t) for t, _ in counted}
+        strangers = [(t, s) for t, s in pairs if id(t) not in inside]
+        return counted if len(strangers) > 0.2 * len(pairs) else strangers
+
+    def _unlike(self, t: Unit, s: Unit, rows: Set[Path]) -> bool:
+        """Return whether the names of T and S are neither similar nor related, or share no telling word. False for a
+        layer S in one of ROWS, modules with renamed layers.
+
+        False, too, for the last layer of the source (`_is_end`), the output whatever it is called, if the names are
+        similar or related, or if that of S says nothing and that of T says "head". If the source is not ordered,
+        related names are enough, because which layer is last is not known.
+        """
+        if s.path[:-1] in rows:
+            return False
+        if similarity(t, s) <= SOME and not related(t, s):
+            plain = self.sequences.ordered and _is_plain(s) and label_of(t, "purpose") == "head"
+            return not (plain and self._is_end(s))
+        apart = not shared(_of_no_head(t), _of_no_head(s)) and not self._is_end(s)
+        return apart and (self.sequences.ordered or not related(t, s))
+
+    def _is_end(self, s: Unit) -> bool:
+        """Return whether S is the last unit of the source, and no batch norm."""
+        last = max((u.order for u in self.cells.sources), default=0.0)
+        return s.order == last and not s.pieces.keys() & STATISTICS
 
     def _heads_of_others(
         self, pairs: list[tuple[Unit, Unit]], undecided: list[tuple[list[Unit], list[Unit]]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 
@@ -18,6 +18,7 @@ from .sequences import Sequences
 from .series import common
 from .units import (
     SOME,
+    Pair,
     Path,
     Unit,
     block_of,
@@ -37,6 +38,10 @@ _ORDERED = 0.75
 _MOST_COMPARED = 48
 #: Words for which norm of a block one is, in the order in which they are used.
 _PLACES = ("first", "second", "third")
+
+
+#: The name of an order, and `id` of a unit -> its rank in that order.
+_Vote = tuple[str, dict[int, int]]
 
 
 class Orders:
@@ -135,25 +140,21 @@ class Orders:
 
     def by_said_places(self) -> bool:
         """Pair the units of a cell whose names in the source say their place in words ("first", "second", "third") with
-        those of the model in the order of execution. Return whether any pair was made.
-
-        Both sides have equally many units, the sources say the first places, each once, the targets say none, and the
-        place of each target in the order of execution is known.
+        those of the model in the order of execution. Return whether any pair was made. The targets say no place, and
+        the place of each in the order of execution is known.
         """
-        changed, place = False, table().group("position")
+        changed = False
         for targets, sources in self.cells.open():
-            # numbers may count what is registered: `norm1` of some code is used second
-            said = {label(place, [w for w in s.words if not w.isdecimal()]): s for s in sources}
-            if not (
-                len(targets) == len(sources) == len(said) and list(_PLACES)[: len(said)] == sorted(filter(None, said))
-            ):
-                continue
-            if any(t.used is None or label_of(t, "position") for t in targets):
+            said = _said_places(sources)
+            known = all(t.used is not None and not label_of(t, "position") for t in targets)
+            if said is None or len(targets) != len(sources) or not known:
                 continue
             ranks = {id(t): n for n, t in enumerate(sorted(targets, key=lambda t: t.used or 0.0))}
-            ranks |= {id(s): _PLACES.index(where) for where, s in said.items() if where}
             changed |= self.cells.split(
-                Evidence(Kind.RANK, "execution order"), partial(of, ranks), mode="all", cells=[(targets, sources)]
+                Evidence(Kind.RANK, "execution order"),
+                partial(of, ranks | said),
+                mode="all",
+                cells=[(targets, sources)],
             )
         return changed
 
@@ -164,60 +165,72 @@ class Orders:
         return self.neighbours.split(lambda name: partial(self._doubt_of, name))
 
     def by_rank(self) -> bool:
-        """Split one cell by place among look-alikes: the first of the target is the first of the source, and so on.
-        Return whether any cell was split. The smallest cells with equally many units of both sides are tried first.
-
-        The first order that has all units of the cell decides: the most reliable of the orders that both sides have,
-        then the numbers. Numbers go first if the model uses the units in their order. The pairs are a question if
-        numbers do not confirm that order, and another order contradicts it (unless names or numbers speak for all pairs
-        but one), it agrees little on both sides, or less than 75 percent of the certain pairs nearby keep it. They are
-        also a question if different numbers decide and the source is not ordered.
+        """Split one cell by place among look-alikes: the first of the target is the first of the source, and so on, in
+        the first of its orders (`_votes`). Return whether any cell was split. The smallest cells with equally many
+        units of both sides are tried first. The pairs are a question if `_doubt_of_ranks` has one.
         """
         cells = sorted(((t, s) for t, s in self.cells.open() if len(t) == len(s)), key=lambda c: len(c[0]))
         for targets, sources in cells:
-            inside_t, inside_s = set(map(id, targets)), set(map(id, sources))
-            votes = []
-            for name, ts, ss in self.sequences.all():
-                rank_t = {id(u): i for i, u in enumerate(u for u in ts if id(u) in inside_t)}
-                rank_s = {id(u): i for i, u in enumerate(u for u in ss if id(u) in inside_s)}
-                if len(rank_t) == len(rank_s) == len(targets):
-                    votes.append((name, {**rank_t, **rank_s}))
-            numbered = self._number_ranks(targets, sources)
-            if numbered is not None and len(set(numbered.values())) == len(targets):
-                votes.append(("numbers", numbered))
-            if not votes and (row := _in_one_row(targets, sources)) is not None:
-                votes.append(("numbers", row))
+            votes = self._votes(targets, sources)
             if not votes:
                 continue
-            if votes[-1][0] == "numbers" and self._counted_as_used(targets, sources, votes[-1][1]):
-                votes.insert(0, votes.pop())
             name, ranks = votes[0]
-            first = _pairing(targets, sources, ranks)
-            other = {n: _pairing(targets, sources, r) for n, r in votes[1:]}
-            against = [n for n, pairing in other.items() if pairing != first]
-            doubt: Question[Unit] | None = None
-            pairs = [(t, next(s for s in sources if id(s) == i)) for t, i in zip(targets, first, strict=True)]
-            if sum(not self._corroborated(t, s, targets, sources) for t, s in pairs) <= 1:
-                against = []
-            if (
-                not against
-                and name != "numbers"
-                and self.sequences.credit_of(name) < _LITTLE
-                and other.get("numbers") != first
-            ):
-                doubt = self._against(*pairs[0], targets, sources)
-            if not doubt and name != "numbers" and other.get("numbers") != first:
-                loose = [pair for pair in pairs if not self._corroborated(*pair, targets, sources)]
-                if len(loose) > 1 and self._agreement(name, targets, sources) < _ORDERED:
-                    doubt = ask(Reason.ORDERS_DIFFER_ELSEWHERE)
-            if against and other.get("numbers") != first:
-                doubt = ask(Reason.ORDERS_DISAGREE, name, against[0])
-            elif name == "numbers" and numbered and not self.sequences.ordered and not same_numbers(targets, sources):
-                doubt = ask(Reason.ONLY_NUMBERS)
             evidence = Evidence(Kind.NUMBERS) if name == "numbers" else Evidence(Kind.RANK, name)
+            doubt = self._doubt_of_ranks(votes, targets, sources)
             if self.cells.split(evidence, partial(of, ranks), mode="all", cells=[(targets, sources)], doubt=doubt):
                 return True
         return False
+
+    def _votes(self, targets: list[Unit], sources: list[Unit]) -> list[_Vote]:
+        """Return (name of an order, `id` of a unit -> rank) for each order that has all units of a cell, TARGETS and
+        SOURCES: the most reliable of the orders that both sides have first, then the numbers. Numbers come first if the
+        model uses the units in their order. Without any, the places in one row count as numbers (`_in_one_row`).
+        """
+        ranks = [(name, _rank(ts, targets), _rank(ss, sources)) for name, ts, ss in self.sequences.all()]
+        votes = [(name, own | theirs) for name, own, theirs in ranks if len(own) == len(theirs) == len(targets)]
+        numbers = self._number_ranks(targets, sources)
+        if numbers is None or len(set(numbers.values())) < len(targets):
+            numbers = None if votes else _in_one_row(targets, sources)
+        if numbers is None:
+            return votes
+        counted = [("numbers", numbers)]
+        return counted + votes if self._counted_as_used(targets, sources, numbers) else votes + counted
+
+    def _doubt_of_ranks(
+        self, votes: Sequence[_Vote], targets: list[Unit], sources: list[Unit]
+    ) -> Question[Unit] | None:
+        """Return the question about the pairs that the first of VOTES makes of TARGETS and SOURCES; None without doubt.
+
+        If that is an order, and the numbers do not make the same pairs, `_doubt_of_order` says it. If numbers decide,
+        it is asked if the source is not ordered and the two sides have different numbers.
+        """
+        name, ranks = votes[0]
+        first = _pairing(targets, sources, ranks)
+        other = {n: _pairing(targets, sources, r) for n, r in votes[1:]}
+        pairs = [(t, next(s for s in sources if id(s) == i)) for t, i in zip(targets, first, strict=True)]
+        loose = [pair for pair in pairs if not self._corroborated(*pair, targets, sources)]
+        against = [n for n, pairing in other.items() if pairing != first and len(loose) > 1]
+        if against and other.get("numbers") != first:
+            return ask(Reason.ORDERS_DISAGREE, name, against[0])
+        if name == "numbers":
+            numbered = self._number_ranks(targets, sources) is not None
+            only = numbered and not self.sequences.ordered and not same_numbers(targets, sources)
+            return ask(Reason.ONLY_NUMBERS) if only else None
+        return None if other.get("numbers") == first else self._doubt_of_order(name, pairs, loose, targets, sources)
+
+    def _doubt_of_order(
+        self, name: str, pairs: Sequence[Pair], loose: Sequence[Pair], targets: list[Unit], sources: list[Unit]
+    ) -> Question[Unit] | None:
+        """Return the question about PAIRS, which the order NAME makes of TARGETS and SOURCES: that of `_against` if
+        NAME agrees little on both sides; or else that orders differ elsewhere, if less than 75 percent of the certain
+        pairs nearby keep it, and neither names nor numbers speak for two or more of the pairs (LOOSE). None without
+        doubt.
+        """
+        weak = self.sequences.credit_of(name) < _LITTLE
+        found = self._against(*pairs[0], targets, sources) if weak else None
+        if found is None and len(loose) > 1 and self._agreement(name, targets, sources) < _ORDERED:
+            return ask(Reason.ORDERS_DIFFER_ELSEWHERE)
+        return found
 
     def _counted_as_used(self, targets: list[Unit], sources: list[Unit], numbered: dict[int, int]) -> bool:
         """Return whether each side numbers one series, and the model uses (without a forward pass: registers) its units
@@ -227,47 +240,62 @@ class Orders:
         return used == sorted(used) and len({series(u) for u in sources}) == len({series(u) for u in targets}) == 1
 
     def by_chain(self) -> bool:
-        """Pair two units of one cell that directly follow a decided pair on both sides, or are the first of both sides.
-        The two sources have to be in one module: else a list ends there. Each call makes at most one pair. Return
-        whether any pair was made.
-
-        The pair is a question unless the names agree or it goes on the series of the pair before. It is also a question
-        if the names do not agree and any unit of a row may be the one without a partner.
+        """Pair two units of one cell that directly follow a decided pair on both sides, or are the first of both sides
+        (`_next_pair`). Each call makes at most one pair. Return whether any pair was made. The pair is a question if
+        `_doubt_of_next` has one.
         """
         for name, targets, sources in self.sequences.all():
             before_t, _ = self.sequences.neighbours(targets)
             before_s, _ = self.sequences.neighbours(sources)
             following = {id(b): u for u in sources if isinstance(b := before_s.get(id(u)), Unit)}
-            first = sources[0] if sources else None
             for t in targets:
-                if t.cell in self.cells.pair_of:
+                before = self._before(before_t.get(id(t)))
+                s = self._next_source(t, before, following, sources)
+                cell = next((c for c in self.cells.open() if s is not None and any(u is t for u in c[0])), None)
+                if s is None or cell is None:
                     continue
-                b = before_t.get(id(t))
-                s = None
-                if b == "edge":
-                    s = first
-                elif isinstance(b, Unit) and b.cell in self.cells.pair_of:
-                    s = following.get(id(self.cells.pair_of[b.cell][1]))
-                if s is None or s.cell != t.cell or s.cell in self.cells.pair_of:
-                    continue
-                if isinstance(b, Unit) and self.cells.pair_of[b.cell][1].path[:-1] != s.path[:-1]:
-                    continue  # the list that it would go on is at its end
-                goes_on = isinstance(b, Unit) and series(b) == series(t)
-                named = similarity(t, s) > SOME or related(t, s) or tables_of_words(t, s)
-                cell = next((c for c in self.cells.open() if any(u is t for u in c[0])), None)
-                why = Reason.ONLY_FIRST if b == "edge" else Reason.ONLY_FOLLOWS
-                doubt: Question[Unit] | None = None if goes_on or named else ask(why)
-                if cell is not None and not doubt and not named and self._left_in_the_middle(t, s, cell, targets):
-                    doubt = ask(Reason.LEFT_OUT_OF_A_ROW)
-                if cell is not None and self.cells.split(
-                    Evidence(Kind.FOLLOWS, name),
-                    partial(of, {id(t): 1, id(s): 1}),
-                    mode="one",
-                    cells=[cell],
-                    doubt=doubt,
-                ):
+                ranks, doubt = {id(t): 1, id(s): 1}, self._doubt_of_next(t, s, before, cell, targets)
+                evidence = Evidence(Kind.FOLLOWS, name)
+                if self.cells.split(evidence, partial(of, ranks), mode="one", cells=[cell], doubt=doubt):
                     return True
         return False
+
+    def _before(self, neighbour: object) -> Pair | str | None:
+        """Return the decided pair of NEIGHBOUR, what stands before a unit of the target; "edge" if the unit is the
+        first; None if the neighbour has no partner.
+        """
+        if neighbour == "edge":
+            return "edge"
+        return self.cells.pair_of.get(neighbour.cell) if isinstance(neighbour, Unit) else None
+
+    def _next_source(
+        self, t: Unit, before: Pair | str | None, following: Mapping[int, Unit], sources: Sequence[Unit]
+    ) -> Unit | None:
+        """Return the unit of the source that stands where T does: that behind the source of the pair BEFORE, in its
+        module, or the first of SOURCES at the edge. FOLLOWING has `id` of a unit -> the unit behind it. None if there
+        is none, if it is in another cell than T, or if T or it is paired.
+        """
+        s: Unit | None = None
+        if before == "edge":
+            s = sources[0] if sources else None
+        elif isinstance(before, tuple):
+            s = following.get(id(before[1]))
+            if s is not None and before[1].path[:-1] != s.path[:-1]:
+                return None  # the list that it would go on is at its end
+        return s if s is not None and s.cell == t.cell and t.cell not in self.cells.pair_of else None
+
+    def _doubt_of_next(
+        self, t: Unit, s: Unit, before: Pair | str | None, cell: tuple[list[Unit], list[Unit]], targets: list[Unit]
+    ) -> Question[Unit] | None:
+        """Return the question about T and S, of CELL, which follow the pair BEFORE, unless their names agree: that
+        nothing else speaks for the pair, unless T goes on the series of BEFORE; else that any unit of the row may be
+        the one without a partner (`_left_in_the_middle`). None if neither is so.
+        """
+        if similarity(t, s) > SOME or related(t, s) or tables_of_words(t, s):
+            return None
+        if not isinstance(before, tuple) or series(before[0]) != series(t):
+            return ask(Reason.ONLY_FIRST if before == "edge" else Reason.ONLY_FOLLOWS)
+        return ask(Reason.LEFT_OUT_OF_A_ROW) if self._left_in_the_middle(t, s, cell, targets) else None
 
     def _left_in_the_middle(self, t: Unit, s: Unit, cell: tuple[list[Unit], list[Unit]], targets: list[Unit]) -> bool:
         """Return whether the two sides of CELL have different numbers of units, and some decided pair of another colour
@@ -350,33 +378,26 @@ class Orders:
         """
         if len(targets) != len(sources) or all("running_var" in u.pieces for u in targets):
             return None
-        inside_t, inside_s = set(map(id, targets)), set(map(id, sources))
         if self._corroborated(t, s, targets, sources):
             return None
         if self.sequences.best_credit() < _LITTLE:
             return ask(Reason.ORDERS_DIFFER)
         for name, ts, ss in self.sequences.all():
-            place_t = next((i for i, u in enumerate(u for u in ts if id(u) in inside_t) if u is t), None)
-            place_s = next((i for i, u in enumerate(u for u in ss if id(u) in inside_s) if u is s), None)
-            if place_t is not None and place_s is not None and place_t != place_s:
+            own, theirs = _rank(ts, targets).get(id(t)), _rank(ss, sources).get(id(s))
+            if own is not None and theirs is not None and own != theirs:
                 return ask(Reason.ORDER_SPEAKS_FOR_ANOTHER, name)
         return None
 
     def _corroborated(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> bool:
         """Return whether names or numbers, too, speak for the pair of T and S, and for no other pair of the cell
-        TARGETS, SOURCES.
-
-        The two names are more similar than either is to any other. Or T has numbers, and T and S have the same rank
-        among all numbers of the cell; if two units of a side have one rank, they have equal numbers, and no third unit
-        has these.
+        TARGETS, SOURCES: `_most_similar` or `_numbered_alike`.
         """
-        own = similarity(t, s)
-        if (
-            own > 0
-            and own > max((similarity(t, other) for other in sources if other is not s), default=0.0)
-            and own > max((similarity(other, s) for other in targets if other is not t), default=0.0)
-        ):
-            return True
+        return _most_similar(t, s, targets, sources) or self._numbered_alike(t, s, targets, sources)
+
+    def _numbered_alike(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> bool:
+        """Return whether T has numbers, and T and S have the same rank among all numbers of TARGETS and SOURCES; if two
+        units of a side have one rank, whether T and S have equal numbers, and no third unit has these.
+        """
         if not t.numbers:
             return False
         ranks = self._number_ranks(targets, sources)
@@ -421,6 +442,31 @@ class Orders:
             if not alike or (a[2] == b[2] and a[3] == b[3])
         ]
         return sum(compared) / len(compared) if compared else 1.0
+
+
+def _said_places(units: list[Unit]) -> dict[int, int] | None:
+    """Return `id` of a unit -> the place that its name says in words, from 0, if UNITS say the first places, each once;
+    else None. Numbers do not count: `norm1` of some code is used second.
+    """
+    place = table().group("position")
+    said = [label(place, [w for w in u.words if not w.isdecimal()]) or "" for u in units]
+    first = list(_PLACES)[: len(units)]
+    return {id(u): first.index(where) for u, where in zip(units, said, strict=True)} if sorted(said) == first else None
+
+
+def _rank(order: Sequence[Unit], units: Sequence[Unit]) -> dict[int, int]:
+    """Return `id` of a unit -> its place, from 0, among those of UNITS that are in ORDER."""
+    inside = set(map(id, units))
+    return {id(u): place for place, u in enumerate(u for u in order if id(u) in inside)}
+
+
+def _most_similar(t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> bool:
+    """Return whether the names of T and S are similar, and more so than T's to any other of SOURCES, or S's to any
+    other of TARGETS.
+    """
+    own = similarity(t, s)
+    others = [similarity(t, other) for other in sources if other is not s]
+    return own > max(0.0, *others, *(similarity(other, s) for other in targets if other is not t), 0.0)
 
 
 def _in_one_row(targets: list[Unit], sources: list[Unit]) -> dict[int, int] | None:

@@ -48,19 +48,15 @@ class Owners:
 
     def _nearest(self, unit: Unit, others: Sequence[Unit], *, of_target: bool) -> Unit | None:
         """Return the unit among OTHERS, of the other side, whose path has the longest beginning in common with the
-        partner of the part that UNIT is named after. A norm inside of a layer belongs to that layer; else see `_part`.
-        OF_TARGET says which side UNIT is of.
+        partners of the part that UNIT is named after (`_named_after`). OF_TARGET says which side UNIT is of.
 
         None if UNIT is named after no part, if no layer of the part is in a certain pair (vectors do not count), or if
         several others are equally near. For a UNIT of the source, `_beside_in_use` decides between these.
         """
-        layer = self._layers[of_target].get(unit.path[:-1])
-        within = layer is not None and not set(cut(unit.last)).isdisjoint(_norms())
-        part = [layer] if within and layer else self._part(unit, self._parts[of_target].get(unit.path[:-1], {}))
-        if part is None:
-            return None
+        part = self._named_after(unit, of_target=of_target)
         known = [self._cells.pair_of[u.cell] for u in part if u.cell in self._cells.pair_of]
-        paths = [(s if of_target else t).path for t, s in known if not t.doubts and len(t.main.shape) > 1]
+        certain = [(t, s) for t, s in known if not t.doubts]
+        paths = [(s if of_target else t).path for t, s in certain if len(t.main.shape) > 1]
         if not paths:
             return None
         there = paths[0][: common_start(paths)] if len(paths) > 1 else paths[0][:-1]
@@ -68,33 +64,31 @@ class Owners:
         tied = [other for other, at in zip(others, near, strict=True) if at == max(near)]
         if len(tied) == 1:
             return tied[0]
-        return None if of_target else self._beside_in_use(tied, [t for t, s in known if not t.doubts])
+        return None if of_target else self._beside_in_use(tied, [t for t, _ in certain])
+
+    def _named_after(self, unit: Unit, *, of_target: bool) -> list[Unit]:
+        """Return the units of the part that the norm UNIT is named after: [the layer] that it is inside of, else those
+        of a module beside it (`_part`); [] if there is no such part. OF_TARGET says which side UNIT is of.
+        """
+        layer = self._layers[of_target].get(unit.path[:-1])
+        if layer is not None and not set(cut(unit.last)).isdisjoint(_norms()):
+            return [layer]
+        return self._part(unit, self._parts[of_target].get(unit.path[:-1], {})) or []
 
     def _beside_in_use(self, norms: Sequence[Unit], part: Sequence[Unit]) -> Unit | None:
         """Return the one of NORMS, of the target, that the model runs last before all of PART, units of their block. If
-        the block does not begin with a norm, return the first that runs after all of PART.
-
-        None if there is no such norm, if a place in the order of execution is not known, or if NORMS and PART are not
-        all in one block (the last name of its path has a digit), with NORMS directly in it.
+        the block does not begin with a norm, return the first that runs after all of PART. None if there is no such
+        norm, or if NORMS and PART are not known to run in one block (`_run_in_one_block`).
         """
-        block = norms[0].path[:-1]
-        inside = [(u.used, u) for u in self._cells.targets if u.path[: len(block)] == block and u.used is not None]
-        turns = [u.used for u in part if u.used is not None]
-        if (
-            not block
-            or not any(c.isdecimal() for c in block[-1])
-            or not turns
-            or len(turns) < len(part)
-            or any(u.used is None for u in norms)
-        ):
+        if not _run_in_one_block(norms, part):
             return None
-        if any(norm.path[:-1] != block for norm in norms) or any(u.path[: len(block)] != block for u in part):
-            return None
-        begins_with_norm = len(min(inside, key=lambda item: item[0])[1].main.shape) == 1
-        first, last = min(turns), max(turns)
-        if begins_with_norm:
-            return max((u for u in norms if (u.used or 0) < first), key=lambda u: u.used or 0, default=None)
-        return min((u for u in norms if (u.used or 0) > last), key=lambda u: u.used or 0, default=None)
+        block, turns = norms[0].path[:-1], [_turn(u) for u in part]
+        inside = [u for u in self._cells.targets if u.path[: len(block)] == block and u.used is not None]
+        if len(min(inside, key=_turn).main.shape) == 1:
+            before = [u for u in norms if _turn(u) < min(turns)]
+            return max(before, key=_turn, default=None)
+        after = [u for u in norms if _turn(u) > max(turns)]
+        return min(after, key=_turn, default=None)
 
     def _part(self, unit: Unit, beside: dict[str, list[Unit]]) -> list[Unit] | None:
         """Return the units of the module that the norm UNIT is named after (`norm_attn` -> those of `attn`), among
@@ -120,6 +114,22 @@ class Owners:
         if not fitting or (len(fitting) > 1 and fitting[0][0] == fitting[1][0]):
             return None
         return beside[fitting[0][1]]
+
+
+def _turn(unit: Unit) -> float:
+    """Return the place of UNIT in the order of execution, 0 if it is not known."""
+    return unit.used or 0.0
+
+
+def _run_in_one_block(norms: Sequence[Unit], part: Sequence[Unit]) -> bool:
+    """Return whether NORMS are directly in one block, the last name of whose path has a digit, the units of PART are
+    anywhere in it, and the place of each in the order of execution is known.
+    """
+    block = norms[0].path[:-1]
+    numbered = any(c.isdecimal() for c in block[-1]) if block else False
+    known = bool(part) and all(u.used is not None for u in (*norms, *part))
+    inside = all(norm.path[:-1] == block for norm in norms) and all(u.path[: len(block)] == block for u in part)
+    return numbered and known and inside
 
 
 #: Words for where a norm stands; what stands after something may as well belong to what follows.

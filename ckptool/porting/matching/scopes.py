@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -53,6 +53,10 @@ class Scope:
     def used(self) -> float | None:
         """Return the lowest place of its units in the order of execution; None if that is not known."""
         return min((unit.used for unit in self.units if unit.used is not None), default=None)
+
+
+#: The name of an order, and the sources in the order of the targets that they are paired with.
+_Vote = tuple[str, list[Scope]]
 
 
 class Scopes:
@@ -183,68 +187,71 @@ class Scopes:
         return True
 
     def _pair_in_order(self, targets: list[Scope], sources: list[Scope]) -> None:
-        """Pair TARGETS and SOURCES, equally many scopes with equal contents, by their numbers, or else by the more
-        reliable of the orders of execution and registration. If these disagree, if only the order of registration is
-        known, or if the two sides may count from opposite ends, the pairs are a question. Nothing is done if no order
-        has all of the scopes.
-
-        Disagreement counts for nothing if one of two other orders confirms the numbers, if both sides have the same
-        numbers, or if names speak for all pairs but one. If the two sides count from opposite ends (`_other_end`), the
-        first number is paired with the last, and the units note it in `backwards`.
+        """Pair TARGETS and SOURCES, equally many scopes with equal contents, as the first of their orders says
+        (`_votes`), or from opposite ends, if the two sides count so (`_other_end`); the units then note it in
+        `backwards`. Nothing is done if no order has all of the scopes. The pairs are a question if `_disagreement` or
+        `_other_end` has one.
         """
-        votes: list[list[Scope]] = []
-        orders: list[str] = []
-        numbered = number_ranks(targets, sources)
-        if numbered is not None and len(set(numbered.values())) == len(targets):
-            by_number = {numbered[id(s)]: s for s in sources}
-            votes.append([by_number[numbered[id(t)]] for t in targets])
-            orders.append("numbers in their names")
-        stored = sorted(sources, key=lambda s: s.order) if self.sequences.ordered else None
-        if stored is not None:
-            for name, _, _ in self.sequences.all():
-                if name == "registration order":
-                    own = sorted(targets, key=lambda t: t.order)
-                elif name == "execution order" and all(t.used is not None for t in targets):
-                    own = sorted(targets, key=lambda t: t.used or 0.0)
-                else:
-                    continue
-                votes.append([stored[own.index(t)] for t in targets])
-                orders.append(name)
+        votes = self._votes(targets, sources)
         if not votes:
             return
-        chosen = votes[0]
-        only_registered = len(votes) == 1 and numbered is None and not self.sequences.traced
-        agree = (not only_registered and all(vote == chosen for vote in votes)) or (
-            len(votes) == 3 and votes[0] in votes[1:]
-        )
-        if not agree and numbered is not None and same_numbers(targets, sources):
-            agree = True
-        if not agree:
-            agree = sum(not _names_speak_for(t, s, targets, sources) for t, s in zip(targets, chosen, strict=True)) <= 1
-        doubt: Question[Unit] | None = None
-        if not agree:
-            against = next((name for name, vote in zip(orders, votes, strict=True) if vote != chosen), None)
-            doubt = (
-                ask(Reason.PARTS_BY_REGISTRATION)
-                if against is None
-                else ask(Reason.PARTS_IN_ANOTHER_ORDER, orders[0], against)
-            )
+        doubt = self._disagreement(votes, targets, sources)
+        chosen = votes[0][1]
+        numbered = number_ranks(targets, sources)
         if numbered is not None:
             turned, why = self._other_end(targets, sources)
             doubt = why or doubt
             if turned:
-                for scope in (*targets, *sources):
-                    for unit in scope.units:
-                        unit.backwards |= {row for row, _ in rows(scope.path)}
-                ranks = sorted(numbered[id(t)] for t in targets)
-                other_end = dict(zip(ranks, reversed(ranks), strict=True))
-                chosen = [next(s for s in sources if numbered[id(s)] == other_end[numbered[id(t)]]) for t in targets]
+                chosen = _from_the_end(targets, sources, numbered)
+                for unit, row in [(u, row) for s in (*targets, *sources) for u in s.units for row, _ in rows(s.path)]:
+                    unit.backwards |= {row}
         for t, s in zip(targets, chosen, strict=True):
             _join_scopes(t, s, doubt)
             t.in_order = True
             if doubt:
                 for unit in t.units:
                     unit.ask(doubt)
+
+    def _votes(self, targets: list[Scope], sources: list[Scope]) -> list[_Vote]:
+        """Return (name of an order, the sources in the order of TARGETS by it): the numbers first, then the orders of
+        execution and registration, the more reliable first. An order that does not have all of the scopes is left out;
+        so are execution and registration if the source's keys are in no order.
+        """
+        votes: list[_Vote] = []
+        numbered = number_ranks(targets, sources)
+        if numbered is not None and len(set(numbered.values())) == len(targets):
+            by_number = {numbered[id(s)]: s for s in sources}
+            votes.append(("numbers in their names", [by_number[numbered[id(t)]] for t in targets]))
+        stored = sorted(sources, key=lambda s: s.order)
+        for name, _, _ in self.sequences.all() if self.sequences.ordered else ():
+            used = [t.order if name == "registration order" else t.used for t in targets]
+            ranks = _ranks(used) if name in ("registration order", "execution order") else []
+            if ranks:
+                votes.append((name, [stored[rank] for rank in ranks]))
+        return votes
+
+    def _disagreement(
+        self, votes: Sequence[_Vote], targets: list[Scope], sources: list[Scope]
+    ) -> Question[Unit] | None:
+        """Return the question about pairs of scopes that the first of VOTES makes: that another order makes other
+        pairs, or that only the order of registration is known. None if neither is so.
+
+        It counts for nothing if one of two other orders confirms the first, if both sides have the same numbers, or if
+        names speak for all pairs but one.
+        """
+        chosen, numbered = votes[0][1], number_ranks(targets, sources)
+        against = [name for name, vote in votes if vote != chosen]
+        only_registered = len(votes) == 1 and numbered is None and not self.sequences.traced
+        confirmed = len(votes) == 3 and len(against) < 2
+        same = numbered is not None and same_numbers(targets, sources)
+        if confirmed or same or not (against or only_registered):
+            return None
+        unsaid = [pair for pair in zip(targets, chosen, strict=True) if not _names_speak_for(*pair, targets, sources)]
+        if len(unsaid) <= 1:
+            return None
+        if not against:
+            return ask(Reason.PARTS_BY_REGISTRATION)
+        return ask(Reason.PARTS_IN_ANOTHER_ORDER, votes[0][0], against[0])
 
     def _other_end(self, targets: list[Scope], sources: list[Scope]) -> tuple[bool, Question[Unit] | None]:
         """Return (whether the two sides count a list of scopes from opposite ends, the question about it or None).
@@ -257,15 +264,7 @@ class Scopes:
         own, theirs = common(t.path for t in targets), common(s.path for s in sources)
         if own is None or theirs is None:
             return False, None
-        numbers = [
-            {id(s): n for s in self.scopes[side] for row, n in series_of(s.path) if row == wanted}
-            for side, wanted in ((True, own[0]), (False, theirs[0]))
-        ]
-        known = [
-            (numbers[0][id(t)], numbers[1][id(t.partner)])
-            for t in self.scopes[True]
-            if id(t) in numbers[0] and id(t.partner) in numbers[1]
-        ]
+        known = self._known_numbers(own[0], theirs[0])
         if known:
             turned = counted(own[1], theirs[1], known) < 0
             return turned, ask(Reason.FROM_THE_OTHER_END) if turned else None
@@ -273,6 +272,17 @@ class Scopes:
         if not against and self.levels.runs_back(own[0]):
             return False, ask(Reason.RUN_BACKWARDS)
         return against < 0, ask(_levels(against)) if against else None
+
+    def _known_numbers(self, own: Hashable, theirs: Hashable) -> list[tuple[int, int]]:
+        """Return (number in the target, number in the source) for each pair of scopes of which one is in the list OWN
+        of the target, and one in the list THEIRS of the source.
+        """
+        here, there = (
+            {id(s): n for s in self.scopes[side] for row, n in series_of(s.path) if row == wanted}
+            for side, wanted in ((True, own), (False, theirs))
+        )
+        pairs = [(id(t), id(t.partner)) for t in self.scopes[True]]
+        return [(here[t], there[s]) for t, s in pairs if t in here and s in there]
 
     def _parent_label(self, scope: Scope, is_target: bool) -> Hashable:
         outer = next(
@@ -515,3 +525,19 @@ def _join_scopes(target: Scope, source: Scope, doubt: Question[Unit] | None = No
     target.partner, source.partner = source, target
     if doubt:
         target.doubts.append(doubt)
+
+
+def _ranks(places: Sequence[float | None]) -> list[int]:
+    """Return the rank, from 0, of each of PLACES; [] if one is None."""
+    known = [place for place in places if place is not None]
+    order = sorted(range(len(known)), key=known.__getitem__)
+    return [order.index(at) for at in range(len(known))] if len(known) == len(places) else []
+
+
+def _from_the_end(targets: list[Scope], sources: list[Scope], numbered: Mapping[int, int]) -> list[Scope]:
+    """Return SOURCES in the order of TARGETS, the first by its number with the last. NUMBERED has `id` of a scope ->
+    its rank.
+    """
+    ranks = sorted(numbered[id(t)] for t in targets)
+    other_end = dict(zip(ranks, reversed(ranks), strict=True))
+    return [next(s for s in sources if numbered[id(s)] == other_end[numbered[id(t)]]) for t in targets]

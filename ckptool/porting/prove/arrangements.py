@@ -169,9 +169,12 @@ def _rearranged(ground: Ground, label: str, group: Sequence[Use], rows: Sequence
 
 
 def _orders(ground: Ground, rows: Sequence[Rows]) -> Iterator[tuple[str, list[Rows]]]:
-    """Yield (label, new rows) for each way to reorder ROWS, the rows of weights with the same input: parts in another
-    order, parts joined head by head, joined heads split again, or several heads of queries for each head of keys and
-    values. The new rows are as many pieces as ROWS, of the same numbers of rows.
+    """Yield (label, new rows) for each way to reorder ROWS, the rows of weights with the same input; the new rows are
+    as many pieces as ROWS, of the same numbers of rows. The ways are: two to four parts of one size in any other order;
+    two to four parts of several sizes, cut from the whole in any other order; two of three or more parts exchanged, if
+    just these have one size; the whole as three, two or four equal parts, in any order (if ROWS is one), and as three
+    or two parts head by head, in any order, in both directions; and, for three parts of which the last two have one
+    size that divides the first, groups of several queries with a key and a value.
     """
     sizes = [r.rows for r in rows]
     if 2 <= len(rows) <= 4 and len(set(sizes)) == 1:

@@ -80,10 +80,10 @@ def is_step(name: str) -> bool:
 
 
 def step_of(number: int, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Step | None:
-    """Return step NUMBER of a forward pass, for a call FUNC(*ARGS, **KWARGS) that torch runs. None for arithmetic
-    between two tensors with dimensions, which has no setting.
-
-    An attention operation has its scale as its only setting, also if the call leaves it out.
+    """Return step NUMBER of a forward pass, for a call FUNC(*ARGS, **KWARGS) that torch runs, with its settings: all
+    arguments that hold no tensor, also those left out, but for None and those in `_NO_SETTINGS`; a stride that is left
+    out is the size of the kernel. An attention operation has its scale as its only setting. None for arithmetic between
+    two tensors with dimensions.
     """
     name = func._overloadpacket.__name__.rstrip("_")
     if name in _NUMBERS:

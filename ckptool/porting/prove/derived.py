@@ -95,9 +95,7 @@ class Derived:
         if one is not None and other is not None and name != "div":
             second = ex.scale(other, -1.0) if name == "sub" else other
             parts = [self._on_the_right(x, shape) for x in (one, second)]
-            if any(part is None for part in parts):
-                return None
-            large, small = sorted((p for p in parts if p is not None), key=lambda x: -prod(ex.shape_of(x, self.shapes)))
+            large, small = sorted(parts, key=lambda x: -prod(ex.shape_of(x, self.shapes)))
             whole = ex.shape_of(large, self.shapes)
             if name == "mul":
                 return ex.mul(_broadcast(large, whole, shape), small)
@@ -112,7 +110,7 @@ class Derived:
             return ex.scale(other, numbers[0]) if name == "mul" and numbers[0] else ex.shift(other, numbers[0])
         return None
 
-    def _on_the_right(self, x: Expr, shape: Shape) -> Expr | None:
+    def _on_the_right(self, x: Expr, shape: Shape) -> Expr:
         """Return X with dimensions of size 1 put first until it has as many dimensions as SHAPE; with the dimensions of
         X if it has as many or more.
         """

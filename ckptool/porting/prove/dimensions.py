@@ -115,7 +115,8 @@ def _cut(
     x: Expr, have: Shape, inner: Sequence[Sequence[int]], sizes: Sequence[int], fixed: MappingOf[int, int]
 ) -> Expr:
     """Return X, of sizes HAVE, cut to the FIXED places (factor -> place) of its factors. INNER has the numbers of the
-    factors of each dimension, SIZES the size of each factor.
+    factors of each dimension, SIZES the size of each factor. Fixed factors are gone from the result; a dimension is
+    divided into its other factors, unless just its first factor is fixed: then the others stay one dimension.
     """
     shape = list(have)
     for d in reversed(range(len(have))):

@@ -78,9 +78,11 @@ def places(wanted: torch.Tensor, have: torch.Tensor) -> list[int] | None:
 
 
 def _assigned(wanted: torch.Tensor, have: torch.Tensor, allowed: torch.Tensor) -> list[int] | None:
-    """Return, for each channel of WANTED, its place in HAVE; None if a channel has none, or if two would have the same.
-    Both are fingerprints; those of a channel of WANTED may differ by its number in ALLOWED. Of several equal channels
-    (such as all zeros), each takes the place next to its neighbour's if that is free, else the first free one.
+    """Return, for each channel of WANTED, its place in HAVE; None if a channel has none, if two that fit one place only
+    have the same, or if no free place is left for one. Both are fingerprints; those of a channel of WANTED may differ
+    by its number in ALLOWED. Of several equal channels (such as all zeros), each takes the place behind that of the
+    channel before it, else the place before that of the channel behind it, if that is free and fits, else the first
+    free one that fits.
     """
     top, by_top = have[:, 4].sort()
     low = torch.searchsorted(top.contiguous(), (wanted[:, 4] - allowed[:, 0]).contiguous()).tolist()

@@ -83,8 +83,13 @@ def tables_of_one(ground: Ground, fronts: Sequence[Use]) -> Iterator[Change]:
 
 def from_what_goes_in(ground: Ground, f: Use, matched: list[tuple[Use, list[int]]]) -> Iterator[Change]:
     """Yield changes (label, key -> expression) that give the use F, and other uses of its input, the weights of the
-    uses in the source's code with the same input, the likeliest first: whole, several of them joined, or a part of the
-    rows of one. MATCHED has these, from `takes_the_same`.
+    uses in the source's code with the same input, MATCHED (from `takes_the_same`), the likeliest first. A table gets
+    what `tables` says; a use of vectors the same roles, in any order of channels.
+
+    A matrix or kernel gets: each key of a use whose channels are in order; all sources, if all uses of this input have
+    equal numbers of rows in the order of use; one source of as many rows, those that no other use of the input has
+    first; all of them cut anew, if their rows add up; two to eight sources after one another joined, if theirs add up
+    to those of F; each part of a larger source, and its last rows, if they do not divide.
     """
     if f.kind == "table":
         yield from tables(ground, f, [s for s, _ in matched])
@@ -128,7 +133,7 @@ def from_what_goes_in(ground: Ground, f: Use, matched: list[tuple[Use, list[int]
 def takes_a_part(ground: Ground, f: Use) -> Iterator[Change]:
     """Yield changes (label, key -> expression) for a use F that works on each channel by itself, and whose input
     channels are some of those that a like use takes in the source's code: F gets the elements of the weights for these
-    channels.
+    channels. Uses with a weight of another length than that of their channels are left out.
     """
     if f.kind not in VECTORS or f.taken is None:
         return

@@ -110,9 +110,11 @@ class Ground:
         return out
 
     def _whole(self, key: str, pieces: list[tuple[Expr, Expr]], in_part: bool = False) -> Expr | None:
-        """Return the new expression of KEY, made of PIECES, (value, part of the key that gets it). Parts without a
-        piece keep their present expression; if the key has none they are zeros, if IN_PART allows that. None if the
-        pieces do not make the whole key.
+        """Return the new expression of KEY, made of PIECES, (value, part of the key that gets it). If all of these are
+        rows, and leave some out, these rows keep their present expression, or are zeros, if the key has none and
+        IN_PART allows that; rows after the last piece go on in the tensor of that piece, if they can (`_going_on`). A
+        result of other sizes is reshaped if it has as many numbers. None if the pieces do not make the whole key, or if
+        no such tensor can be made.
         """
         entry = self.entries[key]
         made = ex.reassembled(pieces, entry.shape)

@@ -239,8 +239,9 @@ def _tried(
     expected: Flow,
 ) -> _State | None:
     """Return the state (entries, flow, verdict) after the change NEW (key -> expression) of ENTRIES, called LABEL. None
-    if no more uses agree with EXPECTED than in VERDICT, if the model cannot be run, if nothing changes, if the search
-    is over, or if only keys without a source may change, and others would.
+    if no more uses agree with EXPECTED than in VERDICT, or the check of TRIAL (`confirms`) says no; in a fine search,
+    with a smaller tolerance, if not more uses and outputs agree. None, too, if the model cannot be run, if nothing
+    changes, if the search is over, or if only keys without a source may change (`confirms`), and others would.
     """
     if trial.is_over or (trial.confirms and any(entries[key].expr is not None for key in new)):
         return None

@@ -281,9 +281,10 @@ def _stepped(expr: Expr, old: str, new: str, shapes: MappingOf[str, Shape], shap
 def doubt_unseen_rows(
     entries: dict[str, Entry], mapping: Mapping, seen: Flow, shapes: MappingOf[str, Shape]
 ) -> dict[str, Entry]:
-    """Return ENTRIES with a question, in place of others, about each table that is joined from several pieces, if the
-    run SEEN read no row of one piece. Entries that were certain in MAPPING and kept their expression stay. SHAPES has
-    the sizes of the source.
+    """Return ENTRIES with a question, in place of others, about the last piece of each table joined from pieces of
+    which the run SEEN read no row; a piece of zeros counts only if the key had no expression in MAPPING. Entries that
+    were certain in MAPPING and kept their expression stay, and so do tables of which it is not known which rows each
+    use read. SHAPES has the sizes of the source.
     """
     used: dict[str, list[tuple[int, int]] | None] = {}
     for held in (held for use in seen.uses for held in use.held.values()):

@@ -81,8 +81,8 @@ def factors_as_in_others(entries: MappingOf[str, Entry], before: Iterable[Entry]
 
 
 def _has_factor(option: Expr, expected: Flow) -> bool:
-    """Return whether OPTION is a tensor of the source times a number, and the code multiplies by it what the tensor's
-    layer gives.
+    """Return whether OPTION is a whole tensor of the source times a number, and the source's code multiplies by this
+    number (or divides by its inverse) between the layer of that tensor and the next one, or behind the last one.
     """
     if option.op != "scale" or not option.args[0].is_copy:
         return False
@@ -138,8 +138,12 @@ def _exchanges(entries: dict[str, Entry]) -> Iterator[tuple[str, dict[str, Expr]
 
 def _conventions(entries: list[Entry]) -> Iterator[tuple[str, dict[str, Expr]]]:
     """Yield changes (label, key -> expression), each for one convention that shapes do not show, made in all tensors
-    that it concerns: halves or pairs of rotary embeddings, parts that alternate head by head, norms around 0 or 1,
-    transposed squares. The order in which features are flattened is changed for one tensor at a time.
+    that it concerns: queries and keys in half or interleaved order, for each usual width of heads that divides all of
+    them; parts cut from one tensor, joined parts, and whole fused projections, alternating by each usual number of
+    heads that divides their rows; 1 added to or taken from norm weights; transposed squares.
+
+    The order in which features are flattened is changed for one matrix at a time, with 8 or more columns, for numbers
+    of channels of layers before it that leave a square map.
     """
     copied = [(p, e, e.expr) for p, e in enumerate(entries) if e.expr is not None]
     attention = [(p, e, x) for p, e, x in copied if _part(e) in ("q", "k")]

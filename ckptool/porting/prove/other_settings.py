@@ -259,11 +259,12 @@ _PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
 
 def _between(theirs: Sequence[Step], own: Sequence[Step], use: Step | None, place: tuple[str, str], note: Any) -> None:
     """Note, by calling NOTE(setting, value there, value here, PLACE), the steps before a layer in which the two codes
-    differ: other settings, another activation, steps that only one code has.
+    differ: other settings of one step, one activation in place of another, steps that only one code has.
 
     THEIRS and OWN are these steps in the source's code and in the model. USE is the step of the layer itself in the
-    model, or None. PLACE is (layer of the source's code, layer of the model). A swap is noted for a step where one is
-    known.
+    model, or None. PLACE is (layer of the source's code, layer of the model). Each note gets the change of the model
+    that makes up for it, where one is known: the other activation, a factor, a step left out or put in before the next
+    one.
     """
     a, b = _tokens(theirs), _tokens(own)
     if [t.look for t in a] == [t.look for t in b]:

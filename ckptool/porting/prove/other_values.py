@@ -85,10 +85,11 @@ def adapters(ground: Ground, f: Use) -> Iterator[Change]:
 
 def any_of_these_sizes(ground: Ground, f: Use) -> Iterator[Change]:
     """Yield changes (label, key -> expression) that give the use F the weight (or, without one, the bias) of another
-    use of its family in the source's code with as many numbers, its dimensions in each order that fits, with its bias.
-    At most 16 uses, the nearest in the order of execution first.
+    use of its family in the source's code with as many numbers or the same sizes in any order, in each form that fits
+    (`_in_other_sizes`), with its bias if F has a weight. The nearest in the order of execution come first, at most 16;
+    uses with the same keys count once. Nothing if F has neither.
 
-    A table is filled as `tables` does.
+    If F is a table, uses of any family count, and another table fills it as `tables` says.
     """
     own = f.held.get("weight") or f.held.get("bias")
     if own is None:
@@ -120,8 +121,9 @@ def any_of_these_sizes(ground: Ground, f: Use) -> Iterator[Change]:
 
 
 def table_or_matrix(ground: Ground, f: Use) -> Iterator[Change]:
-    """Yield changes that make the table F of a matrix that comes next in the source's code, or the matrix F of such a
-    table: a matrix that is given ones and zeros looks its columns up.
+    """Yield changes that make the table F of a linear matrix of the transposed sizes that comes next in the source's
+    code, with the matrix's bias added to each row, or the linear matrix F of such a table, with zeros for the bias of
+    F: a matrix that is given ones and zeros looks its columns up.
     """
     own = f.held.get("weight")
     for s in ground.next_uses:

@@ -395,8 +395,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
 
 
 def _viewed(base: _Base, view: torch.Tensor) -> Expr | None:
-    """Return VIEW, a view of a storage, as an expression over BASE, a tensor in that storage with an expression; None
-    if no operation gives it.
+    """Return VIEW, a view of a storage, as an expression over BASE, a tensor in that storage with an expression: BASE
+    itself, a part of it with its dimensions in another order, or a reshaped part, if one of its strides is none of BASE
+    (`_reshaped`). None if VIEW begins at no element of BASE, or repeats numbers.
     """
     assert base.expr is not None
     shape, stride = tuple(view.shape), view.stride()

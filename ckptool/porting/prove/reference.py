@@ -252,7 +252,7 @@ def _parameters(model: torch.nn.Module) -> str:
 
 def _held(raw: Any) -> list[str]:
     """Return a line, in a list, that names up to four entries of RAW, the contents of a file without inputs or outputs,
-    for a message to the user; [] if it is an empty dict.
+    or says what RAW is if it is no dict, for a message to the user; [] if it is an empty dict.
     """
     if not _is_dict(raw):
         return [f"it holds {_kind(raw)}, and no names"]

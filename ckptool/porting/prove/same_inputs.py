@@ -316,8 +316,8 @@ def _mixtures(theirs: Any, own: Any) -> Iterator[list[Any]]:
 
 
 def _by_name(model: torch.nn.Module, spec: Any) -> Any:
-    """Return the inputs SPEC as a dict by the names of the arguments of MODEL, so that equal calls compare as equal; as
-    they are if MODEL cannot be called with them.
+    """Return the inputs SPEC as a dict by the names of the arguments of MODEL, so that equal calls compare as equal. A
+    mapping keeps its own names; inputs with which MODEL cannot be called stay as they are.
     """
     if isinstance(spec, MappingOf):
         return dict(spec)
@@ -359,10 +359,12 @@ def _respelled(example: Any, other: Any) -> Any:
 
 
 def _spellings(model: torch.nn.Module, spec: Any) -> Iterator[Any]:
-    """Yield the inputs SPEC in the forms in which MODEL may take them, each once: by name as they are, if they have the
-    names of its arguments, by position, the first alone as its main input, and by the names of its arguments in order.
+    """Yield the inputs SPEC in the forms in which MODEL may take them, each once: if they have names and the model
+    needs no others, those that it knows, by name; by position; the first alone, under the name of the main input, if
+    the model names one; by the names of its arguments in order, unless the first is by position only.
 
-    If MODEL needs another number of arguments, also only so many, or the inputs again and again until they are so many.
+    If MODEL needs fewer arguments, also only so many; if it needs more, the inputs again and again until they are so
+    many.
     """
     flat = list(spec.values()) if isinstance(spec, MappingOf) else list(spec)
     try:
@@ -444,10 +446,10 @@ def _chosen(options: Sequence[Sequence[_Link]], first: Sequence[Any]) -> tuple[_
 
 def _options(first: Sequence[Any], path: tuple[Any, ...], one: Any) -> list[_Link]:
     """Return the ways to make ONE, the input of the model at PATH, from one of FIRST, the inputs (path, input) of the
-    source's code of the same type, the likeliest first; [] if there are none.
-
-    The sizes may be equal (an equal name counts), or, for floating point numbers, equal in another order, equal but for
-    one channel in place of several, or equal but for one more dimension.
+    source's code of the same type; [] if there are none. The likeliest come first: equal sizes under an equal name,
+    equal sizes; and for floating point numbers: equal sizes in another order, with an equal name first; equal sizes
+    with the dimensions in another order; one channel in place of several of a picture; one dimension more in place two
+    or one ("frames").
     """
     out: list[tuple[int, _Link]] = []
     for place, (their_path, other) in enumerate(first):

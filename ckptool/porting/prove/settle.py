@@ -184,8 +184,14 @@ def _may_be_exchanged(pair: tuple[str, str], reached: _Reached, trial: Trial, co
 def _reach(
     reached: _Reached, mapping: Mapping, trial: Trial, codes: Codes, others: Iterable[tuple[Flow | None, Any]]
 ) -> None:
-    """Change REACHED: search for settings and other weights than those of MAPPING with which more agrees, compare on
-    OTHERS, further inputs, and measure the remaining difference.
+    """Change REACHED in steps, each only if the outputs do not agree yet: change settings, search for other weights
+    than those of MAPPING, change settings again for keys that were filled (or before the search, if REACHED has
+    causes), allow outputs of one size to change places, and leave out outputs that depend on keys without a source.
+
+    If they agree, the result has to hold on OTHERS, further inputs, after at most one more change of settings and one
+    fine search; else it is not equal. At last the difference that is left is measured in double precision: if it is
+    neither exact nor within what the verdict allows, and no cause is found, the result is not equal, either. The
+    numbers of the run in double precision are kept in `sharply`.
     """
     expected, others, begun = codes.expected, list(others), reached.entries
     had_open = _has_open(reached)  # what a key without a source makes is no work of a setting

@@ -174,7 +174,7 @@ def _by_names(
 ) -> tuple[Mapping, dict[str, list[str]]] | None:
     """Return (mapping from CKPT to the code WANTED by equal names and sizes, key -> other keys of the file with the
     same names); None if the file has less than SHARE of the code's keys. If there are several ways, the one that reads
-    most keys of MAPPING is taken.
+    most keys of MAPPING is taken. Keys that the code has and the file lacks are defaults if WANTED may do without them.
 
     With PATHS, the place of a state dict in the file is a part of its names, with and without wrappers: the code may
     hold several models that the file has apart.

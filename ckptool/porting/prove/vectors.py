@@ -111,7 +111,9 @@ class _Norm:
 
 
 def _norm(ground: Ground, use: Use, order: Sequence[int] | None = None) -> _Norm | None:
-    """Return USE of the source's code as a batch norm, with its channels in ORDER; None if it is none."""
+    """Return USE of the source's code as a batch norm, with its channels in ORDER; without a weight it has ones,
+    without a bias zeros. None if it has no running statistics or no eps, or if a tensor has no key in the file.
+    """
     if use.step is None or any(role not in use.held for role in _STATISTICS):
         return None
     eps = dict(use.step.settings).get("eps")
@@ -142,8 +144,9 @@ def _scale_and_shift(
 
 
 def with_the_norm_after_it(ground: Ground, f: Use) -> Iterator[Change]:
-    """Yield changes that give the matrix F the weight of one in the source's code with the same input, with the batch
-    norm after that folded in. Nothing if something after F scales its channels.
+    """Yield changes that give the matrix F, which has a bias, the weight of each use in the source's code with the same
+    input and as many rows that a batch norm follows, with the norm folded in; its bias is that of the use, or zeros.
+    Nothing if anything but an added vector follows F in its row.
     """
     if f.kind not in MATRICES or "weight" not in f.held or any(u.kind != "shift" for u in _row(ground.own, f)[1:]):
         return

@@ -96,14 +96,14 @@ def judge(
     """Return the verdict on SEEN, the flow of the model with ENTRIES, against EXPECTED, the flow of the source's code.
     `NOTHING` if SEEN is None.
 
-    Outputs of one size have to be equal each in its place (see `in_their_places`), unless TURNED, or unless only one of
-    the models names its outputs: mean and variance of one size could otherwise change places, and their layers with
-    them. Outputs that depend on keys without a source cannot agree; they are skipped unless ALL_OUTPUTS. Two outputs
+    Outputs of one size have to be equal each in its place (see `in_their_places`), unless TURNED, or if no place
+    decides (`places_decide`). Outputs that depend on keys without a source are skipped unless ALL_OUTPUTS. Two outputs
     are equal if they differ by at most TOLERANCE times the largest value.
 
     If no output can be compared, the uses of weights decide: some have to agree, and none may diverge but those with
-    keys without a source. If all uses agree, outputs that differ only by steps after the last use count as equal
-    (`beyond`), unless an open question is about a factor of the last weights.
+    keys without a source. If outputs differ, and are not those of EXPECTED in another order, but all uses agree and the
+    last one gives the same, they count as equal (`beyond`), unless an open question is about a factor of the last
+    weights. The front (the uses that diverge first) is empty if the outputs are equal.
     """
     if seen is None:
         return NOTHING

@@ -52,12 +52,13 @@ def _fitness(t: Unit, s: Unit, around: list[Pair]) -> float:
 
 
 def rearrange(swaps: Swaps) -> None:
-    """Exchange the sources of two pairs of look-alikes that may be swapped, as long as all evidence together is for it
-    (`_balance`), the strongest first. That becomes the evidence of the units. More than 64 look-alikes are left as they
-    are.
+    """Exchange the sources of two pairs of look-alikes that may be swapped (`_in_question`), as long as all evidence
+    together is for it (`_balance`), the strongest first, at most as often as there are look-alikes. That becomes the
+    evidence of the units. More than 64 look-alikes are left as they are.
 
-    The new pairs get a question, unless names leave no others, both have equal places in lists, or their numbers and
-    last names agree; or unless they are in one block on both sides, and names, numbers or places exclude another swap.
+    The new pairs get a question, unless names leave no others, both have equal places in lists, their numbers and last
+    names agree, or certain pairs around them show it twice (`in_company`); or unless they are in one block on both
+    sides, and `reason_in_row` has nothing against them.
     """
     pairs = swaps.pairs
     certain = Certain(pair for pair in pairs if all(doubt.of_parts for doubt in pair[0].doubts))

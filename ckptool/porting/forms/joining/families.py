@@ -64,14 +64,34 @@ def _of_fewer_heads(piece: Piece, labelled: set[tuple[str, Shape]]) -> bool:
 
 def join_families(one: Canon, other: Canon) -> bool:
     """Join families of ONE (tensors of one module that may be parts of one tensor, by code, names and sizes) where
-    OTHER has more tensors of the joined sizes, and their biases, if they fit. Return whether any were joined. A tensor
-    is only in the likeliest of its families that can be joined.
+    OTHER has more tensors of the joined sizes, and their biases, if they fit. Return whether any were joined.
 
     If more families may become tensors of one size than OTHER has more, only those are joined whose order names or code
     show, and none if these are still too many. The joined tensor has a question, unless names or code show the order of
     its parts for certain.
     """
     sizes = SizeCounts(one, other)
+    wholes: dict[Shape, list[Piece]] = defaultdict(list)
+    for piece in other.pieces.values():
+        wholes[squeezed(piece.shape)].append(piece)
+    made: dict[Shape, list[tuple[_Path, Family, Join, _Order]]] = defaultdict(list)
+    for parent, family, join in _plans(one, other, sizes):
+        whole = squeezed(join.shape(family.parts[0].shape))
+        made[whole].append((parent, family, join, _order(family, join, wholes[whole])))
+    joined = False
+    for whole, found in made.items():
+        if len(found) > sizes.wanted(whole):
+            found = [plan for plan in found if plan[-1].parts is not None]
+        for parent, family, join, order in found if len(found) <= sizes.wanted(whole) else ():
+            join_family(one, parent, *_ordered(family, join, order))
+            joined = True
+    return joined
+
+
+def _plans(one: Canon, other: Canon, sizes: SizeCounts) -> list[tuple[_Path, Family, Join]]:
+    """Return (module, family, how to join it) for the families of ONE that can be joined. A tensor is only in the first
+    of its families that can be: those that the code of OTHER names (`parts_by_code`) come first.
+    """
     plans: list[tuple[_Path, Family, Join]] = []
     taken: set[Name] = set()
     lacking = [p for p in other.pieces.values() if (p.entry.facts.parts or p.entry.facts.takes)]
@@ -84,28 +104,21 @@ def join_families(one: Canon, other: Canon) -> bool:
             if join is not None and not taken & {p.name for p in family.parts}:
                 taken |= {p.name for p in family.parts}
                 plans.append((parent, family, join))
-    wholes: dict[Shape, list[Piece]] = defaultdict(list)
-    for piece in other.pieces.values():
-        wholes[squeezed(piece.shape)].append(piece)
-    made: dict[Shape, list[tuple[_Path, Family, Join, _Order]]] = defaultdict(list)
-    for parent, family, join in plans:
-        whole = squeezed(join.shape(family.parts[0].shape))
-        made[whole].append((parent, family, join, _order(family, join, wholes[whole])))
-    joined = False
-    for whole, found in made.items():
-        if len(found) > sizes.wanted(whole):  # of more than there can be, those whose order a name or code tells
-            found = [one for one in found if one[-1].parts is not None]
-        for parent, family, join, order in found if len(found) <= sizes.wanted(whole) else ():
-            if order.parts is not None:
-                by_heads = not order.by_code and join.dim == 0 and len(set(join.sizes)) > 1
-                by_heads = by_heads and all(_label(p.words) for p in order.parts)
-                join = _join_in_order(replace(join, turns=1) if order.by_code else join, family, order.parts)
-                family = replace(family, parts=order.parts, numbered=order.told)
-                if by_heads:  # a name says what comes first, in the whole or in each head
-                    family = replace(family, by_heads=True)
-            join_family(one, parent, family, join)
-            joined = True
-    return joined
+    return plans
+
+
+def _ordered(family: Family, join: Join, order: _Order) -> tuple[Family, Join]:
+    """Return FAMILY and JOIN with the parts in ORDER; both as they are if nothing shows the order. Rows of queries,
+    keys and values of different sizes may be stored head by head, unless code shows the order: a name says what comes
+    first, in the whole or in each head.
+    """
+    if order.parts is None:
+        return family, join
+    of_heads = join.dim == 0 and len(set(join.sizes)) > 1 and all(_label(p.words) for p in order.parts)
+    by_heads = family.by_heads or (of_heads and not order.by_code)
+    turned = replace(join, turns=1) if order.by_code else join
+    made = replace(family, parts=order.parts, numbered=order.told, by_heads=by_heads)
+    return made, _join_in_order(turned, family, order.parts)
 
 
 class _Order(NamedTuple):
@@ -216,57 +229,87 @@ def families(pieces: list[Piece], sizes: SizeCounts) -> list[Family]:
     """Return the families of PIECES, tensors of one module, the likeliest first. A tensor may be in several. Tensors of
     a size of which the other side has at least as many as this side are in none.
 
-    The families are: names that the vocabulary lists together, in an order that is certain; three or more equal tensors
-    whose names differ only in the last word; members of a list, if their sizes differ; names that differ in a number,
-    in a letter, or in q, k and v; update and reset gates; names that the vocabulary lists together in any order;
-    tensors whose sizes differ at most in one of their first two dimensions, and those of them that share a word, or are
-    tables of positions.
+    The families are, in this order: names that the vocabulary lists together, in an order that is certain
+    (`_listed_together`); three or more equal tensors whose names differ only in the last word; members of a list, if
+    their sizes differ; names that differ in a number, in a letter, or in q, k and v (`_counted`); update and reset
+    gates; names that the vocabulary lists together in any order; tensors of nearly equal sizes (`_of_like_sizes`).
     """
     pieces = sorted((p for p in pieces if sizes.wanted(p.shape) < 0), key=lambda p: p.order)
-    listed = sorted((p for p in pieces if p.last.isdecimal()), key=lambda p: int(p.last))
+    members = sorted((p for p in pieces if p.last.isdecimal()), key=lambda p: int(p.last))
     pieces = [p for p in pieces if not p.last.isdecimal()]
-    found = [Family(tuple(listed), (), numbered=True)] if len({p.shape for p in listed}) > 1 else []
-    for known, place in ((_number, True), (_letter, True), (_label, False)):
+    of_list = [Family(tuple(members), (), numbered=True)] if len({p.shape for p in members}) > 1 else []
+    listed = _listed_together(pieces)
+    return [
+        *(family for family in listed if family.numbered),
+        *_of_one_stem(pieces),
+        *of_list,
+        *_counted(pieces),
+        *_of_gates(pieces),
+        *(family for family in listed if not family.numbered),
+        *_of_like_sizes(pieces),
+    ]
+
+
+def _counted(pieces: list[Piece]) -> list[Family]:
+    """Return the families of PIECES whose names differ in a number, in a letter that counts (`_counts`), or in q, k and
+    v. The order is certain for numbers and letters without a gap.
+    """
+    found = []
+    for known in (_number, _letter, _label):
         groups: dict[_Path, dict[str, Piece]] = defaultdict(dict)
         for piece in pieces:
             said = known(cut(piece.last))
             if said is not None:
                 groups[said[1]][said[0]] = piece
-        for stem, members in groups.items():
-            if len(members) > 1:
-                ordered = tuple(members[k] for k in sorted(members, key=int if place else None))
-                if known is not _letter or _counts(members, ordered):
-                    found.append(Family(ordered, stem, place and _in_a_row([int(k) for k in members])))
-    found[:0] = _of_one_stem(pieces)
-    found += _of_gates(pieces)
-    sure = 0
+        for stem, members in [(stem, members) for stem, members in groups.items() if len(members) > 1]:
+            ordered = tuple(members[k] for k in sorted(members, key=int))
+            if known is not _letter or _counts(members, ordered):
+                found.append(Family(ordered, stem, known is not _label and _in_a_row([int(k) for k in members])))
+    return found
+
+
+def _listed_together(pieces: list[Piece]) -> list[Family]:
+    """Return a family for each row of names that the vocabulary lists together of which PIECES have enough
+    (`kinds.needed`), in the order of the row; the order is certain if the row says so.
+    """
+    found = []
     for kinds in table().together:
         labelled = {part: p for p in pieces if (part := kinds.label(cut(p.last))) is not None}
         if len(labelled) >= kinds.needed:
             parts = tuple(labelled[k] for k in kinds.parts if k in labelled)
-            family = Family(parts, (), numbered=kinds.sure, turns=kinds.turns)
-            if kinds.sure:  # which says more than that the parts share a word
-                found.insert(sure, family)
-                sure += 1
-            else:
-                found.append(family)
+            found.append(Family(parts, (), numbered=kinds.sure, turns=kinds.turns))
+    return found
+
+
+def _of_like_sizes(pieces: list[Piece]) -> list[Family]:
+    """Return families of PIECES whose sizes differ at most in one of their first two dimensions: all of them, those
+    that share a word, and those that are tables of positions, if others are not.
+
+    Those that differ in columns are in the order of their use, if it is known: what is computed first is named first.
+    One row for a token stands before a table of positions; this order is certain.
+    """
     alike: dict[tuple[int, Shape], list[Piece]] = defaultdict(list)
     for piece in pieces:
         for dim in range(min(len(piece.shape), 2)):
             alike[dim, (*piece.shape[:dim], 0, *piece.shape[dim + 1 :])].append(piece)
+    found = []
     for (dim, rest), group in alike.items():
-        if dim == 1 and rest[0] == 1:  # of a table of positions, one row for a token stands in front
+        if dim == 1 and rest[0] == 1:
             group.sort(key=lambda p: p.shape[1] != 1)
-        elif dim == 1 and all(p.used is not None for p in group):  # inputs: what is computed first is named first
+        elif dim == 1 and all(p.used is not None for p in group):
             group.sort(key=lambda p: p.used or 0)
         if len(group) > 1:
             found.append(Family(tuple(group), (), numbered=False))
             found += _of_one_word(group)
         tables = [p for p in group if label(table().group("embedding"), p.words) == "position"]
         if 1 < len(tables) < len(group):  # beside a token for the class, which the other side has apart, too
-            token = tables[0].shape[1] == 1 and not {"cls", "class", "token"}.isdisjoint(tables[0].words)
-            found.append(Family(tuple(tables), (), numbered=dim == 1 and token))
+            found.append(Family(tuple(tables), (), numbered=dim == 1 and _is_token(tables[0])))
     return found
+
+
+def _is_token(piece: Piece) -> bool:
+    """Return whether PIECE has one row, and a word for the token of the class in its name."""
+    return piece.shape[1] == 1 and not {"cls", "class", "token"}.isdisjoint(piece.words)
 
 
 def _of_one_word(group: Sequence[Piece]) -> list[Family]:

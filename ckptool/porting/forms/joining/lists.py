@@ -67,12 +67,14 @@ def join_lists(one: Canon, other: Canon) -> None:
 
 
 def plan_of_list(inner: _Inner, sizes: SizeCounts) -> _Plan | None:
-    """Return how to join each tensor in the members of a list: (path in a member, role) -> the way. INNER has (path in
-    a member, role) -> number of the member -> piece.
+    """Return how to join each tensor in the members of a list: (path in a member, role) -> the way, the first that the
+    other side lacks tensors of: as `SizeCounts.join` says, or by columns. INNER has (path in a member, role) -> number
+    of the member -> piece.
 
     None if the members do not hold the same tensors, in the same sizes, if there is only one, if the other side has as
-    many of a matrix as this side, or if it does not have the joined form of most matrices. Vectors are joined beside
-    matrices that are joined by rows, or without any; single numbers if the members hold nothing else.
+    many of a matrix as this side, or if half of the matrices or more have no way. Vectors, and vectors that weight norm
+    has as columns, are joined along their rows beside matrices that are joined by rows, or without any; other vectors
+    are left out. If the members hold nothing but single numbers, these count as matrices.
     """
     numbers = {tuple(sorted(members)) for members in inner.values()}
     if len(numbers) != 1 or len(next(iter(numbers))) < 2:

@@ -75,10 +75,10 @@ def _assigned(
 ) -> tuple[int, ...] | None:
     """Return the places in PIECES of PARTS, in the order of PARTS. None if some part may be several of PIECES, or none.
 
-    Each part is the piece whose name most says that they mean the same, among those with its size in SIZES; a part of
-    size 0 fits all. A piece whose name says nothing is a part if it is the only one that fits, and another part was
-    found before, or the sizes of PARTS differ. NAMED says which of PIECES have the name of another tensor of the other
-    side: these are no part for their size alone.
+    Again and again, the pieces and parts whose names most say that they mean the same are paired, among those of one
+    size (SIZES; a part of size 0 fits all), if just one such pair has the piece, or just one the part. Names that
+    exclude each other are never paired. Names that say nothing are paired only if another part was found before, or the
+    sizes of PARTS differ, and not for pieces that are NAMED: they have the name of another tensor of the other side.
     """
     own = words_apart([piece.words for piece in pieces])
     theirs = words_apart([cut(part.name) for part in parts])

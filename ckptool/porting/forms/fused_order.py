@@ -1,0 +1,302 @@
+"""Find out in which order a fused projection holds the rows of its parts: one after the other, or head by head."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ..expression import Expr, Shape
+from ..questions import Question, Reason, ask, ask_code
+from ..words import Fused, label, table
+from .pieces import Canon, Piece
+from .projections import heads_of, layout_of, of_library, part_label, parts_in_code
+from .taking_apart import Form
+
+
+class Parts:
+    """The parts of projections (q, k, v, gate, up) of one side, found by their names once and used for each
+    projection.
+    """
+
+    def __init__(self, canon: Canon) -> None:
+        self._labelled = [(label, p) for p in canon.pieces.values() if (label := part_label(p.path))]
+        self._orders: dict[tuple[str, ...], tuple[str, ...]] = {}
+        self._heads: dict[int, int] = {}
+
+    def order(self, parts: tuple[str, ...]) -> tuple[str, ...]:
+        """Return PARTS in the order in which the modules of this side register the weights of all of them; PARTS as
+        they are if no module has all, or if modules have different orders.
+        """
+        if parts not in self._orders:
+            blocks: dict[tuple[str, ...], dict[str, float]] = defaultdict(dict)
+            for label, p in self._labelled:
+                if p.role == "weight" and label in parts and len(p.shape) >= 2:
+                    blocks[p.path[:-1]][label] = p.order
+            held = {tuple(sorted(b, key=b.__getitem__)) for b in blocks.values() if len(b) == len(parts)}
+            self._orders[parts] = held.pop() if len(held) == 1 else parts
+        return self._orders[parts]
+
+    def heads(self, rows: int) -> int:
+        """Return into how many heads the code of this side splits keys with ROWS rows; the most frequent number, in
+        which a layer for keys counts twice, and one for queries once (`_heads_of_keys`). 0 if the code does not show
+        it.
+        """
+        if rows not in self._heads:
+            found: Counter[int] = Counter()
+            for label, p in self._labelled:
+                if heads := _heads_of_keys(label, p, rows):
+                    found[heads] += 2 if label == "k" else 1
+            self._heads[rows] = found.most_common(1)[0][0] if found else 0
+        return self._heads[rows]
+
+    def whole(self, rows: int) -> bool:
+        """Return whether this side has keys with ROWS rows, and the forward pass uses all of them without splitting
+        them into heads.
+        """
+        keys = [p for label, p in self._labelled if label == "k" and p.role == "weight" and p.shape[0] == rows]
+        return bool(keys) and all(p.entry.used is not None and not heads_of(p.entry) for p in keys)
+
+
+def _heads_of_keys(label: str, piece: Piece, rows: int) -> int:
+    """Return into how many heads keys with ROWS rows are split, as PIECE shows: the heads of PIECE if it holds keys
+    (LABEL is "k") with so many rows; for queries ("q"), as many heads as fit, each as wide as a head of the queries. 0
+    if it shows nothing.
+    """
+    heads = heads_of(piece.entry)
+    if heads and label == "k" and piece.shape[0] == rows:
+        return heads
+    fits = heads and label == "q" and piece.shape[0] and rows * heads % piece.shape[0] == 0
+    return rows * heads // piece.shape[0] if fits else 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Projection:
+    """A fused projection that is to be split.
+
+    Attributes:
+        one: its side.
+        other: the parts on the other side.
+        weight: its weight.
+        kind: what its name says.
+        parts: the names of the parts, in the order in which its code, or else its name, has them.
+        sizes: the rows of each.
+        ordered: whether code or a sure name shows this order.
+        layout: "block", "heads" or "", as `layout_of` says.
+        seen: into how many heads its code splits the rows of each part; 0 if it does not show it.
+    """
+
+    one: Canon
+    other: Parts
+    weight: Piece
+    kind: Fused
+    parts: tuple[str, ...]
+    sizes: tuple[int, ...]
+    ordered: bool
+    layout: str
+    seen: int
+
+    def form(self, heads: int = 0) -> Form:
+        """Return the form with the parts as they are here, in HEADS heads, without a question."""
+        return Form(self.parts, self.sizes, heads)
+
+    def in_order(self, parts: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        """Return PARTS, the same parts in another order, and the rows of each."""
+        return parts, tuple(self.sizes[self.parts.index(part)] for part in parts)
+
+    def heads(self) -> int:
+        """Return the number of heads of keys that the code of the model shows, for a source; 0 if there are not two, if
+        it does not divide the rows of each part, and for a target.
+        """
+        found = 0 if self.one.is_target else self.other.heads(self.sizes[-1])
+        return found if found > 1 and _divides(found, self.sizes) else 0
+
+
+def form_of(one: Canon, other: Parts, weight: Piece, kind: Fused, sizes: Sequence[int]) -> Form:
+    """Return how to split the projection WEIGHT of the side ONE into parts of SIZES: what the first of the rules
+    `_RULES` says that applies. KIND is what its name says, OTHER has the parts of the other side.
+    """
+    found = _projection(one, other, weight, kind, tuple(sizes))
+    return next(form for rule in _RULES if (form := rule(found)) is not None)
+
+
+def _projection(one: Canon, other: Parts, weight: Piece, kind: Fused, sizes: tuple[int, ...]) -> _Projection:
+    """Return the projection WEIGHT of ONE, with its parts in the order in which its code names them, if it names the
+    same parts.
+    """
+    called = parts_in_code(weight.entry) if _as_code_has_it(one, weight) else ()
+    named = sorted(called) == sorted(kind.parts)
+    parts = called if named else kind.parts
+    sizes = tuple(sizes[kind.parts.index(part)] for part in parts)
+    layout, seen = layout_of(weight.entry, len(parts), sizes)
+    ordered = kind.ordered or (named and called != kind.parts)
+    return _Projection(one, other, weight, kind, parts, sizes, ordered, layout, seen if _divides(seen, sizes) else 0)
+
+
+def _as_code_has_it(one: Canon, weight: Piece) -> bool:
+    """Return whether WEIGHT is what the code of its side ONE uses: a tensor of the target, or an unchanged one."""
+    return one.is_target or weight.expr.is_copy
+
+
+def _divides(heads: int, sizes: Sequence[int]) -> bool:
+    """Return whether HEADS is above 0 and divides each of SIZES."""
+    return heads > 0 and all(size % heads == 0 for size in sizes)
+
+
+def _half_in_code(p: _Projection) -> Form | None:
+    """The code shows which half is the gate: certain. None for other projections."""
+    gate = p.weight.entry.facts.gate
+    if gate is None or "gate" not in p.parts or not _as_code_has_it(p.one, p.weight):
+        return None
+    parts, sizes = p.in_order(p.kind.parts)
+    return Form(parts, sizes) if gate.half == 0 else Form(parts[::-1], sizes[::-1])
+
+
+def _as_model_splits(p: _Projection) -> Form | None:
+    """The model's code, or torch, shows the layout: certain, in as many heads as its code shows. None for a source, and
+    if neither shows it.
+    """
+    known = p.layout or p.kind.fixed or p.weight.entry.module == "MultiheadAttention"
+    return p.form(p.seen) if p.one.is_target and known else None
+
+
+def _as_named(p: _Projection) -> Form | None:
+    """The name fixes the layout, or is sure and the model's: the parts follow one another, certain. None for other
+    names.
+    """
+    return p.form() if p.kind.fixed or (p.one.is_target and p.kind.sure) else None
+
+
+def _of_experts(p: _Projection) -> Form | None:
+    """Halves of a weight of the source that a step has changed, and that has a bias, as experts in products have: they
+    follow one another, with a question whether their rows take turns. None for other projections.
+    """
+    bias = p.one.pieces.get(p.weight.name.beside("bias"))
+    if _has_heads(p) or p.weight.expr.is_copy or bias is None or p.one.is_target:
+        return None
+    return Form(p.parts, p.sizes, 0, ask(Reason.ROWS_TAKE_TURNS), (p.parts, p.sizes, p.sizes[0]))
+
+
+def _has_heads(p: _Projection) -> bool:
+    """Return whether P holds queries or keys, and not a gate and its value."""
+    return "q" in p.parts or "k" in p.parts
+
+
+def _halves(p: _Projection) -> Form | None:
+    """A gate and its value: one after the other, with a question which is first unless the name is sure. None for
+    queries, keys and values.
+    """
+    if _has_heads(p):
+        return None
+    swapped = (p.parts[::-1], p.sizes[::-1], 0)
+    return p.form() if p.kind.sure else Form(p.parts, p.sizes, 0, ask(Reason.WHICH_HALF), swapped)
+
+
+def _as_library_splits(p: _Projection) -> Form | None:
+    """The library of the file is known to store heads: certain, with the heads of the model's keys. None if code shows
+    the layout, if no such library is known, or if the number of heads is not.
+    """
+    library = None if p.layout else of_library(p.one, p.weight.path)
+    return p.form(p.heads()) if library is not None and library.by_heads and p.heads() else None
+
+
+def _as_model_registers(p: _Projection) -> Form | None:
+    """The model registers the parts in another order than the source, whose order nothing shows: one after the other in
+    the source's order, with a question. None for other projections.
+    """
+    order = p.other.order(p.parts)
+    if order == p.parts or p.one.is_target or p.ordered:
+        return None
+    doubt: Question[Expr] = ask(Reason.PARTS_NAMED_OTHERWISE, ", ".join(p.parts), ", ".join(order))
+    return Form(p.parts, p.sizes, 0, doubt, (*p.in_order(order), 0))
+
+
+def _keys_or_values_first(p: _Projection) -> Form | None:
+    """Three parts of a source whose order nothing shows: as their name has them, with a question whether values come
+    before keys. It is asked about shares of several devices (`_of_devices`), and about parts of one size with a sure
+    name if code shows no layout. None for other projections.
+    """
+    unseen = p.kind.sure and not p.layout and not p.seen and len(set(p.sizes)) == 1
+    if len(p.parts) != 3 or p.one.is_target or p.ordered or not (unseen or _of_devices(p)):
+        return None
+    turned = (p.parts[0], p.parts[2], p.parts[1])
+    doubt: Question[Expr] = ask(Reason.PARTS_MAY_DIFFER, ", ".join(p.parts))
+    return Form(p.parts, p.sizes, p.seen, doubt, (turned, p.sizes, p.seen))
+
+
+def _of_devices(p: _Projection) -> bool:
+    """Return whether the source's code splits the rows into another number of shares than the model has heads."""
+    return p.seen > 0 and p.heads() > 0 and p.seen != p.heads()
+
+
+def _as_source_splits(p: _Projection) -> Form | None:
+    """The source's code shows the layout: no open question. None if it does not show it."""
+    if p.layout != "block" and not p.seen:
+        return None
+    how = f"cuts it into {p.seen} heads first" if p.seen else "cuts it into blocks"
+    return Form(p.parts, p.sizes, p.seen, ask_code(Reason.BY_HEADS, shows=how))
+
+
+def _without_heads(p: _Projection) -> Form | None:
+    """The name is sure, or the model has one head of keys or no heads: the parts follow one another, certain. None for
+    other projections.
+    """
+    return p.form() if p.kind.sure or _has_one_head(p) or _has_no_heads(p) else None
+
+
+def _has_one_head(p: _Projection) -> bool:
+    """Return whether the model has one head of keys and values for all queries."""
+    return not p.one.is_target and len(set(p.sizes)) > 1 and p.other.heads(p.sizes[-1]) == 1
+
+
+def _has_no_heads(p: _Projection) -> bool:
+    """Return whether the projection is that of linear attention by its name, and the model's code uses keys whole."""
+    return p.kind.linear and not p.heads() and not p.one.is_target and p.other.whole(p.sizes[-1])
+
+
+def _heads_by_name(p: _Projection) -> Form | None:
+    """The name says that each head holds all parts: so, with a question. None without heads in the model, and where the
+    name may also be that of parts of different sizes, and the file's feed-forward layers have a gate.
+    """
+    gated = p.kind.ungated and len(set(p.sizes)) > 1 and _gate_and_up(p.one)
+    if not p.kind.by_heads or not p.heads() or gated:
+        return None
+    return Form(p.parts, p.sizes, p.heads(), ask(Reason.BY_HEADS), (p.parts, p.sizes, 0))
+
+
+def _one_after_the_other(p: _Projection) -> Form:
+    """The parts follow one another, with a question whether each head holds all parts, if heads are known."""
+    rival = (p.parts, p.sizes, p.heads()) if p.heads() else None
+    return Form(p.parts, p.sizes, 0, ask(Reason.BY_HEADS), rival)
+
+
+#: What each rule says about a projection; the first that applies decides.
+_RULES: tuple[Callable[[_Projection], Form | None], ...] = (
+    _half_in_code,
+    _as_model_splits,
+    _as_named,
+    _of_experts,
+    _halves,
+    _as_library_splits,
+    _as_model_registers,
+    _keys_or_values_first,
+    _as_source_splits,
+    _without_heads,
+    _heads_by_name,
+    _one_after_the_other,
+)
+
+
+def _gate_and_up(one: Canon) -> bool:
+    """Return whether a feed-forward layer of ONE that expands has twice as many outputs as a layer that contracts has
+    inputs, with as many inputs as that has outputs, so that it holds gate and up.
+    """
+    neck = table().group("neck")
+    sizes: dict[str | None, set[Shape]] = defaultdict(set)
+    for piece in one.pieces.values():
+        if piece.role == "weight" and len(piece.shape) == 2:
+            sizes[label(neck, piece.words)].add(piece.shape)
+    return any((2 * inner, width) in sizes["up"] for width, inner in sizes["down"])
+
+
+__all__ = ["Parts", "form_of"]

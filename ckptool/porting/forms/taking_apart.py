@@ -1,0 +1,106 @@
+"""Take a tensor of several parts apart into a tensor for each part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate, pairwise
+
+from .. import expression as ex
+from ..expression import Expr
+from ..questions import Question
+from ..words import cut
+from .pieces import Canon, Piece
+
+#: How far from each other the parts of a tensor stand: less than the members of a list that was in one tensor.
+_STEP = 1e-7
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How to split a projection.
+
+    Attributes:
+        parts: the names of the parts, in their order.
+        sizes: rows of each part.
+        heads: number of heads that each hold rows of all parts, or 0 if the parts follow one another.
+        doubt: the question about it; None if it is certain.
+        rival: another form that is as likely, as (parts, sizes, heads); None if there is none.
+    """
+
+    parts: tuple[str, ...]
+    sizes: tuple[int, ...]
+    heads: int = 0
+    doubt: Question[Expr] | None = None
+    rival: tuple[tuple[str, ...], tuple[int, ...], int] | None = None
+
+
+def take_apart_with_bias(canon: Canon, weight: Piece, form: Form) -> None:
+    """Replace WEIGHT in CANON by its parts, and so its bias, if that has as many rows; FORM says how."""
+    bias = canon.pieces.get(weight.name.beside("bias"))
+    take_apart(canon, weight, form)
+    if bias is not None and bias.shape == weight.shape[:1]:
+        take_apart(canon, bias, form)
+
+
+def take_apart(canon: Canon, piece: Piece, form: Form) -> None:
+    """Replace PIECE in CANON by its parts; FORM says how. Each part gets the question of FORM, with the rows that it
+    would have by the other form as the option, for a source only.
+    """
+    new: list[tuple[Piece, Callable[[Expr], Expr]]] = []
+    for index, part in enumerate(_parts(piece, form)):
+        rival = None if canon.is_target else _in_rival(piece, form, index)
+        new.append((_asked(part, form, rival), partial(_nth, form=form, index=index)))
+    canon.become(piece, new, partial(_together, form=form))
+
+
+def _parts(piece: Piece, form: Form) -> list[Piece]:
+    """Return the parts of PIECE by FORM, under its path and the name of the part, in their order behind PIECE."""
+    return [
+        replace(
+            piece,
+            path=(*piece.path, name),
+            shape=(size, *piece.shape[1:]),
+            order=piece.order + index * _STEP,
+            used=None if piece.used is None else piece.used + index * _STEP,
+            words=(*piece.words, *cut(name)),
+        )
+        for index, (name, size) in enumerate(zip(form.parts, form.sizes, strict=True))
+    ]
+
+
+def _in_rival(piece: Piece, form: Form, index: int) -> Expr | None:
+    """Return the part of PIECE that has the name of part number INDEX of FORM in the other form; None without one."""
+    if form.rival is None:
+        return None
+    parts, sizes, heads = form.rival
+    return _rows_of(piece.expr, sizes, heads)[parts.index(form.parts[index])]
+
+
+def _asked(part: Piece, form: Form, option: Expr | None) -> Piece:
+    """Return PART with the question of FORM, if it has one, about OPTION, if there is one."""
+    if form.doubt is None:
+        return part
+    return part.asked(form.doubt.about(*(() if option is None else (option,))))
+
+
+def _rows_of(e: Expr, sizes: Sequence[int], heads: int) -> list[Expr]:
+    """Return the parts of the projection E, with SIZES rows: one after the other, or, if HEADS is over 1, each made of
+    its share of rows in every one of HEADS heads.
+    """
+    if heads > 1:
+        return ex.cut_by_heads(e, heads, [size // heads for size in sizes])
+    edges = [0, *accumulate(sizes)]
+    return [ex.part(e, 0, start, stop) for start, stop in pairwise(edges)]
+
+
+def _nth(e: Expr, *, form: Form, index: int) -> Expr:
+    return _rows_of(e, form.sizes, form.heads)[index]
+
+
+def _together(*parts: Expr, form: Form) -> Expr:
+    return ex.by_heads(form.heads, *parts) if form.heads > 1 else ex.cat(0, *parts)
+
+
+__all__ = ["Form", "take_apart", "take_apart_with_bias"]

@@ -1,0 +1,139 @@
+"""Ask about layers whose channels the two codes may order differently: heads in channels, and flattened maps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+from .. import expression as ex
+from ..expression import Expr
+from ..forms.pieces import Name, Piece, holds_channels_last, squeezed
+from ..forms.projections import heads_of, part_label
+from ..matching.units import Unit, label_of
+from ..questions import Reason
+from ..words import cut
+from .filling import Filled, Filling
+
+
+def doubt_heads_of_channels(filling: Filling) -> None:
+    """Ask whether heads are the outer or the inner index of the channels of an attention whose queries the source
+    computes by a 1d convolution of size 1, if the model has two heads or more.
+
+    Code with channels first often splits the channels into (width, heads), as SuperGlue does, whose layers are a list:
+    for a list, the reordered tensors are taken and the plain ones are the options; for other names, it is the other way
+    round.
+    """
+    attentions = {t.path[:-1]: (heads_of(t.main.entry), s.last.isdecimal()) for t, s in _pointwise_queries(filling)}
+    for hole, filled in filling.holes.items():
+        t, s = filling.unit_of[hole]
+        heads, listed = attentions.get(t.path[:-1], (0, False))
+        moved = _heads_outside(filled.expr, hole, t, s, heads) if heads > 1 and _is_pointwise(s.main) else None
+        if moved is not None:
+            filled.ask(Reason.HEADS_INSIDE, options=[moved], exchange=listed)
+
+
+def _pointwise_queries(filling: Filling) -> Iterator[tuple[Unit, Unit]]:
+    """Yield each pair of layers for queries of which that of the source is a 1d convolution of size 1, unless it has
+    `conv` in its name (`conv_q`): those are Glow-TTS's, with heads outside.
+    """
+    for t, s in filling.matching.pairs:
+        if part_label(t.path) == "q" and _is_pointwise(s.main) and "conv" not in cut(s.last):
+            yield t, s
+
+
+def _is_pointwise(piece: Piece) -> bool:
+    """Return whether PIECE is the kernel of a 1d convolution of size 1."""
+    return len(piece.shape) == 3 and piece.shape[2] == 1
+
+
+def _heads_outside(expr: Expr, hole: Name, t: Unit, s: Unit, heads: int) -> Expr | None:
+    """Return EXPR, the tensor of the layers (T, S) in HOLE, with its HEADS as the outer index instead of the inner one:
+    in the rows of queries, keys and values, and in the columns of the output layer. None for biases of the output
+    layer and other tensors, and if HEADS does not divide the size.
+    """
+    shape = t.pieces[hole.role].shape
+    if hole.role in ("weight", "bias") and part_label(t.path) in ("q", "k", "v"):
+        apart, order = (shape[0] // heads, heads, *shape[1:]), (1, 0, 2)[: len(shape) + 1]
+    elif hole.role == "weight" and "o" in (label_of(t, "attention"), label_of(s, "attention")):
+        apart, order = (shape[0], shape[1] // heads, heads), (0, 2, 1)
+    else:
+        return None
+    return ex.reshape(ex.permute(ex.reshape(expr, apart), *order), shape) if prod(apart) == prod(shape) else None
+
+
+def doubt_flattened(filling: Filling) -> None:
+    """Bring the columns of each linear layer that takes flattened feature maps into the model's order, if the two codes
+    seem to flatten in different orders (`_AfterMaps`).
+    """
+    for hole, filled in filling.holes.items():
+        layer = _after_maps(filling, filled, *filling.unit_of[hole], hole.role)
+        if layer is not None and layer.own != layer.theirs:
+            layer.reorder()
+
+
+@dataclass(frozen=True, slots=True)
+class _AfterMaps:
+    """The weight of a linear layer that takes flattened feature maps.
+
+    Attributes:
+        filled: what fills it.
+        piece: the tensor of the model.
+        own, theirs: in which order the codes of model and source flatten the maps, such as "nchw".
+        shown: whether both forward passes show it.
+    """
+
+    filled: Filled
+    piece: Piece
+    own: str
+    theirs: str
+    shown: bool
+
+    def reorder(self) -> None:
+        """Reorder the columns: without an open question if both forward passes show the orders, else with one.
+
+        For a model with an order that no framework has and a source with channels first, the plain tensor stays, and
+        the reordered one is the option.
+        """
+        named = self.own.upper(), self.theirs.upper()
+        if self.shown:
+            self.filled.learn(self._moved(), Reason.FLATTENED, *named, shows=f"flattens {named[1]}")
+        elif self.own in _USUAL or self.theirs != "nchw":
+            self.filled.ask(Reason.FLATTENED, *named, options=[self._moved()], exchange=True)
+        else:  # nobody turns maps so but for weights that came like this
+            self.filled.ask(Reason.FLATTENED_AS_HERE, *named, options=[self._moved()])
+
+    def _moved(self) -> Expr:
+        """Return the weight with its columns in the model's order."""
+        _, c, h, w = self.piece.entry.facts.flattened or ("", 0, 0, 0)
+        if {self.own, self.theirs} <= _USUAL:
+            return ex.flatten(self.filled.expr, c, h, w, self.own)
+        sizes = {"c": c, "h": h, "w": w}
+        apart = ex.reshape(self.filled.expr, (self.piece.shape[0], *(sizes[letter] for letter in self.theirs[1:])))
+        return ex.reshape(ex.permute(apart, *map(self.theirs.index, self.own)), self.piece.shape)
+
+
+def _after_maps(filling: Filling, filled: Filled, t: Unit, s: Unit, role: str) -> _AfterMaps | None:
+    """Return the tensor ROLE of T, filled by FILLED from S, as weight of a layer after flattened maps; None if the
+    model's code does not show that it is one. Also None for a layer of the same code, unless both forward passes show
+    the orders.
+
+    Both show them if they flatten maps of the same sizes, and the weight is a plain copy. Else the order of the source
+    is channels last if its framework or the name of the weight says so, else channels first.
+    """
+    piece = t.pieces.get(role)
+    flattened = None if piece is None or role != "weight" else piece.entry.facts.flattened
+    if piece is None or flattened is None or squeezed(piece.shape)[1:] != (prod(flattened[1:]),):
+        return None
+    seen = s.main.entry.facts.flattened
+    if seen is not None and seen[1:] == flattened[1:] and filled.expr.is_copy:
+        return _AfterMaps(filled, piece, flattened.order, seen.order, True)
+    last = holds_channels_last(s.main, filling.source.signature.framework)
+    found = _AfterMaps(filled, piece, flattened.order, "nhwc" if last else "nchw", False)
+    return None if filling.same_code(t, s) else found
+
+
+#: The orders in which frameworks hold feature maps.
+_USUAL = frozenset({"nchw", "nhwc"})
+
+__all__ = ["doubt_flattened", "doubt_heads_of_channels"]

@@ -1,0 +1,122 @@
+"""Ask about layers that take concatenated branches: only the source's code shows the order of the branches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .. import expression as ex
+from ..expression import Expr
+from ..forms.pieces import Piece
+from ..matching.units import Unit
+from ..questions import Reason
+from .filling import Filled, Filling
+
+
+def doubt_concatenated(filling: Filling) -> None:
+    """Bring the channels of layers that take concatenated branches into the model's order (`_Taker`). Nothing is done
+    if the source was not traced, and both sides have the same names or the source's keys are in no order.
+    """
+    if not filling.source.signature.traced and (filling.same_names or not filling.matcher.sequences.ordered):
+        return
+    weights = {p.entry.key: p for p in filling.target.pieces.values() if p.name in filling.unit_of}
+    for taker in [_taker(filling, filled, *filling.unit_of[h], h.role, weights) for h, filled in filling.holes.items()]:
+        if taker is not None:
+            taker.doubt()
+
+
+@dataclass(frozen=True, slots=True)
+class _Taker:
+    """A layer that takes concatenated branches.
+
+    Attributes:
+        filled: what fills its weight.
+        dim: the dimension of the weight that has the channels of all branches.
+        sizes: how many channels each branch has, in the model's order.
+        units: (target, source) of each branch.
+        shown: the place of each branch in the concatenation of the source's code; None if that is not known of all.
+        guessed: whether what fills a branch has a question.
+    """
+
+    filled: Filled
+    dim: int
+    sizes: Sequence[int]
+    units: Sequence[tuple[Unit, Unit]]
+    shown: Sequence[int] | None
+    guessed: bool
+
+    def doubt(self) -> None:
+        """Reorder the channels as the source's code shows, or else as its branches are registered, and ask if a branch
+        has a question.
+        """
+        if self.guessed:
+            self.filled.ask(Reason.BRANCHES_GUESSED)
+        if self.shown is None:
+            self._doubt_registered([s.order for _, s in self.units])
+        elif len(set(self.shown)) == len(self.shown):
+            self.filled.expr = self._moved(_places(self.shown))
+
+    def _doubt_registered(self, order: Sequence[float]) -> None:
+        """Ask about branches that the source registers in ORDER, as code as a rule concatenates them in this order.
+
+        If it is that of the model, only renamed tables are asked about, with the opposite order as the option: code
+        takes inputs in any order. If it is another, the reordered channels are taken where the model's code keeps to
+        the rule, and are an option where it does not.
+        """
+        if _is_sorted(order):
+            if self._are_renamed_tables():
+                self.filled.ask(Reason.TABLES_JOINED, options=[self._moved(_places(order)[::-1])])
+        elif len(set(order)) == len(order):
+            keeps = _is_sorted([t.order for t, _ in self.units])
+            self.filled.ask(Reason.BRANCHES_JOINED, options=[self._moved(_places(order))], exchange=keeps)
+
+    def _are_renamed_tables(self) -> bool:
+        """Return whether the branches are two or more tables, one of them with another name on each side."""
+        tables = len(self.units) > 1 and all(t.main.entry.how == "embedding" for t, _ in self.units)
+        return tables and any(t.last != s.last for t, s in self.units)
+
+    def _moved(self, stored: Sequence[int]) -> Expr:
+        """Return the weight with its channels in the model's order. STORED has the branches as the file has them."""
+        starts = {place: sum(self.sizes[i] for i in stored[:at]) for at, place in enumerate(stored)}
+        parts = ((starts[i], starts[i] + n) for i, n in enumerate(self.sizes))
+        return ex.cat(self.dim, *(ex.part(self.filled.expr, self.dim, start, stop) for start, stop in parts))
+
+
+def _places(order: Sequence[float]) -> list[int]:
+    """Return the indices of ORDER, that of the smallest number first."""
+    return sorted(range(len(order)), key=order.__getitem__)
+
+
+def _is_sorted(order: Sequence[float]) -> bool:
+    return list(order) == sorted(order)
+
+
+def _taker(filling: Filling, filled: Filled, t: Unit, s: Unit, role: str, weights: dict[str, Piece]) -> _Taker | None:
+    """Return the layer T, whose tensor ROLE is filled by FILLED from S; None if it takes no concatenated branches, or
+    if a branch is not in WEIGHTS (key -> tensor of the model that is filled), or if its channels are not those of all
+    branches together.
+    """
+    piece = t.pieces.get(role)
+    joined = piece.entry.facts.joined if piece is not None else ()
+    if piece is None or not joined or not all(key in weights for key, _ in joined):
+        return None
+    dim, sizes = min(len(piece.shape) - 1, 1), [n for _, n in joined]
+    if piece.shape[dim : dim + 1] != (sum(sizes),):
+        return None
+    names = [weights[key].name for key, _ in joined]
+    units = [filling.unit_of[name] for name in names]
+    guessed = any(filling.holes[name].doubts for name in names)
+    return _Taker(filled, dim, sizes, units, _shown(s.pieces.get(role), units), guessed)
+
+
+def _shown(piece: Piece | None, units: Sequence[tuple[Unit, Unit]]) -> list[int] | None:
+    """Return the place of each branch of UNITS in the concatenation that the layer PIECE of the source takes; None if
+    the source's code does not show it of all of them.
+    """
+    joined = piece.entry.facts.joined if piece is not None else ()
+    place = {key: at for at, (key, _) in enumerate(joined)}
+    found = [place[s.main.entry.key] for _, s in units if s.main.entry.key in place]
+    return found if len(found) == len(units) else None
+
+
+__all__ = ["doubt_concatenated"]

@@ -1,0 +1,166 @@
+"""Ask about norm weights to which one of the two codes adds 1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .. import expression as ex
+from ..forms.pieces import Name, Piece, squeezed
+from ..matching.evidence import Kind
+from ..matching.units import Unit, label_of
+from ..questions import Reason
+from ..words import table
+from .filling import Filling, Values
+
+#: The unit of a norm in the model, its partner, and its weight in the model.
+_Norm = tuple[Unit, Unit, Piece]
+
+#: So many norms are read to judge all.
+_READ = 24
+
+
+def doubt_norms_around_1(filling: Filling) -> None:
+    """Ask about norm weights of the file that are used around 0 in one code, and around 1 in the other, by their
+    values; nothing is asked if no values may be read. Before, what both codes show is added (`_added_in_code`).
+
+    All norms to which the model adds something are judged together, by the values of 24, and so are all others.
+    """
+    told = _added_in_code(filling)
+    if filling.values is None:
+        return
+    norms = [norm for norm in _norms(filling) if norm[2].name not in told]
+    _doubt_around_0(filling, filling.values, [norm for norm in norms if not _adds(norm[2])])
+    _doubt_around_1(filling, filling.values, [norm for norm in norms if _adds(norm[2])])
+    for t, s, piece in norms:
+        if not _adds(piece) and not filling.holes[piece.name].doubts:
+            _doubt_gamma(filling, t, s, piece)
+
+
+def _norms(filling: Filling) -> list[_Norm]:
+    """Return the pairs of norms whose weight is a plain copy; batch norms and those whose parameter is called otherwise
+    than a norm's weight (such as `weight_bias`) are left out.
+    """
+    found = []
+    for t, s in filling.matching.pairs:
+        piece = t.pieces.get("weight")
+        if piece is None or piece.name not in filling.holes or not filling.holes[piece.name].expr.is_copy:
+            continue
+        ambiguous = piece.entry.key.rpartition(".")[2] in table().beside_bias
+        if len(piece.shape) == 1 and _is_norm(t) and "running_var" not in t.pieces and not ambiguous:
+            found.append((t, s, piece))
+    return found
+
+
+def _is_norm(unit: Unit) -> bool:
+    return "norm" in unit.main.entry.module.lower() or label_of(unit, "purpose") == "norm"
+
+
+def _doubt_around_0(filling: Filling, values: Values, norms: Sequence[_Norm]) -> None:
+    """Ask about NORMS, to which the model adds nothing, if more than 25 percent of their weights are negative: with 1
+    added, or as they are. 1 is added to a norm without a bias, as code that adds 1 has as a rule none.
+    """
+    share = _share_of_negatives(values, _keys(filling, norms))
+    for t, _, piece in norms if share is not None and share > 0.25 else ():
+        filled = filling.holes[piece.name]
+        filled.ask(Reason.NORMS_AROUND_0, options=[ex.shift(filled.expr, 1.0)], exchange="bias" not in t.pieces)
+
+
+def _doubt_around_1(filling: Filling, values: Values, norms: Sequence[_Norm]) -> None:
+    """Ask about NORMS, to which the model adds 1, if less than 2 percent of their weights are negative: as they are, or
+    with 1 subtracted. Under equal names, this is asked only if the weights are near 1 (`_are_near_1`), because training
+    may have moved all of them above 0.
+    """
+    keys = _keys(filling, norms)
+    share = _share_of_negatives(values, keys)
+    around_1 = share is not None and share < 0.02 and (_are_near_1(values, keys) or not _same_names(norms))
+    for _, _, piece in norms if around_1 else ():
+        filled = filling.holes[piece.name]
+        filled.ask(Reason.NORMS_AROUND_1, options=[ex.shift(filled.expr, -1.0)])
+
+
+def _doubt_gamma(filling: Filling, t: Unit, s: Unit, piece: Piece) -> None:
+    """Ask whether 1 is added to the weight PIECE of the norm T, if only its partner S calls it `gamma`, and neither has
+    a bias.
+    """
+    leaf = s.pieces["weight"].leaf if "weight" in s.pieces else ""
+    if leaf in _MAY_ADD and leaf != piece.leaf and "bias" not in t.pieces and "bias" not in s.pieces:
+        filled = filling.holes[piece.name]
+        filled.ask(Reason.MAY_ADD_1, leaf, options=[ex.shift(filled.expr, 1.0)])
+
+
+#: What code that adds 1 calls a norm weight without a bias, and torch does not.
+_MAY_ADD = frozenset({"gamma"})
+
+
+def _keys(filling: Filling, norms: Sequence[_Norm]) -> list[str]:
+    """Return the keys in the file of the weights of the first 24 of NORMS."""
+    return [filling.holes[piece.name].expr.key for _, _, piece in norms[:_READ]]
+
+
+def _added_in_code(filling: Filling) -> set[Name]:
+    """Return the holes of vectors for which both forward passes show which number the code adds to them (0 for none).
+    If the numbers differ, the difference is added to the source's tensor, without an open question.
+    """
+    told = set()
+    for hole, filled in filling.holes.items():
+        t, s = filling.unit_of[hole]
+        piece, own = t.pieces.get(hole.role), s.pieces.get(hole.role)
+        if piece is None or own is None or len(squeezed(piece.shape)) != 1 or not filled.expr.is_copy:
+            continue
+        here, there = _added(piece), _added(own)
+        if here is None or there is None:
+            continue
+        told.add(hole)
+        if here != there:
+            made = ex.shift(filled.expr, there - here)
+            filled.learn(made, Reason.PLUS_IN_CODE, f"{there:g}", f"{here:g}", shows=f"adds {there:g} to it")
+    return told
+
+
+def _added(piece: Piece) -> float | None:
+    """Return which number the forward pass adds to PIECE; None if that is not known, or if PIECE is the variance of a
+    batch norm: torch adds eps inside of the operation, a setting, which a proof compares.
+    """
+    if piece.role == "running_var" and piece.entry.how == "batch_norm":
+        return None
+    return piece.entry.facts.plus
+
+
+def _adds(piece: Piece) -> bool:
+    """Return whether the model adds something to the tensor PIECE before it uses it."""
+    return piece.entry.how in ("add", "__add__", "__radd__")
+
+
+def _same_names(norms: Sequence[_Norm]) -> bool:
+    """Return whether every one of NORMS has one path on both sides, or was paired by its name."""
+    return all(t.path == s.path or t.told_by(Kind.NAME) for t, s, _ in norms)
+
+
+def _are_near_1(values: Values, keys: Sequence[str]) -> bool:
+    """Return whether the norm weights KEYS lie so close to 1 that the source's code cannot add 1 to them: the mean of
+    the values of all of them is less than 0.3 from 1, and the standard deviation of these is less than 0.3. False if no
+    values can be read.
+
+    Weights of code that adds 1 start at 0. If training moved all of them above 0, it moved them far apart.
+    """
+    found = [value.astype("float64") for key in keys if (value := values(key)) is not None]
+    total = sum(value.size for value in found)
+    if not total:
+        return False
+    mean = sum(float(value.sum()) for value in found) / total
+    spread = sum(float(((value - mean) ** 2).sum()) for value in found) / total
+    return bool(abs(mean - 1) < _NEAR and spread < _NEAR**2)
+
+
+#: How far from 1 the mean of norm weights may be, and how far apart they are, that nothing is added to.
+_NEAR = 0.3
+
+
+def _share_of_negatives(values: Values, keys: Sequence[str]) -> float | None:
+    """Return which share of the values of all tensors KEYS is below 0, from 0 to 1; None if no values can be read."""
+    found = [value for key in keys if (value := values(key)) is not None]
+    total = sum(int(value.size) for value in found)
+    return sum(int((value < 0).sum()) for value in found) / total if total else None
+
+
+__all__ = ["doubt_norms_around_1"]

@@ -1,0 +1,190 @@
+"""Ask how rotary embeddings pair the rows of queries and keys: row i with i + half, or with i + 1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .. import expression as ex
+from ..expression import Expr
+from ..forms.pieces import Name, Piece, squeezed
+from ..forms.projections import heads_of, of_library, part_label
+from ..matching.units import Unit
+from ..questions import Reason
+from ..words import Rotary, table, words_of
+from .filling import Filling
+
+#: How code turns queries and keys, as an answer.
+_PAIRS = {"half": "pairs halves", "interleaved": "pairs neighbours"}
+
+
+def doubt_rotary(filling: Filling) -> None:
+    """Decide for each tensor of queries or keys that the model turns (`_turned_by_model`) whether its rows are kept,
+    reordered, or asked about (`_Rows`). Nothing is done if both sides have the same names and the source was not
+    traced.
+
+    Vectors of queries and keys, such as their norms, come last: they are kept if their layer was.
+    """
+    if filling.same_names and not filling.source.signature.traced:
+        return
+    kept: set[tuple[tuple[str, ...], str]] = set()
+    for hole in sorted(filling.holes, key=lambda one: len(filling.unit_of[one][0].main.shape) < 2):
+        rows = _turned_by_model(filling, hole)
+        if rows is None or (len(rows.t.main.shape) < 2 and rows.layer in kept):
+            continue
+        if rows.learn_from_code() or rows.are_known_to_agree():
+            kept.add(rows.layer)
+        elif not rows.reorder_by_code():
+            rows.ask()
+
+
+def _turned_by_model(filling: Filling, hole: Name) -> _Rows | None:
+    """Return the tensor in HOLE, as rows of queries or keys that the model turns; None if it holds no queries or keys
+    by its names, is a norm of them, or if the model does not turn it; also for learned queries, unless the forward pass
+    shows how they are turned.
+    """
+    t, s = filling.unit_of[hole]
+    kind = _kind_in_model(filling, t)
+    part = part_label(t.path) or part_label(s.path)
+    if kind is None or part not in ("q", "k") or _is_norm(t, hole):
+        return None
+    if kind == "unknown" and _are_queries(t.pieces[hole.role]):
+        return None
+    return _Rows(filling, hole, t, s, kind, (t.path[:-1], part))
+
+
+def _kind_in_model(filling: Filling, t: Unit) -> str | None:
+    """Return how the model pairs the rows of T: "half", "interleaved", "unknown" if it turns them in a way that was not
+    seen, None if it does not turn them. Where the forward pass shows this for no tensor, it is said of the whole model.
+    """
+    if not any(entry.facts.rotary for entry in filling.target.signature.entries.values()):
+        return filling.target.signature.rotary
+    return "unknown" if t.main.entry.used is None else t.main.entry.facts.rotary
+
+
+def _is_norm(t: Unit, hole: Name) -> bool:
+    """Return whether HOLE is the weight or bias of T, a layer whose name ends with "norm"."""
+    return t.last.endswith("norm") and hole.role in ("weight", "bias")
+
+
+def _are_queries(piece: Piece) -> bool:
+    """Return whether PIECE holds learned queries, one per row, and is not a layer that computes queries: it is a
+    parameter called `query` or `queries`, and no square matrix.
+    """
+    bare = piece.last == piece.entry.key.split(".")[-1] in ("query", "queries")
+    return bare and squeezed(piece.shape)[:1] != squeezed(piece.shape)[1:]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """A tensor of queries or keys that the model turns.
+
+    Attributes:
+        filling: all tensors.
+        hole: the tensor of the model.
+        t, s: the units of model and source.
+        kind: how the model pairs its rows: "half", "interleaved" or "unknown".
+        layer: the module around it, and "q" or "k".
+    """
+
+    filling: Filling
+    hole: Name
+    t: Unit
+    s: Unit
+    kind: str
+    layer: tuple[tuple[str, ...], str]
+
+    def learn_from_code(self) -> bool:
+        """Keep the rows, without an open question, if both forward passes pair them in one way. Return whether they
+        do.
+        """
+        shown = self._shown_in_source()
+        if shown is None or shown != self.kind:
+            return False
+        filled = self.filling.holes[self.hole]
+        filled.learn(filled.expr, Reason.ROTARY, shows=_PAIRS[shown])
+        return True
+
+    def reorder_by_code(self) -> bool:
+        """Reorder the rows, without an open question, if the forward passes turn whole heads and pair their rows in two
+        ways. Return whether this is done, or nothing is to be asked: both sides have the same names, and the source's
+        forward pass does not show it.
+        """
+        shown, turned = self._shown_in_source(), self._reordered()
+        if shown is None:
+            return self.filling.same_names
+        if turned is None or self.kind == "unknown" or not self._turn_whole_heads():
+            return False
+        self.filling.holes[self.hole].learn(turned, Reason.ROTARY, shows=_PAIRS[shown])
+        return True
+
+    def are_known_to_agree(self) -> bool:
+        """Return whether nothing shows another pairing in the source, and its code is the model's, or its names surely
+        mean the model's pairing. False if both sides have the same names, unless the source's forward pass shows it.
+        """
+        if self._shown_in_source() is None and self.filling.same_names:
+            return False
+        said = self._said_by_source()
+        sure = said is not None and said.sure and said.kind == self.kind
+        return not self._differ() and (sure or self.filling.same_code(self.t, self.s))
+
+    def ask(self) -> None:
+        """Ask how the rows are paired. The option is the tensor in the model's order; it is taken if the source is
+        known to pair otherwise (`_differ`) and does not have the model's code.
+        """
+        turned = self._reordered()
+        exchange = turned is not None and self._differ() and not self.filling.same_code(self.t, self.s)
+        options = [] if turned is None else [turned]
+        self.filling.holes[self.hole].ask(Reason.ROTARY, options=options, exchange=exchange)
+
+    def _shown_in_source(self) -> str | None:
+        shown = self.s.main.entry.facts.rotary
+        return shown if shown in _PAIRS else None
+
+    def _said_by_source(self) -> Rotary | None:
+        """Return what the library of the source, or else its names, say about the pairing; None if they say nothing."""
+        library = of_library(self.filling.source, self.s.path)
+        return _rotary_by_name(self.s.path) if library is None else library.rotary
+
+    def _differ(self) -> bool:
+        """Return whether the source's forward pass, or else its names, pair rows in another way than the model. False
+        if the way of one of the two is not known.
+        """
+        said = self._said_by_source()
+        theirs = self._shown_in_source() or (said.kind if said is not None else None)
+        return self.kind != "unknown" and theirs is not None and theirs != self.kind
+
+    def _reordered(self) -> Expr | None:
+        """Return the tensor in the model's order (halves, if that is unknown); None if the model's heads are unknown,
+        or if each has an odd number of rows.
+        """
+        heads, shape = heads_of(self.t.main.entry), self.t.pieces[self.hole.role].shape
+        if not heads or not shape or shape[0] % (2 * heads):
+            return None
+        kind = self.kind if self.kind != "unknown" else "half"
+        return ex.rotary(self.filling.holes[self.hole].expr, heads, kind)
+
+    def _turn_whole_heads(self) -> bool:
+        """Return whether both codes turn every element of a head, as many as the rows of the model's layer divided by
+        its heads.
+        """
+        widths = {unit.main.entry.facts.turned for unit in (self.t, self.s)}
+        return widths == {self.t.main.shape[0] // heads_of(self.t.main.entry)}
+
+
+def _rotary_by_name(path: Sequence[str]) -> Rotary | None:
+    """Return how code with the name PATH pairs queries and keys in rotary embeddings, by the longest known phrase at
+    the end of the last two components of PATH, or of PATH without its last component; None if no phrase is known.
+
+    The table does not have `Wqkv`, `qkv`, `to_q` and `query_key_value`, because some code with these names pairs halves
+    and some neighbours.
+    """
+    for end in (len(path), len(path) - 1):  # what was taken out of a fused projection has its name behind it
+        words = words_of(path[max(end - 2, 0) : end])
+        for start in range(len(words)):
+            if words[start:] in table().rotary:
+                return table().rotary[words[start:]]
+    return None
+
+
+__all__ = ["doubt_rotary"]

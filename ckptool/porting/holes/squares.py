@@ -1,0 +1,208 @@
+"""Find out whether square matrices have inputs or outputs first, which their own sizes do not show."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from .. import expression as ex
+from ..expression import Expr, Shape
+from ..forms.layouts import PRODUCTS, is_bare, is_turned, kin
+from ..forms.pieces import Piece, squeezed
+from ..questions import Reason, Topic
+from ..words import cut, label, table
+from .filling import Filled, Filling
+
+#: What a matrix that is taken as it stands may have been through.
+AS_IT_IS = frozenset({"select", "reshape"})
+
+
+def turn_bare_squares(filling: Filling) -> None:
+    """Decide for each square bare parameter of the file whether it is transposed (`_decide`). Every bare parameter that
+    is not square, anywhere in the file, shows whether it was transposed.
+    """
+    uses = list(_bare_uses(filling))
+    shown = Counter(turned for use in uses if (turned := use.shows_turned()) is not None)
+    for use in uses:
+        if use.shows_turned() is None and use.may_be_turned():
+            _decide(use.filled, shown, use.reason(), from_the_right=use.from_the_right())
+
+
+def _decide(filled: Filled, shown: Counter[bool], reason: Reason | None, *, from_the_right: bool) -> None:
+    """Transpose the expression of FILLED if all of the parameters that SHOWN counts are transposed (True), and keep it
+    if one is not (False). If SHOWN counts none, ask with REASON which is right; nothing is asked without a reason, or
+    if FILLED has a question about transposing already.
+
+    FROM_THE_RIGHT: the transpose is taken and the matrix as it is the option; else the other way round.
+    """
+    turned = ex.transpose(filled.expr)
+    if shown[True] and not shown[False]:
+        filled.expr = turned
+    elif not shown.total() and reason is not None and not _asked(filled):
+        filled.ask(reason, options=[turned], exchange=from_the_right)
+
+
+def _asked(filled: Filled) -> bool:
+    """Return whether FILLED has a question about transposing."""
+    return any(doubt.reason.topic is Topic.TURNED for doubt in filled.doubts)
+
+
+@dataclass(frozen=True, slots=True)
+class _BareUse:
+    """A bare parameter of the file (an `nn.Parameter` that is no weight of a torch layer) of two or more dimensions.
+
+    Attributes:
+        filled: where it goes.
+        piece: the tensor of the model.
+        own: the tensor of the file.
+        shape: the sizes that the model multiplies with.
+    """
+
+    filled: Filled
+    piece: Piece
+    own: Piece
+    shape: Shape
+
+    def shows_turned(self) -> bool | None:
+        """Return whether sizes show that the parameter was transposed (True) or not (False); None if it is square."""
+        if self.own.shape != self.shape:
+            return self.own.shape == self.piece.entry.shape
+        if self.own.shape[-1] != self.own.shape[-2]:
+            return "transpose" in self.filled.expr.operations()
+        return None
+
+    def may_be_turned(self) -> bool:
+        """Return whether the parameter has another last name than the model's tensor, and no step but a selection or
+        one reshape was done with it.
+        """
+        renamed = self.own.entry.key.split(".")[-1] != self.piece.entry.key.split(".")[-1]
+        # an earlier step reads the rows of what it reshapes off sizes that are no square's, such as those of heads
+        untouched = "reshape" not in self.own.expr.operations()
+        return renamed and untouched and AS_IT_IS.issuperset(self.filled.expr.operations())
+
+    def reason(self) -> Reason:
+        """Return the reason to ask about the parameter: that of scores (`_as_scores`), or that of inputs first."""
+        return Reason.INPUTS_FIRST if _as_scores(self.piece) is None else Reason.SQUARE_SCORES
+
+    def from_the_right(self) -> bool:
+        """Return whether code as a rule multiplies with such a parameter from the right: it is not called
+        `…_weight`, is no stack of matrices, and holds no scores.
+        """
+        taken_one_by_one = len(self.own.shape) == 3
+        return not taken_one_by_one and not self.own.leaf.endswith("_weight") and _as_scores(self.piece) is None
+
+
+def _bare_uses(filling: Filling) -> Iterator[_BareUse]:
+    """Yield each bare parameter that goes to a tensor of the model that is multiplied with, or that holds scores."""
+    for hole, filled in filling.holes.items():
+        t, s = filling.unit_of[hole]
+        piece = t.pieces.get(hole.role)
+        shape = None if piece is None else _as_matrix(piece) or _as_scores(piece)
+        own = _taken_whole(filled.expr, s.pieces.values())
+        if piece is not None and shape is not None and own is not None and is_bare(own) and len(own.shape) > 1:
+            yield _BareUse(filled, piece, own, shape)
+
+
+def _taken_whole(expr: Expr, pieces: Iterable[Piece]) -> Piece | None:
+    """Return that of PIECES that EXPR takes, as it is or reshaped; None if it takes none so."""
+    return next((p for p in pieces if p.expr in (expr, ex.unreshaped(expr))), None)
+
+
+def turn_squares_of_layers(filling: Filling) -> None:
+    """Decide for each square matrix of a layer whether it is transposed (`_decide`). The matrices of the same name
+    (`kin`) that are not square show whether their rows are inputs.
+
+    Most code has outputs first. Graph convolutions and layers from TensorFlow have inputs first. Bare parameters of the
+    source do not count, and keep their layout.
+    """
+    matrices = list(_of_layers(filling))
+    by_name: dict[str, Counter[bool]] = defaultdict(Counter)
+    for one in matrices:
+        if not one.is_square():
+            by_name[kin(one.own)][one.turned != ex.is_transposed(one.own.expr)] += 1
+    for one in matrices:
+        if one.is_square() and one.has_open_layout():
+            inputs_first = by_name[kin(one.own)]
+            shown = Counter({True: inputs_first[not one.turned], False: inputs_first[one.turned]})
+            _decide(one.filled, shown, one.reason(), from_the_right=one.of_graph())
+
+
+@dataclass(frozen=True, slots=True)
+class _OfLayer:
+    """A matrix of a layer of the file that is taken as it is.
+
+    Attributes:
+        filled: where it goes.
+        piece: the tensor of the model.
+        own: the tensor of the file.
+        turned: whether the model stores it with inputs first.
+    """
+
+    filled: Filled
+    piece: Piece
+    own: Piece
+    turned: bool
+
+    def is_square(self) -> bool:
+        """Return whether the last two sizes are equal."""
+        return self.own.shape[-1] == self.own.shape[-2]
+
+    def has_open_layout(self) -> bool:
+        """Return whether nothing states the layout of the tensor of the file: neither its place or name, nor a step."""
+        return self.own.expr.is_copy and not self.own.placed and self.own.leaf not in table().inputs_first
+
+    def reason(self) -> Reason | None:
+        """Return the reason to ask: the model stores inputs first, or its forward pass does not use the bare parameter;
+        None for a matrix with outputs first, as most are.
+        """
+        unseen = self.piece.entry.used is None and is_bare(self.piece) and self.piece.entry.module != "Embedding"
+        return Reason.INPUTS_FIRST if self.turned or unseen else None
+
+    def of_graph(self) -> bool:
+        """Return whether the matrix is that of a graph convolution: the model stores inputs first, under a name for
+        convolutions.
+        """
+        name = cut(kin(self.own).removesuffix("s"))
+        return self.turned and label(table().group("purpose"), name) == "conv"
+
+
+def _of_layers(filling: Filling) -> Iterator[_OfLayer]:
+    """Yield each tensor of two or more dimensions that the file has and the model takes as it is, but for bare
+    parameters of the file.
+    """
+    for hole, filled in filling.holes.items():
+        t, s = filling.unit_of[hole]
+        piece = t.pieces.get(hole.role)
+        own = next((p for p in s.pieces.values() if p.expr == filled.expr), None)
+        if piece is not None and own is not None and len(own.shape) > 1 and not is_bare(own):
+            yield _OfLayer(filled, piece, own, is_turned(filling.target, piece))
+
+
+def _as_matrix(piece: Piece) -> Shape | None:
+    """Return the shape [outputs, inputs] of PIECE, a convolution of size 1 or what the model multiplies with
+    (`_multiplies`); None for other convolutions and other tensors.
+    """
+    if len(piece.shape) > 2 and (piece.entry.how.startswith("conv") or piece.entry.module.startswith("Conv")):
+        return piece.shape[:2] if not squeezed(piece.shape[2:]) else None
+    return piece.shape if _multiplies(piece) else None
+
+
+def _multiplies(piece: Piece) -> bool:
+    """Return whether PIECE has two or more dimensions and is multiplied with, or belongs to a `Linear`."""
+    return len(piece.shape) > 1 and (piece.entry.how in PRODUCTS or piece.entry.module == "Linear")
+
+
+def _as_scores(piece: Piece) -> Shape | None:
+    """Return the shape of PIECE if it is a trained bare parameter of the sizes [n, n], with n > 1, and no `Embedding`,
+    from which code takes single numbers, or which it adds, such as scores from class to class; None for other pieces.
+    """
+    of_own_code = is_bare(piece) and piece.entry.parameter and piece.entry.module != "Embedding"
+    is_square = len(piece.shape) == 2 and piece.shape[0] == piece.shape[1] > 1
+    return piece.shape if of_own_code and is_square and piece.entry.how in _TAKES else None
+
+
+#: How code takes numbers out of a matrix, or adds all of them.
+_TAKES = frozenset("__getitem__ gather index_select add __add__ __radd__ unsqueeze".split())
+
+__all__ = ["AS_IT_IS", "turn_bare_squares", "turn_squares_of_layers"]
