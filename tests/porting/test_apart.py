@@ -106,6 +106,19 @@ def test_a_parameter_named_as_the_shift_of_another_is_its_bias() -> None:
     assert pairing(port(signature(source), wanted(target))) == dict(zip(target, source, strict=True))
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_a_bias_called_after_a_layer_that_has_its_own_is_not_that_of_the_layer(first: bool) -> None:
+    sums = {f"graph.{way}_bias": (6,) for way in ("incoming", "outgoing")}
+    layers = {
+        f"graph.{way}.{leaf}": shape
+        for way in ("incoming", "outgoing")
+        for leaf, shape in (("weight", (6, 6)), ("bias", (6,)))
+    }
+    target = {**sums, **layers} if first else {**layers, **sums}
+    for unit in units_of(canonical(signature(target), wanted(target))[1]):
+        assert {piece.entry.key.rpartition("_")[2] == "bias" for piece in unit.pieces.values()} != {True, False}
+
+
 def test_a_bias_in_a_module_of_its_own_goes_to_the_layer_beside_it_whatever_dimensions_of_one_both_have() -> None:
     source: Arrays = {}
     target: dict[str, tuple[int, ...]] = {}

@@ -114,6 +114,11 @@ def _named(signature: Signature, *, is_target: bool, counted: Mapping[str, int] 
         else _path_and_role(entry, split[entry.key], siblings)
         for entry in entries
     }
+    # `fc_bias` beside a module `fc` with a bias of its own is another tensor
+    held = {roles[key] for key, path in split.items() if roles[key][0] == path[:-1]}
+    for key, path in split.items():
+        if roles[key] in held and roles[key][0] != path[:-1]:
+            roles[key] = path, roles[key][1]
     flat = divided({path for path, _ in roles.values()})
     for order, entry in enumerate(entries):
         path, role = roles[entry.key]
