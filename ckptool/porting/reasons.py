@@ -320,8 +320,9 @@ class Reason(Enum):
     )
     BIAS_FOR_ALL = (
         Topic.OTHER,
-        "the source has a bias of this size in other layers ({}), and the model has no place for it there; check in "
-        "both codes whether the outputs of these layers are added: if they are, this bias has to be the sum of all",
+        "the source has a bias of this size in other layers ({}), and the model has no place for it there, so this "
+        "bias was filled with the sum of all; check in both codes that the outputs of these layers are added: if they "
+        "are not, take the alternative below",
     )
     SEVERAL_COPIES = (
         Topic.OTHER,

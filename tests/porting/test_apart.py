@@ -12,7 +12,7 @@ from ckptool.porting.forms.canonical import canonical
 from ckptool.porting.matching.units import units_of
 from ckptool.porting.port import port
 from ckptool.porting.rivals.company import counted_alike
-from ckptool.porting.words import label, table
+from ckptool.porting.words import label, table, words_of
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -104,6 +104,22 @@ def test_a_parameter_named_as_the_shift_of_another_is_its_bias() -> None:
         for leaf, own in {"blend": "mix_weight", "blend_offset": "mix_bias", "goal": "focus_weight"}.items()
     }
     assert pairing(port(signature(source), wanted(target))) == dict(zip(target, source, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "group", "said"),
+    [
+        ("blocks.0.own_attention.query", "crossing", "self"),
+        ("blocks.0.memory_attention.query", "crossing", "cross"),
+        ("encoder.attn_layers.0.attention", "crossing", None),
+        ("encoder.attn_layers.0.attention", "side", "encoder"),
+        ("decoder.encoder_attn.0", "crossing", "cross"),
+        ("first_state", "state", "hidden"),
+        ("initial_cell", "state", "cell"),
+    ],
+)
+def test_names_say_which_attention_and_which_state_it_is(name: str, group: str, said: str | None) -> None:
+    assert label(table().group(group), words_of(tuple(name.split(".")))) == said
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -511,3 +527,10 @@ def test_lists_of_matrices_and_of_their_biases_have_their_layers_whatever_letter
     mapping = port(signature(source), wanted(target, used=target))
     assert pairing(mapping) == dict(zip(target, source, strict=True))
     assert not mapping.having("guessed")
+
+
+def test_a_stack_called_v_is_no_projection_of_an_attention() -> None:
+    tables = {f"ffm.embeddings.{n}.weight": (45, 8) for n in range(5)}
+    made = port(signature({**tables, "linear.weight": (45, 1)}), wanted({"v": (5, 45, 8), "w": (45,)}))
+    assert pairing(made)["v"] == f"stack({', '.join(tables)})"
+    assert found(made, "v").status == "mapped"

@@ -383,16 +383,18 @@ class Matcher:
         return before is not None and earlier is not None and paired.isdisjoint((id(before), id(earlier)))
 
     def _parts_without_names(self, pairs: list[tuple[Unit, Unit]]) -> None:
-        """Ask about the targets of PAIRS with queries, keys and values that one side stores as one tensor (several
-        pairs have its key), if the name of the layer of the other side says nothing of an attention. Pairs that equal
-        names made are not asked about.
+        """Ask about the targets of PAIRS with queries, keys and values that one side stores as one tensor (pairs with
+        different ones of these have its key), if the name of the layer of the other side says nothing of an attention.
+        Pairs that equal names made are not asked about.
         """
         group = table().group("attention")
         for side in (0, 1):
-            held = Counter(pair[side].main.entry.key for pair in pairs)
+            held: dict[str, set[str | None]] = defaultdict(set)
+            for pair in pairs:
+                held[pair[side].main.entry.key].add(label(group, pair[side].words))
             for pair in pairs:
                 own, others = (label(group, pair[n].words) for n in (side, 1 - side))
-                apart = held[pair[side].main.entry.key] > 1 and own in ("q", "k", "v") and others is None
+                apart = len(held[pair[side].main.entry.key]) > 1 and own in ("q", "k", "v") and others is None
                 if apart and not pair[0].told_by(Kind.NAME):
                     one, several = ("source", "model") if side else ("model", "source")
                     pair[0].ask(ask(Reason.PARTS_UNNAMED, one, several, several))
