@@ -743,6 +743,12 @@ class Reason(Enum):
     )
 
     # Other sizes, and what is put where nothing was found
+    FROM_ONE_PIXEL = (
+        Topic.OTHER,
+        "a linear layer in one of the codes is a transposed convolution of one pixel in the other code, so the weight "
+        "was transposed and reshaped; check that the linear layer gives all pixels of one channel first, then those of "
+        "the next channel: if it does not, reorder its rows in the mapping file",
+    )
     PATCHES = (
         Topic.OTHER,
         "patches go through a linear layer in one of the codes and through a convolution in the other code, so the "

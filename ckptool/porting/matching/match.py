@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 from ...keys.known_buffers import STATISTICS
 from ...model_code.signature import Entry
@@ -146,7 +147,10 @@ class Matcher:
         for targets, sources in groups.values():
             if len(targets) == len(sources) == 1:
                 t, s = targets[0], sources[0]
-                if covered or id(t) in growing or self._supported(t, s):
+                if _gives_others(t, s):
+                    free_t.append(t)
+                    free_s.append(s)
+                elif covered or id(t) in growing or self._supported(t, s):
                     pairs.append((t, s))
                 elif self._only_so(t, s):
                     lone.append((t, s))
@@ -417,6 +421,14 @@ def _is_beside(unit: Unit) -> bool:
 def _are_positions(units: Sequence[Unit]) -> bool:
     """Return whether the names of all UNITS mark position tables, which the model may compute itself; True for none."""
     return all(label_of(unit, "embedding") == "position" for unit in units)
+
+
+def _gives_others(t: Unit, s: Unit) -> bool:
+    """Return whether T and S both have a bias, with unequal numbers of values: one gives other outputs than the other,
+    such as a bilinear layer of one output and a square linear layer.
+    """
+    biases = [unit.pieces.get("bias") for unit in (t, s)]
+    return len({prod(bias.shape) for bias in biases if bias is not None}) > 1
 
 
 def _is_plain(unit: Unit) -> bool:
