@@ -534,3 +534,29 @@ def test_a_stack_called_v_is_no_projection_of_an_attention() -> None:
     made = port(signature({**tables, "linear.weight": (45, 1)}), wanted({"v": (5, 45, 8), "w": (45,)}))
     assert pairing(made)["v"] == f"stack({', '.join(tables)})"
     assert found(made, "v").status == "mapped"
+
+
+def test_a_norm_beside_what_it_wraps_comes_first_although_code_registers_it_later() -> None:
+    source: Shapes = {"embed.weight": (9, 6)}
+    target: Shapes = {"lookup.weight": (9, 6)}
+    names: dict[str, str] = {}
+    for n in range(2):
+        around = f"layers.{n}.fn"
+        parts = {
+            "norm": (f"{around}.norm", (6,)),
+            "expand": (f"{around}.fn.proj_in", (12, 6)),
+            "gate_norm": (f"{around}.fn.unit.norm", (6,)),
+            "across": (f"{around}.fn.unit", (6, 6)),
+            "contract": (f"{around}.fn.proj_out", (6, 6)),
+        }
+        for own, (theirs, shape) in parts.items():
+            names[f"blocks.{n}.{own}"] = theirs
+            target |= {f"blocks.{n}.{own}.weight": shape, f"blocks.{n}.{own}.bias": shape[:1]}
+        for own in ("expand", "across", "gate_norm", "contract", "norm"):
+            theirs, shape = parts[own]
+            source |= {f"{theirs}.weight": shape, f"{theirs}.bias": shape[:1]}
+    made = port(signature(source), wanted(target, used=target))
+    assert {e.status for e in made.entries} == {"mapped"}
+    for entry in made.entries[1:]:
+        module, _, leaf = entry.target.rpartition(".")
+        assert str(entry.expr) == f"{names[module]}.{leaf}"
