@@ -399,7 +399,8 @@ def other_arrangement(target: Piece, source: Piece) -> Reason | None:
     if names or code show it, if neither is fused by name, or if another rule asks.
 
     A layer with the same name on both sides is taken to have one layout, unless one of the two layers is a convolution.
-    Queries, keys and values are asked about if both are fused, TARGET in blocks, and the name of SOURCE is not sure;
+    Queries, keys and values are asked about if both are fused, TARGET in blocks, and neither the name of SOURCE is sure
+    nor the source's code shows that it is in blocks, too, with the same names in the same order;
     gate and up, if not both names are sure, and code does not show the half (where it does, another rule asks).
     """
     own, theirs = fused_kind(target), fused_kind(source)
@@ -410,7 +411,9 @@ def other_arrangement(target: Piece, source: Piece) -> Reason | None:
     if "q" in kind.parts:
         layout = layout_of(target.entry, len(kind.parts))[0]
         block = layout == "block" or (not layout and own is not None and own.sure)  # as its name says, if not followed
-        return Reason.HEADS_ARRANGED if own and theirs and block and not theirs.sure else None
+        alike = () != parts_in_code(source.entry) == parts_in_code(target.entry)
+        shown = alike and layout_of(source.entry, len(kind.parts))[0] == "block"
+        return Reason.HEADS_ARRANGED if own and theirs and block and not (theirs.sure or shown) else None
     if "gate" not in kind.parts or (own and theirs and own.sure and theirs.sure):
         return None
     if len(squeezed(target.entry.shape)) > 2:
