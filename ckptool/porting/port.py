@@ -174,9 +174,8 @@ class _Entries:
                 one = one.asking(ask(Reason.LEFT_OUT_BESIDE, name))
             entries.append(one)
         entries = self._with_left_biases(entries)
-        read = {key for one in entries for key in one.sources}
-        unused = tuple(key for key in made.unused if key not in read)
-        return replace(made, entries=tuple(entries), unused=unused)
+        read = {key for one in entries for key in one.sources}  # a sum also reads biases that were left out
+        return replace(made, entries=tuple(entries), unused=tuple(key for key in made.unused if key not in read))
 
     def _with_left_biases(self, entries: Sequence[Entry]) -> list[Entry]:
         """Return ENTRIES with the sum of all for each bias of the model that stands alone in its module, if a bias of
