@@ -95,18 +95,21 @@ def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
 _FEW = 1 << 20
 
 
-def shape_only(name: str, args: Any, kwargs: Any) -> torch.Tensor | None:
-    """Return a tensor of the shape that the torch function NAME gives for these arguments, without computing it: zeros
-    that share one element, but for a small result of `grouped_mm`. None if the function has to run.
+def shape_only(name: str, args: Any, kwargs: Any) -> Any:
+    """Return a tensor of the shape that the torch function NAME gives for these arguments, or a tuple of all tensors
+    that it gives, without computing them: zeros that share one element, but for a small result of `grouped_mm`. None if
+    the function has to run.
 
     It knows functions of each element (which give the first argument itself), pools, `linear`, convolutions without
-    groups, and `grouped_mm`. The weight, or without one the first argument, has to be on a CPU with one element in
-    memory for all (all strides 0), and with a weight the numbers have to be floating point; `grouped_mm` takes any.
-    Sizes have to fit.
+    groups, recurrent layers, and `grouped_mm`. The weight, or without one the first argument, has to be on a CPU with
+    one element in memory for all (all strides 0), and with a weight the numbers have to be floating point; `grouped_mm`
+    takes any, and weights of recurrent layers may be on the meta device. Sizes have to fit.
     """
     x = args[0] if args else None
     if not isinstance(x, torch.Tensor):
         return None
+    if name in _RECURRENT:
+        return None if kwargs else _after_all_steps(x, *args[1:])
     if name in _BY_ELEMENT and x.numel() > 1 and not any(x.stride()) and x.device.type == "cpu":
         return x
     if name in _POOLS and x.ndim == int(name[-2]) + 2 and not any(x.stride()) and x.numel() > 1:
@@ -125,6 +128,31 @@ def shape_only(name: str, args: Any, kwargs: Any) -> torch.Tensor | None:
         sizes = None if kwargs or args[6:] not in ((), (1,)) else _convolved(x.shape[2:], weight.shape[2:], *args[3:6])
         return None if sizes is None else x.new_zeros(()).expand(x.shape[0], weight.shape[0], *sizes)
     return None
+
+
+def _after_all_steps(x: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...] | None:
+    """Return the outputs and the last states of a recurrent layer of torch on X. REST has its other arguments: the
+    states at the beginning, all weights, and settings; if X is packed, the sizes of its batches come before these.
+
+    On the meta device torch takes each step, one after the other. None if torch has to refuse the sizes, or if the
+    weights have values.
+    """
+    packed = not (len(rest) > 2 and isinstance(rest[2], bool))
+    if len(rest) != 8 or x.ndim != (2 if packed else 3):
+        return None
+    states, weights, _, layers, _, _, both_ways = rest[packed:][:7]
+    states = (states,) if isinstance(states, torch.Tensor) else tuple(states)
+    hollow = all(w.is_meta or not any(w.stride()) for w in weights)
+    alike = {(t.dtype, t.device) for t in (x, *states, *weights)}
+    if not (hollow and len(alike) == 1 and x.is_floating_point() and x.shape[-1] == weights[0].shape[1]):
+        return None
+    ways, first = 1 + both_ways, states[0]
+    batch = first.shape[1] if packed else x.shape[0 if rest[7] else 1]
+    sizes = [(ways * layers, batch, size) for size in (weights[1].shape[1], weights[1].shape[0] // 4)]
+    if [tuple(state.shape) for state in states] != sizes[: len(states)]:
+        return None
+    output = x.new_zeros(()).expand(*x.shape[:-1], ways * first.shape[-1])
+    return output, *(x.new_zeros(()).expand(state.shape) for state in states)
 
 
 def _convolved(
@@ -152,6 +180,7 @@ def _convolved(
 _POOLS = frozenset(
     f"{kind}_pool{dims}d" for kind in ("max", "avg", "adaptive_avg", "adaptive_max") for dims in (1, 2, 3)
 )
+_RECURRENT = frozenset({"rnn_tanh", "rnn_relu", "gru", "lstm"})
 #: Rows by one of several matrices each, as mixtures of experts do.
 _GROUPED = frozenset({"grouped_mm", "_grouped_mm"})
 #: Functions of each element, also in place.

@@ -147,7 +147,7 @@ def _follow(model: torch.nn.Module, live: Mapping[str, torch.Tensor], inputs: An
     for one in itertools.chain(without_memory(model), [model] if small else []):
         began = time.monotonic()
         guesses = itertools.islice(filter(_is_small, guess_inputs(model)), 40 if one is model else _TRIES)
-        searched = find_inputs(one, shortcut=None if one is model else shape_only, patience=_PATIENCE / 2)
+        searched = find_inputs(one, shortcut=shape_only, patience=_PATIENCE / 2)
         with _one_thread() if one is not model else contextlib.nullcontext():
             for candidate in [inputs] if inputs is not None else itertools.chain(guesses, searched):
                 if time.monotonic() - began > _PATIENCE:

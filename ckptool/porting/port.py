@@ -145,7 +145,9 @@ class _Entries:
             elif one.expr is not None and module in aside:
                 one = one.asking(ask(Reason.LEFT_OUT_BESIDE, aside[module]))
             entries.append(one)
-        return replace(made, entries=tuple(self._with_left_biases(entries)))
+        entries = self._with_left_biases(entries)
+        read = {key for one in entries for key in one.sources}  # a sum also reads biases that were left out
+        return replace(made, entries=tuple(entries), unused=tuple(key for key in made.unused if key not in read))
 
     def _left(self, made: Mapping) -> dict[str, list[str]]:
         """Return path of a module -> the unused keys of MADE at any depth in it that may be part of a layer
@@ -192,25 +194,35 @@ class _Entries:
         return [tensors[key] for key in left_out if len(tensors[key].shape) > 1]
 
     def _with_left_biases(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Return ENTRIES with a question about each bias of the model that stands alone in its module, if a bias of its
-        size was left out of a layer (LEFT_BESIDE): code that adds the outputs of layers may keep one bias for all.
+        """Return ENTRIES with the sum of all for each bias of the model that stands alone in its module, if a bias of
+        its size was left out of a layer (LEFT_BESIDE): code that adds the outputs of layers may keep one bias for them.
+        This is a question, in place of that about the layer.
         """
         left = {q.named[0] for one in entries for q in one.questions if q.reason is Reason.LEFT_BESIDE}
         biases = {key for key in left if key.rpartition(".")[2] == "bias"}
         if not biases:
             return list(entries)
         inside = Counter(one.target.rpartition(".")[0] for one in entries)
-        made = []
+        made, added = [], set()
         for one in entries:
             module, _, leaf = one.target.rpartition(".")
             if leaf == "bias" and inside[module] == 1 and one.expr is not None:
                 others = sorted(key for key in biases if self._shapes[key] == one.shape)
                 if others:
-                    summed = ex.add(one.expr, *map(ex.of, others))
                     question: Question[Expr] = ask(Reason.BIAS_FOR_ALL, ", ".join(others))
-                    one = one.asking(question.about(summed))
+                    summed = ex.add(one.expr, *map(ex.of, others))
+                    one = replace(one, expr=summed).asking(question.about(one.expr))
+                    added.update(others)
             made.append(one)
-        return made
+        return [
+            replace(
+                one,
+                questions=tuple(
+                    q for q in one.questions if q.reason is not Reason.LEFT_BESIDE or q.named[0] not in added
+                ),
+            )
+            for one in made
+        ]
 
     def _left_out(self, one: Entry, unused: Sequence[Tensor]) -> str | None:
         """Return the path of a layer (its key, if it is in no module) that the source's code runs on the same input as

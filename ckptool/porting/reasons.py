@@ -320,8 +320,9 @@ class Reason(Enum):
     )
     BIAS_FOR_ALL = (
         Topic.OTHER,
-        "the source has a bias of this size in other layers ({}), and the model has no place for it there; check in "
-        "both codes whether the outputs of these layers are added: if they are, this bias has to be the sum of all",
+        "the source has a bias of this size in other layers ({}), and the model has no place for it there, so this "
+        "bias was filled with the sum of all; check in both codes that the outputs of these layers are added: if they "
+        "are not, take the alternative below",
     )
     SEVERAL_COPIES = (
         Topic.OTHER,
@@ -742,6 +743,12 @@ class Reason(Enum):
     )
 
     # Other sizes, and what is put where nothing was found
+    FROM_ONE_PIXEL = (
+        Topic.OTHER,
+        "a linear layer in one of the codes is a transposed convolution of one pixel in the other code, so the weight "
+        "was transposed and reshaped; check that the linear layer gives all pixels of one channel first, then those of "
+        "the next channel: if it does not, reorder its rows in the mapping file",
+    )
     PATCHES = (
         Topic.OTHER,
         "patches go through a linear layer in one of the codes and through a convolution in the other code, so the "

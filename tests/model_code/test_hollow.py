@@ -56,6 +56,57 @@ def test_rows_by_one_of_several_matrices_have_the_shape_that_torch_gives_them(si
     assert shape_only("grouped_mm", (x.to(device), hollow), {"offs": offsets}).shape == expected.shape
 
 
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+@given(st.data(), st.sampled_from(["cpu", "meta"]))
+def test_a_recurrent_layer_of_zeros_gives_what_torch_gives(data, device):
+    kind = data.draw(st.sampled_from(["RNN", "GRU", "LSTM"]))
+    flags = {name: data.draw(st.booleans()) for name in ("bias", "batch_first", "bidirectional")}
+    more = {"proj_size": data.draw(st.integers(0, 2))} if kind == "LSTM" else {}
+    layer = getattr(torch.nn, kind)(3, 4, data.draw(st.integers(1, 2)), **flags, **more)
+    x = torch.zeros(data.draw(st.sampled_from([(2, 5, 3), (5, 3)])))
+    if packed := x.ndim == 3 and data.draw(st.booleans()):
+        lengths = torch.full((x.shape[0 if flags["batch_first"] else 1],), 2)
+        x = torch.nn.utils.rnn.pack_padded_sequence(x, lengths, flags["batch_first"])
+    expected = [t.shape for t in leaves_of(layer(x))]
+    (hollow,) = [one for one in without_memory(layer) if next(one.parameters()).device.type == device]
+    with Answered() as answered:
+        given = hollow(x.to(device) if packed or device == "meta" else zeros(*x.shape))
+    assert [t.shape for t in leaves_of(given)] == expected
+    assert answered.known == [True]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"input": (7, 2, 5)}, {"state": (1, 3, 4)}, {"state": (2, 2, 4)}, {"state": (1, 2, 9)}]
+)
+def test_a_recurrent_layer_refuses_sizes_as_torch_does(wrong):
+    shapes = {"input": (7, 2, 3), "state": (1, 2, 4)} | wrong
+    weights = [zeros(12, 3), zeros(12, 4)]
+    args = (zeros(*shapes["input"]), zeros(*shapes["state"]), weights, False, 1, 0.0, False, False, False)
+    assert shape_only("gru", args, {}) is None
+    with pytest.raises(RuntimeError):
+        torch.gru(*args)
+
+
+class Answered(torch.overrides.TorchFunctionMode):
+    """Takes what `shape_only` gives, and notes for each recurrent layer whether it gave anything."""
+
+    def __init__(self):
+        super().__init__()
+        self.known = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        found = shape_only(func.__name__, args, kwargs or {})
+        if func.__name__ in ("rnn_tanh", "gru", "lstm"):
+            self.known.append(found is not None)
+        return func(*args, **(kwargs or {})) if found is None else found
+
+
+def leaves_of(value):
+    if isinstance(value, torch.nn.utils.rnn.PackedSequence):
+        return [value.data]
+    return [value] if isinstance(value, torch.Tensor) else [leaf for one in value for leaf in leaves_of(one)]
+
+
 def test_a_model_without_values_is_followed_in_one_thread():
     threads = set()
 

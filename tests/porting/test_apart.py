@@ -12,7 +12,7 @@ from ckptool.porting.forms.canonical import canonical
 from ckptool.porting.matching.units import units_of
 from ckptool.porting.port import port
 from ckptool.porting.rivals.company import counted_alike
-from ckptool.porting.words import label, table
+from ckptool.porting.words import label, table, words_of
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -104,6 +104,35 @@ def test_a_parameter_named_as_the_shift_of_another_is_its_bias() -> None:
         for leaf, own in {"blend": "mix_weight", "blend_offset": "mix_bias", "goal": "focus_weight"}.items()
     }
     assert pairing(port(signature(source), wanted(target))) == dict(zip(target, source, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "group", "said"),
+    [
+        ("blocks.0.own_attention.query", "crossing", "self"),
+        ("blocks.0.memory_attention.query", "crossing", "cross"),
+        ("encoder.attn_layers.0.attention", "crossing", None),
+        ("encoder.attn_layers.0.attention", "side", "encoder"),
+        ("decoder.encoder_attn.0", "crossing", "cross"),
+        ("first_state", "state", "hidden"),
+        ("initial_cell", "state", "cell"),
+    ],
+)
+def test_names_say_which_attention_and_which_state_it_is(name: str, group: str, said: str | None) -> None:
+    assert label(table().group(group), words_of(tuple(name.split(".")))) == said
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_bias_called_after_a_layer_that_has_its_own_is_not_that_of_the_layer(first: bool) -> None:
+    sums = {f"graph.{way}_bias": (6,) for way in ("incoming", "outgoing")}
+    layers = {
+        f"graph.{way}.{leaf}": shape
+        for way in ("incoming", "outgoing")
+        for leaf, shape in (("weight", (6, 6)), ("bias", (6,)))
+    }
+    target = {**sums, **layers} if first else {**layers, **sums}
+    for unit in units_of(canonical(signature(target), wanted(target))[1]):
+        assert {piece.entry.key.rpartition("_")[2] == "bias" for piece in unit.pieces.values()} != {True, False}
 
 
 def test_a_bias_in_a_module_of_its_own_goes_to_the_layer_beside_it_whatever_dimensions_of_one_both_have() -> None:
@@ -498,3 +527,36 @@ def test_lists_of_matrices_and_of_their_biases_have_their_layers_whatever_letter
     mapping = port(signature(source), wanted(target, used=target))
     assert pairing(mapping) == dict(zip(target, source, strict=True))
     assert not mapping.having("guessed")
+
+
+def test_a_stack_called_v_is_no_projection_of_an_attention() -> None:
+    tables = {f"ffm.embeddings.{n}.weight": (45, 8) for n in range(5)}
+    made = port(signature({**tables, "linear.weight": (45, 1)}), wanted({"v": (5, 45, 8), "w": (45,)}))
+    assert pairing(made)["v"] == f"stack({', '.join(tables)})"
+    assert found(made, "v").status == "mapped"
+
+
+def test_a_norm_beside_what_it_wraps_comes_first_although_code_registers_it_later() -> None:
+    source: Shapes = {"embed.weight": (9, 6)}
+    target: Shapes = {"lookup.weight": (9, 6)}
+    names: dict[str, str] = {}
+    for n in range(2):
+        around = f"layers.{n}.fn"
+        parts = {
+            "norm": (f"{around}.norm", (6,)),
+            "expand": (f"{around}.fn.proj_in", (12, 6)),
+            "gate_norm": (f"{around}.fn.unit.norm", (6,)),
+            "across": (f"{around}.fn.unit", (6, 6)),
+            "contract": (f"{around}.fn.proj_out", (6, 6)),
+        }
+        for own, (theirs, shape) in parts.items():
+            names[f"blocks.{n}.{own}"] = theirs
+            target |= {f"blocks.{n}.{own}.weight": shape, f"blocks.{n}.{own}.bias": shape[:1]}
+        for own in ("expand", "across", "gate_norm", "contract", "norm"):
+            theirs, shape = parts[own]
+            source |= {f"{theirs}.weight": shape, f"{theirs}.bias": shape[:1]}
+    made = port(signature(source), wanted(target, used=target))
+    assert {e.status for e in made.entries} == {"mapped"}
+    for entry in made.entries[1:]:
+        module, _, leaf = entry.target.rpartition(".")
+        assert str(entry.expr) == f"{names[module]}.{leaf}"

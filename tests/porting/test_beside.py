@@ -152,16 +152,17 @@ def test_a_target_network_that_the_file_does_not_have_is_a_copy(source: tuple[st
 
 
 @pytest.mark.parametrize(("bias", "asked"), [(True, True), (False, False)])
-def test_one_bias_of_the_model_may_be_the_sum_of_those_that_were_left_out(bias: bool, asked: bool) -> None:
+def test_one_bias_of_the_model_is_most_likely_the_sum_of_those_that_were_left_out(bias: bool, asked: bool) -> None:
     source = {"linear.fc.weight": (39, 1), "linear.bias": (1,), "mlp.0.weight": (24, 64), "mlp.1.weight": (1, 24)}
     source |= {"mlp.1.bias": (1,)} if bias else {}
     target = {"wide.weight": (39, 1), "deep.0.weight": (24, 64), "deep.1.weight": (1, 24), "bias": (1,)}
-    entry = found(port(signature(source), wanted(target)), "bias")
+    made = port(signature(source), wanted(target))
+    entry = found(made, "bias")
     questions = {q.reason.name: q for q in entry.questions}
     assert ("BIAS_FOR_ALL" in questions) is asked
     assert (entry.status == "guessed") is asked
     if asked:
-        assert (
-            str(questions["BIAS_FOR_ALL"].options[0])
-            == f"add({entry.expr}, {'mlp.1.bias' if str(entry.expr) == 'linear.bias' else 'linear.bias'})"
-        )
+        chosen = str(questions["BIAS_FOR_ALL"].options[0])
+        assert str(entry.expr) == f"add({chosen}, {'mlp.1.bias' if chosen == 'linear.bias' else 'linear.bias'})"
+    assert {e.status for e in made.entries if e is not entry} == {"mapped"}
+    assert not made.unused

@@ -1,4 +1,4 @@
-"""A layer that a file holds twice is one layer."""
+"""A layer that a file holds twice is one layer, and one of two equal modules is a guess."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sides import lazy_tensor
+from sides import lazy_tensor, pairing, signature, wanted
 
 from ckptool.porting.forms.copies import doubles
+from ckptool.porting.port import port
 
 
 def tensors(layers: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -83,3 +84,25 @@ def test_an_output_layer_of_a_table_has_the_bias_that_stands_alone_too() -> None
     assert doubles(held, list(held)) == doubles(held, sorted(held)) == ties
     held = tensors({"head": {"bias": output["bias"]}, "head.decoder": output})
     assert doubles(held, list(held)) == {}
+
+
+@pytest.mark.parametrize("others", [1, 9])
+def test_of_two_equal_modules_in_a_larger_file_a_model_of_that_look_takes_one_as_a_guess(others: int) -> None:
+    look = {
+        f"q{n}.{at}.{leaf}": shape
+        for n in (1, 2)
+        for at in (0, 2)
+        for leaf, shape in (("weight", (6, 6)), ("bias", (6,)))
+    }
+    copies = {f"{name}.{key}": shape for name in ("q_target", "qf") for key, shape in look.items()}
+    rest = {
+        f"policy.{n}.{leaf}": (5, 4 + n)[: len(shape)]
+        for n in range(others)
+        for leaf, shape in (("weight", (6, 6)), ("bias", (6,)))
+    }
+    made = port(signature({**copies, **rest}), wanted(look))
+    assert pairing(made) == {key: f"qf.{key}" for key in look}
+    for entry in made.entries:
+        assert [str(option) for question in entry.questions for option in question.options] == [
+            f"q_target.{entry.target}"
+        ]

@@ -124,3 +124,34 @@ def test_a_norm_beside_a_convolution_of_other_inputs_is_known_by_its_place() -> 
         f"bn.{leaf}": f"features.1.{leaf}" for leaf in norm
     }
     assert {e.target for e in mapping.having("guessed")} == {"stem.weight", *(f"bn.{leaf}" for leaf in norm)}
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_transposed_convolution_of_one_pixel_is_a_linear_layer_and_a_guess(size: int) -> None:
+    torch = pytest.importorskip("torch")
+    source = filled({"first.weight": (5, 3, size, size), "up.weight": (3, 7, 2, 2), "up.bias": (7,)})
+    shapes: dict[str, tuple[int, ...]] = {
+        "first.weight": (3 * size * size, 5),
+        "up.weight": (3, 7, 2, 2),
+        "up.bias": (7,),
+    }
+    made = worked_out(source, shapes)
+    assert made["first.weight"].status == "guessed"
+    noise = torch.randn(2, 5)
+    expected = torch.nn.functional.conv_transpose2d(noise[..., None, None], torch.from_numpy(source["first.weight"]))
+    given_by = torch.nn.functional.linear(noise, torch.from_numpy(made["first.weight"].values.copy()))
+    torch.testing.assert_close(given_by.view_as(expected), expected)
+    back = worked_out({key: made[key].values for key in shapes}, {key: value.shape for key, value in source.items()})
+    np.testing.assert_array_equal(back["first.weight"].values, source["first.weight"])
+
+
+def test_a_bilinear_layer_of_one_output_is_no_square_layer_with_a_bias_for_each_output() -> None:
+    source = {"gcn.fc.weight": (6, 5), "gcn.bias": (6,), "disc.f_k.weight": (1, 6, 6), "disc.f_k.bias": (1,)}
+    target = {
+        "gcn.fc.weight": (6, 5),
+        "gcn.bias": (6,),
+        "hidden.weight": (6, 6),
+        "hidden.bias": (6,),
+        "end.weight": (2, 6),
+    }
+    assert pairing(port(signature(source), wanted(target))) == {key: key for key in source if key.startswith("gcn")}

@@ -614,3 +614,46 @@ def test_the_order_of_pixels_of_one_channel_is_no_question() -> None:
     mapping = ported(theirs, own, "float32[2,1,8,8]", code=False)
     assert mapping.having("guessed") == []
     assert same_outputs(mapping, theirs, own, torch.randn(2, 1, 8, 8))
+
+
+class OneProjection(nn.Module):
+    """An attention, with queries, keys and values in one layer; PARTS says in which order, HOW how it is cut."""
+
+    def __init__(self, name: str, how: str, parts: str = "qkv") -> None:
+        super().__init__()
+        self.name, self.how, self.parts = name, how, parts
+        self.add_module(name, nn.Linear(8, 24, bias=False))
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Any) -> Any:
+        n, t, w = x.shape
+        fused = getattr(self, self.name)(x)
+        if self.how == "by heads":
+            q, k, v = fused.view(n, t, 2, 12).transpose(1, 2).chunk(3, dim=-1)
+        elif self.how == "view":
+            q, k, v = fused.view(n, t, 3, 2, 4).permute(2, 0, 3, 1, 4)
+        elif self.parts == "qkv":
+            q, k, v = fused.chunk(3, dim=-1)
+        else:
+            q, v, k = fused.chunk(3, dim=-1)
+        if self.how == "chunk":
+            q, k, v = (part.view(n, t, 2, 4).transpose(1, 2) for part in (q, k, v))
+        return self.head(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(n, t, w))
+
+
+def test_codes_that_cut_a_projection_in_different_orders_are_asked_about_or_right() -> None:
+    source, model = OneProjection("Wqkv", "chunk", "qvk"), OneProjection("to_qkv", "view")
+    mapping = ported(source, model, "float32[2,5,8]")
+    assert mapping.having("guessed") or same_outputs(mapping, source, model, torch.randn(2, 5, 8))
+
+
+@pytest.mark.parametrize("theirs", ["chunk", "view", "by heads"])
+@pytest.mark.parametrize("own", ["chunk", "view"])
+def test_two_codes_that_cut_a_projection_into_blocks_need_no_question(theirs: str, own: str) -> None:
+    source, model = OneProjection("Wqkv", theirs), OneProjection("to_qkv", own)
+    mapping = ported(source, model, "float32[2,5,8]")
+    asked = [entry.target for entry in mapping.having("guessed")]
+    assert asked == (["to_qkv.weight"] if theirs == "by heads" else [])
+    if not asked:
+        assert same_outputs(mapping, source, model, torch.randn(2, 5, 8))
+    assert ported(source, model, "float32[2,5,8]", code=False).having("guessed") != []

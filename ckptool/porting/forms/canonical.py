@@ -114,8 +114,15 @@ def _named(signature: Signature, *, is_target: bool, counted: Mapping[str, int] 
         else _path_and_role(entry, split[entry.key], siblings)
         for entry in entries
     }
+    # `fc_bias` beside a module `fc` with a bias of its own is another tensor
+    held = {roles[key] for key, path in split.items() if roles[key][0] == path[:-1]}
+    for key, path in split.items():
+        if roles[key] in held and roles[key][0] != path[:-1]:
+            roles[key] = path, roles[key][1]
     flat = divided({path for path, _ in roles.values()})
-    for order, entry in enumerate(entries):
+    before = _norms_before(split)
+    for place, entry in enumerate(entries):
+        order = before.get(entry.key, place)
         path, role = roles[entry.key]
         path = flat.get(path, path)
         if role in COUNTERS:
@@ -130,6 +137,23 @@ def _named(signature: Signature, *, is_target: bool, counted: Mapping[str, int] 
     if is_target:
         canon.assembly.update((copy, canon.assembly[key]) for key, copy in kept.items())
     return canon
+
+
+def _norms_before(split: Mapping[str, tuple[str, ...]]) -> dict[str, float]:
+    """Return key -> place in the state dict, for the tensors of each `norm` that comes after an `fn` in the same
+    module: directly before the first tensor of `fn`. Code that wraps a function so, whatever it is, normalizes what the
+    function takes, but registers the function first. SPLIT has key -> path with the last component.
+    """
+    first: dict[tuple[str, ...], int] = {}
+    for place, path in enumerate(split.values()):
+        for at in range(1, len(path)):
+            first.setdefault(path[:at], place)
+    found = {}
+    for place, (key, path) in enumerate(split.items()):
+        start = first.get((*path[:-2], "fn"), place) if path[-2:-1] == ("norm",) else place
+        if start < place:
+            found[key] = start - 1 / (place + 1)
+    return found
 
 
 def _around_layers(entries: Sequence[Entry], split: Mapping[str, tuple[str, ...]]) -> set[tuple[str, ...]]:

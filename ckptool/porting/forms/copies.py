@@ -31,9 +31,9 @@ def copies(source: Signature, target: Signature) -> tuple[dict[str, str], set[st
 
     Copies are two or more modules in one module of SOURCE, at most three components deep, whose last names are no
     numbers, with the same four or more keys and sizes below them, among them a matrix. They hold at least 70 % of the
-    tensors of the module around them, and TARGET has at most 1.5 times as many tensors as one. TARGET has fewer tensors
-    than SOURCE of the size of each matrix in them; if it has none of these sizes, it has fewer elements than all copies
-    together.
+    tensors of the module around them, or one has just the sizes of TARGET, which has at most 1.5 times as many tensors
+    as one. TARGET has fewer tensors than SOURCE of the size of each matrix in them; if it has none of these sizes, it
+    has fewer elements than all copies together.
     Modules are no copies if they are the gates of a recurrent cell, if TARGET has a module with the name of just one of
     them, or if their names mean different things (`student`, `teacher`) and TARGET has names that mean one of these. An
     encoder and a decoder are no copies either: they are left out if a third module is neither, and TARGET names no
@@ -50,9 +50,8 @@ def copies(source: Signature, target: Signature) -> tuple[dict[str, str], set[st
             groups[(len(prefix), prefix[:-1], frozenset(inner.items()))].append(prefix)
     size: dict[tuple[str, ...], int] = {prefix: len(inner) for prefix, inner in below.items()}
     size[()] = len(source.entries)
-    wanted: dict[Shape, int] = defaultdict(int)
-    for entry in target.entries.values():
-        wanted[entry.shape] += 1
+    looks = Counter(entry.shape for entry in target.entries.values())
+    wanted: dict[Shape, int] = defaultdict(int, looks)
     there = sum(entry.numel for entry in target.entries.values() if entry.tied is None)
     have: dict[Shape, int] = defaultdict(int)
     for entry in source.entries.values():
@@ -64,7 +63,10 @@ def copies(source: Signature, target: Signature) -> tuple[dict[str, str], set[st
     for (_, _, inner), prefixes in sorted(groups.items(), key=lambda g: -len(g[0][2])):
         if len(prefixes) < 2 or any(".".join(p) in found for p in prefixes) or are_gates([p[-1] for p in prefixes]):
             continue
-        if len(prefixes) * len(inner) < 0.7 * size[prefixes[0][:-1]] or len(target.entries) > 1.5 * len(inner):
+        whole = Counter(shape for _, shape in inner) == looks  # the model is one of them, whatever else is there
+        if not whole and len(prefixes) * len(inner) < 0.7 * size[prefixes[0][:-1]]:
+            continue
+        if len(target.entries) > 1.5 * len(inner):
             continue
         big = [shape for _, shape in inner if len(shape) >= 2]
         if not big or any(wanted[shape] >= have[shape] for shape in big):
@@ -153,8 +155,11 @@ def _target_names_one(prefixes: Sequence[tuple[str, ...]], target: Signature) ->
 
 def _preference(name: str) -> tuple[int, str]:
     order = table().copies
-    words = "_".join(cut(name))
-    return next((i for i, word in enumerate(order) if word == words), len(order) // 2), name
+    words = cut(name)
+    said = [i for i, word in enumerate(order) if word == "_".join(words)] or [
+        i for i, word in enumerate(order) if word in words
+    ]
+    return max(said, default=len(order) // 2), name
 
 
 def doubt_copies(filling: Filling, copies: Mapping[str, str]) -> None:

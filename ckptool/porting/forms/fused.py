@@ -14,7 +14,7 @@ from ..questions import Reason, ask
 from ..words import Fused, cut, table
 from .fused_order import Parts, form_of
 from .pieces import Canon, Name, Piece, flat_kernel, squeezed
-from .projections import fused_kind, layout_of, open_gate, part_label
+from .projections import fused_kind, layout_of, open_gate, part_label, parts_in_code
 from .taking_apart import Form, take_apart_with_bias
 
 
@@ -233,18 +233,28 @@ def other_arrangement(target: Piece, source: Piece) -> Reason | None:
     if kind is None or same:
         return None
     if "q" in kind.parts:
-        return _other_heads(target, own, theirs)
+        return _other_heads(target, source, own, theirs)
     return _other_half(target, own, theirs) if "gate" in kind.parts else None
 
 
-def _other_heads(target: Piece, own: Fused | None, theirs: Fused | None) -> Reason | None:
+def _other_heads(target: Piece, source: Piece, own: Fused | None, theirs: Fused | None) -> Reason | None:
     """Return the reason to ask about queries, keys and values if both sides fuse them by name, OWN and THEIRS, TARGET
-    has them in blocks, by its code or else by a sure name, and the source's name is not sure; else None.
+    has them in blocks, by its code or else by a sure name, and neither is the source's name sure nor do both codes cut
+    the two into blocks with the same names in the same order (`_blocks_in_both`); else None.
     """
-    if own is None or theirs is None or theirs.sure:
+    if own is None or theirs is None or theirs.sure or _blocks_in_both(target, source, len(own.parts)):
         return None
     layout = layout_of(target.entry, len(own.parts))[0]
     return Reason.HEADS_ARRANGED if layout == "block" or (not layout and own.sure) else None
+
+
+def _blocks_in_both(target: Piece, source: Piece, parts: int) -> bool:
+    """Return whether code names the PARTS that it cuts TARGET into and those of SOURCE, alike and in the same order, and
+    the source's code cuts in blocks.
+    """
+    named = parts_in_code(source.entry)
+    same = named != () and named == parts_in_code(target.entry)
+    return same and layout_of(source.entry, parts)[0] == "block"
 
 
 def _other_half(target: Piece, own: Fused | None, theirs: Fused | None) -> Reason | None:

@@ -48,14 +48,19 @@ def _of_kernel(wanted: Shape, have: Shape, expr: Expr, is_input: bool) -> Remedy
     None if no rule fits. The arguments are as in `remedy`. Of these rules, the first that fits counts:
 
     1. equal outputs and elements in two, four or five dimensions: reshaped (a linear layer over patches is a kernel);
-    2. a stack of matrices: a grouped layer;
-    3. a matrix, and its transpose with another number of dimensions;
-    4. another number of input channels, if the model's is 1 or a multiple of the source's, or with IS_INPUT;
-    5. a kernel for pictures repeated for frames, or one for frames summed.
+    2. a matrix with as many inputs as a kernel has rows, and as many elements: transposed and reshaped (a transposed
+       convolution of one pixel is a linear layer);
+    3. a stack of matrices: a grouped layer;
+    4. a matrix, and its transpose with another number of dimensions;
+    5. another number of input channels, if the model's is 1 or a multiple of the source's, or with IS_INPUT;
+    6. a kernel for pictures repeated for frames, or one for frames summed.
     """
     if prod(wanted) == prod(have) and wanted[:1] == have[:1] and {len(wanted), len(have)} <= {2, 4, 5}:
         reason = Reason.PATCHES if 2 in (len(wanted), len(have)) else Reason.RESHAPED
         return ex.reshape(expr, wanted), Question(reason, (), _by_pixels(wanted, have, expr))
+    if prod(wanted) == prod(have) and {len(wanted), len(have)} in ({2, 4}, {2, 5}) and _from_one_pixel(wanted, have):
+        flat = ex.transpose(ex.reshape(expr, (have[0], prod(have[1:])))) if len(wanted) == 2 else ex.transpose(expr)
+        return ex.reshape(flat, wanted), Question(Reason.FROM_ONE_PIXEL)
     narrow, other = (tuple(n for n in shape if n != 1) for shape in (wanted, have))
     groups = _of_groups(wanted, narrow, have, expr)
     if groups:
@@ -73,6 +78,14 @@ def _of_kernel(wanted: Shape, have: Shape, expr: Expr, is_input: bool) -> Remedy
     if len(wanted) == 4 and len(have) == 5 and have[:2] + have[3:] == wanted:
         return ex.reshape(ex.summed(expr, 2), wanted), _asked(Reason.FRAMES_SUMMED, have[2])
     return None
+
+
+def _from_one_pixel(wanted: Shape, have: Shape) -> bool:
+    """Return whether the matrix among WANTED and HAVE has as many columns as the kernel has rows, more than one, and
+    the kernel is wider than one pixel.
+    """
+    matrix, kernel = (wanted, have) if len(wanted) == 2 else (have, wanted)
+    return matrix[1] == kernel[0] > 1 and prod(kernel[2:]) > 1
 
 
 def _by_pixels(wanted: Shape, have: Shape, expr: Expr) -> tuple[Expr, ...]:

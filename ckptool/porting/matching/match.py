@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence, Set
 from dataclasses import dataclass, field
+from math import prod
 
 from ...keys.known_buffers import STATISTICS
 from ...model_code.signature import Entry
@@ -146,7 +147,10 @@ class Matcher:
         for targets, sources in groups.values():
             if len(targets) == len(sources) == 1:
                 t, s = targets[0], sources[0]
-                if covered or id(t) in growing or self._supported(t, s):
+                if _gives_others(t, s):
+                    free_t.append(t)
+                    free_s.append(s)
+                elif covered or id(t) in growing or self._supported(t, s):
                     pairs.append((t, s))
                 elif self._only_so(t, s):
                     lone.append((t, s))
@@ -401,16 +405,18 @@ class Matcher:
         return before is not None and earlier is not None and paired.isdisjoint((id(before), id(earlier)))
 
     def _parts_without_names(self, pairs: list[tuple[Unit, Unit]]) -> None:
-        """Ask about the targets of PAIRS with queries, keys and values that one side stores as one tensor (several
-        pairs have its key), if the name of the layer of the other side says nothing of an attention. Pairs that equal
-        names made are not asked about.
+        """Ask about the targets of PAIRS with queries, keys and values that one side stores as one tensor (pairs with
+        different ones of these have its key), if the name of the layer of the other side says nothing of an attention.
+        Pairs that equal names made are not asked about.
         """
         group = table().group("attention")
         for side in (0, 1):
-            held = Counter(pair[side].main.entry.key for pair in pairs)
+            held: dict[str, set[str | None]] = defaultdict(set)
+            for pair in pairs:
+                held[pair[side].main.entry.key].add(label(group, pair[side].words))
             for pair in pairs:
                 own, others = (label(group, pair[n].words) for n in (side, 1 - side))
-                apart = held[pair[side].main.entry.key] > 1 and own in ("q", "k", "v") and others is None
+                apart = len(held[pair[side].main.entry.key]) > 1 and own in ("q", "k", "v") and others is None
                 if apart and not pair[0].told_by(Kind.NAME):
                     one, several = ("source", "model") if side else ("model", "source")
                     pair[0].ask(ask(Reason.PARTS_UNNAMED, one, several, several))
@@ -433,6 +439,14 @@ def _is_beside(unit: Unit) -> bool:
 def _are_positions(units: Sequence[Unit]) -> bool:
     """Return whether the names of all UNITS mark position tables, which the model may compute itself; True for none."""
     return all(label_of(unit, "embedding") == "position" for unit in units)
+
+
+def _gives_others(t: Unit, s: Unit) -> bool:
+    """Return whether T and S both have a bias, with unequal numbers of values: one gives other outputs than the other,
+    such as a bilinear layer of one output and a square linear layer.
+    """
+    biases = [unit.pieces.get("bias") for unit in (t, s)]
+    return len({prod(bias.shape) for bias in biases if bias is not None}) > 1
 
 
 def _is_plain(unit: Unit) -> bool:
