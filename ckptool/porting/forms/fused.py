@@ -249,8 +249,8 @@ def _other_heads(target: Piece, source: Piece, own: Fused | None, theirs: Fused 
 
 
 def _blocks_in_both(target: Piece, source: Piece, parts: int) -> bool:
-    """Return whether code names the PARTS that it cuts TARGET into and those of SOURCE, alike and in the same order, and
-    the source's code cuts in blocks.
+    """Return whether code names the PARTS that it cuts TARGET into and those of SOURCE, alike and in the same order,
+    and the source's code cuts in blocks.
     """
     named = parts_in_code(source.entry)
     same = named != () and named == parts_in_code(target.entry)
