@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping as MappingOf
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 from functools import reduce
 from operator import or_
@@ -126,24 +126,29 @@ class _Entries:
     def _without_company(self, made: Mapping) -> Mapping:
         """Return MADE with a question about each key that is made of a layer whose other tensor no key reads (an
         adapter, a mask, a scale): LEFT_BESIDE, with the name of that tensor (`_left_beside`). If there is none, but the
-        source's code runs an unused layer beside one that the key's module reads (`_left_out`), it is LEFT_OUT_BESIDE.
+        source's code runs an unused layer beside one that the key's module reads (`_left_out`), it is LEFT_OUT_BESIDE;
+        else, if a trained key of the key's module has no source and the module has another name than the source's
+        (`_called_alike`), NEW_BESIDE, with that key.
         """
         left = self._left(made)
-        gaps: dict[str, set[Shape]] = defaultdict(set)
+        gaps: dict[str, dict[Shape, str]] = defaultdict(dict)
         for one in made.entries:
             if one.status == "unmapped" and one.parameter is not False:
-                gaps[one.target.rpartition(".")[0]].add(squeezed(one.shape))
+                gaps[one.target.rpartition(".")[0]].setdefault(squeezed(one.shape), one.target)
         unused = self._unused_layers(made)
         found = [(one, self._left_out(one, unused)) for one in made.entries if one.expr is not None]
         aside = {one.target.rpartition(".")[0]: name for one, name in found if name is not None}
         entries: list[Entry] = []
         for one in made.entries:
             module = one.target.rpartition(".")[0]
-            beside = self._left_beside(one, left, gaps.get(module, set()))
+            missing = gaps.get(module, {})
+            beside = self._left_beside(one, left, missing.keys())
             if beside is not None:
                 one = one.asking(ask(Reason.LEFT_BESIDE, beside))
             elif one.expr is not None and module in aside:
                 one = one.asking(ask(Reason.LEFT_OUT_BESIDE, aside[module]))
+            elif one.expr is not None and missing and not _called_alike(module, one.sources):
+                one = one.asking(ask(Reason.NEW_BESIDE, next(iter(missing.values()))))
             entries.append(one)
         entries = self._with_left_biases(entries)
         read = {key for one in entries for key in one.sources}  # a sum also reads biases that were left out
@@ -352,6 +357,14 @@ def _counts(key: str, shapes: MappingOf[str, Shape]) -> bool:
     module, _, leaf = key.rpartition(".")
     beside = (f"{module}.{name}" if module else name for name in STATISTICS)
     return leaf in table().counts and not squeezed(shapes[key]) and any(other in shapes for other in beside)
+
+
+def _called_alike(module: str, sources: Iterable[str]) -> bool:
+    """Return whether the last name of MODULE that is no number is a component of each of SOURCES, keys; also if MODULE
+    has no such name.
+    """
+    own = next((part for part in reversed(module.split(".")) if not part.isdigit()), "")
+    return not own or all(own in key.split(".")[:-1] for key in sources)
 
 
 def _left_in(left: MappingOf[str, Sequence[str]], path: str, leaf: str) -> str | None:

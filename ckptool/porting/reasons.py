@@ -569,6 +569,12 @@ class Reason(Enum):
         " so it was left out; check in the source's code whether the two outputs are added, and use the sum of their "
         "weights if so",
     )
+    NEW_BESIDE = (
+        Topic.OTHER,
+        "the source's layer of this tensor has another name and nothing for {}, which the model trains in the same "
+        "layer, so it may be another layer that only has the same size; check in both codes what the two do, and give "
+        "this key no source if the model's layer is new",
+    )
     UNREAD_NORM = (
         Topic.OTHER,
         "the source lists the batch norm {} directly after this layer, and the model has neither that norm nor a bias "

@@ -465,7 +465,7 @@ class Infomax(nn.Module):
         if new:
             self.hidden, self.out = nn.Linear(6, 6), nn.Linear(6, 3)
         else:
-            self.score = nn.Bilinear(6, 6, 1)
+            self.score = nn.Bilinear(6, 6, 1, bias=False)
 
     def forward(self, x: Any) -> Any:
         x = self.encoder(x)

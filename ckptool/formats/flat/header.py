@@ -181,16 +181,16 @@ def _read_usual(raw: bytes) -> Header | None:
         names += columns[0]
         told += columns[1]
         try:
-            offsets += json.loads(f"[{','.join(columns[2])}]")
-        except ValueError:
+            offsets += read_json(f"[{','.join(columns[2])}]")
+        except Malformed:
             return None
     begins, ends = offsets[::2], offsets[1::2]
     known: dict[str, _Kind] = {}
     for one in set(told):
         code, _, sizes = one.partition(f'",{space}"shape":{space}[')
         try:
-            kind = _kind(code, json.loads(f"[{sizes}]"))
-        except ValueError:
+            kind = _kind(code, read_json(f"[{sizes}]"))
+        except Malformed:
             return None
         if kind is None:
             return None

@@ -11,8 +11,8 @@ _OPENING, _CLOSING = "([{", ")]}"
 
 def laid_out(statement: str, indent: int = 0, after: int = 0) -> Iterator[str]:
     """Yield the lines of STATEMENT, each indented by INDENT. A statement that is longer than a line is broken inside of
-    its last call or list, with one item and its comma on each line, which are broken in the same way; without a call or
-    list it stays whole.
+    its last call, list, tuple or dict (`_breakable`), with one item and its comma on each line, which are broken in the
+    same way; without one it stays whole.
 
     AFTER is the number of characters that will follow on the last line.
     """
@@ -52,18 +52,21 @@ def _characters(text: str) -> Iterator[tuple[int, str, int]]:
 
 
 def _breakable(text: str) -> tuple[int, int] | None:
-    """Return the indices of the opening and the closing bracket of the last call or list in TEXT that is not empty and
-    not inside another; None if there is none. The brackets of an index do not count.
+    """Return the indices of the last pair of brackets in TEXT that is not empty, not inside another and holds items: not
+    the index of a tensor, and not what only groups a sum, as in `a * (b + c)`. None if there is no such pair.
     """
     found = None
-    opened = None
+    opened, items = None, True
     for at, char, depth in _characters(text):
+        if opened is not None and depth == 1 and char == ",":
+            items = True
         if depth:
             continue
         if char in _OPENING:
-            is_index = char == "[" and at > 0 and (text[at - 1].isalnum() or text[at - 1] in "_)]\"'")
-            opened = None if is_index else at
-        elif char in _CLOSING and opened is not None and at > opened + 1:
+            behind_value = at > 0 and (text[at - 1].isalnum() or text[at - 1] in "_)]\"'")
+            opened = None if char == "[" and behind_value else at
+            items = char != "(" or behind_value
+        elif char in _CLOSING and opened is not None and items and at > opened + 1:
             found = (opened, at)
     return found
 

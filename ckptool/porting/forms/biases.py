@@ -13,9 +13,9 @@ from .. import expression as ex
 from ..expression import Expr, Shape
 from ..questions import Reason
 from ..words import cut, label, numbers, table
+from .fusing.projections import fused_kind, part_label
 from .layouts import is_bare, turn
 from .pieces import Canon, Name, Piece, squeezed, unchanged
-from .projections import fused_kind, part_label
 
 
 def attach_biases(one: Canon, other: Canon) -> None:

@@ -14,9 +14,9 @@ from .. import expression as ex
 from ..expression import Expr, Shape
 from ..questions import Reason
 from ..words import cut, label, table
+from .fusing.projections import fused_by_name, heads_of, part_label
 from .layouts import is_bare, matrices_wanted
 from .pieces import Canon, Piece, squeezed
-from .projections import fused_by_name, heads_of, part_label
 from .stacked import fits_inside, numbered_lists
 
 

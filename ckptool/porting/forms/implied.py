@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from ..rules import Rule
 from ..words import cut, label, table, words_of
+from .fusing.projections import fused_kind, part_label
 from .pieces import Canon, Piece, squeezed, unchanged
-from .projections import fused_kind, part_label
 from .roles import counted_by_letters
 
 

@@ -14,8 +14,8 @@ from .. import expression as ex
 from ..expression import Shape
 from ..questions import Reason
 from ..words import label, table
+from .fusing.projections import fused_kind
 from .pieces import Canon, Name, Piece, squeezed, unchanged
-from .projections import fused_kind
 from .roles import components
 
 #: Functions that multiply with a matrix.

@@ -20,8 +20,8 @@ from ..expression import Expr, Shape
 from ..mapping import Mapping as Port
 from ..questions import Question, Reason, ask
 from .copies import are_equal
+from .fusing.projections import fused_by_name
 from .pieces import squeezed, substituted
-from .projections import fused_by_name
 
 _NUMBER = re.compile(r"\d+")
 

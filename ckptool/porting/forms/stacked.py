@@ -12,9 +12,9 @@ from .. import expression as ex
 from ..expression import Expr, Shape
 from ..questions import Reason
 from ..words import cut, label, table, telling_words
+from .fusing.projections import fused_kind
 from .layouts import turn
 from .pieces import Canon, Piece, squeezed, unchanged
-from .projections import fused_kind
 
 #: A member of a list: a number, or a name and a number ("expert_0").
 _COUNTED = re.compile(r"(|.*[A-Za-z]_?)(\d+)\Z")

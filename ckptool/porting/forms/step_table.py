@@ -12,11 +12,11 @@ from ..rules import Rule, Strength, in_order
 from .adapters import merge_adapters
 from .affine import join_affine
 from .biases import attach_biases, divide_biases
-from .fused import missing_key_bias, split_again, split_first
+from .fusing.fused import missing_key_bias, split_again, split_first
+from .fusing.initials import split_by_initials
 from .gates import join_gates, of_recurrent_kernels
 from .heads import add_key_biases, flat_heads, flat_vectors, repeat_shared_heads
 from .implied import IMPLIED, count_letters, forget_plain_words
-from .initials import split_by_initials
 from .joining import join_parts
 from .joining.complex_parts import join_complex_parts
 from .kernels import channels_first, lay_down, turn_kernels

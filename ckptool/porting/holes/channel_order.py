@@ -8,8 +8,8 @@ from math import prod
 
 from .. import expression as ex
 from ..expression import Expr
+from ..forms.fusing.projections import heads_of, part_label
 from ..forms.pieces import Name, Piece, holds_channels_last, squeezed
-from ..forms.projections import heads_of, part_label
 from ..matching.units import Unit, label_of
 from ..questions import Reason
 from ..words import cut

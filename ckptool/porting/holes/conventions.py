@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..forms.fused import other_arrangement
+from ..forms.fusing.fused import other_arrangement
 from ..rules import Rule, Strength, in_order
 from .bypassed import doubt_bypasses
 from .channel_order import doubt_flattened, doubt_heads_of_channels

@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import log10, prod
 
 from .. import expression as ex
+from ..forms.fusing.projections import part_label
 from ..forms.pieces import Name
-from ..forms.projections import part_label
 from ..matching.evidence import Kind
 from ..questions import Reason
 from ..words import label, table

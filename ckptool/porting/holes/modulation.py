@@ -12,8 +12,8 @@ from collections import Counter
 from ...model_code.signature import Gate
 from .. import expression as ex
 from ..expression import Expr
+from ..forms.fusing.projections import fused_kind, open_gate
 from ..forms.pieces import Piece
-from ..forms.projections import fused_kind, open_gate
 from ..matching.units import Unit
 from ..questions import Reason
 from ..words import table, words_of

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from .. import expression as ex
 from ..expression import Expr
+from ..forms.fusing.projections import heads_of, of_library, part_label
 from ..forms.pieces import Name, Piece, squeezed
-from ..forms.projections import heads_of, of_library, part_label
 from ..matching.units import Unit
 from ..questions import Reason
 from ..words import Rotary, table, words_of

@@ -12,8 +12,8 @@ from itertools import permutations
 from ...model_code.signature import Part
 from .. import expression as ex
 from ..expression import Expr
+from ..forms.fusing.projections import said_part
 from ..forms.pieces import Piece
-from ..forms.projections import said_part
 from ..matching.units import Unit
 from ..questions import Reason
 from ..words import cut, label, table

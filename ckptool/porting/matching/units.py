@@ -13,9 +13,9 @@ from typing import Protocol
 
 from ...keys.known_buffers import STATISTICS
 from ..expression import Shape
+from ..forms.fusing.projections import part_label
 from ..forms.layouts import PRODUCTS
 from ..forms.pieces import Canon, Piece, squeezed
-from ..forms.projections import part_label
 from ..questions import Question, joined, still_open
 from ..words import common_start, label, labels, numbers, singular, table
 from .evidence import Evidence, Kind, Told

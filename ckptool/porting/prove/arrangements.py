@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain, combinations, islice, permutations
 
 from ..expression import Expr
-from ..forms.projections import part_label
+from ..forms.fusing.projections import part_label
 from .flow import MATRICES, Held, Use
 from .ground import Change, Ground
 from .rows import Rows, Turn, by_heads, joined, like, place_of

@@ -8,7 +8,7 @@ from math import isclose
 
 from .. import expression as ex
 from ..expression import Expr, Shape
-from ..forms.projections import fused_by_name, part_label
+from ..forms.fusing.projections import fused_by_name, part_label
 from ..mapping import Entry
 from ..questions import still_open
 from .flow import Flow

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Literal
 
 from ..forms.branches import flows_into
-from ..forms.projections import part_label
+from ..forms.fusing.projections import part_label
 from ..matching.counting import row_of
 from ..matching.evidence import Kind
 from ..matching.units import Pair, Path, Unit, hard_conflict, label_of, series

@@ -17,8 +17,8 @@ from ...expression import Shape
 from ...matching.namesakes import namesakes
 from ...questions import Reason
 from ...words import cut, label, table
+from ..fusing.projections import part_label, said_part
 from ..pieces import Canon, Name, Piece, squeezed
-from ..projections import part_label, said_part
 from ..spelled import spelled
 from .join import Join, SizeCounts, merge, merge_sum
 from .named_by_code import order_by_code, parts_by_code, words_apart

@@ -10,8 +10,8 @@ from itertools import accumulate, pairwise
 
 from ... import expression as ex
 from ...expression import Expr, Shape
+from ..fusing.projections import fused_kind
 from ..pieces import Canon, Piece, squeezed, unchanged
-from ..projections import fused_kind
 
 _Path = tuple[str, ...]
 

@@ -13,8 +13,8 @@ from operator import and_
 
 from ....model_code.signature import Part
 from ...words import cut, labels, shared, table
+from ..fusing.projections import said_part
 from ..pieces import Canon, Piece
-from ..projections import said_part
 
 #: Of so many tensors of one module some may be parts of one.
 _MOST_BESIDE = 12

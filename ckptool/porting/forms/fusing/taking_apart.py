@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise
 
-from .. import expression as ex
-from ..expression import Expr
-from ..questions import Question
-from ..words import cut
-from .pieces import Canon, Piece
+from ... import expression as ex
+from ...expression import Expr
+from ...questions import Question
+from ...words import cut
+from ..pieces import Canon, Piece
 
 #: How far from each other the parts of a tensor stand: less than the members of a list that was in one tensor.
 _STEP = 1e-7

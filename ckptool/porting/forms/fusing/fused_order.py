@@ -6,10 +6,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..expression import Expr, Shape
-from ..questions import Question, Reason, ask, ask_code
-from ..words import Fused, label, table
-from .pieces import Canon, Piece
+from ...expression import Expr, Shape
+from ...questions import Question, Reason, ask, ask_code
+from ...words import Fused, label, table
+from ..pieces import Canon, Piece
 from .projections import heads_of, layout_of, of_library, part_label, parts_in_code
 from .taking_apart import Form
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 from functools import cache
 from typing import TypeVar
 
-from ...model_code.signature import Entry, Gate
-from ..words import Fused, OfLibrary, cut, table
-from .pieces import Canon, Name, Piece, squeezed
-from .roles import role_of
+from ....model_code.signature import Entry, Gate
+from ...words import Fused, OfLibrary, cut, table
+from ..pieces import Canon, Name, Piece, squeezed
+from ..roles import role_of
 
 _Meaning = TypeVar("_Meaning")
 

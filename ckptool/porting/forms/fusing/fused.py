@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 
-from .. import expression as ex
-from ..expression import Expr, Shape
-from ..questions import Reason, ask
-from ..words import Fused, cut, table
+from ... import expression as ex
+from ...expression import Expr, Shape
+from ...questions import Reason, ask
+from ...words import Fused, cut, table
+from ..pieces import Canon, Name, Piece, flat_kernel, squeezed
 from .fused_order import Parts, form_of
-from .pieces import Canon, Name, Piece, flat_kernel, squeezed
 from .projections import fused_kind, layout_of, open_gate, part_label, parts_in_code
 from .taking_apart import Form, take_apart_with_bias
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
-from ..expression import Shape
-from ..words import cut
-from .pieces import Canon, Piece, flat_kernel
+from ...expression import Shape
+from ...words import cut
+from ..pieces import Canon, Piece, flat_kernel
 from .projections import fused_kind
 from .taking_apart import Form, take_apart_with_bias
 
