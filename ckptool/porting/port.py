@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping as MappingOf
 from collections.abc import Iterable, Sequence, Set
+from collections.abc import Mapping as MappingOf
 from dataclasses import replace
 from functools import reduce
 from operator import or_

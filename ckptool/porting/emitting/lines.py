@@ -52,8 +52,8 @@ def _characters(text: str) -> Iterator[tuple[int, str, int]]:
 
 
 def _breakable(text: str) -> tuple[int, int] | None:
-    """Return the indices of the last pair of brackets in TEXT that is not empty, not inside another and holds items: not
-    the index of a tensor, and not what only groups a sum, as in `a * (b + c)`. None if there is no such pair.
+    """Return the indices of the last pair of brackets in TEXT that is not empty, not inside another and holds items:
+    not the index of a tensor, and not what only groups a sum, as in `a * (b + c)`. None if there is no such pair.
     """
     found = None
     opened, items = None, True
