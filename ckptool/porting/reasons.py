@@ -737,9 +737,8 @@ class Reason(Enum):
     BACKGROUND = (
         Topic.OTHER,
         "one of these classes is the background, and the rows were copied in the source's order; check in both codes "
-        "whether the background is the first or the last class: if they differ, move its row (the alternative below "
-        "moves the last row to the front; if the source has the background first and the model last, write the "
-        "opposite move yourself)",
+        "whether the background is the first or the last class: if they differ, move its row (of the alternatives "
+        "below, one moves the last row to the front, and one the first row to the end)",
     )
     COLOURS = (
         Topic.OTHER,

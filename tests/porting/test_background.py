@@ -23,7 +23,8 @@ def test_where_the_background_stands_among_the_classes_is_a_doubt_in_other_code(
     assert entry.status == "guessed"
     assert "heads.predictor.cls_score.bias" in str(entry.expr)
     assert [str(rival) for rival in entry.rivals] == [
-        "cat(0, slice(heads.predictor.cls_score.bias, 0, 5, 6), slice(heads.predictor.cls_score.bias, 0, 0, 5))"
+        "cat(0, slice(heads.predictor.cls_score.bias, 0, 5, 6), slice(heads.predictor.cls_score.bias, 0, 0, 5))",
+        "cat(0, slice(heads.predictor.cls_score.bias, 0, 1, 6), slice(heads.predictor.cls_score.bias, 0, 0, 1))",
     ]
     assert found(mapping, "predict.bbox_pred.bias").status == "mapped"
 
@@ -32,3 +33,16 @@ def test_where_the_background_stands_among_the_classes_is_a_doubt_in_other_code(
 def test_the_same_code_and_classes_that_all_have_boxes_are_not_doubted(fc: str, boxes: int) -> None:
     mapping = port(signature(head("heads.fc1", "heads.predictor", boxes)), wanted(head(fc, "predictor", boxes)))
     assert found(mapping, "predictor.cls_score.weight").status == "mapped"
+
+
+@pytest.mark.parametrize(("theirs", "own", "first"), [(24, 20, "1, 6"), (20, 24, "5, 6")])
+def test_boxes_of_one_side_for_the_background_make_its_place_a_doubt_under_equal_names(
+    theirs: int, own: int, first: str
+) -> None:
+    mapping = port(signature(head("heads.fc", "heads.top", theirs)), wanted(head("heads.fc", "heads.top", own)))
+    entry = found(mapping, "heads.top.cls_score.weight")
+    assert entry.status == "guessed"
+    assert str(entry.expr) == "heads.top.cls_score.weight"
+    assert str(entry.rivals[0]).startswith(f"cat(0, slice(heads.top.cls_score.weight, 0, {first})")
+    assert len(entry.rivals) == 2
+    assert found(mapping, "heads.top.bbox_pred.weight").expr is None

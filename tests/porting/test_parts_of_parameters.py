@@ -119,3 +119,33 @@ def test_a_lone_bias_belongs_to_the_matrix_that_it_is_named_after(names: tuple[s
     assert found(mapping, kernel).status == found(mapping, bias).status == "mapped"
     assert str(found(mapping, bias).expr) == "m.conv.bias"
     assert str(found(mapping, kernel).expr) == "reshape(m.conv.weight, 32, 4)"
+
+
+def test_a_bias_named_as_a_part_belongs_to_the_projection_of_this_part_whenever_code_uses_it() -> None:
+    source: Shapes = {}
+    shapes: Shapes = {}
+    used = []
+    for n in range(3):
+        source |= {f"blocks.{n}.attn.{part}_bias": (24,) for part in "qv"}
+        source |= {f"blocks.{n}.attn.qkv.weight": (72, 24), f"blocks.{n}.attn.proj.weight": (24, 24)}
+        shapes |= {f"layer.{n}.attention.{part}_bias": (24,) for part in "qv"}
+        shapes |= {f"layer.{n}.attention.{part}.weight": (24, 24) for part in ("query", "key", "value", "dense")}
+        steps = ("v_bias", "key.weight", "value.weight", "query.weight", "q_bias", "dense.weight")
+        used += [f"layer.{n}.attention.{step}" for step in steps]
+    made = worked_out({key: numbers(*shape) + len(key) for key, shape in source.items()}, shapes, used=used)
+    for n in range(3):
+        for part in "qv":
+            entry = made[f"layer.{n}.attention.{part}_bias"].entry
+            assert (str(entry.expr), entry.status) == (f"blocks.{n}.attn.{part}_bias", "mapped")
+
+
+def test_a_bias_belongs_to_no_matrix_of_another_block_that_is_used_before_it() -> None:
+    source: Shapes = {"stem.weight": (8, 3), "stem.bias": (8,)}
+    shapes: Shapes = dict(source)
+    for n in range(3):
+        source |= {f"h.{n}.{leaf}": (8, 8) for leaf in ("a.weight", "b.weight")} | {f"h.{n}.b.bias": (8,)}
+        shapes |= {f"l.{n}.shift_bias": (8,)} | {f"l.{n}.{leaf}": (8, 8) for leaf in ("one.weight", "two.weight")}
+    mapping = port(signature(source), wanted(shapes, used=list(shapes)))
+    for n in range(3):
+        entry = found(mapping, f"l.{n}.shift_bias")
+        assert entry.status != "mapped" or str(entry.expr) == f"h.{n}.b.bias"

@@ -575,6 +575,38 @@ def test_of_two_layers_with_activations_the_one_before_a_sigmoid_is_the_gate() -
     assert ported(theirs, own, "float32[2,3,6,6]", code=False).having("guessed")
 
 
+class Highway(nn.Module):
+    """A highway layer, whose gate is called GATE; it runs after the other layer unless it runs FIRST."""
+
+    def __init__(self, gate: str, other: str, *, first: bool) -> None:
+        super().__init__()
+        self.names, self.first = (gate, other), first
+        self.blocks = nn.ModuleList(nn.ModuleDict({other: nn.Linear(8, 8), gate: nn.Linear(8, 8)}) for _ in range(3))
+        self.out = nn.Linear(8, 3)
+
+    def forward(self, x: Any) -> Any:
+        gate, other = self.names
+        for block in self.blocks:
+            if self.first:
+                t = torch.sigmoid(block[gate](x))
+                x = x + t * (F.relu(block[other](x)) - x)
+            else:
+                h = F.relu(block[other](x))
+                t = torch.sigmoid(block[gate](x))
+                x = h * t + x * (1 - t)
+        return self.out(x)
+
+
+@pytest.mark.parametrize("first", [(False, True), (True, False), (False, False)])
+def test_the_gate_of_a_highway_layer_is_known_in_both_codes_whichever_layer_runs_first(
+    first: tuple[bool, bool],
+) -> None:
+    theirs, own = Highway("T", "H", first=first[0]), Highway("carry", "candidate", first=first[1])
+    mapping = ported(theirs, own, "float32[2,8]")
+    assert mapping.having("guessed") == []
+    assert same_outputs(mapping, theirs, own, torch.randn(2, 8))
+
+
 @pytest.mark.parametrize("how", ["glu", "split"])
 def test_a_convolution_before_glu_shows_its_gate_to_a_linear_layer(how: str) -> None:
     class Mixed(nn.Module):

@@ -13,7 +13,7 @@ from .. import expression as ex
 from ..expression import Expr, Shape
 from ..questions import Reason
 from ..words import cut, label, numbers, table
-from .fusing.projections import fused_kind, part_label
+from .fusing.projections import fused_kind, part_label, said_part
 from .layouts import is_bare, turn
 from .pieces import Canon, Name, Piece, squeezed, unchanged
 
@@ -81,11 +81,13 @@ def _fitting(bias: Piece, matrices: list[Piece], layers: _Layers) -> list[Piece]
 def _of_several(bias: Piece, fitting: list[Piece], layers: _Layers) -> Piece | None:
     """Return the one of FITTING that the first of these tells apart: the name of BIAS or else the numbers in its path,
     the nearest path, layers of the other side of these sizes (LAYERS), the last use before that of BIAS, or that both
-    are of the output layer by name. None if nothing does.
+    are of the output layer by name. None if nothing does. Where paths are near, no layer of another place counts.
     """
-    said = _called_as(bias, fitting) or [m for m in fitting if numbers(m.path) == numbers(bias.path)]
+    named = _called_as(bias, fitting) or _same_part(bias, fitting)
+    said = named or [m for m in fitting if numbers(m.path) == numbers(bias.path)]
     near = _nearest(bias, said or fitting)
-    ways = (said, near, [m for m in near or fitting if (m.shape, bias.shape) in layers], _used_before(bias, fitting))
+    close = near or fitting
+    ways = (said, near, [m for m in close if (m.shape, bias.shape) in layers], _used_before(bias, close))
     output = [m for m in fitting if _of_output(m) and _of_output(bias)]
     return next((found[0] for found in (*ways, output) if len(found) == 1), None)
 
@@ -178,6 +180,17 @@ def _called_as(piece: Piece, matrices: list[Piece]) -> list[Piece]:
     beside = [(m, m.entry.key.rpartition(".")) for m in matrices]
     found = [m for m, (around, _, name) in beside if own and around == module and own <= {*cut(name)}]
     return found if len(found) == 1 and own != {*cut(leaf)} else []
+
+
+def _same_part(bias: Piece, matrices: list[Piece]) -> list[Piece]:
+    """Return [the one of MATRICES] in the module that BIAS is in which is the same part of a projection by its name:
+    `value` for `v_bias`. [] if there is none, or several.
+
+    The code may use such a bias before the matrix, say for the size of the zeros that it adds to the keys.
+    """
+    part = said_part([word for word in cut(bias.last) if word not in ("bias", "biases")])
+    found = [m for m in matrices if part is not None and m.path[:-1] == bias.path[:-1] and part_label(m.path) == part]
+    return found if len(found) == 1 else []
 
 
 def _nearest(piece: Piece, matrices: list[Piece]) -> list[Piece]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -33,16 +33,24 @@ def _in_company(canon: Canon) -> None:
                 _add(canon, canon.pieces[piece.name], known.words[name])
 
 
-def _seen_gates(canon: Canon) -> None:
+def _seen_gates(source: Canon, target: Canon) -> None:
     """Add the words "gate proj" or "up proj" to the tensors of two layers of which the forward pass multiplies the
     output of one, the gate, with that of the other. Layers that their names call a part of an attention stay as they
     are.
+
+    Layers that both go through an activation, such as those of a recurrent cell, count only if the codes of SOURCE and
+    TARGET show equally many of their sizes.
     """
+    shown = [Counter((p.shape, p.entry.facts.opens) for p in side.pieces.values()) for side in (source, target)]
     attention = table().group("attention")
-    for piece in [p for p in canon.pieces.values() if p.entry.facts.beside_gate]:
-        for one in [p for p in canon.pieces.values() if p.path == piece.path]:
-            if label(attention, one.words) is None:
-                _add(canon, one, f"{piece.entry.facts.beside_gate}_proj")
+    for canon in (source, target):
+        for piece in list(canon.pieces.values()):
+            facts = piece.entry.facts
+            look = piece.shape, facts.opens
+            part = facts.beside_gate or (facts.opens if shown[0][look] == shown[1][look] else "")
+            for one in [p for p in canon.pieces.values() if p.path == piece.path] if part else ():
+                if label(attention, one.words) is None:
+                    _add(canon, one, f"{part}_proj")
 
 
 def forget_plain_words(one: Canon, other: Canon) -> None:
@@ -210,7 +218,7 @@ IMPLIED: tuple[Rule[Callable[[Canon, Canon], None]], ...] = (
         110,
         "A layer was read as a gate, or as the value that a gate is multiplied with.",
         "The forward pass shows which layer is the gate, and its name does not matter.",
-        _both(_seen_gates),
+        _seen_gates,
     ),
     Rule(
         "listed layers of an attention",
