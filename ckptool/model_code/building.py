@@ -325,8 +325,9 @@ def _on_registration(then: Callable[[str, torch.nn.Parameter], torch.nn.Paramete
 
 
 def fill(model: torch.nn.Module, ckpt: Checkpoint) -> None:
-    """Copy the tensors of the checkpoint CKPT into the parameters and buffers of MODEL with the same names. For a
-    parameter that is divided among ranks, each rank reads its part.
+    """Copy the tensors of the checkpoint CKPT into the parameters and buffers of MODEL with the same names. MODEL has
+    one for each name in CKPT; its others stay as they are. For a parameter that is divided among ranks, each rank reads
+    its part; a model with such parameters may be on the meta device, and then gets memory.
 
     Sizes are compared before anything changes.
     Raises:

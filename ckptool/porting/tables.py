@@ -107,8 +107,8 @@ def _lines() -> Iterator[str]:
 
 
 def _example(name: str) -> str:
-    """Return a table cell with the example of the rule called NAME: a key and the expression that fills it, or that it
-    has no source; "" if the rule has no example.
+    """Return a table cell with the example of the rule called NAME: a key and the expression that fills it, with
+    whether that is a guess, or that it has no source; "" if the rule has no example.
     """
     example = examples().get(name)
     if example is None:

@@ -107,7 +107,9 @@ def _guesses(ground: Ground, fronts: Sequence[Use], trial: Trial, changed: Mappi
 
 
 def _for_all(ground: Ground, fronts: Sequence[Use], apart: Sequence[Use], trial: Trial) -> Iterator[Change]:
-    """Yield the likeliest of those changes; APART are FRONTS with few uses of the same keys."""
+    """Yield the likeliest changes for the weights of all FRONTS and before them (of the last uses before the outputs,
+    if there are none), and then for each of APART, those of FRONTS whose keys have at most four uses.
+    """
     yield from without_shifts(ground)
     if len(fronts) > 1:
         yield from at_once(ground, fronts)

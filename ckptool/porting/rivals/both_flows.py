@@ -80,8 +80,8 @@ def _alone(placed: Sequence[Pair], sides: Sequence[_Graph], open_to: Container[i
 
 
 def _refined(first: Sequence[Hashable], sides: Sequence[_Graph]) -> Iterator[list[list[int]]]:
-    """Yield the labels of both sides, finer each time, until they say no more. FIRST has the first label of each pair,
-    which is that of both its units.
+    """Yield the labels of both sides, finer each time than before, until they say no more; nothing if they never say
+    more than FIRST, which has the first label of each pair, that of both its units.
     """
     names: dict[Hashable, int] = {}
     labels = [[names.setdefault(label, len(names)) for label in first] for _ in sides]
