@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Sequence, Set
 from collections.abc import Mapping as MappingOf
 from dataclasses import replace
 from functools import reduce
@@ -127,8 +127,8 @@ class _Entries:
         """Return MADE with a question about each key that is made of a layer whose other tensor no key reads (an
         adapter, a mask, a scale): LEFT_BESIDE, with the name of that tensor (`_left_beside`). If there is none, but the
         source's code runs an unused layer beside one that the key's module reads (`_left_out`), it is LEFT_OUT_BESIDE;
-        else, if a trained key of the key's module has no source and the module has another name than the source's
-        (`_called_alike`), NEW_BESIDE, with that key.
+        else, if it reads one tensor, a trained key of its module has no source, and the module has another name than the
+        source's (`_called_alike`), NEW_BESIDE, with that key.
         """
         left = self._left(made)
         gaps: dict[str, dict[Shape, str]] = defaultdict(dict)
@@ -147,7 +147,7 @@ class _Entries:
                 one = one.asking(ask(Reason.LEFT_BESIDE, beside))
             elif one.expr is not None and module in aside:
                 one = one.asking(ask(Reason.LEFT_OUT_BESIDE, aside[module]))
-            elif one.expr is not None and missing and not _called_alike(module, one.sources):
+            elif len(one.sources) == 1 and missing and not _called_alike(module, one.sources[0]):
                 one = one.asking(ask(Reason.NEW_BESIDE, next(iter(missing.values()))))
             entries.append(one)
         entries = self._with_left_biases(entries)
@@ -359,12 +359,12 @@ def _counts(key: str, shapes: MappingOf[str, Shape]) -> bool:
     return leaf in table().counts and not squeezed(shapes[key]) and any(other in shapes for other in beside)
 
 
-def _called_alike(module: str, sources: Iterable[str]) -> bool:
-    """Return whether the last name of MODULE that is no number is a component of each of SOURCES, keys; also if MODULE
-    has no such name.
+def _called_alike(module: str, source: str) -> bool:
+    """Return whether the last name of MODULE that is no number is a component of the key SOURCE, but for its last; also
+    if MODULE has no such name.
     """
     own = next((part for part in reversed(module.split(".")) if not part.isdigit()), "")
-    return not own or all(own in key.split(".")[:-1] for key in sources)
+    return not own or own in source.split(".")[:-1]
 
 
 def _left_in(left: MappingOf[str, Sequence[str]], path: str, leaf: str) -> str | None:
