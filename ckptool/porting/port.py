@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence, Set
 from collections.abc import Mapping as MappingOf
+from collections.abc import Sequence, Set
 from dataclasses import replace
 from functools import reduce
 from operator import or_
@@ -127,8 +127,8 @@ class _Entries:
         """Return MADE with a question about each key that is made of a layer whose other tensor no key reads (an
         adapter, a mask, a scale): LEFT_BESIDE, with the name of that tensor (`_left_beside`). If there is none, but the
         source's code runs an unused layer beside one that the key's module reads (`_left_out`), it is LEFT_OUT_BESIDE;
-        else, if it reads one tensor, a trained key of its module has no source, and the module has another name than the
-        source's (`_called_alike`), NEW_BESIDE, with that key.
+        else, if it reads one tensor, a trained key of its module has no source, and the module has another name than
+        the source's (`_called_alike`), NEW_BESIDE, with that key.
         """
         left = self._left(made)
         gaps: dict[str, dict[Shape, str]] = defaultdict(dict)
