@@ -45,6 +45,7 @@ class Point:
         if self.format == "huge":
             return f"{self.size / GB:,.0f} GB in 163 shards, {self.tensors:,} tensors"
         size = f"{self.size / GB:.3g} GB" if self.size >= GB else f"{self.size / 10**6:.3g} MB"
+        size = size if self.size >= 10**4 else f"{self.size} bytes"
         return f"{self.format}, {size}, {self.tensors:,} tensor{'s'[: self.tensors > 1]}"
 
 
