@@ -57,12 +57,7 @@ def collapse(items: Iterable[tuple[str, Hashable]]) -> list[Collapsed]:
     """
     signatures = dict(items)
     keys = list(signatures)
-    templates: list[str] = []
-    numbers: list[int] = []
-    for at in range(0, len(keys), _AT_ONCE):
-        of_these, more = _taken_apart(keys[at : at + _AT_ONCE])
-        templates += map(intern, of_these)
-        numbers += more
+    templates, numbers = _taken_apart(keys)
     counts = {template: template.count(_MARK) for template in set(templates)}
     firsts = [0, *accumulate(map(counts.__getitem__, templates))]
     groups: defaultdict[tuple[Hashable, str], list[int]] = defaultdict(list)
@@ -83,16 +78,19 @@ def collapse(items: Iterable[tuple[str, Hashable]]) -> list[Collapsed]:
 def _taken_apart(keys: Sequence[str]) -> tuple[list[str], list[int]]:
     """Of each key, a text that is the same for those that differ in folded numbers alone; and all these numbers.
 
-    A mark stands in each text for a number. All are taken apart together, in half the time.
+    A mark stands in each text for a number. Many keys are taken apart together, in half the time, unless one has more
+    numbers than are folded.
     """
-    text = "\n.".join(["", *keys, ""])
-    if _MARK in text or text.count("\n") > len(keys) + 1:
+    if any("\n" in key or _MARK in key for key in keys):
         keys = [repr(key)[1:-1] for key in keys]
-        text = "\n.".join(["", *keys, ""])
-    pieces = _NUMBER_BEHIND_DOT.split(text)
-    templates = _MARK.join(pieces[::2]).split("\n")[1:-1]
+    templates: list[str] = []
+    numbers: list[int] = []
+    for at in range(0, len(keys), _AT_ONCE):
+        pieces = _NUMBER_BEHIND_DOT.split("\n.".join(["", *keys[at : at + _AT_ONCE], ""]))
+        templates += map(intern, _MARK.join(pieces[::2]).split("\n")[1:-1])
+        numbers += map(int, pieces[1::2])
     if max(map(str.count, set(templates), repeat(_MARK)), default=0) <= _MOST_NUMBERS:
-        return templates, list(map(int, pieces[1::2]))
+        return templates, numbers
     split = [_NUMBER.split(key, _MOST_NUMBERS) for key in keys]
     return [_MARK.join(one[::2]) for one in split], [int(number) for one in split for number in one[1::2]]
 

@@ -510,12 +510,20 @@ def test_a_line_stands_for_exactly_its_keys(points):
 def test_keys_fold_together_as_if_each_were_taken_apart_by_itself(keys):
     number = re.compile(r"(?<![^.])(0|[1-9][0-9]{0,8})(?![^.])")
     apart = {key: tuple(number.split(key, 8)[::2]) for key in keys}
-    together = {key: one.keys for one in collapse((key, None) for key in keys) for key in one.keys}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ckptool.keys.listing._AT_ONCE", 2)
+        together = {key: one.keys for one in collapse((key, None) for key in keys) for key in one.keys}
     for one, other in itertools.combinations(keys, 2):
         if together[one] == together[other]:
             assert apart[one] == apart[other]
         elif len(apart[one]) == 2:  # with one number, all that differ in it alone are folded
             assert apart[one] != apart[other]
+
+
+@pytest.mark.parametrize("odd", [".".join("123456789"), "x\n"])
+def test_keys_fold_with_those_that_are_taken_apart_later(monkeypatch, odd):
+    monkeypatch.setattr("ckptool.keys.listing._AT_ONCE", 2)
+    assert lines(odd, *(f"layers.{n}.w" for n in range(6)))[1:] == ["layers.{0..5}.w"]
 
 
 def test_a_name_made_of_numbers_does_not_take_long_to_collapse():
