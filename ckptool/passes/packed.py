@@ -94,8 +94,8 @@ def packed_in(tensors: Mapping[str, Any]) -> list[Packed]:
     return found
 
 
-#: Families of which shapes and types tell all but the numbers; of the others, notes and names of modules count, too.
-_TOLD_BY_SHAPES = (" with scales", "MXFP4", "GPTQ", "bitsandbytes, 8 bits")
+#: Families of which shapes and types tell all but the numbers; of the others, notes, values and names of modules count.
+_TOLD_BY_SHAPES = (" with scales", "MXFP4")
 
 
 def kinds_of_packed(packed: Iterable[Packed], tensors: Mapping[str, LazyTensor]) -> list[list[Packed]]:
