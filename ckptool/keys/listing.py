@@ -81,7 +81,7 @@ def _taken_apart(keys: Sequence[str]) -> tuple[list[str], list[int]]:
     A mark stands in each text for a number. Many keys are taken apart together, in half the time, unless one has more
     numbers than are folded.
     """
-    if any("\n" in key or _MARK in key for key in keys):
+    if "\n" in (text := "".join(keys)) or _MARK in text:
         keys = [repr(key)[1:-1] for key in keys]
     templates: list[str] = []
     numbers: list[int] = []
@@ -101,11 +101,20 @@ def _joined(columns: list[list[int]], keys: list[int]) -> list[_Box]:
     COLUMNS are their first numbers, their second ones, and so on. From the last place to the first, boxes that differ
     in that place alone become one: first the experts of each layer, then the layers that have the same experts.
     """
-    if len(columns) == 1:
-        return [((frozenset(columns[0]),), keys)]
-    own = zip(*columns, strict=True) if columns else repeat((), len(keys))
-    boxes: list[_Box] = [(tuple(frozenset((n,)) for n in one), [key]) for one, key in zip(own, keys, strict=True)]
-    for place in reversed(range(len(boxes[0][0]))):
+    sets = list(map(frozenset, columns))
+    varied = [place for place, numbers in enumerate(sets) if len(numbers) > 1]
+    if len(varied) < 2:
+        return [(tuple(sets), keys)]
+    *outer, last = (columns[place] for place in varied)
+    by_outer: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+    for index, numbers in enumerate(zip(*outer, strict=True)):
+        by_outer[numbers].append(index)
+    single = {number: frozenset((number,)) for numbers in sets for number in numbers}
+    boxes: list[_Box] = [
+        ((*map(single.__getitem__, numbers), frozenset([last[index] for index in own])), [keys[index] for index in own])
+        for numbers, own in by_outer.items()
+    ]
+    for place in reversed(range(len(outer))):
         found: dict[tuple[frozenset[int], ...], tuple[list[frozenset[int]], list[int]]] = {}
         for ranges, members in boxes:
             here, all_keys = found.setdefault(ranges[:place] + ranges[place + 1 :], ([], []))
@@ -114,7 +123,17 @@ def _joined(columns: list[list[int]], keys: list[int]) -> list[_Box]:
         boxes = [
             ((*rest[:place], frozenset().union(*here), *rest[place:]), every) for rest, (here, every) in found.items()
         ]
-    return boxes
+    return [(_among(sets, varied, ranges), members) for ranges, members in boxes]
+
+
+def _among(
+    sets: list[frozenset[int]], varied: list[int], ranges: tuple[frozenset[int], ...]
+) -> tuple[frozenset[int], ...]:
+    """SETS, with RANGES in the places that are VARIED."""
+    found = list(sets)
+    for place, numbers in zip(varied, ranges, strict=True):
+        found[place] = numbers
+    return tuple(found)
 
 
 def _ranges(numbers: frozenset[int]) -> str:
