@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from math import prod
 
-from ...model_code.signature import Entry
+from ...model_code.signature import PRODUCTS, Entry
 from .. import expression as ex
 from ..expression import Shape
 from ..questions import Reason
@@ -18,9 +18,6 @@ from .fusing.projections import fused_kind
 from .pieces import Canon, Name, Piece, squeezed, unchanged
 from .roles import components
 
-#: Functions that multiply with a matrix.
-PRODUCTS = frozenset("linear matmul __matmul__ __rmatmul__ addmm mm bmm baddbmm einsum".split())
-
 #: Functions that multiply element by element.
 _BY_ELEMENT = frozenset("mul multiply __mul__ __rmul__ mul_ __imul__".split())
 
@@ -28,12 +25,17 @@ _TURNED = {2: (1, 0), 3: (2, 1, 0), 4: (3, 2, 0, 1), 5: (4, 3, 0, 1, 2)}
 
 
 def torch_layout(canon: Canon, piece: Piece, bare: Collection[Shape]) -> None:
-    """Bring PIECE of the side CANON from inputs first into torch's layout, if its name or its use says that it has
-    inputs first (`_is_stored_turned` for the target, `_layout_of_name` for the source).
+    """Bring PIECE of the side CANON from inputs first into torch's layout, if its use or its name says that it has
+    inputs first: `_is_stored_turned` for the target, and for a matrix of the source whose name says nothing and whose
+    layout the source's code shows; otherwise `_layout_of_name`.
 
     BARE are sizes [a, b, c] that are not those of a kernel: a source tensor with them stays as it is.
     """
-    if canon.is_target:
+    named = piece.leaf in table().inputs_first
+    shown = not named and len(piece.shape) == 2 and piece.entry.facts.inputs_first is not None
+    if shown and not canon.is_target:
+        piece = canon.pieces[piece.name] = replace(piece, placed=True)
+    if shown or canon.is_target:
         if _is_stored_turned(piece):
             turn(canon, piece)
     elif piece.leaf in table().depthwise and len(piece.shape) in (3, 4):
@@ -43,8 +45,8 @@ def torch_layout(canon: Canon, piece: Piece, bare: Collection[Shape]) -> None:
 
 
 def _is_stored_turned(piece: Piece) -> bool:
-    """Return whether the tensor PIECE of the target has inputs first, and is no embedding: its forward pass uses it so,
-    unless it has heads between inputs and outputs, or it is called `kernel` (`_is_called_kernel`).
+    """Return whether the tensor PIECE has inputs first, and is no embedding: its forward pass uses it so, unless it has
+    heads between inputs and outputs, or it is called `kernel` (`_is_called_kernel`).
     """
     of_heads = len(piece.shape) > 2 and {*piece.entry.facts.dims} == {"input", "output"}
     used_so = piece.entry.facts.inputs_first and len(piece.shape) > 1 and not of_heads

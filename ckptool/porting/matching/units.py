@@ -12,9 +12,9 @@ from functools import cache
 from typing import Protocol
 
 from ...keys.known_buffers import STATISTICS
+from ...model_code.signature import PRODUCTS
 from ..expression import Shape
 from ..forms.fusing.projections import part_label
-from ..forms.layouts import PRODUCTS
 from ..forms.pieces import Canon, Piece, squeezed
 from ..questions import Question, joined, still_open
 from ..words import common_start, label, labels, numbers, singular, table

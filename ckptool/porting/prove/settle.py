@@ -415,7 +415,10 @@ def _search_finely(reached: _Reached, trial: Trial, codes: Codes) -> bool:
 
 def _holds_on(others: Sequence[tuple[Flow | None, Any]], reached: _Reached, trial: Trial) -> bool:
     trial.progress.say("comparing outputs on other inputs")
-    return all(_holds(trial, reached.entries, reached.verdict, *other) for other in others)
+    trial.unlike = next(
+        (inputs for flow, inputs in others if not _holds(trial, reached.entries, reached.verdict, flow, inputs)), None
+    )
+    return trial.unlike is None
 
 
 def _look_for_causes(reached: _Reached, trial: Trial, codes: Codes) -> None:

@@ -72,6 +72,7 @@ class Trial:
         state: the state dict of the model, whose tensors change with each load.
         loaded: key of the model -> the expression that was loaded last, None for the model's own value.
         runs, misses: numbers of runs of the model, and of trials in vain.
+        unlike: inputs on which the models differ although they agree on the first ones; None if there are none.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class Trial:
         self.initial = {k: v.clone() for k, v in self.state.items() if isinstance(v, torch.Tensor)}
         self.loaded: dict[str, Expr | None] = {}
         self.runs = self.misses = 0
+        self.unlike: Any = None
         self.elsewhere: dict[str, Expr] = {}  # what trials in one block say of others, where it shows nothing yet
         self.patience = _TRIALS
         self.swaps: dict[int, Swap] = {}  # what the model does otherwise, so that it does what the source's code does
