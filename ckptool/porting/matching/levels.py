@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations, pairwise
 
+from ..questions import Reason
 from ..words import table, words_of
 from .cells import Cells
 from .counting import Row, direction, rows
@@ -138,6 +139,11 @@ class Levels:
             if len(members) <= _MOST
             and not any(a.before & b.own or b.before & a.own for a, b in combinations(members.values(), 2))
         }
+
+
+def reason_against(against: int) -> Reason:
+    """Return the reason to ask for AGAINST, a result of `Levels.against` other than 0."""
+    return Reason.AGAINST_LEVELS if against > 0 else Reason.LEVELS_FROM_THE_OTHER_END
 
 
 def _of_sizes(row: Row) -> bool:

@@ -12,6 +12,7 @@ from ..words import common_start, label, table
 from .cells import Cells, of
 from .counting import counted, rows
 from .evidence import Evidence, Kind
+from .levels import reason_against
 from .neighbours import Neighbours
 from .scopes import Scopes
 from .sequences import Sequences
@@ -76,8 +77,7 @@ class Orders:
             if against and (not same_numbers(targets, sources) or _of_several_rows(targets)):
                 continue
             levels = not self._known(targets[0], sources[0]) and self._against_levels(targets, sources)
-            reason = Reason.AGAINST_LEVELS if levels > 0 else Reason.LEVELS_FROM_THE_OTHER_END
-            doubt: Question[Unit] | None = ask(reason) if levels else None
+            doubt: Question[Unit] | None = ask(reason_against(levels)) if levels else None
             changed |= self.cells.split(
                 Evidence(Kind.NUMBERS), partial(of, ranks), mode="all", cells=[(targets, sources)], doubt=doubt
             )
