@@ -61,6 +61,13 @@ class Matching:
     new: list[Unit] = field(default_factory=list)
     later: list[Unit] = field(default_factory=list)
 
+    def unpaired(self, side: int) -> list[Unit]:
+        """Return the units of the target (SIDE 0) or of the source (1) that are in no pair: those without a partner,
+        then those of undecided cells.
+        """
+        free = (self.free_targets, self.free_sources)[side]
+        return [*free, *(unit for cell in self.undecided for unit in cell[side])]
+
 
 class Matcher:
     """Matches two sides in their common form.

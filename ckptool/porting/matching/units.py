@@ -79,6 +79,11 @@ class Unit:
         """
         self.questions = joined(self.questions, question)
 
+    def exchange(self, rule: str, kind: Kind) -> None:
+        """Note that RULE exchanged the partner of this unit with that of a look-alike, for evidence of KIND alone."""
+        self.evidence = [Evidence(kind)]
+        self.told.append(Told(rule, str(self.evidence[0]), 2, 1, ()))
+
     def told_by(self, kind: Kind) -> bool:
         """Return whether evidence of this KIND told the unit from its look-alikes."""
         return any(one.kind is kind for one in self.evidence)
