@@ -25,12 +25,13 @@ _ANSWER = "the source's code has no other layer of this look in this place of it
 
 
 def settle_by_flow(matching: Matching) -> None:
-    """Answer the questions about which of several look-alikes a target is, for each pair of MATCHING whose two units
-    have a place in the graphs of both sides that no look-alike has. A look-alike without a partner might belong there,
-    so its look is left alone.
+    """Answer the questions about which of several look-alikes a target is, for each pair of MATCHING whose units have
+    the same place in the graphs of both codes, and no look-alike has it (`_alone`). Answers may show further ones.
+
+    Pairs with look-alikes without a partner are left as they are. Nothing is done if the graphs have more than 1500
+    pairs.
     """
-    free = {unit.colour for unit in (*matching.free_targets, *matching.free_sources)}
-    free |= {unit.colour for cell in matching.undecided for side in cell for unit in side}
+    free = {unit.colour for side in (0, 1) for unit in matching.unpaired(side)}
     placed = [pair for pair in matching.pairs if all(_flow(unit) is not None for unit in pair)]
     if len(placed) > _MOST:
         return
@@ -63,8 +64,9 @@ class _Graph:
 
 
 def _alone(placed: Sequence[Pair], sides: Sequence[_Graph], open_to: Container[int]) -> list[Unit]:
-    """Return the targets that share their label with their source and with nothing else. SIDES has the graphs of the
-    targets and of the sources, OPEN_TO the `id` of each target that is asked about.
+    """Return the targets in OPEN_TO (the `id` of each) that have one label with their source and no other unit, by the
+    first labels (`_refined`) with which there are any; [] if there are none. The first labels are shape and kind, and
+    for pairs without a question also their number. SIDES has the graphs of both sides.
     """
     first: list[Hashable] = [(t.colour, None if t.doubts else at) for at, (t, _) in enumerate(placed)]
     for labels in _refined(first, sides):
@@ -80,8 +82,9 @@ def _alone(placed: Sequence[Pair], sides: Sequence[_Graph], open_to: Container[i
 
 
 def _refined(first: Sequence[Hashable], sides: Sequence[_Graph]) -> Iterator[list[list[int]]]:
-    """Yield the labels of both sides, finer each time than before, until they say no more; nothing if they never say
-    more than FIRST, which has the first label of each pair, that of both its units.
+    """Yield [labels of the units of a side] for both SIDES, again and again: a new label stands for the old label of a
+    unit and those of all units before and behind it. Stop when neither side gets more different labels. FIRST has the
+    label that both units of a pair have at first; it is not yielded.
     """
     names: dict[Hashable, int] = {}
     labels = [[names.setdefault(label, len(names)) for label in first] for _ in sides]
