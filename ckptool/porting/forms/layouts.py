@@ -86,7 +86,7 @@ def _layout_of_name(canon: Canon, piece: Piece) -> None:
 
 def _renamed(canon: Canon, piece: Piece, role: str) -> Piece:
     new = replace(piece, role=role)
-    canon.become(piece, [(new, lambda e: e)], lambda e: e)
+    canon.become(piece, [(new, unchanged)], unchanged)
     return canon.pieces[new.name]
 
 
