@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from dataclasses import replace
 
 from ..words import cut, label, table, words_of
-from .fusing.projections import fused_kind, part_label
+from .fusing.projections import fused_kind, own_name, part_label
 from .pieces import Canon, Piece, squeezed, unchanged
 from .roles import counted_by_letters
 
@@ -170,7 +170,7 @@ def _singular(path: tuple[str, ...]) -> tuple[str, ...]:
     """Return the words of the last component of PATH that is no number, the last word without "s" for a member of a
     list: ("norm",) for `norms.1`. () if all components are numbers.
     """
-    words = cut(next((component for component in reversed(path) if not component.isdecimal()), ""))
+    words = cut(own_name(path))
     return (*words[:-1], words[-1].removesuffix("s")) if path[-1].isdecimal() and words else words
 
 

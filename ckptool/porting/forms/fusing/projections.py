@@ -28,26 +28,26 @@ def fused_kind(piece: Piece) -> Fused | None:
         return None
     own = table().fused.get(cut(piece.leaf))  # a module may have the name of what torch has as a parameter
     whole = own is not None and own.fixed and piece.last not in own.parts  # and was not taken apart
-    kind = own if whole else _fused(_named(piece.path))
+    kind = own if whole else _fused(own_name(piece.path))
     convolution = len(piece.shape) > 2 and not squeezed(piece.shape[2:])
     return replace(kind, sure=False) if kind is not None and kind.linear and convolution else kind
 
 
 def fused_by_name(key: str) -> bool:
     """Return whether the module in the name KEY has the name of a fused projection."""
-    return _fused(_named(role_of(tuple(key.split(".")), set())[0])) is not None
+    return _fused(own_name(role_of(tuple(key.split(".")), set())[0])) is not None
 
 
 def part_label(path: Sequence[str]) -> str | None:
     """Return which part of a fused projection the module at PATH is by its name: "q", "k", "v", "gate" or "up"; None
     for other names.
     """
-    return _part(_named(path))
+    return _part(own_name(path))
 
 
-def _named(path: Sequence[str]) -> str:
-    """Return the last component of PATH that is no number, "" if there is none: a member of a list has the name of the
-    list.
+def own_name(path: Sequence[str]) -> str:
+    """Return the last component of PATH that is no number, so that a member of a list has the name of the list; "" if
+    there is none.
     """
     return next((component for component in reversed(path) if not component.isdecimal()), "")
 
