@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ..words import cut, label, table, words_of
@@ -93,12 +94,19 @@ def name_listed_attention(canon: Canon) -> None:
             outputs.add(piece.path[:-1])
     for head, pieces in lists.items():
         known = _LISTED[: 3 if head[:-1] in outputs else 4]
-        matrices = [p for p in pieces if p.role == "weight" and len(squeezed(p.shape)) == 2]
-        whole = sorted(int(p.last) for p in pieces if p.role == "weight") == list(range(len(known)))
-        alike = len(matrices) == len(known) and len({p.shape for p in matrices}) == 1
-        if whole and alike and set(cut("".join(head[-2:-1]))) & _ATTENTION:
+        if set(cut("".join(head[-2:-1]))) & _ATTENTION and _is_list_of(len(known), pieces):
             for piece in pieces:
                 _add(canon, piece, known[int(piece.last)])
+
+
+def _is_list_of(count: int, pieces: Sequence[Piece]) -> bool:
+    """Return whether the weights among PIECES, tensors of a list, are matrices of equal sizes, one of each member, of
+    which there are COUNT, counted from 0.
+    """
+    weights = [p for p in pieces if p.role == "weight"]
+    numbers = sorted(int(p.last) for p in weights)
+    alike = len({p.shape for p in weights}) == 1 and len(squeezed(weights[0].shape)) == 2
+    return alike and numbers == list(range(count))
 
 
 def _is_output(piece: Piece) -> bool:

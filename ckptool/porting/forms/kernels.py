@@ -111,15 +111,23 @@ def turn_kernels(source: Canon, target: Canon) -> None:
     for kernels in lists.values():
         why = _why_turned(source, kernels, plain)
         named = why == "" and all(_called_transposed(p) and p.shape[0] == p.shape[1] for p in kernels)
-        for piece in kernels:
+        for piece in kernels if why or named else ():
             there = (piece.shape[1], piece.shape[0], *piece.shape[2:])
-            flipped = partial(_flipped, rank=len(there))
-            if why and plain[there]:
-                made = replace(piece, shape=there).asking(Reason.TURNED_KERNEL, why)
-                source.become(piece, [(made, flipped)], flipped)
-            elif named and plain[there]:
-                made = piece.asking(Reason.KERNEL_BY_NAME, option=flipped(piece.expr))
-                source.become(piece, [(made, unchanged)], unchanged)
+            if plain[there]:
+                _turn_kernel(source, piece, there, why)
+
+
+def _turn_kernel(source: Canon, piece: Piece, shape: Shape, why: str | None) -> None:
+    """Swap and flip the kernel PIECE of SOURCE to the sizes SHAPE, with a question that names WHY. Without a reason, it
+    stays, and the other kernel is the option of its question.
+    """
+    flipped = partial(_flipped, rank=len(shape))
+    if why:
+        made = replace(piece, shape=shape).asking(Reason.TURNED_KERNEL, why)
+        source.become(piece, [(made, flipped)], flipped)
+    else:
+        made = piece.asking(Reason.KERNEL_BY_NAME, option=flipped(piece.expr))
+        source.become(piece, [(made, unchanged)], unchanged)
 
 
 def _why_turned(source: Canon, kernels: Sequence[Piece], plain: Counter[Shape]) -> str | None:

@@ -159,33 +159,44 @@ def _named(source: Canon, piece: Piece) -> Piece:
 
 
 def _lay_out(source: Canon, piece: Piece, wanted: _Wanted, names_hold: bool | None) -> None:
-    """Bring PIECE of SOURCE into torch's layout, as its stated role says: in the first way whose sizes are WANTED by
-    the model, or the first way of all.
+    """Bring PIECE of SOURCE into torch's layout, as its stated role says (`_fitting_ways`): in the first way whose
+    sizes are WANTED by the model, or the first way of all. It stays if there is no way. A bias with a dimension for
+    heads becomes a vector, unless the model has it as it is.
 
-    A bias with a dimension for heads becomes a vector, unless the model has it as it is. PIECE stays if there is no
-    way; if it has heads in a dimension, and the model has tensors of these sizes, and none of the new ones; or if only
-    its name states the layout, and no way has sizes of the model, or, for three or more dimensions and a name other
-    than `kernel`, the other kernels show that names do not hold (NAMES_HOLD, see `_names_hold`).
+    NAMES_HOLD is from `_names_hold`. What else the tensor may be is the option of a question (`_other_layout`).
     """
-    role, shape = _stated(piece), piece.shape
-    if role.axes == "OO" and len(shape) == 2 and shape not in wanted.all:  # the bias of heads
+    shape = piece.shape
+    if _stated(piece).axes == "OO" and len(shape) == 2 and shape not in wanted.all:  # the bias of heads
         flat = (prod(shape),)
         source.become(piece, [(replace(piece, shape=flat), lambda e: ex.reshape(e, flat))], unchanged)
         return
+    found = _fitting_ways(source, piece, wanted, names_hold)
+    if found:
+        way = found[0]
+        unproven = _is_vague(piece) and names_hold is None and shape in wanted.all
+        other = _other_layout(piece, found, unproven=unproven)
+        made = replace(piece, shape=way.shape(shape), placed=True)
+        made = made if other is None else made.asking(Reason.STATED_BY_NAME, option=other)
+        source.become(piece, [(made, lambda e: way.apply(e, shape))], unchanged)
+
+
+def _fitting_ways(source: Canon, piece: Piece, wanted: _Wanted, names_hold: bool | None) -> list[Way]:
+    """Return the ways to bring PIECE of SOURCE into torch's layout whose sizes are WANTED by the model; without any,
+    [the first way of all].
+
+    [] if its role gives no way; if it has heads in a dimension, and the model has tensors of these sizes, and none of
+    the new ones; or if only its name states the layout, and no way has sizes of the model, or it is vague
+    (`_is_vague`), and the other kernels show that names do not hold (NAMES_HOLD is False).
+    """
+    role, shape = _stated(piece), piece.shape
     found = _ways(source, piece)
     divided = len(set(role.axes)) < len(role.axes)
     if not found or (divided and shape in wanted.all and not wanted.fits(found[0], shape)):
-        return  # heads in a dimension of their own, as the model has them
+        return []  # heads in a dimension of their own, as the model has them
     fitting = [way for way in found if wanted.fits(way, shape)]
     if role.told_by == "name" and (not fitting or (_is_vague(piece) and names_hold is False)):
-        return  # other steps know what else may be made of it
-    way = (fitting or found)[0]
-    made = replace(piece, shape=way.shape(shape), placed=True)
-    unproven = _is_vague(piece) and names_hold is None and shape in wanted.all
-    other = _other_layout(piece, fitting, way, unproven=unproven)
-    if other is not None:
-        made = made.asking(Reason.STATED_BY_NAME, option=other)
-    source.become(piece, [(made, lambda e: way.apply(e, shape))], unchanged)
+        return []  # other steps know what else may be made of it
+    return fitting or found[:1]
 
 
 def _is_vague(piece: Piece) -> bool:
@@ -196,15 +207,15 @@ def _is_vague(piece: Piece) -> bool:
     return _stated(piece).told_by == "name" and len(piece.shape) > 2 and not known
 
 
-def _other_layout(piece: Piece, fitting: Sequence[Way], way: Way, *, unproven: bool) -> Expr | None:
-    """Return what else PIECE may be, if it is laid out in this WAY; None if the way is certain.
+def _other_layout(piece: Piece, found: Sequence[Way], *, unproven: bool) -> Expr | None:
+    """Return what else PIECE may be, if it is laid out in the first of the ways FOUND; None if that is certain.
 
-    It is the second of the ways FITTING the model's sizes; or the tensor as it is, if the way is UNPROVEN; or, for a
-    square matrix whose layout only its name states, and whose way swaps inputs and outputs, the way that does not.
+    It is the second way; or the tensor as it is, if the way is UNPROVEN; or, for a square matrix whose layout only its
+    name states, and whose way mirrors the kernel, the way for a tensor whose last two axes are outputs and inputs.
     """
-    shape = piece.shape
-    if len(fitting) > 1:
-        return fitting[1].apply(piece.expr, shape)
+    way, shape = found[0], piece.shape
+    if len(found) > 1:
+        return found[1].apply(piece.expr, shape)
     if unproven:
         return piece.expr
     if _stated(piece).told_by == "name" and way.mirrored and shape[-1] == shape[-2]:

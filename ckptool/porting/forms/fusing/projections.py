@@ -54,11 +54,13 @@ def own_name(path: Sequence[str]) -> str:
 
 @cache
 def _fused(name: str) -> Fused | None:
+    """Return which projections the component NAME of a path says that a module holds; None if it says none."""
     return _said(cut(name), table().fused)
 
 
 @cache
 def _part(name: str) -> str | None:
+    """Return which part of a fused projection the component NAME of a path means (`said_part`), or None."""
     return said_part(cut(name))
 
 
@@ -121,20 +123,27 @@ def layout_of(entry: Entry, parts: int, sizes: Sequence[int] = ()) -> tuple[str,
         all parts; ("", 0) if the forward pass does not show which.
     """
     kind, inner = entry.facts.layout
-    if kind != "block" and len(set(sizes)) > 1:  # keys and values of fewer heads: (groups, parts of a group, width)
+    if kind == "block":
+        return "block", 0
+    if len(set(sizes)) > 1:  # keys and values of fewer heads: (groups, parts of a group, width)
         grouped = len(inner) == 3 and inner[0] * inner[2] == sizes[-1]
         return ("heads", inner[0]) if grouped else ("", 0)
     if kind == "inside":
         return "heads", inner[0]
-    if kind == "block" or (inner and inner[0] == parts != inner[1]):
-        return "block", 0
-    if len(inner) == 3 and inner[1] == parts != inner[0]:
+    return _layout_of_view(inner, parts)
+
+
+def _layout_of_view(inner: tuple[int, ...], parts: int) -> tuple[str, int]:
+    """Return the layout of a projection of PARTS parts, as `layout_of` does, whose output is viewed with the sizes
+    INNER: its parts or heads come first. What is viewed as [heads, width] first holds its parts inside of each head.
+    """
+    if not inner:
+        return "", 0
+    if inner[0] == parts:
+        return ("block", 0) if len(inner) == 2 or inner[1] != parts else ("", 0)
+    if len(inner) == 3 and inner[1] == parts:
         return "heads", inner[0]
-    if len(inner) == 2 and inner[0] == parts:
-        return "block", 0
-    if len(inner) == 2 and inner[1] % parts == 0:  # what is cut into heads first holds its parts inside of each
-        return "heads", inner[0]
-    return "", 0
+    return ("heads", inner[0]) if len(inner) == 2 and inner[1] % parts == 0 else ("", 0)
 
 
 def parts_in_code(entry: Entry) -> tuple[str, ...]:
