@@ -43,18 +43,24 @@ def flat_heads(one: Canon, other: Canon) -> None:
             continue
         bias = one.pieces.get(piece.name.beside("bias"))
         inputs = _inputs(piece, bias, wanted, beside[piece.path[:-1]])
-        if not inputs:
-            continue
-        outputs = [d for d in range(3) if d not in inputs]
-        order = (*outputs, *inputs)
-        flat = (prod(piece.shape[d] for d in outputs), prod(piece.shape[d] for d in inputs))
-        there = tuple(piece.shape[d] for d in order)
-        down = partial(_down, order=order, flat=flat)
-        up = partial(_up, order=order, shape=there)
-        one.become(piece, [(replace(piece, shape=flat), down)], up)
-        if bias is not None and len(bias.shape) == 2 and prod(bias.shape) == flat[0]:
-            row = partial(ex.reshape, shape=flat[:1])
-            one.become(bias, [(replace(bias, shape=flat[:1]), row)], partial(ex.reshape, shape=bias.shape))
+        if inputs:
+            rows = _as_matrix(one, piece, inputs)
+            if bias is not None and len(bias.shape) == 2 and prod(bias.shape) == rows:
+                flat = partial(ex.reshape, shape=(rows,))
+                one.become(bias, [(replace(bias, shape=(rows,)), flat)], partial(ex.reshape, shape=bias.shape))
+
+
+def _as_matrix(one: Canon, piece: Piece, inputs: Sequence[int]) -> int:
+    """Reshape the projection PIECE of ONE to a matrix [out, in], where the dimensions INPUTS are the inputs and the
+    others the outputs. Return the number of its rows.
+    """
+    outputs = [d for d in range(len(piece.shape)) if d not in inputs]
+    order = (*outputs, *inputs)
+    flat = (prod(piece.shape[d] for d in outputs), prod(piece.shape[d] for d in inputs))
+    down = partial(_down, order=order, flat=flat)
+    up = partial(_up, order=order, shape=tuple(piece.shape[d] for d in order))
+    one.become(piece, [(replace(piece, shape=flat), down)], up)
+    return flat[0]
 
 
 def flat_vectors(one: Canon, other: Canon) -> None:

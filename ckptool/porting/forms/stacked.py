@@ -329,17 +329,13 @@ def _laid_out(one: Canon, piece: Piece, inside: set[Shape], votes: Counter[bool]
     """Return the stack PIECE of ONE in torch's layout, transposed or as it is. INSIDE has the sizes of the layers on
     the other side, VOTES what other stacks show (see `_turned`).
 
-    A stack of the target whose layout the forward pass shows is transposed only if it has inputs first and looked like
-    heads, [heads, in, out], by its einsum; others were transposed before. A stack with the sizes of INSIDE in one way
-    only gets these sizes; in neither way, it stays. If it has them both ways, or is square, it is transposed if more
-    VOTES are for it than against it. Without votes it stays, with a question if it is stored as it is or transposed;
-    the option of the source is the other layout.
+    A stack of the target whose layout the forward pass shows follows that (`_used_with_inputs_first`). Else a stack
+    with the sizes of INSIDE in one way only gets these sizes; in neither way, it stays. If it has them both ways, or is
+    square, it is transposed if more VOTES are for it than against it. Without votes it stays, with a question if it is
+    stored as it is or transposed; the option of the source is the other layout.
     """
-    seen = one.is_target and (piece.entry.facts.inputs_first is not None or piece.entry.how == "linear")
-    if seen:  # and turned before, unless it looked like heads: [heads, in, out]
-        of_heads = {*piece.entry.facts.dims} == {"input", "output"}
-        as_is = piece.entry.facts.inputs_first and of_heads and piece.shape == piece.entry.shape
-        return turn(one, piece) if as_is else piece
+    if one.is_target and (piece.entry.facts.inputs_first is not None or piece.entry.how == "linear"):
+        return turn(one, piece) if _used_with_inputs_first(piece) else piece
     ways = _ways(piece, inside)
     if piece.shape[1] != piece.shape[2] and len(ways) < 2:
         return turn(one, piece) if ways == [True] else piece
@@ -351,6 +347,14 @@ def _laid_out(one: Canon, piece: Piece, inside: set[Shape], votes: Counter[bool]
     doubted = piece.asking(Reason.INPUTS_FIRST_OF_SEVERAL, option=rival)
     one.pieces[piece.name] = doubted
     return doubted
+
+
+def _used_with_inputs_first(piece: Piece) -> bool:
+    """Return whether the forward pass uses the stack PIECE with inputs first, and no step has transposed it: those that
+    look like heads by their einsum, [heads, in, out], were left as they are, others were not.
+    """
+    facts = piece.entry.facts
+    return bool(facts.inputs_first) and {*facts.dims} == {"input", "output"} and piece.shape == piece.entry.shape
 
 
 def fits_inside(piece: Piece, inside: set[Shape]) -> bool:
