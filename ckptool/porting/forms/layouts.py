@@ -18,6 +18,8 @@ from .fusing.projections import fused_kind
 from .pieces import Canon, Name, Piece, squeezed, unchanged
 from .roles import components
 
+_Path = tuple[str, ...]
+
 #: Functions that multiply element by element.
 _BY_ELEMENT = frozenset("mul multiply __mul__ __rmul__ mul_ __imul__".split())
 
@@ -87,8 +89,9 @@ def _layout_of_name(canon: Canon, piece: Piece) -> None:
 
 
 def _renamed(canon: Canon, piece: Piece, role: str) -> Piece:
+    """Replace PIECE in CANON by the same piece with another ROLE, and return that."""
     new = replace(piece, role=role)
-    canon.become(piece, [(new, lambda e: e)], lambda e: e)
+    canon.become(piece, [(new, unchanged)], unchanged)
     return canon.pieces[new.name]
 
 
@@ -102,9 +105,10 @@ def turn(canon: Canon, piece: Piece) -> Piece:
 
 
 def _reorder(canon: Canon, piece: Piece, dims: tuple[int, ...]) -> Piece:
-    back = [0] * len(dims)
-    for new, old in enumerate(dims):
-        back[old] = new
+    """Permute PIECE in its side CANON, to its dimensions DIMS in this order, and return the new piece, which has the
+    same name.
+    """
+    back = tuple(dims.index(d) for d in range(len(dims)))
     shape = tuple(piece.shape[d] for d in dims)
     canon.become(
         piece,
@@ -374,18 +378,16 @@ def general_dense(source: Canon, target: Canon) -> None:
 
 def _inputs_of(source: Canon, target: Canon) -> dict[Name, int]:
     """Return name of a kernel of the source -> how many of its first dimensions are inputs, for kernels of three to
-    five dimensions. It follows from the sizes of its bias, which are the last ones, or else from those of the biases of
-    other layers in its module, which are the first ones, or else from the target's matrices (`_as_matrix_of`). Kernels
-    for which none of these tells are left out.
+    five dimensions. It follows from its bias (`_inputs_by_bias`), or else from the sizes of the biases of other layers
+    in its module, which are the first ones, or else from the target's matrices (`_as_matrix_of`). Kernels for which
+    none of these tells are left out.
     """
     kernels = [p for p in source.pieces.values() if p.leaf in table().inputs_first and 2 < len(p.shape) < 6]
+    inputs = _inputs_by_bias(source, kernels)
     of_heads: dict[_Path, list[Shape]] = defaultdict(list)
-    inputs: dict[Name, int] = {}
     for piece in kernels:
-        bias = source.pieces.get(piece.name.beside("bias"))
-        if bias is not None and len(bias.shape) > 1 and piece.shape[-len(bias.shape) :] == bias.shape:
-            inputs[piece.name] = len(piece.shape) - len(bias.shape)
-            of_heads[piece.path[:-1]].append(bias.shape)
+        if piece.name in inputs:
+            of_heads[piece.path[:-1]].append(piece.shape[inputs[piece.name] :])
     wanted = matrices_wanted(target)
     shapes = {p.shape for p in target.pieces.values()}
     for piece in [p for p in kernels if p.name not in inputs]:
@@ -396,6 +398,18 @@ def _inputs_of(source: Canon, target: Canon) -> dict[Name, int]:
     return inputs
 
 
+def _inputs_by_bias(source: Canon, kernels: Sequence[Piece]) -> dict[Name, int]:
+    """Return name -> how many of the first dimensions are inputs, for those of KERNELS whose bias in SOURCE has two or
+    more dimensions, and the last sizes of the kernel: these are the outputs.
+    """
+    inputs: dict[Name, int] = {}
+    for piece in kernels:
+        bias = source.pieces.get(piece.name.beside("bias"))
+        if bias is not None and len(bias.shape) > 1 and piece.shape[-len(bias.shape) :] == bias.shape:
+            inputs[piece.name] = len(piece.shape) - len(bias.shape)
+    return inputs
+
+
 def _as_matrix_of(kernel: Piece, wanted: Counter[Shape], shapes: Set[Shape]) -> int:
     """Return how many of the first dimensions of KERNEL are inputs, the fewest with which it is one of the matrices
     WANTED (`_wanted`). 0 if there is no such number, or if KERNEL in torch's layout for convolutions is one of SHAPES.
@@ -403,9 +417,6 @@ def _as_matrix_of(kernel: Piece, wanted: Counter[Shape], shapes: Set[Shape]) -> 
     if tuple(kernel.shape[d] for d in _TURNED[len(kernel.shape)]) in shapes:
         return 0
     return next((k for k in range(1, len(kernel.shape)) if _wanted(kernel, k, wanted)), 0)
-
-
-_Path = tuple[str, ...]
 
 
 def _wanted(kernel: Piece, inputs: int, wanted: Counter[Shape]) -> bool:
@@ -431,4 +442,5 @@ def matrices_wanted(side: Canon) -> Counter[Shape]:
 
 
 def _flat(source: Canon, piece: Piece, shape: Shape) -> None:
+    """Reshape PIECE of SOURCE to the sizes SHAPE."""
     source.become(piece, [(replace(piece, shape=shape), partial(ex.reshape, shape=shape))], unchanged)
