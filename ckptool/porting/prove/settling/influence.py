@@ -11,18 +11,18 @@ from itertools import pairwise
 
 import torch
 
-from ...errors import RuleError, printable
-from ...model_code.in_eval import modes_kept
-from .. import expression as ex
-from ..expression import Expr, Shape
-from ..mapping import Entry, Mapping
-from ..matching.units import template
-from ..questions import Question, Reason, ask
-from .flow import MATRICES, Flow, Use
-from .other_conventions import module_of
-from .recorder import called, tensors
-from .trial import Trial
-from .verdict import Verdict, compared_outputs, shown_by
+from ....errors import RuleError, printable
+from ....model_code.in_eval import modes_kept
+from ... import expression as ex
+from ...expression import Expr, Shape
+from ...mapping import Entry, Mapping
+from ...matching.units import template
+from ...questions import Question, Reason, ask
+from ..flow import MATRICES, Flow, Use
+from ..other_conventions import module_of
+from ..recorder import called, tensors
+from ..trial import Trial
+from ..verdict import Verdict, compared_outputs, shown_by
 
 _SEED = 20
 
