@@ -15,17 +15,9 @@ from ..flow import Flow
 from ..trial import Trial
 from ..verdict import judge, shown_by
 from .account import account, nothing_compared
+from .doubts import carried_along, doubt_unseen_rows, felt, refuted, taken_back, unseen
 from .equally_good import exchangeable, settle_hidden_factors
-from .influence import (
-    by_itself_alone,
-    carried_along,
-    doubt_unseen_rows,
-    felt,
-    refuted,
-    taken_back,
-    unfelt_keys,
-    unseen,
-)
+from .influence import by_itself_alone, unfelt_keys
 from .reached import Reached
 from .reaching import reach
 from .unseen_orders import doubt_turned
