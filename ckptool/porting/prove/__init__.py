@@ -33,9 +33,9 @@ from ..mapping import Mapping
 from ..questions import Reason
 from .causes import Codes
 from .flow import Flow
+from .linking.same_inputs import SEED, SameInputs, in_plain_places, same_inputs
 from .recorder import follow
 from .reference import read_reference
-from .same_inputs import SEED, SameInputs, in_plain_places, same_inputs
 from .settling.account import nothing_compared
 from .settling.settle import settle
 from .settling.unseen_orders import doubt_colours, doubt_turned
