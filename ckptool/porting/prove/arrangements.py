@@ -33,7 +33,7 @@ def twice(ground: Ground, f: Use) -> Iterator[Change]:
         rows = [ground.current(u) for u in group]
         if any(r.weight is None for r in rows):
             continue
-        for label, turn in _turned(ground, group):
+        for label, turn in _turned(group):
             for other, new in _orders(rows):
                 yield from _rearranged(ground, f"{other}; {label}", group, turn(new))
 
@@ -55,7 +55,7 @@ def arrangements(ground: Ground, f: Use) -> Iterator[Change]:
         rows = [ground.current(u) for u in group]
         for label, new in _orders(rows):
             yield from _rearranged(ground, label, group, new)
-        for label, turn in _turned(ground, group):
+        for label, turn in _turned(group):
             yield from _rearranged(ground, label, group, turn(rows))
 
 
@@ -251,7 +251,7 @@ def _grouped_queries(rows: Sequence[Rows], whole: Rows) -> Iterator[tuple[str, l
             yield f"groups of {times} queries by {heads} heads", [by_heads(heads, queries), key, value]
 
 
-def _turned(ground: Ground, group: Sequence[Use]) -> Iterator[tuple[str, Turn]]:
+def _turned(group: Sequence[Use]) -> Iterator[tuple[str, Turn]]:
     """Yield (label, turn) for each pair of uses in GROUP that may be queries and keys, those named so first, each size
     of heads that fits, and each order of a rotary embedding ("half", "interleaved"). A turn is a function from the rows
     of GROUP to reordered rows. One use alone may hold queries, keys and values.
