@@ -10,7 +10,7 @@ import torch
 
 from ....model_code.in_eval import modes_kept
 from ....model_code.inputs import InputSpec, leaves
-from ..recorder import called
+from ..calling import called
 from .spellings import spellings
 
 #: Inputs of modules of the source's code that the model may take, and of the first with weights that it has.

@@ -13,8 +13,9 @@ import torch
 from ....errors import CannotCarry, printable
 from ....model_code.input_search import working_inputs
 from ....model_code.inputs import inputs_text, leaves, made, with_leaves
+from ..calling import arguments, first_line
 from ..flow import Flow
-from ..recorder import arguments, attempt, first_line, follow
+from ..recorder import attempt, follow
 from ..verdict import NOTHING, Verdict
 from .inner_inputs import beginnings, inputs_inside
 from .links import Link, are_turned, by_name, links, links_by_name

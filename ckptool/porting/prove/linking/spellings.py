@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ....model_code.inputs import leaves, with_leaves
-from ..recorder import arguments
+from ..calling import arguments
 
 
 def spellings(model: torch.nn.Module, spec: Any) -> Iterator[Any]:

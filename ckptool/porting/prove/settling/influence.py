@@ -12,8 +12,8 @@ import torch
 from ....model_code.in_eval import modes_kept
 from ...expression import Shape
 from ...mapping import Entry, Mapping
+from ..calling import called, tensors
 from ..flow import Flow, Use
-from ..recorder import called, tensors
 from ..trial import Trial
 from ..verdict import Verdict, compared_outputs
 
