@@ -34,7 +34,8 @@ class Base:
 def viewed(base: Base, view: torch.Tensor) -> Expr | None:
     """Return VIEW, a view of a storage, as an expression over BASE, a tensor in that storage with an expression: BASE
     itself, a part of it with its dimensions in another order, or a reshaped part, if one of its strides is none of BASE
-    (`_reshaped`). None if VIEW begins at no element of BASE, or repeats numbers.
+    (`_reshaped`). A dimension along which VIEW repeats its numbers is left out. None if VIEW is empty, or begins at no
+    element of BASE.
     """
     assert base.expr is not None
     shape, stride = tuple(view.shape), view.stride()
@@ -46,20 +47,12 @@ def viewed(base: Base, view: torch.Tensor) -> Expr | None:
         starts[d], rest = divmod(rest, base.stride[d])
     if rest:
         return None
-    wanted = [(n, s) for n, s in zip(shape, stride, strict=True) if n > 1 and s]
-    free = list(dims)
-    order: list[int] = []
-    for n, s in wanted:
-        found = next((d for d in free if base.stride[d] == s and starts[d] + n <= base.shape[d]), None)
-        if found is None:
-            return _reshaped(base, view, starts, dims)
-        free.remove(found)
-        order.append(found)
-    counts = {d: n for d, (n, _) in zip(order, wanted, strict=True)}
-    x = _cut(base, starts, counts)
-    kept = [counts.get(d, 1) for d in range(len(base.shape))]
-    still = [d for d in range(len(base.shape)) if kept[d] > 1]
+    counts = _counts(base, view, starts, dims)
+    if counts is None:
+        return _reshaped(base, view, starts, dims)
+    x, kept, order = _cut(base, starts, counts), [counts.get(d, 1) for d in range(len(base.shape))], list(counts)
     if order != sorted(order):
+        still = sorted(order)
         x = ex.reshape(x, [kept[d] for d in still], kept)
         places = [still.index(d) for d in order]
         x = ex.transpose(x) if places == [1, 0] else ex.permute(x, *places)
@@ -68,7 +61,27 @@ def viewed(base: Base, view: torch.Tensor) -> Expr | None:
     return ex.reshape(x, small, kept) if prod(small) == prod(kept) else None
 
 
+def _counts(base: Base, view: torch.Tensor, starts: Sequence[int], dims: Sequence[int]) -> dict[int, int] | None:
+    """Return dimension of BASE -> number of indices along it that VIEW has, in the order of the dimensions of VIEW,
+    without those of 1 and those that repeat numbers. None if one of these has the stride of no dimension of BASE, or
+    goes beyond its end. STARTS has the first index along each dimension of BASE, DIMS those that are larger than 1.
+    """
+    free = list(dims)
+    counts: dict[int, int] = {}
+    for n, stride in zip(view.shape, view.stride(), strict=True):
+        if n > 1 and stride:
+            found = next((d for d in free if base.stride[d] == stride and starts[d] + n <= base.shape[d]), None)
+            if found is None:
+                return None
+            free.remove(found)
+            counts[found] = n
+    return counts
+
+
 def _cut(base: Base, starts: Sequence[int], counts: MappingOf[int, int]) -> Expr:
+    """Return the part of BASE that begins at the indices STARTS, with as many along each dimension as COUNTS has: one,
+    if it has none.
+    """
     assert base.expr is not None
     x = base.expr
     for d, size in enumerate(base.shape):
