@@ -13,8 +13,8 @@ from ..expression import Expr
 from ..forms.fusing.projections import part_label
 from .flow import MATRICES, Held, Use
 from .ground import Change, Ground
+from .outputs import by_name
 from .rows import Rows, Turn, by_heads, joined, like, place_of
-from .verdict import by_name
 
 _HEAD_SIZES = (64, 128, 32, 96, 80, 16, 8, 4, 2, 12, 24, 6)
 #: Chunks of one layer that are reordered; fewer than these are tried in each order, others with two exchanged.

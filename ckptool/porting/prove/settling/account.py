@@ -12,8 +12,8 @@ from ..causes import suspects
 from ..layers import layers
 from ..measure import Measured
 from ..other_settings import Setting, layer_of
+from ..outputs import apart
 from ..trial import Trial
-from ..verdict import apart
 from .reached import Reached, first_divergence
 
 #: Causes, and pairs of keys, that the sentence about a proof names; the JSON has all causes.
