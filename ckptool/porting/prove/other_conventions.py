@@ -11,7 +11,6 @@ from ..expression import Expr, Shape
 from ..forms.fusing.projections import fused_by_name, part_label
 from ..mapping import Entry
 from ..questions import still_open
-from .code_steps import Step
 from .flow import Flow
 
 #: Options of one module that are tried alone, and how far apart modules are that are exchanged.
@@ -96,19 +95,8 @@ def _has_factor(option: Expr, expected: Flow) -> bool:
     behind += [
         steps for ends, steps in zip(expected.behind, expected.tails, strict=False) if not layers.isdisjoint(ends)
     ]
-    return any(
-        found is not None and isclose(found, factor, rel_tol=1e-5) for steps in behind for found in map(_factor, steps)
-    )
-
-
-def _factor(step: Step) -> float | None:
-    """Return the number by which STEP multiplies, for a division its inverse; None if it does neither, or if it
-    multiplies by 0.
-    """
-    number = dict(step.settings).get("other") if step.name in ("mul", "div") else None
-    if not isinstance(number, float) or not number:
-        return None
-    return number if step.name == "mul" else 1 / number
+    factors = (step.factor for steps in behind for step in steps)
+    return any(found is not None and isclose(found, factor, rel_tol=1e-5) for found in factors)
 
 
 def module_of(entry: Entry) -> str:
