@@ -33,13 +33,14 @@ from ..mapping import Mapping
 from ..questions import Reason
 from .causes import Codes
 from .flow import Flow
+from .linking.same_inputs import SEED, SameInputs, in_plain_places, same_inputs
 from .recorder import follow
 from .reference import read_reference
-from .same_inputs import SEED, SameInputs, in_plain_places, same_inputs
-from .settle import nothing_compared, settle
+from .settling.account import nothing_compared
+from .settling.settle import settle
+from .settling.unseen_orders import doubt_colours, doubt_turned
 from .source_code import OwnCode, adapter_factors, built, load_own
 from .trial import PATIENCE, Progress, Tell, Trial
-from .unseen_orders import doubt_colours, doubt_turned
 from .verdict import Verdict, judge
 
 #: Of further inputs, on which what was found has to hold as well.

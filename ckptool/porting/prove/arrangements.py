@@ -13,8 +13,8 @@ from ..expression import Expr
 from ..forms.fusing.projections import part_label
 from .flow import MATRICES, Held, Use
 from .ground import Change, Ground
+from .outputs import by_name
 from .rows import Rows, Turn, by_heads, joined, like, place_of
-from .verdict import by_name
 
 _HEAD_SIZES = (64, 128, 32, 96, 80, 16, 8, 4, 2, 12, 24, 6)
 #: Chunks of one layer that are reordered; fewer than these are tried in each order, others with two exchanged.
@@ -33,8 +33,8 @@ def twice(ground: Ground, f: Use) -> Iterator[Change]:
         rows = [ground.current(u) for u in group]
         if any(r.weight is None for r in rows):
             continue
-        for label, turn in _turned(ground, group):
-            for other, new in _orders(ground, rows):
+        for label, turn in _turned(group):
+            for other, new in _orders(rows):
                 yield from _rearranged(ground, f"{other}; {label}", group, turn(new))
 
 
@@ -53,9 +53,9 @@ def arrangements(ground: Ground, f: Use) -> Iterator[Change]:
             yield from _rearranged(ground, label, [u], new)
     for group in groups:
         rows = [ground.current(u) for u in group]
-        for label, new in _orders(ground, rows):
+        for label, new in _orders(rows):
             yield from _rearranged(ground, label, group, new)
-        for label, turn in _turned(ground, group):
+        for label, turn in _turned(group):
             yield from _rearranged(ground, label, group, turn(rows))
 
 
@@ -78,8 +78,7 @@ def at_the_end(ground: Ground) -> Iterator[Change]:
             continue
         whole = joined(sorted(rows, key=place_of))
         for order in permutations(range(len(group))):
-            ends = dict(zip(order, accumulate(sizes[i] for i in order), strict=True))
-            parts = [whole.part(ends[i] - n, ends[i]) for i, n in enumerate(sizes)]
+            parts = _cut_in_order(whole, sizes, order)
             yield from _rearranged(ground, f"rows of one layer cut in the order {order}", group, parts)
 
 
@@ -159,8 +158,11 @@ def _groups_before(ground: Ground, f: Use) -> list[list[Use]]:
     return list(by_input.values())[:4]
 
 
-def _rearranged(ground: Ground, label: str, group: Sequence[Use], rows: Sequence[Rows] | None) -> Iterator[Change]:
-    if rows is None or [r.rows for r in rows] != [u.rows for u in group]:
+def _rearranged(ground: Ground, label: str, group: Sequence[Use], rows: Sequence[Rows]) -> Iterator[Change]:
+    """Yield the change, called LABEL, that gives the uses GROUP the weights and biases ROWS, one each; nothing if a
+    use has another number of rows.
+    """
+    if [r.rows for r in rows] != [u.rows for u in group]:
         return
     pairs: list[tuple[Held | None, Expr | None]] = []
     for u, r in zip(group, rows, strict=True):
@@ -168,31 +170,57 @@ def _rearranged(ground: Ground, label: str, group: Sequence[Use], rows: Sequence
     yield from ground.change(label, pairs)
 
 
-def _orders(ground: Ground, rows: Sequence[Rows]) -> Iterator[tuple[str, list[Rows]]]:
+def _orders(rows: Sequence[Rows]) -> Iterator[tuple[str, list[Rows]]]:
     """Yield (label, new rows) for each way to reorder ROWS, the rows of weights with the same input; the new rows are
-    as many pieces as ROWS, of the same numbers of rows. The ways are: two to four parts of one size in any other order;
-    two to four parts of several sizes, cut from the whole in any other order; two of three or more parts exchanged, if
-    just these have one size; the whole as three, two or four equal parts, in any order (if ROWS is one), and as three
-    or two parts head by head, in any order, in both directions; and, for three parts of which the last two have one
-    size that divides the first, groups of several queries with a key and a value.
+    as many pieces as ROWS, of the same numbers of rows: parts in another order, parts head by head, and groups of
+    several queries with a key and a value.
     """
-    sizes = [r.rows for r in rows]
-    if 2 <= len(rows) <= 4 and len(set(sizes)) == 1:
+    yield from _in_another_order(rows)
+    whole = joined(sorted(rows, key=place_of))
+    yield from _cut_in_another_order(rows, whole)
+    yield from _two_exchanged(rows)
+    yield from _equal_parts(rows, whole)
+    yield from _grouped_queries(rows, whole)
+
+
+def _in_another_order(rows: Sequence[Rows]) -> Iterator[tuple[str, list[Rows]]]:
+    """Yield (label, new rows) for two to four ROWS of one size in any other order."""
+    if 2 <= len(rows) <= 4 and len({r.rows for r in rows}) == 1:
         for order in islice(permutations(range(len(rows))), 1, None):
             yield f"parts in the order {order}", [rows[i] for i in order]
-    whole = joined(sorted(rows, key=place_of))
+
+
+def _cut_in_another_order(rows: Sequence[Rows], whole: Rows) -> Iterator[tuple[str, list[Rows]]]:
+    """Yield (label, new rows) for two to four ROWS of several sizes, cut from WHOLE in any other order."""
+    sizes = [r.rows for r in rows]
     if 2 <= len(rows) <= 4 and len(set(sizes)) > 1:
         for order in islice(permutations(range(len(rows))), 1, None):
-            ends = dict(zip(order, accumulate(sizes[i] for i in order), strict=True))
-            yield f"parts cut in the order {order}", [whole.part(ends[i] - n, ends[i]) for i, n in enumerate(sizes)]
-    if len(rows) > 2 and len(set(sizes)) > 1:
+            yield f"parts cut in the order {order}", _cut_in_order(whole, sizes, order)
+
+
+def _cut_in_order(whole: Rows, sizes: Sequence[int], order: Sequence[int]) -> list[Rows]:
+    """Return the parts of WHOLE that have SIZES rows, where ORDER says which part comes first in WHOLE, which next."""
+    ends = dict(zip(order, accumulate(sizes[i] for i in order), strict=True))
+    return [whole.part(ends[i] - n, ends[i]) for i, n in enumerate(sizes)]
+
+
+def _two_exchanged(rows: Sequence[Rows]) -> Iterator[tuple[str, list[Rows]]]:
+    """Yield (label, new rows) with two of ROWS of one size exchanged, if they are three or more, of several sizes."""
+    if len(rows) > 2 and len({r.rows for r in rows}) > 1:
         for i, j in combinations(range(len(rows)), 2):
-            if sizes[i] == sizes[j]:
+            if rows[i].rows == rows[j].rows:
                 swapped = list(rows)
                 swapped[i], swapped[j] = rows[j], rows[i]
                 yield f"parts {i} and {j} exchanged", swapped
+
+
+def _equal_parts(rows: Sequence[Rows], whole: Rows) -> Iterator[tuple[str, list[Rows]]]:
+    """Yield (label, new rows) for three, two or four equal parts of WHOLE, the rows of one weight or of as many
+    weights as there are parts: in any order, if ROWS is one; and, but for four, head by head in any order, for each
+    number of heads. Such rows are put part by part, and, if ROWS is one, rows part by part are put head by head.
+    """
     for n in (3, 2, 4):
-        if whole.rows % n or (len(rows) > 1 and (len(rows) != n or len(set(sizes)) > 1)):
+        if whole.rows % n or (len(rows) > 1 and (len(rows) != n or len({r.rows for r in rows}) > 1)):
             continue
         size = whole.rows // n
         cut = [whole.part(i * size, (i + 1) * size) for i in range(n)]
@@ -206,23 +234,24 @@ def _orders(ground: Ground, rows: Sequence[Rows]) -> Iterator[tuple[str, list[Ro
             apart = [whole.of_heads(heads, n, i) for i in range(n)]
             for order in every:
                 yield f"{n} parts by {heads} heads, {order}", like(rows, [apart[i] for i in order])
-            if len(rows) == 1:
-                for order in every:
-                    together = by_heads(heads, [cut[i] for i in order])
-                    yield f"{n} parts to {heads} heads, {order}", [together]
-    if len(rows) == 3 and sizes[1] == sizes[2] and sizes[0] > sizes[1] and sizes[0] % sizes[1] == 0:
-        times = sizes[0] // sizes[1]
-        for heads in _HEAD_COUNTS:
-            if sizes[1] % heads:
-                continue
-            blocks = [whole.of_heads(heads, times + 2, i) for i in range(times + 2)]
-            yield (
-                f"groups of {times} queries by {heads} heads",
-                [by_heads(heads, blocks[:times]), blocks[times], blocks[times + 1]],
-            )
+            for order in every if len(rows) == 1 else ():
+                yield f"{n} parts to {heads} heads, {order}", [by_heads(heads, [cut[i] for i in order])]
 
 
-def _turned(ground: Ground, group: Sequence[Use]) -> Iterator[tuple[str, Turn]]:
+def _grouped_queries(rows: Sequence[Rows], whole: Rows) -> Iterator[tuple[str, list[Rows]]]:
+    """Yield (label, new rows) for three ROWS, of which the last two have one size that divides the first: cut from
+    WHOLE as groups of several queries with a key and a value, for each number of heads.
+    """
+    if len(rows) != 3 or rows[1].rows != rows[2].rows or rows[0].rows <= rows[1].rows or rows[0].rows % rows[1].rows:
+        return
+    times = rows[0].rows // rows[1].rows
+    for heads in _HEAD_COUNTS:
+        if rows[1].rows % heads == 0:
+            *queries, key, value = [whole.of_heads(heads, times + 2, i) for i in range(times + 2)]
+            yield f"groups of {times} queries by {heads} heads", [by_heads(heads, queries), key, value]
+
+
+def _turned(group: Sequence[Use]) -> Iterator[tuple[str, Turn]]:
     """Yield (label, turn) for each pair of uses in GROUP that may be queries and keys, those named so first, each size
     of heads that fits, and each order of a rotary embedding ("half", "interleaved"). A turn is a function from the rows
     of GROUP to reordered rows. One use alone may hold queries, keys and values.

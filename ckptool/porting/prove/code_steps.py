@@ -66,6 +66,26 @@ class Step:
         """Return whether this step is one of torch's fused attention operations (`scaled_dot_product_attention`)."""
         return self.name.startswith(_ATTENTION)
 
+    @property
+    def factor(self) -> float | None:
+        """Return the number by which this step multiplies, for a division its inverse; None if it does neither, or if
+        the number is 0.
+        """
+        number = dict(self.settings).get("other") if self.name in ("mul", "div") else None
+        if not isinstance(number, float) or not number:
+            return None
+        return number if self.name == "mul" else 1 / number
+
+    @property
+    def added(self) -> float | None:
+        """Return the number that this step adds, for a subtraction its negative; None if it does neither, or if the
+        number is 0.
+        """
+        number = dict(self.settings).get("other") if self.name in ("add", "sub") else None
+        if not isinstance(number, float) or not number:
+            return None
+        return number if self.name == "add" else -number
+
 
 #: What is done in place of a step: it is given the function that does the step, and its arguments.
 Swap = Callable[[Any, Sequence[Any], dict[str, Any]], Any]

@@ -81,24 +81,30 @@ class Way:
     def _one(
         self, members: Sequence[Expr], have: Shape, want: Shape, sizes: Sequence[int], fixed: dict[int, int]
     ) -> Expr:
-        numbers = self._numbers()
-        own, inner = numbers[0], numbers[1:]
+        """Return one member of the second family, of sizes WANT, made of MEMBERS, of sizes HAVE each: the one at the
+        FIXED places (factor -> place). SIZES has the size of each factor. Members of the first family that are at other
+        places are not read; the others become parts along one dimension, if that begins with the one factor that counts
+        them, or else are stacked and reordered.
+        """
+        own, *inner = self._numbers()
         free = [one for one in own if one not in fixed]
+        kept = [one for axis in inner for one in axis if one not in fixed]
         cut = [
             _cut(x, have, inner, sizes, fixed)
             for place, x in enumerate(members)
-            if all(at == fixed[one] for one, at in _places(place, [(o, sizes[o]) for o in own]).items() if one in fixed)
+            if all(fixed.get(one, at) == at for one, at in _places(place, [(o, sizes[o]) for o in own]).items())
         ]
-        kept = [one for axis in inner for one in axis if one not in fixed]
         dims = self.order[1:]
-        along = next((d for d, axis in enumerate(dims) if free and axis[:1] == (free[0],)), None)
-        if not free or (len(free) == 1 and along is not None):  # each member becomes a part of the tensor
-            rest = [tuple(one for one in axis if one not in free) for axis in dims]
-            shape = tuple(prod(sizes[one] for one in axis) for axis in rest)
-            parts = [_ordered(x, kept, [one for axis in rest for one in axis], sizes, shape) for x in cut]
-            return parts[0] if not free or along is None else ex.cat(along, *parts)
-        stacked = ex.stack(*(ex.reshape(x, [sizes[one] for one in kept]) for x in cut))
-        return _ordered(stacked, [*free, *kept], [one for axis in dims for one in axis], sizes, want)
+        then = [one for axis in dims for one in axis]
+        if not free:
+            return _ordered(cut[0], kept, then, sizes, want)
+        along = next((d for d, axis in enumerate(dims) if axis[:1] == (free[0],)), None)
+        if along is None or len(free) > 1:
+            stacked = ex.stack(*(ex.reshape(x, [sizes[one] for one in kept]) for x in cut))
+            return _ordered(stacked, [*free, *kept], then, sizes, want)
+        part = tuple(prod(sizes[one] for one in axis if one not in free) for axis in dims)
+        then.remove(free[0])
+        return ex.cat(along, *(_ordered(x, kept, then, sizes, part) for x in cut))
 
 
 def _places(number: int, factors: Sequence[tuple[int, int]]) -> dict[int, int]:
@@ -239,17 +245,27 @@ def bordered(want: Shape, shapes: MappingOf[str, Shape]) -> Iterator[tuple[int, 
             choices = [[*keys, None] if len(edges) > 1 else keys for keys in fitting]
             for chosen in islice(product(*choices), _EDGES):
                 held = [key for key in (whole, *chosen) if key is not None]
-                if len(set(held)) < max(len(held), len(edges)):
-                    continue
-                parts: dict[tuple[int, ...], Expr] = {(): ex.reshape(ex.of(whole), core, shapes[whole])}
-                for cut, key in zip(_faces(dims), chosen, strict=True):
-                    flat = tuple(1 if d in cut else size for d, size in enumerate(core))
-                    parts[cut] = ex.zeros(*flat) if key is None else ex.reshape(ex.of(key), flat, shapes[key])
-                order = [key for key in shapes if key in held]
-                cost = 1 + sum(a != b for a, b in zip(held, order, strict=True)) + 2 * (len(held) <= len(edges))
-                for first in product((False, True), repeat=len(dims)):
-                    made = _framed(parts, dims, first)
-                    yield cost + sum(first), f"bordered {dims} {first}", ex.reshape(made, want, sizes)
+                if len(set(held)) == len(held) >= len(edges):
+                    for cost, how, made in _with_border(whole, chosen, core, dims, shapes):
+                        yield cost, how, ex.reshape(made, want, sizes)
+
+
+def _with_border(
+    whole: str, chosen: Sequence[str | None], core: Shape, dims: Sequence[int], shapes: MappingOf[str, Shape]
+) -> Iterator[tuple[int, str, Expr]]:
+    """Yield (cost, a name for what is done, expression) for the tensor WHOLE, of sizes CORE, with a border along DIMS,
+    each first or last. CHOSEN has the tensor for each of its parts (see `_faces`), or None for zeros. It costs more if
+    these are not in the order of SHAPES (key -> sizes), if a part is zeros, and for each border that comes first.
+    """
+    parts: dict[tuple[int, ...], Expr] = {(): ex.reshape(ex.of(whole), core, shapes[whole])}
+    for cut, key in zip(_faces(dims), chosen, strict=True):
+        flat = tuple(1 if d in cut else size for d, size in enumerate(core))
+        parts[cut] = ex.zeros(*flat) if key is None else ex.reshape(ex.of(key), flat, shapes[key])
+    held = [key for key in (whole, *chosen) if key is not None]
+    order = [key for key in shapes if key in held]
+    cost = 1 + sum(a != b for a, b in zip(held, order, strict=True)) + 2 * (len(held) <= len(chosen))
+    for first in product((False, True), repeat=len(dims)):
+        yield cost + sum(first), f"bordered {dims} {first}", _framed(parts, dims, first)
 
 
 #: Choices of tensors for the parts of a border.

@@ -8,7 +8,7 @@ count.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, chain, islice, permutations
+from itertools import accumulate, chain, combinations, islice, pairwise, permutations
 
 from .. import expression as ex
 from ..expression import Expr
@@ -19,6 +19,8 @@ from .rows import Rows, columns
 
 #: Rows of a table at which the first of those that are cut from it may begin.
 _STARTS = 8
+#: Weights of the source after one another that are joined, at most.
+_JOINED = 8
 
 
 def takes_the_same(ground: Ground, f: Use) -> list[tuple[Use, list[int]]]:
@@ -71,25 +73,23 @@ def tables_of_one(ground: Ground, fronts: Sequence[Use]) -> Iterator[Change]:
     own = [f for f in fronts if f.kind == "table" and ground.now(f.held["weight"]) is None]
     sizes = [f.held["weight"].shape[0] for f in own]
     for s in ground.theirs.uses if len(own) > 1 else ():
-        x, rows = ground.theirs_of(s.held.get("weight")), s.held["weight"].shape[0] if "weight" in s.held else 0
-        if s.kind != "table" or x is None or any(f.rows != s.rows for f in own) or rows < sum(sizes):
+        x = ground.theirs_of(s.held.get("weight"))
+        if s.kind != "table" or x is None or any(f.rows != s.rows for f in own):
             continue
-        for start in islice(dict.fromkeys([rows - sum(sizes), *range(rows - sum(sizes))]), _STARTS):
-            ends = [start + end for end in accumulate(sizes)]
-            parts = [ex.part(x, 0, end - size, end) for end, size in zip(ends, sizes, strict=True)]
+        more = s.held["weight"].shape[0] - sum(sizes)
+        for start in islice(dict.fromkeys([more, *range(more)]), _STARTS) if more >= 0 else ():
+            edges = list(accumulate(sizes, initial=start))
+            parts = [ex.part(x, 0, *edge) for edge in pairwise(edges)]
             pairs = [(f.held["weight"], part) for f, part in zip(own, parts, strict=True)]
             yield from ground.change(f"tables cut from one, from row {start} on", pairs)
 
 
 def from_what_goes_in(ground: Ground, f: Use, matched: list[tuple[Use, list[int]]]) -> Iterator[Change]:
     """Yield changes (label, key -> expression) that give the use F, and other uses of its input, the weights of the
-    uses in the source's code with the same input, MATCHED (from `takes_the_same`), the likeliest first. A table gets
-    what `tables` says; a use of vectors the same roles, in any order of channels.
+    uses in the source's code with the same input, MATCHED (from `takes_the_same`), the likeliest first.
 
-    A matrix or kernel gets: each key of a use whose channels are in order; all sources, if all uses of this input have
-    equal numbers of rows in the order of use; one source of as many rows, those that no other use of the input has
-    first; all of them cut anew, if their rows add up; two to eight sources after one another joined, if theirs add up
-    to those of F; each part of a larger source, and its last rows, if they do not divide.
+    A table gets what `tables` says; vectors get the vectors of the same roles; a matrix or kernel gets the keys of a
+    use whose channels are in order (`_key_by_key`), and then rows (`_rows_of_the_same`).
     """
     if f.kind == "table":
         yield from tables(ground, f, [s for s, _ in matched])
@@ -97,12 +97,25 @@ def from_what_goes_in(ground: Ground, f: Use, matched: list[tuple[Use, list[int]
     for u, order in matched:
         if order == sorted(order):
             yield from _key_by_key(ground, f, u)
-    if f.kind in VECTORS:
-        for u, order in matched:
-            pairs = [(f.held[role], columns(ground.theirs_of(held), order, 0)) for role, held in u.held.items()
-                     if role in f.held]  # fmt: skip
-            yield from ground.change("the same goes in", pairs)
+    if f.kind not in VECTORS:
+        yield from _rows_of_the_same(ground, f, matched)
         return
+    for u, order in matched:
+        roles = [role for role in u.held if role in f.held]
+        pairs = [(f.held[role], columns(ground.theirs_of(u.held[role]), order, 0)) for role in roles]
+        yield from ground.change("the same goes in", pairs)
+
+
+def _rows_of_the_same(ground: Ground, f: Use, matched: list[tuple[Use, list[int]]]) -> Iterator[Change]:
+    """Yield changes (label, key -> expression) that give rows of MATCHED, uses in the source's code with the input of
+    the matrix F, to F and to the uses with the same input in the model (its twins). These changes are:
+
+    - all sources for all twins, if they have equal numbers of rows in the order of use;
+    - one source of as many rows for F, those that no twin has first;
+    - all sources for all twins, cut anew, if their rows add up;
+    - two to eight sources after one another joined for F, if their rows add up;
+    - a part of a larger source for F: each, and the last rows, if the parts do not divide it.
+    """
     sources = [
         Rows(columns(ground.theirs_of(u.held["weight"]), order, 1), ground.theirs_of(ground.theirs.bias(u)), u.rows)
         for u, order in matched
@@ -110,24 +123,30 @@ def from_what_goes_in(ground: Ground, f: Use, matched: list[tuple[Use, list[int]
     ]
     sources = [s for s in sources if s.weight is not None]
     twins = ground.twins(f)
-    if len(twins) > 1 and len(twins) == len(sources) and [t.rows for t in twins] == [s.rows for s in sources]:
+    if len(twins) > 1 and [t.rows for t in twins] == [s.rows for s in sources]:
         yield from ground.rows("the same goes in, in the order of use", twins, sources)
-    taken = {key for t in twins if t is not f for e in [ground.now(t.held["weight"])] if e for key in e.keys()}  # noqa: SIM118
+    taken = {key for t in twins if t is not f and (x := ground.now(t.held["weight"])) for key in x.keys()}  # noqa: SIM118
     fitting = [s for s in sources if s.rows == f.rows]
     for s in sorted(fitting, key=lambda s: s.weight is not None and set(s.weight.keys()) <= taken):
         yield from ground.rows("the same goes in", [f], [s])
     if sum(t.rows for t in twins) == sum(s.rows for s in sources):
         yield from ground.rows("the same goes in, rows in the order of use", twins, sources)
-    for first in range(len(sources)):
-        for last in range(first + 2, min(first + 8, len(sources)) + 1):
-            if sum(s.rows for s in sources[first:last]) == f.rows:
-                yield from ground.rows("the same goes into several", [f], sources[first:last])
-    for s in sources:
-        parts = [s.part(k, k + f.rows) for k in range(0, s.rows - f.rows + 1, f.rows)] if s.rows > f.rows else []
-        for k, part in enumerate(sorted(parts, key=lambda part: ground.is_used(part.weight))):
-            yield from ground.rows(f"the same goes in, part {k}", [f], [part])
-        if s.rows > f.rows and s.rows % f.rows:
-            yield from ground.rows("the same goes in, the last rows", [f], [s.part(s.rows - f.rows, s.rows)])
+    for first, last in combinations(range(len(sources) + 1), 2):
+        if 2 <= last - first <= _JOINED and sum(s.rows for s in sources[first:last]) == f.rows:
+            yield from ground.rows("the same goes into several", [f], sources[first:last])
+    for s in (s for s in sources if s.rows > f.rows):
+        yield from _part_by_part(ground, f, s)
+
+
+def _part_by_part(ground: Ground, f: Use, source: Rows) -> Iterator[Change]:
+    """Yield changes (label, key -> expression) that give the use F a part of SOURCE, which has more rows: each part of
+    as many rows, those that no key has first, and the last rows, if the parts do not divide it.
+    """
+    parts = [source.part(k, k + f.rows) for k in range(0, source.rows - f.rows + 1, f.rows)]
+    for k, part in enumerate(sorted(parts, key=lambda part: ground.is_used(part.weight))):
+        yield from ground.rows(f"the same goes in, part {k}", [f], [part])
+    if source.rows % f.rows:
+        yield from ground.rows("the same goes in, the last rows", [f], [source.part(source.rows - f.rows, source.rows)])
 
 
 def takes_a_part(ground: Ground, f: Use) -> Iterator[Change]:
@@ -198,9 +217,9 @@ def tables(ground: Ground, f: Use, matched: Sequence[Use]) -> Iterator[Change]:
 
 
 def made_together(ground: Ground, f: Use) -> Iterator[Change]:
-    """Yield changes (label, key -> expression) for a use F with a weight that the code computes from several keys: if
-    some of these keys are known to come from a use of the source's code, the remaining keys of both, equally many and
-    at most four, are paired in every order, and square matrices also transposed.
+    """Yield changes (label, key -> expression) for a use F with a weight that the model computes from several keys. For
+    each use of the source's code that reads sources of some of these keys, the remaining keys of both, equally many
+    and at most four, are paired in every order, and square matrices also transposed.
     """
     if not any(held.is_computed for held in f.held.values()):
         return

@@ -16,8 +16,8 @@ from ..expression import Expr
 from .fingerprints import pairing
 from .flow import MATRICES, Flow, Held, Use
 from .ground import Change, Ground
+from .outputs import by_name
 from .rows import Rows, columns
-from .verdict import by_name
 
 #: Layers before one that are paired, steps back, and ways to pair the layers that are tried in one place, and in all.
 _BEFORE, _BACK, _ORDERS, _WAYS = 6, 12, 24, 32

@@ -13,30 +13,37 @@ from ..mapping import Entry
 from ..questions import still_open
 from .flow import Flow
 
+#: Options of one module that are tried alone, and how far apart modules are that are exchanged.
+_OF_ONE_MODULE, _APART = 6, 11
+
 
 def changes(entries: dict[str, Entry]) -> Iterator[tuple[str, dict[str, Expr]]]:
     """Yield changes (label, key -> new expression) of the whole mapping ENTRIES, in this order: another option for all
     keys with the same doubts; another convention of code for all tensors; another option for one module of several with
     the same doubts; exchanges of two guessed modules.
     """
-    groups: dict[tuple[object, ...], list[Entry]] = {}
-    for entry in entries.values():
-        if entry.status == "guessed" and entry.rivals:
-            groups.setdefault(tuple(q.asked for q in still_open(entry.questions)), []).append(entry)
-    for members in groups.values():
-        doubts = members[0].doubts
+    groups = _with_equal_doubts(entries.values())
+    for members in groups:
         for number in range(max(len(e.rivals) for e in members)):
-            yield doubts[0], {e.target: e.rivals[number] for e in members if len(e.rivals) > number}
+            yield members[0].doubts[0], {e.target: e.rivals[number] for e in members if len(e.rivals) > number}
     yield from _conventions(list(entries.values()))
-    for members in groups.values():
-        doubts = members[0].doubts
+    for members in groups:
         by_module: dict[str, list[Entry]] = {}
         for entry in members:
             by_module.setdefault(module_of(entry), []).append(entry)
         for one in by_module.values() if len(by_module) > 1 else ():
-            for number in range(min(len(one[0].rivals), 6)):
-                yield doubts[0], _exchanged(entries, one, number)
+            for number in range(min(len(one[0].rivals), _OF_ONE_MODULE)):
+                yield members[0].doubts[0], _exchanged(entries, one, number)
     yield from _exchanges(entries)
+
+
+def _with_equal_doubts(entries: Iterable[Entry]) -> list[list[Entry]]:
+    """Return the guessed entries with options among ENTRIES, in groups with the same open questions."""
+    groups: dict[tuple[object, ...], list[Entry]] = {}
+    for entry in entries:
+        if entry.status == "guessed" and entry.rivals:
+            groups.setdefault(tuple(q.asked for q in still_open(entry.questions)), []).append(entry)
+    return list(groups.values())
 
 
 def without_factors(
@@ -60,17 +67,13 @@ def without_factors(
 
 def factors_as_in_others(entries: MappingOf[str, Entry], before: Iterable[Entry], expected: Flow) -> dict[str, Expr]:
     """Return, as key -> option, the change that answers the questions about factors in one way: if trials took the same
-    option for all members of a group with the same question that they changed, the other members take it as well, if
+    option for all members of a group with the same questions that they changed, the other members take it as well, if
     EXPECTED, the flow of the source's code, has that factor behind them.
 
     BEFORE has the entries before any trial, ENTRIES those after. Empty if trials changed nothing of the kind.
     """
-    groups: dict[tuple[object, ...], list[Entry]] = {}
-    for entry in before:
-        if entry.status == "guessed" and entry.rivals:
-            groups.setdefault(tuple(q.asked for q in still_open(entry.questions)), []).append(entry)
     new: dict[str, Expr] = {}
-    for members in groups.values():
+    for members in _with_equal_doubts(before):
         now = {e.target: entries[e.target].expr for e in members}
         taken = {e.rivals.index(x) for e in members if (x := now[e.target]) is not None and x in e.rivals}
         for entry in members if len(taken) == 1 else ():
@@ -92,12 +95,8 @@ def _has_factor(option: Expr, expected: Flow) -> bool:
     behind += [
         steps for ends, steps in zip(expected.behind, expected.tails, strict=False) if not layers.isdisjoint(ends)
     ]
-    numbers = [(step.name, dict(step.settings).get("other")) for steps in behind for step in steps]
-    return any(
-        isinstance(number, float) and number and isclose(number if name == "mul" else 1 / number, factor, rel_tol=1e-5)
-        for name, number in numbers
-        if name in ("mul", "div")
-    )
+    factors = (step.factor for steps in behind for step in steps)
+    return any(found is not None and isclose(found, factor, rel_tol=1e-5) for found in factors)
 
 
 def module_of(entry: Entry) -> str:
@@ -122,109 +121,136 @@ def _exchanges(entries: dict[str, Entry]) -> Iterator[tuple[str, dict[str, Expr]
     """Yield changes (label, key -> expression), each of which exchanges the sources of two guessed modules with equal
     shapes, at most 11 modules apart.
     """
-    modules: dict[str, list[Entry]] = {}
+    modules: dict[str, list[tuple[Entry, Expr]]] = {}
     for entry in entries.values():
         if entry.status == "guessed" and entry.expr is not None:
-            modules.setdefault(module_of(entry), []).append(entry)
+            modules.setdefault(module_of(entry), []).append((entry, entry.expr))
     paths = list(modules)
     for i, one in enumerate(paths):
-        for other in paths[i + 1 : i + 12]:
+        for other in paths[i + 1 : i + 1 + _APART]:
             a, b = modules[one], modules[other]
-            if [e.shape for e in a] == [e.shape for e in b]:
-                pairs = [(p, q) for p, q in zip(a, b, strict=True) if p.expr is not None and q.expr is not None]
-                there = {p.target: q.expr for p, q in pairs if q.expr is not None}
-                yield f"{one} and {other} exchanged", there | {q.target: p.expr for p, q in pairs if p.expr is not None}
+            if [e.shape for e, _ in a] == [e.shape for e, _ in b]:
+                pairs = list(zip(a, b, strict=True))
+                there = {p.target: x for (p, _), (_, x) in pairs}
+                yield f"{one} and {other} exchanged", there | {q.target: x for (_, x), (q, _) in pairs}
+
+
+# ------------------------------------------------------------------------------------------------- conventions
+
+#: An entry, and its expression.
+_Made = tuple[Entry, Expr]
 
 
 def _conventions(entries: list[Entry]) -> Iterator[tuple[str, dict[str, Expr]]]:
-    """Yield changes (label, key -> expression), each for one convention that shapes do not show, made in all tensors
-    that it concerns: queries and keys in half or interleaved order, for each usual width of heads that divides all of
-    them; parts cut from one tensor, joined parts, and whole fused projections, alternating by each usual number of
-    heads that divides their rows; 1 added to or taken from norm weights; transposed squares.
-
-    The order in which features are flattened is changed for one matrix at a time, with 8 or more columns, for numbers
-    of channels of layers before it that leave a square map.
+    """Yield changes (label, key -> expression) of ENTRIES, each for one convention that shapes do not show, made in all
+    tensors that it concerns: rotary embeddings, parts that alternate by heads, norms around 1, flattened features,
+    transposed squares.
     """
-    copied = [(p, e, e.expr) for p, e in enumerate(entries) if e.expr is not None]
-    attention = [(p, e, x) for p, e, x in copied if _part(e) in ("q", "k")]
-    widths = sorted({e.shape[0] for _, e, _ in attention})
-    if attention:
-        for head in (d for d in _HEAD_SIZES if all(w % d == 0 for w in widths)):
+    made = [(e, e.expr) for e in entries if e.expr is not None]
+    yield from _rotary_orders(made)
+    yield from _cut_by_heads(made)
+    yield from _joined_by_heads(made)
+    yield from _fused_by_heads(made)
+    yield from _norms_around_one(made)
+    yield from _flattened(entries)
+    squares = {e.target: ex.transpose(x) for e, x in made if len(e.shape) == 2 and e.shape[0] == e.shape[1]}
+    if squares:
+        yield "square matrices transposed", squares
+
+
+def _rotary_orders(made: Sequence[_Made]) -> Iterator[tuple[str, dict[str, Expr]]]:
+    """Yield changes that put the rows of all queries and keys in half or in interleaved order, for each usual width of
+    heads that divides all of them.
+    """
+    attention = [(e, x) for e, x in made if _part(e) in ("q", "k")]
+    for head in _HEAD_SIZES if attention else ():
+        if all(e.shape[0] % head == 0 for e, _ in attention):
             for kind in ("half", "interleaved"):
-                yield (
-                    f"rows of queries and keys in {kind} order",
-                    _with(entries, {p: ex.rotary(x, e.shape[0] // head, kind) for p, e, x in attention}),
-                )
-    parts = [(p, rows) for p, _, x in copied if (rows := ex.rows_cut(x)) is not None]
+                new = {e.target: ex.rotary(x, e.shape[0] // head, kind) for e, x in attention}
+                yield f"rows of queries and keys in {kind} order", new
+
+
+def _cut_by_heads(made: Sequence[_Made]) -> Iterator[tuple[str, dict[str, Expr]]]:
+    """Yield changes that cut all parts of fused tensors, thirds or halves, head by head, for each usual number of heads
+    that divides the rows of all parts.
+    """
+    parts = [(e, rows) for e, x in made if (rows := ex.rows_cut(x)) is not None]
     for n in (3, 2):
-        split = {}
-        for p, (x, start, stop) in parts:
-            if start % (stop - start) == 0 and start // (stop - start) < n:
-                split[p] = (x, start // (stop - start))
-        if split:
-            for heads in _HEAD_COUNTS:
-                if all(entries[p].shape[0] % heads == 0 for p in split):
-                    yield (
-                        f"parts that alternate by {heads} heads",
-                        _with(entries, {p: ex.of_heads(x, heads, n, i) for p, (x, i) in split.items()}),
-                    )
-    fused = [(p, e, joined) for p, e, x in copied if len(joined := ex.rows_joined(x) or ()) in (2, 3)]
-    fused = [one for one in fused if one[1].status == "guessed"] or fused  # what is certain stays, if something is not
+        split = {e.target: (e, x, start // (stop - start)) for e, (x, start, stop) in parts
+                 if start % (stop - start) == 0 and start // (stop - start) < n}  # fmt: skip
+        for heads in _HEAD_COUNTS if split else ():
+            if all(e.shape[0] % heads == 0 for e, _, _ in split.values()):
+                new = {key: ex.of_heads(x, heads, n, i) for key, (_, x, i) in split.items()}
+                yield f"parts that alternate by {heads} heads", new
+
+
+def _joined_by_heads(made: Sequence[_Made]) -> Iterator[tuple[str, dict[str, Expr]]]:
+    """Yield a change for each usual number of heads: it joins two or three parts head by head in all tensors with so
+    many joined parts whose rows allow it. If some of these tensors are guessed, only they change.
+    """
+    fused = [(e, joined) for e, x in made if len(joined := ex.rows_joined(x) or ()) in (2, 3)]
+    fused = [one for one in fused if one[0].status == "guessed"] or fused  # what is certain stays, if something is not
     for heads in _HEAD_COUNTS if fused else ():
-        yield (
-            f"parts that alternate by {heads} heads",
-            _with(
-                entries,
-                {p: ex.by_heads(heads, *args) for p, e, args in fused if (e.shape[0] // len(args)) % heads == 0},
-            ),
-        )
-    whole = [(p, e, x) for p, e, x in copied if x.is_copy and _is_fused(e)]
-    for heads in _HEAD_COUNTS if whole else ():
-        for turn in (True, False):
-            new = {}
-            for p, e, x in whole:
-                third = e.shape[0] // 3
-                if e.shape[0] % 3 or third % heads:
-                    continue
-                if turn:
-                    cut = [ex.part(x, 0, i * third, (i + 1) * third) for i in range(3)]
-                    new[p] = ex.by_heads(heads, *cut)
-                else:
-                    cut = [ex.of_heads(x, heads, 3, i) for i in range(3)]
-                    new[p] = ex.cat(0, *cut)
-            if new:
-                yield f"fused projections {'to' if turn else 'from'} alternating by {heads} heads", _with(entries, new)
+        new = {e.target: ex.by_heads(heads, *args) for e, args in fused if (e.shape[0] // len(args)) % heads == 0}
+        yield f"parts that alternate by {heads} heads", new
+
+
+def _fused_by_heads(made: Sequence[_Made]) -> Iterator[tuple[str, dict[str, Expr]]]:
+    """Yield two changes of all fused projections that are whole tensors of the source, for each usual number of heads
+    that divides a third of one: their thirds are put head by head, or, if they are so, apart.
+    """
+    whole = [(e, x, e.shape[0] // 3) for e, x in made if x.is_copy and _is_fused(e)]
+    for heads in _HEAD_COUNTS:
+        fitting = [(e, x, third) for e, x, third in whole if not (e.shape[0] % 3 or third % heads)]
+        if not fitting:
+            continue
+        to: dict[str, Expr] = {}
+        back: dict[str, Expr] = {}
+        for e, x, third in fitting:
+            to[e.target] = ex.by_heads(heads, *(ex.part(x, 0, i * third, (i + 1) * third) for i in range(3)))
+            back[e.target] = ex.cat(0, *(ex.of_heads(x, heads, 3, i) for i in range(3)))
+        yield f"fused projections to alternating by {heads} heads", to
+        yield f"fused projections from alternating by {heads} heads", back
+
+
+def _norms_around_one(made: Sequence[_Made]) -> Iterator[tuple[str, dict[str, Expr]]]:
+    """Yield a change that adds 1 to the weights of all norms, by their names, and one that subtracts 1, in place of
+    what the mapping adds.
+    """
     norms = [
-        (p, e, ex.unshifted(x))
-        for p, e, x in copied
+        (e.target, ex.unshifted(x))
+        for e, x in made
         if len(e.shape) == 1 and e.target.endswith("weight") and "norm" in e.target.lower()
     ]
     for amount in (1.0, -1.0) if norms else ():
-        yield f"norm weights {amount:+g}", _with(entries, {p: ex.shift(x, amount) for p, e, x in norms})
-    for p, e, x in copied:
-        if len(e.shape) == 2 and e.shape[1] >= 8 and (x.is_copy or ex.is_transposed(x)):
-            for c in _channels_before(entries, p, e.shape[1]):
-                side = int((e.shape[1] // c) ** 0.5)
-                if side * side * c == e.shape[1] and side > 1:
-                    for to in ("nhwc", "nchw"):
-                        yield (
-                            f"{e.target} for features flattened as {to.upper()}",
-                            _with(entries, {p: ex.flatten(x, c, side, side, to)}),
-                        )
-    square = [(p, e, x) for p, e, x in copied if len(e.shape) == 2 and e.shape[0] == e.shape[1]]
-    if square:
-        yield "square matrices transposed", _with(entries, {p: ex.transpose(x) for p, e, x in square})
+        yield f"norm weights {amount:+g}", {key: ex.shift(x, amount) for key, x in norms}
+
+
+def _flattened(entries: list[Entry]) -> Iterator[tuple[str, dict[str, Expr]]]:
+    """Yield changes of one matrix each, with 8 or more columns and a whole tensor of the source, perhaps transposed, as
+    its expression: the order in which the features that it takes are flattened, for numbers of channels of layers
+    before it that leave a square map.
+    """
+    for place, e in enumerate(entries):
+        x = e.expr
+        if x is None or len(e.shape) != 2 or e.shape[1] < 8 or not (x.is_copy or ex.is_transposed(x)):
+            continue
+        for c in _channels_before(entries, place, e.shape[1]):
+            side = int((e.shape[1] // c) ** 0.5)
+            if side * side * c == e.shape[1] and side > 1:
+                for to in ("nhwc", "nchw"):
+                    label = f"{e.target} for features flattened as {to.upper()}"
+                    yield label, {e.target: ex.flatten(x, c, side, side, to)}
 
 
 _HEAD_SIZES = (64, 128, 32, 96, 80, 16, 8, 4)
 _HEAD_COUNTS = (2, 4, 8, 12, 16, 3, 6, 24, 32)
 
 
-def _with(entries: list[Entry], new: MappingOf[int, Expr]) -> dict[str, Expr]:
-    return {entries[p].target: expr for p, expr in new.items()}
-
-
 def _part(entry: Entry) -> str | None:
+    """Return which part of a fused projection ENTRY is, "q", "k", "v", "gate" or "up", by the name of its module, or
+    else by that of the only module of the source that it reads; None if neither says it.
+    """
     path = tuple(entry.target.split(".")[:-1])
     found = part_label(path) if path else None
     if found is None and entry.expr is not None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from collections.abc import Mapping as MappingOf
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 from math import isclose
 from typing import Any
@@ -71,28 +71,44 @@ def settings(
         entries: the mapping that fills the model.
         modules: key of the model -> (module of the source's code, module of the model).
     """
-    found: dict[tuple[str, str, str], Setting] = {}
-
-    def note(name: str, theirs: str, own: str, place: tuple[str, str]) -> Setting:
-        one = found.setdefault((name, theirs, own), Setting(name, theirs, own))
-        if place not in one.places:
-            one.places.append(place)
-        return one
-
+    notes = _Notes()
     pairs = list(_pairs(expected, seen, entries))
     for use, other in pairs:
+        notes.place = layer_of(other), layer_of(use)
         for key in use.keys:
             if key in modules:
-                _attributes(*modules[key], place=(layer_of(other), layer_of(use)), note=note)
+                _attributes(*modules[key], notes)
     for use, other in pairs:
-        place = layer_of(other), layer_of(use)
+        notes.place = layer_of(other), layer_of(use)
         if use.step is not None and other.step is not None and use.step.name == other.step.name:
-            _of_step(other.step, use.step, place, note)
-        _between(other.steps, use.steps, use.step, place, note)
-    alone = len(expected.tails) == len(seen.tails) == 1
-    for theirs, own in zip(expected.tails, seen.tails, strict=True) if alone else ():
-        _between(theirs, own, None, ("the output", "the output"), note)
-    return list(found.values())
+            _of_step(other.step, use.step, notes)
+        _between(other.steps, use.steps, use.step, notes)
+    if len(expected.tails) == len(seen.tails) == 1:
+        notes.place = "the output", "the output"
+        _between(expected.tails[0], seen.tails[0], None, notes)
+    return list(notes.found.values())
+
+
+@dataclass(slots=True)
+class _Notes:
+    """The settings that differ, as they are found.
+
+    Attributes:
+        found: (name, its value in the source's code, in the model) -> the setting.
+        place: the layers that are compared now, (of the source's code, of the model).
+    """
+
+    found: dict[tuple[str, str, str], Setting] = field(default_factory=dict)
+    place: tuple[str, str] = ("", "")
+
+    def add(self, name: str, theirs: str, own: str) -> Setting:
+        """Note at the present place that the setting NAME is THEIRS in the source's code and OWN in the model, and
+        return it.
+        """
+        one = self.found.setdefault((name, theirs, own), Setting(name, theirs, own))
+        if self.place not in one.places:
+            one.places.append(self.place)
+        return one
 
 
 def layer_of(use: Use) -> str:
@@ -136,19 +152,21 @@ def _pairs(expected: Flow, seen: Flow, entries: MappingOf[str, Entry]) -> Iterat
 _ATTRIBUTES = ("padding_mode",)
 
 
-def _attributes(theirs: torch.nn.Module, own: torch.nn.Module, *, place: tuple[str, str], note: Any) -> None:
+def _attributes(theirs: torch.nn.Module, own: torch.nn.Module, notes: _Notes) -> None:
+    """Add the attributes in `_ATTRIBUTES` that differ between a module of the source's code, THEIRS, and one of the
+    model, OWN, to NOTES, with the change of OWN.
+    """
     for name in _ATTRIBUTES:
         a, b = getattr(theirs, name, None), getattr(own, name, None)
         if isinstance(a, str) and isinstance(b, str) and a != b:
-            one = note(name, f"has {name} {a}", f"has {name} {b}", place)
+            one = notes.add(name, f"has {name} {a}", f"has {name} {b}")
             if all(module is not own for module, _, _ in one.modules):
                 one.modules.append((own, name, a))
 
 
-def _of_step(theirs: Step, own: Step, place: tuple[str, str], note: Any) -> None:
-    """Note, by calling NOTE(setting, value there, value here, PLACE), the settings that differ between a step of the
-    source's code, THEIRS, and one of the model, OWN, as one setting, with a swap that runs THEIRS. PLACE is (layer of
-    the source's code, layer of the model).
+def _of_step(theirs: Step, own: Step, notes: _Notes) -> None:
+    """Add the settings that differ between a step of the source's code, THEIRS, and one of the model, OWN, to NOTES, as
+    one setting, with a swap that runs THEIRS; nothing if none differ.
     """
     a, b = dict(theirs.settings), dict(own.settings)
     differ = [name for name in a if name in b and not _is_same(a[name], b[name])]
@@ -158,7 +176,7 @@ def _of_step(theirs: Step, own: Step, place: tuple[str, str], note: Any) -> None
     op = _operation(own.name)
     is_layer = own.name in _LAYERS
     shown = ("has {}" if is_layer else f"has {op} with {{}}").format
-    one = note(", ".join(map(_word, differ)) if is_layer else op, shown(first), shown(second), place)
+    one = notes.add(", ".join(map(_word, differ)) if is_layer else op, shown(first), shown(second))
     one.swaps[own.number] = instead(theirs)
 
 
@@ -217,6 +235,10 @@ class _Token:
 
 
 def _tokens(steps: Sequence[Step]) -> list[_Token]:
+    """Return STEPS as tokens, in their order. Scales that follow one another are one token; fused attention is a scale
+    and a softmax. Products of matrices, arithmetic that changes nothing, and the factor that makes up for a dropout are
+    left out.
+    """
     out: list[_Token] = []
 
     def scaled(step: Step, factor: float, of_attention: bool = False) -> None:
@@ -234,97 +256,103 @@ def _tokens(steps: Sequence[Step]) -> list[_Token]:
             out.append(_Token("_softmax", (), (step,)))
         elif step.name == "bernoulli":
             out.append(_Token("dropout", (("p", float(f"{1 - given.get('p', 0.5):.7g}")),), (step,)))
-        elif step.name in ("mul", "div"):
-            factor = given.get("other")
-            if not isinstance(factor, float) or not factor:
-                continue
-            factor = 1 / factor if step.name == "div" else factor
-            if out and out[-1].name == "dropout" and abs(factor * (1 - dict(out[-1].settings)["p"]) - 1) < 1e-6:
-                continue  # what is kept, scaled up
-            scaled(step, factor)
-        elif step.name in ("add", "sub"):
-            number = given.get("other")
-            if isinstance(number, float) and number:
-                out.append(_Token("add", (("number", number if step.name == "add" else -number),), (step,)))
-        elif step.name not in _PRODUCTS:
+        elif step.factor is not None:
+            if not (out and out[-1].name == "dropout" and _keeps_the_size(out[-1], step.factor)):
+                scaled(step, step.factor)
+        elif step.added is not None:
+            out.append(_Token("add", (("number", step.added),), (step,)))
+        elif step.name not in _NO_TOKENS:
             out.append(_Token(step.name, step.settings, (step,)))
         if step.name == "_softmax" and len(out) > 1 and out[-2].name == "scale":
-            last = out[-2]
-            out[-2] = _Token(last.name, last.settings, last.steps, True)
+            out[-2] = replace(out[-2], of_attention=True)
     return [token for token in out if token.look != ("scale", (("scale", 1.0),))]
 
 
-_PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
+def _keeps_the_size(dropout: _Token, factor: float) -> bool:
+    """Return whether FACTOR makes up for what DROPOUT sets to 0 in training."""
+    return bool(abs(factor * (1 - dict(dropout.settings)["p"]) - 1) < 1e-6)
 
 
-def _between(theirs: Sequence[Step], own: Sequence[Step], use: Step | None, place: tuple[str, str], note: Any) -> None:
-    """Note, by calling NOTE(setting, value there, value here, PLACE), the steps before a layer in which the two codes
-    differ: other settings of one step, one activation in place of another, steps that only one code has.
+#: Products of matrices, which have no settings, and arithmetic that changes nothing.
+_NO_TOKENS = frozenset({"mm", "addmm", "bmm", "baddbmm", "add", "sub", "mul", "div"})
 
-    THEIRS and OWN are these steps in the source's code and in the model. USE is the step of the layer itself in the
-    model, or None. PLACE is (layer of the source's code, layer of the model). Each note gets the change of the model
-    that makes up for it, where one is known: the other activation, a factor, a step left out or put in before the next
-    one.
+
+def _between(theirs: Sequence[Step], own: Sequence[Step], use: Step | None, notes: _Notes) -> None:
+    """Add to NOTES what differs in the steps before a layer, THEIRS in the source's code and OWN in the model: other
+    settings of one step, one activation in place of another, steps that only one code has. USE is the step of the layer
+    itself in the model, or None.
     """
     a, b = _tokens(theirs), _tokens(own)
-    if [t.look for t in a] == [t.look for t in b]:
-        return
     matcher = SequenceMatcher(None, [t.look for t in a], [t.look for t in b], autojunk=False)
     for kind, i, i_end, j, j_end in matcher.get_opcodes():
-        if kind == "equal":
+        if kind != "equal":
+            following = next((t.steps[0] for t in b[j_end:]), use)
+            _instead_of(a[i:i_end], b[j:j_end], following, notes)
+
+
+def _instead_of(theirs: list[_Token], own: list[_Token], following: Step | None, notes: _Notes) -> None:
+    """Add to NOTES what differs between the steps THEIRS of the source's code and the steps OWN of the model in their
+    place: first settings of steps with one name, then an activation, if each has just one left, then what only one code
+    has. FOLLOWING is the next step of the model, or None.
+
+    Each note gets the change of the model that makes up for it, where one is known: the other activation, a factor, a
+    step that is left out, or one that is put in before FOLLOWING.
+    """
+    for token in list(theirs):
+        same = next((t for t in own if t.name == token.name), None)
+        if same is not None:
+            theirs.remove(token)
+            own.remove(same)
+            _other_settings(token, same, notes)
+    acts, own_acts = ([t for t in some if t.name not in ("scale", "add", "dropout")] for some in (theirs, own))
+    if len(acts) == len(own_acts) == 1:
+        one = notes.add("activation", f"has {_shown(acts[0])}", f"has {_shown(own_acts[0])}")
+        if len(acts[0].steps) == 1:
+            one.swaps[own_acts[0].steps[-1].number] = instead(acts[0].steps[0])
+        theirs.remove(acts[0])
+        own.remove(own_acts[0])
+    for token in own:
+        one = notes.add(_called(token), f"has no {_called(token)}", f"has {_shown(token)}")
+        one.swaps[token.steps[-1].number] = times(1 / token.factor) if token.name == "scale" else left_out
+    for token in theirs:
+        one = notes.add(_called(token), f"has {_shown(token)}", f"has no {_called(token)}")
+        if following is None:
             continue
-        left, right = list(a[i:i_end]), list(b[j:j_end])
-        for token in list(left):  # first what is there on both sides, with another setting
-            same = next((t for t in right if t.name == token.name), None)
-            if same is not None:
-                left.remove(token)
-                right.remove(same)
-                _other_settings(token, same, place, note)
-        acts, own_acts = ([t for t in some if t.name not in ("scale", "add", "dropout")] for some in (left, right))
-        if len(acts) == len(own_acts) == 1:
-            one = note("activation", f"has {_shown(acts[0])}", f"has {_shown(own_acts[0])}", place)
-            if len(acts[0].steps) == 1:
-                one.swaps[own_acts[0].steps[-1].number] = instead(acts[0].steps[0])
-            left.remove(acts[0])
-            right.remove(own_acts[0])
-        for token in right:
-            one = note(_called(token), f"has no {_called(token)}", f"has {_shown(token)}", place)
-            last = token.steps[-1].number
-            one.swaps[last] = times(1 / token.factor) if token.name == "scale" else left_out
-        following = next((t.steps[0] for t in b[j_end:]), use)
-        for token in left:
-            one = note(_called(token), f"has {_shown(token)}", f"has no {_called(token)}", place)
-            if following is None:
-                continue
-            if token.name == "scale":
-                one.swaps[following.number] = times(token.factor, before=True)
-            elif len(token.steps) == 1 and token.name != "dropout" and not token.steps[0].is_attention:
-                one.swaps[following.number] = before(token.steps[0])
+        if token.name == "scale":
+            one.swaps[following.number] = times(token.factor, before=True)
+        elif len(token.steps) == 1 and token.name != "dropout" and not token.steps[0].is_attention:
+            one.swaps[following.number] = before(token.steps[0])
 
 
-def _other_settings(theirs: _Token, own: _Token, place: tuple[str, str], note: Any) -> None:
+def _other_settings(theirs: _Token, own: _Token, notes: _Notes) -> None:
+    """Add to NOTES what differs between THEIRS and OWN, steps of one name: the factor of a scale, the probability of a
+    dropout, the number that is added (an eps, if it is small), or else the settings. All but a dropout get a swap.
+    """
     if theirs.name == "scale":
         name = _called(own)
-        one = note(name, f"has {name} {theirs.factor:g}", f"has {name} {own.factor:g}", place)
+        one = notes.add(name, f"has {name} {theirs.factor:g}", f"has {name} {own.factor:g}")
         one.swaps[own.steps[-1].number] = times(theirs.factor / own.factor)
-    elif theirs.name in ("add", "dropout"):
-        name, key = ("dropout", "p") if theirs.name == "dropout" else ("number that is added", "number")
-        first, second = (dict(t.settings)[key] for t in (theirs, own))
-        name = "eps" if theirs.name == "add" and 0 < max(abs(first), abs(second)) < 0.05 else name
-        one = note(name, f"has {name} {first:g}", f"has {name} {second:g}", place)
-        if theirs.name == "add":
-            one.swaps[own.steps[-1].number] = instead(theirs.steps[-1])
+    elif theirs.name == "dropout":
+        first, second = (dict(t.settings)["p"] for t in (theirs, own))
+        notes.add("dropout", f"has dropout {first:g}", f"has dropout {second:g}")
+    elif theirs.name == "add":
+        first, second = (dict(t.settings)["number"] for t in (theirs, own))
+        name = "eps" if 0 < max(abs(first), abs(second)) < 0.05 else "number that is added"
+        one = notes.add(name, f"has {name} {first:g}", f"has {name} {second:g}")
+        one.swaps[own.steps[-1].number] = instead(theirs.steps[-1])
     else:
-        _of_step(theirs.steps[-1], own.steps[-1], place, note)
+        _of_step(theirs.steps[-1], own.steps[-1], notes)
 
 
 def _called(token: _Token) -> str:
+    """Return the name of TOKEN in a text."""
     if token.name == "scale":
         return "scale of attention" if token.of_attention else "scale"
     return _operation(token.name)
 
 
 def _shown(token: _Token) -> str:
+    """Return the name of TOKEN in a text, with its settings."""
     if token.name == "scale":
         return f"{_called(token)} {token.factor:g}"
     given = ", ".join(f"{_word(name)} {_value(value)}" for name, value in token.settings)

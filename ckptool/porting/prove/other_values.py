@@ -13,7 +13,9 @@ from .flow import VECTORS, Held, Use
 from .goes_in import tables
 from .ground import Change, Ground
 
+#: Scales of adapters that are tried beside those of the code, and uses whose weights are tried for one of their sizes.
 _FACTORS = (1.0, 2.0, 0.5, 4.0, 0.25, 8.0, 0.125, 16.0, 0.0625, 32.0)
+_OF_THESE_SIZES = 16
 
 
 def options(ground: Ground, f: Use) -> Iterator[Change]:
@@ -24,7 +26,7 @@ def options(ground: Ground, f: Use) -> Iterator[Change]:
     exchange: the keys that had these expressions get the old ones.
     """
     near = [f, *(ground.own.uses[i] for i in sorted(f.before)[-8:])]
-    keys = list(dict.fromkeys(key for u in near for key in u.keys if key in ground.entries))
+    keys = dict.fromkeys(key for u in near for key in u.keys if key in ground.entries)
     doubtful = [ground.entries[key] for key in keys if ground.entries[key].rivals]
     for number in range(max((len(e.rivals) for e in doubtful), default=0)):
         fitting = {e.target: e.rivals[number] for e in doubtful if len(e.rivals) > number}
@@ -33,9 +35,8 @@ def options(ground: Ground, f: Use) -> Iterator[Change]:
         for key, expr in fitting.items():
             by_module.setdefault(key.rpartition(".")[0], {})[key] = expr
         if len(by_module) > 1:
-            for new in by_module.values():
-                yield f"option {number + 1} of one", new
-        for new in by_module.values():  # whoever had it gets that instead
+            yield from ((f"option {number + 1} of one", new) for new in by_module.values())
+        for new in by_module.values():
             back = {
                 key: ground.entries[own].expr
                 for own, expr in new.items()
@@ -51,13 +52,11 @@ def around_zero_or_one(ground: Ground, f: Use) -> Iterator[Change]:
     mapping adds to it: one code stores some weights around 0 and the other around 1. Nothing unless F is a norm, scale,
     shift or depthwise convolution.
     """
-    own = [ground.entries[key] for key in f.keys if key in ground.entries and ground.entries[key].expr is not None]
-    for e in own:
-        assert e.expr is not None
-        inner = ex.unshifted(e.expr)
-        if len(squeezed(e.shape)) == 1 and f.kind in VECTORS:
+    for key in f.keys if f.kind in VECTORS else ():
+        entry = ground.entries.get(key)
+        if entry is not None and entry.expr is not None and len(squeezed(entry.shape)) == 1:
             for amount in (1.0, -1.0):
-                yield f"{amount:+g}", {e.target: ex.shift(inner, amount)}
+                yield f"{amount:+g}", {key: ex.shift(ex.unshifted(entry.expr), amount)}
 
 
 def without_shifts(ground: Ground) -> Iterator[Change]:
@@ -84,12 +83,12 @@ def adapters(ground: Ground, f: Use) -> Iterator[Change]:
 
 
 def any_of_these_sizes(ground: Ground, f: Use) -> Iterator[Change]:
-    """Yield changes (label, key -> expression) that give the use F the weight (or, without one, the bias) of another
-    use of its family in the source's code with as many numbers or the same sizes in any order, in each form that fits
-    (`_in_other_sizes`), with its bias if F has a weight. The nearest in the order of execution come first, at most 16;
-    uses with the same keys count once. Nothing if F has neither.
+    """Yield changes (label, key -> expression) that give the use F the weight of another use of its family in the
+    source's code, in each form that fits (`_in_other_sizes`), with its bias. Of a use without a weight, on either side,
+    the bias takes the place of the weight. Nothing if F has neither.
 
-    If F is a table, uses of any family count, and another table fills it as `tables` says.
+    Only uses with as many numbers count, the nearest in the order of execution first, at most 16; of uses with the same
+    keys, the first. If F is a table, uses of any family count, and any table fills it as `tables` says.
     """
     own = f.held.get("weight") or f.held.get("bias")
     if own is None:
@@ -97,7 +96,7 @@ def any_of_these_sizes(ground: Ground, f: Use) -> Iterator[Change]:
     place = f.index / max(len(ground.own.uses), 1)
     length = max(len(ground.theirs.uses), 1)
     seen = set()
-    count = 0
+    left = _OF_THESE_SIZES
     for s in sorted(ground.theirs.uses, key=lambda s: abs(s.index / length - place)):
         have = s.held.get("weight") or s.held.get("bias")
         if have is None or (s.family != f.family and f.kind != "table") or s.keys in seen:
@@ -106,18 +105,15 @@ def any_of_these_sizes(ground: Ground, f: Use) -> Iterator[Change]:
             seen.add(s.keys)
             yield from tables(ground, f, [s])
             continue
-        if sorted(squeezed(have.shape)) != sorted(squeezed(own.shape)) and prod(have.shape) != prod(own.shape):
+        if prod(have.shape) != prod(own.shape):
             continue
-        seen.add(s.keys)
-        count += 1
-        if count > 16:
+        if not left:
             return
-        bias = (ground.own.bias(f), ground.theirs_of(ground.theirs.bias(s)))
-        for label, x in _in_other_sizes(ground, ground.theirs_of(have), have.shape, own.shape):
-            pairs: list[tuple[Held | None, Expr | None]] = [(own, x)]
-            if own is f.held.get("weight"):
-                pairs.append(bias)
-            yield from ground.change(label, pairs)
+        seen.add(s.keys)
+        left -= 1
+        bias = [(ground.own.bias(f), ground.theirs_of(ground.theirs.bias(s)))] if own is f.held.get("weight") else []
+        for label, x in _in_other_sizes(ground.theirs_of(have), have.shape, own.shape):
+            yield from ground.change(label, [(own, x), *bias])
 
 
 def table_or_matrix(ground: Ground, f: Use) -> Iterator[Change]:
@@ -141,14 +137,19 @@ def table_or_matrix(ground: Ground, f: Use) -> Iterator[Change]:
         yield from ground.change("a table as matrix" if f.kind == "linear" else "a matrix as table", pairs)
 
 
-def _in_other_sizes(ground: Ground, x: Expr | None, have: Shape, own: Shape) -> Iterator[tuple[str, Expr]]:
-    if x is None:
-        return
+def _in_other_sizes(x: Expr | None, have: Shape, own: Shape) -> Iterator[tuple[str, Expr]]:
+    """Yield (label, expression) for each form of X, of sizes HAVE, that fits the sizes OWN. Nothing if X is None, or if
+    the numbers of elements differ.
+
+    Dimensions of 1 do not count. X is taken as it is, if the sizes are equal; with its dimensions in any other order
+    that gives these sizes; or, if only one side has 3 or 4 dimensions, and both have as many rows, with each row
+    flattened, or a flat row cut, in each order of the other dimensions.
+    """
     a, b = squeezed(have), squeezed(own)
+    if x is None or prod(a) != prod(b):
+        return
     if a == b:
         yield "of these sizes", x
-    elif prod(a) != prod(b):
-        return
     if len(a) == len(b) <= 5 and sorted(a) == sorted(b):
         for order in islice(permutations(range(len(a))), 1, None):
             if tuple(a[i] for i in order) == b:

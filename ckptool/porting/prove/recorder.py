@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from collections.abc import Mapping as MappingOf
 from contextlib import nullcontext
-from dataclasses import dataclass
 from itertools import chain
-from math import prod
 from types import MappingProxyType
 from typing import Any
 
@@ -16,16 +13,17 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...errors import printable
 from ...model_code.in_eval import in_eval
 from ...model_code.inputs import leaves, with_leaves
 from .. import expression as ex
-from ..expression import Expr, Shape
+from ..expression import Expr
+from .calling import called, placed, tensors
 from .code_steps import Step, Swap, is_step, step_of
 from .derived import Derived
 from .fingerprints import fingerprints
-from .flow import Flow, Held, Place, Use
+from .flow import Flow, Held, Use
 from .precision import Wider, in_double
+from .views import Base, viewed
 
 _SEED = 20
 
@@ -82,76 +80,6 @@ def attempt(
         return None, error
 
 
-def first_line(error: Exception) -> str:
-    """Return "CLASS: MESSAGE" for an exception, with the first line of its message that is not empty, up to 200
-    characters and without a full stop at its end, or "no message".
-    """
-    lines = (line.strip() for line in str(error).splitlines())
-    return f"{type(error).__name__}: {printable(next((line for line in lines if line), 'no message'), 200).rstrip('.')}"
-
-
-def arguments(model: torch.nn.Module) -> tuple[list[str], list[str]]:
-    """Return (the names of the arguments of MODEL's forward pass, those among them that have no default), without
-    `*args` and `**kwargs`. Both are empty if its signature cannot be read.
-    """
-    try:
-        parameters = list(inspect.signature(model.forward).parameters.values())
-    except (TypeError, ValueError):
-        return [], []
-    named = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    return [p.name for p in named], [p.name for p in named if p.default is p.empty]
-
-
-def called(model: torch.nn.Module, inputs: Any) -> Any:
-    """Return the output of MODEL for INPUTS, a dict (by name) or a sequence (by position)."""
-    return model(**inputs) if isinstance(inputs, MappingOf) else model(*inputs)
-
-
-def tensors(value: Any) -> Iterator[torch.Tensor]:
-    """Yield all tensors in VALUE (lists, tuples, dicts and dataclasses within each other), in their order; nothing for
-    other values.
-    """
-    return (tensor for _, tensor in placed(value))
-
-
-def placed(value: Any, place: Place = ()) -> Iterator[tuple[Place, torch.Tensor]]:
-    """Yield (place, tensor) for all tensors in VALUE (lists, tuples, dicts and dataclasses within each other), in their
-    order; a place is the keys, names of fields and indices that lead to the tensor, after the beginning PLACE.
-    """
-    if isinstance(value, torch.Tensor):
-        yield place, value
-    elif isinstance(value, MappingOf):
-        for key, item in value.items():
-            yield from placed(item, (*place, key if isinstance(key, int) else str(key)))
-    elif isinstance(value, tuple) and hasattr(value, "_fields"):
-        for name, item in zip(value._fields, value, strict=False):
-            yield from placed(item, (*place, str(name)))
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            yield from placed(item, (*place, index))
-    elif hasattr(value, "__dataclass_fields__"):
-        for name in value.__dataclass_fields__:
-            yield from placed(getattr(value, name, None), (*place, name))
-
-
-@dataclass(slots=True)
-class _Base:
-    """A tensor made only of weights, by its layout in its storage.
-
-    Attributes:
-        keys: the keys of the state dict that the tensor is made of.
-        expr: the expression over these keys that makes this tensor; None if no expression does.
-        shape, stride, offset, numel: the layout of this tensor in the storage.
-    """
-
-    keys: tuple[str, ...]
-    expr: Expr | None
-    shape: Shape
-    stride: tuple[int, ...]
-    offset: int
-    numel: int
-
-
 _NORMS = {
     "native_layer_norm": {2: "weight", 3: "bias"},
     "native_group_norm": {1: "weight", 2: "bias"},
@@ -173,9 +101,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         self._bare, self._swaps = bare, swaps
         self._count = 0
         self._step: Step | None = None  # the one that is being done
+        self._before: frozenset[int] = frozenset()  # the uses that its data comes from
         self._chain: tuple[Step, ...] = ()  # the steps before it, since the last use of weights
         self._chains: dict[int, tuple[Step, ...]] = {}
-        self._bases: dict[int, list[_Base]] = {}
+        self._bases: dict[int, list[Base]] = {}
         self._flowing: dict[int, frozenset[int]] = {}
         self._places: dict[int, StorageWeakRef] = {}
         self._derived = Derived(self._expression, {})
@@ -206,42 +135,42 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         return self._chains.get(self._place(tensor), ())
 
     def _hold(self, tensor: torch.Tensor, keys: tuple[str, ...], expr: Expr | None) -> None:
-        base = _Base(keys, expr, tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.numel())
+        base = Base(keys, expr, tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.numel())
         self._bases.setdefault(self._place(tensor), []).append(base)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func._overloadpacket.__name__
         result = self._done(func, name, args, kwargs)
-        taken = list(tensors((args, kwargs)))
-        out = list(tensors(result))
+        taken, out = list(tensors((args, kwargs))), list(tensors(result))
         if name in _STATES and out[0].is_floating_point():  # what a recurrent layer begins with
             self._flowing.setdefault(self._place(out[0]), frozenset())
-        if not out or not taken:
-            return result
-        flowing = [t for t in taken if self._place(t) in self._flowing]
-        held = [t for t in taken if self._place(t) not in self._flowing and self._place(t) in self._bases]
         places = {self._place(t) for t in taken}
-        if not flowing:
-            new = [t for t in out if t.numel() and self._place(t) not in places]
-            if held:
-                for one in new:
+        held = [t for t in taken if self._place(t) not in self._flowing and self._place(t) in self._bases]
+        if not places.isdisjoint(self._flowing):
+            if out:
+                self._before = frozenset().union(*(self._flowing.get(place, ()) for place in places))
+                self._chain = self._steps_before(places)
+                if held:
+                    self._note(name, args, kwargs, out[0])
+                self._flow_on(out, places, after_weights=bool(held))
+        elif held:
+            for one in out:
+                if one.numel() and self._place(one) not in places:
                     self._derive(name, args, kwargs, held, one)
-            return result
-        before = frozenset(chain.from_iterable(self._flowing[self._place(t)] for t in flowing))
-        self._chain = self._steps_before(flowing)
-        if held:
-            first = len(self.uses)
-            self._note(name, args, kwargs, out[0], before)
-            before = frozenset(range(first, len(self.uses))) or before
+        return result
+
+    def _flow_on(self, out: Iterable[torch.Tensor], taken: set[int], *, after_weights: bool) -> None:
+        """Record that the tensors OUT are data, and by which uses and steps they are computed. TAKEN are the places of
+        what the operation took; an operation without weights that works in place adds to the uses of its tensor.
+        """
         for one in out:
             place = self._place(one)
-            old = self._flowing.get(place, frozenset()) if place in places and not held else frozenset()
-            self._flowing[place] = before | old
-            steps = () if held else self._chain if self._step is None else (*self._chain, self._step)
+            old = self._flowing.get(place, frozenset()) if place in taken and not after_weights else frozenset()
+            self._flowing[place] = self._before | old
+            steps = () if after_weights else self._chain if self._step is None else (*self._chain, self._step)
             if steps or place in self._chains:
                 self._chains[place] = steps
-        return result
 
     def _done(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         """Run an operation FUNC of torch, called NAME, or the swap that replaces its step, and return the output. The
@@ -255,8 +184,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         swap = self._swaps.get(self._count - 1)
         return func(*args, **kwargs) if swap is None else swap(func, args, kwargs)
 
-    def _steps_before(self, flowing: Iterable[torch.Tensor]) -> tuple[Step, ...]:
-        chains = {steps for t in flowing if (steps := self._chains.get(self._place(t)))}
+    def _steps_before(self, places: Iterable[int]) -> tuple[Step, ...]:
+        """Return the steps by which the tensors at PLACES are computed since the last uses of weights, in order."""
+        chains = {steps for place in places if (steps := self._chains.get(place))}
         if len(chains) < 2:
             return next(iter(chains), ())
         found = {step.number: step for steps in chains for step in steps}
@@ -285,7 +215,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         base = next((b for b in bases if b.offset <= offset < b.offset + max(b.numel, 1)), bases[0] if bases else None)
         if base is None:
             return None
-        return Held(base.keys, None if base.expr is None else _viewed(base, value), tuple(value.shape))
+        return Held(base.keys, None if base.expr is None else viewed(base, value), tuple(value.shape))
 
     def _expression(self, tensor: torch.Tensor) -> Expr | None:
         held = self.held(tensor)
@@ -303,60 +233,74 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     # -- uses
 
-    def _note(self, name: str, args: Any, kwargs: Any, out: torch.Tensor, before: frozenset[int]) -> None:
+    def _note(self, name: str, args: Any, kwargs: Any, out: torch.Tensor) -> None:
+        """Add the use of weights that is the operation NAME with these arguments and the output OUT, or several uses,
+        if it computes several layers at once.
+        """
         flat = list(args)
+        first = len(self.uses)
         if name in _PRODUCTS:
-            self._product(name, flat, out, before)
+            self._product(name, flat, out)
         elif name == "convolution" and any(map(self.held, flat[1:3])):
-            weight, bias = self.held(flat[1]), self.held(flat[2])
-            roles = {"weight": weight, "bias": bias}
-            kind = "deconv" if flat[6] else "conv"
-            groups = int(flat[8])
-            if groups > 1:
-                kind = "depthwise" if weight is not None and weight.shape[:2] == (groups, 1) else f"grouped {kind}"
-            taken = fingerprints(flat[0], 1) if kind in ("conv", "depthwise") else None
-            self._add(kind, roles, taken, fingerprints(out, 1), before, self._without(out, flat[2], 1))
+            self._convolution(flat, out)
         elif name in _NORMS:
             dim = -1 if "layer" in name or "rms" in name else 1
             roles = {role: self.held(flat[at]) for at, role in _NORMS[name].items() if at < len(flat)}
-            self._add("norm", roles, fingerprints(flat[0], dim), fingerprints(out, dim), before)
+            self._add("norm", roles, fingerprints(flat[0], dim), fingerprints(out, dim))
         elif name in _TABLES and self.held(flat[0]) is not None:
             ids = next((t for t in tensors(flat[1:]) if self._place(t) in self._flowing), None)
             taken = None if ids is None else fingerprints(ids.reshape(1, -1), 0)
-            self._add("table", {"weight": self.held(flat[0])}, taken, fingerprints(out, -1), before)
+            self._add("table", {"weight": self.held(flat[0])}, taken, fingerprints(out, -1))
         elif name in _SCALES | _SHIFTS and len(flat) > 1:
-            x, weight = (flat[0], flat[1]) if self.held(flat[0]) is None else (flat[1], flat[0])
-            role, kind = ("weight", "scale") if name in _SCALES else ("bias", "shift")
-            members = sorted(before)
-            at = x.ndim - weight.ndim if isinstance(x, torch.Tensor) else -1
-            if (
-                weight.ndim in (2, 3)
-                and x.shape == out.shape
-                and at >= 0
-                and len(weight) == x.shape[at] == len(members)
-            ):
-                for n, one in enumerate(members if len(members) > 1 else ()):  # several layers at once
-                    taken, given = (fingerprints(t.select(at, n), -1) for t in (x, out))
-                    self._add(kind, {role: self.held(weight[n])}, taken, given, frozenset({one}))
-                if len(members) > 1:
-                    return
-            dim = next((d for d in range(-1, -weight.ndim - 1, -1) if weight.shape[d] > 1), -1) if weight.ndim else -1
-            taken = fingerprints(x, dim) if isinstance(x, torch.Tensor) and x.ndim >= -dim else None
-            self._add(kind, {role: self.held(weight)}, taken, fingerprints(out, dim), before)
+            self._scale_or_shift(name, flat, out)
         else:
             roles = {f"{i}": self.held(t) for i, t in enumerate(tensors((args, kwargs)))}
-            self._add(name, roles, None, fingerprints(out, -1), before)
+            self._add(name, roles, None, fingerprints(out, -1))
+        self._before = frozenset(range(first, len(self.uses))) or self._before
 
-    def _product(self, name: str, args: list[Any], out: torch.Tensor, before: frozenset[int]) -> None:
+    def _convolution(self, args: Sequence[Any], out: torch.Tensor) -> None:
+        """Add a convolution with these arguments and the output OUT: "conv", "depthwise", "grouped conv", "deconv" or
+        "grouped deconv". The channels of the input are known for the first two only.
+        """
+        weight, groups = self.held(args[1]), int(args[8])
+        kind = "deconv" if args[6] else "conv"
+        if groups > 1:
+            kind = "depthwise" if weight is not None and weight.shape[:2] == (groups, 1) else f"grouped {kind}"
+        taken = fingerprints(args[0], 1) if kind in ("conv", "depthwise") else None
+        roles = {"weight": weight, "bias": self.held(args[2])}
+        self._add(kind, roles, taken, fingerprints(out, 1), self._without(out, args[2], 1))
+
+    def _scale_or_shift(self, name: str, args: Sequence[Any], out: torch.Tensor) -> None:
+        """Add the use that is the operation NAME, a product with a weight ("scale") or a sum ("shift"). Its channels
+        are along the last dimension in which the weight has several numbers. A stack of weights, one for each of the
+        uses that the data comes from, makes a use of each.
+        """
+        x, weight = (args[0], args[1]) if self.held(args[0]) is None else (args[1], args[0])
+        role, kind = ("weight", "scale") if name in _SCALES else ("bias", "shift")
+        members = sorted(self._before)
+        at = x.ndim - weight.ndim
+        stacked = weight.ndim in (2, 3) and x.shape == out.shape and at >= 0
+        if stacked and 1 < len(members) == len(weight) == x.shape[at]:  # several layers at once
+            for n, one in enumerate(members):
+                taken, given = (fingerprints(t.select(at, n), -1) for t in (x, out))
+                self._add(kind, {role: self.held(weight[n])}, taken, given, before=frozenset({one}))
+            return
+        dim = next((d for d in range(-1, -weight.ndim - 1, -1) if weight.shape[d] > 1), -1) if weight.ndim else -1
+        taken = fingerprints(x, dim) if x.ndim >= -dim else None
+        self._add(kind, {role: self.held(weight)}, taken, fingerprints(out, dim))
+
+    def _product(self, name: str, args: list[Any], out: torch.Tensor) -> None:
+        """Add the use that is NAME, a product of matrices with the output OUT: a linear layer, or several with a weight
+        each; a shift if only the bias that is added is a weight.
+        """
         bias = args.pop(0) if name.startswith(("add", "badd")) else None
         a, b = args[0], args[1]
-        weights_right = self.held(b) is not None and self.held(a) is None
-        if not weights_right and self.held(a) is None:  # only the bias is one
-            self._add("shift", {"bias": self.held(bias)}, None, fingerprints(out, -1), before)
+        if self.held(a) is None and self.held(b) is None:
+            self._add("shift", {"bias": self.held(bias)}, None, fingerprints(out, -1))
             return
-        if not weights_right:  # W x = (x^T W^T)^T
+        if self.held(a) is not None:  # W x = (x^T W^T)^T
             if b.ndim < 2:
-                self._add("linear", {"weight": self.held(a)}, None, fingerprints(out, -1), before)
+                self._add("linear", {"weight": self.held(a)}, None, fingerprints(out, -1))
                 return
             a, b, out = b.mT, a.mT, out.mT
         if b.ndim == 3 and b.stride(0) and len(b) > 1:
@@ -364,11 +308,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
                 roles = {"weight": self.held(b[n].mT)}
                 if isinstance(bias, torch.Tensor) and bias.ndim == 3 and len(bias) == len(b):
                     roles["bias"] = self.held(bias[n])
-                self._add("linear", roles, fingerprints(a[n], -1), fingerprints(out[n], -1), before)
+                self._add("linear", roles, fingerprints(a[n], -1), fingerprints(out[n], -1))
             return
         weight = b[0] if b.ndim == 3 else b
         roles = {"weight": self.held(weight.mT if weight.ndim == 2 else weight), "bias": self.held(bias)}
-        self._add("linear", roles, fingerprints(a, -1), fingerprints(out, -1), before, self._without(out, bias, -1))
+        self._add("linear", roles, fingerprints(a, -1), fingerprints(out, -1), self._without(out, bias, -1))
 
     def _without(self, out: torch.Tensor, bias: Any, dim: int) -> torch.Tensor | None:
         """Return the fingerprints along DIM of the output OUT without its BIAS. None if the recorder was not asked for
@@ -385,77 +329,16 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         roles: MappingOf[str, Held | None],
         taken: torch.Tensor | None,
         given: torch.Tensor,
-        before: frozenset[int],
         bare: torch.Tensor | None = None,
+        before: frozenset[int] | None = None,
     ) -> None:
+        """Add a use of the weights in ROLES that are not None, if there are any. It comes after the uses BEFORE, or
+        after all that the data of the operation comes from. The other arguments are as in `Use`.
+        """
         held = {role: one for role, one in roles.items() if one is not None}
         if held:
-            steps = self._chain
-            self.uses.append(Use(len(self.uses), kind, held, taken, given, before, bare, steps, self._step))
+            before = self._before if before is None else before
+            self.uses.append(Use(len(self.uses), kind, held, taken, given, before, bare, self._chain, self._step))
 
 
-def _viewed(base: _Base, view: torch.Tensor) -> Expr | None:
-    """Return VIEW, a view of a storage, as an expression over BASE, a tensor in that storage with an expression: BASE
-    itself, a part of it with its dimensions in another order, or a reshaped part, if one of its strides is none of BASE
-    (`_reshaped`). None if VIEW begins at no element of BASE, or repeats numbers.
-    """
-    assert base.expr is not None
-    shape, stride = tuple(view.shape), view.stride()
-    if shape == base.shape and (stride == base.stride or view.numel() == 1):
-        return base.expr
-    starts, rest = [0] * len(base.shape), view.storage_offset() - base.offset
-    dims = sorted((d for d in range(len(base.shape)) if base.shape[d] > 1), key=lambda d: -base.stride[d])
-    for d in dims:
-        starts[d], rest = divmod(rest, base.stride[d])
-    if rest:
-        return None
-    wanted = [(n, s) for n, s in zip(shape, stride, strict=True) if n > 1 and s]
-    free = list(dims)
-    order: list[int] = []
-    for n, s in wanted:
-        found = next((d for d in free if base.stride[d] == s and starts[d] + n <= base.shape[d]), None)
-        if found is None:
-            return _reshaped(base, view, starts, dims)
-        free.remove(found)
-        order.append(found)
-    counts = {d: n for d, (n, _) in zip(order, wanted, strict=True)}
-    x = _cut(base, starts, counts)
-    kept = [counts.get(d, 1) for d in range(len(base.shape))]
-    still = [d for d in range(len(base.shape)) if kept[d] > 1]
-    if order != sorted(order):
-        x = ex.reshape(x, [kept[d] for d in still], kept)
-        places = [still.index(d) for d in order]
-        x = ex.transpose(x) if places == [1, 0] else ex.permute(x, *places)
-        kept = [kept[d] for d in order]
-    small = tuple(n for n, s in zip(shape, stride, strict=True) if not (n > 1 and not s))
-    return ex.reshape(x, small, kept) if prod(small) == prod(kept) else None
-
-
-def _cut(base: _Base, starts: Sequence[int], counts: MappingOf[int, int]) -> Expr:
-    assert base.expr is not None
-    x = base.expr
-    for d, size in enumerate(base.shape):
-        n = counts.get(d, 1)
-        if (starts[d], n) != (0, size):
-            x = ex.part(x, d, starts[d], starts[d] + n)
-    return x
-
-
-def _reshaped(base: _Base, view: torch.Tensor, starts: Sequence[int], dims: Sequence[int]) -> Expr | None:
-    """Return VIEW, a contiguous view of whole rows of BASE (of its first dimension larger than 1), perhaps with its
-    last two dimensions exchanged, as an expression; None for other views. STARTS has the first index along each
-    dimension, DIMS the dimensions larger than 1, those with larger strides first.
-    """
-    if not dims or any(starts[d] for d in dims[1:]) or list(dims) != sorted(dims):
-        return None
-    turned = not view.is_contiguous()
-    plain = view.mT if turned and view.ndim >= 2 else view
-    inner = prod(base.shape[d] for d in dims[1:])
-    if not plain.is_contiguous() or plain.numel() % inner or base.stride[dims[0]] != inner:
-        return None
-    x = _cut(base, starts, {d: base.shape[d] for d in dims} | {dims[0]: plain.numel() // inner})
-    x = ex.reshape(x, tuple(plain.shape))
-    return ex.transpose(x) if turned else x
-
-
-__all__ = ["arguments", "attempt", "called", "first_line", "follow", "tensors"]
+__all__ = ["attempt", "follow"]

@@ -14,9 +14,10 @@ from ...errors import CannotCarry, NotFound, RuleError, UnknownFormat, counted, 
 from ...formats.loading import load
 from ...inert.inert_object import Inert
 from ...model_code.inputs import inputs_text, leaves, nested, with_leaves
+from .calling import arguments, first_line, placed, tensors
 from .flow import Place
 from .measure import of_one_size
-from .recorder import arguments, attempt, first_line, placed, tensors
+from .recorder import attempt
 
 _INPUTS, _OUTPUTS = ("input", "inputs"), ("output", "outputs")
 _PLAIN = (bool, int, float, str, type(None))

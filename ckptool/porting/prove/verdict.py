@@ -2,42 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
 from collections.abc import Mapping as MappingOf
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from ..mapping import Entry
-from ..words import all_in, cut
 from .fingerprints import pairing
-from .flow import Flow, Place, Use, is_silent
-from .measure import of_one_size, orders
-
-#: Largest difference, relative to the spread of the values, with which trials go on: what proves is measured.
-_TOLERANCE = 1e-3
-
-
-def _equal(a: torch.Tensor, b: torch.Tensor, tolerance: float = _TOLERANCE) -> bool:
-    """Return whether the outputs A and B differ by at most TOLERANCE times the largest value of A.
-
-    Dimensions may be in another order; outputs of unlike sizes are compared flattened (see `orders`). NaN and infinity
-    have to be in the same places, and some numbers finite. Return False if the numbers of elements differ or are 0.
-    """
-    if a.numel() != b.numel() or a.numel() == 0:
-        return False
-    return any(_close(x, y, tolerance) for x, y in orders(a, b))
-
-
-def _close(a: torch.Tensor, b: torch.Tensor, tolerance: float = _TOLERANCE) -> bool:
-    if not (torch.isfinite(a).all() and torch.isfinite(b).all()):
-        same = torch.isfinite(a) & torch.isfinite(b)
-        if not torch.equal(torch.isfinite(a), torch.isfinite(b)) or not same.any():
-            return False
-        a, b = a[same], b[same]
-    spread = float(a.abs().max()) or 1.0
-    return float((a - b).abs().max()) <= tolerance * spread
+from .flow import Flow, Use, is_silent
+from .outputs import TOLERANCE, are_equal, are_rearranged, by_name, compared_outputs, in_their_places, places_decide
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +63,7 @@ def judge(
     *,
     all_outputs: bool = True,
     turned: bool = False,
-    tolerance: float = _TOLERANCE,
+    tolerance: float = TOLERANCE,
 ) -> Verdict:
     """Return the verdict on SEEN, the flow of the model with ENTRIES, against EXPECTED, the flow of the source's code.
     `NOTHING` if SEEN is None.
@@ -115,33 +87,32 @@ def judge(
     filled = [k and not _is_left(use, entries) for k, use in zip(known, seen.uses, strict=True)]
     front = _front(followed, _fine(filled, entering, expected, seen))
     given = seen if all_outputs else made_of_known(seen, entries)
-    outputs = given.outputs
-    compared, equal, same = compared_outputs(expected.outputs, outputs, tolerance)
+    compared, equal, same = compared_outputs(expected.outputs, given.outputs, tolerance)
     if named := by_name(expected, given):
-        same = [j for i, j in named if _equal(expected.outputs[i], outputs[j], tolerance)]
+        same = [j for i, j in named if are_equal(expected.outputs[i], given.outputs[j], tolerance)]
     moved = bool(compared) and equal and not in_their_places(expected, given, tolerance)
     if moved and not turned:
         equal = not places_decide(expected, given)
+    beyond = False
     if not compared:
         diverging = [use for use in open_front if not _is_left(use, entries)]
-        equal = bool(expected.uses) and not diverging and sum(known) > 0
-    same_to_the_last = False
-    if compared and not equal and all(known) and not _rearranged(expected.outputs, outputs):
+        equal = bool(expected.uses) and not diverging and any(known)
+    elif not equal and all(known) and not are_rearranged(expected.outputs, given.outputs):
         asked = _may_lack_a_factor(seen, entries)
-        same_to_the_last = equal = _same_last(expected, seen) and not asked
+        beyond = equal = _same_last(expected, seen) and not asked
         front = front or asked
     left = [key for use in open_front for key in use.keys if key in entries and entries[key].expr is None]
     return Verdict(
-        equal,
-        compared,
-        sum(filled),
-        len(known),
-        tuple(front if not equal else ()),
-        tuple(dict.fromkeys(left)),
-        sum(entering),
-        same_to_the_last,
-        moved and equal,
-        len(same),
+        equal=equal,
+        compared=compared,
+        agreeing=sum(filled),
+        uses=len(known),
+        front=() if equal else tuple(front),
+        left=tuple(dict.fromkeys(left)),
+        entered=sum(entering),
+        beyond=beyond,
+        turned=moved and equal,
+        same=len(same),
     )
 
 
@@ -178,78 +149,6 @@ def _entering(expected: Flow, seen: Flow, entries: MappingOf[str, Entry]) -> lis
     ]
 
 
-def in_their_places(expected: Flow, seen: Flow, tolerance: float = _TOLERANCE) -> bool:
-    """Return whether each output of SEEN equals the output in its place in EXPECTED.
-
-    If `by_name` finds pairs of outputs, those of them that can be compared have to be equal. Else outputs with equally
-    many numbers have to be equal in their order; either model may have more of them in between.
-    """
-    if named := by_name(expected, seen):
-        both = [(expected.outputs[i], seen.outputs[j]) for i, j in named]
-        return all(_equal(a, b, tolerance) for a, b in both if of_one_size(a, b, len(seen.outputs) == 1))
-    sizes: dict[int, tuple[list[torch.Tensor], list[torch.Tensor]]] = defaultdict(lambda: ([], []))
-    for side, flow in enumerate((expected, seen)):
-        for output in flow.outputs:
-            sizes[output.numel()][side].append(output)
-    return all(_longest(a, b, tolerance) == min(len(a), len(b)) for a, b in sizes.values())
-
-
-def places_decide(expected: Flow, seen: Flow) -> bool:
-    """Return whether outputs may be told apart by their places: `by_name` finds pairs of outputs, or neither model
-    names any.
-    """
-    return bool(by_name(expected, seen)) or not (_named(seen.places) or _named(expected.places))
-
-
-def by_name(expected: Flow, seen: Flow) -> list[tuple[int, int]]:
-    """Return pairs (index in EXPECTED, index in SEEN) of outputs in equal places (names and indices). If there are
-    none: of outputs with equally many numbers, of which the last name of one stands for that of the other
-    (`_stand_for_each_other`), if that pairs all outputs of these sizes in EXPECTED one for one.
-
-    [] if there are no such pairs, or if a model does not name its outputs.
-    """
-    if not (_named(seen.places) and _named(expected.places)):
-        return []
-    own = {place: at for at, place in enumerate(seen.places)}
-    if same := [(at, own[place]) for at, place in enumerate(expected.places) if place in own]:
-        return same
-    alike = [
-        (i, j)
-        for i, place in enumerate(expected.places)
-        for j, other in enumerate(seen.places)
-        if expected.outputs[i].numel() == seen.outputs[j].numel() and _stand_for_each_other(place, other)
-    ]
-    one_to_one = all(len({pair[side] for pair in alike}) == len(alike) for side in (0, 1))
-    sizes = {expected.outputs[i].numel() for i, _ in alike}
-    left = [at for at, output in enumerate(expected.outputs) if output.numel() in sizes]
-    return alike if one_to_one and len(left) == len(alike) else []
-
-
-def _stand_for_each_other(one: Place, other: Place) -> bool:
-    """Return whether the last part of one of two places is short for that of the other: all of its words are words of
-    the other, or abbreviate them, or are its initials, as `wh` for `width_height`.
-    """
-    names = [str(place[-1]) for place in (one, other) if place]
-    return len(names) == 2 and any(all_in(cut(a), b) for a, b in (names, reversed(names)) if cut(a))
-
-
-def _named(places: Iterable[Place]) -> bool:
-    return any(isinstance(part, str) for place in places for part in place)
-
-
-def _longest(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor], tolerance: float) -> int:
-    """Return the length of the longest common subsequence of the outputs A and B, which are equal within TOLERANCE: how
-    many are equal in one order.
-    """
-    best = [0] * (len(b) + 1)
-    for x in a:
-        row = [0]
-        for at, y in enumerate(b):
-            row.append(best[at] + 1 if _equal(x, y, tolerance) else max(best[at + 1], row[at]))
-        best = row
-    return best[-1]
-
-
 def _fine(known: Sequence[bool], entering: Sequence[bool], expected: Flow, seen: Flow) -> list[bool]:
     """Return, for each use of weights in SEEN, whether nothing is wrong up to it: as in `shown_by`, or a use takes what
     it gives, perhaps added to what others give, and a use of that kind in EXPECTED takes the same. Layers that one code
@@ -258,15 +157,12 @@ def _fine(known: Sequence[bool], entering: Sequence[bool], expected: Flow, seen:
     fine = list(known)
     for use in seen.uses:
         open_ = entering[use.index] and not all(fine[before] for before in use.before)
-        if open_ and use.taken is not None and not is_silent(use.taken) and _takes_that(expected, use):
-            for before in use.before:
-                fine[before] = True
+        if open_ and use.taken is not None and not is_silent(use.taken):
+            inputs = (other.taken for other in expected.uses if use.is_like(other))
+            if any(taken is not None and pairing(use.taken, taken) is not None for taken in inputs):
+                for before in use.before:
+                    fine[before] = True
     return shown_by(fine, seen)
-
-
-def _takes_that(expected: Flow, use: Use) -> bool:
-    inputs = (other.taken for other in expected.uses if use.is_like(other))
-    return any(use.taken is not None and t is not None and pairing(use.taken, t) is not None for t in inputs)
 
 
 def shown_by(known: Sequence[bool], seen: Flow) -> list[bool]:
@@ -279,18 +175,6 @@ def shown_by(known: Sequence[bool], seen: Flow) -> list[bool]:
             for before in use.before:
                 fine[before] = True
     return fine
-
-
-def _rearranged(expected: Sequence[torch.Tensor], seen: Sequence[torch.Tensor]) -> bool:
-    """Return whether an output in SEEN has the values of one in EXPECTED in another order, up to a positive factor.
-
-    Code with another layout of channels (depth to space or pixel shuffle) needs another order in its last weights.
-    """
-    for a, b in ((a, b) for a in expected for b in seen if 1 < a.numel() == b.numel()):
-        one, other = (x / (float(x.abs().max()) or 1.0) for x in (y.detach().double().reshape(-1) for y in (a, b)))
-        if _close(one.sort().values, other.sort().values) and not _close(one, other):
-            return True
-    return False
 
 
 def _same_last(expected: Flow, seen: Flow) -> bool:
@@ -307,16 +191,16 @@ def _same_last(expected: Flow, seen: Flow) -> bool:
         named = by_name(expected, seen)
         if len(named) < len(seen.outputs) or any(seen.places[j] != expected.places[i] for i, j in named):
             return False
-        lasts = [(expected.behind[i], seen.behind[j]) for i, j in named]
-        if any(len(behind) != 1 for pair in lasts for behind in pair):
+        if any(len(expected.behind[i]) != 1 or len(seen.behind[j]) != 1 for i, j in named):
             return False
-        pairs = [(i, j) for one, other in lasts for i in one for j in other]
+        pairs = [(min(expected.behind[i]), min(seen.behind[j])) for i, j in named]
     uses = {use.index: use for use in expected.uses}
     same = all(i in uses and _gives_in_order(seen.uses[j], uses[i]) for i, j in pairs)
     return same and len(seen.reaching(ends)) == len(seen.uses)
 
 
 def _gives_in_order(use: Use, other: Use) -> bool:
+    """Return whether both uses give the same channels in the same order."""
     return pairing(use.given, other.given) == list(range(use.rows))
 
 
@@ -327,26 +211,19 @@ def _may_lack_a_factor(seen: Flow, entries: MappingOf[str, Entry]) -> list[Use]:
     A step that multiplies what such a use gives may be this factor, so the outputs have to answer the question.
     """
     last = sorted({i for behind in seen.behind for i in behind})
-    return [seen.uses[i] for i in last if any(_is_factor_asked(entries.get(key)) for key in seen.uses[i].keys)]
-
-
-def _is_factor_asked(entry: Entry | None) -> bool:
-    return entry is not None and any("scale" in option.operations() for option in entry.rivals)
+    return [
+        use
+        for use in (seen.uses[i] for i in last)
+        if any("scale" in x.operations() for key in use.keys if key in entries for x in entries[key].rivals)
+    ]
 
 
 def made_of_known(seen: Flow, entries: MappingOf[str, Entry]) -> Flow:
-    """Return SEEN, the flow of the model, without the outputs that depend on a key without a source in ENTRIES. Keys
-    that are to keep the model's own values do not count.
-    """
-    return seen.with_outputs([i for i, open_ in enumerate(_made_with(seen, entries)) if not open_])
-
-
-def _made_with(seen: Flow, entries: MappingOf[str, Entry]) -> list[bool]:
-    """Return, for each output of the model, whether it depends on a key without a source in ENTRIES (see
+    """Return SEEN, the flow of the model, without the outputs that depend on a key without a source in ENTRIES (see
     `behind_new_keys`).
     """
     open_ = behind_new_keys(seen, entries)
-    return [any(open_[i] for i in behind) for behind in seen.behind]
+    return seen.with_outputs([at for at, behind in enumerate(seen.behind) if not any(open_[i] for i in behind)])
 
 
 def behind_new_keys(seen: Flow, entries: MappingOf[str, Entry]) -> list[bool]:
@@ -360,41 +237,5 @@ def behind_new_keys(seen: Flow, entries: MappingOf[str, Entry]) -> list[bool]:
 
 
 def _is_left(use: Use, entries: MappingOf[str, Entry]) -> bool:
+    """Return whether USE reads a key without a source in ENTRIES that is not to keep the model's own value."""
     return any(key in entries and entries[key].expr is None and not entries[key].default for key in use.keys)
-
-
-def compared_outputs(
-    expected: Sequence[torch.Tensor], seen: Sequence[torch.Tensor], tolerance: float = _TOLERANCE
-) -> tuple[int, bool, list[int]]:
-    """Return (how many outputs can be compared, whether all comparable outputs of one model are equal to some of the
-    other, the indices of the outputs in SEEN that are equal to one in EXPECTED). With none that can be compared: (0,
-    False, []).
-
-    Either model may have more outputs: hidden states, or values computed from several outputs. Outputs are equal if
-    they differ by at most TOLERANCE times the largest value.
-    """
-    alone = len(expected) == len(seen) == 1
-    theirs = [i for i, a in enumerate(expected) if any(of_one_size(a, b, alone) for b in seen)]
-    own = [j for j, b in enumerate(seen) if any(of_one_size(a, b, alone) for a in expected)]
-    found = [(i, j) for i in theirs for j in own if _equal(expected[i], seen[j], tolerance)]
-    equal = {i for i, _ in found} == set(theirs) or {j for _, j in found} == set(own)
-    return min(len(theirs), len(own)), equal and bool(found), sorted({j for _, j in found})
-
-
-def apart(expected: Sequence[torch.Tensor], seen: Sequence[torch.Tensor]) -> tuple[float, float] | None:
-    """Return (largest difference of the outputs, largest value of that output in EXPECTED), at the output in EXPECTED
-    that is farthest from the nearest one in SEEN with as many numbers. Only numbers that are finite in both count. None
-    if no two can be compared.
-    """
-    worst: tuple[float, float] | None = None
-    for a in expected:
-        near: tuple[float, float] | None = None
-        for b in (b for b in seen if a.numel() == b.numel() > 0):
-            x, y = a.detach().double().reshape(-1), b.detach().double().reshape(-1)
-            both = torch.isfinite(x) & torch.isfinite(y)
-            if bool(both.any()):
-                found = float((x - y)[both].abs().max()), float(x[both].abs().max())
-                near = found if near is None else min(near, found)
-        if near is not None:
-            worst = near if worst is None else max(worst, near)
-    return worst

@@ -12,11 +12,11 @@ import re
 
 import torch
 
-from .. import expression as ex
-from ..expression import Expr
-from ..mapping import Entry, Mapping
-from ..questions import Question, Reason, ask
-from .flow import Flow
+from ... import expression as ex
+from ...expression import Expr
+from ...mapping import Entry, Mapping
+from ...questions import Question, Reason, ask
+from ..flow import Flow
 
 _ORDERS = re.compile(r"(?<![a-z])(rgb|bgr)(?![a-z])", re.IGNORECASE)
 

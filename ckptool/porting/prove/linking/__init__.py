@@ -1,0 +1,1 @@
+"""Link the inputs of two models, so that both get the same values though they may take them in different forms."""

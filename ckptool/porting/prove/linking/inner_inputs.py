@@ -1,0 +1,92 @@
+"""Find the inputs of modules inside of the source's code, for a model that is a part of that code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import torch
+
+from ....model_code.in_eval import modes_kept
+from ....model_code.inputs import InputSpec, leaves
+from ..calling import called
+from .spellings import spellings
+
+#: Inputs of modules of the source's code that the model may take, and of the first with weights that it has.
+_PARTS, _BEGINS = 24, 3
+
+
+def inputs_inside(code: torch.nn.Module, values: Any, wanted: frozenset[str] = frozenset()) -> dict[str, torch.Tensor]:
+    """Run CODE (the source's code) on VALUES and return path -> first input, where that is a floating point tensor, for
+    the modules inside of CODE that have children, or whose paths are in WANTED, in the order in which they run. Empty
+    if CODE cannot be run.
+    """
+    found: dict[str, torch.Tensor] = {}
+    hooks = []
+
+    def note(path: str) -> Callable[[torch.nn.Module, Any], None]:
+        def hook(module: torch.nn.Module, args: Any) -> None:
+            if args and isinstance(args[0], torch.Tensor) and args[0].is_floating_point():
+                found.setdefault(path, args[0].detach().clone())
+
+        return hook
+
+    for path, module in code.named_modules():
+        if path and (path in wanted or any(True for _ in module.children())):
+            hooks.append(module.register_forward_pre_hook(note(path)))
+    try:
+        with modes_kept(code), torch.no_grad():
+            called(code, values)
+    except Exception:
+        return {}
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def beginnings(
+    theirs: torch.nn.Module, own: torch.nn.Module, values: Any, known: frozenset[str]
+) -> Iterator[tuple[str, Any]]:
+    """Yield (path, inputs of the model) for a model OWN that equals a module inside of the source's code THEIRS: the
+    path of a module there, and its input, when the code runs on VALUES, in up to three forms that OWN may take. Up to
+    three modules in KNOWN come first, then one of the others for each shape of their inputs.
+
+    A module is left out if its input is the code's own input with channels in another order (BGR for RGB): the model
+    then takes the same pictures as the code, and its weights have to be reordered.
+    """
+    given = [tensor for _, tensor in leaves(values)]
+    found = {
+        path: tensor
+        for path, tensor in inputs_inside(theirs, values, known).items()
+        if not any(_same_values(tensor, other) for other in given)
+    }
+    begins = [path for path in found if path in known][:_BEGINS]
+    seen: set[tuple[int, ...]] = set()
+    for path in (*begins, *(path for path in found if path not in known)):
+        tensor = found[path]
+        shape = tuple(tensor.shape)
+        if shape in seen and path not in begins:
+            continue
+        seen.add(shape)
+        if len(seen) > _PARTS:
+            return
+        wanted = InputSpec(str(tensor.dtype).removeprefix("torch."), shape)
+        for spelled in islice(spellings(own, [wanted]), 3):
+            if len(leaves(spelled)) == 1:
+                yield path, spelled
+
+
+def _same_values(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors have one shape and type, and the same values in any order; numbers that are not
+    floating point have to be in the same order.
+    """
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if not one.is_floating_point():  # there are others that cannot be sorted
+        return bool(torch.equal(one, other))
+    return bool(torch.equal(one.double().flatten().sort().values, other.double().flatten().sort().values))
+
+
+__all__ = ["beginnings", "inputs_inside"]

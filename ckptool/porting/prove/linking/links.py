@@ -1,0 +1,167 @@
+"""Links: from which input of the source's code each input of the model gets its values."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from collections.abc import Mapping as MappingOf
+from dataclasses import dataclass
+from itertools import islice, permutations, product
+from typing import Any
+
+import torch
+
+from ....model_code.inputs import InputSpec, leaves
+
+#: Choices of links for all inputs that are looked at, and orders of inputs that are tried.
+_CHOICES, _ORDERS = 256, 16
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The origin of one input of the model.
+
+    Attributes:
+        source: the place of an input of the source's code; None if only the model takes it.
+        order: the dimensions of that input, in the order in which the model takes them; () if they stay. For "frames",
+            the dimension along which the model takes the values several times.
+        how: "" for the same values; "grey" if the source's code takes colours and the model one channel; "frames" if
+            the model takes the same values several times; "part" for the input of a module inside of the source's code.
+        module: the path of that module, for "part".
+    """
+
+    source: int | None
+    order: tuple[int, ...] = ()
+    how: str = ""
+    module: str = ""
+
+
+def links(theirs: Any, own: Any) -> Iterator[tuple[Link, ...]]:
+    """Yield the origins of the model's inputs, OWN, among the inputs of the source's code, THEIRS: each a tuple with
+    one link per input, none twice. In each, at least one input has an origin.
+
+    The likeliest comes first (`_likeliest`), then those in which inputs with the same values and sizes change places,
+    up to 16, then those in which one input has another of its options.
+    """
+    first, second = leaves(theirs), leaves(own)
+    every = [_options(first, path, one) for path, one in second]
+    plain = _likeliest(every)
+    same = [[o for o in options if o.source is not None and not o.how] for options in every]
+    ways = [plain, *islice(_one_for_each(same), _ORDERS if len(second) > 1 else 0)]
+    ways += [(*plain[:i], other, *plain[i + 1 :]) for i, options in enumerate(every) for other in options]
+    yield from (way for way in dict.fromkeys(ways) if any(link.source is not None or link.how for link in way))
+
+
+def links_by_name(theirs: torch.nn.Module, first: Any, own: torch.nn.Module, second: Any) -> tuple[Link, ...] | None:
+    """Return the origins of the inputs SECOND of the model OWN in FIRST, those of the source's code THEIRS, by names
+    of arguments. Such inputs are not tried in another order.
+
+    None unless both have the same names, at least two, each a single spec, of the same type and size on both sides.
+    """
+    first, second = by_name(theirs, first), by_name(own, second)
+    if not (isinstance(first, dict) and isinstance(second, dict)) or len(first) < 2 or first.keys() != second.keys():
+        return None
+    single = all(isinstance(one, InputSpec) for side in (first, second) for one in side.values())
+    if not single or any(_type_and_shape(first[name]) != _type_and_shape(second[name]) for name in second):
+        return None
+    return tuple(Link(list(first).index(name)) for name in second)
+
+
+def by_name(model: torch.nn.Module, spec: Any) -> Any:
+    """Return the inputs SPEC as a dict by the names of the arguments of MODEL, so that equal calls compare as equal. A
+    mapping keeps its own names; inputs with which MODEL cannot be called stay as they are.
+    """
+    if isinstance(spec, MappingOf):
+        return dict(spec)
+    try:
+        return dict(inspect.signature(model.forward).bind(*spec).arguments)
+    except (TypeError, ValueError):
+        return spec
+
+
+def are_turned(plain: Sequence[Link], others: Sequence[Link]) -> bool:
+    """Return whether OTHERS, the origins of the model's inputs, have the sources of PLAIN in another order."""
+    one, other = ([link.source for link in some] for some in (plain, others))
+    return one != other and sorted(map(str, one)) == sorted(map(str, other))
+
+
+def _likeliest(every: Sequence[Sequence[Link]]) -> tuple[Link, ...]:
+    """Return one link for each input of the model, whose options EVERY has: the first of its options whose source no
+    earlier input took, else its first option; a link without a source if it has none.
+    """
+    out: list[Link] = []
+    used: set[int] = set()
+    for options in every:
+        link = next((o for o in options if o.source not in used), options[0] if options else Link(None))
+        if link.source is not None:
+            used.add(link.source)
+        out.append(link)
+    return tuple(out)
+
+
+def _one_for_each(every: Sequence[Sequence[Link]]) -> Iterator[tuple[Link, ...]]:
+    """Yield choices of one of its options for each input of the model (a link without a source if it has none) in which
+    no two inputs have one source, among the first 256.
+    """
+    for chosen in islice(product(*[options or [Link(None)] for options in every]), _CHOICES):
+        taken = [link.source for link in chosen if link.source is not None]
+        if len(set(taken)) == len(taken):
+            yield chosen
+
+
+def _options(first: Sequence[Any], path: tuple[Any, ...], one: Any) -> list[Link]:
+    """Return the ways to make ONE, the input of the model at PATH, of one of FIRST, the inputs (path, input) of the
+    source's code of the same type, the likeliest first; [] if there are none.
+    """
+    kind, wanted = _type_and_shape(one)
+    out: list[tuple[int, Link]] = []
+    for place, (their_path, other) in enumerate(first):
+        their_kind, have = _type_and_shape(other)
+        if their_kind == kind:
+            is_named = isinstance(path[-1], str) and path[-1] == str(their_path[-1])
+            out += _made_of(place, have, wanted, is_named=is_named, is_float=getattr(torch, kind).is_floating_point)
+    return [link for _, link in sorted(out, key=lambda one: one[0])]
+
+
+def _made_of(
+    place: int, have: tuple[int, ...], wanted: tuple[int, ...], *, is_named: bool, is_float: bool
+) -> Iterator[tuple[int, Link]]:
+    """Yield (cost, link) for the ways to make an input of the model, of sizes WANTED, of the input of the source's code
+    at PLACE, of sizes HAVE: the values as they are, if the sizes are equal, and, if they are floating point numbers
+    (IS_FLOAT), with their dimensions in another order; as one channel in place of several of a picture ("grey"); or
+    several times along a new dimension, two or one ("frames"). IS_NAMED, for equal names, makes the first two cheaper.
+    """
+    other_name = 0 if is_named else 1
+    if have == wanted:
+        yield other_name, Link(place)
+    if not is_float:
+        return
+    if sorted(have) == sorted(wanted):
+        cost = 4 if have == wanted else 2 + other_name
+        yield from ((cost, Link(place, order)) for order in _orders(len(have)) if _permuted(have, order) == wanted)
+    elif len(have) == len(wanted) == 4 and wanted == (have[0], 1, *have[2:]):
+        yield 5, Link(place, (), "grey")
+    elif len(wanted) == len(have) + 1:
+        yield from ((6, Link(place, (d,), "frames")) for d in (2, 1) if (*wanted[:d], *wanted[d + 1 :]) == have)
+
+
+def _permuted(shape: tuple[int, ...], order: Sequence[int]) -> tuple[int, ...]:
+    return tuple(shape[i] for i in order)
+
+
+def _orders(ndim: int) -> Iterator[tuple[int, ...]]:
+    """Yield the orders of NDIM dimensions with the batch (0) first, without the present one; none unless NDIM is 3 to
+    5.
+    """
+    if 3 <= ndim <= 5:
+        for order in islice(permutations(range(1, ndim)), 1, None):
+            yield (0, *order)
+
+
+def _type_and_shape(value: Any) -> tuple[str, tuple[int, ...]]:
+    """Return (type, shape) of VALUE, a spec or a tensor; the type as a name ("float32")."""
+    dtype = value.dtype if isinstance(value, InputSpec) else str(value.dtype).removeprefix("torch.")
+    return dtype, tuple(value.shape)
+
+
+__all__ = ["Link", "are_turned", "by_name", "links", "links_by_name"]

@@ -1,0 +1,293 @@
+"""Find inputs with the same values for two models that may take them in different forms."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any
+
+import torch
+
+from ....errors import CannotCarry, printable
+from ....model_code.input_search import working_inputs
+from ....model_code.inputs import inputs_text, leaves, made, with_leaves
+from ..calling import arguments, first_line
+from ..flow import Flow
+from ..recorder import attempt, follow
+from ..verdict import NOTHING, Verdict
+from .inner_inputs import beginnings, inputs_inside
+from .links import Link, are_turned, by_name, links, links_by_name
+from .spellings import mixtures, respelled, spellings
+
+#: Of the first draw of inputs.
+SEED = 20
+#: Inputs of the source's code that are tried, those of the model for each, ways to link them, seconds of CPU time.
+_THEIRS, _OWN, _WAYS, _PATIENCE = 4, 3, 8, 20.0
+#: Mixtures of the inputs of both models that are tried for one pair of them, and inputs of the source's code that are
+#: searched for in the form of the model's.
+_MIXTURES, _LIKE_OWN = 6, 2
+#: What agreement counts where the model is given what a module inside of the source's code takes: it skips what may
+#: be wrong before that.
+_OF_PARTS = 0.6
+
+#: What comes of running the model: the flow and how far it agrees.
+Judged = tuple[Flow | None, Verdict]
+
+
+@dataclass(frozen=True, slots=True)
+class SameInputs:
+    """Inputs for two models with the same values.
+
+    Attributes:
+        theirs, own: the inputs as the source's code and the model take them, as specs or tensors.
+        links: the origin of each input of the model.
+        code: the source's code.
+        plain: the likeliest links of these inputs, if `links` are the same with inputs of one size in other places;
+            else None.
+        flow: the flow of the source's code on `values`; None before it was run.
+        values: the inputs of the model; None before they are made.
+    """
+
+    theirs: Any
+    own: Any
+    links: tuple[Link, ...]
+    code: torch.nn.Module
+    plain: tuple[Link, ...] | None = None
+    flow: Flow | None = field(default=None, repr=False)
+    values: Any = field(default=None, repr=False)
+
+    @property
+    def shown(self) -> str:
+        """Return the inputs of the source's code as a user would type them; for a model that begins inside of the
+        source's code also the modules there.
+        """
+        inside = [printable(link.module) for link in self.links if link.how == "part"]
+        begins = f", as {' and '.join(inside)} of the source's code takes it" if inside else ""
+        return inputs_text(self.theirs) + begins
+
+    def made(self, seed: int) -> tuple[Any, Any] | None:
+        """Return (inputs of the source's code, inputs of the model) with the same random values, drawn from SEED; what
+        only the model takes gets values of its own. None if a module inside of the source's code, whose input the model
+        takes, was not run.
+        """
+        values = made(self.theirs, generator=torch.Generator().manual_seed(seed))
+        given = [t for _, t in leaves(values)]
+        own = [t for _, t in leaves(made(self.own, generator=torch.Generator().manual_seed(seed + 1)))]
+        inner: dict[str, torch.Tensor] = {}
+        if any(link.how == "part" for link in self.links):
+            inner = inputs_inside(self.code, values, frozenset(link.module for link in self.links))
+        for place, link in enumerate(self.links):
+            if link.how == "part":
+                if link.module not in inner:
+                    return None
+                own[place] = inner[link.module]
+            elif link.source is None:
+                continue
+            elif link.how == "grey":
+                given[link.source] = own[place].expand_as(given[link.source]).clone()
+            elif link.how == "frames":
+                own[place] = given[link.source].unsqueeze(link.order[0]).expand_as(own[place]).clone()
+            else:
+                own[place] = given[link.source].permute(link.order).contiguous() if link.order else given[link.source]
+        return with_leaves(self.theirs, given), with_leaves(self.own, own)
+
+
+def same_inputs(
+    theirs: torch.nn.Module,
+    own: torch.nn.Module,
+    inputs: Any,
+    source_inputs: Any,
+    judged: Callable[[Flow, Any], Judged],
+    known: frozenset[str] = frozenset(),
+    late: Callable[[], bool] = lambda: False,
+) -> SameInputs:
+    """Return inputs with the same values for both models; of several, those with which the models agree most. The
+    search ends at the first with equal outputs, or, once some are found, when it is late or has had 20 seconds of CPU
+    time.
+
+    Args:
+        theirs: the source's code.
+        own: the model.
+        inputs: inputs of the model; searched for if None.
+        source_inputs: inputs of the source's code, if it takes another form.
+        judged: runs the model on inputs and compares it with a flow of the source's code: (flow, inputs of the model)
+            -> (flow of the model, or None if it cannot be run, verdict).
+        known: modules of the source's code whose weights the model has; a model that is a part of the source's code may
+            begin at one of these.
+        late: whether to stop as soon as some inputs are found.
+
+    Raises:
+        CannotCarry: no inputs are found that both models take.
+    """
+    best: tuple[tuple[Any, ...], SameInputs] | None = None
+    until = time.thread_time() + _PATIENCE
+    ran = False
+    for candidate in _candidates(theirs, own, inputs, source_inputs, known):
+        if best is not None and (late() or time.thread_time() > until):
+            break
+        found = _tried(candidate, judged)
+        if found is None:
+            continue
+        ran = True
+        verdict, whole = found
+        rank = _rank(verdict, candidate.links)
+        if best is None or rank > best[0]:
+            best = rank, whole
+        if verdict.equal and verdict.compared:
+            break
+    if best is not None:
+        return best[1]
+    if inputs is not None and not ran:
+        _refuse_given(theirs, own, inputs, source_inputs)
+    raise CannotCarry(_why_none(theirs, own), where="--prove", hint="--input 'float32[2,3,64,64]' gives them")
+
+
+def _refuse_given(theirs: torch.nn.Module, own: torch.nn.Module, inputs: Any, source_inputs: Any) -> None:
+    """Raise the error for the given inputs INPUTS and SOURCE_INPUTS (or None), which do not suit both models; it names
+    the model that does not take them. THEIRS is the source's code, OWN the model.
+
+    Raises:
+        CannotCarry: always.
+    """
+    given = [("--input", "the model", own, inputs)]
+    given += [("--source-input", "the source's code", theirs, source_inputs)] if source_inputs is not None else []
+    for option, name, model, spec in given:
+        error = attempt(model, made(spec, generator=torch.Generator().manual_seed(SEED)))[1]
+        if error is not None:
+            what = f"{name} cannot be run on {inputs_text(spec)}: {first_line(error)}"
+            names, needed = arguments(model)
+            takes = ", ".join(n if n in needed else f"[{n}]" for n in names)
+            hint = f"{option} '{needed[0] if needed else 'x'}=float32[2,3,64,64]', as its forward pass takes them"
+            raise CannotCarry(what, where=option, evidence=[f"it takes {printable(takes, 160)}"], hint=hint)
+    if source_inputs is None:
+        needed = arguments(theirs)[1]
+        options = " ".join(f"--source-input '{name}=float32[2,3,64,64]'" for name in needed[:3])
+        raise CannotCarry(
+            f"the source's code cannot be run on {inputs_text(inputs)}, which the model takes",
+            where="--input",
+            hint=f"{options or '--source-input SPEC'}, the same in the form that it takes",
+        )
+    raise CannotCarry("nothing that the model takes is in what the source's code takes", where="--source-input")
+
+
+def _why_none(theirs: torch.nn.Module, own: torch.nn.Module) -> str:
+    """Return a sentence that says why no inputs suit both THEIRS, the source's code, and OWN, the model: one of them
+    runs on none that are found, or they take different ones.
+    """
+    first, second = (next(working_inputs(model), None) for model in (theirs, own))
+    if first is None:
+        return "found no inputs on which the source's code runs"
+    if second is None:
+        return "found no inputs on which the model runs"
+    return f"the source's code takes {inputs_text(first)}, the model {inputs_text(second)}, and no inputs fit both"
+
+
+def _rank(verdict: Verdict, chosen: Sequence[Link]) -> tuple[Any, ...]:
+    """Return what orders inputs with the links CHOSEN, the best last, by VERDICT on the model with them: whether
+    outputs are equal; how many inputs and outputs of uses agree, of which 60 percent count if the model begins inside
+    of the source's code; how many outputs are compared; few inputs without an origin.
+    """
+    fresh = sum(link.source is None and not link.how for link in chosen)
+    proved = verdict.equal and verdict.compared > 0
+    share = _OF_PARTS if any(link.how == "part" for link in chosen) else 1.0
+    return proved, share * (verdict.agreeing + verdict.entered), verdict.compared, verdict.equal, -fresh
+
+
+def in_plain_places(found: SameInputs) -> SameInputs | None:
+    """Return the inputs FOUND with each input in its likeliest place, and the flow of the source's code on them. None
+    if FOUND has no inputs of one size exchanged, or if the source's code cannot be run on the result.
+    """
+    if found.plain is None:
+        return None
+    plain = replace(found, links=found.plain, plain=None)
+    values = plain.made(SEED)
+    flow = None if values is None else follow(found.code, values[0], bare=True)
+    return None if values is None or flow is None else replace(plain, flow=flow, values=values[1])
+
+
+def _tried(candidate: SameInputs, judged: Callable[[Flow, Any], Judged]) -> tuple[Verdict, SameInputs] | None:
+    """Run both models on CANDIDATE and return (the verdict of JUDGED, CANDIDATE with the flow of the source's code and
+    the inputs of the model); None if one of the two cannot be run.
+    """
+    values = candidate.made(SEED)
+    flow = None if values is None else follow(candidate.code, values[0], bare=True)
+    if values is None or flow is None:
+        return None
+    seen, verdict = judged(flow, values[1])
+    if seen is None or verdict is NOTHING:
+        return None
+    return verdict, replace(candidate, flow=flow, values=values[1])
+
+
+def _candidates(
+    theirs: torch.nn.Module, own: torch.nn.Module, inputs: Any, source_inputs: Any, known: frozenset[str]
+) -> Iterator[SameInputs]:
+    """Yield inputs for both models, not tried yet, the likeliest first. THEIRS is the source's code, OWN the model.
+    INPUTS and SOURCE_INPUTS are given by the user, or None. KNOWN are modules of the source's code where the model may
+    begin.
+
+    First come pairs of inputs (`_pairs`), each in up to eight ways to link them, and last, unless INPUTS are given, the
+    inputs of modules inside of the source's code.
+    """
+    begun: Any = None
+    done: set[str] = set()
+    for first, second in _pairs(theirs, own, inputs, source_inputs):
+        begun = first if begun is None else begun
+        told = repr((by_name(theirs, first), by_name(own, second)))
+        if told not in done:
+            done.add(told)
+            yield from _linked(theirs, first, own, second)
+    if begun is not None and inputs is None:
+        values = made(begun, generator=torch.Generator().manual_seed(SEED))
+        for path, wanted in beginnings(theirs, own, values, known):
+            yield SameInputs(begun, wanted, (Link(None, (), "part", path),), theirs)
+
+
+def _linked(theirs: torch.nn.Module, first: Any, own: torch.nn.Module, second: Any) -> Iterator[SameInputs]:
+    """Yield FIRST and SECOND, the inputs of the source's code THEIRS and of the model OWN, in up to eight ways to link
+    them, or in one if they have the same names.
+    """
+    named = links_by_name(theirs, first, own, second)
+    if named is not None:
+        yield SameInputs(first, second, named, theirs)
+        return
+    plain: tuple[Link, ...] | None = None
+    for way in islice(links(first, second), _WAYS):
+        yield SameInputs(first, second, way, theirs, plain if plain and are_turned(plain, way) else None)
+        plain = plain or way
+
+
+def _pairs(theirs: torch.nn.Module, own: torch.nn.Module, inputs: Any, source_inputs: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield (inputs of the source's code THEIRS, inputs of the model OWN): those of the source's code in each form that
+    the model may take, then with each that the model was found to take, mixtures of the two, and others of the
+    source's code in the form of the model's, unless SOURCE_INPUTS are given. If INPUTS of the model are given, only
+    with these.
+    """
+    for spec in islice(_specs_of(theirs, inputs, source_inputs), _THEIRS):
+        if inputs is not None:
+            yield spec, inputs
+            continue
+        spelled = list(spellings(own, spec))
+        yield from ((spec, wanted) for wanted in spelled)
+        for wanted in islice(working_inputs(own, like=spelled), _OWN):
+            yield spec, wanted
+            for mixed in islice(mixtures(spec, wanted), _MIXTURES):
+                yield respelled(spec, mixed), respelled(wanted, mixed)
+            if source_inputs is None:
+                like = [respelled(spec, wanted), *spellings(theirs, wanted)]
+                yield from ((other, wanted) for other in islice(working_inputs(theirs, like=like), _LIKE_OWN))
+
+
+def _specs_of(theirs: torch.nn.Module, inputs: Any, source_inputs: Any) -> Iterator[Any]:
+    """Yield inputs of the source's code THEIRS: only SOURCE_INPUTS if given; else those on which it was found to run,
+    in a search that begins with INPUTS, the inputs of the model, if these are given.
+    """
+    if source_inputs is not None:
+        yield source_inputs
+    else:
+        yield from working_inputs(theirs, like=[] if inputs is None else list(spellings(theirs, inputs)))
+
+
+__all__ = ["SEED", "SameInputs", "in_plain_places", "same_inputs"]

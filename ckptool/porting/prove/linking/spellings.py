@@ -1,0 +1,79 @@
+"""Spell inputs in the forms in which a model may take them: by position, by name, fewer or more of them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from collections.abc import Mapping as MappingOf
+from itertools import product
+from typing import Any
+
+import torch
+
+from ....model_code.inputs import leaves, with_leaves
+from ..calling import arguments
+
+
+def spellings(model: torch.nn.Module, spec: Any) -> Iterator[Any]:
+    """Yield the inputs SPEC in the forms in which MODEL may take them, each once: if they have names and the model
+    needs no others, those that it knows, by name; by position; the first alone, under the name of the main input, if
+    the model names one; by the names of its arguments in order, unless the first is by position only.
+
+    If MODEL needs fewer arguments, also only so many; if it needs more, the inputs again and again until they are so
+    many.
+    """
+    flat = list(spec.values()) if isinstance(spec, MappingOf) else list(spec)
+    names, needed = arguments(model)
+    out: list[Any] = []
+    if isinstance(spec, MappingOf):
+        known = {name: value for name, value in spec.items() if name in names}
+        out += [known] if known and set(needed) <= known.keys() else []
+    out.append(flat)
+    main = getattr(model, "main_input_name", None)
+    if isinstance(main, str) and flat:
+        out.append({main: flat[0]})
+    if names and not _is_by_position_only(model, names[0]):
+        out.append(dict(zip(names, flat, strict=False)))
+    if 0 < len(needed) < len(flat):
+        out.append(flat[: len(needed)])
+    if len(needed) > len(flat) > 0:
+        out.append([*flat, *flat * len(needed)][: len(needed)])
+    yield from {repr(one): one for one in out}.values()
+
+
+def _is_by_position_only(model: torch.nn.Module, name: str) -> bool:
+    kind = inspect.signature(model.forward).parameters[name].kind
+    return kind is inspect.Parameter.POSITIONAL_ONLY
+
+
+def respelled(example: Any, other: Any) -> Any:
+    """Return inputs in the form of EXAMPLE (by position or by name), with each input replaced by its counterpart in
+    OTHER (see `_counterparts`), if there is one.
+    """
+    return with_leaves(example, [one if same is None else same for one, same in _counterparts(example, other)])
+
+
+def mixtures(theirs: Any, own: Any) -> Iterator[list[Any]]:
+    """Yield inputs as flat lists in the order of THEIRS, one for each way to take each input from THEIRS, or in its
+    place its counterpart in OWN (see `_counterparts`): one model may accept any size. THEIRS and OWN are the inputs of
+    the two models.
+    """
+    pairs = _counterparts(theirs, own)
+    yield from map(list, product(*([one] if same is None or same == one else [one, same] for one, same in pairs)))
+
+
+def _counterparts(example: Any, other: Any) -> list[tuple[Any, Any]]:
+    """Return (input, its counterpart) for each input of EXAMPLE: the first one of OTHER, not used yet, that has the
+    same type and number of dimensions, or None.
+    """
+    left = [one for _, one in leaves(other)]
+    out = []
+    for _, one in leaves(example):
+        same = next((o for o in left if (o.dtype, len(o.shape)) == (one.dtype, len(one.shape))), None)
+        if same is not None:
+            left.remove(same)
+        out.append((one, same))
+    return out
+
+
+__all__ = ["mixtures", "respelled", "spellings"]

@@ -1,0 +1,1 @@
+"""Settle doubts by equal outputs: the result of a proof as a mapping, with its account."""

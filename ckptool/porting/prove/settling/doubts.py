@@ -1,0 +1,250 @@
+"""Settle the doubts about weights that equal outputs depend on, and ask about, or take back, what nothing confirms."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping as MappingOf
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ....errors import RuleError, printable
+from ... import expression as ex
+from ...expression import Expr, Shape
+from ...mapping import Entry, Mapping
+from ...matching.units import template
+from ...questions import Question, Reason, ask
+from ..flow import MATRICES, Flow, Use
+from ..other_conventions import module_of
+from ..trial import Trial
+from ..verdict import shown_by
+
+
+def felt(entries: dict[str, Entry], mapping: Mapping, trial: Trial, unfelt: set[str]) -> dict[str, Entry]:
+    """Return ENTRIES in which doubts about keys are settled if equal outputs depend on them, on other keys of their
+    module, or on their kin in the same blocks. Another key with a doubt that trials changed gets one more question.
+    MAPPING is that before the trials, UNFELT are the keys that outputs do not depend on. The model of TRIAL has the
+    weights of ENTRIES afterwards.
+    """
+    out = dict(entries)
+    before = {e.target: e for e in mapping.entries}
+    proved = [e for key, e in entries.items() if key not in unfelt and e.expr is not None]
+    sure = {module_of(e) for e in proved}
+    kin, blocks = {_kind(e) for e in proved}, {_blocks(e) for e in proved}
+    for key, entry in entries.items():
+        if entry.status != "guessed":
+            continue
+        if key not in unfelt or module_of(entry) in sure:
+            why = "proved by equal outputs" if key not in unfelt else "beside what equal outputs prove"
+            out[key] = entry.settled(why)
+        elif _kind(entry) in kin and _blocks(entry) in blocks - {None}:
+            out[key] = entry.settled("as in other blocks, which outputs prove")
+        elif entry.expr != before[key].expr:
+            out[key] = entry.asking(ask(Reason.NOT_FELT))
+    trial.load(entries.values())
+    return out
+
+
+def _kind(entry: Entry) -> tuple[str, str]:
+    """Return the key and the expression (as text) of ENTRY without the numbers of blocks: equal for a layer and its kin
+    in other blocks.
+    """
+
+    def plain(key: str) -> str:
+        return ".".join(template(key.split(".")))
+
+    return plain(entry.target), str(entry.expr.rename(plain) if entry.expr is not None else None)
+
+
+def _blocks(entry: Entry) -> tuple[str, ...] | None:
+    """Return the paths of the numbered blocks that the keys of ENTRY, in the model and in the source, are in, up to the
+    last number, each once. None if one of its keys is in no such block.
+    """
+    found = [re.match(r"(.*\.)?\d+\.", key) for key in (entry.target, *sorted(entry.sources))]
+    return tuple(dict.fromkeys(one[0] for one in found if one)) if all(found) else None
+
+
+def carried_along(
+    entries: dict[str, Entry], mapping: Mapping, unfelt: set[str], shapes: MappingOf[str, Shape]
+) -> dict[str, Entry]:
+    """Return ENTRIES in which each key of UNFELT, keys that no output depends on, reads the block of the source that
+    trials moved the rest of its block to (`_with_its_block`), if no key outside of UNFELT reads the same tensor. If one
+    does, or one reads the tensor of a key that is not moved, the key of UNFELT stays as it is, with a question if
+    trials changed that other key.
+
+    If trials found that block 0 of the model is the last block of the source, a layer of block 0 that never runs comes
+    from the last block, too. MAPPING is that before the trials; SHAPES has the sizes of the source. Keys that trials
+    changed, and those without a source, stay as they are.
+    """
+    before = {e.target: e for e in mapping.entries}
+    moved = [
+        (e.target, step)
+        for e in entries.values()
+        if e.target not in unfelt and (step := _step(before[e.target].expr, e.expr)) is not None
+    ]
+    sure = {key: e for key, e in entries.items() if key not in unfelt and e.expr is not None}
+    out = dict(entries)
+    for key in unfelt:
+        entry = entries[key]
+        if entry.expr is None or entry.default or entry.expr != before[key].expr:
+            continue
+        new = _with_its_block(key, entry.expr, moved, shapes, entry.shape)
+        now = new if new is not None else entry.expr
+        taken = [e for e in sure.values() if not set(e.sources).isdisjoint(now.keys())]
+        if new is not None and not taken:
+            out[key] = replace(entry, expr=new, evidence="with the rest of its block, which outputs prove")
+        elif any(before[e.target].expr != e.expr for e in taken):
+            out[key] = entry.asking(ask(Reason.TAKEN_BY_ANOTHER, printable(taken[0].target, 80)))
+    return out
+
+
+def _step(old: Expr | None, new: Expr | None) -> tuple[str, str] | None:
+    """Return the beginnings (old, new) of the source's key if the expressions OLD and NEW are copies whose keys differ
+    in one part of the path, but for the last, such as ("layers.0.", "layers.11."); else None.
+    """
+    if old is None or new is None or old == new or not (old.is_copy and new.is_copy):
+        return None
+    (a,), (b,) = ((key.split(".") for key in x.keys()) for x in (old, new))  # noqa: SIM118
+    apart = [i for i, (p, q) in enumerate(zip(a, b, strict=False)) if p != q]
+    if len(a) != len(b) or len(apart) != 1 or apart[0] == len(a) - 1:
+        return None
+    return ".".join(a[: apart[0] + 1]) + ".", ".".join(b[: apart[0] + 1]) + "."
+
+
+def _with_its_block(
+    key: str, expr: Expr, moved: Sequence[tuple[str, tuple[str, str]]], shapes: MappingOf[str, Shape], shape: Shape
+) -> Expr | None:
+    """Return EXPR, the expression of KEY, moved like other keys of its innermost module that has any in MOVED: pairs
+    (key of the model, its step, as from `_step`). None if no module has any, if not just one of their steps begins all
+    keys of EXPR, or if the result has other sizes than SHAPE. SHAPES has the sizes of the source.
+    """
+    path = key.split(".")[:-1]
+    heads = (".".join(path[:depth]) + "." for depth in range(len(path), 0, -1))
+    of_modules = ({step for target, step in moved if target.startswith(head)} for head in heads)
+    steps = next((found for found in of_modules if found), set())
+    fitting = [step for step in steps if all(one.startswith(step[0]) for one in expr.keys())]  # noqa: SIM118
+    if len(fitting) != 1:
+        return None
+    ((old, new),) = fitting
+    made = expr.rename(lambda one: new + one[len(old) :])
+    try:
+        return made if ex.shape_of(made, shapes) == shape else None
+    except RuleError:
+        return None
+
+
+def doubt_unseen_rows(
+    entries: dict[str, Entry], mapping: Mapping, seen: Flow, shapes: MappingOf[str, Shape]
+) -> dict[str, Entry]:
+    """Return ENTRIES with a question, in place of others, about the last piece of each table joined from pieces of
+    which the run SEEN read no row; a piece of zeros counts only if the key had no expression in MAPPING. Entries that
+    were certain in MAPPING and kept their expression stay, and so do tables of which it is not known which rows each
+    use read. SHAPES has the sizes of the source.
+    """
+    used: dict[str, list[tuple[int, int]] | None] = {}
+    for held in (held for use in seen.uses for held in use.held.values()):
+        for key in held.keys:
+            rows = _rows_of(held.expr, key)
+            known = used.setdefault(key, [])
+            used[key] = None if rows is None or known is None else [*known, rows]
+    before = {e.target: e for e in mapping.entries}
+    out = dict(entries)
+    for key, seen_rows in used.items():
+        entry = entries.get(key)
+        if entry is None or entry.expr is None or not seen_rows:
+            continue
+        certain = before[key].status == "mapped" and before[key].expr == entry.expr
+        joined = ex.rows_joined(entry.expr)
+        if certain or joined is None:
+            continue
+        at = 0
+        for piece in joined:
+            start, at = at, at + ex.shape_of(piece, shapes)[0]
+            asks = piece.keys() or before[key].expr is None
+            if asks and not any(first < at and start < last for first, last in seen_rows):
+                asked: Question[Expr] = ask(Reason.ROWS_NOT_SEEN, f"{start:,}", f"{at - 1:,}")
+                out[key] = entry.settled(entry.evidence).asking(asked)
+    return out
+
+
+def _rows_of(expr: Expr | None, key: str) -> tuple[int, int] | None:
+    """Return (first, after last) of the rows of KEY that the expression EXPR reads. None if EXPR is None, or if it is
+    not successive rows of KEY, up to a reshape.
+    """
+    cut = None if expr is None else ex.rows_cut(ex.unreshaped(expr))
+    return None if cut is None or cut[0] != ex.of(key) else cut[1:]
+
+
+def taken_back(entries: dict[str, Entry], mapping: Mapping, keys: set[str]) -> dict[str, Entry]:
+    """Return ENTRIES in which KEYS, keys that no later layer confirms, are without a source again, as in MAPPING, if
+    trials gave them one.
+
+    A key keeps its new source if the last part of its module's path is a part of the path of the source.
+    """
+    open_before = {e.target: e for e in mapping.entries if e.expr is None and not e.default}
+    back = {key for key in keys & open_before.keys() if not _called_alike(entries[key])}
+    return {key: open_before[key] if key in back else e for key, e in entries.items()}
+
+
+def _called_alike(entry: Entry) -> bool:
+    """Return whether the module of ENTRY has the name of a module on the path of one of its keys of the source."""
+    own = module_of(entry).rpartition(".")[2]
+    return bool(own) and any(own in key.split(".")[:-1] for key in entry.sources)
+
+
+def refuted(entries: dict[str, Entry], seen: Flow, expected: Flow, trial: Trial) -> dict[str, Entry]:
+    """Return ENTRIES without the sources of guessed matrices that have a bias without a source, if all that such a
+    matrix takes agrees, and what it gives, but for the bias, is in no output of EXPECTED, the flow of the source's
+    code: it is a new layer. SEEN is the flow of the model.
+    """
+    fine = shown_by([expected.gives(use.given) for use in seen.uses], seen)
+    found: dict[str, list[int]] = {}
+    zero: dict[str, Entry] = {}
+    for use in seen.uses:
+        new = _zeros_for_bias(use, entries)
+        if new and all(fine[i] for i in use.before):
+            zero |= new
+            for key in use.held["weight"].keys:
+                found.setdefault(key, []).append(use.index)
+    bare = trial.run((entries | zero).values()) if zero else None
+    if bare is None or len(bare.uses) != len(seen.uses):
+        return entries
+    out = dict(entries)
+    for key, uses in found.items():
+        if not any(expected.gives(bare.uses[i].given) for i in uses):
+            told = ", ".join(printable(one, 80) for one in entries[key].sources)
+            asked: Question[Expr] = ask(Reason.GIVES_SOMETHING_ELSE, told)
+            out[key] = replace(entries[key], expr=None, evidence="", questions=(asked,))
+    return out
+
+
+def _zeros_for_bias(use: Use, entries: MappingOf[str, Entry]) -> dict[str, Entry]:
+    """Return the entries of the bias of USE with zeros as their expressions, if USE is a matrix with a guessed weight
+    and a bias without a source, and no steps come before it; else {}.
+    """
+    weight, bias = use.held.get("weight"), use.held.get("bias")
+    if use.kind not in MATRICES or weight is None or bias is None or use.steps:
+        return {}
+    guessed = all((e := entries.get(key)) and e.status == "guessed" for key in weight.keys)
+    left = {key: e for key in bias.keys if (e := entries.get(key)) and e.expr is None and not e.default}
+    if not guessed or len(left) < len(bias.keys):
+        return {}
+    return {key: replace(e, expr=ex.zeros(*e.shape)) for key, e in left.items()}
+
+
+def unseen(entries: dict[str, Entry], mapping: Mapping, alone: set[str] | None) -> dict[str, Entry]:
+    """Return ENTRIES with a question about each key that had no source before the proof and has one now, for a proof
+    without equal outputs. If no layer differs, ALONE has the keys that no later layer confirms, and the others are not
+    asked about; else it is None.
+
+    Any layer that gets the same input and weights as a layer of the source gives the same output, even a new head.
+    """
+    open_before = {e.target for e in mapping.entries if e.expr is None and not e.default}
+    return {
+        key: e.asking(ask(Reason.NO_OUTPUT_SHOWS_IT))
+        if key in open_before and e.expr is not None and (alone is None or key in alone)
+        else e
+        for key, e in entries.items()
+    }
+
+
+__all__ = ["carried_along", "doubt_unseen_rows", "felt", "refuted", "taken_back", "unseen"]

@@ -1,0 +1,158 @@
+"""Measure which weights the compared outputs depend on, and which of them later layers confirm."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from collections.abc import Mapping as MappingOf
+from itertools import pairwise
+
+import torch
+
+from ....model_code.in_eval import modes_kept
+from ...expression import Shape
+from ...mapping import Entry, Mapping
+from ..calling import called, tensors
+from ..flow import Flow, Use
+from ..outputs import compared_outputs
+from ..trial import Trial
+from ..verdict import Verdict
+
+_SEED = 20
+
+
+def unfelt_keys(trial: Trial, seen: Flow, expected: Flow, entries: MappingOf[str, Entry]) -> list[str]:
+    """Return the keys with a source that the compared outputs do not depend on, in the order of ENTRIES: the forward
+    pass never uses them, or their influence is too small to measure.
+
+    SEEN is the flow of the model, EXPECTED that of the source's code. Keys of a use whose output is not all zero and
+    occurs in EXPECTED are left out, but for a bias without influence beside weights with influence.
+    """
+    _, _, same = compared_outputs(expected.outputs, seen.outputs)
+    reached = seen.reaching(i for j in same for i in seen.behind[j]) if same else range(len(seen.uses))
+    used = {key for i in reached for key in seen.uses[i].keys}
+    weak = _without_slope(trial, same or None)
+    if expected.uses:
+        shown = {key for use in seen.uses for key in use.keys if _shows(use, expected)}
+        weak -= shown - _biases_of_keys(weak, seen)
+        used |= shown
+    return [key for key, e in entries.items() if e.expr is not None and (key not in used or key in weak)]
+
+
+def _shows(use: Use, expected: Flow) -> bool:
+    """Return whether the output of USE occurs in EXPECTED, and is not all zero."""
+    return bool(use.given[:, 0].any()) and expected.gives(use.given)
+
+
+def _biases_of_keys(weak: set[str], seen: Flow) -> set[str]:
+    """Return the keys in WEAK, keys without influence, that have a use with other weights with influence, such as the
+    bias of the keys in attention. No output would show a wrong value of it.
+    """
+    return {key for use in seen.uses for key in use.keys if key in weak and not weak >= set(use.keys)}
+
+
+def _without_slope(trial: Trial, which: Sequence[int] | None) -> set[str]:
+    """Return the keys of the parameters that hardly change the outputs with the indices WHICH (all outputs if None), by
+    their gradients: both the largest gradient and the sum of gradients times values (all magnitudes) are at most 1e-4
+    of the median of all parameters. Empty if the gradients are not known (see `_slopes`).
+    """
+    names = {id(p): key for key, p in reversed(list(trial.model.named_parameters(remove_duplicate=False)))}
+    parameters = [p for p in trial.model.parameters() if p.is_floating_point()]
+    slopes = _slopes(trial, parameters, which)
+    if slopes is None:
+        return set()
+    sizes = [0.0 if g is None else float((g * p.detach()).abs().sum()) for g, p in zip(slopes, parameters, strict=True)]
+    steep = [0.0 if g is None else float(g.abs().max()) for g in slopes]
+    usual, usually = (sorted(x)[len(x) // 2] if x else 0.0 for x in (sizes, steep))
+    return {
+        names[id(p)]
+        for p, size, slope in zip(parameters, sizes, steep, strict=True)
+        if size <= _WEAK * usual and slope <= _WEAK * usually
+    }
+
+
+def _slopes(
+    trial: Trial, parameters: Sequence[torch.nn.Parameter], which: Sequence[int] | None
+) -> Sequence[torch.Tensor | None] | None:
+    """Return the gradient of each of PARAMETERS of the model (None if the outputs do not depend on it), of a sum of the
+    numbers of the outputs with the indices WHICH (all outputs if None), each times a random number. None if no such
+    output depends on parameters, or if the code cannot be differentiated.
+    """
+    before = [p.requires_grad for p in parameters]
+    torch.manual_seed(_SEED)
+    try:
+        for p in parameters:
+            p.requires_grad_(True)
+        with modes_kept(trial.model), warnings.catch_warnings(), torch.enable_grad():
+            warnings.simplefilter("ignore")
+            out = called(trial.model, trial.inputs)
+            every = [t for t in tensors(out) if t.is_floating_point()]
+            outs = [t for i, t in enumerate(every) if t.requires_grad and (which is None or i in which)]
+            if not outs:
+                return None
+            generator = torch.Generator().manual_seed(_SEED)
+            weights = [torch.randn(t.shape, generator=generator).to(t) for t in outs]
+            total = sum((t * w).sum() for t, w in zip(outs, weights, strict=True))
+            slopes: Sequence[torch.Tensor | None] = torch.autograd.grad(total, parameters, allow_unused=True)
+            return slopes
+    except Exception:
+        return None  # code that cannot be differentiated: only what is never used is known
+    finally:
+        for p, old in zip(parameters, before, strict=True):
+            p.requires_grad_(old)
+
+
+#: Influence on the outputs, relative to what is usual in the model, that counts as none.
+_WEAK = 1e-4
+
+
+def nearly_equal(trial: Trial, entries: MappingOf[str, Entry], unfelt: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield pairs of keys of equal sizes whose weights, as TRIAL has loaded them, differ, but by at most 1e-3 of the
+    largest: outputs may be equal up to rounding if the two are exchanged. Of weights of one size, those with
+    neighbouring means are compared. Keys in UNFELT, without a source, or of one element are left out.
+    """
+    groups: dict[Shape, list[tuple[float, str]]] = {}
+    for key, tensor in trial.state.items():
+        felt_here = key in entries and entries[key].expr is not None and key not in unfelt
+        if felt_here and isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and tensor.numel() > 1:
+            groups.setdefault(tuple(tensor.shape), []).append((float(tensor.mean()), key))
+    for group in groups.values():
+        for (_, one), (_, other) in pairwise(sorted(group)):
+            a, b = trial.state[one], trial.state[other]
+            if not torch.equal(a, b) and float((a - b).abs().max()) <= _NEAR * float(a.abs().max()):
+                yield min(one, other), max(one, other)
+
+
+#: Difference of two weights, relative to the largest, for which it is tried whether outputs show it.
+_NEAR = 1e-3
+
+
+def by_itself_alone(
+    seen: Flow, expected: Flow, entries: MappingOf[str, Entry], mapping: Mapping, verdict: Verdict
+) -> set[str]:
+    """Return the keys that the model uses whose place in the model no later layer confirms, and that were not certain
+    before the proof. Empty if there is no flow of the source's code.
+
+    Any layer that gets the same input and the same weights as a layer of the source gives the same output, even a new
+    head that has nothing to do with it. It is confirmed by an equal output of the model that depends on it (by any
+    output if they differ only by steps after the last use, see VERDICT), or by a later layer that agrees and was
+    certain before the proof, in MAPPING.
+    """
+    if not expected.uses:
+        return set()
+    _, _, same = compared_outputs(expected.outputs, seen.outputs)
+    before = {e.target: e for e in mapping.entries}
+    sure = {key for key, e in before.items() if e.status == "mapped" and not e.default and e.expr == entries[key].expr}
+    compared = range(len(seen.behind)) if verdict.beyond else same
+    ends = {i for j in compared for i in seen.behind[j]}
+    shown = [use.index in ends for use in seen.uses]
+    for use in reversed(seen.uses):
+        vouches = bool(use.keys) and sure.issuperset(use.keys) and expected.gives(use.given)
+        if shown[use.index] or vouches:
+            for earlier in use.before:
+                shown[earlier] = True
+    found = {key for use in seen.uses if shown[use.index] for key in use.keys}
+    return {key for use in seen.uses for key in use.keys if key in entries} - found - sure
+
+
+__all__ = ["by_itself_alone", "nearly_equal", "unfelt_keys"]

@@ -1,0 +1,241 @@
+"""Change what a proof has reached, until outputs agree: other settings of code first, then other weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from ...mapping import Entry
+from ..causes import Sharp, causes, restored
+from ..flow import Flow, Use
+from ..goes_in import takes_the_same
+from ..ground import Ground
+from ..improving import FEWEST, TRIALS, search
+from ..verdict import Verdict, given_by, judge
+from .influence import by_itself_alone
+from .reached import Reached, but_for_new_keys
+
+#: Uses of keys without a source where a search for these begins.
+_OPEN_USES = 4
+
+
+def reach(reached: Reached) -> None:
+    """Change REACHED in steps, each only if the outputs do not agree yet: change settings and search for other weights
+    (`_try_changes`), let outputs of one size change places, and leave out outputs that depend on keys without a source.
+
+    If they agree, the result has to hold on further inputs (`_confirm`). At last the difference that is left is
+    measured in float64 (`_measure`). The result is not equal if one of these two fails.
+    """
+    _try_changes(reached)
+    if not reached.verdict.equal:  # last, so that weights are searched for with which each is in its place
+        _let_outputs_change_places(reached)
+    whole = reached.verdict.equal
+    if not whole:
+        known = but_for_new_keys(reached.codes.expected, reached.seen, reached.entries)
+        reached.verdict = known or reached.verdict
+    if reached.verdict.equal:
+        _confirm(reached)
+    _measure(reached, all_outputs=whole or not reached.verdict.equal)
+
+
+def _try_changes(reached: Reached) -> None:
+    """Change settings and search for other weights, until the outputs of REACHED agree.
+
+    Settings come first, so that no weight is changed for a setting; if a key has no source, they come after the search
+    that fills all such keys. If settings were changed and outputs differ, or a layer may have the weights of another,
+    weights are also searched for with the model's own settings.
+    """
+    begun, had_open = reached.entries, reached.has_open
+    if not reached.verdict.equal and not had_open:
+        change_settings(reached)
+    if not reached.verdict.equal:
+        reached.take(search(*_state(reached), reached.trial, reached.codes.expected))
+    elif had_open and not reached.verdict.compared and reached.codes.expected.uses:
+        _search_for_new_keys(reached)
+    if not reached.verdict.equal and had_open and not reached.has_open:
+        change_settings(reached)
+    elif reached.causes and (not reached.verdict.equal or _may_be_of_others(reached, begun)):
+        _search_before_settings(reached, begun)
+
+
+def _state(reached: Reached) -> tuple[dict[str, Entry], Flow, Verdict]:
+    return reached.entries, reached.seen, reached.verdict
+
+
+def _let_outputs_change_places(reached: Reached) -> None:
+    """Judge REACHED again, so that outputs of one size may change places, and keep that verdict if all outputs are
+    equal by it, not only up to the last use.
+    """
+    verdict = judge(reached.codes.expected, reached.seen, reached.entries, turned=True)
+    if verdict.equal and verdict.compared and not verdict.beyond:
+        reached.verdict = verdict
+        reached.shown += ", though outputs of one size have changed places"
+
+
+def _confirm(reached: Reached) -> None:
+    """Require of REACHED, whose outputs agree, that they agree on further inputs as well: if they do not, change
+    settings once more, and search finely. Its verdict is not equal afterwards if nothing helps.
+    """
+    if not reached.holds_on_others() and not reached.causes:
+        # the first inputs differed by just less than the comparison allows: a setting may be the cause all the same
+        change_settings(reached)
+    if not reached.causes and not (reached.verdict.equal and reached.holds_on_others()):
+        _search_finely(reached)
+    if not reached.verdict.equal or not reached.holds_on_others():
+        reached.verdict = replace(reached.verdict, equal=False)
+        reached.shown += ", though not on other values"
+
+
+def _measure(reached: Reached, *, all_outputs: bool) -> None:
+    """Compare the models of REACHED in float64 (`Reached.sharply`). If outputs that count as equal are not exactly
+    equal there, look for a setting as the cause, and, if there is none, search finely. The verdict is not equal
+    afterwards if there is a cause, or if the difference is larger than rounding explains.
+
+    ALL_OUTPUTS is False if outputs that depend on keys without a source shall be left out.
+    """
+    reached.trial.progress.say("measuring what rounding explains")
+    reached.sharply = reached.sharp(reached.entries, reached.seen, all_outputs=all_outputs)
+    if reached.causes and reached.changed:
+        reached.after = reached.sharply
+    if not reached.is_proved or reached.sharply is None or _is_exact(reached.sharply, reached.verdict):
+        return
+    _look_for_causes(reached)
+    if not reached.causes and _search_finely(reached) and reached.holds_on_others():
+        reached.sharply = reached.sharp(reached.entries, reached.seen, all_outputs=all_outputs)
+    if reached.causes or reached.sharply is None or not _is_within(reached.sharply, reached.verdict):
+        told = reached.sharply.verdict if reached.sharply is not None else reached.verdict
+        reached.verdict = replace(reached.verdict, equal=False, front=told.front, agreeing=told.agreeing)
+
+
+def change_settings(reached: Reached) -> None:
+    """Look for the settings of the source's code with which more agrees (`Reached.causes`), change the model to them,
+    and judge REACHED again. The mapping does not count as proved if there are any. The model keeps these settings until
+    `settle` ends, or until they are restored.
+    """
+    _look_for_causes(reached)
+    if reached.causes:
+        reached.seen = reached.trial.run(reached.entries.values()) or reached.seen
+        reached.judge_again()
+
+
+def _look_for_causes(reached: Reached) -> None:
+    """Set the causes of REACHED, and the comparisons before and after them, to those that are found now."""
+    found = causes(reached.codes, reached.trial, reached.entries, reached.seen)
+    reached.causes, reached.before, reached.after = found
+
+
+def _search_for_new_keys(reached: Reached) -> None:
+    """Search for what keys without a source are made of where no outputs are compared: what comes before these keys
+    agrees, which says nothing about them. REACHED changes if more layers agree then, and a later layer, of which the
+    mapping was certain, confirms the keys: a new head gives what a layer of the source gives, if it has its weights.
+    """
+    trial, expected = reached.trial, reached.codes.expected
+
+    def confirms(seen: Flow, entries: dict[str, Entry], verdict: Verdict, keys: Iterable[str]) -> bool:
+        return by_itself_alone(seen, expected, entries, reached.mapping, verdict).isdisjoint(keys)
+
+    before = replace(reached.verdict, equal=False)
+    front = before.front or _open_front(reached)
+    trial.confirms = confirms
+    try:
+        found = search(reached.entries, reached.seen, replace(before, front=front), trial, expected, FEWEST)
+    finally:
+        trial.confirms = None
+    if found[2].is_ahead_of(before):
+        reached.take(found)
+        reached.judge_again()
+
+
+def _open_front(reached: Reached) -> tuple[Use, ...]:
+    """Return the first four uses of keys without a source, in the order of execution."""
+    open_ = {key for key, entry in reached.entries.items() if entry.expr is None and not entry.default}
+    return tuple(use for use in reached.seen.uses if not open_.isdisjoint(use.keys))[:_OPEN_USES]
+
+
+def _may_be_of_others(reached: Reached, begun: dict[str, Entry]) -> bool:
+    """Return whether a layer where the models diverged before any change, with the entries BEGUN, takes the input of a
+    layer of the source's code that has other weights than the mapping gives to it.
+    """
+    expected, seen = reached.codes.expected, reached.first
+    ground = Ground(begun, seen, expected, reached.trial.shapes)
+    for use in judge(expected, seen, begun).front:
+        sources = {key for own in use.keys if own in begun for key in begun[own].sources}
+        if any(sources.isdisjoint(other.keys) for other, _ in takes_the_same(ground, use)):
+            return True
+    return False
+
+
+def _search_before_settings(reached: Reached, begun: dict[str, Entry]) -> None:
+    """Search for weights with the model's own settings, from the entries BEGUN on, and, if outputs are not equal with
+    the settings that were found, for settings after that. Change REACHED if outputs are equal then; else leave it and
+    the settings as they are.
+
+    Around wrong weights, the steps of two layers are compared that have nothing to do with each other, and a difference
+    between them may look like a cause.
+    """
+    trial, expected = reached.trial, reached.codes.expected
+    swaps, undo, values = trial.swaps, trial.undo, [(one, name, getattr(one, name)) for one, name, _ in trial.undo]
+    restored(trial)
+    verdict = judge(expected, reached.first, begun)
+    own = replace(
+        reached, entries=begun, seen=reached.first, verdict=verdict, changed={}, causes=[], before=None, after=None
+    )
+    trial.misses = 0
+    own.take(search(*_state(own), trial, expected, FEWEST if reached.verdict.equal else TRIALS))
+    if not own.verdict.equal and not reached.verdict.equal:
+        change_settings(own)
+    if own.verdict.equal:
+        for name in ("entries", "seen", "verdict", "changed", "causes", "before", "after"):
+            setattr(reached, name, getattr(own, name))
+        return
+    restored(trial)
+    trial.swaps, trial.undo = swaps, undo
+    for module, name, value in values:
+        setattr(module, name, value)
+
+
+def _search_finely(reached: Reached) -> bool:
+    """Search in float64 for other weights, if the outputs are farther apart than rounding explains. If outputs are
+    equal with those found, in float64 and in float32, and the changed layers agree, put them into REACHED and return
+    True; else return False.
+
+    Branches of small effect, or an eps that a weight already holds, are told apart by no comparison in float32.
+    """
+    trial, wide = reached.trial, reached.codes.wide
+    now = reached.sharp(reached.entries, reached.seen)
+    if now is None or wide is None or _is_within(now, reached.verdict):
+        return False
+    trial.finely = now.tolerance
+    try:
+        found = search(reached.entries, now.wide, replace(now.verdict, equal=False), trial, wide)
+    finally:
+        trial.finely = None
+    entries, flow, verdict, labels = found
+    seen = trial.run(entries.values())
+    narrow = judge(reached.codes.expected, seen, entries)
+    changed = {key for key, entry in entries.items() if entry is not reached.entries[key]}
+    fine = given_by(wide, flow)
+    # what is smaller than the bound has to show in the layers themselves
+    shown = all(fine[use.index] for use in flow.uses if not changed.isdisjoint(use.keys))
+    if seen is None or not verdict.equal or not narrow.equal or not shown:
+        return False
+    reached.take((entries, seen, narrow, labels))
+    return True
+
+
+def _is_exact(sharply: Sharp, verdict: Verdict) -> bool:
+    """Return whether the outputs of both models could be compared and are equal up to rounding in float64."""
+    return verdict.compared > 0 and sharply.measured is not None and sharply.has_outputs and sharply.measured.is_exact
+
+
+def _is_within(sharply: Sharp, verdict: Verdict) -> bool:
+    """Return whether rounding explains every difference. If outputs could be compared and do not differ only by steps
+    after the last use, these decide; else whether, in float64, everything compared is equal or at least as many uses of
+    weights agree as in VERDICT.
+    """
+    if verdict.compared and not verdict.beyond and sharply.has_outputs:
+        return sharply.outputs_are_equal
+    return sharply.verdict.equal or sharply.verdict.agreeing >= verdict.agreeing
+
+
+__all__ = ["reach"]
