@@ -240,11 +240,12 @@ class Matcher:
         unit of their colour. Equally many are enough if the modules around them told T from the others, or if T and S
         hold the same roles.
 
-        False if they have fewer than two different sizes above 1 (a vector, a square), or names that exclude each
-        other.
+        False if they have fewer than two different sizes above 1 (a vector, a square) and no statistics, or names that
+        exclude each other.
         """
         sizes = {n for n in t.main.shape if n > 1}
-        if len(sizes) < 2 or hard_conflict(t.words, s.words):
+        is_usual = len(sizes) < 2 and STATISTICS.isdisjoint(t.pieces)
+        if is_usual or hard_conflict(t.words, s.words):
             return False
         own, theirs = self._alike[t.colour]
         return own == theirs == 1 or (own == theirs and (t.told_by(Kind.SCOPE) or t.pieces.keys() == s.pieces.keys()))
