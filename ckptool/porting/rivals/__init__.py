@@ -18,7 +18,7 @@ from ..rules import Rule, Strength, in_order
 from . import elsewhere
 from .alike import MOST, across_blocks, by_block, in_doubt, look_alikes
 from .belief import Belief
-from .both_flows import settle_by_flow
+from .both_flows import pair_by_flow, settle_by_flow
 from .company import Anchors, crossed, in_company
 from .doubting import doubt_both, in_both_directions, left_over, settle, spread
 from .exchange import rearrange, take_up
@@ -70,6 +70,12 @@ def _count_backwards(pairs: list[Pair]) -> None:
     for pair in pairs:
         for side, unit in enumerate(pair):
             unit.backwards |= frozenset(row for row, _ in rows(unit.path)) & {both[side] for both in turned}
+
+
+def _pair_by_flow(weighing: Weighing) -> None:
+    """Pair layers by the graphs of both codes, and see the new pairs (`pair_by_flow`)."""
+    if pair_by_flow(weighing.matching):
+        weighing.swaps.see_pairs()
 
 
 def _weigh_in_blocks(swaps: Swaps) -> None:
@@ -164,6 +170,14 @@ WEIGHING: tuple[Rule[Callable[[Weighing], None]], ...] = in_order(
         "Names, numbers, neighbours and orders are weighed for both ways; orders alone exchange nothing.",
         lambda weighing: rearrange(weighing.swaps),
         Strength.LIKELY,
+    ),
+    Rule(
+        "places in both graphs",
+        50,
+        "In the graphs of both codes, this layer and its source come after the same layers.",
+        "Names paired layers that come after other layers in one code than in the other; no pair does so now.",
+        _pair_by_flow,
+        when="the forward passes of the model and of the source's code were followed",
     ),
     Rule(
         "swaps in its block",
