@@ -130,10 +130,11 @@ class Filling:
 
     def _likeliest(self, t: Unit, sources: list[Unit]) -> Unit | None:
         """Return the unit of SOURCES whose name is most similar to that of T, the first of equally similar ones. Units
-        whose words exclude those of T do not count. None if there is none, or if the two names are neither similar nor
-        related and the modules around the two do not match as a whole (`Scopes.same`).
+        whose words exclude those of T do not count, nor those with a bias of another size, as a norm has it beside a
+        layer with one output. None if there is none, or if the two names are neither similar nor related and the
+        modules around the two do not match as a whole (`Scopes.same`).
         """
-        allowed = [s for s in sources if not hard_conflict(t.words, s.words)]
+        allowed = [s for s in sources if not hard_conflict(t.words, s.words) and _biases_fit(t, s)]
         best = max(allowed, key=lambda s: similarity(t, s), default=None)
         if best is None or not (similarity(t, best) > SOME or related(t, best) or self.matcher.scopes.same(t, best)):
             return None
@@ -205,6 +206,12 @@ class Filling:
 def have_one_name(t: Unit, s: Unit) -> bool:
     """Return whether T and S were paired by their name, or have the same last two components in their paths."""
     return t.told_by(Kind.NAME) or t.path[-2:] == s.path[-2:]
+
+
+def _biases_fit(t: Unit, s: Unit) -> bool:
+    """Return whether one of T and S has no bias, or both have one of the same sizes, without sizes of 1."""
+    own, theirs = t.pieces.get("bias"), s.pieces.get("bias")
+    return own is None or theirs is None or squeezed(own.shape) == squeezed(theirs.shape)
 
 
 def _may_reset_before(t: Unit, s: Unit) -> bool:

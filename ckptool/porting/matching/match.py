@@ -164,8 +164,9 @@ class Matcher:
         """Return (the decided pairs that count, those of them that only their shape made).
 
         All pairs count if the source covers the model (`_covers_model`). Else a pair counts if it is in a series of
-        unlike sizes (`of_unlike_sizes`), if something supports it (`_supported`), or if its shape allows no other pair
-        (`_only_so`). Pairs of layers with different outputs (`_gives_others`) never count.
+        unlike sizes (`of_unlike_sizes`), if something supports it (`_supported`), if its shape allows no other pair
+        (`_only_so`), or if no other vectors, such as norms, are left on either side. Pairs of layers with different
+        outputs (`_gives_others`) never count.
         """
         pairs, lone = [], []
         covered = self._covers_model(cells)
@@ -176,6 +177,16 @@ class Matcher:
             if covered or id(t) in growing or self._supported(t, s):
                 pairs.append((t, s))
             elif self._only_so(t, s):
+                lone.append((t, s))
+                pairs.append((t, s))
+        taken = {id(unit) for pair in pairs for unit in pair}
+        vectors = [
+            [u for u in side if id(u) not in taken and len(squeezed(u.main.shape)) == 1]
+            for side in (self.cells.targets, self.cells.sources)
+        ]
+        if len(vectors[0]) == len(vectors[1]) == 1:
+            t, s = vectors[0][0], vectors[1][0]
+            if (t, s) in self.cells.pairs() and t.pieces.keys() == s.pieces.keys():
                 lone.append((t, s))
                 pairs.append((t, s))
         return pairs, lone

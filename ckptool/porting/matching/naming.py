@@ -8,6 +8,7 @@ from functools import partial
 from itertools import pairwise
 
 from ...keys.known_buffers import STATISTICS
+from ..forms.pieces import squeezed
 from ..questions import Question, Reason, ask
 from ..words import Group, cut, table, words_of
 from .along import along_branches
@@ -259,10 +260,18 @@ class Naming:
         return path[:-1], cut(path[-1]) if path else ()
 
     def by_roles(self) -> bool:
-        """Split cells by the roles that a unit holds (a weight alone, or a weight with a bias), if both sides of a cell
-        have each set of roles equally often. Return whether any cell was split.
+        """Split cells by the roles that a unit holds (a weight alone, or a weight with a bias) and their sizes, without
+        sizes of 1, if both sides of a cell have each such set equally often, or else by the roles alone. Return whether
+        any cell was split.
+
+        The sizes tell a norm, with a bias as long as its weight, from a layer with one output.
         """
-        return self.cells.split(Evidence(Kind.TENSORS), lambda u, _: frozenset(u.pieces), mode="all")
+
+        def sizes(unit: Unit, _: bool) -> Hashable:
+            return frozenset((role, squeezed(piece.shape)) for role, piece in unit.pieces.items())
+
+        by_sizes = self.cells.split(Evidence(Kind.TENSORS), sizes, mode="all")
+        return self.cells.split(Evidence(Kind.TENSORS), lambda u, _: frozenset(u.pieces), mode="all") or by_sizes
 
     def by_similar_names(self) -> bool:
         """Split cells by the similarity of names: pairs with a similarity of 0.3 or more that is the highest for both
