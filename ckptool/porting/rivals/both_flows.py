@@ -64,9 +64,11 @@ def pair_by_flow(matching: Matching) -> bool:
     if not _contradicted(sides, range(len(placed))):
         return False
     labels = _last(_refined([t.colour for t, _ in placed], sides))
+    if not labels[0]:
+        return False
     kept = [own == theirs for own, theirs in zip(*labels, strict=True)]
     labels = _last(_refined([at if kept[at] else t.colour for at, (t, _) in enumerate(placed)], sides))
-    sources = _handed_out(placed, labels)
+    sources = _handed_out(placed, labels) if labels[0] else None
     if sources is None or _contradicted(sides, sources):
         return False
     for at, new in enumerate(sources):
@@ -87,7 +89,7 @@ def _contradicted(sides: Sequence[_Graph], sources: Sequence[int]) -> bool:
 
 
 def _last(labels: Iterable[list[list[int]]]) -> list[list[int]]:
-    """Return the last, finest one of LABELS."""
+    """Return the last, finest one of LABELS; empty labels if there is none."""
     last: list[list[int]] = [[], []]
     for last in labels:  # noqa: B007
         pass
