@@ -33,6 +33,7 @@ class _Adapter:
 
     @property
     def pieces(self) -> list[Piece]:
+        """Return all tensors of the adapters."""
         return [piece for named in self.parts.values() for piece in named.values()]
 
 

@@ -123,6 +123,7 @@ def _has_gates(one: Canon) -> bool:
 
 
 def _all_of(cell: RecurrentCell) -> set[tuple[str, str]]:
+    """Return (side, gate) for both sides and all gates of CELL."""
     return {(side, gate) for side in _SIDES for gate in cell.gates}
 
 
@@ -273,6 +274,7 @@ def _tokens(components: Sequence[str]) -> tuple[str, ...]:
 
 @cache
 def _words_of_gate(components: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the words of COMPONENTS, without `_NOISE`."""
     return tuple(word for component in components for word in cut(component) if word not in _NOISE)
 
 

@@ -47,10 +47,12 @@ def _of_own_code(piece: Piece) -> bool:
 
 
 def _in_order(shape: Shape, dims: Sequence[int]) -> Shape:
+    """Return the sizes SHAPE in the order DIMS of their dimensions."""
     return tuple(shape[dim] for dim in dims)
 
 
 def _by_sizes(canon: Canon) -> dict[Shape, list[Piece]]:
+    """Return sizes above 1, sorted -> the tensors of CANON that have them, for tensors with three or more of these."""
     found: dict[Shape, list[Piece]] = defaultdict(list)
     for piece in canon.pieces.values():
         sizes = tuple(sorted(squeezed(piece.shape)))
@@ -60,6 +62,8 @@ def _by_sizes(canon: Canon) -> dict[Shape, list[Piece]]:
 
 
 def _permute(source: Canon, piece: Piece, have: Shape, dims: tuple[int, ...]) -> None:
+    """Permute PIECE of SOURCE to the order DIMS of its sizes HAVE, those without sizes of 1."""
+
     def moved(e: Expr) -> Expr:
         return ex.permute(e if piece.shape == have else ex.reshape(e, have), *dims)
 

@@ -162,6 +162,7 @@ class Canon:
             self._fill(old.name.hole, up(*(piece.expr for piece in placed)))
 
     def _fill(self, hole: str, value: Expr) -> None:
+        """Put the expression VALUE in place of HOLE in every key of the target."""
         for key, expr in self.assembly.items():
             if hole in expr.keys():  # noqa: SIM118
                 self.assembly[key] = substituted(expr, {hole: value})

@@ -211,6 +211,7 @@ def _other_stacks(one: Canon, other: Canon) -> dict[int, set[Shape]]:
 
 
 def _is_stack_of_matrices(piece: Piece) -> bool:
+    """Return whether PIECE is a weight with three dimensions."""
     return len(piece.shape) == 3 and piece.role == "weight"
 
 

@@ -40,6 +40,7 @@ def fused_alike(one: Canon, other: Canon) -> set[Shape]:
 
 
 def _fused_shapes(canon: Canon) -> Counter[Shape]:
+    """Return how many weights of CANON that are fused by their names have each shape."""
     return Counter(p.shape for p in canon.pieces.values() if p.role == "weight" and fused_kind(p))
 
 
@@ -128,6 +129,7 @@ class _Fused:
         )
 
     def _sizes(self, part: str) -> Shape:
+        """Return the sizes of PART."""
         return (self.rows[part], *self.shape[1:])
 
     def _named(self, part: str) -> int:
@@ -321,4 +323,5 @@ def _fused_in(canon: Canon, base: tuple[str, ...], rows: int) -> Piece | None:
 
 
 def _with_zeros_between(q: Expr, v: Expr, *, n: int) -> Expr:
+    """Return the biases Q and V of queries and values, with N zeros for the keys between them."""
     return ex.cat(0, q, ex.zeros(n), v)

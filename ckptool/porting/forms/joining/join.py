@@ -117,6 +117,7 @@ class SizeCounts:
 
 
 def _counted(canon: Canon) -> Counter[Shape]:
+    """Return sizes, without sizes of 1 -> number of tensors of CANON that have them."""
     return Counter(squeezed(p.shape) for p in canon.pieces.values())
 
 
