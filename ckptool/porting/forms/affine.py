@@ -8,7 +8,7 @@ from math import prod
 
 from ...keys.known_buffers import STATISTICS
 from ..words import words_of
-from .pieces import Canon, Piece, squeezed, unchanged
+from .pieces import Canon, Piece, squeezed
 
 _Path = tuple[str, ...]
 #: What of a name is one word on the side of the statistics and another, or one more, on that of the factors.
@@ -35,7 +35,7 @@ def join_affine(one: Canon, other: Canon) -> None:
     for path, own in found.items():
         shape = layers[path]["running_var"].shape
         for piece in [piece for piece in layers[own].values() if piece.shape == shape]:
-            one.become(piece, [(replace(piece, path=path), unchanged)], unchanged)
+            one.change(piece, replace(piece, path=path))
 
 
 def _has_only_statistics(held: dict[str, Piece]) -> bool:

@@ -15,7 +15,7 @@ from ..questions import Reason
 from ..words import common_start, cut, label, numbers, table
 from .fusing.projections import fused_kind, own_name, part_label, said_part
 from .layouts import is_bare, turn
-from .pieces import Canon, Name, Piece, squeezed, unchanged
+from .pieces import Canon, Name, Piece, squeezed
 
 
 def attach_biases(one: Canon, other: Canon) -> None:
@@ -32,7 +32,7 @@ def attach_biases(one: Canon, other: Canon) -> None:
             matrices.remove(owner)
             if _rows(owner) != _rows(piece):
                 turn(one, owner)
-            one.become(piece, [(replace(piece, path=owner.path, role="bias"), unchanged)], unchanged)
+            one.change(piece, replace(piece, path=owner.path, role="bias"))
 
 
 def _has_no_bias(canon: Canon, piece: Piece) -> bool:
@@ -51,7 +51,7 @@ def _to_attach(one: Canon, other: Canon) -> list[Piece]:
         if piece.shape not in tables and squeezed(piece.shape) not in apart:
             found.append(piece)
         elif piece.shape not in tables and piece.role != "bias":
-            one.become(piece, [(replace(piece, role="bias"), unchanged)], unchanged)
+            one.change(piece, replace(piece, role="bias"))
     return found
 
 
@@ -118,7 +118,7 @@ def _part_of_sum(lone: list[Piece], matrices: list[Piece], other: Canon) -> None
             continue
         for bias in found:
             of_sum = replace(bias, path=bias.path[:-1]).asking(Reason.BIAS_OF_SUM)
-            other.become(bias, [(of_sum, unchanged)], unchanged)
+            other.change(bias, of_sum)
         for piece in sums[shape]:
             lone.remove(piece)
 

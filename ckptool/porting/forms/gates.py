@@ -18,7 +18,7 @@ from ..expression import Expr, Shape
 from ..questions import Reason
 from ..words import RecurrentCell, cut, table
 from .layouts import is_bare, turn
-from .pieces import Canon, Name, Piece, unchanged
+from .pieces import Canon, Name, Piece
 
 _Path = tuple[str, ...]
 _Held = dict[tuple[str, str], Piece]  # (side, gate) -> matrix
@@ -219,7 +219,7 @@ def _divide(one: Canon, scope: _Path, piece: Piece, side: str, gates: Sequence[s
             made = replace(whole, path=path, shape=shape, order=whole.order + at / 8)
             new.append((made, partial(ex.part, dim=0, start=at * size, stop=(at + 1) * size)))
         if len(gates) == 1:
-            one.become(whole, [(new[0][0], unchanged)], unchanged)
+            one.change(whole, new[0][0])
         else:
             one.become(whole, new, partial(ex.cat, 0))
 
@@ -514,12 +514,12 @@ def _order_gates(one: Canon, piece: Piece, new: Piece, cell: RecurrentCell) -> N
         rival = None if one.is_target else reordered(piece.expr, piece.shape[0], cell.other, cell.gates)
         new = new.asking(Reason.GATE_ORDER, ", ".join(cell.gates), option=rival)
     if have == cell.gates or sorted(have) != sorted(cell.gates):
-        one.become(piece, [(new, unchanged)], unchanged)
+        one.change(piece, new)
         return
     order, back = (
         partial(reordered, rows=piece.shape[0], have=a, want=b) for a, b in ((have, cell.gates), (cell.gates, have))
     )
-    one.become(piece, [(new, order)], back)
+    one.change(piece, new, order, back)
 
 
 def reordered(e: Expr, rows: int, have: Iterable[str], want: Iterable[str]) -> Expr:
@@ -548,7 +548,7 @@ def of_recurrent_kernels(source: Canon) -> None:
             piece = source.pieces.get(hh.name.beside(role))
             if piece is not None and piece.shape[0] == hh.shape[0]:
                 order = partial(reordered, rows=piece.shape[0], have=cell.recurrent_kernel, want=cell.gates)
-                source.become(piece, [(piece, order)], unchanged)
+                source.change(piece, piece, order)
 
 
 def _split_bias(source: Canon, bias: Piece) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ..words import cut, label, table, words_of
 from .fusing.projections import fused_kind, own_name, part_label
-from .pieces import Canon, Piece, squeezed, unchanged
+from .pieces import Canon, Piece, squeezed
 from .roles import counted_by_letters
 
 
@@ -201,5 +201,5 @@ def count_letters(source: Canon, target: Canon) -> None:
     for canon, theirs in zip(sides, reversed(letters), strict=True):
         found = counted_by_letters({piece.path for piece in canon.pieces.values()}, beside=theirs)
         for piece in [p for p in canon.pieces.values() if p.path in found]:
-            canon.become(piece, [(replace(piece, path=found[piece.path]), unchanged)], unchanged)
+            canon.change(piece, replace(piece, path=found[piece.path]))
         canon.counters.update((key, found[path]) for key, path in canon.counters.items() if path in found)

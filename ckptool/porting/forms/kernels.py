@@ -12,7 +12,8 @@ from .. import expression as ex
 from ..expression import Expr, Shape
 from ..questions import Reason
 from ..words import table
-from .pieces import Canon, Piece, squeezed, unchanged
+from .layouts import turn
+from .pieces import Canon, Piece, squeezed
 
 
 def channels_first(source: Canon, target: Canon) -> None:
@@ -29,10 +30,7 @@ def channels_first(source: Canon, target: Canon) -> None:
     for piece in kernels:
         there = _laid(piece.shape, way)
         if wanted[there]:
-            dims = way(len(there))
-            down = partial(_permuted, dims=dims)
-            up = partial(_permuted, dims=tuple(dims.index(d) for d in range(len(dims))))
-            source.become(piece, [(replace(piece, shape=there), down)], up)
+            source.permute(piece, way(len(there)))
 
 
 def _unplaced_kernels(source: Canon) -> list[Piece]:
@@ -61,11 +59,6 @@ def _layout_of_file(shapes: Sequence[Shape], wanted: Counter[Shape], of_layers: 
             votes[fitting[0]] += 1
     best = max(_WAYS, key=lambda way: votes[way])
     return best if votes[best] > 2 * (votes.total() - votes[best]) else None
-
-
-def _permuted(e: Expr, *, dims: tuple[int, ...]) -> Expr:
-    """Return E with its dimensions in the order DIMS."""
-    return ex.permute(e, *dims)
 
 
 #: For a number of dimensions, which of those of a kernel go where torch has outputs, inputs, height, width.
@@ -124,10 +117,10 @@ def _turn_kernel(source: Canon, piece: Piece, shape: Shape, why: str | None) -> 
     flipped = partial(_flipped, rank=len(shape))
     if why:
         made = replace(piece, shape=shape).asking(Reason.TURNED_KERNEL, why)
-        source.become(piece, [(made, flipped)], flipped)
+        source.change(piece, made, flipped, flipped)
     else:
         made = piece.asking(Reason.KERNEL_BY_NAME, option=flipped(piece.expr))
-        source.become(piece, [(made, unchanged)], unchanged)
+        source.change(piece, made)
 
 
 def _why_turned(source: Canon, kernels: Sequence[Piece], plain: Counter[Shape]) -> str | None:
@@ -204,15 +197,7 @@ def lay_down(one: Canon, other: Canon) -> None:
         flat = (out, width, length)
         if theirs[piece.shape] or not theirs[flat] or own[flat]:
             continue
-        made = replace(piece, shape=flat)
         if length == width:
             option = None if one.is_target else ex.reshape(piece.expr, flat)
-            made = made.asking(Reason.SQUARE_KERNEL, str(length), str(width), option=option)
-
-        def down(e: Expr, shape: tuple[int, ...] = (out, length, width)) -> Expr:
-            return ex.transpose(ex.reshape(e, shape))
-
-        def up(e: Expr, shape: tuple[int, ...] = piece.shape) -> Expr:
-            return ex.reshape(ex.transpose(e), shape)
-
-        one.become(piece, [(made, down)], up)
+            piece = piece.asking(Reason.SQUARE_KERNEL, str(length), str(width), option=option)
+        turn(one, one.reshape(piece, (out, length, width)))

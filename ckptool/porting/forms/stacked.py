@@ -14,7 +14,7 @@ from ..questions import Reason
 from ..words import cut, label, table, telling_words
 from .fusing.projections import fused_kind
 from .layouts import turn
-from .pieces import Canon, Piece, squeezed, unchanged
+from .pieces import Canon, Piece, squeezed
 
 _Path = tuple[str, ...]
 
@@ -192,8 +192,7 @@ def _beside_others(one: Canon, piece: Piece) -> Piece:
     if not any(p.path[:at] == piece.path and len(p.path) > at for p in one.pieces.values()):
         return piece
     made = replace(piece, path=(*piece.path, piece.leaf))
-    one.become(piece, [(made, unchanged)], unchanged)
-    return one.pieces[made.name]
+    return one.change(piece, made)
 
 
 def _other_stacks(one: Canon, other: Canon) -> dict[int, set[Shape]]:
@@ -247,31 +246,12 @@ def _stand_up(one: Canon, other: Canon) -> None:
         for n, shapes in inside.items():
             rows, columns = piece.shape[0] // n, piece.shape[1]
             if piece.shape[0] == n * rows and {(rows, columns), (columns, rows)} & shapes:
-                _as_stack(one, piece, n)
+                one.reshape(piece, (n, rows, columns))
                 break
             if piece.shape[1] % n == 0 and (piece.shape[0], columns // n) in shapes:
-                _side_by_side(one, piece, n)  # of what gives the results, which are added
+                # of what gives the results, which are added
+                one.permute(one.reshape(piece, (piece.shape[0], n, columns // n)), (1, 0, 2))
                 break
-
-
-def _as_stack(one: Canon, piece: Piece, n: int) -> None:
-    """Reshape the matrix PIECE from [N * rows, columns] to [N, rows, columns]."""
-    shape = (n, piece.shape[0] // n, piece.shape[1])
-    flat = partial(ex.reshape, shape=piece.shape)
-    one.become(piece, [(replace(piece, shape=shape), partial(ex.reshape, shape=shape))], flat)
-
-
-def _side_by_side(one: Canon, piece: Piece, n: int) -> None:
-    """Reshape the matrix PIECE from [rows, N * columns] to [N, rows, columns]."""
-    rows, columns = piece.shape[0], piece.shape[1] // n
-
-    def down(e: Expr) -> Expr:
-        return ex.permute(ex.reshape(e, (rows, n, columns)), 1, 0, 2)
-
-    def up(e: Expr) -> Expr:
-        return ex.reshape(ex.permute(e, 1, 0, 2), piece.shape)
-
-    one.become(piece, [(replace(piece, shape=(n, rows, columns)), down)], up)
 
 
 def _turned(stacks: Sequence[Piece], inside: set[Shape], called: dict[str, set[Shape]]) -> Counter[bool]:

@@ -24,7 +24,7 @@ from ..questions import Reason
 from ..words import cut, table
 from .axes import Way, is_transposed_layer, ways
 from .gates import reordered
-from .pieces import Canon, Name, Piece, unchanged
+from .pieces import Canon, Name, Piece
 
 #: What torch calls the parts of layers.
 _PARTS = {
@@ -154,8 +154,7 @@ def _named(source: Canon, piece: Piece) -> Piece:
     made = replace(piece, role=role, path=path)
     if made.name == piece.name or made.name in source.pieces:
         return piece
-    source.become(piece, [(made, unchanged)], unchanged)
-    return source.pieces[made.name]
+    return source.change(piece, made)
 
 
 def _lay_out(source: Canon, piece: Piece, wanted: _Wanted, names_hold: bool | None) -> None:
@@ -167,8 +166,7 @@ def _lay_out(source: Canon, piece: Piece, wanted: _Wanted, names_hold: bool | No
     """
     shape = piece.shape
     if _stated(piece).axes == "OO" and len(shape) == 2 and shape not in wanted.all:  # the bias of heads
-        flat = (prod(shape),)
-        source.become(piece, [(replace(piece, shape=flat), lambda e: ex.reshape(e, flat))], unchanged)
+        source.reshape(piece, (prod(shape),))
         return
     found = _fitting_ways(source, piece, wanted, names_hold)
     if found:
@@ -177,7 +175,7 @@ def _lay_out(source: Canon, piece: Piece, wanted: _Wanted, names_hold: bool | No
         other = _other_layout(piece, found, unproven=unproven)
         made = replace(piece, shape=way.shape(shape), placed=True)
         made = made if other is None else made.asking(Reason.STATED_BY_NAME, option=other)
-        source.become(piece, [(made, lambda e: way.apply(e, shape))], unchanged)
+        source.change(piece, made, lambda e: way.apply(e, shape))
 
 
 def _fitting_ways(source: Canon, piece: Piece, wanted: _Wanted, names_hold: bool | None) -> list[Way]:
@@ -268,7 +266,7 @@ def _join_layers(source: Canon, pieces: Sequence[Piece]) -> None:
             made = replace(piece, path=lead.path, words=lead.words)
             if len(free) > 1:
                 made = made.asking(Reason.SEVERAL_OPERATORS)
-            source.become(piece, [(made, unchanged)], unchanged)
+            source.change(piece, made)
 
 
 def _outputs(piece: Piece) -> int:
@@ -397,11 +395,10 @@ def _convolutions(source: Canon, numbered: Sequence[tuple[str, Piece]]) -> None:
     for op, piece in numbered:
         if op.startswith(("Conv", "Gemm")) and len(piece.shape) > 1:
             path = (f"{op}_{piece.leaf.rpartition('_')[2]}",)
-            source.become(piece, [(replace(piece, path=path, words=("conv",)), unchanged)], unchanged)
-            before = source.pieces[Name(path, "weight")]
+            before = source.change(piece, replace(piece, path=path, words=("conv",)))
         elif before is not None and op == before.path[0].rpartition("_")[0] and len(piece.shape) == 1:
             made = replace(piece, path=before.path, role="bias", words=before.words)
-            source.become(piece, [(made, unchanged)], unchanged)
+            source.change(piece, made)
             before = None
 
 
@@ -444,7 +441,7 @@ def _linear(source: Canon, matrices: Sequence[Piece], layers: Sequence[tuple[_Pa
         )
         if not certain:
             made = made.asking(Reason.EXPORTED_NUMBERS, option=others[0] if others else None)
-        source.become(piece, [(made, ex.transpose)], ex.transpose)
+        source.change(piece, made, ex.transpose, ex.transpose)
 
 
 __all__ = ["take_what_is_stated"]

@@ -153,4 +153,4 @@ def merge_sum(one: Canon, parts: Sequence[Piece], new: Piece) -> None:
 def move(one: Canon, old: _Path, new: _Path) -> None:
     """Move the tensors of the module at the path OLD, not those of modules in it, to the path NEW."""
     for piece in [p for p in one.pieces.values() if p.path == old]:
-        one.become(piece, [(replace(piece, path=new), unchanged)], unchanged)
+        one.change(piece, replace(piece, path=new))
