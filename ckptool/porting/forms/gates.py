@@ -1,8 +1,8 @@
 """Gates of recurrent cells: a layer for each gate, or all gates in one matrix, in the order in which torch stacks them.
 
-A reading is a function that reads the words of a layer's name as (side, gate): "ih" (on the input) or "hh" (on the
-hidden state), and the letter of a gate of a given cell. It returns None for other names; the side is "" if the name has
-no side.
+A side is "ih" (on the input) or "hh" (on the hidden state), "" if a name has none. A gate is the letter of a gate of a
+given cell. A reading (`_READINGS`) takes the words of a layer's name to two words, for a side and for a gate, whose
+meaning is (side, gate).
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ def _name_apart(one: Canon) -> None:
     for pieces in _weights_in(one, 1).values():
         for held in _numbered_alike(pieces) if len(pieces) > 2 else ():
             for cell in table().cells:
-                said = {name: key[1] for name, tokens in held.items() if (key := _gate_alone(tokens, cell)) is not None}
+                said = {
+                    name: key[1] for name, tokens in held.items() if (key := _meaning(_alone(tokens), cell)) is not None
+                }
                 if len(said) == len(held) and sorted(said.values()) == sorted(cell.gates):
                     for name, gate in said.items():
                         piece = one.pieces[name]
@@ -114,7 +116,7 @@ def _has_gates(one: Canon) -> bool:
     state. The weights are one or two components below the module, and all are named in one way (one reading).
     """
     return any(
-        {key for p in pieces if (key := read(_tokens(p.path[-depth:]), cell)) is not None} >= _all_of(cell)
+        {key for p in pieces if (key := _meaning(read(_tokens(p.path[-depth:])), cell)) is not None} >= _all_of(cell)
         for depth in (1, 2)
         for pieces in _weights_in(one, depth).values()
         for cell in table().cells
@@ -163,8 +165,9 @@ def _spelled_gates(matrices: Sequence[Piece], cell: RecurrentCell, theirs: set[S
     if not several or any(p.shape in theirs for p in matrices if p.name in several):
         return []
     for read in _READINGS:
-        held = [(p, several.get(p.name) or _alone(read(_tokens(p.path[-1:]), cell))) for p in matrices]
-        known = [(p, said) for p, said in held if said is not None]
+        keys = {p.name: key for p in matrices if (key := _meaning(read(_tokens(p.path[-1:])), cell))}
+        alone: dict[Name, _Gates] = {name: (side, (gate,)) for name, (side, gate) in keys.items()}
+        known = [(p, said) for p in matrices if (said := several.get(p.name) or alone.get(p.name))]
         gates = [(side, gate) for _, (side, letters) in known for gate in letters]
         rows = {p.shape[0] / len(letters) for p, (_, letters) in known}
         if sorted(gates) == sorted(_all_of(cell)) and len(rows) == 1:
@@ -178,11 +181,6 @@ def _spelled_after_bias(tokens: tuple[str, ...], cell: RecurrentCell) -> tuple[s
     """
     gates = tuple(cell.words.get(letter, "") for letter in tokens[1]) if len(tokens) == 2 and tokens[0] in _BIAS else ()
     return gates if set(gates) == set(cell.gates) and len(gates) == len(cell.gates) else ()
-
-
-def _alone(key: tuple[str, str] | None) -> _Gates | None:
-    """Return (side, (gate,)) for KEY (side, gate); None for None."""
-    return None if key is None else (key[0], key[1:])
 
 
 def _several_gates(tokens: tuple[str, ...], cell: RecurrentCell) -> _Gates | None:
@@ -229,7 +227,7 @@ def are_gates(components: Sequence[str]) -> bool:
     order.
     """
     for cell in table().cells:
-        said = [_gate_alone(_tokens([component]), cell) for component in components]
+        said = [_meaning(_alone(_tokens([component])), cell) for component in components]
         if len(said) == len(cell.gates) and {key[1] for key in said if key is not None} == set(cell.gates):
             return True
     return False
@@ -247,7 +245,7 @@ def _join_scope(one: Canon, scope: _Path, pieces: list[Piece], depth: int, whole
     matrices = [p for p in pieces if len(p.shape) >= 2]
     for cell in table().cells:
         for read in _READINGS:
-            said = [(key, p) for p in matrices if (key := read(_tokens(p.path[-depth:]), cell)) is not None]
+            said = [(key, p) for p in matrices if (key := _meaning(read(_tokens(p.path[-depth:])), cell)) is not None]
             held = dict(said)
             if len(said) != len(held):
                 continue
@@ -278,61 +276,41 @@ def _words_of_gate(components: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(word for component in components for word in cut(component) if word not in _NOISE)
 
 
-_Reading = Callable[[tuple[str, ...], RecurrentCell], "tuple[str, str] | None"]
-
-
-def _side_then_gate(tokens: tuple[str, ...], cell: RecurrentCell) -> tuple[str, str] | None:
-    """Read two words, a side and a gate of CELL (`x_i`); None for other names."""
-    if len(tokens) != 2 or tokens[0] not in table().cell_sides or tokens[1] not in cell.words:
-        return None
-    return table().cell_sides[tokens[0]], cell.words[tokens[1]]
-
-
-def _gate_then_side(tokens: tuple[str, ...], cell: RecurrentCell) -> tuple[str, str] | None:
-    """Read two words, a gate of CELL and a side (`i_x`); None for other names."""
-    return _side_then_gate(tokens[::-1], cell)
-
-
-def _in_one_word(tokens: tuple[str, ...], cell: RecurrentCell) -> tuple[str, str] | None:
-    """Read one word of two letters, a side and a gate of CELL (`xi`, `W_xi`); None for other names."""
-    return _side_then_gate(_two_letters(tokens), cell)
-
-
-def _in_one_word_turned(tokens: tuple[str, ...], cell: RecurrentCell) -> tuple[str, str] | None:
-    """Read one word of two letters, a gate of CELL and a side (`ix`, `W_ix`); None for other names."""
-    return _gate_then_side(_two_letters(tokens), cell)
-
-
-def _two_letters(tokens: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the two letters of the only word of TOKENS, after the letter for a weight, if there is one (`W_xi`, `Wxi`,
+def _two_letters(words: _Path) -> _Path:
+    """Return the two letters of the only one of WORDS, after the letter for a weight, if there is one (`W_xi`, `Wxi`,
     `U_hi`); () for other names.
     """
-    if tokens[:1] in (("w",), ("u",)):
-        tokens = tokens[1:]
-    elif len(tokens) == 1 and len(tokens[0]) == 3 and tokens[0][0] == "w":
-        tokens = (tokens[0][1:],)
-    return tuple(tokens[0]) if len(tokens) == 1 and len(tokens[0]) == 2 else ()
+    if words[:1] in (("w",), ("u",)):
+        words = words[1:]
+    elif len(words) == 1 and len(words[0]) == 3 and words[0][0] == "w":
+        words = (words[0][1:],)
+    return tuple(words[0]) if len(words) == 1 and len(words[0]) == 2 else ()
 
 
-def _after_a_letter(tokens: tuple[str, ...], cell: RecurrentCell) -> tuple[str, str] | None:
-    """Read three words, "w", a side and a gate of CELL; None for other names."""
-    return _side_then_gate(tokens[1:], cell) if tokens[:1] == ("w",) else None
+def _alone(words: _Path) -> _Path:
+    """Return "" and WORDS, without "w" before them: for the name of a gate without a side (`i`, `W_i`)."""
+    return ("", *(words[1:] if words[:1] == ("w",) else words))
 
 
-def _gate_alone(tokens: tuple[str, ...], cell: RecurrentCell) -> tuple[str, str] | None:
-    """Read one word, a gate of CELL, also after "w", as that gate of no side ("", gate); None for other names."""
-    tokens = tokens[1:] if tokens[:1] == ("w",) else tokens
-    return ("", cell.words[tokens[0]]) if len(tokens) == 1 and tokens[0] in cell.words else None
-
-
-_READINGS: tuple[_Reading, ...] = (
-    _side_then_gate,
-    _gate_then_side,
-    _after_a_letter,
-    _in_one_word,
-    _in_one_word_turned,
-    _gate_alone,
+#: The readings: a side and a gate, a gate and a side; these after "w"; these as two letters; a gate alone.
+_READINGS: tuple[Callable[[_Path], _Path], ...] = (
+    lambda words: words,
+    lambda words: words[::-1],
+    lambda words: words[1:] if words[:1] == ("w",) else (),
+    _two_letters,
+    lambda words: _two_letters(words)[::-1],
+    _alone,
 )
+
+
+def _meaning(words: _Path, cell: RecurrentCell) -> tuple[str, str] | None:
+    """Return (side, gate) for WORDS, a word for a side or "", and a word for a gate of CELL; the side of "" is "". None
+    for other words.
+    """
+    sides = table().cell_sides
+    if len(words) != 2 or words[1] not in cell.words or words[0] not in ("", *sides):
+        return None
+    return sides.get(words[0], ""), cell.words[words[1]]
 
 
 def _cut_in_two(one: Canon, held: _Held) -> _Held:
