@@ -121,7 +121,7 @@ def steps_of(entries: Iterable[Entry]) -> list[Step]:
     """
     found: dict[Any, Step] = {}
     for entry in entries:
-        comments = _comments(entry)
+        comments = tuple(f"A guess: {doubt}" for doubt in entry.doubts) if entry.status == "guessed" else ()
         if entry.expr is None:
             if is_counter(entry.target):
                 found[entry.target] = Step(entry.target, None, zeros=(entry.shape, entry.dtype))
@@ -167,13 +167,6 @@ def _heads(target: str, source: str) -> tuple[str, str]:
     elif numbers:
         return target, source
     return own, theirs
-
-
-def _comments(entry: Entry) -> tuple[str, ...]:
-    """Return a line for each doubt about ENTRY, if it is a guess; else ()."""
-    if entry.status != "guessed":
-        return ()
-    return tuple(f"A guess: {doubt}" for doubt in entry.doubts)
 
 
 # ------------------------------------------------------------------------------------------------- steps to loops

@@ -23,7 +23,8 @@ def attach_biases(one: Canon, other: Canon) -> None:
     If OTHER stores biases of this size by themselves, too, it only gets the role of a bias.
     """
     lone = _to_attach(one, other)
-    matrices = [p for p in one.pieces.values() if _has_no_bias(one, p) and p not in lone]
+    matrices = [p for p in one.pieces.values() if p.role == "weight" and len(p.shape) > 1 and p not in lone]
+    matrices = [p for p in matrices if p.name.beside("bias") not in one.pieces]
     _part_of_sum(lone, matrices, other)
     layers = _layers(other)
     for piece in lone:
@@ -33,11 +34,6 @@ def attach_biases(one: Canon, other: Canon) -> None:
             if _rows(owner) != _rows(piece):
                 turn(one, owner)
             one.change(piece, replace(piece, path=owner.path, role="bias"))
-
-
-def _has_no_bias(canon: Canon, piece: Piece) -> bool:
-    """Return whether PIECE is a weight of two or more dimensions in CANON without a bias."""
-    return piece.role == "weight" and len(piece.shape) > 1 and piece.name.beside("bias") not in canon.pieces
 
 
 def _to_attach(one: Canon, other: Canon) -> list[Piece]:

@@ -227,7 +227,7 @@ def are_gates(components: Sequence[str]) -> bool:
     order.
     """
     for cell in table().cells:
-        said = [_meaning(_alone(_tokens([component])), cell) for component in components]
+        said = [_meaning(_alone(_tokens((component,))), cell) for component in components]
         if len(said) == len(cell.gates) and {key[1] for key in said if key is not None} == set(cell.gates):
             return True
     return False
@@ -265,14 +265,9 @@ def _whole(held: _Held, cell: RecurrentCell) -> Shape | None:
     return (ih[0] * len(cell.gates), ih[1] + hh[1], *ih[2:]) if len(ih) == len(hh) else None
 
 
-def _tokens(components: Sequence[str]) -> tuple[str, ...]:
-    """Return the words of COMPONENTS of a path, without those that only say that something is a layer (`_NOISE`)."""
-    return _words_of_gate(tuple(components))
-
-
 @cache
-def _words_of_gate(components: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the words of COMPONENTS, without `_NOISE`."""
+def _tokens(components: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the words of COMPONENTS of a path, without those that only say that something is a layer (`_NOISE`)."""
     return tuple(word for component in components for word in cut(component) if word not in _NOISE)
 
 

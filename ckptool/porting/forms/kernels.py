@@ -65,17 +65,11 @@ def _layout_of_file(shapes: Sequence[Shape], wanted: Counter[Shape], of_layers: 
 _Way = Callable[[int], tuple[int, ...]]
 
 
-def _inputs_last(rank: int) -> tuple[int, ...]:
-    """Return torch's order of the RANK dimensions of a kernel [out, height, width, in]."""
-    return (0, rank - 1, *range(1, rank - 1))
-
-
-def _both_last(rank: int) -> tuple[int, ...]:
-    """Return torch's order of the RANK dimensions of a kernel [height, width, in, out]."""
-    return (rank - 1, rank - 2, *range(rank - 2))
-
-
-_WAYS: tuple[_Way, ...] = (_inputs_last, _both_last)
+#: The layouts [out, height, width, in] and [height, width, in, out].
+_WAYS: tuple[_Way, ...] = (
+    lambda rank: (0, rank - 1, *range(1, rank - 1)),
+    lambda rank: (rank - 1, rank - 2, *range(rank - 2)),
+)
 
 
 def _laid(shape: Shape, way: _Way) -> Shape:
@@ -100,7 +94,7 @@ def turn_kernels(source: Canon, target: Canon) -> None:
     lists: dict[tuple[str, ...], list[Piece]] = defaultdict(list)
     for piece in source.pieces.values():
         if piece.role == "weight" and len(piece.shape) > 2 and squeezed(piece.shape[2:]) and not piece.placed:
-            lists[_unnumbered(piece.path)].append(piece)
+            lists[tuple(re.sub(r"\d+", "", component) for component in piece.path)].append(piece)
     for kernels in lists.values():
         why = _why_turned(source, kernels, plain)
         named = why == "" and all(_called_transposed(p) and p.shape[0] == p.shape[1] for p in kernels)
@@ -174,11 +168,6 @@ def _called_transposed(piece: Piece) -> bool:
 def _flipped(e: Expr, *, rank: int) -> Expr:
     """Return the kernel E of RANK dimensions with its first two swapped, and the others flipped."""
     return ex.flip(ex.permute(e, 1, 0, *range(2, rank)), *range(2, rank))
-
-
-def _unnumbered(path: tuple[str, ...]) -> tuple[str, ...]:
-    """Return PATH without digits."""
-    return tuple(re.sub(r"\d+", "", component) for component in path)
 
 
 def lay_down(one: Canon, other: Canon) -> None:

@@ -24,7 +24,7 @@ from ..questions import Reason
 from ..words import cut, table
 from .axes import Way, is_transposed_layer, ways
 from .gates import reordered
-from .pieces import Canon, Name, Piece
+from .pieces import Canon, Name, Piece, unchanged
 
 #: What torch calls the parts of layers.
 _PARTS = {
@@ -330,7 +330,7 @@ def _divide_cell(
             made = made.asking(Reason.SEVERAL_OPERATORS) if asked else made
             rows = (start, stop) if len(cuts) > 1 else None
             new.append((made, partial(_gates, d=d, rows=rows, of=stop - start, have=have, want=want)))
-    source.become(piece, new, _lost)
+    source.become(piece, new, unchanged)
 
 
 def _gates(
@@ -342,11 +342,6 @@ def _gates(
     e = ex.select(e, 0, d)
     e = e if rows is None else ex.part(e, 0, *rows)
     return e if have == want else reordered(e, of, have, want)
-
-
-def _lost(*parts: Expr) -> Expr:
-    """Return the first of PARTS. It stands in for an inverse, which nobody needs for a source."""
-    return parts[0]
 
 
 _NUMBERED = re.compile(r"(?:onnx::(\w+)|val)_(\d+)\Z")

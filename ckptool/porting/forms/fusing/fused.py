@@ -9,7 +9,7 @@ from functools import partial
 from itertools import product
 
 from ... import expression as ex
-from ...expression import Expr, Shape
+from ...expression import Shape
 from ...questions import Reason, ask
 from ...words import Fused, cut, table
 from ..pieces import Canon, Name, Piece, flat_kernel, squeezed
@@ -307,7 +307,7 @@ def missing_key_bias(canon: Canon) -> None:
         if other is not None and fused is not None and fused.name.beside("bias") not in canon.pieces:
             new = replace(piece, path=fused.path, role="bias", shape=(3 * n,))
             ends = [partial(ex.part, dim=0, start=start, stop=start + n) for start in (0, 2 * n)]
-            canon.merge([piece, other], new, partial(_with_zeros_between, n=n), ends)
+            canon.merge([piece, other], new, lambda q, v, n=n: ex.cat(0, q, ex.zeros(n), v), ends)
 
 
 def _fused_in(canon: Canon, base: tuple[str, ...], rows: int) -> Piece | None:
@@ -320,8 +320,3 @@ def _fused_in(canon: Canon, base: tuple[str, ...], rows: int) -> Piece | None:
         ),
         None,
     )
-
-
-def _with_zeros_between(q: Expr, v: Expr, *, n: int) -> Expr:
-    """Return the biases Q and V of queries and values, with N zeros for the keys between them."""
-    return ex.cat(0, q, ex.zeros(n), v)

@@ -251,7 +251,8 @@ def _join_list(one: Canon, head: _Path, planned: _Planned) -> None:
     for (path, role), members in inner.items():
         parts = [members[n] for n in sorted(members)]
         join = plan.get((path, role))
-        new = replace(parts[0], path=(*head, *path) or ("parts",), words=_without_number(parts[0]))
+        words = tuple(word for word in parts[0].words if not word.isdecimal())
+        new = replace(parts[0], path=(*head, *path) or ("parts",), words=words)
         if join is None:
             if len(new.shape) == 1:  # what is added to a sum of paths
                 merge_sum(one, parts, new)
@@ -282,8 +283,3 @@ def _by_channel(inner: _Inner, path: _Path) -> bool:
     """
     weights = inner[path, "weight"]
     return (path, "running_mean") in inner or len(next(iter(weights.values())).shape) > 1
-
-
-def _without_number(piece: Piece) -> _Path:
-    """Return the words of PIECE without numbers."""
-    return tuple(word for word in piece.words if not word.isdecimal())
