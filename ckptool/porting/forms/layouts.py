@@ -30,9 +30,11 @@ _TURNED = {2: (1, 0), 3: (2, 1, 0), 4: (3, 2, 0, 1), 5: (4, 3, 0, 1, 2)}
 
 def torch_layout(canon: Canon, piece: Piece, bare: Collection[Shape]) -> None:
     """Bring PIECE of the side CANON from inputs first into torch's layout, if its name or its use says that it has
-    inputs first (`_is_stored_turned` for the target, `_layout_of_name` for the source).
+    inputs first (`_is_stored_turned` for the target; for the source, `_turn_depthwise` for names of depthwise kernels,
+    and `_layout_of_name` for others).
 
-    BARE are sizes [a, b, c] that are not those of a kernel: a source tensor with them stays as it is.
+    BARE are sizes [a, b, c] that are not those of a kernel: a source tensor with them stays as it is, unless it is
+    named as a depthwise kernel.
     """
     if canon.is_target:
         if _is_stored_turned(piece):
@@ -44,8 +46,9 @@ def torch_layout(canon: Canon, piece: Piece, bare: Collection[Shape]) -> None:
 
 
 def _is_stored_turned(piece: Piece) -> bool:
-    """Return whether the tensor PIECE of the target has inputs first, and is no embedding: its forward pass uses it so,
-    unless it has heads between inputs and outputs, or it is called `kernel` (`_is_called_kernel`).
+    """Return whether the tensor PIECE of the target has inputs first: its forward pass uses it so, and it has two
+    dimensions or more, without heads between inputs and outputs; or it is called `kernel` (`_is_called_kernel`). False
+    for an embedding.
     """
     of_heads = len(piece.shape) > 2 and {*piece.entry.facts.dims} == {"input", "output"}
     used_so = piece.entry.facts.inputs_first and len(piece.shape) > 1 and not of_heads
@@ -193,7 +196,8 @@ def follow_names(source: Canon, target: Canon) -> None:
 
 def _pairs_by_name(source: Canon, target: Canon) -> list[tuple[Piece, Piece]]:
     """Return (matrix of the model that it transposes, tensor of the source) for each such matrix for which exactly one
-    tensor of the source has the longest end of the path in common (`_namesakes`), of those whose layout is not stated.
+    tensor of the source has the longest end of the path in common (`_namesakes`), of the unchanged ones with two
+    dimensions or more whose layout is not stated.
     """
     ends: dict[tuple[str, ...], list[Piece]] = defaultdict(list)
     for piece in source.pieces.values():
@@ -316,8 +320,8 @@ def _agreement(source: Canon, target: Canon, turned: set[Name]) -> int:
     """Return how many tensors have the same order on both sides if the matrices of the source named in TURNED are
     transposed.
 
-    The source has the order of its state dict, the target that of execution, without the tensors that are not used.
-    Tensors are equal if their roles and their sizes, without sizes of 1, are.
+    The source has the order of its state dict, the target that of execution, without the tensors that are not used; if
+    no use is known, that of its state dict. Tensors are equal if their roles and their sizes, without sizes of 1, are.
     """
     from difflib import SequenceMatcher
 

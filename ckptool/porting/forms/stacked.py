@@ -125,7 +125,8 @@ def _unstack_vectors(one: Canon, other: Canon) -> None:
 
 def _lists_of_vectors(other: Canon) -> dict[_Look, list[List]]:
     """Return (number of layers, (role, sizes) of the tensors of a layer) -> a tensor of each list of such layers in
-    OTHER, for layers that hold only vectors, or only single numbers. Sizes of 1 are left out.
+    OTHER, for layers that hold only vectors, or only single numbers, all of them in equally many members. Sizes of 1
+    are left out.
     """
     layers: dict[tuple[_Path, _Path], list[List]] = defaultdict(list)
     for found in lists_of(other):

@@ -63,9 +63,10 @@ def split_again(source: Canon, target: Canon) -> None:
 
 
 def split_fused(one: Canon, other: Canon, both: set[Shape]) -> None:
-    """Split the fused projections of ONE, and their biases, into their parts, if OTHER has the parts (`_Fused.splits`)
-    or another layout (`_conflicting_layout`). Projections of the shapes BOTH, which are fused on both sides, are only
-    split for another layout.
+    """Split the fused projections of ONE, and their biases, into their parts, if OTHER has the parts (`_Fused.splits`).
+    Projections of the shapes BOTH, which are fused on both sides, and those that stay as they are (`_Fused.stays`) are
+    only split if OTHER has another layout (`_conflicting_layout`). Projections whose rows cannot be divided
+    (`_part_sizes`) stay.
     """
     fused = [(p, kind) for p in one.pieces.values() if p.role == "weight" and (kind := fused_kind(p))]
     if not fused:
@@ -151,7 +152,8 @@ class _Fused:
 
 def _or_by_heads(form: Form, one: Canon, other: Canon, weight: Piece, kind: Fused) -> Form:
     """Return FORM, of the projection WEIGHT of ONE, with the question whether its rows are those of heads, as many as
-    the code of OTHER shows. FORM as it is for a target, with another question, or if torch defines the layout (KIND).
+    the code of OTHER shows. FORM as it is for a target, with a question already, for a name (KIND) that is usually by
+    heads, or if torch defines the layout.
     """
     if one.is_target or form.doubt or kind.by_heads is not False or kind.fixed:
         return form
