@@ -209,8 +209,8 @@ def _alike(steps: Sequence[Step]) -> list[list[Step]]:
 
 
 def _shape(x: Expr) -> Any:
-    """Return the operations of X and their parameters without keys and indices, None for a copy: two expressions with
-    equal results differ only in these.
+    """Return the operations of X and their other parameters than keys and indices: a value that is equal for
+    expressions that differ only in these. None for a copy.
     """
     if x.is_copy:
         return None

@@ -319,9 +319,8 @@ def _cut_in_two(one: Canon, held: _Held) -> _Held:
     found: _Held = {}
     for (_, gate), piece in held.items():
         new = _halves(piece, asked=not one.is_target)
-        one.become(piece, list(new.values()), lambda *e: ex.cat(1, *e))
-        for side, (made, _) in new.items():
-            found[side, gate] = one.pieces[made.name]
+        made = one.become(piece, list(new.values()), lambda *e: ex.cat(1, *e))
+        found |= {(side, gate): half for side, half in zip(new, made, strict=True)}
     return found
 
 
@@ -378,9 +377,9 @@ def _join(one: Canon, scope: _Path, cell: RecurrentCell, held: _Held, pieces: li
 
 
 def _in_torch_layout(one: Canon, cell: RecurrentCell, held: _Held) -> _Held:
-    """Return HELD, (side, gate) -> matrix or kernel of CELL, with outputs first. Matrices of which all have inputs
-    first (parameters of their own) are transposed. {} if a side has gates of several sizes, or if the two sides do not
-    have as many outputs as the hidden state has inputs.
+    """Return HELD, (side, gate) -> matrix or kernel of CELL, with outputs first: as it is, if both sides have equally
+    many outputs; else with all matrices transposed, if all have inputs first (parameters of their own), so that their
+    second sizes are the outputs. {} if HELD is empty, if a side has gates of several sizes, or if neither layout fits.
     """
     if not held or any(len({held[side, gate].shape for gate in cell.gates}) > 1 for side in _SIDES):
         return {}

@@ -144,9 +144,9 @@ def _ways(source: Canon, piece: Piece) -> list[Way]:
 
 
 def _named(source: Canon, piece: Piece) -> Piece:
-    """Return PIECE of SOURCE with torch's role for the part that the file states ("gamma" -> "weight"); if the last
-    component of its path is its own name (`gamma`), it gets the path of the module around. Nothing is changed if the
-    name is taken.
+    """Return PIECE of SOURCE with torch's role for the part that the file states ("gamma" -> "weight"), and, if the
+    last component of its path is its own name (`gamma`), with the path of the module around. PIECE itself if the part
+    has no role of torch, or if the name is taken.
     """
     role = _PARTS.get(_part(piece), piece.role)
     alone = len(piece.path) > 1 and piece.last == piece.leaf and cut(piece.leaf) in table().leaves

@@ -70,7 +70,8 @@ def _forms(weight: Piece, modules: Sequence[_Initials]) -> Iterator[Form]:
 def _form(word: str, whole: Shape, letters: _Initials) -> Form | None:
     """Return how to split a layer of sizes WHOLE into the matrices of the module LETTERS that the letters of WORD are
     the first letters of, in this order. None if a letter does not stand for exactly one matrix there, or if their rows
-    do not add up to those of the whole, or if their other sizes differ from its.
+    do not add up to those of the whole, or if their other sizes differ from its, or if two letters may be another word
+    (`_are_meant`).
     """
     parts = [letters[letter][0] for letter in word if len(letters.get(letter, ())) == 1]
     sizes = tuple(p.shape[0] for p in parts)
