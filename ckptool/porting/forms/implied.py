@@ -72,10 +72,14 @@ def forget_plain_words(one: Canon, other: Canon) -> None:
             continue
         paths = {p.path for p in pieces}
         for piece in [p for p in one.pieces.values() if p.path in paths]:
-            words = piece.words
-            while words and label(neck, words) is not None:
-                words = words[:-1]
-            one.pieces[piece.name] = replace(piece, words=words)
+            one.pieces[piece.name] = replace(piece, words=_plain(piece.words))
+
+
+def _plain(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the longest beginning of WORDS without a word for a part of a feed-forward block."""
+    while words and label(table().group("neck"), words) is not None:
+        words = words[:-1]
+    return words
 
 
 def name_listed_attention(canon: Canon) -> None:

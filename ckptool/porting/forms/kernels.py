@@ -82,26 +82,32 @@ def turn_kernels(source: Canon, target: Canon) -> None:
     a model that is known to have plain convolutions, and no transposed ones. With stride 1 both compute the same; each
     such kernel has a question.
 
-    A list is the kernels whose paths are equal without digits. All of its kernels are transposed if code or sizes show
-    it (`_why_turned`). If nothing shows it either way, but their names say it, and all are square, they stay, and the
-    other kernel is the option of a question. Kernels of a single pixel, those whose layout the file states, and those
-    whose swapped sizes the model does not have, stay.
+    All kernels of a list (`_lists_of_kernels`) are transposed if code or sizes show it (`_why_turned`). If nothing
+    shows it either way, but their names say it, and all are square, they stay, and the other kernel is the option of a
+    question. Kernels whose swapped sizes the model does not have stay.
     """
     own = [p for p in target.pieces.values() if p.role == "weight" and len(p.shape) > 2]
     plain = Counter(p.shape for p in own if _is_transposed(p) is False)
     if not plain or any(_is_transposed(p) for p in own):
         return
-    lists: dict[tuple[str, ...], list[Piece]] = defaultdict(list)
-    for piece in source.pieces.values():
-        if piece.role == "weight" and len(piece.shape) > 2 and squeezed(piece.shape[2:]) and not piece.placed:
-            lists[tuple(re.sub(r"\d+", "", component) for component in piece.path)].append(piece)
-    for kernels in lists.values():
+    for kernels in _lists_of_kernels(source):
         why = _why_turned(source, kernels, plain)
         named = why == "" and all(_called_transposed(p) and p.shape[0] == p.shape[1] for p in kernels)
         for piece in kernels if why or named else ():
             there = (piece.shape[1], piece.shape[0], *piece.shape[2:])
             if plain[there]:
                 _turn_kernel(source, piece, there, why)
+
+
+def _lists_of_kernels(source: Canon) -> list[list[Piece]]:
+    """Return the kernels of SOURCE in lists: those whose paths are equal without digits. Kernels of a single pixel, and
+    those whose layout the file states, are left out.
+    """
+    lists: dict[tuple[str, ...], list[Piece]] = defaultdict(list)
+    for piece in source.pieces.values():
+        if piece.role == "weight" and len(piece.shape) > 2 and squeezed(piece.shape[2:]) and not piece.placed:
+            lists[tuple(re.sub(r"\d+", "", component) for component in piece.path)].append(piece)
+    return list(lists.values())
 
 
 def _turn_kernel(source: Canon, piece: Piece, shape: Shape, why: str | None) -> None:
