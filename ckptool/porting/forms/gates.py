@@ -325,9 +325,11 @@ def _cut_in_two(one: Canon, held: _Held) -> _Held:
 
 
 def _halves(piece: Piece, *, asked: bool) -> dict[str, tuple[Piece, Callable[[Expr], Expr]]]:
-    """Return side -> (matrix on the input, or on the hidden state, which takes as many columns as PIECE has rows; the
-    function that cuts it out of PIECE), in the order of the columns: that of the code, or else the input first, with a
-    question. ASKED: the columns for the other order are the option.
+    """Return side -> (new matrix, the function that cuts it out of PIECE), in the order of the columns in PIECE, which
+    holds those for the input and those for the hidden state; the latter are as many as its rows.
+
+    The hidden state comes first if the code shows it, else last. If the code does not show either, this is a question,
+    and if ASKED, the columns for the other order are its option.
     """
     rows, columns = piece.shape
     hidden = piece.entry.facts.hidden
@@ -481,17 +483,15 @@ def _order_gates(one: Canon, piece: Piece, new: Piece, cell: RecurrentCell) -> N
     """Replace PIECE by NEW, with the gates of CELL moved from the order that the code shows into torch's. If the code
     does not show it, they stay, with a question; on the source, the other usual order is its option.
     """
-    have = piece.entry.facts.gates
+    rows, have = piece.shape[0], piece.entry.facts.gates
     if sorted(have) != sorted(cell.gates):
-        rival = None if one.is_target else reordered(piece.expr, piece.shape[0], cell.other, cell.gates)
-        new = new.asking(Reason.GATE_ORDER, ", ".join(cell.gates), option=rival)
-    if have == cell.gates or sorted(have) != sorted(cell.gates):
+        rival = None if one.is_target else reordered(piece.expr, rows, cell.other, cell.gates)
+        one.change(piece, new.asking(Reason.GATE_ORDER, ", ".join(cell.gates), option=rival))
+    elif have == cell.gates:
         one.change(piece, new)
-        return
-    order, back = (
-        partial(reordered, rows=piece.shape[0], have=a, want=b) for a, b in ((have, cell.gates), (cell.gates, have))
-    )
-    one.change(piece, new, order, back)
+    else:
+        down, up = (partial(reordered, rows=rows, have=a, want=b) for a, b in ((have, cell.gates), (cell.gates, have)))
+        one.change(piece, new, down, up)
 
 
 def reordered(e: Expr, rows: int, have: Iterable[str], want: Iterable[str]) -> Expr:
