@@ -88,19 +88,16 @@ def _fitting(members: Sequence[Piece], inside: set[Shape]) -> list[Piece]:
 
 
 def _unstack_group(one: Canon, path: _Path, stacks: list[Piece], inside: set[Shape], votes: Counter[bool]) -> None:
-    """Split STACKS of ONE, which have one length, into the members of one list at PATH. The tensors of one member come
-    one after the other, in the order of STACKS. A lone stack at PATH itself gets a longer path first, where that is
-    needed (`_beside_others`). INSIDE and VOTES: see `_laid_out`.
+    """Split STACKS of ONE, which have one length, into the members of one list at PATH, in torch's layout. A lone stack
+    at PATH itself gets a longer path first, where that is needed (`_beside_others`). INSIDE and VOTES: see `_laid_out`.
     """
     if len(stacks) == 1 and stacks[0].path == path:
         stacks = [_beside_others(one, stacks[0])]
         path = stacks[0].path
     stacks = sorted(stacks, key=lambda p: p.order)
     first = stacks[0]
-    for place, piece in enumerate(stacks):
-        if len(piece.shape) == 3:
-            piece = _laid_out(one, piece, inside, votes)
-        _unstacked(one, piece, len(path), first, place, len(stacks))
+    stacks = [_laid_out(one, p, inside, votes) if len(p.shape) == 3 else p for p in stacks]
+    _into_members(one, stacks, len(path), first)
 
 
 def _unstack_vectors(one: Canon, other: Canon) -> None:
@@ -119,8 +116,31 @@ def _unstack_vectors(one: Canon, other: Canon) -> None:
         elif len(look) < 2:
             continue
         if len(lists) == len(found) == 1:
-            for place, piece in enumerate(sorted(found[0], key=lambda p: p.order)):
-                _unstacked(one, piece, len(piece.path), found[0][0], place, len(look))
+            first = found[0][0]
+            _into_members(one, sorted(found[0], key=lambda p: p.order), len(first.path), first)
+
+
+def _into_members(canon: Canon, stacks: Sequence[Piece], cut_at: int, first: Piece) -> None:
+    """Split STACKS, which together hold all tensors of the members of a list, along the first dimension into a tensor
+    for each member. The number of the member stands behind CUT_AT components of the path.
+
+    The tensors of one member come one after the other, in the order of STACKS. Their places in both orders are counted
+    from that of the stack FIRST.
+    """
+    for place, piece in enumerate(stacks):
+        new: list[tuple[Piece, Callable[[Expr], Expr]]] = []
+        for i in range(piece.shape[0]):
+            behind = (i * len(stacks) + place) * 1e-6
+            made = replace(
+                piece,
+                path=(*piece.path[:cut_at], str(i), *piece.path[cut_at:]),
+                questions=tuple(q.translated(partial(ex.select, dim=0, index=i)) for q in piece.questions),
+                shape=piece.shape[1:],
+                order=first.order + behind,
+                used=None if piece.used is None or first.used is None else first.used + behind,
+            )
+            new.append((made, partial(ex.select, dim=0, index=i)))
+        canon.become(piece, new, lambda *e: ex.stack(*e))
 
 
 def _lists_of_vectors(other: Canon) -> dict[_Look, list[List]]:
@@ -425,31 +445,6 @@ def numbered_lists(canon: Canon, of: frozenset[str] = frozenset()) -> dict[int, 
     for one in lists_of(canon, of):
         found[one.length] |= {squeezed(one.shape)} | ({parts[one.shape]} if one.shape in parts else set())
     return found
-
-
-def _unstacked(canon: Canon, piece: Piece, cut_at: int, first: Piece, place: int, of: int) -> None:
-    """Split the stack PIECE along its first dimension into a tensor for each member.
-
-    Args:
-        canon: the side of the stack, which is changed.
-        piece: the stack.
-        cut_at: the number of components of its path before the number of the member.
-        first: the stack from whose place in the order the members are counted.
-        place: which tensor of a member it is, counted from 0. The tensors of one member come one after the other.
-        of: how many tensors a member has.
-    """
-    new: list[tuple[Piece, Callable[[Expr], Expr]]] = []
-    for i in range(piece.shape[0]):
-        made = replace(
-            piece,
-            path=(*piece.path[:cut_at], str(i), *piece.path[cut_at:]),
-            questions=tuple(q.translated(partial(ex.select, dim=0, index=i)) for q in piece.questions),
-            shape=piece.shape[1:],
-            order=first.order + (i * of + place) * 1e-6,
-            used=None if piece.used is None or first.used is None else first.used + (i * of + place) * 1e-6,
-        )
-        new.append((made, partial(ex.select, dim=0, index=i)))
-    canon.become(piece, new, lambda *e: ex.stack(*e))
 
 
 def unstack_together(one: Canon, other: Canon) -> None:
