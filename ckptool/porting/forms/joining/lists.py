@@ -72,7 +72,8 @@ def _planned(
     If every block of the list holds layers that can be joined with each other (PARENTS, see `_parents`), two joins are
     possible: the layers of each block, or the same layer of all blocks. The first is left to `join_families` if OTHER
     has the joined layers in a list of as many blocks (then this is None), or if such layers can be joined in other
-    modules, too. Else the second is made, with a question unless OTHER has layers with the names of the joined ones.
+    modules, too (then only one layer may be joined here). Else the second is made, with a question unless OTHER has
+    layers with the names of the joined ones.
     """
     plan = plan_of_list(inner, sizes)
     if plan is not None:
@@ -98,8 +99,8 @@ def plan_of_list(inner: _Inner, sizes: SizeCounts) -> _Plan | None:
     (`_plan_of_matrices`) and its vectors (`_plan_of_vectors`). INNER has (path in a member, role) -> number of the
     member -> piece.
 
-    None if the members do not hold the same tensors, in the same sizes, if there is only one, or if most matrices
-    cannot be joined.
+    None if the members do not hold the same tensors, in the same sizes, if there is only one, or if there is no plan
+    for the matrices.
     """
     numbers = {tuple(sorted(members)) for members in inner.values()}
     if len(numbers) != 1 or len(next(iter(numbers))) < 2:
