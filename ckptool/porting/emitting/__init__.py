@@ -231,8 +231,12 @@ class _Module:
         yield ""
         yield from self.body
         yield ""
-        known = " and not LEFT_BEHIND.fullmatch(key)" if self.mapping.unused else ""
-        yield from laid_out_condition("unknown", "key", "state_dict", f"key not in used{known}")
+        if self.mapping.unused:
+            yield "    unknown = ["
+            yield "        key for key in state_dict if key not in used and not LEFT_BEHIND.fullmatch(key)"
+            yield "    ]"
+        else:
+            yield "    unknown = [key for key in state_dict if key not in used]"
         yield "    if unknown:"
         yield '        raise ValueError(f"nothing is known of {len(unknown)} tensors: {unknown[:5]}")'
         yield "    return {key: own(tensor) for key, tensor in out.items()}" if views else "    return out"
@@ -390,26 +394,6 @@ def _apart(templates: Sequence[Template]) -> tuple[tuple[Template, ...], tuple[s
         heads.append((*template[:-1], last[:cut]))
         tails.append(last[cut:])
     return tuple(heads), tuple(tails)
-
-
-def laid_out_condition(name: str, item: str, items: str, condition: str) -> Iterator[str]:
-    """Yield the lines of the statement `NAME = [ITEM for ITEM in ITEMS if CONDITION]`, indented by four: in one line,
-    in three, or in five, the fewest that are not too long.
-    """
-    line = f"    {name} = [{item} for {item} in {items} if {condition}]"
-    if len(line) <= WIDTH:
-        yield line
-        return
-    inner = f"        {item} for {item} in {items} if {condition}"
-    yield f"    {name} = ["
-    if len(inner) <= WIDTH:
-        yield inner
-        yield "    ]"
-        return
-    yield f"        {item}"
-    yield f"        for {item} in {items}"
-    yield f"        if {condition}"
-    yield "    ]"
 
 
 # ------------------------------------------------------------------------------------------------------- loops

@@ -121,7 +121,7 @@ def steps_of(entries: Iterable[Entry]) -> list[Step]:
     """
     found: dict[Any, Step] = {}
     for entry in entries:
-        comments = _comments(entry)
+        comments = tuple(f"A guess: {doubt}" for doubt in entry.doubts) if entry.status == "guessed" else ()
         if entry.expr is None:
             if is_counter(entry.target):
                 found[entry.target] = Step(entry.target, None, zeros=(entry.shape, entry.dtype))
@@ -169,13 +169,6 @@ def _heads(target: str, source: str) -> tuple[str, str]:
     return own, theirs
 
 
-def _comments(entry: Entry) -> tuple[str, ...]:
-    """Return a line for each doubt about ENTRY, if it is a guess; else ()."""
-    if entry.status != "guessed":
-        return ()
-    return tuple(f"A guess: {doubt}" for doubt in entry.doubts)
-
-
 # ------------------------------------------------------------------------------------------------- steps to loops
 
 
@@ -216,8 +209,8 @@ def _alike(steps: Sequence[Step]) -> list[list[Step]]:
 
 
 def _shape(x: Expr) -> Any:
-    """Return the operations of X and their parameters without keys and indices, None for a copy: two expressions with
-    equal results differ only in these.
+    """Return the operations of X and their other parameters than keys and indices: a value that is equal for
+    expressions that differ only in these. None for a copy.
     """
     if x.is_copy:
         return None

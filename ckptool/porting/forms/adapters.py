@@ -15,7 +15,7 @@ from .. import expression as ex
 from ..expression import Expr
 from ..questions import Question, Reason, ask
 from ..words import table
-from .pieces import Canon, Name, Piece, unchanged
+from .pieces import Canon, Name, Piece
 
 _Path = tuple[str, ...]
 
@@ -33,6 +33,7 @@ class _Adapter:
 
     @property
     def pieces(self) -> list[Piece]:
+        """Return all tensors of the adapters."""
         return [piece for named in self.parts.values() for piece in named.values()]
 
 
@@ -97,7 +98,7 @@ def _only_trained(canon: Canon) -> None:
             old = canon.pieces.pop(Name((*base, original), piece.role), None)
             if old is not None:
                 inner = piece.path[len(base) + 2 :]
-                canon.become(piece, [(replace(piece, path=(*base, *inner)), unchanged)], unchanged)
+                canon.change(piece, replace(piece, path=(*base, *inner)))
 
 
 def _without_wrapper(canon: Canon, base: _Path) -> None:
@@ -108,7 +109,7 @@ def _without_wrapper(canon: Canon, base: _Path) -> None:
         if piece.path[len(base)] in table().adapted and Name(base, piece.role) not in canon.pieces:
             path = (*base, *piece.path[len(base) + 1 :])
             words = tuple(w for w in piece.words if w not in piece.path[len(base)].split("_"))
-            canon.become(piece, [(replace(piece, path=path, words=words), unchanged)], unchanged)
+            canon.change(piece, replace(piece, path=path, words=words))
 
 
 def _base_of(source: Canon, base: _Path) -> Name | None:

@@ -8,7 +8,7 @@ from math import prod
 
 from ...keys.known_buffers import STATISTICS
 from ..words import words_of
-from .pieces import Canon, Piece, squeezed, unchanged
+from .pieces import Canon, Piece, squeezed
 
 _Path = tuple[str, ...]
 #: What of a name is one word on the side of the statistics and another, or one more, on that of the factors.
@@ -20,35 +20,36 @@ def join_affine(one: Canon, other: Canon) -> None:
     own (as Caffe does). Nothing is done if OTHER has such norms, too.
 
     Scale and shift are a layer with a weight and a bias as long as the statistics, and no other tensors. Its name
-    differs from the name of the statistics by one word that is the same in the whole model (`bn2a`, `scale2a`), or it
-    is the next layer in the same module. Norms without such a layer stay as they are.
+    differs from the name of the statistics by one word that is the same in the whole model (`_by_name`), or it is the
+    next layer in the same module (`_next`). Norms without such a layer stay as they are.
     """
     layers = _layers(one)
     bare = [path for path, held in layers.items() if _has_only_statistics(held)]
     if not bare or any(_has_only_statistics(held) for held in _layers(other).values()):
         return
-    factors = [
-        path
-        for path, held in layers.items()
-        if held.keys() == {"weight", "bias"} and len(squeezed(held["weight"].shape)) <= 1
-    ]
-    free = {path: prod(layers[path]["weight"].shape) for path in factors}
+    free = {path: prod(held["weight"].shape) for path, held in layers.items() if _is_scale_and_shift(held)}
     found = _by_name(bare, free, layers)
     for path in bare:
         if path not in found and (near := _next(path, free.keys() - found.values(), layers)) is not None:
             found[path] = near
     for path, own in found.items():
-        for role, piece in layers[own].items():
-            shape = layers[path]["running_var"].shape
-            if piece.shape == shape:
-                one.become(piece, [(replace(piece, path=path, role=role), unchanged)], unchanged)
+        shape = layers[path]["running_var"].shape
+        for piece in [piece for piece in layers[own].values() if piece.shape == shape]:
+            one.change(piece, replace(piece, path=path))
 
 
 def _has_only_statistics(held: dict[str, Piece]) -> bool:
+    """Return whether a layer with the tensors HELD has the statistics of a batch norm, and no weight."""
     return held.keys() >= STATISTICS and "weight" not in held
 
 
+def _is_scale_and_shift(held: dict[str, Piece]) -> bool:
+    """Return whether a layer with the tensors HELD has just a weight that is a vector, and a bias."""
+    return held.keys() == {"weight", "bias"} and len(squeezed(held["weight"].shape)) <= 1
+
+
 def _layers(canon: Canon) -> dict[_Path, dict[str, Piece]]:
+    """Return path of a module of CANON -> role -> tensor, for the tensors in the module itself."""
     found: dict[_Path, dict[str, Piece]] = defaultdict(dict)
     for piece in canon.pieces.values():
         found[piece.path][piece.role] = piece

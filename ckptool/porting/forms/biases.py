@@ -15,7 +15,7 @@ from ..questions import Reason
 from ..words import common_start, cut, label, numbers, table
 from .fusing.projections import fused_kind, own_name, part_label, said_part
 from .layouts import is_bare, turn
-from .pieces import Canon, Name, Piece, squeezed, unchanged
+from .pieces import Canon, Name, Piece, squeezed
 
 
 def attach_biases(one: Canon, other: Canon) -> None:
@@ -23,7 +23,8 @@ def attach_biases(one: Canon, other: Canon) -> None:
     If OTHER stores biases of this size by themselves, too, it only gets the role of a bias.
     """
     lone = _to_attach(one, other)
-    matrices = [p for p in one.pieces.values() if _has_no_bias(one, p) and p not in lone]
+    matrices = [p for p in one.pieces.values() if p.role == "weight" and len(p.shape) > 1 and p not in lone]
+    matrices = [p for p in matrices if p.name.beside("bias") not in one.pieces]
     _part_of_sum(lone, matrices, other)
     layers = _layers(other)
     for piece in lone:
@@ -32,12 +33,7 @@ def attach_biases(one: Canon, other: Canon) -> None:
             matrices.remove(owner)
             if _rows(owner) != _rows(piece):
                 turn(one, owner)
-            one.become(piece, [(replace(piece, path=owner.path, role="bias"), unchanged)], unchanged)
-
-
-def _has_no_bias(canon: Canon, piece: Piece) -> bool:
-    """Return whether PIECE is a weight of two or more dimensions in CANON without a bias."""
-    return piece.role == "weight" and len(piece.shape) > 1 and piece.name.beside("bias") not in canon.pieces
+            one.change(piece, replace(piece, path=owner.path, role="bias"))
 
 
 def _to_attach(one: Canon, other: Canon) -> list[Piece]:
@@ -51,7 +47,7 @@ def _to_attach(one: Canon, other: Canon) -> list[Piece]:
         if piece.shape not in tables and squeezed(piece.shape) not in apart:
             found.append(piece)
         elif piece.shape not in tables and piece.role != "bias":
-            one.become(piece, [(replace(piece, role="bias"), unchanged)], unchanged)
+            one.change(piece, replace(piece, role="bias"))
     return found
 
 
@@ -118,7 +114,7 @@ def _part_of_sum(lone: list[Piece], matrices: list[Piece], other: Canon) -> None
             continue
         for bias in found:
             of_sum = replace(bias, path=bias.path[:-1]).asking(Reason.BIAS_OF_SUM)
-            other.become(bias, [(of_sum, unchanged)], unchanged)
+            other.change(bias, of_sum)
         for piece in sums[shape]:
             lone.remove(piece)
 

@@ -10,18 +10,18 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import takewhile
 from math import prod
 
 from ...model_code.signature import Signature
 from ...tensor import LazyTensor
-from ..expression import Expr, Shape
+from ..expression import Expr, Shape, of
 from ..holes.filling import Filling
 from ..mapping import Mapping as Mapping_
 from ..questions import Question, Reason, ask
 from ..words import cut, label, labels, table
 from .gates import are_gates
+from .pieces import substituted
 
 _Path = tuple[str, ...]
 
@@ -196,15 +196,10 @@ def doubt_copies(filling: Filling, copies: Mapping[str, str]) -> None:
     for filled in filling.holes.values() if copies else ():
         keys, options = filled.expr.keys(), []
         for n in range(max((len(others[k]) for k in keys if k in others), default=0)):
-            swap = {k: others[k][n] for k in keys if len(others.get(k, ())) > n}
-            options.append(filled.expr.rename(partial(_swapped, swap)))
+            swap = {k: of(others[k][n]) for k in keys if len(others.get(k, ())) > n}
+            options.append(substituted(filled.expr, swap))
         if options:
             filled.ask(Reason.SEVERAL_COPIES, options=options)
-
-
-def _swapped(names: Mapping[str, str], key: str) -> str:
-    """Return the name in NAMES for KEY, or KEY itself."""
-    return names.get(key, key)
 
 
 #: So many bytes from the start tell most tensors apart.

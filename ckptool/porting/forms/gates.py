@@ -1,8 +1,8 @@
 """Gates of recurrent cells: a layer for each gate, or all gates in one matrix, in the order in which torch stacks them.
 
-A reading is a function that reads the words of a layer's name as (side, gate): "ih" (on the input) or "hh" (on the
-hidden state), and the letter of a gate of a given cell. It returns None for other names; the side is "" if the name has
-no side.
+A side is "ih" (on the input) or "hh" (on the hidden state), "" if a name has none. A gate is the letter of a gate of a
+given cell. A reading (`_READINGS`) takes the words of a layer's name to two words, for a side and for a gate, whose
+meaning is (side, gate).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..expression import Expr, Shape
 from ..questions import Reason
 from ..words import RecurrentCell, cut, table
 from .layouts import is_bare, turn
-from .pieces import Canon, Name, Piece, unchanged
+from .pieces import Canon, Name, Piece
 
 _Path = tuple[str, ...]
 _Held = dict[tuple[str, str], Piece]  # (side, gate) -> matrix
@@ -72,7 +72,9 @@ def _name_apart(one: Canon) -> None:
     for pieces in _weights_in(one, 1).values():
         for held in _numbered_alike(pieces) if len(pieces) > 2 else ():
             for cell in table().cells:
-                said = {name: key[1] for name, tokens in held.items() if (key := _gate_alone(tokens, cell)) is not None}
+                said = {
+                    name: key[1] for name, tokens in held.items() if (key := _meaning(_alone(tokens), cell)) is not None
+                }
                 if len(said) == len(held) and sorted(said.values()) == sorted(cell.gates):
                     for name, gate in said.items():
                         piece = one.pieces[name]
@@ -114,7 +116,7 @@ def _has_gates(one: Canon) -> bool:
     state. The weights are one or two components below the module, and all are named in one way (one reading).
     """
     return any(
-        {key for p in pieces if (key := read(_tokens(p.path[-depth:]), cell)) is not None} >= _all_of(cell)
+        {key for p in pieces if (key := _meaning(read(_tokens(p.path[-depth:])), cell)) is not None} >= _all_of(cell)
         for depth in (1, 2)
         for pieces in _weights_in(one, depth).values()
         for cell in table().cells
@@ -123,6 +125,7 @@ def _has_gates(one: Canon) -> bool:
 
 
 def _all_of(cell: RecurrentCell) -> set[tuple[str, str]]:
+    """Return (side, gate) for both sides and all gates of CELL."""
     return {(side, gate) for side in _SIDES for gate in cell.gates}
 
 
@@ -162,8 +165,9 @@ def _spelled_gates(matrices: Sequence[Piece], cell: RecurrentCell, theirs: set[S
     if not several or any(p.shape in theirs for p in matrices if p.name in several):
         return []
     for read in _READINGS:
-        held = [(p, several.get(p.name) or _alone(read(_tokens(p.path[-1:]), cell))) for p in matrices]
-        known = [(p, said) for p, said in held if said is not None]
+        keys = {p.name: key for p in matrices if (key := _meaning(read(_tokens(p.path[-1:])), cell))}
+        alone: dict[Name, _Gates] = {name: (side, (gate,)) for name, (side, gate) in keys.items()}
+        known = [(p, said) for p in matrices if (said := several.get(p.name) or alone.get(p.name))]
         gates = [(side, gate) for _, (side, letters) in known for gate in letters]
         rows = {p.shape[0] / len(letters) for p, (_, letters) in known}
         if sorted(gates) == sorted(_all_of(cell)) and len(rows) == 1:
@@ -177,11 +181,6 @@ def _spelled_after_bias(tokens: tuple[str, ...], cell: RecurrentCell) -> tuple[s
     """
     gates = tuple(cell.words.get(letter, "") for letter in tokens[1]) if len(tokens) == 2 and tokens[0] in _BIAS else ()
     return gates if set(gates) == set(cell.gates) and len(gates) == len(cell.gates) else ()
-
-
-def _alone(key: tuple[str, str] | None) -> _Gates | None:
-    """Return (side, (gate,)) for KEY (side, gate); None for None."""
-    return None if key is None else (key[0], key[1:])
 
 
 def _several_gates(tokens: tuple[str, ...], cell: RecurrentCell) -> _Gates | None:
@@ -218,7 +217,7 @@ def _divide(one: Canon, scope: _Path, piece: Piece, side: str, gates: Sequence[s
             made = replace(whole, path=path, shape=shape, order=whole.order + at / 8)
             new.append((made, partial(ex.part, dim=0, start=at * size, stop=(at + 1) * size)))
         if len(gates) == 1:
-            one.become(whole, [(new[0][0], unchanged)], unchanged)
+            one.change(whole, new[0][0])
         else:
             one.become(whole, new, partial(ex.cat, 0))
 
@@ -228,7 +227,7 @@ def are_gates(components: Sequence[str]) -> bool:
     order.
     """
     for cell in table().cells:
-        said = [_gate_alone(_tokens([component]), cell) for component in components]
+        said = [_meaning(_alone(_tokens((component,))), cell) for component in components]
         if len(said) == len(cell.gates) and {key[1] for key in said if key is not None} == set(cell.gates):
             return True
     return False
@@ -246,7 +245,7 @@ def _join_scope(one: Canon, scope: _Path, pieces: list[Piece], depth: int, whole
     matrices = [p for p in pieces if len(p.shape) >= 2]
     for cell in table().cells:
         for read in _READINGS:
-            said = [(key, p) for p in matrices if (key := read(_tokens(p.path[-depth:]), cell)) is not None]
+            said = [(key, p) for p in matrices if (key := _meaning(read(_tokens(p.path[-depth:])), cell)) is not None]
             held = dict(said)
             if len(said) != len(held):
                 continue
@@ -266,71 +265,47 @@ def _whole(held: _Held, cell: RecurrentCell) -> Shape | None:
     return (ih[0] * len(cell.gates), ih[1] + hh[1], *ih[2:]) if len(ih) == len(hh) else None
 
 
-def _tokens(components: Sequence[str]) -> tuple[str, ...]:
-    """Return the words of COMPONENTS of a path, without those that only say that something is a layer (`_NOISE`)."""
-    return _words_of_gate(tuple(components))
-
-
 @cache
-def _words_of_gate(components: tuple[str, ...]) -> tuple[str, ...]:
+def _tokens(components: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the words of COMPONENTS of a path, without those that only say that something is a layer (`_NOISE`)."""
     return tuple(word for component in components for word in cut(component) if word not in _NOISE)
 
 
-_Reading = Callable[[tuple[str, ...], RecurrentCell], "tuple[str, str] | None"]
-
-
-def _side_then_gate(tokens: tuple[str, ...], cell: RecurrentCell) -> tuple[str, str] | None:
-    """Read two words, a side and a gate of CELL (`x_i`); None for other names."""
-    if len(tokens) != 2 or tokens[0] not in table().cell_sides or tokens[1] not in cell.words:
-        return None
-    return table().cell_sides[tokens[0]], cell.words[tokens[1]]
-
-
-def _gate_then_side(tokens: tuple[str, ...], cell: RecurrentCell) -> tuple[str, str] | None:
-    """Read two words, a gate of CELL and a side (`i_x`); None for other names."""
-    return _side_then_gate(tokens[::-1], cell)
-
-
-def _in_one_word(tokens: tuple[str, ...], cell: RecurrentCell) -> tuple[str, str] | None:
-    """Read one word of two letters, a side and a gate of CELL (`xi`, `W_xi`); None for other names."""
-    return _side_then_gate(_two_letters(tokens), cell)
-
-
-def _in_one_word_turned(tokens: tuple[str, ...], cell: RecurrentCell) -> tuple[str, str] | None:
-    """Read one word of two letters, a gate of CELL and a side (`ix`, `W_ix`); None for other names."""
-    return _gate_then_side(_two_letters(tokens), cell)
-
-
-def _two_letters(tokens: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the two letters of the only word of TOKENS, after the letter for a weight, if there is one (`W_xi`, `Wxi`,
+def _two_letters(words: _Path) -> _Path:
+    """Return the two letters of the only one of WORDS, after the letter for a weight, if there is one (`W_xi`, `Wxi`,
     `U_hi`); () for other names.
     """
-    if tokens[:1] in (("w",), ("u",)):
-        tokens = tokens[1:]
-    elif len(tokens) == 1 and len(tokens[0]) == 3 and tokens[0][0] == "w":
-        tokens = (tokens[0][1:],)
-    return tuple(tokens[0]) if len(tokens) == 1 and len(tokens[0]) == 2 else ()
+    if words[:1] in (("w",), ("u",)):
+        words = words[1:]
+    elif len(words) == 1 and len(words[0]) == 3 and words[0][0] == "w":
+        words = (words[0][1:],)
+    return tuple(words[0]) if len(words) == 1 and len(words[0]) == 2 else ()
 
 
-def _after_a_letter(tokens: tuple[str, ...], cell: RecurrentCell) -> tuple[str, str] | None:
-    """Read three words, "w", a side and a gate of CELL; None for other names."""
-    return _side_then_gate(tokens[1:], cell) if tokens[:1] == ("w",) else None
+def _alone(words: _Path) -> _Path:
+    """Return "" and WORDS, without "w" before them: for the name of a gate without a side (`i`, `W_i`)."""
+    return ("", *(words[1:] if words[:1] == ("w",) else words))
 
 
-def _gate_alone(tokens: tuple[str, ...], cell: RecurrentCell) -> tuple[str, str] | None:
-    """Read one word, a gate of CELL, also after "w", as that gate of no side ("", gate); None for other names."""
-    tokens = tokens[1:] if tokens[:1] == ("w",) else tokens
-    return ("", cell.words[tokens[0]]) if len(tokens) == 1 and tokens[0] in cell.words else None
-
-
-_READINGS: tuple[_Reading, ...] = (
-    _side_then_gate,
-    _gate_then_side,
-    _after_a_letter,
-    _in_one_word,
-    _in_one_word_turned,
-    _gate_alone,
+#: The readings: a side and a gate, a gate and a side; these after "w"; these as two letters; a gate alone.
+_READINGS: tuple[Callable[[_Path], _Path], ...] = (
+    lambda words: words,
+    lambda words: words[::-1],
+    lambda words: words[1:] if words[:1] == ("w",) else (),
+    _two_letters,
+    lambda words: _two_letters(words)[::-1],
+    _alone,
 )
+
+
+def _meaning(words: _Path, cell: RecurrentCell) -> tuple[str, str] | None:
+    """Return (side, gate) for WORDS, a word for a side or "", and a word for a gate of CELL; the side of "" is "". None
+    for other words.
+    """
+    sides = table().cell_sides
+    if len(words) != 2 or words[1] not in cell.words or words[0] not in ("", *sides):
+        return None
+    return sides.get(words[0], ""), cell.words[words[1]]
 
 
 def _cut_in_two(one: Canon, held: _Held) -> _Held:
@@ -344,16 +319,17 @@ def _cut_in_two(one: Canon, held: _Held) -> _Held:
     found: _Held = {}
     for (_, gate), piece in held.items():
         new = _halves(piece, asked=not one.is_target)
-        one.become(piece, list(new.values()), lambda *e: ex.cat(1, *e))
-        for side, (made, _) in new.items():
-            found[side, gate] = one.pieces[made.name]
+        made = one.become(piece, list(new.values()), lambda *e: ex.cat(1, *e))
+        found |= {(side, gate): half for side, half in zip(new, made, strict=True)}
     return found
 
 
 def _halves(piece: Piece, *, asked: bool) -> dict[str, tuple[Piece, Callable[[Expr], Expr]]]:
-    """Return side -> (matrix on the input, or on the hidden state, which takes as many columns as PIECE has rows; the
-    function that cuts it out of PIECE), in the order of the columns: that of the code, or else the input first, with a
-    question. ASKED: the columns for the other order are the option.
+    """Return side -> (new matrix, the function that cuts it out of PIECE), in the order of the columns in PIECE, which
+    holds those for the input and those for the hidden state; the latter are as many as its rows.
+
+    The hidden state comes first if the code shows it, else last. If the code does not show either, this is a question,
+    and if ASKED, the columns for the other order are its option.
     """
     rows, columns = piece.shape
     hidden = piece.entry.facts.hidden
@@ -403,9 +379,9 @@ def _join(one: Canon, scope: _Path, cell: RecurrentCell, held: _Held, pieces: li
 
 
 def _in_torch_layout(one: Canon, cell: RecurrentCell, held: _Held) -> _Held:
-    """Return HELD, (side, gate) -> matrix or kernel of CELL, with outputs first. Matrices of which all have inputs
-    first (parameters of their own) are transposed. {} if a side has gates of several sizes, or if the two sides do not
-    have as many outputs as the hidden state has inputs.
+    """Return HELD, (side, gate) -> matrix or kernel of CELL, with outputs first: as it is, if both sides have equally
+    many outputs; else with all matrices transposed, if all have inputs first (parameters of their own), so that their
+    second sizes are the outputs. {} if HELD is empty, if a side has gates of several sizes, or if neither layout fits.
     """
     if not held or any(len({held[side, gate].shape for gate in cell.gates}) > 1 for side in _SIDES):
         return {}
@@ -507,17 +483,15 @@ def _order_gates(one: Canon, piece: Piece, new: Piece, cell: RecurrentCell) -> N
     """Replace PIECE by NEW, with the gates of CELL moved from the order that the code shows into torch's. If the code
     does not show it, they stay, with a question; on the source, the other usual order is its option.
     """
-    have = piece.entry.facts.gates
+    rows, have = piece.shape[0], piece.entry.facts.gates
     if sorted(have) != sorted(cell.gates):
-        rival = None if one.is_target else reordered(piece.expr, piece.shape[0], cell.other, cell.gates)
-        new = new.asking(Reason.GATE_ORDER, ", ".join(cell.gates), option=rival)
-    if have == cell.gates or sorted(have) != sorted(cell.gates):
-        one.become(piece, [(new, unchanged)], unchanged)
-        return
-    order, back = (
-        partial(reordered, rows=piece.shape[0], have=a, want=b) for a, b in ((have, cell.gates), (cell.gates, have))
-    )
-    one.become(piece, [(new, order)], back)
+        rival = None if one.is_target else reordered(piece.expr, rows, cell.other, cell.gates)
+        one.change(piece, new.asking(Reason.GATE_ORDER, ", ".join(cell.gates), option=rival))
+    elif have == cell.gates:
+        one.change(piece, new)
+    else:
+        down, up = (partial(reordered, rows=rows, have=a, want=b) for a, b in ((have, cell.gates), (cell.gates, have)))
+        one.change(piece, new, down, up)
 
 
 def reordered(e: Expr, rows: int, have: Iterable[str], want: Iterable[str]) -> Expr:
@@ -546,7 +520,7 @@ def of_recurrent_kernels(source: Canon) -> None:
             piece = source.pieces.get(hh.name.beside(role))
             if piece is not None and piece.shape[0] == hh.shape[0]:
                 order = partial(reordered, rows=piece.shape[0], have=cell.recurrent_kernel, want=cell.gates)
-                source.become(piece, [(piece, order)], unchanged)
+                source.change(piece, piece, order)
 
 
 def _split_bias(source: Canon, bias: Piece) -> None:

@@ -16,7 +16,7 @@ from ..questions import Reason
 from ..words import cut, label, table
 from .fusing.projections import fused_by_name, heads_of, part_label
 from .layouts import is_bare, matrices_wanted
-from .pieces import Canon, Piece, squeezed, unchanged
+from .pieces import Canon, Piece, squeezed
 from .stacked import fits_inside, numbered_lists
 
 #: Parts of an attention that take its inputs.
@@ -46,8 +46,7 @@ def flat_heads(one: Canon, other: Canon) -> None:
         if inputs:
             rows = _as_matrix(one, piece, inputs)
             if bias is not None and len(bias.shape) == 2 and prod(bias.shape) == rows:
-                flat = partial(ex.reshape, shape=(rows,))
-                one.become(bias, [(replace(bias, shape=(rows,)), flat)], partial(ex.reshape, shape=bias.shape))
+                one.reshape(bias, (rows,))
 
 
 def _as_matrix(one: Canon, piece: Piece, inputs: Sequence[int]) -> int:
@@ -55,12 +54,9 @@ def _as_matrix(one: Canon, piece: Piece, inputs: Sequence[int]) -> int:
     others the outputs. Return the number of its rows.
     """
     outputs = [d for d in range(len(piece.shape)) if d not in inputs]
-    order = (*outputs, *inputs)
-    flat = (prod(piece.shape[d] for d in outputs), prod(piece.shape[d] for d in inputs))
-    down = partial(_down, order=order, flat=flat)
-    up = partial(_up, order=order, shape=tuple(piece.shape[d] for d in order))
-    one.become(piece, [(replace(piece, shape=flat), down)], up)
-    return flat[0]
+    rows = prod(piece.shape[d] for d in outputs)
+    one.reshape(one.permute(piece, (*outputs, *inputs)), (rows, prod(piece.shape) // rows))
+    return rows
 
 
 def flat_vectors(one: Canon, other: Canon) -> None:
@@ -79,8 +75,7 @@ def flat_vectors(one: Canon, other: Canon) -> None:
         if count != own[shape] or theirs[shape] or theirs[flat] - own[flat] < count or 0 in shape:
             continue
         for piece in [p for p in one.pieces.values() if p.shape == shape and is_bare(p)]:
-            down, up = partial(ex.reshape, shape=flat), partial(ex.reshape, shape=shape)
-            one.become(piece, [(replace(piece, shape=flat), down)], up)
+            one.reshape(piece, flat)
 
 
 def _is_bias(piece: Piece) -> bool:
@@ -149,17 +144,6 @@ def _inputs_by_size(piece: Piece, wanted: Counter[Shape]) -> list[int]:
     sizes = [(prod(piece.shape) // (n := prod(piece.shape[d] for d in way)), n) for way in ways]
     fitting = [way for way, size in zip(ways, sizes, strict=True) if wanted[size]]
     return fitting[0] if len(fitting) == 1 else []
-
-
-def _down(e: Expr, *, order: tuple[int, ...], flat: Shape) -> Expr:
-    """Return E with its dimensions in ORDER, as a matrix of the sizes FLAT."""
-    return ex.reshape(ex.permute(e, *order), flat)
-
-
-def _up(e: Expr, *, order: tuple[int, ...], shape: Shape) -> Expr:
-    """Return the inverse of `_down` for the matrix E. SHAPE are the sizes in ORDER."""
-    back = [order.index(d) for d in range(len(order))]
-    return ex.permute(ex.reshape(e, shape), *back)
 
 
 def repeat_shared_heads(source: Canon, target: Canon) -> None:
@@ -233,7 +217,7 @@ def _repeat(source: Canon, piece: Piece, groups: int, times: int) -> None:
     made = replace(piece, shape=(piece.shape[0] * times, *piece.shape[1:]))
     if groups > 1:
         made = made.asking(Reason.SHARED_HEADS, str(groups), str(times), option=ex.cat(0, *[piece.expr] * times))
-    source.become(piece, [(made, make)], unchanged)
+    source.change(piece, made, make)
 
 
 def _in_place(e: Expr, *, groups: int, times: int) -> Expr:

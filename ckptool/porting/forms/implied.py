@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ..words import cut, label, table, words_of
 from .fusing.projections import fused_kind, own_name, part_label
-from .pieces import Canon, Piece, squeezed, unchanged
+from .pieces import Canon, Piece, squeezed
 from .roles import counted_by_letters
 
 
@@ -72,10 +72,14 @@ def forget_plain_words(one: Canon, other: Canon) -> None:
             continue
         paths = {p.path for p in pieces}
         for piece in [p for p in one.pieces.values() if p.path in paths]:
-            words = piece.words
-            while words and label(neck, words) is not None:
-                words = words[:-1]
-            one.pieces[piece.name] = replace(piece, words=words)
+            one.pieces[piece.name] = replace(piece, words=_plain(piece.words))
+
+
+def _plain(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the longest beginning of WORDS without a word for a part of a feed-forward block."""
+    while words and label(table().group("neck"), words) is not None:
+        words = words[:-1]
+    return words
 
 
 def name_listed_attention(canon: Canon) -> None:
@@ -201,5 +205,5 @@ def count_letters(source: Canon, target: Canon) -> None:
     for canon, theirs in zip(sides, reversed(letters), strict=True):
         found = counted_by_letters({piece.path for piece in canon.pieces.values()}, beside=theirs)
         for piece in [p for p in canon.pieces.values() if p.path in found]:
-            canon.become(piece, [(replace(piece, path=found[piece.path]), unchanged)], unchanged)
+            canon.change(piece, replace(piece, path=found[piece.path]))
         canon.counters.update((key, found[path]) for key, path in canon.counters.items() if path in found)

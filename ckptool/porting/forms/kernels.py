@@ -12,7 +12,8 @@ from .. import expression as ex
 from ..expression import Expr, Shape
 from ..questions import Reason
 from ..words import table
-from .pieces import Canon, Piece, squeezed, unchanged
+from .layouts import turn
+from .pieces import Canon, Piece, squeezed
 
 
 def channels_first(source: Canon, target: Canon) -> None:
@@ -29,10 +30,7 @@ def channels_first(source: Canon, target: Canon) -> None:
     for piece in kernels:
         there = _laid(piece.shape, way)
         if wanted[there]:
-            dims = way(len(there))
-            down = partial(_permuted, dims=dims)
-            up = partial(_permuted, dims=tuple(dims.index(d) for d in range(len(dims))))
-            source.become(piece, [(replace(piece, shape=there), down)], up)
+            source.permute(piece, way(len(there)))
 
 
 def _unplaced_kernels(source: Canon) -> list[Piece]:
@@ -63,26 +61,15 @@ def _layout_of_file(shapes: Sequence[Shape], wanted: Counter[Shape], of_layers: 
     return best if votes[best] > 2 * (votes.total() - votes[best]) else None
 
 
-def _permuted(e: Expr, *, dims: tuple[int, ...]) -> Expr:
-    """Return E with its dimensions in the order DIMS."""
-    return ex.permute(e, *dims)
-
-
 #: For a number of dimensions, which of those of a kernel go where torch has outputs, inputs, height, width.
 _Way = Callable[[int], tuple[int, ...]]
 
 
-def _inputs_last(rank: int) -> tuple[int, ...]:
-    """Return torch's order of the RANK dimensions of a kernel [out, height, width, in]."""
-    return (0, rank - 1, *range(1, rank - 1))
-
-
-def _both_last(rank: int) -> tuple[int, ...]:
-    """Return torch's order of the RANK dimensions of a kernel [height, width, in, out]."""
-    return (rank - 1, rank - 2, *range(rank - 2))
-
-
-_WAYS: tuple[_Way, ...] = (_inputs_last, _both_last)
+#: The layouts [out, height, width, in] and [height, width, in, out].
+_WAYS: tuple[_Way, ...] = (
+    lambda rank: (0, rank - 1, *range(1, rank - 1)),
+    lambda rank: (rank - 1, rank - 2, *range(rank - 2)),
+)
 
 
 def _laid(shape: Shape, way: _Way) -> Shape:
@@ -95,26 +82,32 @@ def turn_kernels(source: Canon, target: Canon) -> None:
     a model that is known to have plain convolutions, and no transposed ones. With stride 1 both compute the same; each
     such kernel has a question.
 
-    A list is the kernels whose paths are equal without digits. All of its kernels are transposed if code or sizes show
-    it (`_why_turned`). If nothing shows it either way, but their names say it, and all are square, they stay, and the
-    other kernel is the option of a question. Kernels of a single pixel, those whose layout the file states, and those
-    whose swapped sizes the model does not have, stay.
+    All kernels of a list (`_lists_of_kernels`) are transposed if code or sizes show it (`_why_turned`). If nothing
+    shows it either way, but their names say it, and all are square, they stay, and the other kernel is the option of a
+    question. Kernels whose swapped sizes the model does not have stay.
     """
     own = [p for p in target.pieces.values() if p.role == "weight" and len(p.shape) > 2]
     plain = Counter(p.shape for p in own if _is_transposed(p) is False)
     if not plain or any(_is_transposed(p) for p in own):
         return
-    lists: dict[tuple[str, ...], list[Piece]] = defaultdict(list)
-    for piece in source.pieces.values():
-        if piece.role == "weight" and len(piece.shape) > 2 and squeezed(piece.shape[2:]) and not piece.placed:
-            lists[_unnumbered(piece.path)].append(piece)
-    for kernels in lists.values():
+    for kernels in _lists_of_kernels(source):
         why = _why_turned(source, kernels, plain)
         named = why == "" and all(_called_transposed(p) and p.shape[0] == p.shape[1] for p in kernels)
         for piece in kernels if why or named else ():
             there = (piece.shape[1], piece.shape[0], *piece.shape[2:])
             if plain[there]:
                 _turn_kernel(source, piece, there, why)
+
+
+def _lists_of_kernels(source: Canon) -> list[list[Piece]]:
+    """Return the kernels of SOURCE in lists: those whose paths are equal without digits. Kernels of a single pixel, and
+    those whose layout the file states, are left out.
+    """
+    lists: dict[tuple[str, ...], list[Piece]] = defaultdict(list)
+    for piece in source.pieces.values():
+        if piece.role == "weight" and len(piece.shape) > 2 and squeezed(piece.shape[2:]) and not piece.placed:
+            lists[tuple(re.sub(r"\d+", "", component) for component in piece.path)].append(piece)
+    return list(lists.values())
 
 
 def _turn_kernel(source: Canon, piece: Piece, shape: Shape, why: str | None) -> None:
@@ -124,10 +117,10 @@ def _turn_kernel(source: Canon, piece: Piece, shape: Shape, why: str | None) -> 
     flipped = partial(_flipped, rank=len(shape))
     if why:
         made = replace(piece, shape=shape).asking(Reason.TURNED_KERNEL, why)
-        source.become(piece, [(made, flipped)], flipped)
+        source.change(piece, made, flipped, flipped)
     else:
         made = piece.asking(Reason.KERNEL_BY_NAME, option=flipped(piece.expr))
-        source.become(piece, [(made, unchanged)], unchanged)
+        source.change(piece, made)
 
 
 def _why_turned(source: Canon, kernels: Sequence[Piece], plain: Counter[Shape]) -> str | None:
@@ -183,11 +176,6 @@ def _flipped(e: Expr, *, rank: int) -> Expr:
     return ex.flip(ex.permute(e, 1, 0, *range(2, rank)), *range(2, rank))
 
 
-def _unnumbered(path: tuple[str, ...]) -> tuple[str, ...]:
-    """Return PATH without digits."""
-    return tuple(re.sub(r"\d+", "", component) for component in path)
-
-
 def lay_down(one: Canon, other: Canon) -> None:
     """Reshape kernels of ONE over the whole width of their input ([out, 1, length, width]) to 1d kernels ([out, width,
     length]), if OTHER has kernels of the new sizes and none of the old, and ONE has no tensor of the new sizes.
@@ -204,15 +192,7 @@ def lay_down(one: Canon, other: Canon) -> None:
         flat = (out, width, length)
         if theirs[piece.shape] or not theirs[flat] or own[flat]:
             continue
-        made = replace(piece, shape=flat)
         if length == width:
             option = None if one.is_target else ex.reshape(piece.expr, flat)
-            made = made.asking(Reason.SQUARE_KERNEL, str(length), str(width), option=option)
-
-        def down(e: Expr, shape: tuple[int, ...] = (out, length, width)) -> Expr:
-            return ex.transpose(ex.reshape(e, shape))
-
-        def up(e: Expr, shape: tuple[int, ...] = piece.shape) -> Expr:
-            return ex.reshape(ex.transpose(e), shape)
-
-        one.become(piece, [(made, down)], up)
+            piece = piece.asking(Reason.SQUARE_KERNEL, str(length), str(width), option=option)
+        turn(one, one.reshape(piece, (out, length, width)))

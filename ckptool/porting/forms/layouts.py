@@ -6,7 +6,6 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence, Set
 from dataclasses import replace
-from functools import partial
 from math import prod
 
 from ...model_code.signature import PRODUCTS, Entry
@@ -15,7 +14,7 @@ from ..expression import Shape
 from ..questions import Reason
 from ..words import label, table
 from .fusing.projections import fused_kind
-from .pieces import Canon, Name, Piece, squeezed, unchanged
+from .pieces import Canon, Name, Piece, squeezed
 from .roles import components
 
 _Path = tuple[str, ...]
@@ -29,9 +28,10 @@ _TURNED = {2: (1, 0), 3: (2, 1, 0), 4: (3, 2, 0, 1), 5: (4, 3, 0, 1, 2)}
 def torch_layout(canon: Canon, piece: Piece, bare: Collection[Shape]) -> None:
     """Bring PIECE of the side CANON from inputs first into torch's layout, if its use or its name says that it has
     inputs first: `_is_stored_turned` for the target, and for a matrix of the source whose name says nothing and whose
-    layout the source's code shows; otherwise `_layout_of_name`.
+    layout the source's code shows; `_turn_depthwise` for names of depthwise kernels; `_layout_of_name` for others.
 
-    BARE are sizes [a, b, c] that are not those of a kernel: a source tensor with them stays as it is.
+    BARE are sizes [a, b, c] that are not those of a kernel: a source tensor with them stays as it is, unless it is
+    named as a depthwise kernel.
     """
     named = piece.leaf in table().inputs_first
     shown = not named and len(piece.shape) == 2 and piece.entry.facts.inputs_first is not None
@@ -47,8 +47,8 @@ def torch_layout(canon: Canon, piece: Piece, bare: Collection[Shape]) -> None:
 
 
 def _is_stored_turned(piece: Piece) -> bool:
-    """Return whether the tensor PIECE has inputs first, and is no embedding: its forward pass uses it so, unless it has
-    heads between inputs and outputs, or it is called `kernel` (`_is_called_kernel`).
+    """Return whether the tensor PIECE has inputs first: its forward pass uses it so, and it has two dimensions or more,
+    without heads between inputs and outputs; or it is called `kernel` (`_is_called_kernel`). False for an embedding.
     """
     of_heads = len(piece.shape) > 2 and {*piece.entry.facts.dims} == {"input", "output"}
     used_so = piece.entry.facts.inputs_first and len(piece.shape) > 1 and not of_heads
@@ -66,11 +66,10 @@ def _is_called_kernel(piece: Piece) -> bool:
 def _turn_depthwise(canon: Canon, piece: Piece) -> None:
     """Bring the depthwise kernel PIECE, [size…, in, n], into torch's layout [in * n, 1, size…]."""
     rank = len(piece.shape)
-    made = _reorder(canon, piece, (*range(rank - 2, rank), *range(rank - 2)))
+    made = canon.permute(piece, (*range(rank - 2, rank), *range(rank - 2)))
     inputs, multiplier, *size = made.shape
     if multiplier != 1:
-        flat = (inputs * multiplier, 1, *size)
-        canon.become(made, [(replace(made, shape=flat), partial(ex.reshape, shape=flat))], unchanged)
+        canon.reshape(made, (inputs * multiplier, 1, *size))
 
 
 def _layout_of_name(canon: Canon, piece: Piece) -> None:
@@ -82,17 +81,10 @@ def _layout_of_name(canon: Canon, piece: Piece) -> None:
     of_cell = recurrent is not None and recurrent.leaf == "recurrent_kernel"
     if piece.leaf in table().inputs_first and rank in _TURNED:
         if piece.role == "weight" and of_cell:
-            piece = _renamed(canon, piece, "weight_ih")
-        _reorder(canon, piece, _TURNED[rank]) if rank != 2 else turn(canon, piece)
+            piece = canon.change(piece, replace(piece, role="weight_ih"))
+        canon.permute(piece, _TURNED[rank]) if rank != 2 else turn(canon, piece)
     elif piece.leaf == "bias" and of_cell and rank in (1, 2):
-        _renamed(canon, piece, "bias_ih")
-
-
-def _renamed(canon: Canon, piece: Piece, role: str) -> Piece:
-    """Replace PIECE in CANON by the same piece with another ROLE, and return that."""
-    new = replace(piece, role=role)
-    canon.become(piece, [(new, unchanged)], unchanged)
-    return canon.pieces[new.name]
+        canon.change(piece, replace(piece, role="bias_ih"))
 
 
 def turn(canon: Canon, piece: Piece) -> Piece:
@@ -100,22 +92,7 @@ def turn(canon: Canon, piece: Piece) -> Piece:
     name.
     """
     shape = (*piece.shape[:-2], piece.shape[-1], piece.shape[-2])
-    canon.become(piece, [(replace(piece, shape=shape), ex.transpose)], ex.transpose)
-    return canon.pieces[piece.name]
-
-
-def _reorder(canon: Canon, piece: Piece, dims: tuple[int, ...]) -> Piece:
-    """Permute PIECE in its side CANON, to its dimensions DIMS in this order, and return the new piece, which has the
-    same name.
-    """
-    back = tuple(dims.index(d) for d in range(len(dims)))
-    shape = tuple(piece.shape[d] for d in dims)
-    canon.become(
-        piece,
-        [(replace(piece, shape=shape), lambda e: ex.permute(e, *dims))],
-        lambda e: ex.permute(e, *back),
-    )
-    return canon.pieces[piece.name]
+    return canon.change(piece, replace(piece, shape=shape), ex.transpose, ex.transpose)
 
 
 def turn_all(one: Canon, other: Canon) -> None:
@@ -219,7 +196,8 @@ def follow_names(source: Canon, target: Canon) -> None:
 
 def _pairs_by_name(source: Canon, target: Canon) -> list[tuple[Piece, Piece]]:
     """Return (matrix of the model that it transposes, tensor of the source) for each such matrix for which exactly one
-    tensor of the source has the longest end of the path in common (`_namesakes`), of those whose layout is not stated.
+    tensor of the source has the longest end of the path in common (`_namesakes`), of the unchanged ones with two
+    dimensions or more whose layout is not stated.
     """
     ends: dict[tuple[str, ...], list[Piece]] = defaultdict(list)
     for piece in source.pieces.values():
@@ -342,8 +320,8 @@ def _agreement(source: Canon, target: Canon, turned: set[Name]) -> int:
     """Return how many tensors have the same order on both sides if the matrices of the source named in TURNED are
     transposed.
 
-    The source has the order of its state dict, the target that of execution, without the tensors that are not used.
-    Tensors are equal if their roles and their sizes, without sizes of 1, are.
+    The source has the order of its state dict, the target that of execution, without the tensors that are not used; if
+    no use is known, that of its state dict. Tensors are equal if their roles and their sizes, without sizes of 1, are.
     """
     from difflib import SequenceMatcher
 
@@ -368,12 +346,12 @@ def general_dense(source: Canon, target: Canon) -> None:
     inputs = _inputs_of(source, target)
     for name, first in inputs.items():
         piece = source.pieces[name]
-        _flat(source, piece, (prod(piece.shape[:first]), prod(piece.shape[first:])))
+        source.reshape(piece, (prod(piece.shape[:first]), prod(piece.shape[first:])))
     for piece in list(source.pieces.values()):
         flat, weight = (prod(piece.shape),), piece.name.beside("weight")
         of_heads = piece.role == "bias" and len(piece.shape) > 1 and not theirs[piece.shape]
         if of_heads and (weight in inputs or (theirs[flat] and weight not in source.pieces)):
-            _flat(source, piece, flat)
+            source.reshape(piece, flat)
 
 
 def _inputs_of(source: Canon, target: Canon) -> dict[Name, int]:
@@ -439,8 +417,3 @@ def matrices_wanted(side: Canon) -> Counter[Shape]:
         if kind is not None and piece.shape[0] % len(kind.parts) == 0:
             wanted[piece.shape[0] // len(kind.parts), piece.shape[1]] += len(kind.parts)
     return wanted
-
-
-def _flat(source: Canon, piece: Piece, shape: Shape) -> None:
-    """Reshape PIECE of SOURCE to the sizes SHAPE."""
-    source.become(piece, [(replace(piece, shape=shape), partial(ex.reshape, shape=shape))], unchanged)

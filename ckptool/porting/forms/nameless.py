@@ -111,9 +111,11 @@ def _registered(target: Signature) -> Iterator[list[Entry]]:
 
 
 def _fits(entries: Sequence[Entry], wanted: Sequence[Entry]) -> bool:
+    """Return whether ENTRIES are as many as WANTED, with equal numbers of dimensions and 60 % equal sizes."""
     ranks = [len(e.shape) for e in entries] == [len(e.shape) for e in wanted]
     return ranks and _equal(entries, wanted) >= _MOST * len(entries)
 
 
 def _equal(entries: Sequence[Entry], wanted: Sequence[Entry]) -> int:
+    """Return how many tensors of ENTRIES have the sizes of that at their place in WANTED."""
     return sum(own.shape == theirs.shape for own, theirs in zip(entries, wanted, strict=True))

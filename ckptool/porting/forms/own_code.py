@@ -106,7 +106,7 @@ def _from_several_places(found: _Found, needed: Sequence[str]) -> list[dict[str,
 
 def _words(key: str) -> tuple[str, ...]:
     """Return the components of KEY, between dots and slashes, without `:0` or another number of an output, "state_dict"
-    at the end of a component, and layers that a path with slashes repeats.
+    at the end of a component, and components, but for numbers, that a path with slashes repeats.
     """
     out: list[str] = []
     for path in re.sub(r":\d+$", "", key).split("/"):

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 
-from .. import expression as ex
-from ..expression import Expr, Shape
+from ..expression import Shape
 from .layouts import is_bare
-from .pieces import Canon, Piece, squeezed, unchanged
+from .pieces import Canon, Piece, squeezed
 
 
 def permute(source: Canon, target: Canon) -> None:
@@ -34,7 +32,8 @@ def permute(source: Canon, target: Canon) -> None:
         fitting = [dims for dims in orders if Counter(_in_order(shape, dims) for shape in here.elements()) == there]
         if len(fitting) == 1:
             for piece in pieces:
-                _permute(source, piece, squeezed(piece.shape), fitting[0])
+                have = squeezed(piece.shape)
+                source.permute(piece if piece.shape == have else source.reshape(piece, have), fitting[0])
 
 
 def _of_own_code(piece: Piece) -> bool:
@@ -47,20 +46,15 @@ def _of_own_code(piece: Piece) -> bool:
 
 
 def _in_order(shape: Shape, dims: Sequence[int]) -> Shape:
+    """Return the sizes SHAPE in the order DIMS of their dimensions."""
     return tuple(shape[dim] for dim in dims)
 
 
 def _by_sizes(canon: Canon) -> dict[Shape, list[Piece]]:
+    """Return sizes above 1, sorted -> the tensors of CANON that have them, for tensors with three or more of these."""
     found: dict[Shape, list[Piece]] = defaultdict(list)
     for piece in canon.pieces.values():
         sizes = tuple(sorted(squeezed(piece.shape)))
         if len(sizes) > 2:
             found[sizes].append(piece)
     return found
-
-
-def _permute(source: Canon, piece: Piece, have: Shape, dims: tuple[int, ...]) -> None:
-    def moved(e: Expr) -> Expr:
-        return ex.permute(e if piece.shape == have else ex.reshape(e, have), *dims)
-
-    source.become(piece, [(replace(piece, shape=_in_order(have, dims)), moved)], unchanged)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 from ...model_code.signature import Entry, Signature
@@ -103,6 +103,11 @@ class Piece:
         return self.role if self.placed else components(self.entry.key)[-1]
 
 
+def unchanged(e: Expr) -> Expr:
+    """Return E as it is: for steps that only rename a piece."""
+    return e
+
+
 @dataclass(slots=True)
 class Canon:
     """One side in the common form.
@@ -147,9 +152,11 @@ class Canon:
         own = self.pieces.get(piece.name)
         return own is not None and own.shape == piece.shape
 
-    def become(self, old: Piece, new: Sequence[tuple[Piece, Callable[[Expr], Expr]]], up: Callable[..., Expr]) -> None:
-        """Replace the piece OLD by new pieces. On the target, the keys that used the hole of OLD then use the new
-        holes.
+    def become(
+        self, old: Piece, new: Sequence[tuple[Piece, Callable[[Expr], Expr]]], up: Callable[..., Expr]
+    ) -> list[Piece]:
+        """Replace the piece OLD by new pieces, and return these as they were added. On the target, the keys that used
+        the hole of OLD then use the new holes.
 
         Args:
             old: the piece.
@@ -160,8 +167,33 @@ class Canon:
         placed = [self.put(replace(piece, expr=down(old.expr))) for piece, down in new]
         if self.is_target:
             self._fill(old.name.hole, up(*(piece.expr for piece in placed)))
+        return placed
+
+    def change(
+        self,
+        old: Piece,
+        new: Piece,
+        down: Callable[[Expr], Expr] = unchanged,
+        up: Callable[[Expr], Expr] = unchanged,
+    ) -> Piece:
+        """Replace the piece OLD by one piece NEW, and return that as it was added. DOWN makes its expression from that
+        of OLD, and UP the expression of OLD from that of NEW; UP is not used for a source.
+        """
+        return self.become(old, [(new, down)], up)[0]
+
+    def reshape(self, old: Piece, shape: Shape) -> Piece:
+        """Replace the piece OLD by itself with the sizes SHAPE, and return that."""
+        down, up = (partial(ex.reshape, shape=sizes) for sizes in (shape, old.shape))
+        return self.change(old, replace(old, shape=shape), down, up)
+
+    def permute(self, old: Piece, dims: Sequence[int]) -> Piece:
+        """Replace the piece OLD by itself with its dimensions in the order DIMS, and return that."""
+        back = [dims.index(d) for d in range(len(dims))]
+        made = replace(old, shape=tuple(old.shape[d] for d in dims))
+        return self.change(old, made, lambda e: ex.permute(e, *dims), lambda e: ex.permute(e, *back))
 
     def _fill(self, hole: str, value: Expr) -> None:
+        """Put the expression VALUE in place of HOLE in every key of the target."""
         for key, expr in self.assembly.items():
             if hole in expr.keys():  # noqa: SIM118
                 self.assembly[key] = substituted(expr, {hole: value})
@@ -204,11 +236,6 @@ def holds_channels_last(piece: Piece, framework: str) -> bool:
     if piece.placed:
         return framework in _CHANNELS_LAST
     return piece.leaf in table().inputs_first
-
-
-def unchanged(e: Expr) -> Expr:
-    """Return E as it is: for steps that only rename a piece."""
-    return e
 
 
 @cache

@@ -72,19 +72,14 @@ class Ranks:
 
 
 def joined_ranks(found: Sequence[StateDict], target: Signature) -> Ranks | None:
-    """Return the state dicts FOUND in a file as shares of one model, in the order of the numbers in their paths. None
-    if there are fewer than two, if they have no tensors, if their paths differ in more than numbers, or if their keys,
-    sizes or types differ.
+    """Return the state dicts FOUND in a file as shares of one model (`_in_order`); None if they are no such shares.
 
     What is equal in all is taken from the first. Other shares are joined along the first dimension that gives a size
     that TARGET has, in any order of its dimensions, or else the first of all. It is a question if several dimensions
     do, or if the tensor is a fused projection by name.
     """
-    if len(found) < 2 or len({_NUMBER.sub("", one.path) for one in found}) > 1:
-        return None
-    ranks = sorted(found, key=lambda one: [int(n) for n in _NUMBER.findall(one.path)])
-    looks = [{key: (t.shape, t.dtype.name) for key, t in one.tensors.items()} for one in ranks]
-    if not looks[0] or any(look != looks[0] for look in looks):
+    ranks = _in_order(found)
+    if not ranks:
         return None
     wanted = {tuple(sorted(squeezed(entry.shape))) for entry in target.entries.values()}
     tensors = {f"{one.path}/{key}": t for one in ranks for key, t in one.tensors.items()}
@@ -107,5 +102,17 @@ def joined_ranks(found: Sequence[StateDict], target: Signature) -> Ranks | None:
     return Ranks(tuple(one.path for one in ranks), shares, questions, joined, sizes)
 
 
+def _in_order(found: Sequence[StateDict]) -> list[StateDict]:
+    """Return the state dicts FOUND in the order of the numbers in their paths; [] if there are fewer than two, if they
+    have no tensors, if their paths differ in more than numbers, or if their keys, sizes or types differ.
+    """
+    ranks = sorted(found, key=lambda one: [int(n) for n in _NUMBER.findall(one.path)])
+    if len(ranks) < 2 or len({_NUMBER.sub("", one.path) for one in ranks}) > 1:
+        return []
+    looks = [{key: (t.shape, t.dtype.name) for key, t in one.tensors.items()} for one in ranks]
+    return ranks if looks[0] and all(look == looks[0] for look in looks) else []
+
+
 def _sizes(shape: Shape, dim: int, ranks: int) -> Shape:
+    """Return SHAPE with RANKS times the size of dimension DIM, sorted, without sizes of 1."""
     return tuple(sorted(squeezed((*shape[:dim], shape[dim] * ranks, *shape[dim + 1 :]))))

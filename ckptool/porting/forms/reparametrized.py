@@ -24,12 +24,12 @@ def _name_gains(one: Canon, other: Canon) -> None:
         return
     for gain, matrix in found:
         v = replace(matrix, role="weight_v").asking(Reason.GAIN, gain.entry.key, option=matrix.expr)
-        one.become(matrix, [(v, unchanged)], unchanged)
+        v = one.change(matrix, v)
         rows = gain.shape[0]
         g = replace(gain, path=matrix.path, role="weight_g", shape=(rows, 1), words=matrix.words)
-        one.become(gain, [(g, partial(ex.reshape, shape=(rows, 1)))], partial(ex.reshape, shape=(rows,)))
+        one.change(gain, g, partial(ex.reshape, shape=(rows, 1)), partial(ex.reshape, shape=(rows,)))
         if outputs_last:
-            turn(one, one.pieces[v.name])
+            turn(one, v)
 
 
 def _gains(one: Canon, other: Canon) -> list[tuple[Piece, Piece]]:
@@ -115,4 +115,4 @@ def take_unknown_as_plain(one: Canon, other: Canon) -> None:
             continue
         why = Reason.PARAMETRIZED_HERE if one.is_target else Reason.PARAMETRIZED_THERE
         new = replace(piece, role=base).asking(why, base)
-        one.become(piece, [(new, unchanged)], unchanged)
+        one.change(piece, new)

@@ -231,8 +231,8 @@ def _weight_norm(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
 
 
 def _of_noisy_layer(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
-    """Read a tensor of a noisy layer, such as "weight_mean", if its module also holds the mean, and another tensor of
-    noisy layers (`_noisy`); else None.
+    """Read a tensor of a noisy layer (`_noisy`), such as "weight_mean", if its module also holds the mean of the same
+    tensor, and other tensors than those of this name; else None.
     """
     noisy = _noisy(path[-1])
     if noisy is None:

@@ -90,7 +90,7 @@ def _cut(one: Canon, piece: Piece, inputs: int, hidden: int) -> None:
     if bias is not None and bias.shape == (rows,):
         order = partial(_in_order, rows=rows, have=have, want=own)
         made = asked(replace(bias, role="bias_ih"), bias, order)
-        one.become(bias, [(made, order)], partial(_in_order, rows=rows, have=own, want=have))
+        one.change(bias, made, order, partial(_in_order, rows=rows, have=own, want=have))
 
 
 def _orders(piece: Piece, hidden: int) -> tuple[tuple[str, ...], tuple[str, ...], RecurrentCell | None]:

@@ -14,7 +14,7 @@ from ..questions import Reason
 from ..words import cut, label, table, telling_words
 from .fusing.projections import fused_kind
 from .layouts import turn
-from .pieces import Canon, Piece, squeezed, unchanged
+from .pieces import Canon, Piece, squeezed
 
 _Path = tuple[str, ...]
 
@@ -88,19 +88,16 @@ def _fitting(members: Sequence[Piece], inside: set[Shape]) -> list[Piece]:
 
 
 def _unstack_group(one: Canon, path: _Path, stacks: list[Piece], inside: set[Shape], votes: Counter[bool]) -> None:
-    """Split STACKS of ONE, which have one length, into the members of one list at PATH. The tensors of one member come
-    one after the other, in the order of STACKS. A lone stack at PATH itself gets a longer path first, where that is
-    needed (`_beside_others`). INSIDE and VOTES: see `_laid_out`.
+    """Split STACKS of ONE, which have one length, into the members of one list at PATH, in torch's layout. A lone stack
+    at PATH itself gets a longer path first, where that is needed (`_beside_others`). INSIDE and VOTES: see `_laid_out`.
     """
     if len(stacks) == 1 and stacks[0].path == path:
         stacks = [_beside_others(one, stacks[0])]
         path = stacks[0].path
     stacks = sorted(stacks, key=lambda p: p.order)
     first = stacks[0]
-    for place, piece in enumerate(stacks):
-        if len(piece.shape) == 3:
-            piece = _laid_out(one, piece, inside, votes)
-        _unstacked(one, piece, len(path), first, place, len(stacks))
+    stacks = [_laid_out(one, p, inside, votes) if len(p.shape) == 3 else p for p in stacks]
+    _into_members(one, stacks, len(path), first)
 
 
 def _unstack_vectors(one: Canon, other: Canon) -> None:
@@ -119,13 +116,37 @@ def _unstack_vectors(one: Canon, other: Canon) -> None:
         elif len(look) < 2:
             continue
         if len(lists) == len(found) == 1:
-            for place, piece in enumerate(sorted(found[0], key=lambda p: p.order)):
-                _unstacked(one, piece, len(piece.path), found[0][0], place, len(look))
+            first = found[0][0]
+            _into_members(one, sorted(found[0], key=lambda p: p.order), len(first.path), first)
+
+
+def _into_members(canon: Canon, stacks: Sequence[Piece], cut_at: int, first: Piece) -> None:
+    """Split STACKS, which together hold all tensors of the members of a list, along the first dimension into a tensor
+    for each member. The number of the member stands behind CUT_AT components of the path.
+
+    The tensors of one member come one after the other, in the order of STACKS. Their places in both orders are counted
+    from that of the stack FIRST.
+    """
+    for place, piece in enumerate(stacks):
+        new: list[tuple[Piece, Callable[[Expr], Expr]]] = []
+        for i in range(piece.shape[0]):
+            behind = (i * len(stacks) + place) * 1e-6
+            made = replace(
+                piece,
+                path=(*piece.path[:cut_at], str(i), *piece.path[cut_at:]),
+                questions=tuple(q.translated(partial(ex.select, dim=0, index=i)) for q in piece.questions),
+                shape=piece.shape[1:],
+                order=first.order + behind,
+                used=None if piece.used is None or first.used is None else first.used + behind,
+            )
+            new.append((made, partial(ex.select, dim=0, index=i)))
+        canon.become(piece, new, lambda *e: ex.stack(*e))
 
 
 def _lists_of_vectors(other: Canon) -> dict[_Look, list[List]]:
     """Return (number of layers, (role, sizes) of the tensors of a layer) -> a tensor of each list of such layers in
-    OTHER, for layers that hold only vectors, or only single numbers. Sizes of 1 are left out.
+    OTHER, for layers that hold only vectors, or only single numbers, all of them in equally many members. Sizes of 1
+    are left out.
     """
     layers: dict[tuple[_Path, _Path], list[List]] = defaultdict(list)
     for found in lists_of(other):
@@ -192,8 +213,7 @@ def _beside_others(one: Canon, piece: Piece) -> Piece:
     if not any(p.path[:at] == piece.path and len(p.path) > at for p in one.pieces.values()):
         return piece
     made = replace(piece, path=(*piece.path, piece.leaf))
-    one.become(piece, [(made, unchanged)], unchanged)
-    return one.pieces[made.name]
+    return one.change(piece, made)
 
 
 def _other_stacks(one: Canon, other: Canon) -> dict[int, set[Shape]]:
@@ -211,6 +231,7 @@ def _other_stacks(one: Canon, other: Canon) -> dict[int, set[Shape]]:
 
 
 def _is_stack_of_matrices(piece: Piece) -> bool:
+    """Return whether PIECE is a weight with three dimensions."""
     return len(piece.shape) == 3 and piece.role == "weight"
 
 
@@ -246,31 +267,12 @@ def _stand_up(one: Canon, other: Canon) -> None:
         for n, shapes in inside.items():
             rows, columns = piece.shape[0] // n, piece.shape[1]
             if piece.shape[0] == n * rows and {(rows, columns), (columns, rows)} & shapes:
-                _as_stack(one, piece, n)
+                one.reshape(piece, (n, rows, columns))
                 break
             if piece.shape[1] % n == 0 and (piece.shape[0], columns // n) in shapes:
-                _side_by_side(one, piece, n)  # of what gives the results, which are added
+                # of what gives the results, which are added
+                one.permute(one.reshape(piece, (piece.shape[0], n, columns // n)), (1, 0, 2))
                 break
-
-
-def _as_stack(one: Canon, piece: Piece, n: int) -> None:
-    """Reshape the matrix PIECE from [N * rows, columns] to [N, rows, columns]."""
-    shape = (n, piece.shape[0] // n, piece.shape[1])
-    flat = partial(ex.reshape, shape=piece.shape)
-    one.become(piece, [(replace(piece, shape=shape), partial(ex.reshape, shape=shape))], flat)
-
-
-def _side_by_side(one: Canon, piece: Piece, n: int) -> None:
-    """Reshape the matrix PIECE from [rows, N * columns] to [N, rows, columns]."""
-    rows, columns = piece.shape[0], piece.shape[1] // n
-
-    def down(e: Expr) -> Expr:
-        return ex.permute(ex.reshape(e, (rows, n, columns)), 1, 0, 2)
-
-    def up(e: Expr) -> Expr:
-        return ex.reshape(ex.permute(e, 1, 0, 2), piece.shape)
-
-    one.become(piece, [(replace(piece, shape=(n, rows, columns)), down)], up)
 
 
 def _turned(stacks: Sequence[Piece], inside: set[Shape], called: dict[str, set[Shape]]) -> Counter[bool]:
@@ -443,31 +445,6 @@ def numbered_lists(canon: Canon, of: frozenset[str] = frozenset()) -> dict[int, 
     for one in lists_of(canon, of):
         found[one.length] |= {squeezed(one.shape)} | ({parts[one.shape]} if one.shape in parts else set())
     return found
-
-
-def _unstacked(canon: Canon, piece: Piece, cut_at: int, first: Piece, place: int, of: int) -> None:
-    """Split the stack PIECE along its first dimension into a tensor for each member.
-
-    Args:
-        canon: the side of the stack, which is changed.
-        piece: the stack.
-        cut_at: the number of components of its path before the number of the member.
-        first: the stack from whose place in the order the members are counted.
-        place: which tensor of a member it is, counted from 0. The tensors of one member come one after the other.
-        of: how many tensors a member has.
-    """
-    new: list[tuple[Piece, Callable[[Expr], Expr]]] = []
-    for i in range(piece.shape[0]):
-        made = replace(
-            piece,
-            path=(*piece.path[:cut_at], str(i), *piece.path[cut_at:]),
-            questions=tuple(q.translated(partial(ex.select, dim=0, index=i)) for q in piece.questions),
-            shape=piece.shape[1:],
-            order=first.order + (i * of + place) * 1e-6,
-            used=None if piece.used is None or first.used is None else first.used + (i * of + place) * 1e-6,
-        )
-        new.append((made, partial(ex.select, dim=0, index=i)))
-    canon.become(piece, new, lambda *e: ex.stack(*e))
 
 
 def unstack_together(one: Canon, other: Canon) -> None:

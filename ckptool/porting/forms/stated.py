@@ -144,9 +144,9 @@ def _ways(source: Canon, piece: Piece) -> list[Way]:
 
 
 def _named(source: Canon, piece: Piece) -> Piece:
-    """Return PIECE of SOURCE with torch's role for the part that the file states ("gamma" -> "weight"); if the last
-    component of its path is its own name (`gamma`), it gets the path of the module around. Nothing is changed if the
-    name is taken.
+    """Return PIECE of SOURCE with torch's role for the part that the file states ("gamma" -> "weight"), and, if the
+    last component of its path is its own name (`gamma`), with the path of the module around. PIECE itself if the part
+    has no role of torch, or if the name is taken.
     """
     role = _PARTS.get(_part(piece), piece.role)
     alone = len(piece.path) > 1 and piece.last == piece.leaf and cut(piece.leaf) in table().leaves
@@ -154,8 +154,7 @@ def _named(source: Canon, piece: Piece) -> Piece:
     made = replace(piece, role=role, path=path)
     if made.name == piece.name or made.name in source.pieces:
         return piece
-    source.become(piece, [(made, unchanged)], unchanged)
-    return source.pieces[made.name]
+    return source.change(piece, made)
 
 
 def _lay_out(source: Canon, piece: Piece, wanted: _Wanted, names_hold: bool | None) -> None:
@@ -167,8 +166,7 @@ def _lay_out(source: Canon, piece: Piece, wanted: _Wanted, names_hold: bool | No
     """
     shape = piece.shape
     if _stated(piece).axes == "OO" and len(shape) == 2 and shape not in wanted.all:  # the bias of heads
-        flat = (prod(shape),)
-        source.become(piece, [(replace(piece, shape=flat), lambda e: ex.reshape(e, flat))], unchanged)
+        source.reshape(piece, (prod(shape),))
         return
     found = _fitting_ways(source, piece, wanted, names_hold)
     if found:
@@ -177,7 +175,7 @@ def _lay_out(source: Canon, piece: Piece, wanted: _Wanted, names_hold: bool | No
         other = _other_layout(piece, found, unproven=unproven)
         made = replace(piece, shape=way.shape(shape), placed=True)
         made = made if other is None else made.asking(Reason.STATED_BY_NAME, option=other)
-        source.become(piece, [(made, lambda e: way.apply(e, shape))], unchanged)
+        source.change(piece, made, lambda e: way.apply(e, shape))
 
 
 def _fitting_ways(source: Canon, piece: Piece, wanted: _Wanted, names_hold: bool | None) -> list[Way]:
@@ -268,7 +266,7 @@ def _join_layers(source: Canon, pieces: Sequence[Piece]) -> None:
             made = replace(piece, path=lead.path, words=lead.words)
             if len(free) > 1:
                 made = made.asking(Reason.SEVERAL_OPERATORS)
-            source.become(piece, [(made, unchanged)], unchanged)
+            source.change(piece, made)
 
 
 def _outputs(piece: Piece) -> int:
@@ -332,7 +330,7 @@ def _divide_cell(
             made = made.asking(Reason.SEVERAL_OPERATORS) if asked else made
             rows = (start, stop) if len(cuts) > 1 else None
             new.append((made, partial(_gates, d=d, rows=rows, of=stop - start, have=have, want=want)))
-    source.become(piece, new, _lost)
+    source.become(piece, new, unchanged)
 
 
 def _gates(
@@ -344,11 +342,6 @@ def _gates(
     e = ex.select(e, 0, d)
     e = e if rows is None else ex.part(e, 0, *rows)
     return e if have == want else reordered(e, of, have, want)
-
-
-def _lost(*parts: Expr) -> Expr:
-    """Return the first of PARTS. It stands in for an inverse, which nobody needs for a source."""
-    return parts[0]
 
 
 _NUMBERED = re.compile(r"(?:onnx::(\w+)|val)_(\d+)\Z")
@@ -397,11 +390,10 @@ def _convolutions(source: Canon, numbered: Sequence[tuple[str, Piece]]) -> None:
     for op, piece in numbered:
         if op.startswith(("Conv", "Gemm")) and len(piece.shape) > 1:
             path = (f"{op}_{piece.leaf.rpartition('_')[2]}",)
-            source.become(piece, [(replace(piece, path=path, words=("conv",)), unchanged)], unchanged)
-            before = source.pieces[Name(path, "weight")]
+            before = source.change(piece, replace(piece, path=path, words=("conv",)))
         elif before is not None and op == before.path[0].rpartition("_")[0] and len(piece.shape) == 1:
             made = replace(piece, path=before.path, role="bias", words=before.words)
-            source.become(piece, [(made, unchanged)], unchanged)
+            source.change(piece, made)
             before = None
 
 
@@ -444,7 +436,7 @@ def _linear(source: Canon, matrices: Sequence[Piece], layers: Sequence[tuple[_Pa
         )
         if not certain:
             made = made.asking(Reason.EXPORTED_NUMBERS, option=others[0] if others else None)
-        source.become(piece, [(made, ex.transpose)], ex.transpose)
+        source.change(piece, made, ex.transpose, ex.transpose)
 
 
 __all__ = ["take_what_is_stated"]

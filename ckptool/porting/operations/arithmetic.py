@@ -106,6 +106,7 @@ class Shift(_Elementwise):
     summary = "x + value"
     infix = True
     params = REAL
+    keeps_sizes = True
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
         """Return the only array plus the number in PARAMS."""
@@ -121,10 +122,6 @@ class Shift(_Elementwise):
         """Return the torch code `x + number` or `x - number` for the text ARGS[0] and the number in PARAMS."""
         return f"{args[0]} + {float(params[0])}" if params[0] >= 0 else f"{args[0]} - {-float(params[0])}"
 
-    def taken(self, shape: Shape, params: tuple[Any, ...], count: int) -> list[Shape]:
-        """Return [the sizes of x] for the sizes SHAPE of the result of `shift(x, value)`: they are equal."""
-        return [shape]
-
 
 class Scale(_Elementwise):
     """The operation `scale(x, value)`: x * value."""
@@ -133,6 +130,7 @@ class Scale(_Elementwise):
     summary = "x * value"
     infix = True
     params = REAL
+    keeps_sizes = True
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
         """Return the only array times the number in PARAMS."""
@@ -149,10 +147,6 @@ class Scale(_Elementwise):
         """Return the torch code `x * number` for the text ARGS[0] and the number in PARAMS."""
         return f"{args[0]} * {float(params[0])}"
 
-    def taken(self, shape: Shape, params: tuple[Any, ...], count: int) -> list[Shape]:
-        """Return [the sizes of x] for the sizes SHAPE of the result of `scale(x, value)`: they are equal."""
-        return [shape]
-
 
 class Flip(Calculation):
     """The operation `flip(x, dims…)`: x with the elements of some dimensions in the opposite order, as torch.flip."""
@@ -160,6 +154,7 @@ class Flip(Calculation):
     name, usage = "flip", "flip(x, dims…)"
     summary = "x with the elements of these dimensions in the opposite order, as torch.flip"
     params = "i+"
+    keeps_sizes = True
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
         """Return the sizes of `flip(x, dims…)`: those of x. Raise RuleError if a dimension is named twice or does not
@@ -185,10 +180,6 @@ class Flip(Calculation):
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
         """Return the torch code `x.flip(dims)` for the text ARGS[0] and the dimensions PARAMS."""
         return f"{args[0]}.flip({listed(params)})"
-
-    def taken(self, shape: Shape, params: tuple[Any, ...], count: int) -> list[Shape]:
-        """Return [the sizes of x] for the sizes SHAPE of the result of `flip(x, dims…)`: they are equal."""
-        return [shape]
 
 
 class Sum(Calculation):

@@ -114,6 +114,7 @@ class Operation(ABC):
         helper: code of a function that the torch code calls; "" if torch alone is enough.
         calls: whether the torch code has the tensors only as arguments of a call, without a dot or operator after them.
         infix: whether the torch code is a sum or a product, which needs brackets before a dot.
+        keeps_sizes: whether the result has the sizes of its only tensor, so that `taken` gives them.
     """
 
     name: str
@@ -125,6 +126,7 @@ class Operation(ABC):
     helper: str = ""
     calls: bool = False
     infix: bool = False
+    keeps_sizes: bool = False
 
     def fits(self, params: Sequence[Number]) -> bool:
         """Return whether PARAMS are of the kinds in the pattern `params`, a regular expression with a letter for each
@@ -153,7 +155,7 @@ class Operation(ABC):
         them: a tensor that is cut may be larger, and tensors that are joined are taken to be of equal sizes. [] if
         SHAPE shows nothing. PARAMS are its other arguments.
         """
-        return []
+        return [shape] if self.keeps_sizes else []
 
     @abstractmethod
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:

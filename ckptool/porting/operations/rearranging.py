@@ -156,6 +156,7 @@ def rotary(x: Tensor, heads: int, order: str) -> Tensor:
     return x.unflatten(0, (heads, *pairs)).transpose(1, 2).flatten(0, 2)
 '''
     params = "iw"
+    keeps_sizes = True
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
         """Return the sizes of `rotary(x, heads, order)`: those of x. Raise RuleError if 2 * heads does not divide the
@@ -186,10 +187,6 @@ def rotary(x: Tensor, heads: int, order: str) -> Tensor:
         """Return the torch code: a call of the helper `rotary` for the text ARGS[0] and PARAMS (heads, order)."""
         return f'rotary({args[0]}, {params[0]}, "{params[1]}")'
 
-    def taken(self, shape: Shape, params: tuple[Any, ...], count: int) -> list[Shape]:
-        """Return [the sizes of x] for the sizes SHAPE of the result of `rotary(x, heads, order)`: they are equal."""
-        return [shape]
-
 
 class Flatten(View):
     """The operation `flatten(x, c, h, w, nchw|nhwc)`: the columns (the last dimension) of a linear layer that takes
@@ -199,6 +196,7 @@ class Flatten(View):
     name, usage = "flatten", "flatten(x, c, h, w, nchw|nhwc)"
     summary = "columns in the order that flattening images [c, h, w] this way gives"
     params = "iiiw"
+    keeps_sizes = True
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
         """Return the sizes of `flatten(x, c, h, w, order)`: those of x. Raise RuleError if the last is not c * h * w,
@@ -238,10 +236,6 @@ class Flatten(View):
             if params[3] == "nhwc"
             else f"{args[0]}.unflatten(-1, ({params[1]}, {params[2]}, {params[0]})).movedim(-1, -3).flatten(-3)"
         )
-
-    def taken(self, shape: Shape, params: tuple[Any, ...], count: int) -> list[Shape]:
-        """Return [the sizes of x] for the sizes SHAPE of the result of `flatten(x, c, h, w, order)`: they are equal."""
-        return [shape]
 
 
 def transpose(x: Expr) -> Expr:

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import product
 
 from ... import expression as ex
-from ...expression import Expr, Shape
+from ...expression import Shape
 from ...questions import Reason, ask
 from ...words import Fused, cut, table
 from ..pieces import Canon, Name, Piece, flat_kernel, squeezed
@@ -40,6 +40,7 @@ def fused_alike(one: Canon, other: Canon) -> set[Shape]:
 
 
 def _fused_shapes(canon: Canon) -> Counter[Shape]:
+    """Return how many weights of CANON that are fused by their names have each shape."""
     return Counter(p.shape for p in canon.pieces.values() if p.role == "weight" and fused_kind(p))
 
 
@@ -62,9 +63,10 @@ def split_again(source: Canon, target: Canon) -> None:
 
 
 def split_fused(one: Canon, other: Canon, both: set[Shape]) -> None:
-    """Split the fused projections of ONE, and their biases, into their parts, if OTHER has the parts (`_Fused.splits`)
-    or another layout (`_conflicting_layout`). Projections of the shapes BOTH, which are fused on both sides, are only
-    split for another layout.
+    """Split the fused projections of ONE, and their biases, into their parts, if OTHER has the parts (`_Fused.splits`).
+    Projections of the shapes BOTH, which are fused on both sides, and those that stay as they are (`_Fused.stays`) are
+    only split if OTHER has another layout (`_conflicting_layout`). Projections whose rows cannot be divided
+    (`_part_sizes`) stay.
     """
     fused = [(p, kind) for p in one.pieces.values() if p.role == "weight" and (kind := fused_kind(p))]
     if not fused:
@@ -128,6 +130,7 @@ class _Fused:
         )
 
     def _sizes(self, part: str) -> Shape:
+        """Return the sizes of PART."""
         return (self.rows[part], *self.shape[1:])
 
     def _named(self, part: str) -> int:
@@ -149,7 +152,8 @@ class _Fused:
 
 def _or_by_heads(form: Form, one: Canon, other: Canon, weight: Piece, kind: Fused) -> Form:
     """Return FORM, of the projection WEIGHT of ONE, with the question whether its rows are those of heads, as many as
-    the code of OTHER shows. FORM as it is for a target, with another question, or if torch defines the layout (KIND).
+    the code of OTHER shows. FORM as it is for a target, with a question already, for a name (KIND) that is usually by
+    heads, or if torch defines the layout.
     """
     if one.is_target or form.doubt or kind.by_heads is not False or kind.fixed:
         return form
@@ -305,7 +309,7 @@ def missing_key_bias(canon: Canon) -> None:
         if other is not None and fused is not None and fused.name.beside("bias") not in canon.pieces:
             new = replace(piece, path=fused.path, role="bias", shape=(3 * n,))
             ends = [partial(ex.part, dim=0, start=start, stop=start + n) for start in (0, 2 * n)]
-            canon.merge([piece, other], new, partial(_with_zeros_between, n=n), ends)
+            canon.merge([piece, other], new, lambda q, v, n=n: ex.cat(0, q, ex.zeros(n), v), ends)
 
 
 def _fused_in(canon: Canon, base: tuple[str, ...], rows: int) -> Piece | None:
@@ -318,7 +322,3 @@ def _fused_in(canon: Canon, base: tuple[str, ...], rows: int) -> Piece | None:
         ),
         None,
     )
-
-
-def _with_zeros_between(q: Expr, v: Expr, *, n: int) -> Expr:
-    return ex.cat(0, q, ex.zeros(n), v)

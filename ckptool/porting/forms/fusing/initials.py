@@ -19,17 +19,13 @@ def split_by_initials(one: Canon, other: Canon) -> None:
     """Split each layer of ONE whose name spells layers that OTHER has in one module, and its bias (`_form`). Layers
     that OTHER has itself, and those that a fused projection is known by, stay whole.
     """
-    wholes = [p for p in one.pieces.values() if _may_be_spelled(p) and fused_kind(p) is None and not other.has(p)]
+    matrices = [p for p in one.pieces.values() if p.role == "weight" and len(p.shape) > 1 and not other.has(p)]
+    wholes = [p for p in matrices if any(map(_spells, cut(p.last))) and fused_kind(p) is None]
     modules = _initials(other) if wholes else []
     for weight in wholes:
         form = next(_forms(weight, modules), None)
         if form is not None:
             take_apart_with_bias(one, weight, form)
-
-
-def _may_be_spelled(piece: Piece) -> bool:
-    """Return whether PIECE is a weight of two or more dimensions with a word of different letters in its name."""
-    return piece.role == "weight" and len(piece.shape) > 1 and any(map(_spells, cut(piece.last)))
 
 
 def _spells(word: str) -> bool:
@@ -74,7 +70,8 @@ def _forms(weight: Piece, modules: Sequence[_Initials]) -> Iterator[Form]:
 def _form(word: str, whole: Shape, letters: _Initials) -> Form | None:
     """Return how to split a layer of sizes WHOLE into the matrices of the module LETTERS that the letters of WORD are
     the first letters of, in this order. None if a letter does not stand for exactly one matrix there, or if their rows
-    do not add up to those of the whole, or if their other sizes differ from its.
+    do not add up to those of the whole, or if their other sizes differ from its, or if two letters may be another word
+    (`_are_meant`).
     """
     parts = [letters[letter][0] for letter in word if len(letters.get(letter, ())) == 1]
     sizes = tuple(p.shape[0] for p in parts)

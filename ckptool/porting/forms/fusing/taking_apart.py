@@ -96,10 +96,12 @@ def _rows_of(e: Expr, sizes: Sequence[int], heads: int) -> list[Expr]:
 
 
 def _nth(e: Expr, *, form: Form, index: int) -> Expr:
+    """Return part number INDEX of the projection E by FORM."""
     return _rows_of(e, form.sizes, form.heads)[index]
 
 
 def _together(*parts: Expr, form: Form) -> Expr:
+    """Return the projection that PARTS make up by FORM."""
     return ex.by_heads(form.heads, *parts) if form.heads > 1 else ex.cat(0, *parts)
 
 

@@ -20,21 +20,13 @@ _Key = tuple[tuple[str, ...], tuple[str, ...], Shape]
 
 
 def join_complex_parts(one: Canon, other: Canon) -> None:
-    """Join the real and imaginary parts of complex weights of ONE to tensors whose last dimension holds both, the real
-    part first.
+    """Join the real and imaginary parts of complex weights of ONE (`_halves`) to tensors whose last dimension holds
+    both, the real part first.
 
-    Two weights of one module are such parts if their names differ only in a word for it (`w_real`, `w_imag`), and their
-    sizes are equal. They are joined if OTHER has exactly as many more tensors of the joined sizes, in any order of
-    dimensions, as ONE has such pairs, and if the name without that word is free.
+    They are joined if OTHER has exactly as many more tensors of the joined sizes, in any order of dimensions, as ONE
+    has such pairs, and if the name without the word for the part is free.
     """
-    halves: dict[_Key, dict[str, Piece]] = defaultdict(dict)
-    for piece in one.pieces.values():
-        words = cut(piece.last)
-        at = next((at for at, word in enumerate(words) if word in table().complex_parts), None)
-        if piece.role == "weight" and at is not None:
-            stem = (*words[:at], *words[at + 1 :])
-            halves[piece.path[:-1], stem, piece.shape][table().complex_parts[words[at]]] = piece
-    both = {key: held for key, held in halves.items() if len(held) == 2}
+    both = {key: held for key, held in _halves(one).items() if len(held) == 2}
     made = Counter(_sizes((*shape, 2)) for _, _, shape in both)
     own, theirs = (Counter(_sizes(p.shape) for p in side.pieces.values()) for side in (one, other))
     for (module, stem, shape), held in both.items():
@@ -55,7 +47,22 @@ def join_complex_parts(one: Canon, other: Canon) -> None:
         one.merge(parts, new, partial(_at_the_end, rank=len(shape)), up)
 
 
+def _halves(one: Canon) -> dict[_Key, dict[str, Piece]]:
+    """Return (path of a module, words of a name without that for the part, sizes) -> part ("real", "imaginary") ->
+    weight of ONE, for the weights whose name has a word for a part of a complex number (`w_real`, `w_imag`).
+    """
+    halves: dict[_Key, dict[str, Piece]] = defaultdict(dict)
+    for piece in one.pieces.values():
+        words = cut(piece.last)
+        at = next((at for at, word in enumerate(words) if word in table().complex_parts), None)
+        if piece.role == "weight" and at is not None:
+            stem = (*words[:at], *words[at + 1 :])
+            halves[piece.path[:-1], stem, piece.shape][table().complex_parts[words[at]]] = piece
+    return halves
+
+
 def _sizes(shape: Shape) -> Shape:
+    """Return the sizes in SHAPE, sorted."""
     return tuple(sorted(shape))
 
 

@@ -118,7 +118,8 @@ def _ordered(family: Family, join: Join, order: _Order) -> tuple[Family, Join]:
     by_heads = family.by_heads or (of_heads and not order.by_code)
     turned = replace(join, turns=1) if order.by_code else join
     made = replace(family, parts=order.parts, numbered=order.told, by_heads=by_heads)
-    return made, _join_in_order(turned, family, order.parts)
+    sizes = {part.name: size for part, size in zip(family.parts, join.sizes, strict=True)}
+    return made, replace(turned, sizes=tuple(sizes[part.name] for part in order.parts))
 
 
 class _Order(NamedTuple):
@@ -145,7 +146,8 @@ def _order(family: Family, join: Join, wholes: Sequence[Piece]) -> _Order:
     which is not certain.
     """
     named = spelled_parts(family.parts, {piece.last for piece in wholes if piece.path})
-    named = named or _by_modulation(family.parts, wholes)
+    if named is None and any(map(gives_shift_first, wholes)):
+        named = shift_first(family.parts)
     if named is not None:
         return _Order(named)
     by_gate, told = _by_gate(family.parts, wholes)
@@ -166,12 +168,6 @@ def _as_concatenated(parts: Sequence[Piece]) -> tuple[Piece, ...] | None:
     if None in places or len(places) < len(parts):
         return None
     return tuple(places[at] for at in sorted(places, key=lambda at: at or 0))
-
-
-def _join_in_order(join: Join, family: Family, parts: Sequence[Piece]) -> Join:
-    """Return JOIN with its sizes, which are in the order of FAMILY, in the order of PARTS."""
-    sizes = {part.name: size for part, size in zip(family.parts, join.sizes, strict=True)}
-    return replace(join, sizes=tuple(sizes[part.name] for part in parts))
 
 
 def spelled_parts(parts: Sequence[Piece], wholes: set[str]) -> tuple[Piece, ...] | None:
@@ -206,14 +202,6 @@ def _by_gate(parts: Sequence[Piece], wholes: Sequence[Piece]) -> tuple[tuple[Pie
 
 #: Activations that open and close what they are multiplied with.
 _SIGMOIDS = frozenset({"sigmoid", "hardsigmoid", "glu"})
-
-
-def _by_modulation(parts: Sequence[Piece], wholes: Sequence[Piece]) -> tuple[Piece, ...] | None:
-    """Return PARTS as shift, scale and, if there is one, gate, if their names say which is which, and the name of one
-    of WHOLES, the joined tensors, says that it gives the shift first; else None.
-    """
-    order = shift_first(parts) if any(map(gives_shift_first, wholes)) else None
-    return None if order is None else tuple(order)
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,6 +117,7 @@ class SizeCounts:
 
 
 def _counted(canon: Canon) -> Counter[Shape]:
+    """Return sizes, without sizes of 1 -> number of tensors of CANON that have them."""
     return Counter(squeezed(p.shape) for p in canon.pieces.values())
 
 
@@ -152,4 +153,4 @@ def merge_sum(one: Canon, parts: Sequence[Piece], new: Piece) -> None:
 def move(one: Canon, old: _Path, new: _Path) -> None:
     """Move the tensors of the module at the path OLD, not those of modules in it, to the path NEW."""
     for piece in [p for p in one.pieces.values() if p.path == old]:
-        one.become(piece, [(replace(piece, path=new), unchanged)], unchanged)
+        one.change(piece, replace(piece, path=new))

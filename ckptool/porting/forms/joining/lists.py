@@ -72,7 +72,8 @@ def _planned(
     If every block of the list holds layers that can be joined with each other (PARENTS, see `_parents`), two joins are
     possible: the layers of each block, or the same layer of all blocks. The first is left to `join_families` if OTHER
     has the joined layers in a list of as many blocks (then this is None), or if such layers can be joined in other
-    modules, too. Else the second is made, with a question unless OTHER has layers with the names of the joined ones.
+    modules, too (then only one layer may be joined here). Else the second is made, with a question unless OTHER has
+    layers with the names of the joined ones.
     """
     plan = plan_of_list(inner, sizes)
     if plan is not None:
@@ -98,8 +99,8 @@ def plan_of_list(inner: _Inner, sizes: SizeCounts) -> _Plan | None:
     (`_plan_of_matrices`) and its vectors (`_plan_of_vectors`). INNER has (path in a member, role) -> number of the
     member -> piece.
 
-    None if the members do not hold the same tensors, in the same sizes, if there is only one, or if most matrices
-    cannot be joined.
+    None if the members do not hold the same tensors, in the same sizes, if there is only one, or if there is no plan
+    for the matrices.
     """
     numbers = {tuple(sorted(members)) for members in inner.values()}
     if len(numbers) != 1 or len(next(iter(numbers))) < 2:
@@ -251,7 +252,8 @@ def _join_list(one: Canon, head: _Path, planned: _Planned) -> None:
     for (path, role), members in inner.items():
         parts = [members[n] for n in sorted(members)]
         join = plan.get((path, role))
-        new = replace(parts[0], path=(*head, *path) or ("parts",), words=_without_number(parts[0]))
+        words = tuple(word for word in parts[0].words if not word.isdecimal())
+        new = replace(parts[0], path=(*head, *path) or ("parts",), words=words)
         if join is None:
             if len(new.shape) == 1:  # what is added to a sum of paths
                 merge_sum(one, parts, new)
@@ -282,8 +284,3 @@ def _by_channel(inner: _Inner, path: _Path) -> bool:
     """
     weights = inner[path, "weight"]
     return (path, "running_mean") in inner or len(next(iter(weights.values())).shape) > 1
-
-
-def _without_number(piece: Piece) -> _Path:
-    """Return the words of PIECE without numbers."""
-    return tuple(word for word in piece.words if not word.isdecimal())

@@ -34,13 +34,14 @@ def order_by_code(
 
 def parts_by_code(pieces: Sequence[Piece], wholes: Sequence[Piece], other: Canon) -> Iterator[tuple[Piece, ...]]:
     """Yield the tensors of PIECES that code names as the parts of a tensor in WHOLES, in its order, for each way in
-    which code divides these, the ways with most parts first.
+    which code divides these into two or more parts with names, the ways with most parts first. A way is left out if its
+    parts are not found among PIECES (`_assigned`).
 
     Args:
         pieces: tensors of one module. Nothing is yielded for more than twelve, or if all of them would be parts.
         wholes: tensors of the other side which this side lacks.
-        other: the other side. A piece that shares a word of its name, and its sizes, with a weight there is no part for
-            its size alone.
+        other: the other side. A piece that shares a word of its name, and its sizes, with a weight there is no part
+            for its size alone.
     """
     divided = dict.fromkeys((dim, _divided(whole, dim)) for whole in wholes for dim in (0, 1))
     for dim, found in sorted(divided, key=lambda one: -len(one[1])):  # `k, r` may be some of `k, v, r`
