@@ -158,8 +158,8 @@ class Scopes:
     def _labels(self, targets: list[Scope], sources: list[Scope], *, in_order: bool) -> list[_Label]:
         """Return the labels that may tell TARGETS and SOURCES apart, the most reliable first: the pair of scopes around
         them, words that exclude each other, lists counted from the end, names, known series; with IN_ORDER, places in
-        lists; numbers. There is a question whether numbers count if `_other_end` has one: then the last two are left
-        out.
+        lists; numbers, if all paths of each side have equally many. There is a question whether numbers count if
+        `_other_end` has one: then the last two are left out.
         """
         labels: list[_Label] = [
             self._parent_label,
@@ -172,6 +172,8 @@ class Scopes:
             return labels
         if in_order:
             labels.append(partial(of, _places_in_lists(targets, sources)))
+        if any(len({len(numbers(scope.path)) for scope in side}) > 1 for side in (targets, sources)):
+            return labels  # the 1 of `middle.1` is not that of `down.1.attn`
         return [*labels, lambda scope, _: numbers(scope.path) or None]
 
     def _join_by_words(self, targets: list[Scope], sources: list[Scope]) -> bool:
