@@ -19,8 +19,9 @@ AS_IT_IS = frozenset({"select", "reshape"})
 
 
 def turn_bare_squares(filling: Filling) -> None:
-    """Decide for each square bare parameter of the file whether it is transposed (`_decide`). Every bare parameter that
-    is not square, anywhere in the file, shows whether it was transposed.
+    """Decide for each square bare parameter of the file whether it is transposed (`_decide`): as all bare parameters of
+    the file are that are not square. It is left as it is if its last name is the model's, or if a step changed its
+    layout (`may_be_turned`).
     """
     uses = list(_bare_uses(filling))
     shown = Counter(turned for use in uses if (turned := use.shows_turned()) is not None)
@@ -30,11 +31,10 @@ def turn_bare_squares(filling: Filling) -> None:
 
 
 def _decide(filled: Filled, shown: Counter[bool], reason: Reason | None, *, from_the_right: bool) -> None:
-    """Transpose the expression of FILLED if all of the parameters that SHOWN counts are transposed (True), and keep it
-    if one is not (False). If SHOWN counts none, ask with REASON which is right; nothing is asked without a reason, or
-    if FILLED has a question about transposing already.
-
-    FROM_THE_RIGHT: the transpose is taken and the matrix as it is the option; else the other way round.
+    """Transpose the expression of FILLED if SHOWN counts only other matrices that are transposed (True), and keep it if
+    one is not (False). If SHOWN counts none, ask with REASON which is right: FROM_THE_RIGHT, the transpose is taken and
+    the matrix as it is the option; else the other way round. Nothing is asked without a reason, or if FILLED has a
+    question about transposing already.
     """
     turned = ex.transpose(filled.expr)
     if shown[True] and not shown[False]:
@@ -110,11 +110,11 @@ def _taken_whole(expr: Expr, pieces: Iterable[Piece]) -> Piece | None:
 
 
 def turn_squares_of_layers(filling: Filling) -> None:
-    """Decide for each square matrix of a layer whether it is transposed (`_decide`). The matrices of the same name
-    (`kin`) that are not square show whether their rows are inputs.
+    """Decide for each square matrix of a layer, whose layout nothing states (`has_open_layout`), whether it is
+    transposed (`_decide`): matrices of the same name (`kin`) that are not square show whether their rows are inputs.
 
-    Most code has outputs first. Graph convolutions and layers from TensorFlow have inputs first. Bare parameters of the
-    source do not count, and keep their layout.
+    Most code has outputs first; graph convolutions and layers from TensorFlow have inputs first. Bare parameters of the
+    source are left as they are.
     """
     matrices = list(_of_layers(filling))
     by_name: dict[str, Counter[bool]] = defaultdict(Counter)
