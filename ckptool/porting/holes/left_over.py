@@ -52,7 +52,7 @@ def parts(pairs: Sequence[tuple[Unit, Unit]], targets: Sequence[Unit], sources: 
         several, one = (targets, sources) if to_target else (sources, targets)
         for held in _families(several):
             module = _counterpart(pairs, held[0].path[:-1], of_target=to_target)
-            inside = [] if module is None else [u for u in one if u.path[: len(module)] == module]
+            inside = [] if module is None else [u for u in one if u.within(module)]
             fitting = [(u, dim) for u in inside if (dim := _dimension(u, held)) is not None]
             if len(fitting) == 1 and not any(hard_conflict(u.words, fitting[0][0].words) for u in held):
                 yield from _cut(held, *fitting[0]) if to_target else _joined(held, *fitting[0])

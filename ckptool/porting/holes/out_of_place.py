@@ -271,7 +271,7 @@ def _in_other_parts(filling: Filling, pairs: Sequence[Pair]) -> None:
         if len(t.path) < 2 and len(s.path) < 2:
             continue
         home, other = beside_t[t.path[:-1]].shared(s), beside_s[s.path[:-1]].shared(t)
-        apart = home and other and s.path[: len(home)] != home and t.path[: len(other)] != other
+        apart = home and other and not s.within(home) and not t.within(other)
         if apart and t.path[-1:] != s.path[-1:] and not related(t, s) and similarity(t, s) == 0:
             _ask(filling, t, Reason.FROM_ANOTHER_PART, ".".join(home), ".".join(s.path))
 

@@ -59,10 +59,6 @@ def _found(targets: Sequence[Unit], sources: Sequence[Unit], beside: Sequence[Pa
         for flows in directions if len(named) == 1 else ():
             along = [t for t in targets if flows(t, other)]
             there = sources[named[0]]
-            if len(along) == 1 and (not _followed(there) or flows(there, partner)):
+            if len(along) == 1 and (there.flow is None or flows(there, partner)):
                 votes[id(along[0])].add(named[0])
     return {t: sources[next(iter(places))] for t, places in votes.items() if len(places) == 1}
-
-
-def _followed(unit: Unit) -> bool:
-    return unit.main.entry.facts.flow is not None

@@ -158,7 +158,7 @@ def _lists(units: Iterable[Unit]) -> dict[Row, dict[int, _Part]]:
     """Return list -> number -> member, for each list of UNITS with more than one member."""
     found: dict[Row, dict[int, _Part]] = defaultdict(lambda: defaultdict(_Part))
     for unit in units:
-        flow = unit.main.entry.facts.flow
+        flow = unit.flow
         for row, number in rows(unit.path):
             part = found[row][number]
             part.looks[unit.colour] += 1

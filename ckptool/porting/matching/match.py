@@ -274,8 +274,8 @@ class Matcher:
         if t.turn is None or any(a.turn is None or a.turn >= t.turn for a, _ in certain):
             return False
         part = s.path[: common_start([b.path for _, b in certain])]
-        inside = certain[0][1].path[: len(part)] == part
-        behind = any(u.order > s.order and u.path[: len(part)] == part for u in self.cells.sources)
+        inside = certain[0][1].within(part)
+        behind = any(u.order > s.order and u.within(part) for u in self.cells.sources)
         return nothing_left or (inside and not behind)
 
     def _comes_before(self, one: Unit, other: Unit) -> bool:
@@ -501,7 +501,7 @@ def _in_a_renamed_module(t: Unit, s: Unit, known: list[Pair]) -> bool:
     own, theirs = t.path[: len(t.path) - same], s.path[: len(s.path) - same]
     if not same or not own or not theirs:
         return False
-    return any(a.path[: len(own)] == own and b.path[: len(theirs)] == theirs for a, b in known)
+    return any(a.within(own) and b.within(theirs) for a, b in known)
 
 
 def _of_no_head(unit: Unit) -> set[str]:

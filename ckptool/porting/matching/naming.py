@@ -206,7 +206,7 @@ class Naming:
         cell was split.
         """
         labels = along_branches(self.cells)
-        known = any(id(unit) in labels and unit.main.entry.facts.flow is not None for unit in self.cells.sources)
+        known = any(id(unit) in labels and unit.flow is not None for unit in self.cells.sources)
         doubt: Question[Unit] | None = None if known else ask(Reason.NAMED_ALONG)
         return self.cells.split(Evidence(Kind.NAME_ALONG), partial(of, labels), doubt=doubt)
 
@@ -348,7 +348,7 @@ def _counted_alike(
 
 def _below(prefix: _Path, units: Iterable[Unit]) -> dict[_Path, Unit]:
     """Return path below PREFIX -> unit, for those of UNITS that are in this module."""
-    return {unit.path[len(prefix) :]: unit for unit in units if unit.path[: len(prefix)] == prefix}
+    return {unit.path[len(prefix) :]: unit for unit in units if unit.within(prefix)}
 
 
 def _list(path: _Path) -> Series:

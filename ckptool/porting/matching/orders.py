@@ -20,7 +20,6 @@ from .series import common
 from .units import (
     SOME,
     Pair,
-    Path,
     Unit,
     block_of,
     label_of,
@@ -353,17 +352,10 @@ class Orders:
             if a.cell == b.cell:
                 return a.cell in self.cells.pair_of
             own, theirs = block_of(a.path), block_of(b.path)
-            if not own or not theirs or inside(t, own) or inside(s, theirs):
+            if not own or not theirs or t.within(own) or s.within(theirs):
                 return False
-            return all(
-                u.cell in self.cells.pair_of
-                and inside(self.cells.pair_of[u.cell][0], own)
-                and inside(self.cells.pair_of[u.cell][1], theirs)
-                for u in (a, b)
-            )
-
-        def inside(unit: Unit, block: Path) -> bool:
-            return unit.path[: len(block)] == block
+            pairs = [self.cells.pair_of.get(u.cell) for u in (a, b)]
+            return all(pair is not None and pair[0].within(own) and pair[1].within(theirs) for pair in pairs)
 
         return same(before_t.get(id(t)), before_s.get(id(s))) and same(after_t.get(id(t)), after_s.get(id(s)))
 

@@ -14,9 +14,9 @@ Sequence = tuple[str, list[Unit], list[Unit]]
 
 
 class Sequences:
-    """The orders in which units of both sides are compared: execution on both, if both were traced; execution of the
-    target with registration of the source, if the target was traced; and registration of both. The last two need a file
-    that keeps the order.
+    """The orders in which units of both sides are compared: execution on both, if both were traced; and, if the order
+    of the source's keys is meaningful, execution of the target (if it was traced) and registration of the target, each
+    with registration of the source.
 
     Attributes:
         ordered: whether the order of the source's keys is meaningful.
@@ -45,6 +45,7 @@ class Sequences:
         return self._around[id(units)]
 
     def _ordered(self) -> list[Sequence]:
+        """Return the result of `all`."""
         found = []
         stored = sorted(self._cells.sources, key=lambda u: u.order)
         if self.source_traced and self.traced:
@@ -56,9 +57,9 @@ class Sequences:
         return sorted(found, key=lambda one: -self._credit(*one))
 
     def _credit(self, name: str, targets: list[Unit], sources: list[Unit]) -> float:
-        """Return how well the order NAME agrees on both sides, 0 to 1: each couple of neighbours in an order has two
-        colours; how many such couples of one side have a couple of the same colours on the other side, as a share of
-        all couples of the shorter side. It is computed once for each name.
+        """Return how well the order NAME agrees on both sides, TARGETS and SOURCES, 0 to 1: how many couples of
+        neighbours of the one have a couple of the same two colours of the other, as a share of all couples of the
+        shorter side. It is computed once for each name.
         """
         if name not in self._credits:
             a, b = (Counter(pairwise(c)) for c in ([u.colour for u in targets], [u.colour for u in sources]))

@@ -174,34 +174,45 @@ TELLING: tuple[Rule[Split], ...] = in_order(
 
 
 def _by_evidence(_: Matcher, t: Unit, s: Unit) -> bool | None:
+    """Return True if one of the paths of T and S ends with the other, or if evidence supports T; else None."""
     ends = s.path[-len(t.path) :] == t.path or t.path[-len(s.path) :] == s.path
     return True if ends or any(e.supports for e in t.evidence) else None
 
 
 def _by_words(_: Matcher, t: Unit, s: Unit) -> bool | None:
+    """Return False if words of T and S exclude each other; else None."""
     return False if hard_conflict(t.words, s.words) else None
 
 
 def _by_name(matcher: Matcher, t: Unit, s: Unit) -> bool | None:
+    """Return True if T and S are in modules that match as a whole, or have one name (`of_one_name`); else None."""
     return True if matcher.scopes.same(t, s) or of_one_name(t, s) else None
 
 
 def _by_similar_name(matcher: Matcher, t: Unit, s: Unit) -> bool | None:
+    """Return True if the names of T and S are similar or related; else None. None, too, if T has no evidence but the
+    modules around it, and T or S is in a part without other pairs (`in_unused_parts`).
+    """
     if all(e.kind is Kind.SCOPE for e in t.evidence) and matcher.in_unused_parts(t, s):
         return None
     return True if similarity(t, s) > SOME or related(t, s) else None
 
 
 def _by_telling_words(_: Matcher, t: Unit, s: Unit) -> bool | None:
+    """Return True if T and S share a telling word, hold the same roles, and have as many dimensions; else None."""
     same_form = t.pieces.keys() == s.pieces.keys() and len(t.main.shape) == len(s.main.shape)
     return True if same_form and shared(telling_words(t.path), telling_words(s.path)) else None
 
 
 def _by_neighbours(matcher: Matcher, t: Unit, s: Unit) -> bool | None:
+    """Return True if T and S stand between the same pairs (`Orders.between`); else None."""
     return True if matcher.orders.between(t, s) else None
 
 
 def _by_end(matcher: Matcher, t: Unit, s: Unit) -> bool | None:
+    """Return True if T and S are at the end (`Orders.at_the_end`), and are the only units of their colour, or have
+    their place among the look-alikes as evidence; else None.
+    """
     alone = matcher.alike(t) == (1, 1) or any(e.is_rank for e in t.evidence)
     return True if alone and matcher.orders.at_the_end(t, s) else None
 

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Protocol
 
 from ...keys.known_buffers import STATISTICS
+from ...model_code.signature import Flow
 from ..expression import Shape
 from ..forms.fusing.projections import part_label
 from ..forms.layouts import PRODUCTS
@@ -67,6 +68,15 @@ class Unit:
     def numbers(self) -> tuple[int, ...]:
         """Return the numbers in the words of its path, in order; "first" and "one" count as 1 (see `words.numbers`)."""
         return numbers(self.path)
+
+    def within(self, module: tuple[str, ...]) -> bool:
+        """Return whether the unit is in the module with the path MODULE, at any depth, or is it."""
+        return self.path[: len(module)] == module
+
+    @property
+    def flow(self) -> Flow | None:
+        """Return the place of its main tensor in the graph of its code; None if that is not known."""
+        return self.main.entry.facts.flow
 
     @property
     def doubts(self) -> list[Question[Unit]]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Hashable, Iterator, Sequence
 
-from ...model_code.signature import Flow
 from ..matching.match import Matching
 from ..matching.units import Pair, Unit
 from ..questions import Topic, answered
@@ -32,7 +31,7 @@ def settle_by_flow(matching: Matching) -> None:
     pairs.
     """
     free = {unit.colour for side in (0, 1) for unit in matching.unpaired(side)}
-    placed = [pair for pair in matching.pairs if all(_flow(unit) is not None for unit in pair)]
+    placed = [pair for pair in matching.pairs if all(unit.flow is not None for unit in pair)]
     if len(placed) > _MOST:
         return
     open_to = [t for t, _ in placed if t.colour not in free and _asked(t)]
@@ -55,7 +54,7 @@ class _Graph:
     """
 
     def __init__(self, units: Sequence[Unit]) -> None:
-        flows = [flow for unit in units if (flow := _flow(unit)) is not None]
+        flows = [flow for unit in units if (flow := unit.flow) is not None]
         self.before = [[n for n, one in enumerate(flows) if one.into(flow)] for flow in flows]
         self.behind: list[list[int]] = [[] for _ in flows]
         for at, before in enumerate(self.before):
@@ -106,10 +105,6 @@ def _refined(first: Sequence[Hashable], sides: Sequence[_Graph]) -> Iterator[lis
 def _held(labels: Sequence[int], members: Sequence[int]) -> tuple[tuple[int, int], ...]:
     """Return (label, how often) for those of LABELS at the places MEMBERS."""
     return tuple(sorted(Counter(labels[n] for n in members).items()))
-
-
-def _flow(unit: Unit) -> Flow | None:
-    return unit.main.entry.facts.flow
 
 
 def _asked(unit: Unit) -> bool:
