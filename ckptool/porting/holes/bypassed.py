@@ -35,10 +35,12 @@ def doubt_bypasses(filling: Filling) -> None:
 
 def _ask(filling: Filling, t: Unit, own: Bypass, theirs: Bypass | None) -> None:
     """Move the part that passes in the source's code to the place of OWN, the model's bypass, in each tensor of T whose
-    channels its parts divide: without an open question if the source's bypass, THEIRS, shows the part (`_are_alike`).
-    Else only ask; the option moves the first part there, or the last if the model lets its first part pass.
+    channels its parts divide: without an open question if the source's bypass, THEIRS, has as many parts, and both join
+    them in the order in which they cut them. Else only ask; the option moves the first part there, or the last if the
+    model lets its first part pass.
     """
-    known = theirs.place if theirs is not None and _are_alike(own, theirs) else None
+    alike = theirs is not None and theirs.parts == own.parts and theirs.in_place and own.in_place
+    known = theirs.place if theirs is not None and alike else None
     usual = 0 if own.place else own.parts - 1
     for piece in t.pieces.values():
         filled = filling.holes.get(piece.name)
@@ -50,11 +52,6 @@ def _ask(filling: Filling, t: Unit, own: Bypass, theirs: Bypass | None) -> None:
         else:
             moved = _moved(filled.expr, size, own, known)
             filled.learn(moved, Reason.BYPASS, shows=f"lets part {known + 1} of {own.parts} pass unchanged")
-
-
-def _are_alike(own: Bypass, theirs: Bypass) -> bool:
-    """Return whether two bypasses have equally many parts, and both join them in the order in which they cut them."""
-    return theirs.parts == own.parts and theirs.in_place and own.in_place
 
 
 def _bypasses(unit: Unit) -> tuple[Bypass, ...]:

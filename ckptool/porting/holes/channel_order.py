@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
@@ -18,29 +17,24 @@ from .filling import Filled, Filling
 
 def doubt_heads_of_channels(filling: Filling) -> None:
     """Ask about the tensors of attentions with two heads or more whether heads are the outer or the inner index of
-    their channels, if the source computes the queries and this layer by 1d convolutions of size 1
-    (`_pointwise_queries`).
+    their channels, if the source computes the queries and this layer by 1d convolutions of size 1. Layers of queries
+    with `conv` in their last name (`conv_q`) do not count: they are those of Glow-TTS, with heads outside.
 
     Code with channels first often has heads inside, as SuperGlue has, whose layers are a list. If the source's layer of
     queries is in a list, the reordered tensor (`_heads_outside`) is taken and the plain one is the option; else it is
     the other way round.
     """
-    attentions = {t.path[:-1]: (heads_of(t.main.entry), s.last.isdecimal()) for t, s in _pointwise_queries(filling)}
+    attentions = {
+        t.path[:-1]: (heads_of(t.main.entry), s.last.isdecimal())
+        for t, s in filling.matching.pairs
+        if part_label(t.path) == "q" and _is_pointwise(s.main) and "conv" not in cut(s.last)
+    }
     for hole, filled in filling.holes.items():
         t, s = filling.unit_of[hole]
         heads, listed = attentions.get(t.path[:-1], (0, False))
         moved = _heads_outside(filled.expr, hole, t, s, heads) if heads > 1 and _is_pointwise(s.main) else None
         if moved is not None:
             filled.ask(Reason.HEADS_INSIDE, options=[moved], exchange=listed)
-
-
-def _pointwise_queries(filling: Filling) -> Iterator[tuple[Unit, Unit]]:
-    """Yield the pairs of layers for queries whose source is a 1d convolution of size 1 without `conv` in its last name.
-    Layers with it (`conv_q`) are those of Glow-TTS, with heads outside.
-    """
-    for t, s in filling.matching.pairs:
-        if part_label(t.path) == "q" and _is_pointwise(s.main) and "conv" not in cut(s.last):
-            yield t, s
 
 
 def _is_pointwise(piece: Piece) -> bool:

@@ -75,7 +75,8 @@ def _doubt_around_1(filling: Filling, values: Values, norms: Sequence[_Norm]) ->
     """
     keys = _keys(filling, norms)
     share = _share_of_negatives(values, keys)
-    around_1 = share is not None and share < 0.02 and (_are_near_1(values, keys) or not _same_names(norms))
+    same_names = all(t.path == s.path or t.told_by(Kind.NAME) for t, s, _ in norms)
+    around_1 = share is not None and share < 0.02 and (not same_names or _are_near_1(values, keys))
     for _, _, piece in norms if around_1 else ():
         filled = filling.holes[piece.name]
         filled.ask(Reason.NORMS_AROUND_1, options=[ex.shift(filled.expr, -1.0)])
@@ -132,11 +133,6 @@ def _added(piece: Piece) -> float | None:
 def _adds(piece: Piece) -> bool:
     """Return whether the model adds something to the tensor PIECE before it uses it."""
     return piece.entry.how in ("add", "__add__", "__radd__")
-
-
-def _same_names(norms: Sequence[_Norm]) -> bool:
-    """Return whether every one of NORMS has one path on both sides, or was paired by its name."""
-    return all(t.path == s.path or t.told_by(Kind.NAME) for t, s, _ in norms)
 
 
 def _are_near_1(values: Values, keys: Sequence[str]) -> bool:

@@ -46,7 +46,8 @@ def _turned_by_model(filling: Filling, hole: Name) -> _Rows | None:
     t, s = filling.unit_of[hole]
     kind = _kind_in_model(filling, t)
     part = part_label(t.path) or part_label(s.path)
-    if kind is None or part not in ("q", "k") or _is_norm(t, hole):
+    is_norm = t.last.endswith("norm") and hole.role in ("weight", "bias")
+    if kind is None or part not in ("q", "k") or is_norm:
         return None
     if kind == "unknown" and _are_queries(t.pieces[hole.role]):
         return None
@@ -61,11 +62,6 @@ def _kind_in_model(filling: Filling, t: Unit) -> str | None:
     if not any(entry.facts.rotary for entry in filling.target.signature.entries.values()):
         return filling.target.signature.rotary
     return "unknown" if t.main.entry.used is None else t.main.entry.facts.rotary
-
-
-def _is_norm(t: Unit, hole: Name) -> bool:
-    """Return whether HOLE is the weight or bias of T, a layer whose name ends with "norm"."""
-    return t.last.endswith("norm") and hole.role in ("weight", "bias")
 
 
 def _are_queries(piece: Piece) -> bool:

@@ -37,15 +37,11 @@ def _decide(filled: Filled, shown: Counter[bool], reason: Reason | None, *, from
     question about transposing already.
     """
     turned = ex.transpose(filled.expr)
+    asked = any(doubt.reason.topic is Topic.TURNED for doubt in filled.doubts)
     if shown[True] and not shown[False]:
         filled.expr = turned
-    elif not shown.total() and reason is not None and not _asked(filled):
+    elif not shown.total() and reason is not None and not asked:
         filled.ask(reason, options=[turned], exchange=from_the_right)
-
-
-def _asked(filled: Filled) -> bool:
-    """Return whether FILLED has a question about transposing."""
-    return any(doubt.reason.topic is Topic.TURNED for doubt in filled.doubts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,17 +176,13 @@ def _of_layers(filling: Filling) -> Iterator[_OfLayer]:
 
 
 def _as_matrix(piece: Piece) -> Shape | None:
-    """Return the shape [outputs, inputs] of PIECE, a convolution of size 1 or what the model multiplies with
-    (`_multiplies`); None for other convolutions and other tensors.
+    """Return the shape [outputs, inputs] of PIECE, a convolution of size 1, or its shape if it has two or more
+    dimensions and code multiplies with it, or it belongs to a `Linear`. None for other tensors.
     """
     if len(piece.shape) > 2 and (piece.entry.how.startswith("conv") or piece.entry.module.startswith("Conv")):
         return piece.shape[:2] if not squeezed(piece.shape[2:]) else None
-    return piece.shape if _multiplies(piece) else None
-
-
-def _multiplies(piece: Piece) -> bool:
-    """Return whether PIECE has two or more dimensions and is multiplied with, or belongs to a `Linear`."""
-    return len(piece.shape) > 1 and (piece.entry.how in PRODUCTS or piece.entry.module == "Linear")
+    multiplied = piece.entry.how in PRODUCTS or piece.entry.module == "Linear"
+    return piece.shape if len(piece.shape) > 1 and multiplied else None
 
 
 def _as_scores(piece: Piece) -> Shape | None:

@@ -65,14 +65,12 @@ def _average_in_source(filling: Filling, filled: Filled, kept: Sequence[str]) ->
     """
     entries = filling.source.signature.entries
     own = list(filled.expr.keys())
-    near = [key for key in kept if len(own) == 1 and _holds(key.rpartition(".")[0], own[0])]
+    if len(own) != 1:
+        return None
+    module = own[0].rpartition(".")[0]
+    near = [key for key in kept if key.rpartition(".")[0] in (module, module.rpartition(".")[0])]
     theirs = [key for key in near if entries[key].shape == entries[own[0]].shape]
     return theirs[0] if len(theirs) == 1 else None
-
-
-def _holds(module: str, key: str) -> bool:
-    """Return whether KEY is a tensor of the module MODULE or of a layer directly in it."""
-    return module in (key.rpartition(".")[0], key.rpartition(".")[0].rpartition(".")[0])
 
 
 def _leftovers(filling: Filling) -> None:

@@ -91,7 +91,9 @@ class Matcher:
         self._constants = _constants(targets, sources, source)
         targets = _without(targets, self._constants)
         wanted = {u.colour for u in targets}
-        sources = _without_averages([u for u in sources if u.colour in wanted or not _computed(u)], targets)
+        computed = {id(u) for u in sources if all(p.leaf in table().derived for p in u.pieces.values())}
+        sources = [u for u in sources if u.colour in wanted or id(u) not in computed]
+        sources = _without_averages(sources, targets)
         self._later = later_blocks(targets, sources)
         targets = _without(targets, self._later)
         ordered = source.signature.ordered and not _sorted_by_name(source)
@@ -196,10 +198,11 @@ class Matcher:
         colour the model does not have: a new layer of the model may replace it. PAIRS are all pairs.
         """
         nothing_left = not free_s
+        positions_left = all(label_of(u, "embedding") == "position" for u in free_s)
         replaced = any(len(squeezed(u.main.shape)) > 1 and not self._wanted(u) for u in free_s)
         for t, s in lone:
             only = not replaced and self._alike[t.colour] == (1, 1)
-            left = nothing_left or ("bias" in s.pieces and _are_positions(free_s))
+            left = nothing_left or ("bias" in s.pieces and positions_left)
             if not (whole and (only or self._in_its_place(t, s, pairs, nothing_left=left))):
                 t.ask(ask(Reason.ONLY_ITS_SHAPE))
 
@@ -357,14 +360,15 @@ class Matcher:
         (`_of_no_head`). False if S is directly in one of ROWS, modules with renamed layers.
 
         The last layer of the source (`_is_end`) is the output, whatever it is called. False for it if the names are
-        similar or related; also if it has a plain name (`_is_plain`), the name of T says "head", and the source is
-        ordered. In a source that is not ordered, it is not known which layer is last: False for all related names.
+        similar or related; also if it has a name without telling words and numbers (`linear`), the name of T says
+        "head", and the source is ordered. In a source that is not ordered, it is not known which layer is last: False
+        for all related names.
         """
         if s.path[:-1] in rows:
             return False
         if similarity(t, s) <= SOME and not related(t, s):
-            plain = self.sequences.ordered and _is_plain(s) and label_of(t, "purpose") == "head"
-            return not (plain and self._is_end(s))
+            plain = not telling_words(s.path) and not s.numbers and label_of(t, "purpose") == "head"
+            return not (plain and self.sequences.ordered and self._is_end(s))
         apart = not shared(_of_no_head(t), _of_no_head(s)) and not self._is_end(s)
         return apart and (self.sequences.ordered or not related(t, s))
 
@@ -460,22 +464,12 @@ def _is_beside(unit: Unit) -> bool:
     return not table().beside.isdisjoint(unit.words)
 
 
-def _are_positions(units: Sequence[Unit]) -> bool:
-    """Return whether the names of all UNITS mark position tables, which the model may compute itself; True for none."""
-    return all(label_of(unit, "embedding") == "position" for unit in units)
-
-
 def _gives_others(t: Unit, s: Unit) -> bool:
     """Return whether T and S both have a bias, with unequal numbers of values, and so different numbers of outputs,
     such as a bilinear layer with one output and a square linear layer.
     """
     biases = [unit.pieces.get("bias") for unit in (t, s)]
     return len({prod(bias.shape) for bias in biases if bias is not None}) > 1
-
-
-def _is_plain(unit: Unit) -> bool:
-    """Return whether the name of UNIT says only which kind of layer it is (`linear`), without a number or a purpose."""
-    return not telling_words(unit.path) and not unit.numbers
 
 
 def _turn(unit: Unit) -> float:
@@ -566,13 +560,6 @@ def _by_exact_sizes(targets: list[Unit], sources: list[Unit]) -> None:
         own, theirs = shapes[unit.colour]
         if own == theirs and len(own) > 1 and len({*map(len, own)}) == 1:
             unit.colour = unit.main.shape, unit.colour[1]
-
-
-def _computed(unit: Unit) -> bool:
-    """Return whether the names of all tensors of UNIT, of the source, say that code computes them when the model is
-    built.
-    """
-    return all(piece.leaf in table().derived for piece in unit.pieces.values())
 
 
 def _without_averages(sources: list[Unit], targets: list[Unit]) -> list[Unit]:

@@ -387,11 +387,6 @@ def _names_speak_for(t: Scope, s: Scope, targets: Sequence[Scope], sources: Sequ
     )
 
 
-def _outermost(path: _Path) -> tuple[_Path, int] | None:
-    """Return (path of the outermost list around PATH, number in it); None if no component of PATH is a number."""
-    return next(((path[:at], int(component)) for at, component in enumerate(path) if component.isdecimal()), None)
-
-
 def _crosswise(targets: Sequence[Scope], sources: Sequence[Scope]) -> bool:
     """Return whether the scopes of one side are members of lists that hold parts (`steps.0.scale`, `steps.0.shift` …),
     and those of the other side are parts that hold lists (`scale.0`, `scale.1` …), with as many of one as of the other.
@@ -419,12 +414,14 @@ def _places_in_lists(targets: Sequence[Scope], sources: Sequence[Scope]) -> dict
     places: dict[int, tuple[int, int]] = {}
     sizes = []
     for scopes in (targets, sources):
-        found = {id(scope): _outermost(scope.path) for scope in scopes}
+        outermost: dict[int, tuple[_Path, int]] = {}
         lists: dict[_Path, set[int]] = defaultdict(set)
-        for around, number in filter(None, found.values()):
-            lists[around].add(number)
-        ranks = {around: sorted(numbers) for around, numbers in lists.items()}
-        own = {i: (len(ranks[at[0]]), ranks[at[0]].index(at[1])) for i, at in found.items() if at is not None}
+        for scope in scopes:
+            at = next((at for at, component in enumerate(scope.path) if component.isdecimal()), None)
+            if at is not None:
+                outermost[id(scope)] = scope.path[:at], int(scope.path[at])
+                lists[scope.path[:at]].add(int(scope.path[at]))
+        own = {i: (len(lists[row]), sorted(lists[row]).index(number)) for i, (row, number) in outermost.items()}
         sizes.append(Counter(own.values()))
         places |= own
     return places if sizes[0] == sizes[1] and 1 < len(sizes[0]) < len(targets) else {}

@@ -41,7 +41,9 @@ class Sequences:
         in place of a unit before the first and after the last.
         """
         if id(units) not in self._around:
-            self._around[id(units)] = _neighbours(units)
+            edges: list[Unit | str] = ["edge", *units, "edge"]
+            before = {id(unit): other for unit, other in zip(units, edges, strict=False)}
+            self._around[id(units)] = before, {id(unit): other for unit, other in zip(units, edges[2:], strict=True)}
         return self._around[id(units)]
 
     def _ordered(self) -> list[Sequence]:
@@ -77,12 +79,3 @@ class Sequences:
 
 def _in_use(units: list[Unit]) -> list[Unit]:
     return sorted((u for u in units if u.used is not None), key=lambda u: u.used or 0.0)
-
-
-def _neighbours(units: list[Unit]) -> Around:
-    before: dict[int, Unit | str] = {}
-    after: dict[int, Unit | str] = {}
-    for place, unit in enumerate(units):
-        before[id(unit)] = units[place - 1] if place else "edge"
-        after[id(unit)] = units[place + 1] if place + 1 < len(units) else "edge"
-    return before, after

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
+from operator import attrgetter
 
 from ..matching.sequences import Sequences
 from ..matching.units import Pair, Path, Unit, block_of, nearness, series
@@ -56,12 +57,8 @@ def orders_of(sequences: Sequences) -> list[Order]:
     return found
 
 
-def _used(unit: Unit) -> float | None:
-    return unit.used
-
-
-def _stored(unit: Unit) -> float | None:
-    return unit.order
+_used: _Place = attrgetter("used")
+_stored: _Place = attrgetter("order")
 
 
 def _vote(of_target: _Place, of_source: _Place, one: Pair, other: Pair) -> int:

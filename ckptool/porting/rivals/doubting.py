@@ -17,23 +17,16 @@ from .swaps import Swaps
 
 
 def doubt_both(one: Pair, other: Pair, question: Question[Unit]) -> None:
-    """Ask QUESTION about both of two pairs that may be swapped, each with the source of the other as its only option
-    and its path as the last of the names.
+    """Ask QUESTION about the targets of both of two pairs that may be swapped, each with the source of the other pair
+    as its option, and its path as the last of the names in the sentence. A target that has this doubt with another such
+    path gets the option only.
     """
-    _doubt(one, other, question)
-    _doubt(other, one, question)
-
-
-def _doubt(pair: Pair, other: Pair, question: Question[Unit]) -> None:
-    """Ask QUESTION about PAIR, with the source of OTHER as its option and its path as a further name in the sentence.
-    If the target has this doubt with another such path, the option is added to that question, whose names stay.
-    """
-    target, rival = pair[0], other[1]
-    named = (*question.named, ".".join(rival.path))
-    for asked in target.doubts:
-        if asked.reason is question.reason and asked.named[:-1] == question.named:
-            named = asked.named
-    target.ask(Question(question.reason, named, (rival,)))
+    for (target, _), (_, rival) in ((one, other), (other, one)):
+        named = (*question.named, ".".join(rival.path))
+        for asked in target.doubts:
+            if asked.reason is question.reason and asked.named[:-1] == question.named:
+                named = asked.named
+        target.ask(Question(question.reason, named, (rival,)))
 
 
 def settle(matching: Matching, swaps: Swaps) -> None:
