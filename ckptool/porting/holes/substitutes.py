@@ -74,9 +74,9 @@ def _average_in_source(filling: Filling, filled: Filled, kept: Sequence[str]) ->
 
 
 def _leftovers(filling: Filling) -> None:
-    """Fill several layers of one side from one layer of the other, or one from several (`left_over.parts`), segment
-    tables with zeros (`segments`), and layers of all blocks from one layer (`shared`). The results are guesses, unless
-    the source's code answers the question.
+    """Fill units of the target of which no tensor is filled, also those in later blocks, as `left_over` proposes:
+    several from one layer of the source that fills nothing, or one from several of these (`parts`); segment tables with
+    zeros (`segments`); layers of several blocks from one layer (`shared`).
     """
     for propose in (leftovers.parts, leftovers.segments, leftovers.shared):
         used = {key for filled in filling.holes.values() for key in filled.expr.keys()}  # noqa: SIM118

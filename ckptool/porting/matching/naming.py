@@ -235,9 +235,8 @@ class Naming:
         """
         labels: dict[int, Hashable] = {}
         for t, s in self._owners.pairs():
-            if labels.setdefault(id(t), (id(t), id(s))) != (id(t), id(s)) or labels.setdefault(
-                id(s), (id(t), id(s))
-            ) != (id(t), id(s)):
+            pair = id(t), id(s)
+            if labels.setdefault(id(t), pair) != pair or labels.setdefault(id(s), pair) != pair:
                 labels[id(t)] = labels[id(s)] = None
         if not self.cells.split(Evidence(Kind.NAME_OF_COMPANION), partial(of, labels), mode="one"):
             return False
