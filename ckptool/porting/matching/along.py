@@ -26,12 +26,11 @@ def along_branches(cells: Cells) -> dict[int, Hashable]:
     the blocks of their targets. All units of a cell get a label if each target has a source of its own; else none does.
     """
     decided: dict[Path, list[Pair]] = defaultdict(list)
-    for pair in cells.pairs():
-        if not pair[0].doubts:
-            decided[block_of(pair[0].path)].append(pair)
+    for pair in cells.certain():
+        decided[block_of(pair[0].path)].append(pair)
     labels: dict[int, Hashable] = {}
-    for targets, sources in cells.open():
-        if len(targets) == len(sources) <= _MOST:
+    for targets, sources in cells.even():
+        if len(targets) <= _MOST:
             beside = [pair for block in {block_of(t.path) for t in targets} for pair in decided[block]]
             found = _found(targets, sources, beside)
             if len(found) == len({id(s) for s in found.values()}) == len(targets):

@@ -7,9 +7,8 @@ usually have different shapes in another block, which shows which is which.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from functools import partial
 
-from .cells import Cells, of
+from .cells import Cells
 from .evidence import Evidence, Kind
 from .scopes import Scopes
 from .series import Relation
@@ -42,7 +41,7 @@ class Classes:
             if len(relation.sure()) < 2 or not relation.holds():
                 continue
             labels = relation.labels(*(self._in(kind, side) for kind, side in zip(kinds, open_, strict=True)))
-            if self._cells.split(Evidence(Kind.CLASS), partial(of, labels), mode="some"):
+            if self._cells.split(Evidence(Kind.CLASS), labels, mode="some"):
                 for t in self._cells.targets:
                     if id(t) in labels and t.told_by(Kind.CLASS):
                         t.settled[kinds] = labels[id(t)]
@@ -55,8 +54,8 @@ class Classes:
         classes, and no modules around the innermost one that an order paired.
         """
         relations: dict[tuple[int, int], Relation[_Path]] = defaultdict(Relation)
-        for t, s in self._cells.pairs():
-            if t.doubts or not _SURE.issuperset(e.kind for e in t.evidence):
+        for t, s in self._cells.certain():
+            if not _SURE.issuperset(e.kind for e in t.evidence):
                 continue
             least = self._scopes.in_order(t)
             for depth, (kind, path) in self._places[id(t)].items():

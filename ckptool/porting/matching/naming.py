@@ -11,7 +11,7 @@ from ...keys.known_buffers import STATISTICS
 from ..questions import Question, Reason, ask
 from ..words import Group, cut, table, words_of
 from .along import along_branches
-from .cells import Cells, of, said
+from .cells import Cells, said
 from .counting import turned
 from .evidence import Evidence, Kind
 from .levels import Levels
@@ -51,7 +51,7 @@ class Naming:
 
     def by_exact_names(self) -> bool:
         """Split cells by equal paths below two prefixes (see `exact`). Return whether any cell was split."""
-        return self.cells.split(Evidence(Kind.NAME), partial(of, self.exact))
+        return self.cells.split(Evidence(Kind.NAME), self.exact)
 
     def _prefix_labels(self) -> dict[int, Exact]:
         """Return the attribute `exact`: the best two prefixes (`_best_prefixes`), then the best two for the other
@@ -134,7 +134,7 @@ class Naming:
             labels = Relation((own[id(t)], theirs[id(s)]) for t, s in pairs).labels(own, theirs)
             doubtful = {own[id(t)]: t.doubts[0] for t, _ in pairs if t.doubts}
             doubt_of = partial(_doubt_about, own, doubtful)
-            if self.cells.split(Evidence(Kind.OTHER_BLOCKS), partial(of, labels), doubt_of=doubt_of):
+            if self.cells.split(Evidence(Kind.OTHER_BLOCKS), labels, doubt_of=doubt_of):
                 return True
         return False
 
@@ -147,12 +147,11 @@ class Naming:
         certain pairs of units in modules whose last names are no numbers.
         """
         sides = self.cells.targets, self.cells.sources
-        decided = self.cells.pairs()
-        yield [{id(unit): template(unit.path) for unit in side} for side in sides], decided
+        yield [{id(unit): template(unit.path) for unit in side} for side in sides], self.cells.pairs()
         sure = [
             (t, s)
-            for t, s in decided
-            if not t.doubts and min(len(t.path), len(s.path)) > 1
+            for t, s in self.cells.certain()
+            if min(len(t.path), len(s.path)) > 1
             if not t.last.isdecimal() and not s.last.isdecimal()  # places in a list move
         ]
         own, theirs = (_last_names(side) for side in sides)
@@ -167,20 +166,18 @@ class Naming:
         series in the same module only counts for a cell with equally many units of both sides, which are one series on
         each side, if its rule takes all numbers of the targets to those of the sources.
         """
-        known = Ways((t.path, s.path) for t, s in self.cells.pairs() if not t.doubts)
+        known = Ways((t.path, s.path) for t, s in self.cells.certain())
         if self.cells.split(Evidence(Kind.SERIES), lambda u, is_target: known.label(u.path, is_target), mode="one"):
             return True
-        for targets, sources in self.cells.open():
+        for targets, sources in self.cells.even():
             one, other = common(t.path for t in targets), common(s.path for s in sources)
-            if one is None or other is None or len(targets) != len(sources):
+            if one is None or other is None:
                 continue
             for sign, offset in known.beside(one[0], other[0]):
                 numbers = [sign * n + offset for n in one[1]]
                 if set(numbers) == set(other[1]):
                     ranks = {id(u): n for u, n in zip([*targets, *sources], [*numbers, *other[1]], strict=True)}
-                    if self.cells.split(
-                        Evidence(Kind.SERIES_BESIDE), partial(of, ranks), mode="all", cells=[(targets, sources)]
-                    ):
+                    if self.cells.split(Evidence(Kind.SERIES_BESIDE), ranks, mode="all", cells=[(targets, sources)]):
                         return True
         return False
 
@@ -188,16 +185,14 @@ class Naming:
         """Split cells with equally many units of both sides by the one word that tells look-alikes apart, if certain
         pairs show which word of the other side means the same (see `translation`). Return whether any cell was split.
         """
-        known = [(t.path, s.path) for t, s in self.cells.pairs() if not t.doubts]
+        known = [(t.path, s.path) for t, s in self.cells.certain()]
         changed = False
-        for targets, sources in self.cells.open():
-            if len(targets) != len(sources):
-                continue
+        for targets, sources in self.cells.even():
             found = translation([t.path for t in targets], [s.path for s in sources], known)
             if found is not None:
                 labels = {id(t): found[t.path] for t in targets} | {id(s): s.path for s in sources}
                 cells = [(targets, sources)]
-                changed |= self.cells.split(Evidence(Kind.WORDS_BESIDE), partial(of, labels), cells=cells)
+                changed |= self.cells.split(Evidence(Kind.WORDS_BESIDE), labels, cells=cells)
         return changed
 
     def by_branches(self) -> bool:
@@ -208,7 +203,7 @@ class Naming:
         labels = along_branches(self.cells)
         known = any(id(unit) in labels and unit.flow is not None for unit in self.cells.sources)
         doubt: Question[Unit] | None = None if known else ask(Reason.NAMED_ALONG)
-        return self.cells.split(Evidence(Kind.NAME_ALONG), partial(of, labels), doubt=doubt)
+        return self.cells.split(Evidence(Kind.NAME_ALONG), labels, doubt=doubt)
 
     def by_owners(self) -> bool:
         """Pair a vector that the source names as the norm of a layer in the same module (`conv2_bn`) with the vector
@@ -225,7 +220,7 @@ class Naming:
             t = None if pair is None else follower.get(id(pair[0]))
             if t is not None and t.cell == s.cell and pair is not None and not pair[0].doubts:
                 labels[id(s)] = labels[id(t)] = ("after", id(pair[0]))
-        return self.cells.split(Evidence(Kind.NAME_OF_ONE_BEFORE), partial(of, labels), mode="one")
+        return self.cells.split(Evidence(Kind.NAME_OF_ONE_BEFORE), labels, mode="one")
 
     def by_parts(self) -> bool:
         """Pair norms that one side names after a part of their module (`norm_attn`) with the norms at the partner of
@@ -238,7 +233,7 @@ class Naming:
             pair = id(t), id(s)
             if labels.setdefault(id(t), pair) != pair or labels.setdefault(id(s), pair) != pair:
                 labels[id(t)] = labels[id(s)] = None
-        if not self.cells.split(Evidence(Kind.NAME_OF_COMPANION), partial(of, labels), mode="one"):
+        if not self.cells.split(Evidence(Kind.NAME_OF_COMPANION), labels, mode="one"):
             return False
         named = [t for t, s in self.cells.pairs() if labels.get(id(t)) == (id(t), id(s))]
         for t in named:
@@ -280,9 +275,7 @@ class Naming:
                 if scores[t, s] >= 0.3 and scores[t, s] > max(others) + 0.1:
                     best[id(t)] = best[id(s)] = (id(t), id(s))
             if best:
-                changed |= self.cells.split(
-                    Evidence(Kind.SIMILAR_NAME), partial(of, best), mode="one", cells=[(targets, sources)]
-                )
+                changed |= self.cells.split(Evidence(Kind.SIMILAR_NAME), best, mode="one", cells=[(targets, sources)])
         return changed
 
 

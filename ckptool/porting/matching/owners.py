@@ -38,8 +38,8 @@ class Owners:
         cell with equally many units of both sides (`_nearest`). A vector may be in several pairs.
         """
         found: list[tuple[Unit | None, Unit | None]] = []
-        for targets, sources in self._cells.open():
-            if len(targets[0].main.shape) == 1 and len(targets) == len(sources):
+        for targets, sources in self._cells.even():
+            if len(targets[0].main.shape) == 1:
                 found += [(self._nearest(s, targets, of_target=False), s) for s in sources]
                 found += [(t, self._nearest(t, sources, of_target=True)) for t in targets]
         return [(t, s) for t, s in found if t is not None and s is not None]

@@ -9,7 +9,7 @@ from functools import partial
 
 from ..questions import Question, Reason, ask
 from ..words import alike, common_start, labels, numbers, shared, table, telling_words, words_of
-from .cells import Cells, fair, of, said
+from .cells import Cells, fair, said
 from .counting import counted, rows
 from .evidence import Evidence, Kind
 from .levels import Levels, reason_against
@@ -171,7 +171,8 @@ class Scopes:
         if self._other_end(targets, sources)[1]:
             return labels
         if in_order:
-            labels.append(partial(of, _places_in_lists(targets, sources)))
+            places = _places_in_lists(targets, sources)
+            labels.append(lambda scope, _: places.get(id(scope)))
         return [*labels, lambda scope, _: numbers(scope.path) or None]
 
     def _join_by_words(self, targets: list[Scope], sources: list[Scope]) -> bool:
@@ -181,7 +182,7 @@ class Scopes:
         Certain pairs show which word of the other side means the same (`translation`); if they show none, equal words
         count (`_namesakes`).
         """
-        known = ((t.path, s.path) for t, s in self.cells.pairs() if not t.doubts)
+        known = ((t.path, s.path) for t, s in self.cells.certain())
         own, theirs = [t.path for t in targets], [s.path for s in sources]
         found = translation(own, theirs, known) or _namesakes(own, theirs)
         if not found:
