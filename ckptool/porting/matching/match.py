@@ -191,11 +191,11 @@ class Matcher:
         return len(uneven) == len(spare) and sum(map(len, spare)) <= _FEW_SPARE * len(self.cells.sources)
 
     def _doubt_lone(self, lone: list[Pair], pairs: list[Pair], free_s: Sequence[Unit], *, whole: bool) -> None:
-        """Ask about LONE, pairs that only their shape made. If all units of the model have partners (WHOLE), pairs in
-        their place (`_in_its_place`) are not asked about, nor the only ones of their colour on both sides.
+        """Ask about each of LONE, pairs that only their shape made, unless all units of the model have partners (WHOLE)
+        and the pair is in its place (`_in_its_place`), or is the only one of its colour on both sides.
 
-        The latter are asked about after all if FREE_S, the units of the source without a partner, have a matrix whose
-        colour the model does not have: a new layer of the model may replace it. PAIRS are all pairs.
+        The only one is asked about all the same if FREE_S, the units of the source without a partner, have a matrix
+        whose colour the model does not have: a new layer of the model may replace it. PAIRS are all pairs.
         """
         nothing_left = not free_s
         positions_left = all(label_of(u, "embedding") == "position" for u in free_s)

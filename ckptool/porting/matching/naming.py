@@ -18,11 +18,10 @@ from .levels import Levels
 from .namesakes import prefix_votes
 from .owners import Owners
 from .series import Relation, Series, Ways, common, translation
-from .units import Pair, Unit, hard_conflict, similarity, template
+from .units import Pair, Path, Unit, hard_conflict, similarity, template
 
-_Path = tuple[str, ...]
 #: A prefix of the target, one of the source, and the path below both.
-Exact = tuple[_Path, _Path, _Path]
+Exact = tuple[Path, Path, Path]
 #: `id` of a unit -> where it is.
 _Places = dict[int, Hashable]
 
@@ -69,7 +68,7 @@ class Naming:
             targets, sources = ([u for u in side if id(u) not in found] for side in (targets, sources))
         return found
 
-    def _best_prefixes(self, targets: list[Unit], sources: list[Unit]) -> tuple[_Path, _Path, list[Pair]] | None:
+    def _best_prefixes(self, targets: list[Unit], sources: list[Unit]) -> tuple[Path, Path, list[Pair]] | None:
         """Return (prefix of TARGETS, prefix of SOURCES, the pairs of one colour with equal paths below these) for the
         first two prefixes below which most paths agree; None if there are none. Of the prefixes, the 12 couples that
         most units vote for (`prefix_votes`) are looked at.
@@ -245,7 +244,7 @@ class Naming:
         return True
 
     @staticmethod
-    def _layer(unit: Unit) -> tuple[_Path, tuple[str, ...]]:
+    def _layer(unit: Unit) -> tuple[Path, tuple[str, ...]]:
         """Return (path of the module around UNIT, words of its last name); those of the module around it for a layer
         called `depthwise` or `pointwise`.
         """
@@ -295,7 +294,7 @@ def _last_names_in_company(units: Iterable[Unit]) -> _Places:
     """Return `id` of a unit -> (its last name, the set of last names of all UNITS in its module whose main tensors have
     as many dimensions).
     """
-    beside: dict[tuple[_Path, int], set[str]] = defaultdict(set)
+    beside: dict[tuple[Path, int], set[str]] = defaultdict(set)
     for unit in units:
         beside[unit.path[:-1], len(unit.main.shape)].add(unit.last)
     company = {where: frozenset(names) for where, names in beside.items()}
@@ -311,7 +310,7 @@ def _doubt_about(
 
 
 def _counted_alike(
-    agreed: list[Pair], below_t: Mapping[_Path, Unit], below_s: Mapping[_Path, Unit], *, unlike: bool
+    agreed: list[Pair], below_t: Mapping[Path, Unit], below_s: Mapping[Path, Unit], *, unlike: bool
 ) -> list[Pair]:
     """Return AGREED, pairs of equal names, without the pairs in lists that the two sides count differently: from
     another number (`_moved`: 1 to 4 and 0 to 3), from the other end (`turned`), or as a part of a longer list
@@ -338,26 +337,26 @@ def _counted_alike(
     return [(t, s) for t, s in agreed if moved.isdisjoint(_rows(paths[id(t)]))]
 
 
-def _below(prefix: _Path, units: Iterable[Unit]) -> dict[_Path, Unit]:
+def _below(prefix: Path, units: Iterable[Unit]) -> dict[Path, Unit]:
     """Return path below PREFIX -> unit, for those of UNITS that are in this module."""
     return {unit.path[len(prefix) :]: unit for unit in units if unit.within(prefix)}
 
 
-def _list(path: _Path) -> Series:
+def _list(path: Path) -> Series:
     """Return the list of the modules in PATH whose names are numbers."""
     return ".".join((*path, "{}"))
 
 
-def _rows(path: _Path) -> Iterator[_Path]:
+def _rows(path: Path) -> Iterator[Path]:
     """Yield the lists around PATH, the outermost first: the part of the path before each component that is a number."""
     return (path[:at] for at, component in enumerate(path) if component.isdecimal())
 
 
-def _lists(below: Mapping[_Path, Unit], named: Collection[_Path]) -> dict[_Path, dict[int, Hashable]]:
+def _lists(below: Mapping[Path, Unit], named: Collection[Path]) -> dict[Path, dict[int, Hashable]]:
     """Return path of a list -> number of a member -> its contents, a set of (path inside of it, colour), for each list
     in BELOW (path -> unit). Units whose paths, with `{}` for numbers, are not in NAMED are left out of the contents.
     """
-    found: dict[_Path, dict[int, set[tuple[_Path, Hashable]]]] = defaultdict(lambda: defaultdict(set))
+    found: dict[Path, dict[int, set[tuple[Path, Hashable]]]] = defaultdict(lambda: defaultdict(set))
     for path, unit in below.items():
         for row in _rows(path):
             members = found[row][int(path[len(row)])]
@@ -366,7 +365,7 @@ def _lists(below: Mapping[_Path, Unit], named: Collection[_Path]) -> dict[_Path,
     return {row: {n: frozenset(held) for n, held in members.items()} for row, members in found.items()}
 
 
-def _continued(row: _Path, below_t: Mapping[_Path, Unit], below_s: Mapping[_Path, Unit]) -> bool:
+def _continued(row: Path, below_t: Mapping[Path, Unit], below_s: Mapping[Path, Unit]) -> bool:
     """Return whether the list ROW of the target and the layers beside it are one longer list of that name in the
     source (`first, layers.0, last` and `layers.0, 1, 2`): the modules around them hold equal colours equally often, and
     the source has none of the layers beside under its path. False if there are none, or if ROW is ().

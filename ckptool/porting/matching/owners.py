@@ -11,9 +11,7 @@ from collections.abc import Sequence
 
 from ..words import all_in, common_start, cut, labels, shared, table
 from .cells import Cells
-from .units import Unit
-
-_Path = tuple[str, ...]
+from .units import Path, Unit
 
 
 class Owners:
@@ -23,7 +21,7 @@ class Owners:
 
     def __init__(self, cells: Cells) -> None:
         self._cells = cells
-        self._parts: dict[bool, dict[_Path, dict[str, list[Unit]]]] = {}
+        self._parts: dict[bool, dict[Path, dict[str, list[Unit]]]] = {}
         self._layers = {
             side: {u.path: u for u in units} for side, units in ((True, cells.targets), (False, cells.sources))
         }

@@ -15,9 +15,7 @@ from .evidence import Evidence, Kind
 from .levels import Levels, reason_against
 from .sequences import Sequences
 from .series import Ways, common, members_of, series_of, translation
-from .units import Unit, number_ranks, same_numbers
-
-_Path = tuple[str, ...]
+from .units import Path, Unit, number_ranks, same_numbers
 
 
 @dataclass(eq=False, slots=True)
@@ -415,8 +413,8 @@ def _places_in_lists(targets: Sequence[Scope], sources: Sequence[Scope]) -> dict
     places: dict[int, tuple[int, int]] = {}
     sizes = []
     for scopes in (targets, sources):
-        outermost: dict[int, tuple[_Path, int]] = {}
-        lists: dict[_Path, set[int]] = defaultdict(set)
+        outermost: dict[int, tuple[Path, int]] = {}
+        lists: dict[Path, set[int]] = defaultdict(set)
         for scope in scopes:
             at = next((at for at, component in enumerate(scope.path) if component.isdecimal()), None)
             if at is not None:
@@ -428,7 +426,7 @@ def _places_in_lists(targets: Sequence[Scope], sources: Sequence[Scope]) -> dict
     return places if sizes[0] == sizes[1] and 1 < len(sizes[0]) < len(targets) else {}
 
 
-def _namesakes(own: Sequence[_Path], theirs: Sequence[_Path]) -> dict[_Path, _Path]:
+def _namesakes(own: Sequence[Path], theirs: Sequence[Path]) -> dict[Path, Path]:
     """Return path of OWN -> path of THEIRS, by words that not all paths of their side have (`_words_apart`): each path
     shares some with one path of the other side, and no two with the same. Of two paths on each side, it is enough if
     one does; the other two are then a pair as well. {} if a path shares none.
@@ -446,14 +444,14 @@ def _namesakes(own: Sequence[_Path], theirs: Sequence[_Path]) -> dict[_Path, _Pa
     return found | dict(zip(left, free, strict=True)) if alone and len(left) == len(free) else {}
 
 
-def _words_apart(paths: Sequence[_Path]) -> dict[_Path, frozenset[str]]:
+def _words_apart(paths: Sequence[Path]) -> dict[Path, frozenset[str]]:
     """Return path -> those of its telling words and labels (`_said`) that not all PATHS have."""
     words = [_said(path) for path in paths]
     alike = frozenset.intersection(*words)
     return {path: found - alike for path, found in zip(paths, words, strict=True)}
 
 
-def _phrased_alike(own: Sequence[_Path], theirs: Sequence[_Path]) -> dict[_Path, _Path]:
+def _phrased_alike(own: Sequence[Path], theirs: Sequence[Path]) -> dict[Path, Path]:
     """Return path of OWN -> path of THEIRS, by the order of their words (`_in_a_row`): the share of words in one order
     is at least 0.5, and more than 0.2 higher than that of either with any other. {} if a path has no such partner.
 
@@ -475,7 +473,7 @@ def _phrased_alike(own: Sequence[_Path], theirs: Sequence[_Path]) -> dict[_Path,
 _HALF, _MARGIN = 0.5, 0.2
 
 
-def _phrases(paths: Sequence[_Path]) -> dict[_Path, tuple[str, ...]]:
+def _phrases(paths: Sequence[Path]) -> dict[Path, tuple[str, ...]]:
     """Return path -> its words in order, without the components at the start that all PATHS share, without numbers and
     words for containers.
     """
@@ -498,7 +496,7 @@ def _in_a_row(a: Sequence[str], b: Sequence[str]) -> float:
     return longest[-1] / max(len(a), len(b), 1)
 
 
-def _said(path: _Path) -> frozenset[str]:
+def _said(path: Path) -> frozenset[str]:
     """Return the telling words of PATH, and "GROUP:LABEL" for the labels of its components that do not exclude
     others.
     """
@@ -517,7 +515,7 @@ def _scopes(units: Sequence[Unit], others: Sequence[Unit]) -> list[Scope]:
     the module around it. Units whose colour none of OTHERS, the other side, has do not count; [] if no unit counts.
     """
     colours = {unit.colour for unit in others}
-    inside: dict[_Path, list[Unit]] = defaultdict(list)
+    inside: dict[Path, list[Unit]] = defaultdict(list)
     for unit in units:
         for at in range(len(unit.path)) if unit.colour in colours else ():
             inside[unit.path[:at]].append(unit)
