@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from .. import expression as ex
 from ..expression import Expr, Shape
-from ..matching.units import Unit, around, hard_conflict, template
+from ..matching.units import Pair, Path, Unit, around, hard_conflict, template
 from ..questions import Question, Reason, ask, ask_code
 from ..words import label, table
 
@@ -37,7 +37,7 @@ class Proposal:
     question: Question[Expr]
 
 
-def parts(pairs: Sequence[tuple[Unit, Unit]], targets: Sequence[Unit], sources: Sequence[Unit]) -> Iterator[Proposal]:
+def parts(pairs: Sequence[Pair], targets: Sequence[Unit], sources: Sequence[Unit]) -> Iterator[Proposal]:
     """Yield proposals for layers of one side that are one layer of the other side side by side: a part of that layer
     for each (`_cut`), or the concatenation (`_joined`).
 
@@ -69,9 +69,7 @@ def _families(units: Sequence[Unit]) -> list[list[Unit]]:
     return [sorted(held, key=lambda u: u.order) for held in found.values() if 1 < len(held) <= _MOST_PARTS]
 
 
-def _counterpart(
-    pairs: Sequence[tuple[Unit, Unit]], module: tuple[str, ...], *, of_target: bool
-) -> tuple[str, ...] | None:
+def _counterpart(pairs: Sequence[Pair], module: Path, *, of_target: bool) -> Path | None:
     """Return the path of the innermost module of the other side around all partners of the units in MODULE; if none of
     these has a partner, of those in the nearest module around it that has one. None if only the outermost module has.
     OF_TARGET says which side MODULE is of.
@@ -126,9 +124,7 @@ def _joined(held: Sequence[Unit], whole: Unit, dim: int) -> Iterator[Proposal]:
         yield Proposal(whole, held[0], role, ex.cat(dim, *exprs), asked.about(ex.cat(dim, *exprs[::-1])))
 
 
-def segments(
-    pairs: Sequence[tuple[Unit, Unit]], targets: Sequence[Unit], sources: Sequence[Unit]
-) -> Iterator[Proposal]:
+def segments(pairs: Sequence[Pair], targets: Sequence[Unit], sources: Sequence[Unit]) -> Iterator[Proposal]:
     """Yield zeros, which add nothing, as proposals for each segment table of the model without a source. Nothing is
     yielded if the source has a segment table, or if no word table is paired.
 
@@ -146,7 +142,7 @@ def segments(
             yield Proposal(unit, words, unit.main.role, ex.zeros(*unit.main.shape), ask(Reason.NO_SEGMENTS))
 
 
-def shared(pairs: Sequence[tuple[Unit, Unit]], targets: Sequence[Unit], sources: Sequence[Unit]) -> Iterator[Proposal]:
+def shared(pairs: Sequence[Pair], targets: Sequence[Unit], sources: Sequence[Unit]) -> Iterator[Proposal]:
     """Yield copies as proposals for layers in blocks of the model that are equal, in path but for numbers and in
     colour, to a paired layer, whose source is the only one of its own path but for numbers and colour. The question is
     answered if the source's code runs it as often as the model has it.
@@ -158,7 +154,7 @@ def shared(pairs: Sequence[tuple[Unit, Unit]], targets: Sequence[Unit], sources:
     """
     count = Counter((template(unit.path), unit.colour) for unit in sources)
     wanted = Counter((template(unit.path), unit.colour) for unit in targets)
-    known: dict[object, tuple[Unit, Unit]] = {}
+    known: dict[object, Pair] = {}
     for t, s in pairs:
         if count[template(s.path), s.colour] == 1:
             known.setdefault((template(t.path), t.colour), (t, s))

@@ -9,7 +9,7 @@ from .. import expression as ex
 from ..expression import Expr
 from ..forms.fusing.projections import heads_of, of_library, part_label
 from ..forms.pieces import Name, Piece, squeezed
-from ..matching.units import Unit
+from ..matching.units import Path, Unit
 from ..questions import Reason
 from ..words import Rotary, table, words_of
 from .filling import Filling
@@ -27,7 +27,7 @@ def doubt_rotary(filling: Filling) -> None:
     """
     if filling.same_names and not filling.source.signature.traced:
         return
-    kept: set[tuple[tuple[str, ...], str]] = set()
+    kept: set[tuple[Path, str]] = set()
     for hole in sorted(filling.holes, key=lambda one: len(filling.unit_of[one][0].main.shape) < 2):
         rows = _turned_by_model(filling, hole)
         if rows is None or (len(rows.t.main.shape) < 2 and rows.layer in kept):
@@ -89,7 +89,7 @@ class _Rows:
     t: Unit
     s: Unit
     kind: str
-    layer: tuple[tuple[str, ...], str]
+    layer: tuple[Path, str]
 
     def learn_from_code(self) -> bool:
         """Keep the rows, without an open question, if both forward passes pair them in one way. Return whether they

@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Sequence
 from ..forms.branches import flows_into
 from ..words import words_of
 from .cells import Cells
-from .units import Pair, Path, Unit, block_of
+from .units import Pair, Unit, block_of, by_block
 
 #: Cells of more look-alikes are no branches.
 _MOST = 8
@@ -25,13 +25,11 @@ def along_branches(cells: Cells) -> dict[int, Hashable]:
     Only open cells with equally many units of both sides, at most 8 of each, are looked at, and only certain pairs in
     the blocks of their targets. All units of a cell get a label if each target has a source of its own; else none does.
     """
-    decided: dict[Path, list[Pair]] = defaultdict(list)
-    for pair in cells.certain():
-        decided[block_of(pair[0].path)].append(pair)
+    certain = by_block(cells.certain())
     labels: dict[int, Hashable] = {}
     for targets, sources in cells.even():
         if len(targets) <= _MOST:
-            beside = [pair for block in {block_of(t.path) for t in targets} for pair in decided[block]]
+            beside = [pair for block in {block_of(t.path) for t in targets} for pair in certain.get(block, ())]
             found = _found(targets, sources, beside)
             if len(found) == len({id(s) for s in found.values()}) == len(targets):
                 for t in targets:

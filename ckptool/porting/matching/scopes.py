@@ -284,12 +284,9 @@ class Scopes:
         """Return (number in the target, number in the source) for each pair of scopes in the lists OWN, a series of the
         target, and THEIRS, a series of the source.
         """
-        here, there = (
-            {id(s): n for s in self.scopes[side] for row, n in series_of(s.path) if row == wanted}
-            for side, wanted in ((True, own), (False, theirs))
-        )
-        pairs = [(id(t), id(t.partner)) for t in self.scopes[True]]
-        return [(here[t], there[s]) for t, s in pairs if t in here and s in there]
+        pairs = [(t.path, t.partner.path) for t in self.scopes[True] if t.partner is not None]
+        couples = [(here, there) for t, s in pairs for here in series_of(t) for there in series_of(s)]
+        return [(here[1], there[1]) for here, there in couples if (here[0], there[0]) == (own, theirs)]
 
     def _parent_label(self, scope: Scope, is_target: bool) -> Hashable:
         """Return the `id` of the target in the innermost pair of scopes around SCOPE; None if there is no such pair.

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import combinations
 
 from ..forms.branches import beside
-from ..matching.units import Pair, Path, Unit, block_of, series
+from ..matching.units import Pair, Unit, block_of, by_block, series
 from ..questions import Question, Reason, ask
 from .company import crossed, in_company
 from .names import by_names
@@ -21,16 +21,6 @@ _NEAR = 3
 
 #: Two pairs, and why their swap cannot be excluded.
 Swap = tuple[Pair, Pair, Question[Unit]]
-
-
-def by_block(pairs: Iterable[Pair]) -> dict[Path, list[Pair]]:
-    """Return path of a block of the target -> the pairs whose target has it as its block, in their order; () for pairs
-    outside of all blocks.
-    """
-    blocks: dict[Path, list[Pair]] = defaultdict(list)
-    for pair in pairs:
-        blocks[block_of(pair[0].path)].append(pair)
-    return blocks
 
 
 def by_look(pairs: Iterable[Pair]) -> dict[object, list[Pair]]:

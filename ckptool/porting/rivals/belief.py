@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,7 +9,7 @@ from itertools import combinations
 from operator import attrgetter
 
 from ..matching.sequences import Sequences
-from ..matching.units import Pair, Path, Unit, block_of, nearness, series
+from ..matching.units import Pair, Path, Unit, block_of, by_block, nearness, series
 from .names import by_numbers
 
 #: An order in which less than this share of a block agrees with the other side decides nothing there.
@@ -110,10 +109,7 @@ class Belief:
     """
 
     def __init__(self, pairs: Iterable[Pair], orders: Sequence[Order], overall: Mapping[str, float]) -> None:
-        self._pairs, self._orders, self._overall = list(pairs), orders, overall
-        self._blocks: dict[Path, list[Pair]] = defaultdict(list)
-        for pair in self._pairs:
-            self._blocks[block_of(pair[0].path)].append(pair)
+        self._blocks, self._orders, self._overall = by_block(pairs), orders, overall
         self._known: dict[tuple[Path, ...], dict[str, float]] = {}
 
     def about(self, one: Pair, other: Pair) -> dict[str, float]:
