@@ -38,8 +38,8 @@ class Proposal:
 
 
 def parts(pairs: Sequence[Pair], targets: Sequence[Unit], sources: Sequence[Unit]) -> Iterator[Proposal]:
-    """Yield proposals for layers of one side that are one layer of the other side side by side: a part of that layer
-    for each (`_cut`), or the concatenation (`_joined`).
+    """Yield proposals for layers of one side that are one layer of the other side if they are concatenated: a part of
+    that layer for each (`_cut`), if they are of the target; else the concatenation (`_joined`).
 
     The parts are two to four units of one module (`_families`). In the module where the partners of their neighbours
     are (`_counterpart`), the other side has exactly one unit with the sum of their sizes (`_dimension`), and its words

@@ -146,8 +146,8 @@ class Matcher:
         (`_accepted`) and are no new heads, the units without a partner, and the undecided cells.
         """
         cells = list(self.cells.groups().values())
-        accepted, lone = self._accepted(cells)
-        undecided = [cell for cell in cells if all(cell) and (len(cell[0]), len(cell[1])) != (1, 1)]
+        accepted, lone = self._accepted()
+        undecided = self.cells.open()
         taken = {id(unit) for group in (*accepted, *(side for cell in undecided for side in cell)) for unit in group}
         free_t, free_s = ([u for cell in cells for u in cell[side] if id(u) not in taken] for side in (0, 1))
         heads = self._new_heads(accepted)
@@ -162,7 +162,7 @@ class Matcher:
         pairs.sort(key=lambda pair: pair[0].order)
         return Matching(pairs, [*free_t, *self._constants], free_s, undecided, new, self._later)
 
-    def _accepted(self, cells: Sequence[tuple[list[Unit], list[Unit]]]) -> tuple[list[Pair], list[Pair]]:
+    def _accepted(self) -> tuple[list[Pair], list[Pair]]:
         """Return (the decided pairs that count, those of them that only their shape made).
 
         All pairs count if the source covers the model (`_covers_model`). Else a pair counts if it is in a series of
@@ -170,7 +170,7 @@ class Matcher:
         (`_only_so`). Pairs of layers with different outputs (`_gives_others`) never count.
         """
         pairs, lone = [], []
-        covered = self._covers_model(cells)
+        covered = self._covers_model()
         growing = set() if covered else of_unlike_sizes(self.cells.pairs())
         for t, s in self.cells.pairs():
             if _gives_others(t, s):
@@ -182,10 +182,11 @@ class Matcher:
                 pairs.append((t, s))
         return pairs, lone
 
-    def _covers_model(self, cells: Sequence[tuple[list[Unit], list[Unit]]]) -> bool:
-        """Return whether each of CELLS has equally many units of both sides, apart from cells of sources whose colour
-        the model does not have; these hold at most 10 percent of the sources.
+    def _covers_model(self) -> bool:
+        """Return whether each cell has equally many units of both sides, apart from cells of sources whose colour the
+        model does not have; these hold at most 10 percent of the sources.
         """
+        cells = self.cells.groups().values()
         spare = [sources for targets, sources in cells if not targets and not self._wanted(sources[0])]
         uneven = [targets for targets, sources in cells if len(targets) != len(sources)]
         return len(uneven) == len(spare) and sum(map(len, spare)) <= _FEW_SPARE * len(self.cells.sources)
