@@ -61,7 +61,9 @@ class _BareUse:
     shape: Shape
 
     def shows_turned(self) -> bool | None:
-        """Return whether sizes show that the parameter was transposed (True) or not (False); None if it is square."""
+        """Return whether the parameter was transposed, if it has the sizes that the model multiplies with; None if
+        these are square. If it has other sizes, return whether these are those of the model's key.
+        """
         if self.own.shape != self.shape:
             return self.own.shape == self.piece.entry.shape
         if self.own.shape[-1] != self.own.shape[-2]:
@@ -69,8 +71,8 @@ class _BareUse:
         return None
 
     def may_be_turned(self) -> bool:
-        """Return whether the parameter has another last name than the model's tensor, and no step but a selection or
-        one reshape was done with it.
+        """Return whether the parameter has another last name than the model's tensor, no earlier step reshaped it, and
+        nothing but selections and reshapes is done with it.
         """
         renamed = self.own.entry.key.split(".")[-1] != self.piece.entry.key.split(".")[-1]
         # an earlier step reads the rows of what it reshapes off sizes that are no square's, such as those of heads
@@ -90,7 +92,9 @@ class _BareUse:
 
 
 def _bare_uses(filling: Filling) -> Iterator[_BareUse]:
-    """Yield each bare parameter that goes to a tensor of the model that is multiplied with, or that holds scores."""
+    """Yield each bare parameter of the file, of two or more dimensions, that fills a matrix of the model (`_as_matrix`)
+    or scores (`_as_scores`), as it is or reshaped.
+    """
     for hole, filled in filling.holes.items():
         t, s = filling.unit_of[hole]
         piece = t.pieces.get(hole.role)

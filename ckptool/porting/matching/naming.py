@@ -223,9 +223,9 @@ class Naming:
 
     def by_parts(self) -> bool:
         """Pair norms that one side names after a part of their module (`norm_attn`) with the norms at the partner of
-        that part on the other side (`Owners`). Norms that would be in two different pairs are left out. Note the pairs
-        in `settled` of the targets, and () in that of their look-alikes in the module. Return whether any pair was
-        made.
+        that part on the other side (`Owners.pairs`), without those that would be in two different pairs. Return whether
+        any pair was made. If so, each target of these pairs notes its path in `settled`, and its look-alikes in its
+        module note ().
         """
         labels: dict[int, Hashable] = {}
         for t, s in self._owners.pairs():
