@@ -31,11 +31,6 @@ def doubt_modulation(filling: Filling) -> None:
     """
     if filling.same_names:
         return
-    if not filling.target.signature.traced:
-        for t, s in filling.matching.pairs:
-            named = _first_by_name(t) or _first_by_name(s)
-            if _parts_of(t) and named and t.path[-2:] != s.path[-2:] and not filling.same_code(t, s):
-                _ask(filling, t, _parts_of(t), Reason.MODULATION_UNSEEN)
     layers = [(t, s, taken) for t, s in filling.matching.pairs if (taken := _taken(t)) and _is_filled(filling, t)]
     first = Counter(taken[0] for *_, taken in layers)
     for t, s, taken in layers:
@@ -46,6 +41,11 @@ def doubt_modulation(filling: Filling) -> None:
             _doubt_order(filling, t, s, taken, unusual=taken[0] != first.most_common(1)[0][0])
         elif theirs[0] != taken[0]:
             _exchange(filling, t, len(taken))
+    if not filling.target.signature.traced:
+        for t, s in filling.matching.pairs:
+            named = _first_by_name(t) or _first_by_name(s)
+            if _parts_of(t) and named and t.path[-2:] != s.path[-2:] and not filling.same_code(t, s):
+                _ask(filling, t, _parts_of(t), Reason.MODULATION_UNSEEN)
 
 
 def _doubt_order(filling: Filling, t: Unit, s: Unit, taken: tuple[str, ...], *, unusual: bool) -> None:
