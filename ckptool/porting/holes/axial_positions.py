@@ -25,15 +25,14 @@ def positions_of_axes(filling: Filling) -> None:
     said = {axis: [u for u in tables if not words.isdisjoint(u.words)] for axis, words in _AXES.items()}
     if [len(said["frames"]), len(said["places"])] != [1, 1] or len(said["class"]) > 1:
         return
-    frames, places = (said[axis][0].main for axis in ("frames", "places"))
-    first = [u.main for u in said["class"]]
-    if {prod(p.shape[:-2]) for p in (frames, places, *first)} != {1}:
+    frames, places, *first = (u.main for axis in ("frames", "places", "class") for u in said[axis])
+    width = frames.shape[-1]
+    if places.shape[-1] != width or any(prod(p.shape[:-2]) != 1 for p in (frames, places, *first)):
         return
-    n, m, width = frames.shape[-2], places.shape[-2], frames.shape[-1]
-    wanted = sum(p.shape[-2] for p in first) + n * m, width
+    wanted = sum(p.shape[-2] for p in first) + frames.shape[-2] * places.shape[-2], width
     for t in filling.matching.free_targets:
         is_table = label_of(t, "embedding") == "position" and squeezed(t.main.shape) == wanted
-        if not is_table or t.main.name in filling.holes or places.shape[-1] != width:
+        if not is_table or t.main.name in filling.holes:
             continue
         rows = [ex.reshape(p.expr, (p.shape[-2], width), p.shape) for p in first]
         ways = [
@@ -62,8 +61,8 @@ def _sums(outer: Piece, inner: Piece) -> Expr:
 
 
 def _copies(x: Expr, dim: int, times: int) -> Expr:
-    """Return TIMES copies of X side by side along dimension DIM, bit for bit: `repeat` divides by the number, which is
-    exact for 2 ** n.
+    """Return TIMES copies of X side by side along dimension DIM, bit for bit: `repeat` divides by the number of copies,
+    which is exact for a power of two.
     """
     enough = float(2 ** (times - 1).bit_length())
     return ex.part(ex.scale(ex.repeat(x, dim, int(enough)), enough), dim, 0, times)

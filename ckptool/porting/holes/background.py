@@ -12,23 +12,29 @@ from .filling import Filling
 
 
 def doubt_background(filling: Filling) -> None:
-    """Ask about layers for classes that have three classes or more, one more than a layer for boxes in the same module
-    has, unless all pairs of the two models have equal last names. Ask despite equal names if only one side has boxes
-    for the background, too. The options have the last row first, and the first row last.
+    """Ask about the rows of layers for three classes or more, if the two codes may count the background in different
+    places. The options have the last row first, and the first row last; if the source has boxes for all classes, in
+    the opposite order.
 
-    Boxes have four rows for each class, and in some code none for the background. Names say what layers are for, on the
-    side of the model for its layers, and on that of the source for those of the source.
+    A layer counts the background if a layer for boxes in its module has four rows for each class but one (in other
+    code, for each class). It is asked about if the model's layer does, and some pair of the two models has unequal last
+    names; or if on one side it does, and on the other side a layer for boxes has four rows for each class. Which layers
+    are for classes and for boxes, names say.
     """
     pairs = {id(t): (t, s) for t, s in filling.unit_of.values()}.values()
     renamed = any(t.path[-1:] != s.path[-1:] for t, s in pairs)
-    own = _boxes([*(t for t, _ in pairs), *filling.matching.free_targets])
-    theirs = _boxes([*(s for _, s in pairs), *filling.matching.free_sources])
+    boxes = [
+        _boxes([*(pair[side] for pair in pairs), *free])
+        for side, free in enumerate((filling.matching.free_targets, filling.matching.free_sources))
+    ]
     for t, s in pairs:
         rows = t.main.shape[0] if t.main.shape else 0
         if rows < 3 or label_of(t, "task") != "classes":
             continue
-        without = (t.path[:-1], 4 * (rows - 1)) in own, (s.path[:-1], 4 * (rows - 1)) in theirs
-        with_it = (t.path[:-1], 4 * rows) in own, (s.path[:-1], 4 * rows) in theirs
+        without, with_it = (
+            [(unit.path[:-1], 4 * n) in held for unit, held in zip((t, s), boxes, strict=True)]
+            for n in (rows - 1, rows)
+        )
         unlike = (without[0] and with_it[1]) or (without[1] and with_it[0])
         if not unlike and not (renamed and without[0]):
             continue

@@ -16,13 +16,12 @@ from .filling import Filling
 
 
 def doubt_bypasses(filling: Filling) -> None:
-    """Ask about the order of the channels of each tensor that makes, norms or takes the parts of a layer's output, if
-    the model's forward pass shows that one part goes past the layers that take the others.
+    """Decide which part passes (`_ask`) for each layer that makes, norms or takes the parts of a layer's output, of
+    which one goes past the layers that take the others, as the model's forward pass shows (`_bypasses`).
 
-    The layer that makes the parts has to be filled with one tensor of the source. If the source's forward pass shows
-    such parts of the same dimension, too, the question is asked, and answered if `_ask` can tell by them. Nothing is
-    asked if it does not and the two layers have equal names or the same code, nor if the sides have the same names and
-    the source was not traced.
+    The layer that makes the parts has to be filled with one tensor of the source (`_is_whole`). Nothing is done for
+    pairs that are written once (`Filling.written_once`), unless the source's forward pass shows such parts along the
+    same dimension; nor if the sides have the same names and the source was not traced.
     """
     if filling.same_names and not filling.source.signature.traced:
         return
@@ -35,12 +34,13 @@ def doubt_bypasses(filling: Filling) -> None:
 
 
 def _ask(filling: Filling, t: Unit, own: Bypass, theirs: Bypass | None) -> None:
-    """Decide which part passes in the source's code, for each tensor of T whose channels divide into the parts of OWN,
-    the model's bypass. If THEIRS, the source's, shows it (`_are_alike`), that part is moved without an open question.
-    Else it is asked; the option has the first part of the source there, or the last one if the model lets its first
-    part pass.
+    """Move the part that passes in the source's code to the place of OWN, the model's bypass, in each tensor of T whose
+    channels its parts divide: without an open question if the source's bypass, THEIRS, has as many parts, and both join
+    them in the order in which they cut them. Else only ask; the option moves the first part there, or the last if the
+    model lets its first part pass.
     """
-    known = theirs.place if theirs is not None and _are_alike(own, theirs) else None
+    alike = theirs is not None and theirs.parts == own.parts and theirs.in_place and own.in_place
+    known = theirs.place if theirs is not None and alike else None
     usual = 0 if own.place else own.parts - 1
     for piece in t.pieces.values():
         filled = filling.holes.get(piece.name)
@@ -52,11 +52,6 @@ def _ask(filling: Filling, t: Unit, own: Bypass, theirs: Bypass | None) -> None:
         else:
             moved = _moved(filled.expr, size, own, known)
             filled.learn(moved, Reason.BYPASS, shows=f"lets part {known + 1} of {own.parts} pass unchanged")
-
-
-def _are_alike(own: Bypass, theirs: Bypass) -> bool:
-    """Return whether two bypasses have equally many parts, and both join them in the order in which they cut them."""
-    return theirs.parts == own.parts and theirs.in_place and own.in_place
 
 
 def _bypasses(unit: Unit) -> tuple[Bypass, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
@@ -17,14 +16,19 @@ from .filling import Filled, Filling
 
 
 def doubt_heads_of_channels(filling: Filling) -> None:
-    """Ask whether heads are the outer or the inner index of the channels of an attention whose queries the source
-    computes by a 1d convolution of size 1, if the model has two heads or more.
+    """Ask about the tensors of attentions with two heads or more whether heads are the outer or the inner index of
+    their channels, if the source computes the queries and this layer by 1d convolutions of size 1. Layers of queries
+    with `conv` in their last name (`conv_q`) do not count: they are those of Glow-TTS, with heads outside.
 
-    Code with channels first often splits the channels into (width, heads), as SuperGlue does, whose layers are a list:
-    for a list, the reordered tensors are taken and the plain ones are the options; for other names, it is the other way
-    round.
+    Code with channels first often has heads inside, as SuperGlue has, whose layers are a list. If the source's layer of
+    queries is in a list, the reordered tensor (`_heads_outside`) is taken and the plain one is the option; else it is
+    the other way round.
     """
-    attentions = {t.path[:-1]: (heads_of(t.main.entry), s.last.isdecimal()) for t, s in _pointwise_queries(filling)}
+    attentions = {
+        t.path[:-1]: (heads_of(t.main.entry), s.last.isdecimal())
+        for t, s in filling.matching.pairs
+        if part_label(t.path) == "q" and _is_pointwise(s.main) and "conv" not in cut(s.last)
+    }
     for hole, filled in filling.holes.items():
         t, s = filling.unit_of[hole]
         heads, listed = attentions.get(t.path[:-1], (0, False))
@@ -33,24 +37,15 @@ def doubt_heads_of_channels(filling: Filling) -> None:
             filled.ask(Reason.HEADS_INSIDE, options=[moved], exchange=listed)
 
 
-def _pointwise_queries(filling: Filling) -> Iterator[tuple[Unit, Unit]]:
-    """Yield each pair of layers for queries of which that of the source is a 1d convolution of size 1, unless it has
-    `conv` in its name (`conv_q`): those are Glow-TTS's, with heads outside.
-    """
-    for t, s in filling.matching.pairs:
-        if part_label(t.path) == "q" and _is_pointwise(s.main) and "conv" not in cut(s.last):
-            yield t, s
-
-
 def _is_pointwise(piece: Piece) -> bool:
     """Return whether PIECE is the kernel of a 1d convolution of size 1."""
     return len(piece.shape) == 3 and piece.shape[2] == 1
 
 
 def _heads_outside(expr: Expr, hole: Name, t: Unit, s: Unit, heads: int) -> Expr | None:
-    """Return EXPR, the tensor of the layers (T, S) in HOLE, with its HEADS as the outer index instead of the inner one:
-    in the rows of queries, keys and values, and in the columns of the output layer. None for biases of the output
-    layer and other tensors, and if HEADS does not divide the size.
+    """Return EXPR, which fills HOLE of the layer T from S, with HEADS as the outer index instead of the inner one: in
+    the rows of weights and biases for queries, keys and values, and in the columns of the weight of the output layer.
+    None for other tensors, and if HEADS does not divide the rows or columns.
     """
     shape = t.pieces[hole.role].shape
     if hole.role in ("weight", "bias") and part_label(t.path) in ("q", "k", "v"):
@@ -63,8 +58,8 @@ def _heads_outside(expr: Expr, hole: Name, t: Unit, s: Unit, heads: int) -> Expr
 
 
 def doubt_flattened(filling: Filling) -> None:
-    """Bring the columns of each linear layer that takes flattened feature maps into the model's order, if the two codes
-    seem to flatten in different orders (`_AfterMaps`).
+    """Reorder the columns of each layer that takes flattened feature maps (`_after_maps`), if the two codes flatten in
+    different orders.
     """
     for hole, filled in filling.holes.items():
         layer = _after_maps(filling, filled, *filling.unit_of[hole], hole.role)
@@ -90,10 +85,9 @@ class _AfterMaps:
     shown: bool
 
     def reorder(self) -> None:
-        """Reorder the columns: without an open question if both forward passes show the orders, else with one.
-
-        For a model with an order that no framework has and a source with channels first, the plain tensor stays, and
-        the reordered one is the option.
+        """Reorder the columns: without an open question if both forward passes show the orders, else with the plain
+        tensor as the option. If the model's order is one that no framework has and the source has channels first, the
+        plain tensor stays, and the reordered one is the option.
         """
         named = self.own.upper(), self.theirs.upper()
         if self.shown:
@@ -114,12 +108,12 @@ class _AfterMaps:
 
 
 def _after_maps(filling: Filling, filled: Filled, t: Unit, s: Unit, role: str) -> _AfterMaps | None:
-    """Return the tensor ROLE of T, filled by FILLED from S, as weight of a layer after flattened maps; None if the
-    model's code does not show that it is one. Also None for a layer of the same code, unless both forward passes show
-    the orders.
+    """Return the tensor ROLE of T, which FILLED fills from S, as the weight of a layer after flattened maps; None if
+    the model's forward pass does not show that it is one.
 
-    Both show them if they flatten maps of the same sizes, and the weight is a plain copy. Else the order of the source
-    is channels last if its framework or the name of the weight says so, else channels first.
+    The orders are shown if both forward passes flatten maps of the same sizes, and the weight is a copy. If they are
+    not, None for a layer of the same code; else the order of the source is channels last if its framework or the name
+    of the weight says so (`holds_channels_last`), or channels first.
     """
     piece = t.pieces.get(role)
     flattened = None if piece is None or role != "weight" else piece.entry.facts.flattened

@@ -14,8 +14,9 @@ from .filling import Filled, Filling
 
 
 def doubt_concatenated(filling: Filling) -> None:
-    """Bring the channels of layers that take concatenated branches into the model's order (`_Taker`). Nothing is done
-    if the source was not traced, and both sides have the same names or the source's keys are in no order.
+    """Bring the channels of each layer that takes concatenated branches (`_taker`) into the model's order, or ask about
+    them (`_Taker.doubt`). Nothing is done if the source was not traced, and both sides have the same names or the
+    source's keys are in no order.
     """
     if not filling.source.signature.traced and (filling.same_names or not filling.matcher.sequences.ordered):
         return
@@ -46,8 +47,8 @@ class _Taker:
     guessed: bool
 
     def doubt(self) -> None:
-        """Reorder the channels as the source's code shows, or else as its branches are registered, and ask if a branch
-        has a question.
+        """Ask if what fills a branch has a question. Reorder the channels as the source's code shows, if it uses no
+        branch twice; if it does not show their order, by the order of registration (`_doubt_registered`).
         """
         if self.guessed:
             self.filled.ask(Reason.BRANCHES_GUESSED)
@@ -57,11 +58,12 @@ class _Taker:
             self.filled.expr = self._moved(_places(self.shown))
 
     def _doubt_registered(self, order: Sequence[float]) -> None:
-        """Ask about branches that the source registers in ORDER, as code as a rule concatenates them in this order.
+        """Ask about branches that the source registers at the places ORDER; as a rule, code concatenates them in this
+        order.
 
-        If it is that of the model, only renamed tables are asked about, with the opposite order as the option: code
-        takes inputs in any order. If it is another, the reordered channels are taken where the model's code keeps to
-        the rule, and are an option where it does not.
+        If it is the model's order, only renamed tables are asked about, with the opposite order as the option: code
+        takes inputs in any order. If it is another, the reordered channels are taken if the model's code keeps to the
+        rule, and are the option if not. Nothing is asked if two branches have one place.
         """
         if _is_sorted(order):
             if self._are_renamed_tables():
@@ -92,9 +94,9 @@ def _is_sorted(order: Sequence[float]) -> bool:
 
 
 def _taker(filling: Filling, filled: Filled, t: Unit, s: Unit, role: str, weights: dict[str, Piece]) -> _Taker | None:
-    """Return the layer T, whose tensor ROLE is filled by FILLED from S; None if it takes no concatenated branches, or
-    if a branch is not in WEIGHTS (key -> tensor of the model that is filled), or if its channels are not those of all
-    branches together.
+    """Return the layer T, whose tensor ROLE FILLED fills from S, as one that takes concatenated branches. None if it
+    takes none, if a branch is not in WEIGHTS (key -> tensor of the model that is filled), or if it does not have the
+    channels of all branches together.
     """
     piece = t.pieces.get(role)
     joined = piece.entry.facts.joined if piece is not None else ()
@@ -110,8 +112,8 @@ def _taker(filling: Filling, filled: Filled, t: Unit, s: Unit, role: str, weight
 
 
 def _shown(piece: Piece | None, units: Sequence[tuple[Unit, Unit]]) -> list[int] | None:
-    """Return the place of each branch of UNITS in the concatenation that the layer PIECE of the source takes; None if
-    the source's code does not show it of all of them.
+    """Return the place of each branch, a pair of UNITS, in the concatenation that PIECE of the source takes; None if
+    the source's code does not show one for all of them.
     """
     joined = piece.entry.facts.joined if piece is not None else ()
     place = {key: at for at, (key, _) in enumerate(joined)}

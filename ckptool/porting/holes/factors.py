@@ -111,8 +111,8 @@ def _rate(squares: list[float]) -> float:
 
 
 def scaled_tables(filling: Filling) -> None:
-    """Ask about word embeddings whose values are as small as in code that multiplies the rows by sqrt(width); this
-    model does not. The option is the table times sqrt(width).
+    """Ask about copies of tables whose rows the model adds as they are (`_is_added`), and whose values are as small as
+    in code that multiplies the rows by sqrt(width). The option is the table times sqrt(width).
 
     Transformers with computed positions multiply the rows so that they outweigh the positions (Vaswani et al., 2017,
     section 3.4), and their code begins with values of spread 1 / sqrt(width): the spread of the table is less than 0.5,

@@ -77,7 +77,7 @@ class Filling:
         holes: name of a hole -> what fills it; holes that are not filled are missing.
         misses: name of a hole -> why it stays empty, if more is known than that no source fits.
         unit_of: name of a hole -> the units (target, source) that it was filled from.
-        same_names: whether the source has all keys of the model, see `_same_names`.
+        same_names: whether the source has all keys of the model but for buffers, and so most likely the same code.
     """
 
     def __init__(
@@ -87,7 +87,8 @@ class Filling:
         self.holes: dict[Name, Filled] = {}
         self.misses: dict[Name, Question[Expr]] = {}
         self.unit_of: dict[Name, Pair] = {}
-        self.same_names = self._same_names()
+        own = {key for key, entry in target.signature.entries.items() if entry.parameter is not False}
+        self.same_names = own <= set(source.signature.entries)
         self._compared: dict[tuple[str, str], bool] = {}
         self._sorted = [sorted(side.signature.entries) for side in (target, source)]  # each block is asked about once
 
@@ -150,13 +151,6 @@ class Filling:
         return first is not None and all(
             one is not None and one.shape == first.shape and bool((one == first).all()) for one in others
         )
-
-    def _same_names(self) -> bool:
-        """Return whether the file has all keys of the model but for buffers, so that it most likely comes from the same
-        code.
-        """
-        own = {k for k, e in self.target.signature.entries.items() if e.parameter is not False}
-        return own <= set(self.source.signature.entries)
 
     def same_code(self, t: Unit, s: Unit) -> bool:
         """Return whether T and S come from the same code, as names say: both sides have the same names (`same_names`),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from .. import expression as ex
 from ..expression import Expr, Shape
-from ..matching.units import Unit, around, hard_conflict, template
+from ..matching.units import Pair, Path, Unit, around, hard_conflict, template
 from ..questions import Question, Reason, ask, ask_code
 from ..words import label, table
 
@@ -37,13 +37,13 @@ class Proposal:
     question: Question[Expr]
 
 
-def parts(pairs: Sequence[tuple[Unit, Unit]], targets: Sequence[Unit], sources: Sequence[Unit]) -> Iterator[Proposal]:
-    """Yield proposals for layers of one side that are, concatenated, one layer of the other side: a slice of that layer
-    for each tensor, or the concatenation. The option is the opposite order.
+def parts(pairs: Sequence[Pair], targets: Sequence[Unit], sources: Sequence[Unit]) -> Iterator[Proposal]:
+    """Yield proposals for layers of one side that are one layer of the other side if they are concatenated: a part of
+    that layer for each (`_cut`), if they are of the target; else the concatenation (`_joined`).
 
-    The parts are two to four units of one module (`_families`). The other side has exactly one unit with the sum of
-    their sizes in the module where the partners of their neighbours are (`_counterpart`), and no words of the names
-    exclude each other.
+    The parts are two to four units of one module (`_families`). In the module where the partners of their neighbours
+    are (`_counterpart`), the other side has exactly one unit with the sum of their sizes (`_dimension`), and its words
+    do not exclude theirs.
     Args:
         pairs: the pairs so far, (target, source).
         targets, sources: the units without a partner.
@@ -51,12 +51,11 @@ def parts(pairs: Sequence[tuple[Unit, Unit]], targets: Sequence[Unit], sources: 
     for to_target in (True, False):
         several, one = (targets, sources) if to_target else (sources, targets)
         for held in _families(several):
-            around = _counterpart(pairs, held[0].path[:-1], of_target=to_target)
-            whole = [u for u in one if around is not None and _inside(u, around) and _dimension(u, held) is not None]
-            dim = _dimension(whole[0], held) if len(whole) == 1 else None
-            if dim is None or any(hard_conflict(u.words, whole[0].words) for u in held):
-                continue
-            yield from _cut(held, whole[0], dim) if to_target else _joined(whole[0], held, dim)
+            module = _counterpart(pairs, held[0].path[:-1], of_target=to_target)
+            inside = [] if module is None else [u for u in one if u.within(module)]
+            fitting = [(u, dim) for u in inside if (dim := _dimension(u, held)) is not None]
+            if len(fitting) == 1 and not any(hard_conflict(u.words, fitting[0][0].words) for u in held):
+                yield from _cut(held, *fitting[0]) if to_target else _joined(held, *fitting[0])
 
 
 def _families(units: Sequence[Unit]) -> list[list[Unit]]:
@@ -70,14 +69,10 @@ def _families(units: Sequence[Unit]) -> list[list[Unit]]:
     return [sorted(held, key=lambda u: u.order) for held in found.values() if 1 < len(held) <= _MOST_PARTS]
 
 
-def _counterpart(
-    pairs: Sequence[tuple[Unit, Unit]], module: tuple[str, ...], *, of_target: bool
-) -> tuple[str, ...] | None:
-    """Return the path of the innermost module around all partners of the units in MODULE, on the other side. OF_TARGET
-    says which side MODULE is of.
-
-    If none of them has a partner, the nearest module around it with partners counts; None if there is none. The
-    outermost module does not count.
+def _counterpart(pairs: Sequence[Pair], module: Path, *, of_target: bool) -> Path | None:
+    """Return the path of the innermost module of the other side around all partners of the units in MODULE; if none of
+    these has a partner, of those in the nearest module around it that has one. None if only the outermost module has.
+    OF_TARGET says which side MODULE is of.
     """
     for at in range(len(module), 0, -1):
         others = [(s if of_target else t).path for t, s in pairs if (t if of_target else s).path[:at] == module[:at]]
@@ -86,32 +81,30 @@ def _counterpart(
     return None
 
 
-def _inside(unit: Unit, module: tuple[str, ...]) -> bool:
-    return unit.path[: len(module)] == module
-
-
 def _dimension(whole: Unit, held: Sequence[Unit]) -> int | None:
-    """Return the dimension, 0 or 1, along which the tensors of HELD, concatenated, have the sizes of WHOLE; None if
-    there is none, or if the roles differ. Vectors are concatenated along 0 only.
+    """Return the dimension, 0 or 1, along which the tensors of HELD, concatenated, have the sizes of those of WHOLE;
+    None if there is none, or if the roles differ. If there are vectors among them, it is 0.
     """
     if whole.pieces.keys() != held[0].pieces.keys():
         return None
     for dim in range(min(len(whole.main.shape), 2)):
-        if all(
-            _sum([u.pieces[role].shape for u in held], dim if len(piece.shape) > 1 or dim == 0 else None) == piece.shape
-            for role, piece in whole.pieces.items()
-        ):
+        sums = (_sum([u.pieces[role].shape for u in held], dim) for role in whole.pieces)
+        if all(found == piece.shape for found, piece in zip(sums, whole.pieces.values(), strict=True)):
             return dim
     return None
 
 
-def _sum(shapes: Sequence[Shape], dim: int | None) -> Shape | None:
-    if dim is None or any(len(s) <= dim for s in shapes) or len({(*s[:dim], 0, *s[dim + 1 :]) for s in shapes}) != 1:
+def _sum(shapes: Sequence[Shape], dim: int) -> Shape | None:
+    """Return the sizes of tensors of SHAPES, concatenated along DIM; None if other sizes differ, or if one has no such
+    dimension.
+    """
+    if any(len(s) <= dim for s in shapes) or len({(*s[:dim], 0, *s[dim + 1 :]) for s in shapes}) != 1:
         return None
     return (*shapes[0][:dim], sum(s[dim] for s in shapes), *shapes[0][dim + 1 :])
 
 
 def _cut(held: Sequence[Unit], whole: Unit, dim: int) -> Iterator[Proposal]:
+    """Yield, for each tensor of HELD, its part of WHOLE along DIM; the option is its part if the order is opposite."""
     asked: Question[Expr] = ask(Reason.PART_OF, ".".join(whole.path))
     for role, piece in whole.pieces.items():
         sizes = [u.pieces[role].shape[dim] for u in held]
@@ -123,16 +116,15 @@ def _cut(held: Sequence[Unit], whole: Unit, dim: int) -> Iterator[Proposal]:
             yield Proposal(unit, whole, role, made, asked.about(rival))
 
 
-def _joined(whole: Unit, held: Sequence[Unit], dim: int) -> Iterator[Proposal]:
+def _joined(held: Sequence[Unit], whole: Unit, dim: int) -> Iterator[Proposal]:
+    """Yield, for each tensor of WHOLE, those of HELD side by side along DIM; the option is the opposite order."""
     asked: Question[Expr] = ask(Reason.JOINED_LAYERS, ".".join(whole.path))
     for role in whole.pieces:
         exprs = [u.pieces[role].expr for u in held]
         yield Proposal(whole, held[0], role, ex.cat(dim, *exprs), asked.about(ex.cat(dim, *exprs[::-1])))
 
 
-def segments(
-    pairs: Sequence[tuple[Unit, Unit]], targets: Sequence[Unit], sources: Sequence[Unit]
-) -> Iterator[Proposal]:
+def segments(pairs: Sequence[Pair], targets: Sequence[Unit], sources: Sequence[Unit]) -> Iterator[Proposal]:
     """Yield zeros, which add nothing, as proposals for each segment table of the model without a source. Nothing is
     yielded if the source has a segment table, or if no word table is paired.
 
@@ -150,9 +142,10 @@ def segments(
             yield Proposal(unit, words, unit.main.role, ex.zeros(*unit.main.shape), ask(Reason.NO_SEGMENTS))
 
 
-def shared(pairs: Sequence[tuple[Unit, Unit]], targets: Sequence[Unit], sources: Sequence[Unit]) -> Iterator[Proposal]:
-    """Yield copies as proposals for layers that the source has once and the model has in several blocks, one of which
-    is paired. The question is answered if the source's code runs the layer as often as the model has it.
+def shared(pairs: Sequence[Pair], targets: Sequence[Unit], sources: Sequence[Unit]) -> Iterator[Proposal]:
+    """Yield copies as proposals for layers in blocks of the model that are equal, in path but for numbers and in
+    colour, to a paired layer, whose source is the only one of its own path but for numbers and colour. The question is
+    answered if the source's code runs it as often as the model has it.
 
     Args:
         pairs: the pairs so far.
@@ -161,7 +154,7 @@ def shared(pairs: Sequence[tuple[Unit, Unit]], targets: Sequence[Unit], sources:
     """
     count = Counter((template(unit.path), unit.colour) for unit in sources)
     wanted = Counter((template(unit.path), unit.colour) for unit in targets)
-    known: dict[object, tuple[Unit, Unit]] = {}
+    known: dict[object, Pair] = {}
     for t, s in pairs:
         if count[template(s.path), s.colour] == 1:
             known.setdefault((template(t.path), t.colour), (t, s))
@@ -171,9 +164,9 @@ def shared(pairs: Sequence[tuple[Unit, Unit]], targets: Sequence[Unit], sources:
             continue
         t, s = found
         asked: Question[Expr] = ask(Reason.ONE_FOR_ALL, ".".join(template(unit.path)))
-        if s.main.entry.facts.runs == 1 + wanted[template(unit.path), unit.colour]:
-            shows = f"uses it {s.main.entry.facts.runs} times"
-            asked = ask_code(Reason.ONE_FOR_ALL, ".".join(template(unit.path)), shows=shows)
+        runs = s.main.entry.facts.runs
+        if runs == 1 + wanted[template(unit.path), unit.colour]:
+            asked = ask_code(Reason.ONE_FOR_ALL, ".".join(template(unit.path)), shows=f"uses it {runs} times")
         for role, piece in unit.pieces.items():
             own = s.pieces.get(role)
             if own is not None and own.shape == piece.shape and role in t.pieces:

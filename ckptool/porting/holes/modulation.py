@@ -21,11 +21,13 @@ from .filling import Filled, Filling, have_one_name
 
 
 def doubt_modulation(filling: Filling) -> None:
-    """Ask about layers of the model that return scale and shift: only the source's code shows which comes first. If
-    both forward passes show it, the parts are exchanged or kept without a question. Nothing is asked if the two sides
-    have the same names, or about a pair with an equal name or the same code (`Filling.written_once`).
+    """Ask about layers of the model that return scale and shift (`_taken`), in which order the source has these parts
+    (`_doubt_order`). If both forward passes show it, the parts are exchanged or kept without a question. Nothing is
+    done if the two sides have the same names, or for pairs with an equal name or the same code
+    (`Filling.written_once`).
 
-    Where the model was not traced, all layers with such names and 2, 3, 6 or 9 parts are asked about.
+    If the model was not traced, layers with names for scale and shift on a side (`_first_by_name`) and 2, 3, 6 or 9
+    parts are asked about.
     """
     if filling.same_names:
         return
@@ -33,23 +35,28 @@ def doubt_modulation(filling: Filling) -> None:
     first = Counter(taken[0] for *_, taken in layers)
     for t, s, taken in layers:
         theirs = _taken(s)
-        if theirs and theirs[0] != taken[0] and not filling.written_once(t, s):
-            _exchange(filling, t, len(taken))
-        elif not theirs and not filling.written_once(t, s):
+        if filling.written_once(t, s):
+            continue
+        if not theirs:
             _doubt_order(filling, t, s, taken, unusual=taken[0] != first.most_common(1)[0][0])
-    for t, s in () if filling.target.signature.traced else filling.matching.pairs:
-        named = _first_by_name(t) or _first_by_name(s)
-        if _parts_of(t) and named and t.path[-2:] != s.path[-2:] and not filling.same_code(t, s):
-            _ask(filling, t, _parts_of(t), Reason.MODULATION_UNSEEN)
+        elif theirs[0] != taken[0]:
+            _exchange(filling, t, len(taken))
+    if not filling.target.signature.traced:
+        for t, s in filling.matching.pairs:
+            named = _first_by_name(t) or _first_by_name(s)
+            if _parts_of(t) and named and t.path[-2:] != s.path[-2:] and not filling.same_code(t, s):
+                _ask(filling, t, _parts_of(t), Reason.MODULATION_UNSEEN)
 
 
 def _doubt_order(filling: Filling, t: Unit, s: Unit, taken: tuple[str, ...], *, unusual: bool) -> None:
     """Ask about T, whose code does TAKEN with the parts of its output, whether its partner S has them in this order.
+    The first of these that applies decides:
 
-    Usually all layers of a model have one order. If the order of T is UNUSUAL in its model, the exchanged parts are
-    taken. Else a layer that scales first, or has only two parts, is asked about; the exchanged parts are taken only if
-    the name of S says the other order. A layer is certain if the name of S surely says the order of T, or says that the
-    shift is first as in T, or if T shifts first and also has gates.
+    - the name of S says the order of T, surely or with the shift first: nothing is asked;
+    - the order of T is UNUSUAL, and most layers of its model have the other one: the exchanged parts are taken;
+    - the scale is first in T, or it has only two parts: the exchanged parts are taken if the name of S says the other
+      order, and are the option if not;
+    - the shift is first in T, which has further parts (gates): nothing is asked.
     """
     own = "shift" if taken[0] == "add" else "scale"
     said, sure = _first_by_name(s) or ("", False)
@@ -62,9 +69,10 @@ def _doubt_order(filling: Filling, t: Unit, s: Unit, taken: tuple[str, ...], *, 
 
 
 def doubt_gates(filling: Filling) -> None:
-    """Ask, of layers of the model that return a value and its gate (`open_gate`), which half is the gate in the source
+    """Ask about layers of the model that return a value and its gate (`_gate`), which half is the gate in the source
     (`_doubt_half`). If both forward passes show it, the halves are exchanged or kept without a question. Nothing is
-    asked if the two sides have the same names.
+    done for sides of the same names and pairs of one name (`have_one_name`), nor asked about layers of the same code or
+    `glu` layers that keep to its definition (`_is_of_glu`).
     """
     for t, s in () if filling.same_names else filling.matching.pairs:
         gate, whole = _gate(t), _whole(s)
@@ -85,12 +93,10 @@ def _is_of_glu(s: Unit, gate: Gate) -> bool:
 
 
 def _doubt_half(filling: Filling, t: Unit, gate: Gate, whole: Piece) -> None:
-    """Ask which half of T is the gate in the source, whose weight is WHOLE; nothing if the name of WHOLE surely says
-    that the gate is first, and it is in the model.
-
-    In the source, the gate is taken to be first if the name of WHOLE says so or if it goes through silu, and second
-    otherwise (Shazeer, "GLU Variants Improve Transformer", 2020, has one layer for each); the other order is the
-    option.
+    """Ask which half of T is the gate in the source, whose weight is WHOLE. The gate is taken to be first there if the
+    name of WHOLE says so or if it goes through silu, and second otherwise (Shazeer, "GLU Variants Improve Transformer",
+    2020, has one layer for each); the other order is the option. Nothing is asked if the name surely says that the gate
+    is first, and it is first in the model.
     """
     kind = fused_kind(whole)
     named = kind is not None and kind.parts[0] == "gate"
@@ -105,9 +111,9 @@ _OF_GLU = frozenset({"glu", "sigmoid"})
 
 
 def _taken(unit: Unit) -> tuple[str, ...]:
-    """Return what the code does with each part of the output of UNIT, a layer that returns scale and shift: ("add",
-    "mul", …) if the shift is first, ("mul", "add", …) if the scale is; () for other layers, and if the forward pass is
-    not known.
+    """Return what code does with each part of the output of UNIT, a layer that returns scale and shift: ("add", "mul",
+    …) if the shift is first, ("mul", "add", …) if the scale is. () for other layers, and if the forward pass does not
+    show it.
     """
     piece = _whole(unit)
     taken = piece.entry.facts.modulates if piece is not None else ()
@@ -132,6 +138,7 @@ def _whole(unit: Unit) -> Piece | None:
 
 
 def _is_filled(filling: Filling, unit: Unit) -> bool:
+    """Return whether UNIT has a weight that is filled."""
     piece = unit.pieces.get("weight")
     return piece is not None and piece.name in filling.holes
 
@@ -189,5 +196,4 @@ def _exchanged(whole: Expr, size: int, parts: int) -> Expr:
     cut = [ex.part(whole, 0, size * n, size * (n + 1)) for n in range(parts)]
     for at in range(0, parts, 3 if parts % 3 == 0 else parts):
         cut[at], cut[at + 1] = cut[at + 1], cut[at]
-
     return ex.cat(0, *cut)

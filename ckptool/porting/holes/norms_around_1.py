@@ -20,10 +20,10 @@ _READ = 24
 
 
 def doubt_norms_around_1(filling: Filling) -> None:
-    """Ask about norm weights of the file that are used around 0 in one code, and around 1 in the other, by their
-    values; nothing is asked if no values may be read. Before, what both codes show is added (`_added_in_code`).
-
-    All norms to which the model adds something are judged together, by the values of 24, and so are all others.
+    """Add to each vector what both codes show (`_added_in_code`), then ask about the other norm weights whose values
+    show that only one of the two codes adds 1 to them: those to which the model adds nothing (`_doubt_around_0`, then
+    `_doubt_gamma`), and those to which it adds something (`_doubt_around_1`). Nothing is asked if no values may be
+    read.
     """
     told = _added_in_code(filling)
     if filling.values is None:
@@ -37,8 +37,8 @@ def doubt_norms_around_1(filling: Filling) -> None:
 
 
 def _norms(filling: Filling) -> list[_Norm]:
-    """Return the pairs of norms whose weight is a plain copy; batch norms and those whose parameter is called otherwise
-    than a norm's weight (such as `weight_bias`) are left out.
+    """Return the pairs of norms (`_is_norm`) whose weight is a vector and a copy of a source tensor. Norms whose weight
+    has a name of `beside_bias` in words.yaml are left out.
     """
     found = []
     for t, s in filling.matching.pairs:
@@ -46,18 +46,21 @@ def _norms(filling: Filling) -> list[_Norm]:
         if piece is None or piece.name not in filling.holes or not filling.holes[piece.name].expr.is_copy:
             continue
         ambiguous = piece.entry.key.rpartition(".")[2] in table().beside_bias
-        if len(piece.shape) == 1 and _is_norm(t) and "running_var" not in t.pieces and not ambiguous:
+        if len(piece.shape) == 1 and _is_norm(t) and not ambiguous:
             found.append((t, s, piece))
     return found
 
 
 def _is_norm(unit: Unit) -> bool:
-    return "norm" in unit.main.entry.module.lower() or label_of(unit, "purpose") == "norm"
+    """Return whether the module or the name of UNIT is that of a norm, and it is no batch norm."""
+    named = "norm" in unit.main.entry.module.lower() or label_of(unit, "purpose") == "norm"
+    return named and "running_var" not in unit.pieces
 
 
 def _doubt_around_0(filling: Filling, values: Values, norms: Sequence[_Norm]) -> None:
-    """Ask about NORMS, to which the model adds nothing, if more than 25 percent of their weights are negative: with 1
-    added, or as they are. 1 is added to a norm without a bias, as code that adds 1 has as a rule none.
+    """Ask about all of NORMS, to whose weights the model adds nothing, if more than 25 percent of the values of the
+    first 24 are negative. With 1 added is the option; for a norm without a bias, the weight as it is: code that adds 1
+    has, as a rule, no bias.
     """
     share = _share_of_negatives(values, _keys(filling, norms))
     for t, _, piece in norms if share is not None and share > 0.25 else ():
@@ -66,21 +69,22 @@ def _doubt_around_0(filling: Filling, values: Values, norms: Sequence[_Norm]) ->
 
 
 def _doubt_around_1(filling: Filling, values: Values, norms: Sequence[_Norm]) -> None:
-    """Ask about NORMS, to which the model adds 1, if less than 2 percent of their weights are negative: as they are, or
-    with 1 subtracted. Under equal names, this is asked only if the weights are near 1 (`_are_near_1`), because training
-    may have moved all of them above 0.
+    """Ask about all of NORMS, to whose weights the model adds 1, if less than 2 percent of the values of the first 24
+    are negative; with 1 subtracted is the option. If all have equal names, they also have to be near 1 (`_are_near_1`),
+    because training may have moved weights of the same code above 0.
     """
     keys = _keys(filling, norms)
     share = _share_of_negatives(values, keys)
-    around_1 = share is not None and share < 0.02 and (_are_near_1(values, keys) or not _same_names(norms))
+    same_names = all(t.path == s.path or t.told_by(Kind.NAME) for t, s, _ in norms)
+    around_1 = share is not None and share < 0.02 and (not same_names or _are_near_1(values, keys))
     for _, _, piece in norms if around_1 else ():
         filled = filling.holes[piece.name]
         filled.ask(Reason.NORMS_AROUND_1, options=[ex.shift(filled.expr, -1.0)])
 
 
 def _doubt_gamma(filling: Filling, t: Unit, s: Unit, piece: Piece) -> None:
-    """Ask whether 1 is added to the weight PIECE of the norm T, if only its partner S calls it `gamma`, and neither has
-    a bias.
+    """Ask whether 1 is added to the weight PIECE of the norm T, if its partner S calls it `gamma` and T does not, and
+    neither has a bias.
     """
     leaf = s.pieces["weight"].leaf if "weight" in s.pieces else ""
     if leaf in _MAY_ADD and leaf != piece.leaf and "bias" not in t.pieces and "bias" not in s.pieces:
@@ -98,8 +102,8 @@ def _keys(filling: Filling, norms: Sequence[_Norm]) -> list[str]:
 
 
 def _added_in_code(filling: Filling) -> set[Name]:
-    """Return the holes of vectors for which both forward passes show which number the code adds to them (0 for none).
-    If the numbers differ, the difference is added to the source's tensor, without an open question.
+    """Return the holes of vectors, copies of source tensors, for which both forward passes show which number code adds
+    to them (0 for none). If the numbers differ, the difference is added to the tensor, without an open question.
     """
     told = set()
     for hole, filled in filling.holes.items():
@@ -118,8 +122,8 @@ def _added_in_code(filling: Filling) -> set[Name]:
 
 
 def _added(piece: Piece) -> float | None:
-    """Return which number the forward pass adds to PIECE; None if that is not known, or if PIECE is the variance of a
-    batch norm: torch adds eps inside of the operation, a setting, which a proof compares.
+    """Return which number code adds to PIECE; None if the forward pass does not show it, or if PIECE is the variance of
+    a batch norm, to which torch adds eps.
     """
     if piece.role == "running_var" and piece.entry.how == "batch_norm":
         return None
@@ -131,17 +135,11 @@ def _adds(piece: Piece) -> bool:
     return piece.entry.how in ("add", "__add__", "__radd__")
 
 
-def _same_names(norms: Sequence[_Norm]) -> bool:
-    """Return whether every one of NORMS has one path on both sides, or was paired by its name."""
-    return all(t.path == s.path or t.told_by(Kind.NAME) for t, s, _ in norms)
-
-
 def _are_near_1(values: Values, keys: Sequence[str]) -> bool:
-    """Return whether the norm weights KEYS lie so close to 1 that the source's code cannot add 1 to them: the mean of
-    the values of all of them is less than 0.3 from 1, and the standard deviation of these is less than 0.3. False if no
-    values can be read.
+    """Return whether all values of KEYS together have a mean that is less than 0.3 from 1, and a standard deviation of
+    less than 0.3. False if no values can be read.
 
-    Weights of code that adds 1 start at 0. If training moved all of them above 0, it moved them far apart.
+    Code that adds 1 to norm weights starts with 0. If training moved all of them above 0, it moved them far apart.
     """
     found = [value.astype("float64") for key in keys if (value := values(key)) is not None]
     total = sum(value.size for value in found)

@@ -261,8 +261,8 @@ def _in_other_parts(filling: Filling, pairs: Sequence[Pair]) -> None:
     all neighbours in the same module (`_Beside.shared`) are in one module, and the pair's is not in it. Pairs of which
     both units are in no module are left out.
     """
-    of_t: dict[tuple[str, ...], list[Unit]] = defaultdict(list)
-    of_s: dict[tuple[str, ...], list[Unit]] = defaultdict(list)
+    of_t: dict[Path, list[Unit]] = defaultdict(list)
+    of_s: dict[Path, list[Unit]] = defaultdict(list)
     for t, s in pairs:
         of_t[t.path[:-1]].append(s)
         of_s[s.path[:-1]].append(t)
@@ -271,7 +271,7 @@ def _in_other_parts(filling: Filling, pairs: Sequence[Pair]) -> None:
         if len(t.path) < 2 and len(s.path) < 2:
             continue
         home, other = beside_t[t.path[:-1]].shared(s), beside_s[s.path[:-1]].shared(t)
-        apart = home and other and s.path[: len(home)] != home and t.path[: len(other)] != other
+        apart = home and other and not s.within(home) and not t.within(other)
         if apart and t.path[-1:] != s.path[-1:] and not related(t, s) and similarity(t, s) == 0:
             _ask(filling, t, Reason.FROM_ANOTHER_PART, ".".join(home), ".".join(s.path))
 
@@ -286,7 +286,7 @@ class _Beside:
     def __init__(self, units: Sequence[Unit]) -> None:
         self._paths = sorted(unit.path for unit in units)
 
-    def shared(self, left_out: Unit) -> tuple[str, ...]:
+    def shared(self, left_out: Unit) -> Path:
         """Return the common beginning of all partners' paths except that of LEFT_OUT, one of them; () if fewer than two
         remain.
         """

@@ -9,7 +9,7 @@ from .. import expression as ex
 from ..expression import Expr
 from ..forms.fusing.projections import heads_of, of_library, part_label
 from ..forms.pieces import Name, Piece, squeezed
-from ..matching.units import Unit
+from ..matching.units import Path, Unit
 from ..questions import Reason
 from ..words import Rotary, table, words_of
 from .filling import Filling
@@ -27,7 +27,7 @@ def doubt_rotary(filling: Filling) -> None:
     """
     if filling.same_names and not filling.source.signature.traced:
         return
-    kept: set[tuple[tuple[str, ...], str]] = set()
+    kept: set[tuple[Path, str]] = set()
     for hole in sorted(filling.holes, key=lambda one: len(filling.unit_of[one][0].main.shape) < 2):
         rows = _turned_by_model(filling, hole)
         if rows is None or (len(rows.t.main.shape) < 2 and rows.layer in kept):
@@ -39,14 +39,15 @@ def doubt_rotary(filling: Filling) -> None:
 
 
 def _turned_by_model(filling: Filling, hole: Name) -> _Rows | None:
-    """Return the tensor in HOLE, as rows of queries or keys that the model turns; None if it holds no queries or keys
-    by its names, is a norm of them, or if the model does not turn it; also for learned queries, unless the forward pass
-    shows how they are turned.
+    """Return the tensor in HOLE as rows of queries or keys that the model turns; None if it is no such tensor: names
+    say no "q" or "k", it belongs to a norm, or the model does not turn it. None, too, for learned queries
+    (`_are_queries`) that the model turns in a way that was not seen.
     """
     t, s = filling.unit_of[hole]
     kind = _kind_in_model(filling, t)
     part = part_label(t.path) or part_label(s.path)
-    if kind is None or part not in ("q", "k") or _is_norm(t, hole):
+    is_norm = t.last.endswith("norm") and hole.role in ("weight", "bias")
+    if kind is None or part not in ("q", "k") or is_norm:
         return None
     if kind == "unknown" and _are_queries(t.pieces[hole.role]):
         return None
@@ -55,16 +56,12 @@ def _turned_by_model(filling: Filling, hole: Name) -> _Rows | None:
 
 def _kind_in_model(filling: Filling, t: Unit) -> str | None:
     """Return how the model pairs the rows of T: "half", "interleaved", "unknown" if it turns them in a way that was not
-    seen, None if it does not turn them. Where the forward pass shows this for no tensor, it is said of the whole model.
+    seen, None if it does not turn them. If the forward pass does not show this for any tensor, what is known of the
+    whole model is returned.
     """
     if not any(entry.facts.rotary for entry in filling.target.signature.entries.values()):
         return filling.target.signature.rotary
     return "unknown" if t.main.entry.used is None else t.main.entry.facts.rotary
-
-
-def _is_norm(t: Unit, hole: Name) -> bool:
-    """Return whether HOLE is the weight or bias of T, a layer whose name ends with "norm"."""
-    return t.last.endswith("norm") and hole.role in ("weight", "bias")
 
 
 def _are_queries(piece: Piece) -> bool:
@@ -92,7 +89,7 @@ class _Rows:
     t: Unit
     s: Unit
     kind: str
-    layer: tuple[tuple[str, ...], str]
+    layer: tuple[Path, str]
 
     def learn_from_code(self) -> bool:
         """Keep the rows, without an open question, if both forward passes pair them in one way. Return whether they
@@ -119,8 +116,9 @@ class _Rows:
         return True
 
     def are_known_to_agree(self) -> bool:
-        """Return whether nothing shows another pairing in the source, and its code is the model's, or its names surely
-        mean the model's pairing. False if both sides have the same names, unless the source's forward pass shows it.
+        """Return whether the source is not known to pair otherwise (`_differ`), and has the model's code or names that
+        surely mean the model's pairing. False if both sides have the same names, unless the source's forward pass shows
+        its pairing.
         """
         if self._shown_in_source() is None and self.filling.same_names:
             return False
@@ -138,6 +136,7 @@ class _Rows:
         self.filling.holes[self.hole].ask(Reason.ROTARY, options=options, exchange=exchange)
 
     def _shown_in_source(self) -> str | None:
+        """Return how the source's forward pass pairs the rows; None if that does not show it."""
         shown = self.s.main.entry.facts.rotary
         return shown if shown in _PAIRS else None
 
@@ -165,9 +164,7 @@ class _Rows:
         return ex.rotary(self.filling.holes[self.hole].expr, heads, kind)
 
     def _turn_whole_heads(self) -> bool:
-        """Return whether both codes turn every element of a head, as many as the rows of the model's layer divided by
-        its heads.
-        """
+        """Return whether both codes turn all rows of a head: as many as the model's layer has, divided by its heads."""
         widths = {unit.main.entry.facts.turned for unit in (self.t, self.s)}
         return widths == {self.t.main.shape[0] // heads_of(self.t.main.entry)}
 

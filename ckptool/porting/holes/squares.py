@@ -20,8 +20,9 @@ AS_IT_IS = frozenset({"select", "reshape"})
 
 
 def turn_bare_squares(filling: Filling) -> None:
-    """Decide for each square bare parameter of the file whether it is transposed (`_decide`). Every bare parameter that
-    is not square, anywhere in the file, shows whether it was transposed.
+    """Decide for each square bare parameter of the file whether it is transposed (`_decide`): as all bare parameters of
+    the file are that are not square. It is left as it is if its last name is the model's, or if a step changed its
+    layout (`may_be_turned`).
     """
     uses = list(_bare_uses(filling))
     shown = Counter(turned for use in uses if (turned := use.shows_turned()) is not None)
@@ -31,22 +32,17 @@ def turn_bare_squares(filling: Filling) -> None:
 
 
 def _decide(filled: Filled, shown: Counter[bool], reason: Reason | None, *, from_the_right: bool) -> None:
-    """Transpose the expression of FILLED if all of the parameters that SHOWN counts are transposed (True), and keep it
-    if one is not (False). If SHOWN counts none, ask with REASON which is right; nothing is asked without a reason, or
-    if FILLED has a question about transposing already.
-
-    FROM_THE_RIGHT: the transpose is taken and the matrix as it is the option; else the other way round.
+    """Transpose the expression of FILLED if SHOWN counts only other matrices that are transposed (True), and keep it if
+    one is not (False). If SHOWN counts none, ask with REASON which is right: FROM_THE_RIGHT, the transpose is taken and
+    the matrix as it is the option; else the other way round. Nothing is asked without a reason, or if FILLED has a
+    question about transposing already.
     """
     turned = ex.transpose(filled.expr)
+    asked = any(doubt.reason.topic is Topic.TURNED for doubt in filled.doubts)
     if shown[True] and not shown[False]:
         filled.expr = turned
-    elif not shown.total() and reason is not None and not _asked(filled):
+    elif not shown.total() and reason is not None and not asked:
         filled.ask(reason, options=[turned], exchange=from_the_right)
-
-
-def _asked(filled: Filled) -> bool:
-    """Return whether FILLED has a question about transposing."""
-    return any(doubt.reason.topic is Topic.TURNED for doubt in filled.doubts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +62,9 @@ class _BareUse:
     shape: Shape
 
     def shows_turned(self) -> bool | None:
-        """Return whether sizes show that the parameter was transposed (True) or not (False); None if it is square."""
+        """Return whether the parameter was transposed, if it has the sizes that the model multiplies with; None if
+        these are square. If it has other sizes, return whether these are those of the model's key.
+        """
         if self.own.shape != self.shape:
             return self.own.shape == self.piece.entry.shape
         if self.own.shape[-1] != self.own.shape[-2]:
@@ -74,8 +72,8 @@ class _BareUse:
         return None
 
     def may_be_turned(self) -> bool:
-        """Return whether the parameter has another last name than the model's tensor, and no step but a selection or
-        one reshape was done with it.
+        """Return whether the parameter has another last name than the model's tensor, no earlier step reshaped it, and
+        nothing but selections and reshapes is done with it.
         """
         renamed = self.own.entry.key.split(".")[-1] != self.piece.entry.key.split(".")[-1]
         # an earlier step reads the rows of what it reshapes off sizes that are no square's, such as those of heads
@@ -95,7 +93,9 @@ class _BareUse:
 
 
 def _bare_uses(filling: Filling) -> Iterator[_BareUse]:
-    """Yield each bare parameter that goes to a tensor of the model that is multiplied with, or that holds scores."""
+    """Yield each bare parameter of the file, of two or more dimensions, that fills a matrix of the model (`_as_matrix`)
+    or scores (`_as_scores`), as it is or reshaped.
+    """
     for hole, filled in filling.holes.items():
         t, s = filling.unit_of[hole]
         piece = t.pieces.get(hole.role)
@@ -111,11 +111,11 @@ def _taken_whole(expr: Expr, pieces: Iterable[Piece]) -> Piece | None:
 
 
 def turn_squares_of_layers(filling: Filling) -> None:
-    """Decide for each square matrix of a layer whether it is transposed (`_decide`). The matrices of the same name
-    (`kin`) that are not square show whether their rows are inputs.
+    """Decide for each square matrix of a layer, whose layout nothing states (`has_open_layout`), whether it is
+    transposed (`_decide`): matrices of the same name (`kin`) that are not square show whether their rows are inputs.
 
-    Most code has outputs first. Graph convolutions and layers from TensorFlow have inputs first. Bare parameters of the
-    source do not count, and keep their layout.
+    Most code has outputs first; graph convolutions and layers from TensorFlow have inputs first. Bare parameters of the
+    source are left as they are.
     """
     matrices = list(_of_layers(filling))
     by_name: dict[str, Counter[bool]] = defaultdict(Counter)
@@ -181,17 +181,13 @@ def _of_layers(filling: Filling) -> Iterator[_OfLayer]:
 
 
 def _as_matrix(piece: Piece) -> Shape | None:
-    """Return the shape [outputs, inputs] of PIECE, a convolution of size 1 or what the model multiplies with
-    (`_multiplies`); None for other convolutions and other tensors.
+    """Return the shape [outputs, inputs] of PIECE, a convolution of size 1, or its shape if it has two or more
+    dimensions and code multiplies with it, or it belongs to a `Linear`. None for other tensors.
     """
     if len(piece.shape) > 2 and (piece.entry.how.startswith("conv") or piece.entry.module.startswith("Conv")):
         return piece.shape[:2] if not squeezed(piece.shape[2:]) else None
-    return piece.shape if _multiplies(piece) else None
-
-
-def _multiplies(piece: Piece) -> bool:
-    """Return whether PIECE has two or more dimensions and is multiplied with, or belongs to a `Linear`."""
-    return len(piece.shape) > 1 and (piece.entry.how in PRODUCTS or piece.entry.module == "Linear")
+    multiplied = piece.entry.how in PRODUCTS or piece.entry.module == "Linear"
+    return piece.shape if len(piece.shape) > 1 and multiplied else None
 
 
 def _as_scores(piece: Piece) -> Shape | None:

@@ -65,20 +65,18 @@ def _average_in_source(filling: Filling, filled: Filled, kept: Sequence[str]) ->
     """
     entries = filling.source.signature.entries
     own = list(filled.expr.keys())
-    near = [key for key in kept if len(own) == 1 and _holds(key.rpartition(".")[0], own[0])]
+    if len(own) != 1:
+        return None
+    module = own[0].rpartition(".")[0]
+    near = [key for key in kept if key.rpartition(".")[0] in (module, module.rpartition(".")[0])]
     theirs = [key for key in near if entries[key].shape == entries[own[0]].shape]
     return theirs[0] if len(theirs) == 1 else None
 
 
-def _holds(module: str, key: str) -> bool:
-    """Return whether KEY is a tensor of the module MODULE or of a layer directly in it."""
-    return module in (key.rpartition(".")[0], key.rpartition(".")[0].rpartition(".")[0])
-
-
 def _leftovers(filling: Filling) -> None:
-    """Fill several layers of one side from one layer of the other, or one from several (`left_over.parts`), segment
-    tables with zeros (`segments`), and layers of all blocks from one layer (`shared`). The results are guesses, unless
-    the source's code answers the question.
+    """Fill units of the target of which no tensor is filled, also those in later blocks, as `left_over` proposes:
+    several from one layer of the source that fills nothing, or one from several of these (`parts`); segment tables with
+    zeros (`segments`); layers of several blocks from one layer (`shared`).
     """
     for propose in (leftovers.parts, leftovers.segments, leftovers.shared):
         used = {key for filled in filling.holes.values() for key in filled.expr.keys()}  # noqa: SIM118

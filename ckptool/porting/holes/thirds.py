@@ -26,12 +26,11 @@ _PARTS = 3
 
 def doubt_thirds(filling: Filling) -> None:
     """Ask in which order the source's code takes the three parts of a layer's output (`_are_thirds`), unless both codes
-    call them by the same names. The options are the five other orders.
+    give the same names to the parts. The options are the five other orders.
 
-    Code that cuts in an order of its own may join in one, too, so layers that take two tensors of one size, in the
-    module of a layer that was asked about, are asked about as well, unless both codes show the same; the option is the
-    other order of the columns. Only layers of `_written_anew` are asked about, and none if the two sides have the same
-    names.
+    Code that cuts in an order of its own may join in one, too: layers in the module of such a layer that take two
+    tensors of one size are asked about as well, unless both codes show that they take the same. The option is the other
+    order of the columns. Only layers of `_written_anew` are asked about, and none if the two sides have the same names.
     """
     if filling.same_names:
         return
@@ -51,9 +50,9 @@ def doubt_thirds(filling: Filling) -> None:
 
 
 def _written_anew(filling: Filling) -> Iterator[tuple[Unit, Unit, Filled, Piece]]:
-    """Yield (layer of the model, of the source, what fills the hole, tensor of the model) for each tensor that other
-    code may have cut in another way. The pair has no equal names (also not in its last two components) and not the same
-    code, and the tensor is not joined from several (`cat`).
+    """Yield (layer of the model, layer of the source, what fills the tensor, tensor of the model) for each filled
+    tensor of a pair that is not written once (`Filling.written_once`), if it is not joined from several tensors of the
+    source.
     """
     for t, s in filling.matching.pairs:
         if filling.written_once(t, s):
@@ -65,9 +64,9 @@ def _written_anew(filling: Filling) -> Iterator[tuple[Unit, Unit, Filled, Piece]
 
 
 def _are_thirds(parts: Sequence[Part], rows: int) -> bool:
-    """Return whether PARTS are three of one size, with three different names, none of them empty, and a tensor with
-    ROWS rows holds these parts of one layer, or of several, one layer after the other. False if all names mean parts of
-    projections, or if two of them mean scale and shift: other rules know these.
+    """Return whether PARTS are three of one size with three different names, and a tensor with ROWS rows holds these
+    parts of one or several layers. False if all names mean parts of projections, or if two of them mean scale and
+    shift: other rules know these.
     """
     names = {part.name for part in parts} - {""}
     sizes = {part.size for part in parts}
@@ -80,13 +79,13 @@ def _are_thirds(parts: Sequence[Part], rows: int) -> bool:
 
 
 def _names(unit: Unit) -> tuple[str, ...]:
+    """Return the names that code gives to the parts of the output of UNIT; () if none are known."""
     return tuple(part.name for part in unit.main.entry.facts.parts)
 
 
 def _other_orders(whole: Expr, dim: int, size: int, count: int, layers: int = 1) -> list[Expr]:
-    """Return WHOLE with its COUNT parts in each order but the present one, the opposite order first.
-
-    It has LAYERS times SIZE numbers along dimension DIM, and the parts of each layer get the same order.
+    """Return WHOLE with its COUNT parts along dimension DIM in each order but the present one, the opposite order
+    first. It holds LAYERS layers of SIZE numbers each, and the parts of each layer get the same order.
     """
     wide = size // count
     cut_up = [ex.part(whole, dim, wide * n, wide * (n + 1)) for n in range(count * layers)]

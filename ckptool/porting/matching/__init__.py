@@ -6,7 +6,8 @@ The words of this package, beside those of `ckptool.porting`:
     colour            the shape of a unit, without dimensions of size 1, and its kind (`Unit.colour`). Only units of one
                       colour are partners.
     cell              as in `ckptool.porting`. A rule that splits cells returns whether it split any. An open cell holds
-                      units of both sides that are not yet one pair. The cell of an LSTM is called a recurrent cell.
+                      units of both sides that are not yet one pair; an even one has equally many of both. The cell of
+                      an LSTM is called a recurrent cell.
     decided           said of a pair that is alone in its cell. It may have a question; without one, it is certain.
     scope             a module around units. Scopes are paired first, and their units inside of them.
     beside            in the same module; of layers in a forward pass: parallel, so that neither takes the other's

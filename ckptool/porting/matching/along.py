@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Sequence
 from ..forms.branches import flows_into
 from ..words import words_of
 from .cells import Cells
-from .units import Pair, Path, Unit, block_of
+from .units import Pair, Unit, block_of, by_block
 
 #: Cells of more look-alikes are no branches.
 _MOST = 8
@@ -25,14 +25,11 @@ def along_branches(cells: Cells) -> dict[int, Hashable]:
     Only open cells with equally many units of both sides, at most 8 of each, are looked at, and only certain pairs in
     the blocks of their targets. All units of a cell get a label if each target has a source of its own; else none does.
     """
-    decided: dict[Path, list[Pair]] = defaultdict(list)
-    for pair in cells.pairs():
-        if not pair[0].doubts:
-            decided[block_of(pair[0].path)].append(pair)
+    certain = by_block(cells.certain())
     labels: dict[int, Hashable] = {}
-    for targets, sources in cells.open():
-        if len(targets) == len(sources) <= _MOST:
-            beside = [pair for block in {block_of(t.path) for t in targets} for pair in decided[block]]
+    for targets, sources in cells.even():
+        if len(targets) <= _MOST:
+            beside = [pair for block in {block_of(t.path) for t in targets} for pair in certain.get(block, ())]
             found = _found(targets, sources, beside)
             if len(found) == len({id(s) for s in found.values()}) == len(targets):
                 for t in targets:
@@ -59,10 +56,6 @@ def _found(targets: Sequence[Unit], sources: Sequence[Unit], beside: Sequence[Pa
         for flows in directions if len(named) == 1 else ():
             along = [t for t in targets if flows(t, other)]
             there = sources[named[0]]
-            if len(along) == 1 and (not _followed(there) or flows(there, partner)):
+            if len(along) == 1 and (there.flow is None or flows(there, partner)):
                 votes[id(along[0])].add(named[0])
     return {t: sources[next(iter(places))] for t, places in votes.items() if len(places) == 1}
-
-
-def _followed(unit: Unit) -> bool:
-    return unit.main.entry.facts.flow is not None

@@ -65,6 +65,10 @@ class Cells:
         """
         return [self._held[cell] for cell in self._in_order(self._open)]
 
+    def even(self) -> list[_Cell]:
+        """Return the open cells with equally many units of both sides, as (targets, sources)."""
+        return [cell for cell in self.open() if len(cell[0]) == len(cell[1])]
+
     def is_even(self, cell: int) -> bool:
         """Return whether the cell with the number CELL holds equally many units of both sides."""
         targets, sources = self._held[cell]
@@ -76,13 +80,17 @@ class Cells:
             self._pairs = [self.pair_of[cell] for cell in self._in_order(self.pair_of)]
         return self._pairs
 
+    def certain(self) -> list[Pair]:
+        """Return the decided pairs without a doubt, in the order of `targets`."""
+        return [(t, s) for t, s in self.pairs() if not t.doubts]
+
     def _in_order(self, cells: Iterable[int]) -> list[int]:
         return sorted(cells, key=lambda cell: self._place[id((self._held[cell][0] or self._held[cell][1])[0])])
 
     def split(
         self,
         evidence: Evidence,
-        label_of: Callable[[Unit, bool], Hashable],
+        labels: Mapping[int, Hashable] | Callable[[Unit, bool], Hashable],
         *,
         mode: Mode = "some",
         cells: Iterable[_Cell] | None = None,
@@ -94,8 +102,8 @@ class Cells:
 
         Args:
             evidence: what the label comes from; units that leave note it.
-            label_of: returns the label of a unit, given the unit and whether it is of the target; None for no label.
-                Units without one stay, except with mode "all".
+            labels: `id` of a unit -> its label, or a function that returns the label of a unit, given the unit and
+                whether it is of the target. Units without one (None) stay, except with mode "all".
             mode: when a cell is split. "some": always. "all": if both sides have every label (also None) equally often.
                 "fair": if the function `fair` says so. "one": only labels that exactly one unit of each side has count.
             cells: the cells to look at; all open ones if None.
@@ -105,10 +113,10 @@ class Cells:
         moved: dict[int, _Cell] = {}
         for targets, sources in self.open() if cells is None else cells:
             by_label: dict[Hashable, tuple[list[Unit], list[Unit]]] = defaultdict(lambda: ([], []))
-            for unit in targets:
-                by_label[label_of(unit, True)][0].append(unit)
-            for unit in sources:
-                by_label[label_of(unit, False)][1].append(unit)
+            for side, units in enumerate((targets, sources)):
+                for unit in units:
+                    label = labels(unit, side == 0) if callable(labels) else labels.get(id(unit))
+                    by_label[label][side].append(unit)
             if not _may_split(by_label, mode):
                 continue
             even = [(value, part) for value, part in by_label.items() if len(part[0]) == len(part[1]) > 0]
@@ -246,13 +254,6 @@ def fair(by_label: Mapping[Hashable, tuple[Sequence[object], Sequence[object]]])
         return False
     uneven = [(t, s) for value, (t, s) in sizes.items() if value is not None and t != s]
     return all(0 in pair for pair in uneven) and len({t == 0 for t, _ in uneven}) <= 1
-
-
-def of(labels: Mapping[int, Hashable], unit: object, _: bool) -> Hashable:
-    """Return LABELS[id(UNIT)]; None if it is not there. For `Cells.split`, which also says whether the unit is of the
-    target; that does not count.
-    """
-    return labels.get(id(unit))
 
 
 def said(group: Group, item: _Worded, _: bool) -> str | None:

@@ -7,17 +7,15 @@ usually have different shapes in another block, which shows which is which.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from functools import partial
 
-from .cells import Cells, of
+from .cells import Cells
 from .evidence import Evidence, Kind
 from .scopes import Scopes
 from .series import Relation
-from .units import Unit
+from .units import Path, Unit
 
-_Path = tuple[str, ...]
 #: A class of modules, and a path in it.
-_Place = tuple[int, _Path]
+_Place = tuple[int, Path]
 #: Evidence that comes from no order and no number.
 _SURE = frozenset({Kind.NAME, Kind.SCOPE, Kind.WORDS, Kind.TENSORS, Kind.CLASS})
 
@@ -42,21 +40,21 @@ class Classes:
             if len(relation.sure()) < 2 or not relation.holds():
                 continue
             labels = relation.labels(*(self._in(kind, side) for kind, side in zip(kinds, open_, strict=True)))
-            if self._cells.split(Evidence(Kind.CLASS), partial(of, labels), mode="some"):
+            if self._cells.split(Evidence(Kind.CLASS), labels, mode="some"):
                 for t in self._cells.targets:
                     if id(t) in labels and t.told_by(Kind.CLASS):
                         t.settled[kinds] = labels[id(t)]
                 return True
         return False
 
-    def _relations(self) -> dict[tuple[int, int], Relation[_Path]]:
+    def _relations(self) -> dict[tuple[int, int], Relation[Path]]:
         """Return (class of the target, class of the source) -> which path inside of the one goes to which path inside
         of the other, as certain pairs show. Only pairs count whose evidence is names, words, tensors, modules or
         classes, and no modules around the innermost one that an order paired.
         """
-        relations: dict[tuple[int, int], Relation[_Path]] = defaultdict(Relation)
-        for t, s in self._cells.pairs():
-            if t.doubts or not _SURE.issuperset(e.kind for e in t.evidence):
+        relations: dict[tuple[int, int], Relation[Path]] = defaultdict(Relation)
+        for t, s in self._cells.certain():
+            if not _SURE.issuperset(e.kind for e in t.evidence):
                 continue
             least = self._scopes.in_order(t)
             for depth, (kind, path) in self._places[id(t)].items():
@@ -64,7 +62,7 @@ class Classes:
                     relations[kind, other].add(path, inner)
         return relations
 
-    def _in(self, kind: int, units: list[Unit]) -> dict[int, _Path]:
+    def _in(self, kind: int, units: list[Unit]) -> dict[int, Path]:
         """Return `id` of a unit -> its path inside of the outermost module around it that is of the class KIND. UNITS
         without such a module are left out.
         """
@@ -80,9 +78,9 @@ def _places(units: list[Unit]) -> dict[int, dict[int, _Place]]:
     than two units each; each side numbers its own. A list of single layers that all have one number of dimensions is no
     class: its members have no names.
     """
-    inside: dict[_Path, set[_Path]] = defaultdict(set)
-    named: set[_Path] = set()
-    ranks: dict[_Path, set[int]] = defaultdict(set)
+    inside: dict[Path, set[Path]] = defaultdict(set)
+    named: set[Path] = set()
+    ranks: dict[Path, set[int]] = defaultdict(set)
     for unit in units:
         for at in range(1, len(unit.path)):
             inside[unit.path[:at]].add(unit.path[at:])

@@ -30,12 +30,9 @@ _UNLIKE = 3
 
 
 def direction(couples: Iterable[tuple[Member, Member]]) -> int:
-    """Return 1 if the numbers of both sides rise together, -1 if one side's numbers fall as the other's rise, and 0 if
-    the couples show neither, or both.
-
-    Args:
-        couples: two members each, as (number in the target's list, number in the source's list); couples with equal
-            numbers in the target's list are ignored.
+    """Return 1 if the numbers of all COUPLES are in one order on both sides, -1 if those of all are in opposite orders;
+    else 0. A couple is two members, each (number in the target's list, number in the source's list); those with equal
+    numbers in the target's list do not count.
     """
     up = {(a[0] < b[0]) == (a[1] < b[1]) for a, b in couples if a[0] != b[0]}  # type: ignore[operator]
     return 0 if len(up) != 1 else 1 if up == {True} else -1
@@ -45,9 +42,9 @@ def counted(own: Collection[Number], theirs: Collection[Number], known: Collecti
     """Return 1 if two lists are counted from the same end, -1 if from opposite ends, 0 if the known pairs contradict
     both. Without known pairs it is 1.
 
-    Lists of equal lengths are paired in the order of their numbers, from the same end or from opposite ends; the first
-    way that is in one order with all known pairs is returned. With different lengths, only the known pairs count; it is
-    1 if they have fewer than two numbers of the target.
+    Members of lists of equal lengths are paired in the order of their numbers, from the same end or else from opposite
+    ends: the first way counts that is in one order (`direction`) together with all known pairs. For lists of different
+    lengths, the known pairs alone decide; it is 1 if they have fewer than two numbers of the target.
     Args:
         own, theirs: the numbers of the members to be paired.
         known: (number of the target, number of the source) of other members of the two lists that are paired.
@@ -65,23 +62,20 @@ def counted(own: Collection[Number], theirs: Collection[Number], known: Collecti
 
 
 def turned(own: Mapping[int, Hashable], theirs: Mapping[int, Hashable]) -> bool:
-    """Return whether the contents of two lists, in the order of the numbers, differ, and are equal if one list is read
-    from its end.
-
-    OWN and THEIRS have number of a member -> its contents.
+    """Return whether two lists have unequal contents in the order of their numbers, and equal ones if one list is read
+    from its end. OWN and THEIRS have number of a member -> its contents.
     """
     ours, other = ([side[n] for n in sorted(side)] for side in (own, theirs))
     return ours != other and ours == other[::-1]
 
 
 def directions(pairs: Collection[tuple[Unit, Unit]]) -> dict[tuple[Row, Row], int]:
-    """Return (list of the target, list of the source) -> 1 if members with different contents are in one order on both
-    sides, -1 if they are in opposite orders. A list whose members are all alike is counted as the lists in the same
-    module are; from opposite ends only if several of these show it.
+    """Return (list of the target, list of the source) -> 1 if both sides count the members from the same end, -1 if
+    from opposite ends, as PAIRS (target, source) show. Lists of which they do not show it are left out.
 
+    Members with different contents show it (`direction`). If there are none, all members do, and other lists of the two
+    modules around have to show the same: two or more for opposite ends, one for the same end, and none the opposite.
     Of a list with more than 24 members, 24 to 47 are compared.
-    Args:
-        pairs: the pairs (target, source) so far.
     """
     lists: dict[tuple[Row, Row], dict[tuple[int, int], Counter[Hashable]]] = defaultdict(lambda: defaultdict(Counter))
     for t, s in pairs:
@@ -116,12 +110,9 @@ def _around(both: tuple[Row, Row]) -> tuple[Row, Row]:
 
 
 def of_unlike_sizes(pairs: Collection[tuple[Unit, Unit]]) -> set[int]:
-    """Return the `id` of targets in series that go to one series of the source with all numbers equal or shifted by one
-    amount, if the pairs have at least three targets of at least three different shapes there. That does not happen by
-    chance.
-
-    Args:
-        pairs: (target, source) that may be partners.
+    """Return the `id` of each target in a series that goes to a series of the source with one difference of numbers: of
+    PAIRS (target, source), at least three targets, with at least three different colours, are in both series, and all
+    of them have this difference. That does not happen by chance.
     """
     lists: dict[tuple[str, str], list[tuple[int, int, Unit]]] = defaultdict(list)
     for t, s in pairs:

@@ -55,12 +55,10 @@ class Levels:
             own, theirs: the list in the model and in the source. Only numbers tell its members apart.
         Returns:
             0: No; also if the model's list does not have 2 to 12 members.
-            1: Yes: the members take the outputs of another list of the model (its levels, not more of them, under
-                another name) in the opposite order. Or, in lists of equal lengths whose members all have a forward pass
-                and do not take each other's outputs, the name of one list alone says that its numbers are sizes
-                (`scale0`). How the source counts is not known.
-            -1: Yes, by levels, and the source's names count by levels, too, so that its first member is the model's
-                last; its numbers, and those of a list there that looks like the levels, are parts of names (`stage3`).
+            1: Yes, and how the source counts is not known: the numbers of one side are sizes (`_are_sizes`), or the
+                members take the outputs of another list of the model in the opposite order (`_opposite_levels`).
+            -1: Yes, they take them so, and the source counts by levels (`_counts_by_levels`), so that its first member
+                is the model's last.
         """
         both = own.partition("{}")[0], theirs.partition("{}")[0]
         if both not in self._known:
@@ -69,26 +67,44 @@ class Levels:
 
     def _look_up(self, own: Row, theirs: Row) -> int:
         """Return the result of `against` for the lists OWN and THEIRS."""
-        members, others = self._lists[True].get(own, {}), self._lists[False].get(theirs, {})
-        if not 2 <= len(members) <= _MOST:
+        if not 2 <= len(self._lists[True].get(own, {})) <= _MOST:
             return 0
-        followed = all(part.own for part in members.values())
-        if followed and len(members) == len(others) and own in self._apart and _of_sizes(own) != _of_sizes(theirs):
-            return 1  # `scale0` may be the smallest, and `discriminators.0` sees the whole picture
-        against = [
+        if self._are_sizes(own, theirs):
+            return 1
+        levels = self._opposite_levels(own)
+        return 0 if not levels else -1 if self._counts_by_levels(theirs, levels) else 1
+
+    def _are_sizes(self, own: Row, theirs: Row) -> bool:
+        """Return whether only one of the lists OWN and THEIRS says by its name that its numbers are sizes (`scale0`,
+        which may be the smallest, while `discriminators.0` sees the whole picture). They have equally many members;
+        those of OWN are in the graph of the model, and do not take each other's outputs.
+        """
+        members, others = self._lists[True][own], self._lists[False].get(theirs, {})
+        followed = own in self._apart and all(part.own for part in members.values())
+        return followed and len(members) == len(others) and _of_sizes(own) != _of_sizes(theirs)
+
+    def _opposite_levels(self, own: Row) -> list[dict[int, _Part]]:
+        """Return the lists of the model whose outputs the members of the list OWN take one by one, in the opposite
+        order (`_takes`). They have another name than OWN and no more members, which do not take each other's outputs.
+        """
+        members = self._lists[True][own]
+        return [
             levels
             for row, levels in self._apart.items()
             if len(levels) <= len(members) and _kind(row) != _kind(own) and _takes(members, levels) < 0
         ]
-        if not against:
-            return 0
-        looks = [Counter(_in_turn(levels)) for levels in against]
-        named = _in_name(theirs) and any(
-            _in_name(row) and levels.keys() == others.keys() and Counter(_in_turn(levels)) in looks
-            for row, levels in self._lists[False].items()
+
+    def _counts_by_levels(self, theirs: Row, levels: list[dict[int, _Part]]) -> bool:
+        """Return whether the numbers of the list THEIRS are parts of names (`stage3`), and another list of the source
+        has such names, the same numbers and the contents of one of LEVELS.
+        """
+        numbers = self._lists[False].get(theirs, {}).keys()
+        looks = [Counter(_in_turn(members)) for members in levels]
+        return _in_name(theirs) and any(
+            _in_name(row) and members.keys() == numbers and Counter(_in_turn(members)) in looks
+            for row, members in self._lists[False].items()
             if row != theirs
         )
-        return -1 if named else 1
 
     @cached_property
     def turned(self) -> dict[Row, dict[int, tuple[Row, int]]]:
@@ -158,7 +174,7 @@ def _lists(units: Iterable[Unit]) -> dict[Row, dict[int, _Part]]:
     """Return list -> number -> member, for each list of UNITS with more than one member."""
     found: dict[Row, dict[int, _Part]] = defaultdict(lambda: defaultdict(_Part))
     for unit in units:
-        flow = unit.main.entry.facts.flow
+        flow = unit.flow
         for row, number in rows(unit.path):
             part = found[row][number]
             part.looks[unit.colour] += 1

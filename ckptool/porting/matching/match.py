@@ -91,7 +91,9 @@ class Matcher:
         self._constants = _constants(targets, sources, source)
         targets = _without(targets, self._constants)
         wanted = {u.colour for u in targets}
-        sources = _without_averages([u for u in sources if u.colour in wanted or not _computed(u)], targets)
+        computed = {id(u) for u in sources if all(p.leaf in table().derived for p in u.pieces.values())}
+        sources = [u for u in sources if u.colour in wanted or id(u) not in computed]
+        sources = _without_averages(sources, targets)
         self._later = later_blocks(targets, sources)
         targets = _without(targets, self._later)
         ordered = source.signature.ordered and not _sorted_by_name(source)
@@ -144,8 +146,8 @@ class Matcher:
         (`_accepted`) and are no new heads, the units without a partner, and the undecided cells.
         """
         cells = list(self.cells.groups().values())
-        accepted, lone = self._accepted(cells)
-        undecided = [cell for cell in cells if all(cell) and (len(cell[0]), len(cell[1])) != (1, 1)]
+        accepted, lone = self._accepted()
+        undecided = self.cells.open()
         taken = {id(unit) for group in (*accepted, *(side for cell in undecided for side in cell)) for unit in group}
         free_t, free_s = ([u for cell in cells for u in cell[side] if id(u) not in taken] for side in (0, 1))
         heads = self._new_heads(accepted)
@@ -160,7 +162,7 @@ class Matcher:
         pairs.sort(key=lambda pair: pair[0].order)
         return Matching(pairs, [*free_t, *self._constants], free_s, undecided, new, self._later)
 
-    def _accepted(self, cells: Sequence[tuple[list[Unit], list[Unit]]]) -> tuple[list[Pair], list[Pair]]:
+    def _accepted(self) -> tuple[list[Pair], list[Pair]]:
         """Return (the decided pairs that count, those of them that only their shape made).
 
         All pairs count if the source covers the model (`_covers_model`). Else a pair counts if it is in a series of
@@ -169,7 +171,7 @@ class Matcher:
         outputs (`_gives_others`) never count.
         """
         pairs, lone = [], []
-        covered = self._covers_model(cells)
+        covered = self._covers_model()
         growing = set() if covered else of_unlike_sizes(self.cells.pairs())
         for t, s in self.cells.pairs():
             if _gives_others(t, s):
@@ -191,26 +193,28 @@ class Matcher:
                 pairs.append((t, s))
         return pairs, lone
 
-    def _covers_model(self, cells: Sequence[tuple[list[Unit], list[Unit]]]) -> bool:
-        """Return whether each of CELLS has equally many units of both sides, apart from cells of sources whose colour
-        the model does not have; these hold at most 10 percent of the sources.
+    def _covers_model(self) -> bool:
+        """Return whether each cell has equally many units of both sides, apart from cells of sources whose colour the
+        model does not have; these hold at most 10 percent of the sources.
         """
+        cells = self.cells.groups().values()
         spare = [sources for targets, sources in cells if not targets and not self._wanted(sources[0])]
         uneven = [targets for targets, sources in cells if len(targets) != len(sources)]
         return len(uneven) == len(spare) and sum(map(len, spare)) <= _FEW_SPARE * len(self.cells.sources)
 
     def _doubt_lone(self, lone: list[Pair], pairs: list[Pair], free_s: Sequence[Unit], *, whole: bool) -> None:
-        """Ask about LONE, pairs that only their shape made. If all units of the model have partners (WHOLE), pairs in
-        their place (`_in_its_place`) are not asked about, nor the only ones of their colour on both sides.
+        """Ask about each of LONE, pairs that only their shape made, unless all units of the model have partners (WHOLE)
+        and the pair is in its place (`_in_its_place`), or is the only one of its colour on both sides.
 
-        The latter are asked about after all if FREE_S, the units of the source without a partner, have a matrix whose
-        colour the model does not have: a new layer of the model may replace it. PAIRS are all pairs.
+        The only one is asked about all the same if FREE_S, the units of the source without a partner, have a matrix
+        whose colour the model does not have: a new layer of the model may replace it. PAIRS are all pairs.
         """
         nothing_left = not free_s
+        positions_left = all(label_of(u, "embedding") == "position" for u in free_s)
         replaced = any(len(squeezed(u.main.shape)) > 1 and not self._wanted(u) for u in free_s)
         for t, s in lone:
             only = not replaced and self._alike[t.colour] == (1, 1)
-            left = nothing_left or ("bias" in s.pieces and _are_positions(free_s))
+            left = nothing_left or ("bias" in s.pieces and positions_left)
             if not (whole and (only or self._in_its_place(t, s, pairs, nothing_left=left))):
                 t.ask(ask(Reason.ONLY_ITS_SHAPE))
 
@@ -286,8 +290,8 @@ class Matcher:
         if t.turn is None or any(a.turn is None or a.turn >= t.turn for a, _ in certain):
             return False
         part = s.path[: common_start([b.path for _, b in certain])]
-        inside = certain[0][1].path[: len(part)] == part
-        behind = any(u.order > s.order and u.path[: len(part)] == part for u in self.cells.sources)
+        inside = certain[0][1].within(part)
+        behind = any(u.order > s.order and u.within(part) for u in self.cells.sources)
         return nothing_left or (inside and not behind)
 
     def _comes_before(self, one: Unit, other: Unit) -> bool:
@@ -369,14 +373,15 @@ class Matcher:
         (`_of_no_head`). False if S is directly in one of ROWS, modules with renamed layers.
 
         The last layer of the source (`_is_end`) is the output, whatever it is called. False for it if the names are
-        similar or related; also if it has a plain name (`_is_plain`), the name of T says "head", and the source is
-        ordered. In a source that is not ordered, it is not known which layer is last: False for all related names.
+        similar or related; also if it has a name without telling words and numbers (`linear`), the name of T says
+        "head", and the source is ordered. In a source that is not ordered, it is not known which layer is last: False
+        for all related names.
         """
         if s.path[:-1] in rows:
             return False
         if similarity(t, s) <= SOME and not related(t, s):
-            plain = self.sequences.ordered and _is_plain(s) and label_of(t, "purpose") == "head"
-            return not (plain and self._is_end(s))
+            plain = not telling_words(s.path) and not s.numbers and label_of(t, "purpose") == "head"
+            return not (plain and self.sequences.ordered and self._is_end(s))
         apart = not shared(_of_no_head(t), _of_no_head(s)) and not self._is_end(s)
         return apart and (self.sequences.ordered or not related(t, s))
 
@@ -472,22 +477,12 @@ def _is_beside(unit: Unit) -> bool:
     return not table().beside.isdisjoint(unit.words)
 
 
-def _are_positions(units: Sequence[Unit]) -> bool:
-    """Return whether the names of all UNITS mark position tables, which the model may compute itself; True for none."""
-    return all(label_of(unit, "embedding") == "position" for unit in units)
-
-
 def _gives_others(t: Unit, s: Unit) -> bool:
     """Return whether T and S both have a bias, with unequal numbers of values, and so different numbers of outputs,
     such as a bilinear layer with one output and a square linear layer.
     """
     biases = [unit.pieces.get("bias") for unit in (t, s)]
     return len({prod(bias.shape) for bias in biases if bias is not None}) > 1
-
-
-def _is_plain(unit: Unit) -> bool:
-    """Return whether the name of UNIT says only which kind of layer it is (`linear`), without a number or a purpose."""
-    return not telling_words(unit.path) and not unit.numbers
 
 
 def _turn(unit: Unit) -> float:
@@ -513,7 +508,7 @@ def _in_a_renamed_module(t: Unit, s: Unit, known: list[Pair]) -> bool:
     own, theirs = t.path[: len(t.path) - same], s.path[: len(s.path) - same]
     if not same or not own or not theirs:
         return False
-    return any(a.path[: len(own)] == own and b.path[: len(theirs)] == theirs for a, b in known)
+    return any(a.within(own) and b.within(theirs) for a, b in known)
 
 
 def _of_no_head(unit: Unit) -> set[str]:
@@ -578,13 +573,6 @@ def _by_exact_sizes(targets: list[Unit], sources: list[Unit]) -> None:
         own, theirs = shapes[unit.colour]
         if own == theirs and len(own) > 1 and len({*map(len, own)}) == 1:
             unit.colour = unit.main.shape, unit.colour[1]
-
-
-def _computed(unit: Unit) -> bool:
-    """Return whether the names of all tensors of UNIT, of the source, say that code computes them when the model is
-    built.
-    """
-    return all(piece.leaf in table().derived for piece in unit.pieces.values())
 
 
 def _without_averages(sources: list[Unit], targets: list[Unit]) -> list[Unit]:

@@ -12,18 +12,17 @@ from ..forms.pieces import squeezed
 from ..questions import Question, Reason, ask
 from ..words import Group, cut, table, words_of
 from .along import along_branches
-from .cells import Cells, of, said
+from .cells import Cells, said
 from .counting import turned
 from .evidence import Evidence, Kind
 from .levels import Levels
 from .namesakes import prefix_votes
 from .owners import Owners
 from .series import Relation, Series, Ways, common, translation
-from .units import Pair, Unit, hard_conflict, similarity, template
+from .units import Pair, Path, Unit, hard_conflict, similarity, template
 
-_Path = tuple[str, ...]
 #: A prefix of the target, one of the source, and the path below both.
-Exact = tuple[_Path, _Path, _Path]
+Exact = tuple[Path, Path, Path]
 #: `id` of a unit -> where it is.
 _Places = dict[int, Hashable]
 
@@ -52,7 +51,7 @@ class Naming:
 
     def by_exact_names(self) -> bool:
         """Split cells by equal paths below two prefixes (see `exact`). Return whether any cell was split."""
-        return self.cells.split(Evidence(Kind.NAME), partial(of, self.exact))
+        return self.cells.split(Evidence(Kind.NAME), self.exact)
 
     def _prefix_labels(self) -> dict[int, Exact]:
         """Return the attribute `exact`: the best two prefixes (`_best_prefixes`), then the best two for the other
@@ -70,7 +69,7 @@ class Naming:
             targets, sources = ([u for u in side if id(u) not in found] for side in (targets, sources))
         return found
 
-    def _best_prefixes(self, targets: list[Unit], sources: list[Unit]) -> tuple[_Path, _Path, list[Pair]] | None:
+    def _best_prefixes(self, targets: list[Unit], sources: list[Unit]) -> tuple[Path, Path, list[Pair]] | None:
         """Return (prefix of TARGETS, prefix of SOURCES, the pairs of one colour with equal paths below these) for the
         first two prefixes below which most paths agree; None if there are none. Of the prefixes, the 12 couples that
         most units vote for (`prefix_votes`) are looked at.
@@ -135,7 +134,7 @@ class Naming:
             labels = Relation((own[id(t)], theirs[id(s)]) for t, s in pairs).labels(own, theirs)
             doubtful = {own[id(t)]: t.doubts[0] for t, _ in pairs if t.doubts}
             doubt_of = partial(_doubt_about, own, doubtful)
-            if self.cells.split(Evidence(Kind.OTHER_BLOCKS), partial(of, labels), doubt_of=doubt_of):
+            if self.cells.split(Evidence(Kind.OTHER_BLOCKS), labels, doubt_of=doubt_of):
                 return True
         return False
 
@@ -148,12 +147,11 @@ class Naming:
         certain pairs of units in modules whose last names are no numbers.
         """
         sides = self.cells.targets, self.cells.sources
-        decided = self.cells.pairs()
-        yield [{id(unit): template(unit.path) for unit in side} for side in sides], decided
+        yield [{id(unit): template(unit.path) for unit in side} for side in sides], self.cells.pairs()
         sure = [
             (t, s)
-            for t, s in decided
-            if not t.doubts and min(len(t.path), len(s.path)) > 1
+            for t, s in self.cells.certain()
+            if min(len(t.path), len(s.path)) > 1
             if not t.last.isdecimal() and not s.last.isdecimal()  # places in a list move
         ]
         own, theirs = (_last_names(side) for side in sides)
@@ -168,20 +166,18 @@ class Naming:
         series in the same module only counts for a cell with equally many units of both sides, which are one series on
         each side, if its rule takes all numbers of the targets to those of the sources.
         """
-        known = Ways((t.path, s.path) for t, s in self.cells.pairs() if not t.doubts)
+        known = Ways((t.path, s.path) for t, s in self.cells.certain())
         if self.cells.split(Evidence(Kind.SERIES), lambda u, is_target: known.label(u.path, is_target), mode="one"):
             return True
-        for targets, sources in self.cells.open():
+        for targets, sources in self.cells.even():
             one, other = common(t.path for t in targets), common(s.path for s in sources)
-            if one is None or other is None or len(targets) != len(sources):
+            if one is None or other is None:
                 continue
             for sign, offset in known.beside(one[0], other[0]):
                 numbers = [sign * n + offset for n in one[1]]
                 if set(numbers) == set(other[1]):
                     ranks = {id(u): n for u, n in zip([*targets, *sources], [*numbers, *other[1]], strict=True)}
-                    if self.cells.split(
-                        Evidence(Kind.SERIES_BESIDE), partial(of, ranks), mode="all", cells=[(targets, sources)]
-                    ):
+                    if self.cells.split(Evidence(Kind.SERIES_BESIDE), ranks, mode="all", cells=[(targets, sources)]):
                         return True
         return False
 
@@ -189,16 +185,14 @@ class Naming:
         """Split cells with equally many units of both sides by the one word that tells look-alikes apart, if certain
         pairs show which word of the other side means the same (see `translation`). Return whether any cell was split.
         """
-        known = [(t.path, s.path) for t, s in self.cells.pairs() if not t.doubts]
+        known = [(t.path, s.path) for t, s in self.cells.certain()]
         changed = False
-        for targets, sources in self.cells.open():
-            if len(targets) != len(sources):
-                continue
+        for targets, sources in self.cells.even():
             found = translation([t.path for t in targets], [s.path for s in sources], known)
             if found is not None:
                 labels = {id(t): found[t.path] for t in targets} | {id(s): s.path for s in sources}
                 cells = [(targets, sources)]
-                changed |= self.cells.split(Evidence(Kind.WORDS_BESIDE), partial(of, labels), cells=cells)
+                changed |= self.cells.split(Evidence(Kind.WORDS_BESIDE), labels, cells=cells)
         return changed
 
     def by_branches(self) -> bool:
@@ -207,9 +201,9 @@ class Naming:
         cell was split.
         """
         labels = along_branches(self.cells)
-        known = any(id(unit) in labels and unit.main.entry.facts.flow is not None for unit in self.cells.sources)
+        known = any(id(unit) in labels and unit.flow is not None for unit in self.cells.sources)
         doubt: Question[Unit] | None = None if known else ask(Reason.NAMED_ALONG)
-        return self.cells.split(Evidence(Kind.NAME_ALONG), partial(of, labels), doubt=doubt)
+        return self.cells.split(Evidence(Kind.NAME_ALONG), labels, doubt=doubt)
 
     def by_owners(self) -> bool:
         """Pair a vector that the source names as the norm of a layer in the same module (`conv2_bn`) with the vector
@@ -226,21 +220,20 @@ class Naming:
             t = None if pair is None else follower.get(id(pair[0]))
             if t is not None and t.cell == s.cell and pair is not None and not pair[0].doubts:
                 labels[id(s)] = labels[id(t)] = ("after", id(pair[0]))
-        return self.cells.split(Evidence(Kind.NAME_OF_ONE_BEFORE), partial(of, labels), mode="one")
+        return self.cells.split(Evidence(Kind.NAME_OF_ONE_BEFORE), labels, mode="one")
 
     def by_parts(self) -> bool:
         """Pair norms that one side names after a part of their module (`norm_attn`) with the norms at the partner of
-        that part on the other side (`Owners`). Norms that would be in two different pairs are left out. Note the pairs
-        in `settled` of the targets, and () in that of their look-alikes in the module. Return whether any pair was
-        made.
+        that part on the other side (`Owners.pairs`), without those that would be in two different pairs. Return whether
+        any pair was made. If so, each target of these pairs notes its path in `settled`, and its look-alikes in its
+        module note ().
         """
         labels: dict[int, Hashable] = {}
         for t, s in self._owners.pairs():
-            if labels.setdefault(id(t), (id(t), id(s))) != (id(t), id(s)) or labels.setdefault(
-                id(s), (id(t), id(s))
-            ) != (id(t), id(s)):
+            pair = id(t), id(s)
+            if labels.setdefault(id(t), pair) != pair or labels.setdefault(id(s), pair) != pair:
                 labels[id(t)] = labels[id(s)] = None
-        if not self.cells.split(Evidence(Kind.NAME_OF_COMPANION), partial(of, labels), mode="one"):
+        if not self.cells.split(Evidence(Kind.NAME_OF_COMPANION), labels, mode="one"):
             return False
         named = [t for t, s in self.cells.pairs() if labels.get(id(t)) == (id(t), id(s))]
         for t in named:
@@ -252,7 +245,7 @@ class Naming:
         return True
 
     @staticmethod
-    def _layer(unit: Unit) -> tuple[_Path, tuple[str, ...]]:
+    def _layer(unit: Unit) -> tuple[Path, tuple[str, ...]]:
         """Return (path of the module around UNIT, words of its last name); those of the module around it for a layer
         called `depthwise` or `pointwise`.
         """
@@ -290,9 +283,7 @@ class Naming:
                 if scores[t, s] >= 0.3 and scores[t, s] > max(others) + 0.1:
                     best[id(t)] = best[id(s)] = (id(t), id(s))
             if best:
-                changed |= self.cells.split(
-                    Evidence(Kind.SIMILAR_NAME), partial(of, best), mode="one", cells=[(targets, sources)]
-                )
+                changed |= self.cells.split(Evidence(Kind.SIMILAR_NAME), best, mode="one", cells=[(targets, sources)])
         return changed
 
 
@@ -312,7 +303,7 @@ def _last_names_in_company(units: Iterable[Unit]) -> _Places:
     """Return `id` of a unit -> (its last name, the set of last names of all UNITS in its module whose main tensors have
     as many dimensions).
     """
-    beside: dict[tuple[_Path, int], set[str]] = defaultdict(set)
+    beside: dict[tuple[Path, int], set[str]] = defaultdict(set)
     for unit in units:
         beside[unit.path[:-1], len(unit.main.shape)].add(unit.last)
     company = {where: frozenset(names) for where, names in beside.items()}
@@ -328,7 +319,7 @@ def _doubt_about(
 
 
 def _counted_alike(
-    agreed: list[Pair], below_t: Mapping[_Path, Unit], below_s: Mapping[_Path, Unit], *, unlike: bool
+    agreed: list[Pair], below_t: Mapping[Path, Unit], below_s: Mapping[Path, Unit], *, unlike: bool
 ) -> list[Pair]:
     """Return AGREED, pairs of equal names, without the pairs in lists that the two sides count differently: from
     another number (`_moved`: 1 to 4 and 0 to 3), from the other end (`turned`), or as a part of a longer list
@@ -355,26 +346,26 @@ def _counted_alike(
     return [(t, s) for t, s in agreed if moved.isdisjoint(_rows(paths[id(t)]))]
 
 
-def _below(prefix: _Path, units: Iterable[Unit]) -> dict[_Path, Unit]:
+def _below(prefix: Path, units: Iterable[Unit]) -> dict[Path, Unit]:
     """Return path below PREFIX -> unit, for those of UNITS that are in this module."""
-    return {unit.path[len(prefix) :]: unit for unit in units if unit.path[: len(prefix)] == prefix}
+    return {unit.path[len(prefix) :]: unit for unit in units if unit.within(prefix)}
 
 
-def _list(path: _Path) -> Series:
+def _list(path: Path) -> Series:
     """Return the list of the modules in PATH whose names are numbers."""
     return ".".join((*path, "{}"))
 
 
-def _rows(path: _Path) -> Iterator[_Path]:
+def _rows(path: Path) -> Iterator[Path]:
     """Yield the lists around PATH, the outermost first: the part of the path before each component that is a number."""
     return (path[:at] for at, component in enumerate(path) if component.isdecimal())
 
 
-def _lists(below: Mapping[_Path, Unit], named: Collection[_Path]) -> dict[_Path, dict[int, Hashable]]:
+def _lists(below: Mapping[Path, Unit], named: Collection[Path]) -> dict[Path, dict[int, Hashable]]:
     """Return path of a list -> number of a member -> its contents, a set of (path inside of it, colour), for each list
     in BELOW (path -> unit). Units whose paths, with `{}` for numbers, are not in NAMED are left out of the contents.
     """
-    found: dict[_Path, dict[int, set[tuple[_Path, Hashable]]]] = defaultdict(lambda: defaultdict(set))
+    found: dict[Path, dict[int, set[tuple[Path, Hashable]]]] = defaultdict(lambda: defaultdict(set))
     for path, unit in below.items():
         for row in _rows(path):
             members = found[row][int(path[len(row)])]
@@ -383,7 +374,7 @@ def _lists(below: Mapping[_Path, Unit], named: Collection[_Path]) -> dict[_Path,
     return {row: {n: frozenset(held) for n, held in members.items()} for row, members in found.items()}
 
 
-def _continued(row: _Path, below_t: Mapping[_Path, Unit], below_s: Mapping[_Path, Unit]) -> bool:
+def _continued(row: Path, below_t: Mapping[Path, Unit], below_s: Mapping[Path, Unit]) -> bool:
     """Return whether the list ROW of the target and the layers beside it are one longer list of that name in the
     source (`first, layers.0, last` and `layers.0, 1, 2`): the modules around them hold equal colours equally often, and
     the source has none of the layers beside under its path. False if there are none, or if ROW is ().

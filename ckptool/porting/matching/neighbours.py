@@ -67,15 +67,14 @@ class Neighbours:
 
     def _tells_nothing(self, t: Unit, s: Unit) -> bool:
         """Return whether the new pair of T and S cannot help any rule about names, contents or modules, which then need
-        not run again.
-
-        Both units hold the same roles, their names have no number, no word in them is used elsewhere or has a meaning,
-        the modules around them are paired, and the last search for pairs of modules found none.
+        not run again: both hold the same roles, their names are unrelated to others (`_is_unrelated`), the modules
+        around them are paired, and the last search for pairs of modules found none.
         """
         known = self._scopes.settled and self._scopes.are_paired(t) and self._scopes.are_paired(s)
         return known and t.pieces.keys() == s.pieces.keys() and self._is_unrelated(t) and self._is_unrelated(s)
 
     def _is_unrelated(self, unit: Unit) -> bool:
+        """Return whether the name of UNIT has no number, and no word that has a label or that another unit has."""
         if unit.numbers or NUMBER.search(".".join(unit.path)):
             return False
         if labels(unit.words, hard=True) or labels(unit.words, hard=False):
@@ -105,14 +104,15 @@ class _Row:
                 self._note(side, targets[end], sources[end])
 
     def see(self, pairs: Iterable[Pair]) -> None:
-        """Note, directly before and directly after each of PAIRS, the units that stand there on the two sides, if both
-        are in one open cell.
+        """Note the units directly before, and directly behind, the two units of each of PAIRS, if they are in one open
+        cell.
         """
         for t, s in pairs:
             for side in (0, 1):
                 self._note(side, *(around[1 - side].get(id(u)) for around, u in zip(self._around, (t, s), strict=True)))
 
     def _note(self, side: int, t: Unit | str | None, s: Unit | str | None) -> None:
+        """Note T and S, which stand directly behind a pair (SIDE 0) or before one (1), if they are in one open cell."""
         if isinstance(t, Unit) and isinstance(s, Unit) and self._is_open(t, s):
             self._beside[side][id(t), id(s)] = t, s
 
@@ -120,10 +120,9 @@ class _Row:
         return t.cell == s.cell and t.cell not in self._cells.pair_of
 
     def found(self) -> Iterable[tuple[Kind, list[Pair]]]:
-        """Yield (kind of evidence, open pairs) three times: pairs that stand between two pairs, pairs directly after a
-        pair, pairs directly before a pair. The two ends of an order count as pairs. [] stands for none.
-
-        The last two kinds count only if both sides have equally many units in their cell.
+        """Yield (kind of evidence, pairs of units in one open cell) three times: those between two pairs, those
+        directly behind a pair, those directly before one. The two ends of an order count as a pair. Of the last two
+        kinds, only those are yielded whose cell has equally many units of both sides.
         """
         for beside in self._beside:
             for key in [key for key, pair in beside.items() if not self._is_open(*pair)]:

@@ -9,7 +9,7 @@ from itertools import combinations, pairwise
 from ..forms.branches import flows_into
 from ..questions import Question, Reason, ask
 from ..words import common_start, label, table
-from .cells import Cells, of
+from .cells import Cells
 from .counting import counted, rows
 from .evidence import Evidence, Kind
 from .levels import reason_against
@@ -20,7 +20,6 @@ from .series import common
 from .units import (
     SOME,
     Pair,
-    Path,
     Unit,
     block_of,
     label_of,
@@ -67,9 +66,7 @@ class Orders:
         known, and the levels that it takes speak against its numbers (`Levels.against`), the pairs are a question.
         """
         changed = False
-        for targets, sources in self.cells.open():
-            if len(targets) != len(sources):
-                continue
+        for targets, sources in self.cells.even():
             ranks = self._number_ranks(targets, sources)
             if ranks is None:
                 continue
@@ -79,7 +76,7 @@ class Orders:
             levels = not self._known(targets[0], sources[0]) and self._against_levels(targets, sources)
             doubt: Question[Unit] | None = ask(reason_against(levels)) if levels else None
             changed |= self.cells.split(
-                Evidence(Kind.NUMBERS), partial(of, ranks), mode="all", cells=[(targets, sources)], doubt=doubt
+                Evidence(Kind.NUMBERS), ranks, mode="all", cells=[(targets, sources)], doubt=doubt
             )
         return changed
 
@@ -144,15 +141,15 @@ class Orders:
         the place of each in the order of execution is known.
         """
         changed = False
-        for targets, sources in self.cells.open():
+        for targets, sources in self.cells.even():
             said = _said_places(sources)
             known = all(t.used is not None and not label_of(t, "position") for t in targets)
-            if said is None or len(targets) != len(sources) or not known:
+            if said is None or not known:
                 continue
             ranks = {id(t): n for n, t in enumerate(sorted(targets, key=lambda t: t.used or 0.0))}
             changed |= self.cells.split(
                 Evidence(Kind.RANK, "execution order"),
-                partial(of, ranks | said),
+                ranks | said,
                 mode="all",
                 cells=[(targets, sources)],
             )
@@ -169,15 +166,14 @@ class Orders:
         the first of its orders (`_votes`). Return whether any cell was split. The smallest cells with equally many
         units of both sides are tried first. The pairs are a question if `_doubt_of_ranks` has one.
         """
-        cells = sorted(((t, s) for t, s in self.cells.open() if len(t) == len(s)), key=lambda c: len(c[0]))
-        for targets, sources in cells:
+        for targets, sources in sorted(self.cells.even(), key=lambda cell: len(cell[0])):
             votes = self._votes(targets, sources)
             if not votes:
                 continue
             name, ranks = votes[0]
             evidence = Evidence(Kind.NUMBERS) if name == "numbers" else Evidence(Kind.RANK, name)
             doubt = self._doubt_of_ranks(votes, targets, sources)
-            if self.cells.split(evidence, partial(of, ranks), mode="all", cells=[(targets, sources)], doubt=doubt):
+            if self.cells.split(evidence, ranks, mode="all", cells=[(targets, sources)], doubt=doubt):
                 return True
         return False
 
@@ -245,7 +241,7 @@ class Orders:
 
     def by_chain(self) -> bool:
         """Pair two units of one cell that directly follow a decided pair on both sides, or are the first of both sides
-        (`_next_pair`). Each call makes at most one pair. Return whether any pair was made. The pair is a question if
+        (`_next_source`). Each call makes at most one pair. Return whether any pair was made. The pair is a question if
         `_doubt_of_next` has one.
         """
         for name, targets, sources in self.sequences.all():
@@ -253,24 +249,16 @@ class Orders:
             before_s, _ = self.sequences.neighbours(sources)
             following = {id(b): u for u in sources if isinstance(b := before_s.get(id(u)), Unit)}
             for t in targets:
-                before = self._before(before_t.get(id(t)))
+                beside = before_t.get(id(t))
+                before = self.cells.pair_of.get(beside.cell) if isinstance(beside, Unit) else beside
                 s = self._next_source(t, before, following, sources)
-                cell = next((c for c in self.cells.open() if s is not None and any(u is t for u in c[0])), None)
-                if s is None or cell is None:
+                if s is None:
                     continue
-                ranks, doubt = {id(t): 1, id(s): 1}, self._doubt_of_next(t, s, before, cell, targets)
-                evidence = Evidence(Kind.FOLLOWS, name)
-                if self.cells.split(evidence, partial(of, ranks), mode="one", cells=[cell], doubt=doubt):
-                    return True
+                cell = self.cells.groups()[t.cell]
+                doubt = self._doubt_of_next(t, s, before, cell, targets)
+                labels = {id(t): 1, id(s): 1}
+                return self.cells.split(Evidence(Kind.FOLLOWS, name), labels, mode="one", cells=[cell], doubt=doubt)
         return False
-
-    def _before(self, neighbour: object) -> Pair | str | None:
-        """Return the decided pair that NEIGHBOUR, a unit of the target, is in; "edge" if it is "edge", which stands
-        before the first unit; None if it has no partner.
-        """
-        if neighbour == "edge":
-            return "edge"
-        return self.cells.pair_of.get(neighbour.cell) if isinstance(neighbour, Unit) else None
 
     def _next_source(
         self, t: Unit, before: Pair | str | None, following: Mapping[int, Unit], sources: Sequence[Unit]
@@ -353,17 +341,10 @@ class Orders:
             if a.cell == b.cell:
                 return a.cell in self.cells.pair_of
             own, theirs = block_of(a.path), block_of(b.path)
-            if not own or not theirs or inside(t, own) or inside(s, theirs):
+            if not own or not theirs or t.within(own) or s.within(theirs):
                 return False
-            return all(
-                u.cell in self.cells.pair_of
-                and inside(self.cells.pair_of[u.cell][0], own)
-                and inside(self.cells.pair_of[u.cell][1], theirs)
-                for u in (a, b)
-            )
-
-        def inside(unit: Unit, block: Path) -> bool:
-            return unit.path[: len(block)] == block
+            pairs = [self.cells.pair_of.get(u.cell) for u in (a, b)]
+            return all(pair is not None and pair[0].within(own) and pair[1].within(theirs) for pair in pairs)
 
         return same(before_t.get(id(t)), before_s.get(id(s))) and same(after_t.get(id(t)), after_s.get(id(s)))
 

@@ -9,15 +9,13 @@ from functools import partial
 
 from ..questions import Question, Reason, ask
 from ..words import alike, common_start, labels, numbers, shared, table, telling_words, words_of
-from .cells import Cells, fair, of, said
+from .cells import Cells, fair, said
 from .counting import counted, rows
 from .evidence import Evidence, Kind
 from .levels import Levels, reason_against
 from .sequences import Sequences
 from .series import Ways, common, members_of, series_of, translation
-from .units import Unit, number_ranks, same_numbers
-
-_Path = tuple[str, ...]
+from .units import Path, Unit, number_ranks, same_numbers
 
 
 @dataclass(eq=False, slots=True)
@@ -171,7 +169,8 @@ class Scopes:
         if self._other_end(targets, sources)[1]:
             return labels
         if in_order:
-            labels.append(partial(of, _places_in_lists(targets, sources)))
+            places = _places_in_lists(targets, sources)
+            labels.append(lambda scope, _: places.get(id(scope)))
         if any(len({len(numbers(scope.path)) for scope in side}) > 1 for side in (targets, sources)):
             return labels  # the 1 of `middle.1` is not that of `down.1.attn`
         return [*labels, lambda scope, _: numbers(scope.path) or None]
@@ -183,7 +182,7 @@ class Scopes:
         Certain pairs show which word of the other side means the same (`translation`); if they show none, equal words
         count (`_namesakes`).
         """
-        known = ((t.path, s.path) for t, s in self.cells.pairs() if not t.doubts)
+        known = ((t.path, s.path) for t, s in self.cells.certain())
         own, theirs = [t.path for t in targets], [s.path for s in sources]
         found = translation(own, theirs, known) or _namesakes(own, theirs)
         if not found:
@@ -287,12 +286,9 @@ class Scopes:
         """Return (number in the target, number in the source) for each pair of scopes in the lists OWN, a series of the
         target, and THEIRS, a series of the source.
         """
-        here, there = (
-            {id(s): n for s in self.scopes[side] for row, n in series_of(s.path) if row == wanted}
-            for side, wanted in ((True, own), (False, theirs))
-        )
-        pairs = [(id(t), id(t.partner)) for t in self.scopes[True]]
-        return [(here[t], there[s]) for t, s in pairs if t in here and s in there]
+        pairs = [(t.path, t.partner.path) for t in self.scopes[True] if t.partner is not None]
+        couples = [(here, there) for t, s in pairs for here in series_of(t) for there in series_of(s)]
+        return [(here[1], there[1]) for here, there in couples if (here[0], there[0]) == (own, theirs)]
 
     def _parent_label(self, scope: Scope, is_target: bool) -> Hashable:
         """Return the `id` of the target in the innermost pair of scopes around SCOPE; None if there is no such pair.
@@ -389,11 +385,6 @@ def _names_speak_for(t: Scope, s: Scope, targets: Sequence[Scope], sources: Sequ
     )
 
 
-def _outermost(path: _Path) -> tuple[_Path, int] | None:
-    """Return (path of the outermost list around PATH, number in it); None if no component of PATH is a number."""
-    return next(((path[:at], int(component)) for at, component in enumerate(path) if component.isdecimal()), None)
-
-
 def _crosswise(targets: Sequence[Scope], sources: Sequence[Scope]) -> bool:
     """Return whether the scopes of one side are members of lists that hold parts (`steps.0.scale`, `steps.0.shift` …),
     and those of the other side are parts that hold lists (`scale.0`, `scale.1` …), with as many of one as of the other.
@@ -421,18 +412,20 @@ def _places_in_lists(targets: Sequence[Scope], sources: Sequence[Scope]) -> dict
     places: dict[int, tuple[int, int]] = {}
     sizes = []
     for scopes in (targets, sources):
-        found = {id(scope): _outermost(scope.path) for scope in scopes}
-        lists: dict[_Path, set[int]] = defaultdict(set)
-        for around, number in filter(None, found.values()):
-            lists[around].add(number)
-        ranks = {around: sorted(numbers) for around, numbers in lists.items()}
-        own = {i: (len(ranks[at[0]]), ranks[at[0]].index(at[1])) for i, at in found.items() if at is not None}
+        outermost: dict[int, tuple[Path, int]] = {}
+        lists: dict[Path, set[int]] = defaultdict(set)
+        for scope in scopes:
+            at = next((at for at, component in enumerate(scope.path) if component.isdecimal()), None)
+            if at is not None:
+                outermost[id(scope)] = scope.path[:at], int(scope.path[at])
+                lists[scope.path[:at]].add(int(scope.path[at]))
+        own = {i: (len(lists[row]), sorted(lists[row]).index(number)) for i, (row, number) in outermost.items()}
         sizes.append(Counter(own.values()))
         places |= own
     return places if sizes[0] == sizes[1] and 1 < len(sizes[0]) < len(targets) else {}
 
 
-def _namesakes(own: Sequence[_Path], theirs: Sequence[_Path]) -> dict[_Path, _Path]:
+def _namesakes(own: Sequence[Path], theirs: Sequence[Path]) -> dict[Path, Path]:
     """Return path of OWN -> path of THEIRS, by words that not all paths of their side have (`_words_apart`): each path
     shares some with one path of the other side, and no two with the same. Of two paths on each side, it is enough if
     one does; the other two are then a pair as well. {} if a path shares none.
@@ -450,14 +443,14 @@ def _namesakes(own: Sequence[_Path], theirs: Sequence[_Path]) -> dict[_Path, _Pa
     return found | dict(zip(left, free, strict=True)) if alone and len(left) == len(free) else {}
 
 
-def _words_apart(paths: Sequence[_Path]) -> dict[_Path, frozenset[str]]:
+def _words_apart(paths: Sequence[Path]) -> dict[Path, frozenset[str]]:
     """Return path -> those of its telling words and labels (`_said`) that not all PATHS have."""
     words = [_said(path) for path in paths]
     alike = frozenset.intersection(*words)
     return {path: found - alike for path, found in zip(paths, words, strict=True)}
 
 
-def _phrased_alike(own: Sequence[_Path], theirs: Sequence[_Path]) -> dict[_Path, _Path]:
+def _phrased_alike(own: Sequence[Path], theirs: Sequence[Path]) -> dict[Path, Path]:
     """Return path of OWN -> path of THEIRS, by the order of their words (`_in_a_row`): the share of words in one order
     is at least 0.5, and more than 0.2 higher than that of either with any other. {} if a path has no such partner.
 
@@ -479,7 +472,7 @@ def _phrased_alike(own: Sequence[_Path], theirs: Sequence[_Path]) -> dict[_Path,
 _HALF, _MARGIN = 0.5, 0.2
 
 
-def _phrases(paths: Sequence[_Path]) -> dict[_Path, tuple[str, ...]]:
+def _phrases(paths: Sequence[Path]) -> dict[Path, tuple[str, ...]]:
     """Return path -> its words in order, without the components at the start that all PATHS share, without numbers and
     words for containers.
     """
@@ -502,7 +495,7 @@ def _in_a_row(a: Sequence[str], b: Sequence[str]) -> float:
     return longest[-1] / max(len(a), len(b), 1)
 
 
-def _said(path: _Path) -> frozenset[str]:
+def _said(path: Path) -> frozenset[str]:
     """Return the telling words of PATH, and "GROUP:LABEL" for the labels of its components that do not exclude
     others.
     """
@@ -521,7 +514,7 @@ def _scopes(units: Sequence[Unit], others: Sequence[Unit]) -> list[Scope]:
     the module around it. Units whose colour none of OTHERS, the other side, has do not count; [] if no unit counts.
     """
     colours = {unit.colour for unit in others}
-    inside: dict[_Path, list[Unit]] = defaultdict(list)
+    inside: dict[Path, list[Unit]] = defaultdict(list)
     for unit in units:
         for at in range(len(unit.path)) if unit.colour in colours else ():
             inside[unit.path[:at]].append(unit)

@@ -14,9 +14,9 @@ Sequence = tuple[str, list[Unit], list[Unit]]
 
 
 class Sequences:
-    """The orders in which units of both sides are compared: execution on both, if both were traced; execution of the
-    target with registration of the source, if the target was traced; and registration of both. The last two need a file
-    that keeps the order.
+    """The orders in which units of both sides are compared: execution on both, if both were traced; and, if the order
+    of the source's keys is meaningful, execution of the target (if it was traced) and registration of the target, each
+    with registration of the source.
 
     Attributes:
         ordered: whether the order of the source's keys is meaningful.
@@ -41,10 +41,13 @@ class Sequences:
         in place of a unit before the first and after the last.
         """
         if id(units) not in self._around:
-            self._around[id(units)] = _neighbours(units)
+            edges: list[Unit | str] = ["edge", *units, "edge"]
+            before = {id(unit): other for unit, other in zip(units, edges, strict=False)}
+            self._around[id(units)] = before, {id(unit): other for unit, other in zip(units, edges[2:], strict=True)}
         return self._around[id(units)]
 
     def _ordered(self) -> list[Sequence]:
+        """Return the result of `all`."""
         found = []
         stored = sorted(self._cells.sources, key=lambda u: u.order)
         if self.source_traced and self.traced:
@@ -56,9 +59,9 @@ class Sequences:
         return sorted(found, key=lambda one: -self._credit(*one))
 
     def _credit(self, name: str, targets: list[Unit], sources: list[Unit]) -> float:
-        """Return how well the order NAME agrees on both sides, 0 to 1: each couple of neighbours in an order has two
-        colours; how many such couples of one side have a couple of the same colours on the other side, as a share of
-        all couples of the shorter side. It is computed once for each name.
+        """Return how well the order NAME agrees on both sides, TARGETS and SOURCES, 0 to 1: how many couples of
+        neighbours of the one have a couple of the same two colours of the other, as a share of all couples of the
+        shorter side. It is computed once for each name.
         """
         if name not in self._credits:
             a, b = (Counter(pairwise(c)) for c in ([u.colour for u in targets], [u.colour for u in sources]))
@@ -76,12 +79,3 @@ class Sequences:
 
 def _in_use(units: list[Unit]) -> list[Unit]:
     return sorted((u for u in units if u.used is not None), key=lambda u: u.used or 0.0)
-
-
-def _neighbours(units: list[Unit]) -> Around:
-    before: dict[int, Unit | str] = {}
-    after: dict[int, Unit | str] = {}
-    for place, unit in enumerate(units):
-        before[id(unit)] = units[place - 1] if place else "edge"
-        after[id(unit)] = units[place + 1] if place + 1 < len(units) else "edge"
-    return before, after

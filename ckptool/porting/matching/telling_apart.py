@@ -174,34 +174,30 @@ TELLING: tuple[Rule[Split], ...] = in_order(
 
 
 def _by_evidence(_: Matcher, t: Unit, s: Unit) -> bool | None:
+    """Return True if one of the paths of T and S ends with the other, or if evidence supports T; else None."""
     ends = s.path[-len(t.path) :] == t.path or t.path[-len(s.path) :] == s.path
     return True if ends or any(e.supports for e in t.evidence) else None
 
 
-def _by_words(_: Matcher, t: Unit, s: Unit) -> bool | None:
-    return False if hard_conflict(t.words, s.words) else None
-
-
-def _by_name(matcher: Matcher, t: Unit, s: Unit) -> bool | None:
-    return True if matcher.scopes.same(t, s) or of_one_name(t, s) else None
-
-
 def _by_similar_name(matcher: Matcher, t: Unit, s: Unit) -> bool | None:
+    """Return True if the names of T and S are similar or related; else None. None, too, if T has no evidence but the
+    modules around it, and T or S is in a part without other pairs (`in_unused_parts`).
+    """
     if all(e.kind is Kind.SCOPE for e in t.evidence) and matcher.in_unused_parts(t, s):
         return None
     return True if similarity(t, s) > SOME or related(t, s) else None
 
 
 def _by_telling_words(_: Matcher, t: Unit, s: Unit) -> bool | None:
+    """Return True if T and S share a telling word, hold the same roles, and have as many dimensions; else None."""
     same_form = t.pieces.keys() == s.pieces.keys() and len(t.main.shape) == len(s.main.shape)
     return True if same_form and shared(telling_words(t.path), telling_words(s.path)) else None
 
 
-def _by_neighbours(matcher: Matcher, t: Unit, s: Unit) -> bool | None:
-    return True if matcher.orders.between(t, s) else None
-
-
 def _by_end(matcher: Matcher, t: Unit, s: Unit) -> bool | None:
+    """Return True if T and S are at the end (`Orders.at_the_end`), and are the only units of their colour, or have
+    their place among the look-alikes as evidence; else None.
+    """
     alone = matcher.alike(t) == (1, 1) or any(e.is_rank for e in t.evidence)
     return True if alone and matcher.orders.at_the_end(t, s) else None
 
@@ -219,14 +215,14 @@ SUPPORT: tuple[Rule[Support], ...] = in_order(
         20,
         "The names exclude each other, so the two are not paired.",
         "A query and a key are different tensors, even if their shapes are equal.",
-        _by_words,
+        lambda _, t, s: False if hard_conflict(t.words, s.words) else None,
     ),
     Rule(
         "one name or one module",
         30,
         "The two layers have one name, or are in two modules that match as a whole.",
         "Not only the kind of the layer is equal.",
-        _by_name,
+        lambda matcher, t, s: True if matcher.scopes.same(t, s) or of_one_name(t, s) else None,
     ),
     Rule(
         "a similar name",
@@ -248,7 +244,7 @@ SUPPORT: tuple[Rule[Support], ...] = in_order(
         60,
         "The two layers are between the same pairs on both sides.",
         "No other layer on either side has this place.",
-        _by_neighbours,
+        lambda matcher, t, s: True if matcher.orders.between(t, s) else None,
     ),
     Rule(
         "only the end differs",

@@ -5,14 +5,14 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Protocol
 
 from ...keys.known_buffers import STATISTICS
-from ...model_code.signature import PRODUCTS
+from ...model_code.signature import PRODUCTS, Flow
 from ..expression import Shape
 from ..forms.fusing.projections import part_label
 from ..forms.pieces import Canon, Piece, squeezed
@@ -68,6 +68,15 @@ class Unit:
         """Return the numbers in the words of its path, in order; "first" and "one" count as 1 (see `words.numbers`)."""
         return numbers(self.path)
 
+    def within(self, module: Path) -> bool:
+        """Return whether the unit is in the module with the path MODULE, at any depth, or is it."""
+        return self.path[: len(module)] == module
+
+    @property
+    def flow(self) -> Flow | None:
+        """Return the place of its main tensor in the graph of its code; None if that is not known."""
+        return self.main.entry.facts.flow
+
     @property
     def doubts(self) -> list[Question[Unit]]:
         """Return the open questions of this unit."""
@@ -99,14 +108,16 @@ class Unit:
         return next(iter(self.pieces.values()))
 
 
+#: The names of a module and of the modules around it, from the outermost.
+Path = tuple[str, ...]
 #: A unit of the target and the one of the source that it is.
 Pair = tuple[Unit, Unit]
 
 
 class Placed(Protocol):
-    """Anything with a `path`: its names, and those of the modules around it, from the outermost."""
+    """Anything with a `path`."""
 
-    path: tuple[str, ...]
+    path: Path
 
 
 #: Similarity of names above which they count as related.
@@ -118,7 +129,7 @@ def units_of(canon: Canon) -> list[Unit]:
     """Return the units (modules with their tensors) of CANON, one side in the common form, in the order of its state
     dict. Their `turn` is set.
     """
-    grouped: dict[tuple[str, ...], dict[str, Piece]] = {}
+    grouped: dict[Path, dict[str, Piece]] = {}
     for piece in sorted(canon.pieces.values(), key=lambda p: p.order):
         grouped.setdefault(piece.path, {})[piece.role] = piece
     found = []
@@ -180,12 +191,12 @@ def natural(path: Sequence[str]) -> list[tuple[int, int, str]]:
     return out
 
 
-def template(path: Sequence[str]) -> tuple[str, ...]:
+def template(path: Sequence[str]) -> Path:
     """Return PATH with `{}` in place of components that are numbers."""
     return tuple("{}" if component.isdecimal() else component for component in path)
 
 
-def series(unit: Unit) -> tuple[str, ...]:
+def series(unit: Unit) -> Path:
     """Return the path of UNIT without the digits in it and without words such as "first" and "second"; it is equal for
     the members of a list.
     """
@@ -193,7 +204,7 @@ def series(unit: Unit) -> tuple[str, ...]:
 
 
 @cache
-def _without_numbers(path: tuple[str, ...]) -> tuple[str, ...]:
+def _without_numbers(path: Path) -> Path:
     counts = "|".join(table().ordinals)
     return tuple(re.sub(rf"\d+|(?<![a-z])({counts})(?![a-z])", "", component) for component in path)
 
@@ -319,14 +330,21 @@ def tables_of_words(t: Unit, s: Unit) -> bool:
     return looked_up and label_of(s, "embedding") == "token"
 
 
-Path = tuple[str, ...]
-
-
 def block_of(path: Sequence[str]) -> Path:
     """Return the path of the innermost block around the module PATH: `h.3` for `h.3.mlp.0`, whose own number does not
     count. () if there is none.
     """
     return (parts_around(path) or [()])[-1]
+
+
+def by_block(pairs: Iterable[Pair]) -> dict[Path, list[Pair]]:
+    """Return path of a block of the target -> the pairs whose target has it as its block, in their order; () for pairs
+    outside of all blocks.
+    """
+    blocks: dict[Path, list[Pair]] = defaultdict(list)
+    for pair in pairs:
+        blocks[block_of(pair[0].path)].append(pair)
+    return blocks
 
 
 def parts_around(path: Sequence[str]) -> list[Path]:

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable
 from ..matching.counting import directions, rows
 from ..matching.match import Matching
 from ..matching.sequences import Sequences
-from ..matching.units import Pair, Unit, block_of
+from ..matching.units import Pair, Unit, block_of, by_block
 from ..questions import Question, Reason, ask
 from ..rules import Rule, Strength, in_order
 from . import elsewhere
-from .alike import MOST, across_blocks, by_block, in_doubt, look_alikes
+from .alike import MOST, across_blocks, in_doubt, look_alikes
 from .belief import Belief
 from .both_flows import pair_by_flow, settle_by_flow
 from .company import Anchors, crossed, in_company

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import combinations
 
 from ..forms.branches import beside
-from ..matching.units import Pair, Path, Unit, block_of, series
+from ..matching.units import Pair, Unit, block_of, by_block, series
 from ..questions import Question, Reason, ask
 from .company import crossed, in_company
 from .names import by_names
@@ -21,16 +21,6 @@ _NEAR = 3
 
 #: Two pairs, and why their swap cannot be excluded.
 Swap = tuple[Pair, Pair, Question[Unit]]
-
-
-def by_block(pairs: Iterable[Pair]) -> dict[Path, list[Pair]]:
-    """Return path of a block of the target -> the pairs whose target has it as its block, in their order; () for pairs
-    outside of all blocks.
-    """
-    blocks: dict[Path, list[Pair]] = defaultdict(list)
-    for pair in pairs:
-        blocks[block_of(pair[0].path)].append(pair)
-    return blocks
 
 
 def by_look(pairs: Iterable[Pair]) -> dict[object, list[Pair]]:
@@ -77,48 +67,40 @@ def across_blocks(swaps: Swaps) -> list[Swap]:
 
 
 def _by_names(pairs: list[Pair]) -> Iterator[Swap]:
-    """Yield (pair, pair, question) for look-alikes in different blocks whose names, apart from numbers, agree better if
-    the two are swapped (`by_names`).
-
-    Pairs with equal names apart from numbers are of one kind. The first pairs of two kinds are compared, of at most 24
-    kinds of one shape. If their names are for the swap, each pair of either kind is yielded with the first of the other
-    kind.
+    """Yield (pair, pair, question) for look-alikes in different blocks whose names are for the swap (`by_names`). The
+    first pairs of two kinds are compared; if the names of these are, `_each` yields all of the two kinds.
     """
-    for alike in _kinds(pairs).values():
-        for ones, others in combinations(list(alike.values())[:_ALL_WITH_ALL], 2):
-            one, other = ones[0], others[0]
-            if not _in_one_block(one, other) and by_names(one, other, soft=False) == "against":
-                yield from ((pair, other, ask(Reason.NAMES_FOR_SWAP)) for pair in ones)
-                yield from ((one, pair, ask(Reason.NAMES_FOR_SWAP)) for pair in others)
+    for ones, others in _kinds(pairs):
+        if not _in_one_block(ones[0], others[0]) and by_names(ones[0], others[0], soft=False) == "against":
+            yield from _each(ones, others, ones[0], others[0], Reason.NAMES_FOR_SWAP)
 
 
 def _by_company(pairs: list[Pair]) -> Iterator[Swap]:
-    """Yield (pair, pair, question) for look-alikes in different blocks if the other pairs of these blocks show that the
-    two should be swapped, and do not show that they are right (`in_company`). Of these others, the first 64 that are
-    certain and no look-alikes are looked at.
-
-    Kinds are compared as in `_by_names`, by the first pair of one and the first of the other in another block. Pairs
-    outside of all blocks, and those whose names exclude the swap, are not compared.
+    """Yield (pair, pair, question) for look-alikes in different blocks if the other pairs of these blocks are for the
+    swap, and not for the pairs (`in_company`): the first 64 of them that are certain and no look-alikes. The first pair
+    of a kind is compared with the first of another kind in another block; if neighbours are for the swap of these,
+    `_each` yields all of the two kinds. Pairs outside of all blocks, and those whose names exclude the swap, are not
+    compared.
     """
     blocks = by_block(pairs)
-    for alike in _kinds(pairs).values():
-        for ones, others in combinations(list(alike.values())[:_ALL_WITH_ALL], 2):
-            one = ones[0]
-            other = next((pair for pair in others if not _in_one_block(pair, one)), None)
-            if other is None or by_names(one, other) == "sure":
-                continue
-            both = block_of(one[0].path), block_of(other[0].path)
-            if () in both:
-                continue
-            around = [
-                pair
-                for block in both
-                for pair in blocks[block]
-                if pair[0].colour != one[0].colour and not pair[0].doubts
-            ][:MOST]
-            if in_company(*crossed(one, other), around, least=2) and not in_company(one, other, around):
-                yield from ((pair, other, ask(Reason.COMPANY_FOR_SWAP)) for pair in ones)
-                yield from ((one, pair, ask(Reason.COMPANY_FOR_SWAP)) for pair in others)
+    for ones, others in _kinds(pairs):
+        one = ones[0]
+        other = next((pair for pair in others if not _in_one_block(pair, one)), None)
+        if other is None or by_names(one, other) == "sure":
+            continue
+        both = block_of(one[0].path), block_of(other[0].path)
+        inside = (pair for block in both for pair in blocks[block])
+        around = [pair for pair in inside if pair[0].colour != one[0].colour and not pair[0].doubts][:MOST]
+        if () in both or in_company(one, other, around):
+            continue
+        if in_company(*crossed(one, other), around, least=2):
+            yield from _each(ones, others, one, other, Reason.COMPANY_FOR_SWAP)
+
+
+def _each(ones: list[Pair], others: list[Pair], one: Pair, other: Pair, reason: Reason) -> Iterator[Swap]:
+    """Yield (pair, pair, question for REASON) for each of ONES with OTHER, then for ONE with each of OTHERS."""
+    yield from ((pair, other, ask(reason)) for pair in ones)
+    yield from ((one, pair, ask(reason)) for pair in others)
 
 
 def _by_branches(swaps: Swaps) -> Iterator[Swap]:
@@ -136,11 +118,12 @@ def _in_one_block(one: Pair, other: Pair) -> bool:
     return block_of(one[0].path) == block_of(other[0].path)
 
 
-def _kinds(pairs: list[Pair]) -> dict[object, dict[object, list[Pair]]]:
-    """Return shape and kind -> (path of the target without numbers, path of the source without numbers) -> the pairs
-    with these paths, in their order.
+def _kinds(pairs: list[Pair]) -> Iterator[tuple[list[Pair], list[Pair]]]:
+    """Yield (pairs of one kind, pairs of another kind) for each two of at most 24 kinds with one shape. The pairs of a
+    kind have equal paths on either side, apart from numbers.
     """
     kinds: dict[object, dict[object, list[Pair]]] = defaultdict(lambda: defaultdict(list))
     for pair in pairs:
         kinds[pair[0].colour][(series(pair[0]), series(pair[1]))].append(pair)
-    return kinds
+    for alike in kinds.values():
+        yield from combinations(list(alike.values())[:_ALL_WITH_ALL], 2)

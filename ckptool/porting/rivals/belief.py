@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
+from operator import attrgetter
 
 from ..matching.sequences import Sequences
-from ..matching.units import Pair, Path, Unit, block_of, nearness, series
+from ..matching.units import Pair, Path, Unit, block_of, by_block, nearness, series
 from .names import by_numbers
 
 #: An order in which less than this share of a block agrees with the other side decides nothing there.
@@ -44,29 +44,26 @@ def orders_of(sequences: Sequences) -> list[Order]:
     compared with the source's keys. Last, if the target's order of execution is known: "order of its numbers", compared
     with the numbers in the names of the source (`_counted`).
     """
+    if sequences.traced and sequences.source_traced:
+        return [Order("execution order of both", partial(_vote, _used, _used), _used)]
     found: list[Order] = []
-    both = sequences.traced and sequences.source_traced
-    if both:
-        found.append(Order("execution order of both", partial(_vote, _used, _used), _used))
+    if sequences.ordered and sequences.traced:
+        found.append(Order("execution order", partial(_vote, _used, _stored), _used))
     if sequences.ordered:
-        if sequences.traced and not both:
-            found.append(Order("execution order", partial(_vote, _used, _stored), _used))
-        if not both:
-            found.append(Order("registration order", partial(_vote, _stored, _stored), _stored))
-    if sequences.traced and not both:
+        found.append(Order("registration order", partial(_vote, _stored, _stored), _stored))
+    if sequences.traced:
         found.append(Order("order of its numbers", _counted, _used))
     return found
 
 
-def _used(unit: Unit) -> float | None:
-    return unit.used
-
-
-def _stored(unit: Unit) -> float | None:
-    return unit.order
+_used: _Place = attrgetter("used")
+_stored: _Place = attrgetter("order")
 
 
 def _vote(of_target: _Place, of_source: _Place, one: Pair, other: Pair) -> int:
+    """Return 1 if ONE and OTHER are in one order on both sides, -1 if not, by the places that OF_TARGET and OF_SOURCE
+    return for their units; 0 if a unit has none, or if two of a side are equal.
+    """
     t, s = of_target(one[0]), of_source(one[1])
     t2, s2 = of_target(other[0]), of_source(other[1])
     if t is None or s is None or t2 is None or s2 is None or t == t2 or s == s2:
@@ -86,11 +83,11 @@ def _counted(one: Pair, other: Pair) -> int:
 
 
 def concordance(order: Order, pairs: Sequence[Pair], least: int = 0, otherwise: float = 1.0) -> float:
-    """Return how well PAIRS keep ORDER, 0 to 1: of the couples of pairs that tell about it, the share that keep it.
+    """Return which share of the couples of PAIRS that tell about ORDER keep it, 0 to 1; OTHERWISE if fewer than LEAST
+    couples tell about it, or none.
 
-    Couples tell about it if the order says something about them (`vote`), and their units are no look-alikes, or are in
-    one list and counted in one direction (`by_numbers`). Of 120 pairs or more, some 60 to 120 are looked at, evenly
-    spread. OTHERWISE is returned if fewer than LEAST couples tell, or none.
+    A couple tells about it if the order says something about it (`vote`), and its units are no look-alikes, or are
+    numbered in one order on both sides (`by_numbers`). Of 120 pairs or more, 60 to 120 are looked at, evenly spread.
     """
     step = max(len(pairs) // 60, 1)
     couples = (both for both in combinations(pairs[::step], 2) if _telling(*both))
@@ -112,18 +109,15 @@ class Belief:
     """
 
     def __init__(self, pairs: Iterable[Pair], orders: Sequence[Order], overall: Mapping[str, float]) -> None:
-        self._pairs, self._orders, self._overall = list(pairs), orders, overall
-        self._blocks: dict[Path, list[Pair]] = defaultdict(list)
-        for pair in self._pairs:
-            self._blocks[block_of(pair[0].path)].append(pair)
+        self._blocks, self._orders, self._overall = by_block(pairs), orders, overall
         self._known: dict[tuple[Path, ...], dict[str, float]] = {}
 
     def about(self, one: Pair, other: Pair) -> dict[str, float]:
         """Return name of an order -> how reliable it is, 0 to 1, in the block of the target of ONE (see `concordance`);
         as in the whole model if fewer than three couples of its pairs tell about it.
 
-        If the targets of ONE and OTHER are in two modules of a module, the pairs in these two do not count: if one
-        module as a whole comes before another, that says nothing about which of the two is which.
+        If the targets of ONE and OTHER are in two different modules of one module, the pairs in these two do not count:
+        that one module comes before the other does not say which of the two is which.
         """
         at = nearness(one[0], other[0]) + 1
         parts = tuple(sorted((one[0].path[:at], other[0].path[:at])))

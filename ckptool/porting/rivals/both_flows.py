@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Container, Hashable, Iterable, Iterator, Sequence
 
-from ...model_code.signature import Flow
 from ..matching.evidence import Kind
 from ..matching.match import Matching
 from ..matching.units import Pair, Unit, hard_conflict
@@ -33,7 +32,7 @@ def settle_by_flow(matching: Matching) -> None:
     pairs.
     """
     free = {unit.colour for side in (0, 1) for unit in matching.unpaired(side)}
-    placed = [pair for pair in matching.pairs if all(_flow(unit) is not None for unit in pair)]
+    placed = [pair for pair in matching.pairs if all(unit.flow is not None for unit in pair)]
     if len(placed) > _MOST:
         return
     open_to = [t for t, _ in placed if t.colour not in free and _asked(t)]
@@ -56,7 +55,7 @@ def pair_by_flow(matching: Matching) -> bool:
     anew (`_handed_out`), and only if no pair contradicts the graphs then. Nothing is done if the graphs have more than
     1500 pairs.
     """
-    places = [at for at, pair in enumerate(matching.pairs) if all(_flow(unit) is not None for unit in pair)]
+    places = [at for at, pair in enumerate(matching.pairs) if all(unit.flow is not None for unit in pair)]
     placed = [matching.pairs[at] for at in places]
     if not 1 < len(placed) <= _MOST:
         return False
@@ -128,7 +127,7 @@ class _Graph:
     """
 
     def __init__(self, units: Sequence[Unit]) -> None:
-        flows = [flow for unit in units if (flow := _flow(unit)) is not None]
+        flows = [flow for unit in units if (flow := unit.flow) is not None]
         self.before = [[n for n, one in enumerate(flows) if one.into(flow)] for flow in flows]
         self.behind: list[list[int]] = [[] for _ in flows]
         for at, before in enumerate(self.before):
@@ -179,10 +178,6 @@ def _refined(first: Sequence[Hashable], sides: Sequence[_Graph]) -> Iterator[lis
 def _held(labels: Sequence[int], members: Sequence[int]) -> tuple[tuple[int, int], ...]:
     """Return (label, how often) for those of LABELS at the places MEMBERS."""
     return tuple(sorted(Counter(labels[n] for n in members).items()))
-
-
-def _flow(unit: Unit) -> Flow | None:
-    return unit.main.entry.facts.flow
 
 
 def _asked(unit: Unit) -> bool:

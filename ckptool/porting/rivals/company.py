@@ -163,8 +163,9 @@ class Anchors:
                 self._having[feature].append(at)
 
     def _begun_alike(self, word: str) -> Iterator[str]:
-        """Yield those words of the certain pairs that may abbreviate WORD, or the reverse, and others: those whose
-        consonants (`consonants`) begin with those of WORD, or are a beginning of them. A word may come twice.
+        """Yield each word of the certain pairs whose consonants (`consonants`) begin with those of WORD, or are the
+        beginning of these. All abbreviations of WORD are among them, and all words that it abbreviates. A word may come
+        twice.
         """
         bare = consonants(word)
         for length in range(1, len(bare) + 1):
@@ -203,8 +204,8 @@ class Certain:
                 self._held[part].append(pair)
 
     def around(self, one: Pair, other: Pair) -> list[Pair]:
-        """Return certain pairs around the targets of ONE and OTHER, without these two: for each, the first twelve of
-        the innermost block around it that holds more than one, or of all if there is no such block.
+        """Return certain pairs around the targets of ONE and OTHER, without these two: for each of the two, the first
+        twelve in the innermost block around it that holds more than one; the first twelve of all if none does.
         """
         found: dict[int, Pair] = {}
         for t, _ in (one, other):

@@ -3,37 +3,30 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ..matching.evidence import Kind
 from ..matching.match import Matching
 from ..matching.units import Pair, Path, Unit, block_of, hard_conflict, parts_around, tables_of_words
 from ..questions import Question, Reason, Topic, answered, ask
 from .alike import MOST, by_look
-from .belief import BELIEVED
+from .belief import BELIEVED, Order
 from .company import Certain, crossed, in_company
 from .names import own_words, soft_words
 from .swaps import Swaps
 
 
 def doubt_both(one: Pair, other: Pair, question: Question[Unit]) -> None:
-    """Ask QUESTION about both of two pairs that may be swapped, each with the source of the other as its only option
-    and its path as the last of the names.
+    """Ask QUESTION about the targets of both of two pairs that may be swapped, each with the source of the other pair
+    as its option, and its path as the last of the names in the sentence. A target that has this doubt with another such
+    path gets the option only.
     """
-    _doubt(one, other, question)
-    _doubt(other, one, question)
-
-
-def _doubt(pair: Pair, other: Pair, question: Question[Unit]) -> None:
-    """Ask QUESTION about PAIR, with the source of OTHER as its option and its path as a further name in the sentence.
-    If the target has this doubt with another such path, the option is added to that question, whose names stay.
-    """
-    target, rival = pair[0], other[1]
-    named = (*question.named, ".".join(rival.path))
-    for asked in target.doubts:
-        if asked.reason is question.reason and asked.named[:-1] == question.named:
-            named = asked.named
-    target.ask(Question(question.reason, named, (rival,)))
+    for (target, _), (_, rival) in ((one, other), (other, one)):
+        named = (*question.named, ".".join(rival.path))
+        for asked in target.doubts:
+            if asked.reason is question.reason and asked.named[:-1] == question.named:
+                named = asked.named
+        target.ask(Question(question.reason, named, (rival,)))
 
 
 def settle(matching: Matching, swaps: Swaps) -> None:
@@ -129,7 +122,7 @@ def left_over(matching: Matching, swaps: Swaps) -> None:
 def _wanted_elsewhere(matching: Matching) -> None:
     """Ask about each pair whose source would fit another unit as well: a look-alike of its target in the same block
     that has no partner. The name of the source has more words in common with that unit alone than with the target alone
-    (`own_words`); or as many, and then `soft_words` must not say the opposite.
+    (`own_words`); or as many, and `soft_words` is not lower for that unit than for the target.
 
     Pairs with equal names or a doubt are not asked about. Units do not count whose words exclude the source, if those
     of the target do not; nor, for a pair of word tables, units that are none: an output layer may be tied to the table.
@@ -167,17 +160,21 @@ def _out_of_order(matching: Matching, swaps: Swaps) -> None:
     left = [matching.unpaired(side) for side in (0, 1)]
     certain = [pair for pair in matching.pairs if not pair[0].doubts]
     certain = certain[:: max(len(certain) // _ANCHORS, 1)]
-
-    def share_crossed(pair: Pair) -> float:
-        votes = [v for o in orders for a in certain if a[0].colour != pair[0].colour and (v := o.vote(pair, a))]
-        return sum(v < 0 for v in votes) / max(len(votes), 1)
-
     for t, s in matching.pairs:
         others = [(u, (u, s), Reason.OUT_OF_ORDER_HERE) for u in left[0] if u.colour == t.colour]
         others += [(u, (t, u), Reason.OUT_OF_ORDER) for u in left[1] if u.colour == t.colour]
-        if not others or t.told_by(Kind.NAME) or t.doubts or share_crossed((t, s)) < _OUT:
+        if not others or t.told_by(Kind.NAME) or t.doubts or _share_crossed((t, s), orders, certain) < _OUT:
             continue
         for unit, pair, reason in others:
-            if share_crossed(pair) < _IN:
+            if _share_crossed(pair, orders, certain) < _IN:
                 t.ask(ask(reason, ".".join(unit.path)))
                 break
+
+
+def _share_crossed(pair: Pair, orders: Sequence[Order], certain: Sequence[Pair]) -> float:
+    """Return which share of the votes of ORDERS about PAIR and each of CERTAIN are against it; 0 without votes. Pairs
+    of its look-alikes do not count.
+    """
+    others = [other for other in certain if other[0].colour != pair[0].colour]
+    votes = [vote for order in orders for other in others if (vote := order.vote(pair, other))]
+    return sum(vote < 0 for vote in votes) / max(len(votes), 1)

@@ -36,22 +36,22 @@ def settle(pairs: list[Pair], doubtful: Collection[int]) -> None:
             if _is_counted(component):
                 blocks[t.path[: depth + 1]].append(at)
     relations: dict[_Kinds, Relation[Path]] = defaultdict(Relation)
-    counterparts = {block: _blocks_around([pairs[at][1].path for at in held]) for block, held in blocks.items()}
-    for block, held in blocks.items():
-        certain = [pairs[at] for at in held if id(pairs[at][0]) not in doubtful]
-        for counterpart in counterparts[block]:
-            relation = relations[without_digits(block), without_digits(counterpart)]
-            for t, s in certain:
-                relation.add(t.path[len(block) :], s.path[len(counterpart) :])
+    couples = [
+        (block, counterpart, held)
+        for block, held in blocks.items()
+        for counterpart in _blocks_around([pairs[at][1].path for at in held])
+    ]
+    for block, counterpart, held in couples:
+        relation = relations[without_digits(block), without_digits(counterpart)]
+        for t, s in (pairs[at] for at in held if id(pairs[at][0]) not in doubtful):
+            relation.add(t.path[len(block) :], s.path[len(counterpart) :])
     known = {kinds: relation.sure() for kinds, relation in relations.items() if relation.holds()}
-    for block, held in blocks.items():
-        if all(id(pairs[at][0]) not in doubtful for at in held):
-            continue
-        for counterpart in counterparts[block]:
-            kinds = (without_digits(block), without_digits(counterpart))
-            if known.get(kinds):
-                _settle_block(pairs, held, block, counterpart, known[kinds], kinds)
-                break
+    settled = set()
+    for block, counterpart, held in couples:
+        kinds = (without_digits(block), without_digits(counterpart))
+        if block not in settled and known.get(kinds) and any(id(pairs[at][0]) in doubtful for at in held):
+            _settle_block(pairs, held, block, counterpart, known[kinds], kinds)
+            settled.add(block)
 
 
 def _settle_block(

@@ -70,9 +70,9 @@ def rearrange(swaps: Swaps) -> None:
 
 
 def _exchanged(group: Sequence[int], swaps: Swaps, certain: Certain) -> list[tuple[int, int]]:
-    """Exchange the sources of two pairs of GROUP, places of look-alikes in the list of pairs, again and again: those
-    that may be swapped (`_in_question`) and for whose swap the evidence is strongest (`_balance`). Return the places of
-    the exchanged pairs, at most as many couples as there are places.
+    """Exchange the sources of two pairs of GROUP, places of look-alikes in the list of pairs: the two that may be
+    swapped (`_in_question`) and for whose swap the evidence is strongest (`_balance`). Go on until it is for no swap,
+    or until there were as many as places in GROUP. Return the places of the two pairs of each exchange.
     """
     pairs, exchanged = swaps.pairs, []
     for _ in group:

@@ -86,10 +86,10 @@ class Contents:
         """
         run = (module, part, colour)
         if run not in self._runs:
-            inside = [(t.used or 0.0, t, s) for t, s in self._used if _within(s, module)]
-            sure = [used for used, t, s in inside if not (t.doubts or t.colour == colour or _within(s, part))]
+            inside = [(t.used or 0.0, t, s) for t, s in self._used if s.within(module)]
+            sure = [used for used, t, s in inside if not (t.doubts or t.colour == colour or s.within(part))]
             known, whole = _extent(sure), _extent(used for used, _, _ in inside)
-            apart = any(whole[0] <= (t.used or 0.0) <= whole[1] and not _within(s, module) for t, s in self._used)
+            apart = any(whole[0] <= (t.used or 0.0) <= whole[1] and not s.within(module) for t, s in self._used)
             self._runs[run] = (_NOWHERE, _NOWHERE) if apart else (known, whole)
         return self._runs[run]
 
@@ -99,10 +99,6 @@ class Contents:
         """
         (t, s), (t2, s2) = ((self._held[0][own], self._held[1][theirs]) for own, theirs in paths)
         return t == s and t2 == s2 and t != t2
-
-
-def _within(unit: Unit, module: Path) -> bool:
-    return unit.path[: len(module)] == module
 
 
 def _extent(places: Iterable[float]) -> _Run:

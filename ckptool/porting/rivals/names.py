@@ -60,18 +60,14 @@ def _decided(one: Pair, other: Pair) -> int:
         return looked_up
     if any(place != other[0].settled.get(kinds, place) for kinds, place in one[0].settled.items()):
         return 1
-    return -_lead(_exclude, one, other) or _lead(_agreed, one, other)
+    excluding = _lead(lambda t, s: hard_conflict(t.words, s.words) is not None, one, other)
+    return -excluding or _lead(_agreed, one, other)
 
 
 def _lead(score: Callable[[Unit, Unit], int], one: Pair, other: Pair) -> int:
     """Return the sum of SCORE(target, source) of the pairs ONE and OTHER, minus that of the pairs after their swap."""
     (t, s), (t2, s2) = one, other
     return score(t, s) + score(t2, s2) - score(t, s2) - score(t2, s)
-
-
-def _exclude(t: Unit, s: Unit) -> bool:
-    """Return whether words of the names of T and S exclude each other."""
-    return hard_conflict(t.words, s.words) is not None
 
 
 #: Words that say where a layer stands in its block; an attention and a feed-forward network both have them.

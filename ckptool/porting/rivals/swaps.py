@@ -216,9 +216,9 @@ def _goes_through_towers(pairs: Sequence[Pair]) -> bool:
     `l1` to `l6` for `q1.0` to `q1.2` and `q2.0` to `q2.2`.
 
     The first number in the path of a target is that of its tower. These numbers are successive, and each source has one
-    number. Paired in the order of both lists, targets and sources are PAIRS and have equal looks. The layers of a tower
-    have different looks, so that the first layers of all towers, then all second ones, would not have the looks of the
-    list.
+    number. Tower after tower, in the order in which the model runs them, the targets have the looks of the sources in
+    the order of their numbers, and are paired with them so. All first layers, then all second layers, and so on, would
+    not have these looks.
     """
     own = sorted((t for t, _ in pairs), key=lambda u: (u.numbers[:1], u.order if u.used is None else u.used))
     theirs = sorted((s for _, s in pairs), key=lambda u: u.numbers)
