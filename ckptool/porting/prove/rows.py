@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .. import expression as ex
@@ -24,17 +24,25 @@ def columns(x: Expr | None, order: Sequence[int], dim: int) -> Expr | None:
             runs[-1] = (runs[-1][0], place + 1)
         else:
             runs.append((place, place + 1))
-    size = len(order)
-    if len(runs) > 4 and dim == 1:
-        for c in (c for c in range(2, size) if size % c == 0):
-            n = size // c
-            if list(order) == [ch * n + i for i in range(n) for ch in range(c)]:
-                return ex.flatten(x, c, 1, n, "nhwc")
-            if list(order) == [i * c + ch for ch in range(c) for i in range(n)]:
-                return ex.flatten(x, c, 1, n, "nchw")
+    if len(runs) > 4 and dim == 1 and (flat := _flattened(x, list(order))) is not None:
+        return flat
     if len(runs) > _RUNS:
         return None
     return ex.cat(dim, *(ex.part(x, dim, start, stop) for start, stop in runs))
+
+
+def _flattened(x: Expr, order: list[int]) -> Expr | None:
+    """Return the expression X with its columns in ORDER as one operation, if that is the order of features that are
+    flattened with their channels last in place of first, or the other way; else None.
+    """
+    size = len(order)
+    for c in (c for c in range(2, size) if size % c == 0):
+        n = size // c
+        if order == [ch * n + i for i in range(n) for ch in range(c)]:
+            return ex.flatten(x, c, 1, n, "nhwc")
+        if order == [i * c + ch for ch in range(c) for i in range(n)]:
+            return ex.flatten(x, c, 1, n, "nchw")
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +71,8 @@ class Rows:
         """
         return self._each(self.rows, lambda x: ex.rotary(x, heads, kind))
 
-    def _each(self, rows: int, what: object) -> Rows:
-        assert callable(what)
+    def _each(self, rows: int, what: Callable[[Expr], Expr]) -> Rows:
+        """Return what WHAT makes of the weight and of the bias, with the number ROWS of rows; None stays None."""
         weight = None if self.weight is None else what(self.weight)
         return Rows(weight, None if self.bias is None else what(self.bias), rows)
 
