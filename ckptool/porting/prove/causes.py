@@ -180,6 +180,9 @@ def suspects(codes: Codes, entries: dict[str, Entry], seen: Flow, front: set[str
 
 
 def _candidates(codes: Codes, entries: dict[str, Entry], seen: Flow, found: list[Setting]) -> list[Setting]:
+    """Return up to 24 settings that differ between both codes, can be tried, and are not in FOUND. SEEN is the flow of
+    the model with ENTRIES.
+    """
     told = {(one.name, one.theirs, one.own) for one in found}
     every = settings(codes.expected, seen, entries, codes.modules)
     return [one for one in every if one.can_be_tried and (one.name, one.theirs, one.own) not in told][:_MOST]

@@ -33,9 +33,10 @@ def takes_the_same(ground: Ground, f: Use) -> list[tuple[Use, list[int]]]:
     if f.taken is None:
         return []
     found: dict[object, tuple[Use, list[int]]] = {}
-    again = [u for u in ground.own.uses if u.told == f.told] if f.told in ground.own.repeated else [f]
-    mine = [u.taken for u in (f, *ground.own.repeated.get(f.told, ()), *again[:1]) if u.taken is not None]
-    for s in chain(ground.theirs.uses, *ground.theirs.repeated.values()):
+    whole = ground.own.repeated.get(f.told)
+    again = [] if whole is None else [whole, next(u for u in ground.own.uses if u.told == f.told)]
+    mine = [u.taken for u in (f, *again) if u.taken is not None]
+    for s in chain(ground.theirs.uses, ground.theirs.repeated.values()):
         if s.taken is None or not f.is_like(s):
             continue
         order = next((o for taken in mine if (o := pairing(taken, s.taken)) is not None), None)
@@ -116,11 +117,7 @@ def _rows_of_the_same(ground: Ground, f: Use, matched: list[tuple[Use, list[int]
     - two to eight sources after one another joined for F, if their rows add up;
     - a part of a larger source for F: each, and the last rows, if the parts do not divide it.
     """
-    sources = [
-        Rows(columns(ground.theirs_of(u.held["weight"]), order, 1), ground.theirs_of(ground.theirs.bias(u)), u.rows)
-        for u, order in matched
-        if "weight" in u.held
-    ]
+    sources = [ground.theirs_rows(u, order) for u, order in matched if "weight" in u.held]
     sources = [s for s in sources if s.weight is not None]
     twins = ground.twins(f)
     if len(twins) > 1 and [t.rows for t in twins] == [s.rows for s in sources]:

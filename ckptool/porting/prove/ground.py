@@ -16,7 +16,7 @@ from ..expression import Expr, Shape
 from ..forms.pieces import squeezed, substituted
 from ..mapping import Entry
 from .flow import Flow, Held, Use
-from .rows import Rows
+from .rows import Rows, columns
 
 #: A name for a kind of change, which may work in other blocks too, and the expressions that it changes.
 Change = tuple[str, dict[str, Expr]]
@@ -226,6 +226,13 @@ class Ground:
         them.
         """
         return Rows(self.now(u.held["weight"]), self.now(self.own.bias(u)), u.rows)
+
+    def theirs_rows(self, u: Use, order: Sequence[int] | None) -> Rows:
+        """Return the weight, the bias and the number of rows of the use U of the source's code, with the columns of the
+        weight in ORDER; as they are if that is None.
+        """
+        weight = self.theirs_of(u.held["weight"])
+        return Rows(columns(weight, order, 1) if order else weight, self.theirs_of(self.theirs.bias(u)), u.rows)
 
     def rows(self, label: str, uses: Sequence[Use], sources: Sequence[Rows]) -> Iterator[Change]:
         """Yield the change (LABEL, key -> expression) that gives the rows of SOURCES, concatenated, to the weights and

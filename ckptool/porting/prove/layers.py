@@ -74,6 +74,9 @@ def _difference(own: torch.Tensor, other: Use | None, expected: Flow) -> float |
 
 
 def _apart(own: torch.Tensor, other: torch.Tensor) -> float:
+    """Return the largest difference between the fingerprints OWN and OTHER, with the channels in their order, or each
+    number sorted, whichever is less, relative to the largest root mean square of a channel of OTHER.
+    """
     largest = float(other[:, 0].max()) if len(other) else 0.0
     in_place = float((own - other).abs().max()) if len(own) else 0.0
     in_any_order = float((own.sort(0).values - other.sort(0).values).abs().max()) if len(own) else 0.0

@@ -135,6 +135,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         return self._chains.get(self._place(tensor), ())
 
     def _hold(self, tensor: torch.Tensor, keys: tuple[str, ...], expr: Expr | None) -> None:
+        """Record that TENSOR is made only of the weights KEYS, by the expression EXPR over these, if there is one."""
         base = Base(keys, expr, tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.numel())
         self._bases.setdefault(self._place(tensor), []).append(base)
 
@@ -218,6 +219,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         return Held(base.keys, None if base.expr is None else viewed(base, value), tuple(value.shape))
 
     def _expression(self, tensor: torch.Tensor) -> Expr | None:
+        """Return the expression of TENSOR over keys; None if it is not made only of weights, or by no expression."""
         held = self.held(tensor)
         return None if held is None else held.expr
 

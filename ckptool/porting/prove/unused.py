@@ -201,6 +201,9 @@ def _fillings(ground: Ground, family: Family, left: MappingOf[str, Shape], most:
     near, next_ = _near(ground, family), ground.next_keys
 
     def distance(theirs: Family) -> tuple[bool, int, bool]:
+        """Return what orders families of the source, the nearest first: those whose uses come next, those near to what
+        fills the keys around FAMILY, those of its name.
+        """
         return not next_.issuperset(theirs), -_closeness(theirs, near), _other_name(theirs, family)
 
     chosen = nsmallest(_FAMILIES, every, key=distance)

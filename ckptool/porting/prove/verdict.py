@@ -49,6 +49,7 @@ class Verdict:
 
     @property
     def _agrees(self) -> tuple[int, int]:
+        """Return (the number of agreeing outputs and inputs, that of the outputs), of the model and of uses."""
         outputs = self.agreeing + self.same
         return outputs + self.entered, outputs
 
@@ -130,7 +131,7 @@ def given_by(expected: Flow, seen: Flow) -> list[bool]:
     """
     if not expected.uses:
         return [False] * len(seen.uses)
-    whole = {told for told, (use,) in seen.repeated.items() if expected.gives(use.given)}
+    whole = {told for told, use in seen.repeated.items() if expected.gives(use.given)}
     return [use.told in whole or expected.gives(use.given) for use in seen.uses]
 
 
@@ -140,7 +141,7 @@ def _entering(expected: Flow, seen: Flow, entries: MappingOf[str, Entry]) -> lis
     """
     if not expected.uses:
         return [False] * len(seen.uses)
-    of_loops = {told: use.taken for told, (use,) in seen.repeated.items() if use.taken is not None}
+    of_loops = {told: use.taken for told, use in seen.repeated.items() if use.taken is not None}
     whole = {told for told, taken in of_loops.items() if expected.takes(taken)}
     left = {use.index for use in seen.uses if _is_left(use, entries) and expected.gives(use.given)}
     return [
