@@ -120,16 +120,6 @@ def layer_of(use: Use) -> str:
     return use.keys[0].rpartition(".")[0] or use.keys[0]
 
 
-def counterpart(sources: set[str], expected: Flow, turn: int) -> Use | None:
-    """Return the use in EXPECTED, the flow of the source's code, that reads most of the keys SOURCES. If several read
-    as many, the one with index TURN among them, or the last. None if none reads any.
-    """
-    shared = [(len(sources & set(use.keys)), use) for use in expected.uses]
-    most = max((n for n, _ in shared), default=0)
-    fitting = [use for n, use in shared if n == most] if most else []
-    return fitting[min(turn, len(fitting) - 1)] if fitting else None
-
-
 def _pairs(expected: Flow, seen: Flow, entries: MappingOf[str, Entry]) -> Iterator[tuple[Use, Use]]:
     """Yield (use in SEEN, its counterpart in EXPECTED), for each use with one: of the uses of its kind that read some
     of its sources (of any kind, if none is of its kind), that which reads most of them. If several read as many, the
@@ -368,4 +358,4 @@ def _shown(token: _Token) -> str:
     return _operation(token.name) + (f" ({given})" if given else "")
 
 
-__all__ = ["Setting", "counterpart", "layer_of", "settings"]
+__all__ = ["Setting", "layer_of", "settings"]

@@ -100,8 +100,8 @@ def same_inputs(
     inputs: Any,
     source_inputs: Any,
     judged: Callable[[Flow, Any], Judged],
-    known: frozenset[str] = frozenset(),
-    late: Callable[[], bool] = lambda: False,
+    known: frozenset[str],
+    late: Callable[[], bool],
 ) -> SameInputs:
     """Return inputs with the same values for both models; of several, those with which the models agree most. The
     search ends at the first with equal outputs, or, once some are found, when it is late or has had 20 seconds of CPU

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ...mapping import Entry
-from ..causes import Sharp, causes, restored
+from ..causes import Sharp, causes, restored, set_attributes
 from ..flow import Flow, Use
 from ..goes_in import takes_the_same
 from ..ground import Ground
@@ -191,8 +191,7 @@ def _search_before_settings(reached: Reached, begun: dict[str, Entry]) -> None:
         return
     restored(trial)
     trial.swaps, trial.undo = swaps, undo
-    for module, name, value in values:
-        setattr(module, name, value)
+    set_attributes(values)
 
 
 def _search_finely(reached: Reached) -> bool:

@@ -86,8 +86,8 @@ def _ends(seen: Flow) -> list[list[bool]]:
 
 
 def _starts(seen: Flow) -> list[list[bool]]:
-    """Return a row for each use of weights: for each use without a use before it, whether the use of the row is that
-    one or depends on it. The row of such a first use has one False more, so that it is never all True.
+    """Return a row for each use of weights: for each first use, which no other is before, whether the use of the row is
+    that one or depends on it. The row of a first use has one False more, so that it is never all True.
     """
     first = [use.index for use in seen.uses if not use.before]
     reached: list[list[bool]] = []
