@@ -136,10 +136,10 @@ def _blurred(codes: Codes, trial: Trial, entries: dict[str, Entry]) -> Flow | No
         return None
     generator = torch.Generator().manual_seed(_SEED)
     before = trial.inputs
-    step = codes.coarse
 
     def off(t: torch.Tensor) -> torch.Tensor:
-        return t * (1 + step * (torch.rand(t.shape, generator=generator) * 2 - 1).to(t))
+        """Return T with each number changed at random, relative to it by at most `codes.coarse`."""
+        return t * (1 + codes.coarse * (torch.rand(t.shape, generator=generator) * 2 - 1).to(t))
 
     trial.inputs = with_leaves(before, [off(t) if t.is_floating_point() else t for _, t in leaves(before)])
     try:

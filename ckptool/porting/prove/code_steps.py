@@ -174,6 +174,7 @@ def instead(step: Step) -> Swap:
     """
 
     def swap(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Run STEP on the tensors of the call."""
         own = [a for a in args if isinstance(a, torch.Tensor)]
         taken = iter(own)
         new = [next(taken) if a is HERE else a for a in step.args]
@@ -200,6 +201,7 @@ def times(factor: float, *, before: bool = False) -> Swap:
         return _on_what_comes(lambda x: x * factor)
 
     def swap(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Run the call, and multiply its output, or its scale, by FACTOR."""
         if func._overloadpacket.__name__.startswith(_ATTENTION):
             scale = kwargs.get("scale") or args[0].shape[-1] ** -0.5
             return func(*args, **{**kwargs, "scale": scale * factor})
@@ -215,6 +217,7 @@ def _on_what_comes(change: Callable[[torch.Tensor], torch.Tensor]) -> Swap:
     """
 
     def swap(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Run the call on its changed input."""
         at = 1 if func._overloadpacket.__name__ in ("addmm", "baddbmm") else 0  # a bias comes first
         new = change(args[at])
         made = func(*args[:at], new, *args[at + 1 :], **kwargs)

@@ -70,8 +70,8 @@ class Derived:
         return None
 
     def _joined(self, name: str, args: Sequence[Any], kwargs: MappingOf[str, Any], shape: Shape) -> Expr | None:
-        """Return the expression of what `cat` or `stack`, in NAME, makes of at most 64 tensors, with sizes SHAPE; None
-        if one of these has no expression.
+        """Return the expression of what `cat` or `stack`, in NAME, makes of several tensors, with sizes SHAPE; None if
+        one of these has no expression, or if they are more than 64.
         """
         dim = int(args[1] if len(args) > 1 else kwargs.get("dim", 0)) % len(shape)
         parts = [self._whole(one) for one in args[0]]

@@ -193,8 +193,9 @@ def _key_by_key(ground: Ground, f: Use, s: Use) -> Iterator[Change]:
 
 def tables(ground: Ground, f: Use, matched: Sequence[Use]) -> Iterator[Change]:
     """Yield changes (label, key -> expression) that fill the table (of words or positions) of the use F from the tables
-    of MATCHED, uses of the source's code. The model's table may have fewer rows, from several first rows on, or fewer
-    columns, a whole part of those there.
+    of MATCHED, uses of the source's code. A table there of as many columns fills it whole, or, if it has more rows,
+    from row 0, 1 or 2 on, or with its last rows. One of as many rows, with several times as many columns, fills it with
+    each part of its columns, those that no key has first.
     """
     own = f.held["weight"]
     for s in matched:

@@ -307,9 +307,10 @@ def _at(path: list[str], numbers: MappingOf[int, str]) -> list[str]:
 def _in_block(
     entries: MappingOf[str, Entry], new: MappingOf[str, Expr], numbers: MappingOf[int, str]
 ) -> dict[str, Expr] | None:
-    """Return, as key -> expression, the change NEW for the block with these NUMBERS (position in a key's path ->
-    number). None if the block lacks a changed key, or if its present expressions are not those of the first block with
-    other keys.
+    """Return, as key -> expression, the change NEW repeated in the block with these NUMBERS (position in the path of a
+    key -> number), over the keys of the source that this block reads. None if it lacks a changed key, if its present
+    expressions are not those of the first block over other keys, or if a key that NEW reads has no counterpart
+    (`_moved`).
     """
     names: dict[str, str] = {}
     others = {key: ".".join(_at(key.split("."), numbers)) for key in new}

@@ -199,6 +199,7 @@ def _operation(name: str) -> str:
 
 
 def _value(value: Any) -> str:
+    """Return the VALUE of a setting for a message to the user, a float with six digits."""
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

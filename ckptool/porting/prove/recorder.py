@@ -162,8 +162,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         return result
 
     def _flow_on(self, out: Iterable[torch.Tensor], taken: set[int], *, after_weights: bool) -> None:
-        """Record that the tensors OUT are data, and by which uses and steps they are computed. TAKEN are the places of
-        what the operation took; an operation without weights that works in place adds to the uses of its tensor.
+        """Record that the tensors OUT, which the present operation gives, are data. They come from the uses `_before`,
+        by the steps `_chain` and that of the operation; by none if it is a use of weights itself (AFTER_WEIGHTS). If it
+        is none, and works in place, the uses before its tensor count as well. TAKEN are the places of what it took.
         """
         for one in out:
             place = self._place(one)

@@ -26,6 +26,8 @@ def inputs_inside(code: torch.nn.Module, values: Any, wanted: frozenset[str]) ->
     hooks = []
 
     def note(path: str) -> Callable[[torch.nn.Module, Any], None]:
+        """Return a hook that notes the first input of the module at PATH, the first time that it runs."""
+
         def hook(module: torch.nn.Module, args: Any) -> None:
             if args and isinstance(args[0], torch.Tensor) and args[0].is_floating_point():
                 found.setdefault(path, args[0].detach().clone())

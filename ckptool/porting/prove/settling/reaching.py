@@ -39,11 +39,13 @@ def reach(reached: Reached) -> None:
 
 
 def _try_changes(reached: Reached) -> None:
-    """Change settings and search for other weights, until the outputs of REACHED agree.
+    """Try other settings and other weights, each only if the outputs of REACHED do not agree yet: settings, so that no
+    weight is changed for a setting; then weights; then settings again, if keys had no source and all have one now.
+    While a key has no source, no settings are tried.
 
-    Settings come first, so that no weight is changed for a setting; if a key has no source, they come after the search
-    that fills all such keys. If settings were changed and outputs differ, or a layer may have the weights of another,
-    weights are also searched for with the model's own settings.
+    Two more searches may be made. If no outputs can be compared, and the rest agrees, keys without a source are
+    searched for. If settings were changed, and outputs differ, or a layer may have the weights of another, weights are
+    searched for with the model's own settings.
     """
     begun, had_open = reached.entries, reached.has_open
     if not reached.verdict.equal and not had_open:
