@@ -104,37 +104,16 @@ def by_heads(heads: int, rows: Sequence[Rows]) -> Rows:
     return Rows(ex.by_heads(heads, *weights), bias, sum(r.rows for r in rows))
 
 
-def like(rows: Sequence[Rows], parts: Sequence[Rows]) -> list[Rows]:
-    """Return PARTS joined into one, in a list, if ROWS is one; else PARTS as a list."""
-    return [joined(parts)] if len(rows) == 1 else list(parts)
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """A function that reorders the rows of queries and keys for another kind of rotary embedding.
-
-    Attributes:
-        chosen: the indices of queries and keys among the weights; empty for one weight that holds queries, keys and
-            values, a third each.
-        head: the size of a head.
-        kind: the new order, "half" or "interleaved".
+def turned(rows: Sequence[Rows], chosen: Sequence[int], head: int, kind: str) -> list[Rows]:
+    """Return ROWS with those of queries and keys in the order KIND of a rotary embedding ("half" or "interleaved"), for
+    heads of the size HEAD. CHOSEN has the indices of queries and keys; without any, the first of ROWS holds queries,
+    keys and values, a third each, and is the only one.
     """
-
-    chosen: tuple[int, ...]
-    head: int
-    kind: str
-
-    def __call__(self, rows: Sequence[Rows]) -> list[Rows]:
-        """Return ROWS with the rows of queries and keys reordered, and the others as they are."""
-        out = list(rows)
-        if not self.chosen:
-            third = rows[0].rows // 3
-            parts = [rows[0].part(i * third, (i + 1) * third) for i in range(3)]
-            turned = [parts[i].rotary(third // self.head, self.kind) for i in range(2)]
-            return [joined([*turned, parts[2]])]
-        for i in self.chosen:
-            out[i] = rows[i].rotary(rows[i].rows // self.head, self.kind)
-        return out
+    if chosen:
+        return [r.rotary(r.rows // head, kind) if i in chosen else r for i, r in enumerate(rows)]
+    third = rows[0].rows // 3
+    q, k, v = (rows[0].part(i * third, (i + 1) * third) for i in range(3))
+    return [joined([q.rotary(third // head, kind), k.rotary(third // head, kind), v])]
 
 
-__all__ = ["Rows", "Turn", "by_heads", "columns", "joined", "like", "place_of"]
+__all__ = ["Rows", "by_heads", "columns", "joined", "place_of", "turned"]
