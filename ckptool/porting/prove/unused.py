@@ -86,7 +86,7 @@ def fillings(ground: Ground, fronts: Sequence[Use]) -> list[Filling]:
     [] if there are no such keys or no such tensors. Families of a key are filled alone only if one of them has all open
     keys of all uses of that key, since less would not show.
     """
-    open_ = {key: e.shape for key, e in ground.entries.items() if e.expr is None and not e.default and 0 not in e.shape}
+    open_ = {key: e.shape for key, e in ground.entries.items() if e.status == "unmapped" and 0 not in e.shape}
     left = _left(ground) if open_ else {}
     at_front = {key for use in fronts for key in use.keys}
     several = [{key for key in use.keys if key in open_} for use in ground.own.uses]

@@ -151,7 +151,7 @@ def _search_for_new_keys(reached: Reached) -> None:
 
 def _open_front(reached: Reached) -> tuple[Use, ...]:
     """Return the first four uses of keys without a source, in the order of execution."""
-    open_ = {key for key, entry in reached.entries.items() if entry.expr is None and not entry.default}
+    open_ = {key for key, entry in reached.entries.items() if entry.status == "unmapped"}
     return tuple(use for use in reached.seen.uses if not open_.isdisjoint(use.keys))[:_OPEN_USES]
 
 
