@@ -36,8 +36,9 @@ def before_its_partner(ground: Ground, f: Use) -> Iterator[Change]:
 
 
 def before_an_output(ground: Ground) -> Iterator[Change]:
-    """Yield such changes for the uses that two outputs of one size are made of, if no other output has this size, or if
-    their names say that they are one: else the outputs, and not their layers, may have changed places.
+    """Yield changes that give the uses before an output of the model the weights of those before the output of the
+    source's code of the same size, if no other output has this size, or if their names say that they are one: else the
+    outputs, and not their layers, may have changed places. Keys that had these weights get the old ones.
     """
     sizes = [Counter(output.numel() for output in flow.outputs) for flow in (ground.theirs, ground.own)]
     named = by_name(ground.theirs, ground.own)
@@ -58,8 +59,9 @@ def _partners(ground: Ground, f: Use) -> list[tuple[Use, bool]]:
 
 
 def _ways(ground: Ground, own: Iterable[int], theirs: Iterable[int], back: int) -> Iterator[list[_Pair]]:
-    """Yield ways to pair the uses OWN of the model and THEIRS of the source's code, and those before them as far as
-    their inputs differ, at most BACK steps. What gives the same is left out.
+    """Yield ways to pair the uses OWN of the model and THEIRS of the source's code, without those that give the same,
+    and, for each pair with unequal inputs, the uses before it, at most BACK steps back. The only way is without pairs
+    if one side has no uses left, or one has more than six, or if BACK is 0.
     """
     mine, others = _left(_layers(ground.own, own), _layers(ground.theirs, theirs))
     if not mine or not others or back == 0 or max(len(mine), len(others)) > _BEFORE:
