@@ -8,7 +8,7 @@ count.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, chain, combinations, islice, pairwise, permutations
+from itertools import accumulate, chain, combinations, islice, pairwise, permutations, product
 
 from .. import expression as ex
 from ..expression import Expr
@@ -222,16 +222,17 @@ def made_together(ground: Ground, f: Use) -> Iterator[Change]:
     if not any(held.is_computed for held in f.held.values()):
         return
     made = {own: set(ground.entries[own].sources) for own in f.keys if own in ground.entries}
+    read = set().union(*made.values())
     for s in ground.theirs.uses:
-        shared = {key for keys in made.values() for key in keys & set(s.keys)}
+        shared = read & set(s.keys)
         own = [key for key, keys in made.items() if not keys & shared]
         theirs = [key for key in s.keys if key not in shared and key in ground.shapes]
-        if shared and len(own) == len(theirs) <= 4:
-            for order in permutations(theirs):
-                for turned in (False, True):
-                    new = _each_for_each(ground, own, order, turned)
-                    if new and any(ground.entries[key].expr != expr for key, expr in new.items()):
-                        yield "computed with the same", new
+        if not shared or len(own) != len(theirs) or len(theirs) > 4:
+            continue
+        for order, turned in product(permutations(theirs), (False, True)):
+            new = _each_for_each(ground, own, order, turned)
+            if new and any(ground.entries[key].expr != expr for key, expr in new.items()):
+                yield "computed with the same", new
 
 
 def _each_for_each(ground: Ground, own: Sequence[str], theirs: Sequence[str], turned: bool) -> dict[str, Expr] | None:

@@ -88,12 +88,7 @@ def judge(
     filled = [k and not _is_left(use, entries) for k, use in zip(known, seen.uses, strict=True)]
     front = _front(followed, _fine(filled, entering, expected, seen))
     given = seen if all_outputs else made_of_known(seen, entries)
-    compared, equal, same = compared_outputs(expected.outputs, given.outputs, tolerance)
-    if named := by_name(expected, given):
-        same = [j for i, j in named if are_equal(expected.outputs[i], given.outputs[j], tolerance)]
-    moved = bool(compared) and equal and not in_their_places(expected, given, tolerance)
-    if moved and not turned:
-        equal = not places_decide(expected, given)
+    compared, equal, moved, same = _compared(expected, given, turned, tolerance)
     beyond = False
     if not compared:
         diverging = [use for use in open_front if not _is_left(use, entries)]
@@ -113,8 +108,20 @@ def judge(
         entered=sum(entering),
         beyond=beyond,
         turned=moved and equal,
-        same=len(same),
+        same=same,
     )
+
+
+def _compared(expected: Flow, given: Flow, turned: bool, tolerance: float) -> tuple[int, bool, bool, int]:
+    """Return (how many outputs can be compared, whether they are equal, whether they are in other places than in
+    EXPECTED, how many of GIVEN are equal). Those in other places count as equal only if TURNED, or if no place decides
+    (`places_decide`). If outputs can be paired by name, those are counted that are equal to their own counterpart.
+    """
+    compared, equal, same = compared_outputs(expected.outputs, given.outputs, tolerance)
+    if named := by_name(expected, given):
+        same = [j for i, j in named if are_equal(expected.outputs[i], given.outputs[j], tolerance)]
+    moved = bool(compared) and equal and not in_their_places(expected, given, tolerance)
+    return compared, equal and (not moved or turned or not places_decide(expected, given)), moved, len(same)
 
 
 def _front(uses: Sequence[Use], fine: Sequence[bool]) -> list[Use]:
