@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,12 +34,44 @@ class Call:
         self.values = flat((self.args, self.kwargs))
         self.tensors = [value for value in self.values if isinstance(value, torch.Tensor)]
 
+    @classmethod
+    def of(cls, func: Any, args: Any, kwargs: Any) -> Call:
+        """Return the record of a call of FUNC. A property that gives a view, such as `w.T`, counts as a call of the
+        function that gives the same view: `w.t()`.
+        """
+        name = getattr(func, "__name__", "")
+        if name == "__get__":
+            view = _VIEWS_BY_PROPERTY.get(getattr(getattr(func, "__self__", None), "__name__", ""))
+            if view is not None:
+                name, args = view(args[0])
+        return cls(name, args, kwargs)
+
     @property
     def first(self) -> Any:
         """Return its first argument by position; the argument `input` if it has none by position; None if it has
         neither.
         """
         return self.args[0] if self.args else self.kwargs.get("input")
+
+
+def _reversed(of: torch.Tensor) -> tuple[str, Any]:
+    """Return (function, arguments) for the tensor OF with its dimensions in the opposite order."""
+    return ("t", (of,)) if of.ndim == 2 else ("permute", (of, tuple(reversed(range(of.ndim)))))
+
+
+def _with_last_exchanged(of: torch.Tensor) -> tuple[str, Any]:
+    """Return (function, arguments) for the tensor OF with its last two dimensions exchanged."""
+    return "transpose", (of, -2, -1)
+
+
+#: Property of a tensor -> (function, arguments) that give the same view. H and mH also conjugate complex numbers.
+_VIEWS_BY_PROPERTY: dict[str, Callable[[torch.Tensor], tuple[str, Any]]] = {
+    "T": _reversed,
+    "H": _with_last_exchanged,
+    "mT": _with_last_exchanged,
+    "mH": _with_last_exchanged,
+    "data": lambda of: ("detach", (of,)),
+}
 
 
 def flat(value: Any) -> list[Any]:
@@ -62,4 +95,39 @@ def _gather(value: Any, found: list[Any]) -> None:
         found.append(value)
 
 
-__all__ = ["Call", "flat"]
+def summed_dim(call: Call, place: int, matrix: torch.Tensor) -> int | None:
+    """Return which dimension of MATRIX, argument number PLACE of a product, the product sums over, its inputs: -1 (the
+    last) or -2, as in `linear` and in `x @ matrix`. None if CALL is no product of two tensors, or sums over another
+    dimension, or over several; for an einsum, which has letters for them, too.
+    """
+    if matrix.ndim < 2:
+        return None
+    match call.name:
+        case "linear":
+            return -1 if place == 1 else None
+        case "inner":
+            return -1
+        case "matmul" | "__matmul__" | "mm" | "bmm" | "mv" | "grouped_mm" | "_grouped_mm":
+            return (-1, -2)[place] if place < 2 else None
+        case "__rmatmul__":
+            return (-2, -1)[place]
+        case "addmm" | "baddbmm" | "addmv":
+            return (-1, -2)[place - 1] if place in (1, 2) else None
+        case "tensordot":
+            return _dim_of_tensordot(call, place, matrix)
+    return None
+
+
+def _dim_of_tensordot(call: Call, place: int, matrix: torch.Tensor) -> int | None:
+    dims = call.args[2] if len(call.args) > 2 else call.kwargs.get("dims", 2)
+    if isinstance(dims, int):
+        return None if dims != 1 else -1 if place == 0 else -matrix.ndim if matrix.ndim == 2 else None
+    try:
+        (dim,) = dims[place]
+    except (TypeError, ValueError, IndexError):
+        return None
+    dim = dim if dim < 0 else dim - matrix.ndim
+    return dim if dim in (-1, -2) else None
+
+
+__all__ = ["Call", "flat", "summed_dim"]

@@ -15,7 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from .bypass import Bypasses
-from .call import Call, flat
+from .call import Call, flat, summed_dim
 from .channels import Channels
 from .gating import Gating
 from .hollow import shape_only
@@ -23,7 +23,7 @@ from .input_search import Budget
 from .named_parts import NamedParts
 from .patches import Patches
 from .recurrent import Cells
-from .signature import BehindLayer, Facts, Flattened, Flow, Layout
+from .signature import PRODUCTS, BehindLayer, Facts, Flattened, Flow, Layout
 
 #: Functions that put dimensions in another order.
 _TURNS = frozenset("permute transpose swapaxes swapdims movedim moveaxis".split())
@@ -35,11 +35,9 @@ _LOOKS = frozenset("__get__ size dim numel stride __len__ is_floating_point is_c
 _UNCHANGED = frozenset("dropout to float contiguous clone".split())
 
 _VIEWS = frozenset(
-    "t T mT transpose permute view reshape unsqueeze squeeze detach contiguous clone to float double half bfloat16 type"
+    "t transpose permute view reshape unsqueeze squeeze detach contiguous clone to float double half bfloat16 type"
     " expand expand_as".split()
 )
-
-_PRODUCTS = frozenset("matmul __matmul__ __rmatmul__ addmm mm bmm baddbmm grouped_mm _grouped_mm".split())
 
 _ADDS = frozenset("add __add__ __radd__ add_ __iadd__".split())
 
@@ -54,9 +52,7 @@ _PLACES = frozenset("__getitem__ unsqueeze squeeze view reshape expand to contig
 #: A tensor that was computed from more matrices than this counts as the output of none.
 _MOST_CREDITED = 4
 
-#: Functions that multiply with a matrix, and those that take one out of a stack.
-_MULTIPLY = _PRODUCTS | {"linear", "einsum"}
-
+#: Functions that take a matrix out of a stack.
 _MEMBERS = frozenset("__getitem__ select unbind index_select".split())
 
 
@@ -132,16 +128,16 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        call = Call(getattr(func, "__name__", ""), args, kwargs)
+        call = Call.of(func, args, kwargs)
         self._alive.append(call)  # so that ids stay their own
         for place, value in enumerate(call.values):
             key = self._keys.get(id(value))
             if key is not None and call.name not in _LOOKS | _VIEWS:  # what is done with the view counts
-                self._use(key, call.name, place, args, value)
+                self._use(key, call, place, value)
         self._taken_elsewhere(call.name, call.tensors)
-        call.result = shape_only(call.name, args, kwargs)
+        call.result = shape_only(call.name, call.args, kwargs)
         if call.result is None:
-            self._budget.before(call.name, args)
+            self._budget.before(call.name, call.args)
             call.result = func(*args, **kwargs)
         self._budget.after(call.result)
         self._name_views(call)
@@ -191,7 +187,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         For a product or a convolution, they are its weights; for another function, all matrices that made what it took.
         Nothing is noted if there are none, or more than four.
         """
-        if name in _MULTIPLY or name.startswith("conv"):
+        if name in PRODUCTS or name.startswith("conv"):
             made = frozenset(self._keys[id(t)] for t in taken[1:] if id(t) in self._keys and t.ndim > 1)
         else:
             each = [self._outputs.get(id(t), frozenset()) for t in taken]
@@ -232,22 +228,20 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             if key in self._channels.before:
                 use.facts.flow = Flow(self._channels.bit[key], self._channels.before[key])
 
-    def _use(self, key: str, name: str, place: int, args: Any, value: Any) -> None:
-        """Note that the function NAME, called with ARGS, takes VALUE, the parameter KEY or a view of it, as argument
-        number PLACE: a first use with its facts, and in any case how often the first function takes it, and whether it
-        has inputs first. For a member of a stack, the product that takes the member counts as the first function.
+    def _use(self, key: str, call: Call, place: int, value: Any) -> None:
+        """Note that CALL takes VALUE, the parameter KEY or a view of it, as argument number PLACE: a first use with its
+        facts, and in any case how often the first function takes it, and whether it has inputs first. For a member of a
+        stack, the product that takes the member counts as the first function.
         """
         if key not in self.uses:
-            self._first_use(key, name, place, args)
-        self.uses[key].facts.runs += name == self.uses[key].how
-        if name in _MULTIPLY and self.uses[key].how in _MEMBERS:
-            self.uses[key].how = name
-        if name in _PRODUCTS and place >= 1:
-            self._stands(key, inputs_first=id(value) not in self._turned)
-        elif name == "linear" and place == 1 and (id(value) in self._turned or value.ndim == 2):
-            self._stands(key, inputs_first=id(value) in self._turned)
-        elif name == "einsum":
-            self._summed(key, args, value)
+            self._first_use(key, call.name, place, call.args)
+        self.uses[key].facts.runs += call.name == self.uses[key].how
+        if call.name in PRODUCTS and self.uses[key].how in _MEMBERS:
+            self.uses[key].how = call.name
+        if call.name == "einsum":
+            self._summed(key, call.args, value)
+        elif (dim := summed_dim(call, place, value)) is not None:
+            self._stands(key, inputs_first=(dim == -2) != (id(value) in self._turned))
 
     def _first_use(self, key: str, name: str, place: int, args: Any) -> None:
         """Note the first use of the parameter KEY, by the function NAME with ARGS, as argument number PLACE: which

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .call import Call
-from .signature import Gate
+from .signature import PRODUCTS, Gate
 
 #: Functions that only torch's own activations have the names of.
 _ACTIVATIONS = frozenset(
@@ -20,7 +20,6 @@ _ACTIVATIONS = frozenset(
 )
 _SIGMOIDS = frozenset("sigmoid sigmoid_ hardsigmoid".split())
 _MULTIPLIES = frozenset("mul multiply __mul__ __rmul__ mul_ __imul__".split())
-_PRODUCTS = frozenset("linear einsum matmul __matmul__ __rmatmul__ addmm mm bmm baddbmm grouped_mm _grouped_mm".split())
 _CUTS = frozenset("chunk split tensor_split unsafe_chunk".split())
 
 #: What a tensor comes from: the key of a weight, and which half of its outputs, if one.
@@ -47,7 +46,7 @@ class Gating:
 
     def see(self, call: Call, keys: Mapping[int, str]) -> None:
         """Note what CALL, which has run, shows about gates. KEYS has id of a parameter or buffer -> its key."""
-        if call.name in _PRODUCTS or call.name.startswith("conv"):
+        if call.name in PRODUCTS or call.name.startswith("conv"):
             self._begin(call.tensors, call.result, keys)
             return
         origins = {self._origin[id(t)] for t in call.tensors if id(t) in self._origin}

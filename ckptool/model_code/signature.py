@@ -134,6 +134,13 @@ class Part(NamedTuple):
 _UNKNOWN = Layout()
 
 
+#: Functions that multiply with a matrix.
+PRODUCTS = frozenset(
+    "linear einsum matmul __matmul__ __rmatmul__ mm bmm mv addmm baddbmm addmv inner tensordot grouped_mm"
+    " _grouped_mm".split()
+)
+
+
 @dataclass(slots=True)
 class Facts:
     """What a forward pass shows about a weight, apart from when it is used. Only a tracer fills it.

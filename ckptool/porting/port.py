@@ -106,6 +106,8 @@ class _Entries:
         self._holes = {name.hole: filled for name, filled in filling.holes.items()}
         self._names = {name.hole: name for name in filling.holes}
         self._misses = {name.hole: why for name, why in filling.misses.items()}
+        read = (key for key, entry in self._source.signature.entries.items() if entry.used is not None)
+        self._read_modules = {key.rpartition(".")[0] for key in read}  # in the forward pass of the source's code
         self._unused: list[Tensor] | None = None
 
     def mapping(self) -> Mapping:
@@ -167,10 +169,13 @@ class _Entries:
 
     def _may_belong(self, key: str) -> bool:
         """Return whether the source's tensor KEY is of floating point numbers, and no tied tensor, count of statistics,
-        average, or tensor that models compute themselves.
+        average, tensor that models compute themselves, or tensor that the source's code never reads, although it reads
+        others of that module.
         """
         entry = self._source.signature.entries.get(key)
         if entry is None or entry.tied is not None or not entry.dtype.startswith(("float", "bfloat")):
+            return False
+        if entry.used is None and key.rpartition(".")[0] in self._read_modules:
             return False
         path = key.split(".")
         return not _counts(key, self._shapes) and table().derived.isdisjoint(path) and not is_average(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sides import found, pairing, signature, wanted, worked_out
 
+import ckptool
 from ckptool.porting.port import port
 from ckptool.porting.questions import Reason
 
@@ -537,3 +539,49 @@ def test_parameters_that_the_model_multiplies_with_no_inputs_are_as_their_sizes_
     mapping = port(signature(source), replace(plain, entries={**plain.entries, **taken}))
     asked = {question.reason for key in taken for question in found(mapping, key).questions}
     assert (Reason.INPUTS_FIRST not in asked) == certain
+
+
+class Times(torch.nn.Module):
+    """Multiplies with a matrix: `x @ W`, or `x @ W.T` where OUTPUTS_FIRST."""
+
+    def __init__(self, *, outputs_first: bool, outputs: int = 6) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(outputs, 6))
+        self.outputs_first = outputs_first
+
+    def forward(self, x: Any) -> Any:
+        return x @ (self.weight.T if self.outputs_first else self.weight)
+
+
+def of_two(first: str, second: str, layer: torch.nn.Module) -> torch.nn.Module:
+    return torch.nn.Sequential(OrderedDict({first: layer, second: torch.nn.Linear(len(layer.weight), 4)}))
+
+
+@pytest.mark.parametrize("theirs", [True, False])
+@pytest.mark.parametrize("own", [True, False])
+def test_the_code_of_the_source_shows_the_layout_of_a_square_matrix(theirs: bool, own: bool) -> None:
+    source, model = (
+        of_two("one", "two", Times(outputs_first=theirs)),
+        of_two("first", "second", Times(outputs_first=own)),
+    )
+    inputs = [torch.randn(2, 6)]
+    mapping = ckptool.transfer(source.state_dict(), model, source_model=source, inputs=inputs)
+    entry = found(mapping, "first.weight")
+    assert (entry.status, str(entry.expr)) == ("mapped", "one.weight" if theirs == own else "transpose(one.weight)")
+    without = found(ckptool.transfer(source.state_dict(), model, inputs=inputs), "first.weight")
+    assert without.status == ("mapped" if own else "guessed"), "torch's layout is the usual one"
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_buffer_of_a_layer_counts_as_part_of_it_unless_the_code_of_the_source_never_reads_it(reads: bool) -> None:
+    class Centred(Times):
+        def __init__(self) -> None:
+            super().__init__(outputs_first=True, outputs=5)
+            self.register_buffer("center", torch.randn(6))
+
+        def forward(self, x: Any) -> Any:
+            return super().forward(x - self.center if reads else x)
+
+    source, model = of_two("one", "two", Centred()), of_two("first", "second", Times(outputs_first=True, outputs=5))
+    mapping = ckptool.transfer(source.state_dict(), model, source_model=source, inputs=[torch.randn(2, 6)])
+    assert found(mapping, "first.weight").status == ("guessed" if reads else "mapped")

@@ -391,7 +391,35 @@ def test_a_proof_says_where_the_model_begins_if_that_is_inside_of_the_code_of_th
     assert mapping.proof is not None
     assert mapping.proof["equal"]
     assert mapping.proof["text"].startswith("outputs are equal on float32[")
-    assert "as layers.0 of the source's code takes it" in mapping.proof["text"]
+    assert "as layers of the source's code takes it" in mapping.proof["text"]
+
+
+def test_a_part_that_is_given_other_words_than_the_whole_is_compared_on_these_also_with_given_inputs() -> None:
+    """As the discriminator of ELECTRA, which reads words that the generator has replaced."""
+
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.out = nn.Embedding(20, 6), nn.Linear(6, 3)
+
+        def forward(self, ids: Any) -> Any:
+            return self.out(self.words(ids))
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.generator, self.discriminator = nn.Embedding(20, 20), Reader()
+
+        def forward(self, ids: Any) -> Any:
+            return self.discriminator(self.generator(ids).argmax(-1))
+
+    torch.manual_seed(0)
+    source, own = Both(), Reader()
+    ids = [torch.randint(20, (2, 7))]
+    mapping = ckptool.transfer(source.state_dict(), own, source_model=source, inputs=ids, prove=True)
+    assert mapping.proof is not None
+    assert mapping.proof["equal"]
+    assert "as discriminator of the source's code takes it" in mapping.proof["text"]
 
 
 def test_a_norm_that_the_code_has_frozen_stays_frozen() -> None:

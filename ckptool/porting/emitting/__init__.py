@@ -11,6 +11,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -104,33 +105,34 @@ def flat(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 class _Module:
+    """The text of a Python module that does what MAPPING says.
+
+    Attributes:
+        mapping: the port.
+        command: the command that made it, "" if the text names none.
+        exprs: the expressions of the mapping.
+        like: a key that the mapping reads, of whose type zeros are made; "" if it reads none.
+        body: the lines that make the tensors, inside of `convert`.
+    """
+
     def __init__(self, mapping: Mapping, command: str) -> None:
         self.mapping, self.command = mapping, command
         self.exprs = [entry.expr for entry in mapping.entries if entry.expr is not None]
         self.like = next((key for x in self.exprs for key in x.keys()), "")  # noqa: SIM118 - a method of ours
-        loops = loops_of(steps_of(mapping.entries))
-        body = [line for loop in loops for line in self._loop(loop)]
-        self.moves = any(line.lstrip().startswith("move(") for line in body)
-        self.body = body
+        self.body = [line for loop in loops_of(steps_of(mapping.entries)) for line in self._loop(loop)]
 
     def text(self) -> str:
-        """Return the whole module as text."""
+        """Return the whole module as text: docstring, imports, the pattern of keys that are left behind, `convert`, and
+        the helpers that this calls.
+        """
         helpers = {name: code for x in self.exprs for name, code in torch_helpers(x).items() if self._calls(name)}
+        code = [*helpers.values()]
         views = any(not x.is_copy and x.op not in _NEW_MEMORY for x in self.exprs)
         nested = any("/" in key for x in self.exprs for key in x.keys())  # noqa: SIM118
-        code = [*helpers.values()]
         computes = any("@in_float32" in one for one in code)
-        below = ([_FLAT_HELPER] if nested else []) + ([_OWN] if views else [])
-        below += ([IN_FLOAT32] if computes else []) + [f"\n{one}" for one in code]
-        lines = [*self._docstring(), "from __future__ import annotations", ""]
-        standard = ["import functools"] * computes + ["import re"] * bool(self.mapping.unused)
-        abstract = ["Callable"] * computes + ["Iterator"] * nested
-        if abstract:
-            standard.append(f"from collections.abc import {', '.join(abstract)}")
-        if computes or nested:
-            standard.append("from typing import Any")
-        lines += [*standard, *([""] if standard else [])]
+        below = [_FLAT_HELPER] * nested + [_OWN] * views + [IN_FLOAT32] * computes + [f"\n{one}" for one in code]
         converting = list(self._convert(nested, views))
+        lines = [*self._docstring(), "from __future__ import annotations", "", *self._standard(nested, computes)]
         if any("torch." in one for one in (*below, *converting) if not one.lstrip().startswith("#")):
             lines.append("import torch")
         if any("F." in one for one in code):
@@ -138,12 +140,28 @@ class _Module:
         lines += ["from torch import Tensor", *self._left_behind(), "", *converting]
         return "\n".join(lines) + "\n" + "".join(f"\n{one}" for one in below)
 
+    def _standard(self, nested: bool, computes: bool) -> list[str]:
+        """Return the lines that import from Python's library, with an empty line behind them if there are any. NESTED:
+        the module flattens dicts (`_FLAT_HELPER`); COMPUTES: it computes in float32 (`IN_FLOAT32`).
+        """
+        lines = ["import functools"] * computes + ["import re"] * bool(self.mapping.unused)
+        if computes or nested:
+            abstract = ["Callable"] * computes + ["Iterator"] * nested
+            lines += [f"from collections.abc import {', '.join(abstract)}", "from typing import Any"]
+        return [*lines, ""] if lines else []
+
     def _calls(self, name: str) -> bool:
+        """Return whether the body calls the helper of the operation NAME. That of `add` is `total`, which the sum of
+        two does not call.
+        """
         return name != "add" or any("total(" in line for line in self.body)
 
     def _docstring(self) -> Iterator[str]:
+        """Yield the lines of the module's docstring: what it converts, the command, how many tensors are guesses, and
+        which the checkpoint has nothing for.
+        """
         source, target = (_plain(text) for text in (self.mapping.source or "a checkpoint", self.mapping.target))
-        yield f'"""Convert weights of {source} to {_article(target)}.'
+        yield f'"""Convert weights of {source} to `{target}`.'
         yield ""
         if self.command:
             yield "Made by:"
@@ -155,15 +173,19 @@ class _Module:
             yield f"Not certain: {counted(len(guessed), 'tensor')}, marked below as a guess."
         if left:
             yield from ([""] if self.command or guessed else [])
+            patterns = ", ".join(_plain(c.pattern) for c in collapse([(e.target, None) for e in left]))
             yield from _wrapped(
                 f"Not made here, since the checkpoint has nothing for them; the model keeps its own values of: "
-                f"{', '.join(_plain(c.pattern) for c in collapse([(e.target, None) for e in left]))}.",
+                f"{patterns}.",
                 WIDTH,
             )
         yield '"""'
         yield ""
 
     def _left_behind(self) -> Iterator[str]:
+        """Yield the lines that set `LEFT_BEHIND`, the regular expression of the keys of the source that nothing reads;
+        none if there are no such keys.
+        """
         if not self.mapping.unused:
             return
         yield ""
@@ -182,10 +204,13 @@ class _Module:
         yield ")"
 
     def _convert(self, nested: bool, views: bool) -> Iterator[str]:
+        """Yield the lines of the function `convert`. NESTED: keys of the source lie in dicts inside of the state dict.
+        VIEWS: some results are views of tensors of the source, so that all results get memory of their own.
+        """
         kind = "dict[str, Any]" if nested else "dict[str, Tensor]"
         yield ""
         yield f"def convert(state_dict: {kind}) -> dict[str, Tensor]:"
-        yield f'    """Return the state dict of {_article(_plain(self.mapping.target))}, made of a checkpoint\'s.'
+        yield f'    """Return the state dict of `{_plain(self.mapping.target)}`, made of a checkpoint\'s.'
         yield ""
         if self.mapping.at:
             under = "" if nested else f" under {_plain(self.mapping.at)!r}"
@@ -201,7 +226,7 @@ class _Module:
         yield "    out: dict[str, Tensor] = {}"
         yield "    used: set[str] = set()"
         yield from _TAKE.rstrip("\n").split("\n")
-        if self.moves:
+        if any(line.lstrip().startswith("move(") for line in self.body):
             yield from _MOVE.rstrip("\n").split("\n")
         yield ""
         yield from self.body
@@ -213,36 +238,44 @@ class _Module:
         yield "    return {key: own(tensor) for key, tensor in out.items()}" if views else "    return out"
 
     def _loop(self, loop: Loop) -> Iterator[str]:
+        """Yield the lines of LOOP: its `for` lines, and in them its groups of steps (`_tables`), each under its
+        comments, unless the group before it has the same ones.
+        """
         names, indent = _names(loop), 4
         for line in _heads(loop, names):
-            yield from laid_out(line, indent) if line.startswith("for") and "(" in line else [" " * indent + line]
+            yield from laid_out(line, indent)
             indent += 4
         said: tuple[str, ...] = ()
         for some in _tables(loop.steps):
-            step = some[0][0]
-            if step.comments != said:
-                for comment in step.comments:
-                    yield from (" " * indent + line for line in _wrapped(comment, WIDTH - indent, "# "))
-                said = step.comments
-            if step.expr is not None and not step.expr.is_copy and len(step.names) > 1:
-                yield " " * indent + f"for name in ({', '.join(map(_quoted, step.names))}):"
-                for one, templates in some:
-                    assert one.expr is not None
-                    yield from self._make(one.expr, self._texts(one.expr, templates, names, "{name}"), indent + 4)
-                continue
-            if len(some) < _LEAST_IN_A_TABLE:
-                for one, texts in some:
-                    yield from self._step(one, texts, names, indent)
-                continue
-            rows = [_apart(texts) for _, texts in some]
+            comments = some[0][0].comments
+            for comment in comments if comments != said else ():
+                yield from (" " * indent + line for line in _wrapped(comment, WIDTH - indent, "# "))
+            said = comments
+            yield from self._group(some, names, indent)
+
+    def _group(self, some: Sequence[_Templated], names: Sequence[str], indent: int) -> Iterator[str]:
+        """Yield the lines of SOME, a group of `_tables`: a loop over the ends of their keys for operations on several
+        names; a loop over a table of modules for three or more copies; else the lines of each step. NAMES are the
+        variables of the loop around them.
+        """
+        step = some[0][0]
+        if step.expr is not None and not step.expr.is_copy and len(step.names) > 1:
+            yield " " * indent + f"for name in ({', '.join(map(_quoted, step.names))}):"
+            for one, templates in some:
+                assert one.expr is not None
+                yield from self._make(one.expr, self._texts(one.expr, templates, names, "{name}"), indent + 4)
+        elif len(some) < _LEAST_IN_A_TABLE:
+            for one, templates in some:
+                yield from self._step(one, templates, names, indent)
+        else:
+            rows = [_apart(templates) for _, templates in some]
             yield " " * indent + "for new, old in ("
             for own, theirs in ((tails[0], tails[1]) for _, tails in rows):
                 *most, last = laid_out(f"({_quoted(own)}, {_quoted(theirs)})", indent + 4)
                 yield from most
                 yield f"{last},"
             yield " " * indent + "):"
-            heads = rows[0][0]
-            yield from self._move(step, heads, names, indent + 4, ("{new}", "{old}"))
+            yield from self._move(step, rows[0][0], names, indent + 4, ("{new}", "{old}"))
 
     def _texts(
         self, x: Expr, templates: Sequence[Template], names: Sequence[str], hole: str = "", end: str = ""
@@ -260,21 +293,24 @@ class _Module:
         ]
 
     def _step(self, step: Step, templates: Sequence[Template], names: Sequence[str], indent: int) -> Iterator[str]:
+        """Yield the lines of STEP, with at most one name unless it is a copy: zeros, a copy, or an expression.
+        TEMPLATES are its texts, NAMES the variables of the loop.
+        """
         if step.expr is None:
-            texts = [_string(template, names) for template in templates]
             shape, dtype = step.zeros or ((), "int64")
-            zero = (
-                "torch.tensor(0)" if (shape, dtype) == ((), "int64") else f"torch.zeros({shape}, dtype=torch.{dtype})"
-            )
-            yield from laid_out(f"out[{texts[0]}] = {zero}", indent)
-            return
-        if step.expr.is_copy:
+            is_counter = (shape, dtype) == ((), "int64")
+            zero = "torch.tensor(0)" if is_counter else f"torch.zeros({shape}, dtype=torch.{dtype})"
+            yield from laid_out(f"out[{_string(templates[0], names)}] = {zero}", indent)
+        elif step.expr.is_copy:
             yield from self._move(step, templates, names, indent)
-            return
-        end = step.names[0] if step.names else ""
-        yield from self._make(step.expr, self._texts(step.expr, templates, names, end=end), indent)
+        else:
+            end = step.names[0] if step.names else ""
+            yield from self._make(step.expr, self._texts(step.expr, templates, names, end=end), indent)
 
     def _make(self, expr: Expr, texts: Sequence[str], indent: int) -> Iterator[str]:
+        """Yield the lines that set a tensor of the target to EXPR. TEXTS are the code of its key, and that of the texts
+        of EXPR (`texts_of`).
+        """
         x = with_texts(expr, iter(texts[1:]))
         yield from self._assign(f"out[{texts[0]}]", x, lambda text: f"take({text})", indent)
 
@@ -310,15 +346,14 @@ class _Module:
         names. TEMPLATES are the keys of target and source, NAMES the variables of the loop, TAILS a placeholder after
         each of the two keys, such as `{new}` and `{old}`, or "".
         """
-        if len(step.names) == 1:
-            own, theirs = (
-                _string(template, names, tail, step.names[0]) for template, tail in zip(templates, tails, strict=True)
-            )
+        alone = len(step.names) == 1
+        end = step.names[0] if alone else ""
+        own, theirs = (_string(template, names, tail, end) for template, tail in zip(templates, tails, strict=True))
+        if alone:
             yield from laid_out(f"out[{own}] = take({theirs})", indent)
-            return
-        own, theirs = (_string(template, names, tail) for template, tail in zip(templates, tails, strict=True))
-        listed = ", ".join(_quoted(name) for name in step.names)
-        yield from laid_out(f"move({own}, {theirs}, {listed})", indent)
+        else:
+            listed = ", ".join(_quoted(name) for name in step.names)
+            yield from laid_out(f"move({own}, {theirs}, {listed})", indent)
 
 
 #: Modules with other names, but tensors of the same ones, from which on they are listed in a table.
@@ -381,42 +416,52 @@ def laid_out_condition(name: str, item: str, items: str, condition: str) -> Iter
 
 
 def _names(loop: Loop) -> list[str]:
+    """Return the variables of LOOP: "n" for one number, else "i", "j", "k" for numbers of the target, or "n", "m", "p"
+    for a table of numbers of both sides; [] if LOOP has no numbers.
+    """
     width = len(loop.rows[0]) if loop.rows else 0
-    if loop.targets:
-        return ["n"] if width == 1 else ["i", "j", "k"][:width]
-    return ["n", "m", "p"][:width]
+    return ["n"] if width == 1 else list("ijk" if loop.targets else "nmp")[:width]
 
 
 def _heads(loop: Loop, names: Sequence[str]) -> list[str]:
     """Return the `for` lines that begin LOOP, without indentation, the outermost first; [] if LOOP has no numbers.
     NAMES are its variables.
+
+    Numbers of the target have a line each if all their combinations are there, or if they are two and those of
+    `_heads_of_counts` fit. Else one line runs over a table.
     """
     rows = loop.rows
     if not rows:
         return []
+    columns = [list(dict.fromkeys(row[at] for row in rows)) for at in range(len(names))]
     if len(names) == 1:
         return [f"for {names[0]} in {_sequence([row[0] for row in rows])}:"]
-    if loop.targets:
-        columns = [list(dict.fromkeys(row[at] for row in rows)) for at in range(len(names))]
-        count = 1
-        for column in columns:
-            count *= len(column)
-        if count == len(rows):
-            return [f"for {name} in {_sequence(column)}:" for name, column in zip(names, columns, strict=True)]
-        if len(names) == 2:
-            inner = {i: [row[1] for row in rows if row[0] == i] for i in columns[0]}
-            if all(numbers == list(range(len(numbers))) for numbers in inner.values()):
-                counts = ", ".join(str(len(numbers)) for numbers in inner.values())
-                first = columns[0][0]
-                if columns[0] == list(range(first, first + len(inner))):
-                    start = f", start={first}" if first else ""
-                    return [f"for i, count in enumerate(({counts}){start}):", "for j in range(count):"]
-                pairs = ", ".join(f"({i}, {len(numbers)})" for i, numbers in inner.items())
-                return [f"for i, count in ({pairs}):", "for j in range(count):"]
-    return [f"for {', '.join(names)} in ({', '.join(str(row) for row in rows)}):"]
+    if loop.targets and prod(map(len, columns)) == len(rows):
+        return [f"for {name} in {_sequence(column)}:" for name, column in zip(names, columns, strict=True)]
+    by_count = _heads_of_counts(rows) if loop.targets and len(names) == 2 else []
+    return by_count or [f"for {', '.join(names)} in ({', '.join(str(row) for row in rows)}):"]
+
+
+def _heads_of_counts(rows: Sequence[Numbers]) -> list[str]:
+    """Return the lines of a loop over i, and of one over j from 0 up to a count for each i, which run over ROWS, the
+    pairs of i and j; [] if j does not run from 0 without a gap for each i.
+    """
+    inner: dict[int, list[int]] = {}
+    for i, j in rows:
+        inner.setdefault(i, []).append(j)
+    if any(numbers != list(range(len(numbers))) for numbers in inner.values()):
+        return []
+    first = next(iter(inner))
+    if list(inner) == list(range(first, first + len(inner))):
+        counts = ", ".join(str(len(numbers)) for numbers in inner.values())
+        start = f", start={first}" if first else ""
+        return [f"for i, count in enumerate(({counts}){start}):", "for j in range(count):"]
+    pairs = ", ".join(f"({i}, {len(numbers)})" for i, numbers in inner.items())
+    return [f"for i, count in ({pairs}):", "for j in range(count):"]
 
 
 def _sequence(numbers: Sequence[int]) -> str:
+    """Return NUMBERS as Python code: a `range`, if they are two or more with equal steps upwards, else a tuple."""
     if len(numbers) > 1:
         step = numbers[1] - numbers[0]
         if step > 0 and list(numbers) == list(range(numbers[0], numbers[-1] + 1, step)):
@@ -451,6 +496,9 @@ def _number(template: Template, names: Sequence[str]) -> str:
 
 
 def _sum(constant: int, factors: Numbers, names: Sequence[str]) -> str:
+    """Return the sum of CONSTANT and each of the variables NAMES times its one of FACTORS, as Python code without terms
+    that are 0.
+    """
     parts = [
         name if factor == 1 else f"{factor} * {name}" for factor, name in zip(factors, names, strict=True) if factor
     ]
@@ -458,6 +506,7 @@ def _sum(constant: int, factors: Numbers, names: Sequence[str]) -> str:
 
 
 def _escaped(text: str, *, braces: bool = False) -> str:
+    """Return TEXT as the inside of a Python string in double quotes; if BRACES, of an f-string."""
     out = "".join(
         f"\\{c}" if c in '"\\' else c if c.isprintable() else c.encode("unicode_escape").decode() for c in text
     )
@@ -465,6 +514,7 @@ def _escaped(text: str, *, braces: bool = False) -> str:
 
 
 def _quoted(text: str) -> str:
+    """Return TEXT as a Python string, in double quotes unless it has double quotes and no single ones."""
     if '"' in text and "'" not in text:  # as formatters have it
         return "'" + _escaped(text).replace('\\"', '"') + "'"
     return f'"{_escaped(text)}"'
@@ -477,11 +527,10 @@ def _plain(text: str, limit: int = 200) -> str:
     return printable(text, limit).replace("\\", "\\\\").replace('"""', "'''").rstrip('"') or "a model"
 
 
-def _article(name: str) -> str:
-    return f"`{name}`"
-
-
 def _wrapped(text: str, width: int, lead: str = "") -> list[str]:
+    """Return TEXT in lines of at most WIDTH characters, each after LEAD; words stay whole. With a LEAD, that of a
+    comment, TEXT is made plain before (`_plain`).
+    """
     said = _plain(text, 600) if lead else text
     return textwrap.wrap(
         said, width, initial_indent=lead, subsequent_indent=lead, break_long_words=False, break_on_hyphens=False
@@ -498,8 +547,9 @@ def _raw(text: str) -> str:
 
 
 def _patterns(unused: Sequence[str], every: Sequence[str]) -> list[str]:
-    """Return regular expressions that together match the keys UNUSED, in order. A module of which no key in EVERY is
-    used, and that holds several, has one for all. Whole numbers between dots or slashes stand for any number.
+    """Return regular expressions that together match the keys UNUSED, in order. The outermost module of a key of which
+    no key in EVERY is used has one for all its keys, if they are several, without line breaks. A number at the top is
+    no such module. Whole numbers between dots or slashes stand for any number (`_numbers_out`).
     """
     kept = set(every) - set(unused)
     heads = {key[: at + 1] for key in kept for at, char in enumerate(key) if char in "./"}
@@ -516,4 +566,7 @@ def _patterns(unused: Sequence[str], every: Sequence[str]) -> list[str]:
 
 
 def _numbers_out(key: str) -> str:
+    """Return a regular expression that matches KEY, and keys with other numbers in place of its components that are
+    numbers.
+    """
     return re.sub(r"(?:(?<=^)|(?<=\.)|(?<=/))\d+(?=\\\.|/|$)", r"\\d+", re.escape(key).replace(r"\-", "-"))

@@ -58,17 +58,22 @@ def _breakable(text: str) -> tuple[int, int] | None:
     found = None
     opened, items = None, True
     for at, char, depth in _characters(text):
-        if opened is not None and depth == 1 and char == ",":
+        if depth == 1 and char == ",":
             items = True
-        if depth:
-            continue
-        if char in _OPENING:
-            behind_value = at > 0 and (text[at - 1].isalnum() or text[at - 1] in "_)]\"'")
-            opened = None if char == "[" and behind_value else at
-            items = char != "(" or behind_value
-        elif char in _CLOSING and opened is not None and items and at > opened + 1:
+        elif depth == 0 and char in _OPENING:
+            behind = _is_behind_value(text, at)
+            opened = None if char == "[" and behind else at
+            items = char != "(" or behind
+        elif depth == 0 and char in _CLOSING and opened is not None and items and at > opened + 1:
             found = (opened, at)
     return found
+
+
+def _is_behind_value(text: str, at: int) -> bool:
+    """Return whether the bracket at the index AT of TEXT follows a name, a number, a string or another bracket, so that
+    it begins a call or an index.
+    """
+    return at > 0 and (text[at - 1].isalnum() or text[at - 1] in "_)]\"'")
 
 
 def _items(text: str) -> Iterator[str]:

@@ -105,6 +105,7 @@ def _places(x: Expr) -> tuple[int, ...]:
 
 
 def _keys(x: Expr) -> list[str]:
+    """Return the keys in X, in the order in which they are written, each as often as X has it."""
     return [x.key] if x.is_copy else [key for arg in x.args for key in _keys(arg)]
 
 
@@ -169,6 +170,7 @@ def _heads(target: str, source: str) -> tuple[str, str]:
 
 
 def _comments(entry: Entry) -> tuple[str, ...]:
+    """Return a line for each doubt about ENTRY, if it is a guess; else ()."""
     if entry.status != "guessed":
         return ()
     return tuple(f"A guess: {doubt}" for doubt in entry.doubts)
@@ -178,24 +180,15 @@ def _comments(entry: Entry) -> tuple[str, ...]:
 
 
 def loops_of(steps: Sequence[Step]) -> list[Loop]:
-    """Return loops of those STEPS that differ only in numbers, in the order of their first steps. Loops over the same
-    rows become one if the keys of their targets begin alike. Successive steps in no loop become one `Loop` without
-    rows.
+    """Return loops of those STEPS that differ only in numbers (`_alike`, `_folded`), in the order of their first steps.
+    Loops over the same rows become one if the keys of their targets begin alike. Successive steps in no loop become one
+    `Loop` without rows.
     """
-    alike: dict[Any, list[Step]] = defaultdict(list)
-    for step in steps:
-        shape = None if step.expr is None else _shape(step.expr)
-        around = tuple(tuple(_NUMBER.split(text)[::2]) for text in step.texts)
-        alike[around, shape, step.names, step.zeros, step.comments].append(step)
     loops: dict[Any, Loop] = {}
-    for group in alike.values():
-        for loop in _folded(group):
-            own = loop.steps[0][1][0]
-            key = (loop.rows, loop.targets, own[0] if len(own) > 1 else "") if loop.rows else None
-            before = loops.get(key)
-            loops[key if key else len(loops)] = (
-                loop if before is None else replace(before, steps=before.steps + loop.steps)
-            )
+    for loop in [loop for group in _alike(steps) for loop in _folded(group)]:
+        own = loop.steps[0][1][0]
+        key = (loop.rows, loop.targets, own[0] if len(own) > 1 else "") if loop.rows else len(loops)
+        loops[key] = replace(loop, steps=loops[key].steps + loop.steps) if key in loops else loop
     place = {id(step): at for at, step in enumerate(steps)}
     ordered = [
         replace(loop, steps=tuple(sorted(loop.steps, key=lambda one: place[id(one[0])]))) for loop in loops.values()
@@ -210,6 +203,18 @@ def loops_of(steps: Sequence[Step]) -> list[Loop]:
     return out
 
 
+def _alike(steps: Sequence[Step]) -> list[list[Step]]:
+    """Return STEPS in groups that differ only in the numbers in their texts: the words around these, the operations,
+    names, zeros and comments are equal.
+    """
+    alike: dict[Any, list[Step]] = defaultdict(list)
+    for step in steps:
+        shape = None if step.expr is None else _shape(step.expr)
+        around = tuple(tuple(_NUMBER.split(text)[::2]) for text in step.texts)
+        alike[around, shape, step.names, step.zeros, step.comments].append(step)
+    return list(alike.values())
+
+
 def _shape(x: Expr) -> Any:
     """Return the operations of X and their parameters without keys and indices, None for a copy: two expressions with
     equal results differ only in these.
@@ -222,36 +227,65 @@ def _shape(x: Expr) -> Any:
 
 
 def _folded(steps: list[Step]) -> list[Loop]:
-    """Return STEPS, which differ only in numbers, as loops, in the first way that is possible: one loop over the up to
-    three numbers of the target that change, from which those of the source follow; loops for each value of the first
-    such number; one loop over a table of up to three changing numbers, for three or more steps; else each step alone.
+    """Return STEPS, which differ only in numbers, as loops, in the first way that is possible: one loop over the
+    changing numbers of the target (`_over_targets`); loops for each value of the first such number, if there are
+    several; one loop over a table of up to three changing numbers, for three or more steps; else each step alone.
     """
     rows = [tuple(int(n) for text in step.texts for n in _NUMBER.split(text)[1::2]) for step in steps]
-    own = len(_NUMBER.split(steps[0].target)[1::2])
-    varying = [at for at in range(len(rows[0])) if len({row[at] for row in rows}) > 1]
     if len(steps) == 1:
         return [Loop((), 0, ((steps[0], _templates(steps[0], rows[0], {})),))]
-    targets, others = [at for at in varying if at < own], [at for at in varying if at >= own]
-    if targets and len(targets) <= _MOST_VARIABLES:
-        inner = [tuple(row[at] for at in targets) for row in rows]
-        places = _numbers_of_places(steps[0])
-        rules = {at: _rule(inner, [row[at] for row in rows], is_place=at in places) for at in others}
-        if all(rule is not None for rule in rules.values()):
-            units = {at: (0, tuple(int(i == k) for k in range(len(targets)))) for i, at in enumerate(targets)}
-            numbers = {**units, **{at: rule for at, rule in rules.items() if rule is not None}}
-            return [Loop(tuple(inner), len(targets), ((steps[0], _templates(steps[0], rows[0], numbers)),))]
+    own = len(_NUMBER.split(steps[0].target)[1::2])
+    varying = [at for at in range(len(rows[0])) if len({row[at] for row in rows}) > 1]
+    targets = [at for at in varying if at < own]
+    loop = _over_targets(steps[0], rows, targets, varying[len(targets) :])
+    if loop is not None:
+        return [loop]
     if len(targets) > 1:
         apart: dict[int, list[Step]] = defaultdict(list)
         for step, row in zip(steps, rows, strict=True):
             apart[row[targets[0]]].append(step)
         return [loop for some in apart.values() for loop in _folded(some)]
     if len(steps) >= _LEAST_ROWS and len(varying) <= _MOST_VARIABLES:
-        columns = list(dict.fromkeys(tuple(row[at] for row in rows) for at in varying))
-        place = {at: columns.index(tuple(row[at] for row in rows)) for at in varying}
-        numbers = {at: (0, tuple(int(i == k) for k in range(len(columns)))) for at, i in place.items()}
-        table = tuple(zip(*columns, strict=True))
-        return [Loop(table, 0, ((steps[0], _templates(steps[0], rows[0], numbers)),))]
+        return [_over_table(steps[0], rows, varying)]
     return [loop for step in steps for loop in _folded([step])]
+
+
+def _over_targets(first: Step, rows: Sequence[Numbers], targets: Sequence[int], others: Sequence[int]) -> Loop | None:
+    """Return a loop over the numbers of the target that change, from which the other numbers follow (`_rule`); None if
+    they are more than three or none, or if some other number follows in no way.
+
+    Args:
+        first: the first of the steps that differ only in numbers.
+        rows: for each step, the numbers in its texts.
+        targets: places in the rows of the changing numbers of the target.
+        others: places of the other changing numbers.
+    """
+    if not 0 < len(targets) <= _MOST_VARIABLES:
+        return None
+    inner = [tuple(row[at] for at in targets) for row in rows]
+    places = _numbers_of_places(first)
+    numbers = {at: _variable(i, len(targets)) for i, at in enumerate(targets)}
+    for at in others:
+        rule = _rule(inner, [row[at] for row in rows], is_place=at in places)
+        if rule is None:
+            return None
+        numbers[at] = rule
+    return Loop(tuple(inner), len(targets), ((first, _templates(first, rows[0], numbers)),))
+
+
+def _over_table(first: Step, rows: Sequence[Numbers], varying: Sequence[int]) -> Loop:
+    """Return a loop over a table of the numbers at the places VARYING of ROWS, with one variable for places whose
+    numbers are always equal. FIRST is the first step.
+    """
+    columns = {at: tuple(row[at] for row in rows) for at in varying}
+    table = list(dict.fromkeys(columns.values()))
+    numbers = {at: _variable(table.index(column), len(table)) for at, column in columns.items()}
+    return Loop(tuple(zip(*table, strict=True)), 0, ((first, _templates(first, rows[0], numbers)),))
+
+
+def _variable(at: int, of: int) -> tuple[int, Numbers]:
+    """Return (constant, factors) of the variable AT of a loop with OF variables."""
+    return 0, tuple(int(at == k) for k in range(of))
 
 
 def _numbers_of_places(step: Step) -> set[int]:

@@ -180,32 +180,33 @@ def _merged(
     scale is 1, and the merged weight has a question. It also has one if it is not sure along which dimension the
     magnitudes of the adapter are. ALL_TURNED says whether a square weight has inputs first.
     """
-    named = list(adapter.parts.values())
-    unknown = [p for parts in named for role, p in parts.items() if role == "other"]
-    factors = _factors(named[0])
-    if len(named) > 1:
-        return ask(Reason.SEVERAL_ADAPTERS, str(len(named)), ", ".join(sorted(adapter.parts)))
-    if unknown or factors is None:
-        left = (unknown or adapter.pieces)[0]
-        return ask(Reason.UNKNOWN_ADAPTER, left.entry.key)
+    if len(adapter.parts) > 1:
+        return ask(Reason.SEVERAL_ADAPTERS, str(len(adapter.parts)), ", ".join(sorted(adapter.parts)))
+    (parts,) = adapter.parts.values()
+    factors = _factors(parts)
+    if "other" in parts or factors is None:
+        return ask(Reason.UNKNOWN_ADAPTER, parts.get("other", adapter.pieces[0]).entry.key)
     a, b, by_name = factors
     ways = _ways(weight, a, b)
     if not ways:
         return ask(Reason.UNFIT_ADAPTER, a.entry.key)
     turned = by_name or all_turned if len(ways) == 2 else True in ways
-    alpha, magnitude = named[0].get("alpha"), named[0].get("magnitude")
+    alpha, magnitude = parts.get("alpha"), parts.get("magnitude")
     made = weight
     if alpha is None and scale is None:
         made = made.asking(Reason.ADAPTER_SCALE)
     if magnitude is not None and not _along_rows(magnitude, weight):
         made = made.asking(Reason.ADAPTER_MAGNITUDES)
-    olds = [weight, a, b, *([alpha] if alpha else []), *([magnitude] if magnitude else [])]
+    olds = [weight, a, b, *(p for p in (alpha, magnitude) if p is not None)]
     down = partial(_product, scale=1.0 if scale is None else scale, turned=turned, alpha=alpha, magnitude=magnitude)
     source.merge(olds, made, down, [])
     return None
 
 
 def _along_rows(magnitude: Piece, weight: Piece) -> bool:
+    """Return whether the magnitudes MAGNITUDE of an adapter are sure to be those of the rows of WEIGHT: they are as
+    many, and they are a plain vector, or no other size of WEIGHT is equal.
+    """
     sizes = [n for n in magnitude.shape if n != 1]
     return sizes == [weight.shape[0]] and (weight.shape[0] not in weight.shape[1:] or len(magnitude.shape) == 1)
 
@@ -213,6 +214,10 @@ def _along_rows(magnitude: Piece, weight: Piece) -> bool:
 def _product(
     w: Expr, a: Expr, b: Expr, *more: Expr, scale: float, turned: bool, alpha: object, magnitude: Piece | None
 ) -> Expr:
+    """Return the weight W with the product of the factors A and B of an adapter added; with W transposed before and
+    after, if TURNED. MORE has the expressions of alpha and of the magnitudes, as far as ALPHA and MAGNITUDE are not
+    None: alpha comes before SCALE, and with magnitudes, the sum is scaled to these norms.
+    """
     rest = list(more)
     w = ex.transpose(w) if turned else w
     made = ex.lora_alpha(w, a, b, rest.pop(0)) if alpha else ex.lora(w, a, b, scale)

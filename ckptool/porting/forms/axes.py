@@ -85,11 +85,13 @@ def ways(role: Role, framework: str, rank: int) -> list[Way]:
         return [Way(axes, f"IM{space}")] if set(axes) == {"I", "M", *space} else []
     if set(axes) != {"I", "O", *space} or len(set(axes)) < rank:
         return []
-    plain = Way(axes, f"OI{space}")
-    transposed = Way(axes, f"IO{space}", framework in _MIRRORED)
-    if is_transposed_layer(role):
-        return [transposed]
-    return [plain] if role.layer else [plain, transposed]
+    transposed = [Way(axes, f"IO{space}", framework in _MIRRORED)] if _may_be_transposed(role) else []
+    return transposed if is_transposed_layer(role) else [Way(axes, f"OI{space}"), *transposed]
+
+
+def _may_be_transposed(role: Role) -> bool:
+    """Return whether the layer of a tensor with the stated ROLE is a transposed convolution, or not stated."""
+    return is_transposed_layer(role) or not role.layer
 
 
 def is_foreign(role: Role) -> bool:

@@ -12,8 +12,8 @@ from itertools import accumulate, combinations, pairwise
 from .. import expression as ex
 from ..expression import Expr, Shape
 from ..questions import Reason
-from ..words import cut, label, numbers, table
-from .fusing.projections import fused_kind, part_label, said_part
+from ..words import common_start, cut, label, numbers, table
+from .fusing.projections import fused_kind, own_name, part_label, said_part
 from .layouts import is_bare, turn
 from .pieces import Canon, Name, Piece, squeezed, unchanged
 
@@ -132,8 +132,8 @@ def _is_beside_sum(bias: Piece, matrices: list[Piece]) -> bool:
 
 
 def _in_one_of_several(canon: Canon) -> list[Piece]:
-    """Return the biases of CANON whose layer stands in a module with other layers, in parallel, as their forward passes
-    show, if known, which all have as many outputs, and no bias. The module itself has none, either.
+    """Return the biases of CANON whose layer stands in a module with other layers, which are all parallel, have as many
+    outputs, and no bias (`_are_parallel`). The module itself has none, either.
     """
     layers: dict[tuple[str, ...], list[Piece]] = defaultdict(list)
     for piece in canon.pieces.values():
@@ -142,12 +142,18 @@ def _in_one_of_several(canon: Canon) -> list[Piece]:
     found = []
     for parent, held in layers.items():
         biases = [bias for m in held if (bias := canon.pieces.get(m.name.beside("bias"))) is not None]
-        flows = [m.entry.facts.flow for m in held]
-        apart = all(a is None or b is None or a.beside(b) for a, b in combinations(flows, 2))
-        alike = len(held) > 1 and len({_rows(m) for m in held}) == 1
-        if alike and apart and len(biases) == 1 and Name(parent, "bias") not in canon.pieces:
+        if len(biases) == 1 and Name(parent, "bias") not in canon.pieces and _are_parallel(held):
             found += biases
     return found
+
+
+def _are_parallel(layers: list[Piece]) -> bool:
+    """Return whether LAYERS are two or more with equally many outputs, of which none feeds another, as far as their
+    forward passes are known.
+    """
+    flows = [m.entry.facts.flow for m in layers]
+    apart = all(a is None or b is None or a.beside(b) for a, b in combinations(flows, 2))
+    return apart and len(layers) > 1 and len({_rows(m) for m in layers}) == 1
 
 
 def _rows(piece: Piece) -> int:
@@ -197,12 +203,8 @@ def _nearest(piece: Piece, matrices: list[Piece]) -> list[Piece]:
     """Return those of MATRICES that share the longest beginning of their path with the bias PIECE; [] if none
     shares any.
     """
-    shared = [_together(m.path, piece.path) for m in matrices]
+    shared = [common_start((m.path, piece.path)) for m in matrices]
     return [m for m, n in zip(matrices, shared, strict=True) if n == max(shared) > 0]
-
-
-def _together(a: tuple[str, ...], b: tuple[str, ...]) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def _lone_biases(canon: Canon) -> list[Piece]:
@@ -226,7 +228,7 @@ def _lone_biases(canon: Canon) -> list[Piece]:
 
 def _is_called_bias(piece: Piece) -> bool:
     """Return whether PIECE has a word for a bias in its name, or is called `b`, or its list is."""
-    return not {"bias", "biases", "intercept"}.isdisjoint((*piece.words, piece.role)) or _own_name(piece.path) == "b"
+    return not {"bias", "biases", "intercept"}.isdisjoint((*piece.words, piece.role)) or own_name(piece.path) == "b"
 
 
 def _of_the_matrix(piece: Piece, beside: list[Piece]) -> bool:
@@ -250,13 +252,6 @@ def _after_matrices(piece: Piece, matrices: Set[tuple[str, ...]]) -> bool:
     start = () if found is None else (*piece.path[:at], f"{found[1]}w")
     beside = (path for path in matrices if len(path) > at and path[:at] == start[:-1])
     return bool(start) and any(path[at].startswith(start[-1]) for path in beside)
-
-
-def _own_name(path: tuple[str, ...]) -> str:
-    """Return the last component of PATH that is no number, so that a bias in a list has the name of the list; "" if
-    there is none.
-    """
-    return next((component for component in reversed(path) if not component.isdecimal()), "")
 
 
 def _layers(canon: Canon) -> set[tuple[Shape, Shape]]:

@@ -111,45 +111,66 @@ class Branches:
         content: Callable[[tuple[str, ...]], Hashable],
         votes: dict[str, tuple[Vote, Place]],
     ) -> None:
-        self._votes = votes
+        self._content, self._votes = content, votes
         parts: dict[tuple[str, ...], dict[str, list[Pair]]] = defaultdict(lambda: defaultdict(list))
         for pair in pairs:
             path = pair[0].path
             for at in range(len(path)):
                 parts[path[:at]][path[at]].append(pair)
         self._kind = {path: _kind(path, held) for path, held in parts.items()}
+        #: (order, kind of module, whether look-alikes are in a numbered list) or (order, two branches in such a
+        #: module) -> how many couples of branches keep the order (True) and reverse it (False).
         self._kept: dict[tuple[Hashable, ...], Counter[bool]] = defaultdict(Counter)
-        said_by_class: set[tuple[Hashable, ...]] = set()
+        self._counted: set[tuple[Hashable, ...]] = set()
         for path, held in parts.items():
-            apart = _Apart(held)
-            seen: list[tuple[str, str]] = []
-            looks: set[tuple[Hashable, ...]] = set()
-            for a, b in combinations(list(held)[:_MOST], 2):
-                if content((*path, a)) == content((*path, b)) or not apart(a, b):
+            self._count(path, held)
+
+    def _count(self, path: tuple[str, ...], held: Mapping[str, list[Pair]]) -> None:
+        """Count for each order how the branches in the module PATH keep it: couples of the first 24 parts HELD in it
+        that have different contents, neither of which takes the other's output.
+
+        A couple that confirms an order counts only once for several of these: beside layers that follow each other; and
+        for look-alikes, unless they are in a numbered list. It counts once for all modules of one kind.
+        """
+        apart = _Apart(held)
+        seen: list[tuple[str, str]] = []
+        looks: set[tuple[Hashable, ...]] = set()
+        for a, b in combinations(list(held)[:_MOST], 2):
+            if self._content((*path, a)) == self._content((*path, b)) or not apart(a, b):
+                continue
+            one, other = _first(held[a]), _first(held[b])
+            if one is None or other is None or not beside(one[0], other[0]):
+                continue
+            # Beside layers that follow each other, a branch is one choice of the code: it confirms an order once.
+            again = any(not apart(a, c) and not apart(b, d) for c, d in (*seen, *((d, c) for c, d in seen)))
+            seen.append((a, b))
+            for name, (vote, place) in self._votes.items():
+                said = vote(one, other)
+                if not said:
                     continue
-                one, other = _first(held[a]), _first(held[b])
-                if one is None or other is None or not beside(one[0], other[0]):
-                    continue
-                # Beside layers that follow each other, a branch is one choice of the code: it confirms an order once.
-                again = any(not apart(a, c) and not apart(b, d) for c, d in (*seen, *((d, c) for c, d in seen)))
-                seen.append((a, b))
-                for name, (vote, place) in votes.items():
-                    said = vote(one, other)
-                    if not said:
-                        continue
-                    # So is a branch before several look-alikes, or after them: it says nothing about their own order.
-                    turned = (place(one[0]) or 0.0) > (place(other[0]) or 0.0)
-                    both = (name, *(content((*path, part)) for part in ((b, a) if turned else (a, b))))
-                    as_alike = again or both in looks
-                    looks.add(both)
-                    # All modules of a class are one choice of the code, however many there are.
-                    choice = (name, self._kind[path], *sorted((a, b)), said > 0)
-                    for counted, known in ((True, again), (False, as_alike)):
-                        if choice not in said_by_class and (said < 0 or not known):
-                            self._kept[name, self._kind[path], counted][said > 0] += 1
-                            self._kept[name, None, counted][said > 0] += 1
-                    said_by_class.add(choice)
-                    self._kept[name, (self._kind[path], *sorted((a, b)))][said > 0] += 1
+                # So is a branch before several look-alikes, or after them: it says nothing about their own order.
+                turned = (place(one[0]) or 0.0) > (place(other[0]) or 0.0)
+                both = (name, *(self._content((*path, part)) for part in ((b, a) if turned else (a, b))))
+                self._vote(name, path, (a, b), kept=said > 0, known={True: again, False: again or both in looks})
+                looks.add(both)
+
+    def _vote(
+        self, name: str, path: tuple[str, ...], branches: tuple[str, str], *, kept: bool, known: Mapping[bool, bool]
+    ) -> None:
+        """Count that the two BRANCHES of the module PATH keep the order NAME, or, if not KEPT, reverse it.
+
+        KNOWN has whether look-alikes are in a numbered list -> whether another couple has confirmed the order already,
+        so that this one is not counted. Modules of one kind are one choice of the code, however many there are: the
+        same answer for the same branches counts once, but is kept for the branches themselves.
+        """
+        kind, both = self._kind[path], sorted(branches)
+        choice = (name, kind, *both, kept)
+        for counted, again in known.items():
+            if choice not in self._counted and not (kept and again):
+                self._kept[name, kind, counted][kept] += 1
+                self._kept[name, None, counted][kept] += 1
+        self._counted.add(choice)
+        self._kept[name, (kind, *both)][kept] += 1
 
     def shown(self, one: Pair, other: Pair, order: str) -> bool:
         """Return whether both sides keep the order named ORDER between parallel branches, so that it may tell the pairs

@@ -73,8 +73,8 @@ _COUNTED = re.compile(r"([A-Za-z][A-Za-z_]*?_?)(\d)\Z")
 
 
 def _named(signature: Signature, *, is_target: bool, counted: Mapping[str, int] | None = None) -> Canon:
-    """Return one side in the common form before any step: each tensor as a piece whose path has no wrappers
-    (`module.`), and whose role follows from the last component of its key.
+    """Return one side in the common form before any step: each tensor as a piece with a path (`_split`) and a role
+    (`_roles`).
 
     Tied tensors, copies of raw weights, and counters of batch norms are no pieces. A second tensor with a name that is
     taken gets "again" behind its path.
@@ -86,18 +86,8 @@ def _named(signature: Signature, *, is_target: bool, counted: Mapping[str, int] 
     kept = _kept_raw(signature)
     canon = Canon(signature, is_target, dropped=kept)
     entries = [e for e in signature.entries.values() if e.tied is None and e.key not in kept.values()]
-    short = names.unwrap([*(entry.key for entry in entries), *kept.values()])
-    tops = {components(key)[0] for key in short.values()}
-    collections = table().collections if tops <= table().collections else frozenset()
-    split = {}
+    split = _split(entries, kept, counted or {})
     siblings: dict[tuple[str, ...], set[str]] = defaultdict(set)
-    for entry in entries:
-        path = components(short[kept.get(entry.key, entry.key)])
-        if collections and len(path) > 1:
-            path = path[1:]
-        split[entry.key] = tuple(_moved(component, counted) for component in path) if counted else path
-    if any("/" in entry.key for entry in entries):
-        split = dict(zip(split, numbered(split.values()), strict=True))
     for path in split.values():
         for at, component in enumerate(path):
             siblings[path[:at]].add(component)
@@ -107,18 +97,7 @@ def _named(signature: Signature, *, is_target: bool, counted: Mapping[str, int] 
     for entry in signature.entries.values():
         if entry.tied is not None:
             aliases[entry.tied].append(entry.key)
-    around = _around_layers(entries, split)
-    roles = {
-        entry.key: (split[entry.key], "weight")
-        if split[entry.key][-1] in _FACTORS and split[entry.key][:-1] in around
-        else _path_and_role(entry, split[entry.key], siblings)
-        for entry in entries
-    }
-    # `fc_bias` beside a module `fc` with a bias of its own is another tensor
-    held = {roles[key] for key, path in split.items() if roles[key][0] == path[:-1]}
-    for key, path in split.items():
-        if roles[key] in held and roles[key][0] != path[:-1]:
-            roles[key] = path, roles[key][1]
+    roles = _roles(entries, split, siblings)
     flat = divided({path for path, _ in roles.values()})
     before = _norms_before(split)
     for place, entry in enumerate(entries):
@@ -137,6 +116,49 @@ def _named(signature: Signature, *, is_target: bool, counted: Mapping[str, int] 
     if is_target:
         canon.assembly.update((copy, canon.assembly[key]) for key, copy in kept.items())
     return canon
+
+
+def _split(entries: Sequence[Entry], kept: Mapping[str, str], counted: Mapping[str, int]) -> dict[str, tuple[str, ...]]:
+    """Return key -> its path with the last component, for ENTRIES: without wrappers around all keys (`module.`), and
+    without the name of a collection before it (`params`), if all keys begin with one. Numbers are changed as COUNTED
+    says. In files with "/" in keys, the first layer of a list gets the number that it lacks (`numbered`).
+
+    KEPT has key of a raw weight -> key of its copy, whose path it gets.
+    """
+    short = names.unwrap([*(entry.key for entry in entries), *kept.values()])
+    in_collections = {components(key)[0] for key in short.values()} <= table().collections
+    split = {}
+    for entry in entries:
+        path = components(short[kept.get(entry.key, entry.key)])
+        if in_collections and len(path) > 1:
+            path = path[1:]
+        split[entry.key] = tuple(_moved(component, counted) for component in path)
+    if any("/" in entry.key for entry in entries):
+        return dict(zip(split, numbered(split.values()), strict=True))
+    return split
+
+
+def _roles(
+    entries: Sequence[Entry], split: Mapping[str, tuple[str, ...]], siblings: Mapping[tuple[str, ...], set[str]]
+) -> dict[str, tuple[tuple[str, ...], str]]:
+    """Return key -> (path of its module, role there), for ENTRIES, by the last component (`_path_and_role`). `gamma`
+    and `beta` beside layers are weights of their own, with the whole path (`_around_layers`).
+
+    A tensor whose name only begins with that of a module (`fc_bias` beside `fc.bias`) keeps its whole path, if the
+    module has a tensor of that role of its own. SPLIT has key -> path with the last component, SIBLINGS path of a
+    module -> names in it.
+    """
+    around = _around_layers(entries, split)
+    roles = {}
+    for entry in entries:
+        path = split[entry.key]
+        of_block = path[-1] in _FACTORS and path[:-1] in around
+        roles[entry.key] = (path, "weight") if of_block else _path_and_role(entry, path, siblings)
+    held = {roles[key] for key, path in split.items() if roles[key][0] == path[:-1]}
+    for key, path in split.items():
+        if roles[key] in held and roles[key][0] != path[:-1]:
+            roles[key] = path, roles[key][1]
+    return roles
 
 
 def _norms_before(split: Mapping[str, tuple[str, ...]]) -> dict[str, float]:
@@ -180,11 +202,17 @@ def _moved(component: str, by: Mapping[str, int]) -> str:
 def _path_and_role(
     entry: Entry, split: tuple[str, ...], siblings: Mapping[tuple[str, ...], set[str]]
 ) -> tuple[tuple[str, ...], str]:
+    """Return (path of the module, role there) of ENTRY with the path SPLIT, by its last component (`role_of`).
+
+    A tensor with two dimensions or more whose last component ends with `_bias` is a weight with its whole path, if
+    there is a module with the name before `_bias`, or just one name beside it begins so: a table that is added, of
+    relative positions, say. SIBLINGS has path of a module -> names in it.
+    """
     beside = siblings[split[:-1]]
     path, role = role_of(split, beside)
     lone = role == "bias" and len(squeezed(entry.shape)) > 1 and split[-1].endswith("_bias")
     if lone and (path in siblings or sum(other.startswith(path[-1]) for other in beside) == 1):
-        return split, "weight"  # a table that is added: of relative positions, say
+        return split, "weight"
     return path, role
 
 
@@ -251,10 +279,10 @@ def _counted_from_one(
     siblings: Mapping[tuple[str, ...], _Beside],
     more: Collection[tuple[tuple[str, ...], str]],
 ) -> tuple[str, ...]:
-    """Return the words of PATH, with three changes to its last component: `ln0` beside `ln1` is read as `ln1` (the
-    first), unless it names a part of a projection (`wi_0`); a norm in `behind` loses its "post"; and of three or more
-    layers that are counted, `fc1` is read without its number, if the number makes it a part of a feed-forward block
-    (the first of two).
+    """Return the words of PATH, with these changes to its last component. A norm in `_Beside.behind` loses its "post".
+    Numbers that begin with 0 are raised by one (`ln0` is read as `ln1`, the first), unless they name parts of a
+    projection (`wi_0`). Of three or more layers that are counted, one loses its number, if the number makes it a part
+    of a feed-forward block (`fc1`, the first of two).
 
     Args:
         path: the path of a module.
@@ -265,24 +293,21 @@ def _counted_from_one(
     beside = siblings.get(path[:-1], _ALONE)
     if last in beside.behind and (part := last.partition("_")[2]):
         return words_of((*path[:-1], part))
-    stem = last.rstrip("0123456789") if last else ""
-    if not stem or stem == last:
+    stem = last.rstrip("0123456789")
+    if stem in ("", last):
         return words_of(path)
     numbered = stem in beside.from_zero and (template(path[:-1]), stem) not in more
     if numbered and cut(last) not in table().parts:  # whose numbers are names
         path = (*path[:-1], f"{stem}{int(last[len(stem) :]) + 1}")
-    words = words_of(path)
-    if beside.counted[stem] > 2:
-        neck = table().group("neck")
-        plain = words_of((*path[:-1], stem))
-        if label(neck, words) != label(neck, plain):
-            return plain
-    return words
+    words, plain = words_of(path), words_of((*path[:-1], stem))
+    neck = table().group("neck")
+    return plain if beside.counted[stem] > 2 and label(neck, words) != label(neck, plain) else words
 
 
 def _with_more(siblings: Mapping[tuple[str, ...], Collection[str]]) -> set[tuple[tuple[str, ...], str]]:
     """Return (path of a block with its numbers replaced, name without number), for names that some block counts from 1:
-    it has a 2 and no 0. In an equal block, a 0 is then an extra layer. SIBLINGS has path of a module -> names in it.
+    it has a 2 and no 0 of them. In an equal block, a 0 is then an extra layer. SIBLINGS has path of a module -> names
+    in it.
 
     A single layer, 1, does not count: the layer before it may be missing.
     """

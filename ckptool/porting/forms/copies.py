@@ -13,7 +13,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import takewhile
 from math import prod
-from typing import Any
 
 from ...model_code.signature import Signature
 from ...tensor import LazyTensor
@@ -24,69 +23,96 @@ from ..questions import Question, Reason, ask
 from ..words import cut, label, labels, table
 from .gates import are_gates
 
+_Path = tuple[str, ...]
+
 
 def copies(source: Signature, target: Signature) -> tuple[dict[str, str], set[str]]:
     """Return (key of a further copy of the model -> the same key in the preferred copy, keys to leave out because they
     belong to other parts of a larger model). Both are empty for a file without copies.
 
-    Copies are two or more modules in one module of SOURCE, at most three components deep, whose last names are no
-    numbers, with the same four or more keys and sizes below them, among them a matrix. They hold at least 70 % of the
-    tensors of the module around them, or one has just the sizes of TARGET, which has at most 1.5 times as many tensors
-    as one. TARGET has fewer tensors than SOURCE of the size of each matrix in them; if it has none of these sizes, it
-    has fewer elements than all copies together.
-    Modules are no copies if they are the gates of a recurrent cell, if TARGET has a module with the name of just one of
-    them, or if their names mean different things (`student`, `teacher`) and TARGET has names that mean one of these. An
-    encoder and a decoder are no copies either: they are left out if a third module is neither, and TARGET names no
-    encoder or decoder. Which copy is preferred is in the vocabulary (`copies`).
+    Copies are modules of SOURCE with equal tensors (`_alike`), which are more than TARGET holds (`_Sizes.too_many`),
+    unless names say that they are parts of one model (`_parts_by_name`). An encoder and a decoder are no copies either:
+    they are left out if a third such module is neither, and TARGET names no encoder or decoder. Which copy is preferred
+    is in the vocabulary (`copies`).
     """
-    below: dict[tuple[str, ...], dict[tuple[str, ...], Shape]] = defaultdict(dict)
+    below = _below(source)
+    sizes = _Sizes(source, target)
+    names = {component for key in target.entries for component in key.split(".")[:-1]}
+    found: dict[str, str] = {}
+    left: set[str] = set()
+    for inner, prefixes in _alike(below):
+        around = len(below.get(prefixes[0][:-1], source.entries))
+        shapes = [shape for _, shape in inner]
+        if not sizes.too_many(shapes, len(prefixes), around) or _parts_by_name([p[-1] for p in prefixes], names):
+            continue
+        sides = {_side(p[-1]) for p in prefixes}
+        if len(sides) == 1:
+            first, *others = sorted(prefixes, key=lambda p: _preference(p[-1]))
+            found.update((".".join(other + tail), ".".join(first + tail)) for other in others for tail in below[other])
+        elif None in sides and not any(_side(part) for key in target.entries for part in key.split(".")):
+            left.update(".".join(p + tail) for p in prefixes if _side(p[-1]) is not None for tail in below[p])
+    return found, left
+
+
+def _below(source: Signature) -> dict[_Path, dict[_Path, Shape]]:
+    """Return path of a module of SOURCE, of up to three components -> path in it -> sizes of the tensor there."""
+    below: dict[_Path, dict[_Path, Shape]] = defaultdict(dict)
     for key, entry in source.entries.items():
         parts = tuple(key.split("."))
         for depth in range(1, min(len(parts), 4)):
             below[parts[:depth]][parts[depth:]] = entry.shape
-    groups: dict[Any, list[tuple[str, ...]]] = defaultdict(list)
+    return below
+
+
+def _alike(below: Mapping[_Path, Mapping[_Path, Shape]]) -> list[tuple[frozenset[tuple[_Path, Shape]], list[_Path]]]:
+    """Return (tensors, as (path inside, sizes); paths of the modules that hold them) for modules with equal tensors:
+    two or more in one module, each with four tensors or more, whose last names are no numbers. Those with most tensors
+    come first. BELOW is from `_below`.
+    """
+    groups: dict[tuple[_Path, frozenset[tuple[_Path, Shape]]], list[_Path]] = defaultdict(list)
     for prefix, inner in below.items():
         if len(inner) >= 4 and not prefix[-1].isdecimal():
-            groups[(len(prefix), prefix[:-1], frozenset(inner.items()))].append(prefix)
-    size: dict[tuple[str, ...], int] = {prefix: len(inner) for prefix, inner in below.items()}
-    size[()] = len(source.entries)
-    looks = Counter(entry.shape for entry in target.entries.values())
-    wanted: dict[Shape, int] = defaultdict(int, looks)
-    there = sum(entry.numel for entry in target.entries.values() if entry.tied is None)
-    have: dict[Shape, int] = defaultdict(int)
-    for entry in source.entries.values():
-        have[entry.shape] += 1
-    components = {component for key in target.entries for component in key.split(".")[:-1]}
-    components -= {*table().copies, *table().empty}
-    found: dict[str, str] = {}
-    parts_of_others: set[tuple[str, ...]] = set()
-    for (_, _, inner), prefixes in sorted(groups.items(), key=lambda g: -len(g[0][2])):
-        if len(prefixes) < 2 or any(".".join(p) in found for p in prefixes) or are_gates([p[-1] for p in prefixes]):
-            continue
-        whole = Counter(shape for _, shape in inner) == looks  # the model is one of them, whatever else is there
-        if not whole and len(prefixes) * len(inner) < 0.7 * size[prefixes[0][:-1]]:
-            continue
-        if len(target.entries) > 1.5 * len(inner):
-            continue
-        big = [shape for _, shape in inner if len(shape) >= 2]
-        if not big or any(wanted[shape] >= have[shape] for shape in big):
-            continue
-        if not any(wanted[shape] for shape in big) and len(prefixes) * sum(map(prod, dict(inner).values())) <= there:
-            continue  # the target holds in another form as much as all of them
-        if len({_role_word(p[-1]) for p in prefixes}) > 1 and _target_names_one(prefixes, target):
-            continue
-        if len(components.intersection(p[-1] for p in prefixes)) == 1:
-            continue  # the model itself says which of them it is
-        sides = {_side(p[-1]) for p in prefixes}
-        if len(sides) > 1:  # parts of one model: what says no side goes to a model that says none
-            if None in sides and not any(_side(part) for key in target.entries for part in key.split(".")):
-                parts_of_others.update(p for p in prefixes if _side(p[-1]) is not None)
-            continue
-        ranked = sorted(prefixes, key=lambda p: _preference(p[-1]))
-        for other in ranked[1:]:
-            for tail in below[other]:
-                found[".".join((*other, *tail))] = ".".join((*ranked[0], *tail))
-    return found, {".".join((*prefix, *tail)) for prefix in parts_of_others for tail in below[prefix]}
+            groups[prefix[:-1], frozenset(inner.items())].append(prefix)
+    several = [(inner, prefixes) for (_, inner), prefixes in groups.items() if len(prefixes) > 1]
+    return sorted(several, key=lambda group: -len(group[0]))
+
+
+class _Sizes:
+    """How many tensors of each size the source and the target have."""
+
+    def __init__(self, source: Signature, target: Signature) -> None:
+        self._have = Counter(entry.shape for entry in source.entries.values())
+        self._wanted = Counter(entry.shape for entry in target.entries.values())
+        self._elements = sum(entry.numel for entry in target.entries.values() if entry.tied is None)
+
+    def too_many(self, shapes: Sequence[Shape], count: int, around: int) -> bool:
+        """Return whether COUNT modules of the source, each with tensors of the sizes SHAPES, are more than the target
+        holds. AROUND is the number of tensors in the module around them.
+
+        They hold at least 70 % of these, or one has just the sizes of the target; the target has at most 1.5 times as
+        many tensors as one. There is a matrix in them, and the target has fewer tensors than the source of the size of
+        each matrix in them; if it has none of these sizes, it has fewer elements than all COUNT modules together.
+        """
+        most = Counter(shapes) == self._wanted or count * len(shapes) >= 0.7 * around
+        matrices = [shape for shape in shapes if len(shape) >= 2]
+        if not most or not matrices or self._wanted.total() > 1.5 * len(shapes):
+            return False
+        if any(self._wanted[shape] >= self._have[shape] for shape in matrices):
+            return False
+        return any(self._wanted[shape] for shape in matrices) or count * sum(map(prod, shapes)) > self._elements
+
+
+def _parts_by_name(members: Sequence[str], names: Collection[str]) -> bool:
+    """Return whether modules with the names MEMBERS are parts of one model, and not copies of it, by these names, and
+    by NAMES, those of the modules of the target.
+
+    They are the gates of a recurrent cell; or the target has a module with the name of just one of them, which is no
+    word for a copy; or they mean different things (`student`, `teacher`), of which a module of the target means one.
+    """
+    if are_gates(members) or len((set(names) - {*table().copies, *table().empty}).intersection(members)) == 1:
+        return True
+    said = {_role_word(member) for member in members}
+    return len(said) > 1 and not said.isdisjoint({_role_word(name) for name in names} - {None})
 
 
 def target_networks(source: Signature, target: Signature) -> dict[str, str]:
@@ -117,6 +143,7 @@ def target_networks(source: Signature, target: Signature) -> dict[str, str]:
 
 
 def _words(key: str) -> set[str]:
+    """Return the words in all components of KEY."""
     return {word for name in key.split(".") for word in cut(name)}
 
 
@@ -137,6 +164,7 @@ def with_target_networks(made: Mapping_, target: Signature, twins: Mapping[str, 
 
 
 def _role_word(name: str) -> str | None:
+    """Return what NAME means by a word of a group whose labels exclude each other ("encoder"), None if it has none."""
     return next(iter(labels(cut(name), hard=True).values()), None)
 
 
@@ -145,15 +173,11 @@ def _side(name: str) -> str | None:
     return label(table().group("side"), cut(name))
 
 
-def _target_names_one(prefixes: Sequence[tuple[str, ...]], target: Signature) -> bool:
-    """Return whether a name of a module of TARGET means the same as the last name of one of PREFIXES, by a word of a
-    group whose labels exclude each other ("encoder").
-    """
-    own = {_role_word(component) for key in target.entries for component in key.split(".")[:-1]} - {None}
-    return bool(own & {_role_word(p[-1]) for p in prefixes})
-
-
 def _preference(name: str) -> tuple[int, str]:
+    """Return a value by which copies are sorted, the preferred one first: the place of NAME in the vocabulary's
+    `copies`, the middle if it has none, and NAME itself. NAME has the place of its whole, or else the last place of one
+    of its words.
+    """
     order = table().copies
     words = cut(name)
     said = [i for i, word in enumerate(order) if word == "_".join(words)] or [
@@ -166,21 +190,20 @@ def doubt_copies(filling: Filling, copies: Mapping[str, str]) -> None:
     """Add a question to every expression in FILLING that reads one of several copies, with the other copies as options.
     COPIES has key of another copy -> the same key in the preferred copy. If it is empty, nothing changes.
     """
-    if not copies:
-        return
     others: dict[str, list[str]] = defaultdict(list)
     for other, key in copies.items():
         others[key].append(other)
-    for filled in filling.holes.values():
-        keys, others_of = filled.expr.keys(), []
+    for filled in filling.holes.values() if copies else ():
+        keys, options = filled.expr.keys(), []
         for n in range(max((len(others[k]) for k in keys if k in others), default=0)):
             swap = {k: others[k][n] for k in keys if len(others.get(k, ())) > n}
-            others_of.append(filled.expr.rename(partial(_swapped, swap)))
-        if any(k in others for k in keys):
-            filled.ask(Reason.SEVERAL_COPIES, options=others_of)
+            options.append(filled.expr.rename(partial(_swapped, swap)))
+        if options:
+            filled.ask(Reason.SEVERAL_COPIES, options=options)
 
 
 def _swapped(names: Mapping[str, str], key: str) -> str:
+    """Return the name in NAMES for KEY, or KEY itself."""
     return names.get(key, key)
 
 
@@ -191,22 +214,27 @@ _VECTORS = 3
 
 
 def doubles(tensors: Mapping[str, LazyTensor], keys: Collection[str]) -> dict[str, str]:
-    """Return key -> the key whose values it repeats, for layers that a file holds twice: each tensor has the bytes of
-    the tensor with its name in an earlier layer.
-
-    Vectors of ones are always equal, so such a layer has a matrix or kernel with unequal values, or three tensors with
-    unequal values (a norm with its statistics). Unequal means: in the first 64 bytes. Of a layer with several tensors,
-    a matrix with unequal values may also repeat the only tensor of another layer, before or after it (a table); if one
-    of its tensors repeats another, so may its others with unequal values.
+    """Return key -> the key whose values it repeats, for layers that a file holds twice (`_repeated_layers`), and for
+    matrices that repeat a table (`_of_tables`).
 
     Args:
         tensors: the state dict. The first bytes are read of tensors with equal sizes, all bytes if these are equal.
         keys: the keys to compare.
     """
     layers: dict[str, list[str]] = defaultdict(list)
-    alike: dict[object, list[str]] = defaultdict(list)
     for key in keys:
         layers[key.rpartition(".")[0]].append(key)
+    content = _contents(tensors, keys)
+    found = _repeated_layers(tensors, layers, content)
+    return found | _of_tables(tensors, layers, content, found)
+
+
+def _contents(tensors: Mapping[str, LazyTensor], keys: Collection[str]) -> dict[str, bytes]:
+    """Return key -> digest of all bytes, for those of KEYS whose tensor has the sizes, the type and the first 64 bytes
+    of another one.
+    """
+    alike: dict[object, list[str]] = defaultdict(list)
+    for key in keys:
         alike[(tensors[key].shape, tensors[key].dtype.name)].append(key)
     content: dict[str, bytes] = {}
     for group in alike.values():
@@ -215,6 +243,18 @@ def doubles(tensors: Mapping[str, LazyTensor], keys: Collection[str]) -> dict[st
             starts[_start(tensors[key])].append(key)
         for same in starts.values():
             content.update((key, _digest(tensors[key])) for key in same if len(same) > 1)
+    return content
+
+
+def _repeated_layers(
+    tensors: Mapping[str, LazyTensor], layers: Mapping[str, Sequence[str]], content: Mapping[str, bytes]
+) -> dict[str, str]:
+    """Return key -> the key whose values it repeats, for layers of which each tensor has the bytes of the tensor with
+    its name in an earlier layer. LAYERS has path of a module -> keys in it, CONTENT key -> digest (`_contents`).
+
+    Vectors of ones are always equal, so such a layer has a matrix or kernel with unequal values, or three tensors with
+    unequal values (a norm with its statistics). Unequal means: in the first 64 bytes.
+    """
     found: dict[str, str] = {}
     first: dict[object, str] = {}
     for path, inside in layers.items():
@@ -226,14 +266,34 @@ def doubles(tensors: Mapping[str, LazyTensor], keys: Collection[str]) -> dict[st
         earlier = first.setdefault(look, path)
         if earlier != path:
             found.update((key, ".".join(filter(None, (earlier, key.rpartition(".")[2])))) for key in inside)
-    alone = {content[one]: one for (one, *more) in layers.values() if not more and one in content and one not in found}
-    for inside in layers.values():  # an output layer with the matrix of a table, and a bias, which may be alone, too
+    return found
+
+
+def _of_tables(
+    tensors: Mapping[str, LazyTensor],
+    layers: Mapping[str, Sequence[str]],
+    content: Mapping[str, bytes],
+    repeated: Mapping[str, str],
+) -> dict[str, str]:
+    """Return key -> the key whose values it repeats, for layers of several tensors that repeat the only tensor of
+    another layer, before or after them: an output layer with the matrix of a table, and a bias, which may be alone,
+    too. Keys in REPEATED are left out; LAYERS and CONTENT are as in `_repeated_layers`.
+
+    Of such a layer, a matrix with unequal values counts; if one of its tensors repeats another, so do its others with
+    unequal values.
+    """
+    alone = {
+        content[one]: one for (one, *more) in layers.values() if not more and one in content if one not in repeated
+    }
+    found: dict[str, str] = {}
+    for inside in layers.values():
         for key in sorted(inside, key=lambda one: -len(tensors[one].shape)) if len(inside) > 1 else ():
             other = alone.get(content.get(key, b""))
-            if other is None or key in found or tensors[other].shape != tensors[key].shape:
+            if other is None or key in repeated or tensors[other].shape != tensors[key].shape:
                 continue
-            of_table = any(one in found for one in inside) and _varies(tensors[key])
-            found |= {key: other} if of_table or _tells(tensors[key]) else {}
+            beside = any(one in repeated or one in found for one in inside)
+            if _tells(tensors[key]) or (beside and _varies(tensors[key])):
+                found[key] = other
     return found
 
 
@@ -245,10 +305,12 @@ def are_equal(tensors: Sequence[LazyTensor]) -> bool:
 
 
 def _start(tensor: LazyTensor) -> bytes:
+    """Return the first 64 bytes of TENSOR, all if it has fewer."""
     return bytes(tensor.source().read(0, min(_SAMPLE, tensor.nbytes)))
 
 
 def _digest(tensor: LazyTensor) -> bytes:
+    """Return the SHA-256 digest of all bytes of TENSOR."""
     digest = hashlib.sha256()
     for chunk in tensor.source().chunks():
         digest.update(chunk)

@@ -17,11 +17,12 @@ from .. import expression as ex
 from ..expression import Expr, Shape
 from ..questions import Reason
 from ..words import RecurrentCell, cut, table
-from .layouts import is_bare
+from .layouts import is_bare, turn
 from .pieces import Canon, Name, Piece, unchanged
 
 _Path = tuple[str, ...]
 _Held = dict[tuple[str, str], Piece]  # (side, gate) -> matrix
+_Gates = tuple[str, tuple[str, ...]]  # (side, gates)
 
 #: Words that say no more than that something is a layer.
 _NOISE = frozenset("linear lin weight fc layer gate gates proj dense net kernel".split())
@@ -48,6 +49,10 @@ def join_gates(source: Canon, target: Canon) -> None:
 
 
 def _join_all(one: Canon, other: Canon, *, layers: bool) -> None:
+    """Join the gates of each module of ONE that has them as weights one or two components below it (`_join_scope`): in
+    any case if LAYERS, and then name the two sides of cells as torch does (`_name_sides`); else only to a weight with
+    the sizes of one of OTHER.
+    """
     wholes = {p.shape for p in other.pieces.values() if p.role == "weight" and len(p.shape) > 1}
     for depth in (1, 2):
         for scope, pieces in _weights_in(one, depth).items():
@@ -65,19 +70,25 @@ def _name_apart(one: Canon) -> None:
     cells: `convz1`, `convr1`, `convq1` and `convz2`, `convr2`, `convq2`.
     """
     for pieces in _weights_in(one, 1).values():
-        rows: dict[tuple[Shape, _Path], list[tuple[Piece, _Path]]] = defaultdict(list)
-        for piece in pieces if len(pieces) > 2 else ():
-            tokens = _tokens(piece.path[-1:])
-            numbers = tuple(token for token in tokens if token.isdecimal())
-            if len(piece.shape) > 1:
-                rows[piece.shape, numbers].append((piece, tuple(_of_kind(t) for t in tokens if not t.isdecimal())))
-        for held in rows.values():
+        for held in _numbered_alike(pieces) if len(pieces) > 2 else ():
             for cell in table().cells:
-                said = {p.name: key[1] for p, tokens in held if (key := _gate_alone(tokens, cell)) is not None}
+                said = {name: key[1] for name, tokens in held.items() if (key := _gate_alone(tokens, cell)) is not None}
                 if len(said) == len(held) and sorted(said.values()) == sorted(cell.gates):
                     for name, gate in said.items():
                         piece = one.pieces[name]
                         one.pieces[name] = replace(piece, words=(*piece.words, "cell", "gate", gate))
+
+
+def _numbered_alike(pieces: Sequence[Piece]) -> list[dict[Name, _Path]]:
+    """Return groups of those of PIECES that have two or more dimensions, with equal sizes and equal numbers in the last
+    component of the path in each: name -> the words of that component without numbers, each by `_of_kind`.
+    """
+    rows: dict[tuple[Shape, _Path], dict[Name, _Path]] = defaultdict(dict)
+    for piece in [p for p in pieces if len(p.shape) > 1]:
+        tokens = _tokens(piece.path[-1:])
+        numbers = tuple(token for token in tokens if token.isdecimal())
+        rows[piece.shape, numbers][piece.name] = tuple(_of_kind(t) for t in tokens if not t.isdecimal())
+    return list(rows.values())
 
 
 def _of_kind(word: str) -> str:
@@ -117,35 +128,47 @@ def _all_of(cell: RecurrentCell) -> set[tuple[str, str]]:
 
 def _divide_letters(one: Canon, other: Canon) -> bool:
     """Split the matrices of ONE that hold several gates of a recurrent cell, named by letters (`W_iou`), into a layer
-    for each gate. Return whether there were any to split.
+    for each gate, in each module whose matrices hold all gates of the cell (`_spelled_gates`). Return whether there
+    were any to split.
 
-    This is done in a module whose matrices, of several gates or of one, hold each gate of the cell exactly once for the
-    input and once for the hidden state, with equally many rows for a gate; and if OTHER has no weight with the sizes of
-    one that is split. A vector of the module that is named as the bias of all gates (`bias_ifgo`) is split, too.
+    A vector of the module that is named as the bias of all gates (`bias_ifgo`), and is as long as these, is split, too.
     """
     theirs = {p.shape for p in other.pieces.values() if p.role == "weight"}
     found = False
     for scope, pieces in _weights_in(one, 1).items():
         matrices = [p for p in pieces if len(p.shape) == 2]
         for cell in table().cells:
-            several = {p.name: said for p in matrices if (said := _several_gates(_tokens(p.path[-1:]), cell))}
-            if not several or any(p.shape in theirs for p in matrices if p.name in several):
-                continue
-            for read in _READINGS:
-                held = [(p, several.get(p.name) or _alone(read(_tokens(p.path[-1:]), cell))) for p in matrices]
-                known = [(p, said) for p, said in held if said is not None]
-                gates = [(side, gate) for _, (side, letters) in known for gate in letters]
-                rows = {p.shape[0] / len(letters) for p, (_, letters) in known}
-                if set(gates) == _all_of(cell) and len(gates) == len(set(gates)) and len(rows) == 1:
-                    for piece, (side, letters) in known:
-                        _divide(one, scope, piece, side, letters)
-                    for piece in [p for p in pieces if len(p.shape) == 1]:
-                        letters = _spelled_after_bias(_tokens(piece.path[-1:]), cell)
-                        if letters and piece.shape[0] == len(letters) * int(min(rows)):
-                            _divide(one, scope, piece, "b", letters)
-                    found = True
-                    break
+            spelled = _spelled_gates(matrices, cell, theirs)
+            for piece, (side, letters) in spelled:
+                found = True
+                _divide(one, scope, piece, side, letters)
+            for piece in [p for p in pieces if len(p.shape) == 1] if spelled else ():
+                rows = spelled[0][0].shape[0] // len(spelled[0][1][1])
+                letters = _spelled_after_bias(_tokens(piece.path[-1:]), cell)
+                if letters and piece.shape[0] == len(letters) * rows:
+                    _divide(one, scope, piece, "b", letters)
     return found
+
+
+def _spelled_gates(matrices: Sequence[Piece], cell: RecurrentCell, theirs: set[Shape]) -> list[tuple[Piece, _Gates]]:
+    """Return (matrix, (side, gates)) for those of MATRICES, all in one module, whose names say which gates of CELL they
+    hold. Some hold several gates, named by their letters, and the others are named by the first reading with which all
+    of them hold each gate exactly once for the input and once for the hidden state, with equally many rows for a gate.
+
+    [] if there is no such reading, if no matrix holds several gates, or if one that does has sizes in THEIRS, those of
+    the other side's weights.
+    """
+    several = {p.name: said for p in matrices if (said := _several_gates(_tokens(p.path[-1:]), cell))}
+    if not several or any(p.shape in theirs for p in matrices if p.name in several):
+        return []
+    for read in _READINGS:
+        held = [(p, several.get(p.name) or _alone(read(_tokens(p.path[-1:]), cell))) for p in matrices]
+        known = [(p, said) for p, said in held if said is not None]
+        gates = [(side, gate) for _, (side, letters) in known for gate in letters]
+        rows = {p.shape[0] / len(letters) for p, (_, letters) in known}
+        if sorted(gates) == sorted(_all_of(cell)) and len(rows) == 1:
+            return known
+    return []
 
 
 def _spelled_after_bias(tokens: tuple[str, ...], cell: RecurrentCell) -> tuple[str, ...]:
@@ -156,10 +179,8 @@ def _spelled_after_bias(tokens: tuple[str, ...], cell: RecurrentCell) -> tuple[s
     return gates if set(gates) == set(cell.gates) and len(gates) == len(cell.gates) else ()
 
 
-_Gates = tuple[str, tuple[str, ...]]  # (side, gates)
-
-
 def _alone(key: tuple[str, str] | None) -> _Gates | None:
+    """Return (side, (gate,)) for KEY (side, gate); None for None."""
     return None if key is None else (key[0], key[1:])
 
 
@@ -184,24 +205,22 @@ def _several_gates(tokens: tuple[str, ...], cell: RecurrentCell) -> _Gates | Non
 
 def _divide(one: Canon, scope: _Path, piece: Piece, side: str, gates: Sequence[str]) -> None:
     """Split the matrix PIECE of ONE, and the bias of the same module, if there is one, into equal blocks of rows: a
-    layer in the module SCOPE for each of GATES, with the name `SIDE_GATE` ("ih_i"). SIDE is "ih", "hh" or "b".
+    layer in the module SCOPE for each of GATES, with the name `SIDE_GATE` ("ih_i"). SIDE is "ih", "hh" or "b". With one
+    gate, both only get this name.
     """
     for whole in (piece, one.pieces.get(piece.name.beside("bias"))):
         if whole is None:
             continue
         size = whole.shape[0] // len(gates)
-        new: list[tuple[Piece, Callable[[Expr], Expr]]] = [
-            (
-                replace(
-                    whole, path=(*scope, f"{side}_{gate}"), shape=(size, *whole.shape[1:]), order=whole.order + at / 8
-                ),
-                partial(ex.part, dim=0, start=at * size, stop=(at + 1) * size),
-            )
-            for at, gate in enumerate(gates)
-        ]
-        one.become(whole, new, partial(ex.cat, 0)) if len(gates) > 1 else one.become(
-            whole, [(new[0][0], unchanged)], unchanged
-        )
+        new: list[tuple[Piece, Callable[[Expr], Expr]]] = []
+        for at, gate in enumerate(gates):
+            path, shape = (*scope, f"{side}_{gate}"), (size, *whole.shape[1:])
+            made = replace(whole, path=path, shape=shape, order=whole.order + at / 8)
+            new.append((made, partial(ex.part, dim=0, start=at * size, stop=(at + 1) * size)))
+        if len(gates) == 1:
+            one.become(whole, [(new[0][0], unchanged)], unchanged)
+        else:
+            one.become(whole, new, partial(ex.cat, 0))
 
 
 def are_gates(components: Sequence[str]) -> bool:
@@ -227,13 +246,11 @@ def _join_scope(one: Canon, scope: _Path, pieces: list[Piece], depth: int, whole
     matrices = [p for p in pieces if len(p.shape) >= 2]
     for cell in table().cells:
         for read in _READINGS:
-            said = [(p, read(_tokens(p.path[-depth:]), cell)) for p in matrices]
-            held = {key: p for p, key in said if key is not None}
-            wanted = _all_of(cell)
-            counted = [key for _, key in said if key is not None]
-            if len(counted) != len(held):
+            said = [(key, p) for p in matrices if (key := read(_tokens(p.path[-depth:]), cell)) is not None]
+            held = dict(said)
+            if len(said) != len(held):
                 continue
-            if held.keys() == wanted and (wholes is None or _whole(held, cell) in wholes):
+            if held.keys() == _all_of(cell) and (wholes is None or _whole(held, cell) in wholes):
                 _join(one, scope, cell, held, pieces, depth)
                 return
             if wholes is None and held.keys() == {("", gate) for gate in cell.gates}:
@@ -250,6 +267,7 @@ def _whole(held: _Held, cell: RecurrentCell) -> Shape | None:
 
 
 def _tokens(components: Sequence[str]) -> tuple[str, ...]:
+    """Return the words of COMPONENTS of a path, without those that only say that something is a layer (`_NOISE`)."""
     return _words_of_gate(tuple(components))
 
 
@@ -396,7 +414,7 @@ def _in_torch_layout(one: Canon, cell: RecurrentCell, held: _Held) -> _Held:
         return held
     if len(ih) != 2 or len(hh) != 2 or ih[1] != hh[0]:
         return {}
-    return {key: _turned(one, p) for key, p in held.items()}
+    return {key: turn(one, p) for key, p in held.items()}
 
 
 def _lone_biases(cell: RecurrentCell, vectors: Sequence[Piece], depth: int) -> dict[str, Piece]:
@@ -428,12 +446,6 @@ def _layer(piece: Piece) -> _Path:
     return piece.path[:-1] if piece.last in _SIDES else piece.path
 
 
-def _turned(one: Canon, piece: Piece) -> Piece:
-    made = replace(piece, shape=piece.shape[::-1])
-    one.become(piece, [(made, ex.transpose)], ex.transpose)
-    return one.pieces[made.name]
-
-
 def _stack(one: Canon, parts: Sequence[Piece | None], new: Piece) -> None:
     """Replace PARTS of ONE by NEW, which concatenates them along dimension 0. A missing part (None) is zeros, as many
     as NEW has in one part.
@@ -453,11 +465,11 @@ def _stack(one: Canon, parts: Sequence[Piece | None], new: Piece) -> None:
 
 def _name_sides(one: Canon) -> None:
     """Give the two layers of a recurrent cell, for the input and for the hidden state (`_named_sides`), torch's names
-    (`weight_ih`, `weight_hh`), and `bias_ih` to a bias of the cell itself.
+    (`weight_ih`, `weight_hh`), and `bias_ih` to a bias of the cell itself, with as many rows. The gates are put in
+    torch's order (`_order_gates`). Their two weights have equally many rows, as a cell has (`_cell_of`).
     """
     for scope, sides in _named_sides(one).items():
-        weights = {side: next((p for p in found if p.role == "weight"), None) for side, found in sides.items()}
-        ih, hh = weights.get("ih"), weights.get("hh")
+        ih, hh = (next((p for p in sides[side] if p.role == "weight"), None) for side in _SIDES)
         cell = None if ih is None or hh is None or ih.shape[0] != hh.shape[0] else _cell_of(hh)
         if cell is None or hh is None:
             continue
@@ -534,7 +546,7 @@ def of_recurrent_kernels(source: Canon) -> None:
             piece = source.pieces.get(hh.name.beside(role))
             if piece is not None and piece.shape[0] == hh.shape[0]:
                 order = partial(reordered, rows=piece.shape[0], have=cell.recurrent_kernel, want=cell.gates)
-                source.become(piece, [(piece, order)], lambda e: e)
+                source.become(piece, [(piece, order)], unchanged)
 
 
 def _split_bias(source: Canon, bias: Piece) -> None:

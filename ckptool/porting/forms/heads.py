@@ -16,8 +16,11 @@ from ..questions import Reason
 from ..words import cut, label, table
 from .fusing.projections import fused_by_name, heads_of, part_label
 from .layouts import is_bare, matrices_wanted
-from .pieces import Canon, Piece, squeezed
+from .pieces import Canon, Piece, squeezed, unchanged
 from .stacked import fits_inside, numbered_lists
+
+#: Parts of an attention that take its inputs.
+_PARTS = ("q", "k", "v")
 
 
 def flat_heads(one: Canon, other: Canon) -> None:
@@ -40,18 +43,24 @@ def flat_heads(one: Canon, other: Canon) -> None:
             continue
         bias = one.pieces.get(piece.name.beside("bias"))
         inputs = _inputs(piece, bias, wanted, beside[piece.path[:-1]])
-        if not inputs:
-            continue
-        outputs = [d for d in range(3) if d not in inputs]
-        order = (*outputs, *inputs)
-        flat = (prod(piece.shape[d] for d in outputs), prod(piece.shape[d] for d in inputs))
-        there = tuple(piece.shape[d] for d in order)
-        down = partial(_down, order=order, flat=flat)
-        up = partial(_up, order=order, shape=there)
-        one.become(piece, [(replace(piece, shape=flat), down)], up)
-        if bias is not None and len(bias.shape) == 2 and prod(bias.shape) == flat[0]:
-            row = partial(ex.reshape, shape=flat[:1])
-            one.become(bias, [(replace(bias, shape=flat[:1]), row)], partial(ex.reshape, shape=bias.shape))
+        if inputs:
+            rows = _as_matrix(one, piece, inputs)
+            if bias is not None and len(bias.shape) == 2 and prod(bias.shape) == rows:
+                flat = partial(ex.reshape, shape=(rows,))
+                one.become(bias, [(replace(bias, shape=(rows,)), flat)], partial(ex.reshape, shape=bias.shape))
+
+
+def _as_matrix(one: Canon, piece: Piece, inputs: Sequence[int]) -> int:
+    """Reshape the projection PIECE of ONE to a matrix [out, in], where the dimensions INPUTS are the inputs and the
+    others the outputs. Return the number of its rows.
+    """
+    outputs = [d for d in range(len(piece.shape)) if d not in inputs]
+    order = (*outputs, *inputs)
+    flat = (prod(piece.shape[d] for d in outputs), prod(piece.shape[d] for d in inputs))
+    down = partial(_down, order=order, flat=flat)
+    up = partial(_up, order=order, shape=tuple(piece.shape[d] for d in order))
+    one.become(piece, [(replace(piece, shape=flat), down)], up)
+    return flat[0]
 
 
 def flat_vectors(one: Canon, other: Canon) -> None:
@@ -96,31 +105,45 @@ def _widths_beside(one: Canon, deep: Sequence[Piece]) -> dict[tuple[str, ...], s
 def _inputs(piece: Piece, bias: Piece | None, wanted: Counter[Shape], beside: Collection[Shape]) -> list[int]:
     """Return which dimensions of PIECE, a projection [heads, in, width] or similar, are inputs; [] if nothing shows it.
 
-    The first of these that shows it counts: the einsum equation of the model, the sizes of the bias, those of biases
-    beside it, or the only way to make a matrix that the other side has, for a projection that its name calls queries,
-    keys, values, output or positions.
+    The first of these that shows it counts: the einsum equation of the model, biases (`_inputs_by_biases`), or the only
+    way to make a matrix that the other side has (`_inputs_by_size`).
     Args:
         piece: the projection, with three dimensions.
         bias: its bias, or None.
         wanted: sizes of matrices that the other side has.
-        beside: the sizes [heads, width] of other projections in the module. A tensor that begins with these takes them
-            as inputs, if the other side has the matrix.
+        beside: the sizes [heads, width] of other projections in the module.
     """
     told: Sequence[str] = piece.entry.facts.dims
     if len(told) == 3 and set(told) == {"input", "output"}:
         return [d for d, kind in enumerate(told) if kind == "input"]
-    group = table().group("attention")
-    said = label(group, piece.words)
-    if said in ("q", "k", "v") and bias is not None and bias.shape == piece.shape[:2]:
+    return _inputs_by_biases(piece, bias, wanted, beside) or _inputs_by_size(piece, wanted)
+
+
+def _inputs_by_biases(piece: Piece, bias: Piece | None, wanted: Counter[Shape], beside: Collection[Shape]) -> list[int]:
+    """Return which dimensions of the projection PIECE are inputs, as biases show; [] if they do not. The arguments are
+    those of `_inputs`.
+
+    For queries, keys and values, it is the third if the bias has the sizes of the first two. It is the first if the
+    bias has the sizes of the others only. For other projections, they are the first two, if these have sizes in BESIDE,
+    and the others do not, and the other side has this matrix.
+    """
+    is_part = label(table().group("attention"), piece.words) in _PARTS
+    if is_part and bias is not None and bias.shape == piece.shape[:2]:
         return [2]
-    if bias is not None and len(bias.shape) == 2 and bias.shape == piece.shape[1:] != piece.shape[:2]:
+    if bias is not None and bias.shape == piece.shape[1:] != piece.shape[:2]:
         return [0]
     takes = piece.shape[:2] in beside and piece.shape[1:] not in beside
-    if takes and said not in ("q", "k", "v") and wanted[piece.shape[2], prod(piece.shape[:2])]:
-        return [0, 1]
+    return [0, 1] if takes and not is_part and wanted[piece.shape[2], prod(piece.shape[:2])] else []
+
+
+def _inputs_by_size(piece: Piece, wanted: Counter[Shape]) -> list[int]:
+    """Return which dimensions of the projection PIECE are inputs, if there is just one way to make a matrix of sizes
+    WANTED of it: one dimension of queries, keys, values and positions, two of an output, by its name; else [].
+    """
+    said = label(table().group("attention"), piece.words)
     ways: list[list[int]] = []
-    if said in ("q", "k", "v") or label(table().group("embedding"), piece.words) == "position":
-        ways = [[d] for d in range(3)]
+    if said in _PARTS or label(table().group("embedding"), piece.words) == "position":
+        ways = [[0], [1], [2]]
     elif said == "o":
         ways = [[1, 2], [0, 2], [0, 1]]
     sizes = [(prod(piece.shape) // (n := prod(piece.shape[d] for d in way)), n) for way in ways]
@@ -129,10 +152,12 @@ def _inputs(piece: Piece, bias: Piece | None, wanted: Counter[Shape], beside: Co
 
 
 def _down(e: Expr, *, order: tuple[int, ...], flat: Shape) -> Expr:
+    """Return E with its dimensions in ORDER, as a matrix of the sizes FLAT."""
     return ex.reshape(ex.permute(e, *order), flat)
 
 
 def _up(e: Expr, *, order: tuple[int, ...], shape: Shape) -> Expr:
+    """Return the inverse of `_down` for the matrix E. SHAPE are the sizes in ORDER."""
     back = [order.index(d) for d in range(len(order))]
     return ex.permute(ex.reshape(e, shape), *back)
 
@@ -184,7 +209,7 @@ def _attentions(source: Canon) -> list[dict[str, Piece]]:
     blocks: dict[tuple[str, ...], dict[str, Piece]] = defaultdict(dict)
     for piece in source.pieces.values():
         label = part_label(piece.path)
-        if label in ("q", "k", "v") and piece.role == "weight" and len(piece.shape) > 1:
+        if label in _PARTS and piece.role == "weight" and len(piece.shape) > 1:
             inside = 2 if fused_by_name(piece.entry.key) else 1  # a fused projection that was taken apart is a module
             blocks[piece.path[:-inside]][label] = piece
     return [parts for parts in blocks.values() if len(parts) == 3]
@@ -208,8 +233,9 @@ def _repeat(source: Canon, piece: Piece, groups: int, times: int) -> None:
     made = replace(piece, shape=(piece.shape[0] * times, *piece.shape[1:]))
     if groups > 1:
         made = made.asking(Reason.SHARED_HEADS, str(groups), str(times), option=ex.cat(0, *[piece.expr] * times))
-    source.become(piece, [(made, make)], lambda e: e)
+    source.become(piece, [(made, make)], unchanged)
 
 
 def _in_place(e: Expr, *, groups: int, times: int) -> Expr:
+    """Return E with each of GROUPS groups of rows repeated TIMES times in place."""
     return ex.by_heads(groups, *[e] * times) if groups > 1 else ex.cat(0, *[e] * times)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 
-from ..rules import Rule
 from ..words import cut, label, table, words_of
-from .fusing.projections import fused_kind, part_label
+from .fusing.projections import fused_kind, own_name, part_label
 from .pieces import Canon, Piece, squeezed, unchanged
 from .roles import counted_by_letters
 
 
-def _in_company(canon: Canon) -> None:
+def name_in_company(canon: Canon) -> None:
     """Add a word to the names of layers that the vocabulary lists together (`in_company`), in each module that has all
     names of a row: `gate` to `w1` beside `w2` and `w3`. Where the row says so, they may also be modules with layers in
     them (`theta`). Upper and lower case are the same.
@@ -33,7 +32,7 @@ def _in_company(canon: Canon) -> None:
                 _add(canon, canon.pieces[piece.name], known.words[name])
 
 
-def _seen_gates(source: Canon, target: Canon) -> None:
+def name_seen_gates(source: Canon, target: Canon) -> None:
     """Add the words "gate proj" or "up proj" to the tensors of two layers of which the forward pass multiplies the
     output of one, the gate, with that of the other. Layers that their names call a part of an attention stay as they
     are.
@@ -68,18 +67,18 @@ def forget_plain_words(one: Canon, other: Canon) -> None:
         if piece.role == "weight" and piece.shape in gated and not piece.entry.facts.beside_gate and piece.path:
             beside[piece.path[:-1]].append(piece)
     for pieces in beside.values():
-        said = {label(neck, p.words) for p in pieces} | {part_label(p.path) for p in pieces} - {None}
-        if len(pieces) != 2 or "gate" in said or any(part_label(p.path) == "up" for p in pieces):
+        parts = {part_label(p.path) for p in pieces}
+        if len(pieces) != 2 or "gate" in parts | {label(neck, p.words) for p in pieces} or "up" in parts:
             continue
-        for path in [p.path for p in pieces]:
-            for piece in [p for p in one.pieces.values() if p.path == path]:
-                words = piece.words
-                while words and label(neck, words) is not None:
-                    words = words[:-1]
-                one.pieces[piece.name] = replace(piece, words=words)
+        paths = {p.path for p in pieces}
+        for piece in [p for p in one.pieces.values() if p.path in paths]:
+            words = piece.words
+            while words and label(neck, words) is not None:
+                words = words[:-1]
+            one.pieces[piece.name] = replace(piece, words=words)
 
 
-def _listed_attention(canon: Canon) -> None:
+def name_listed_attention(canon: Canon) -> None:
     """Add a word for queries ("q"), keys ("k"), values ("v") or the output ("o proj") to the layers of a list in a
     module that is called an attention (`attn.linears.0`), by their numbers.
 
@@ -91,21 +90,28 @@ def _listed_attention(canon: Canon) -> None:
     for piece in canon.pieces.values():
         if len(piece.path) > 1 and piece.last.isdecimal() and piece.role in ("weight", "bias"):
             lists[piece.path[:-1]].append(piece)
-        elif (
-            piece.path
-            and piece.role == "weight"
-            and (label(table().group("attention"), piece.words) == "o" or "output" in cut(piece.last))
-        ):
+        elif piece.path and piece.role == "weight" and _is_output(piece):
             outputs.add(piece.path[:-1])
     for head, pieces in lists.items():
-        matrices = [p for p in pieces if p.role == "weight"]
-        numbers = sorted(int(p.last) for p in matrices)
-        alike = len({p.shape for p in matrices}) == 1 and len(squeezed(matrices[0].shape)) == 2
         known = _LISTED[: 3 if head[:-1] in outputs else 4]
-        if numbers != list(range(len(known))) or not alike or not set(cut("".join(head[-2:-1]))) & _ATTENTION:
-            continue
-        for piece in pieces:
-            _add(canon, piece, known[int(piece.last)])
+        if set(cut("".join(head[-2:-1]))) & _ATTENTION and _is_list_of(len(known), pieces):
+            for piece in pieces:
+                _add(canon, piece, known[int(piece.last)])
+
+
+def _is_list_of(count: int, pieces: Sequence[Piece]) -> bool:
+    """Return whether the weights among PIECES, tensors of a list, are matrices of equal sizes, one of each member, of
+    which there are COUNT, counted from 0.
+    """
+    weights = [p for p in pieces if p.role == "weight"]
+    numbers = sorted(int(p.last) for p in weights)
+    alike = len({p.shape for p in weights}) == 1 and len(squeezed(weights[0].shape)) == 2
+    return alike and numbers == list(range(count))
+
+
+def _is_output(piece: Piece) -> bool:
+    """Return whether PIECE is the output of an attention by its name: the vocabulary says so, or it has "output"."""
+    return label(table().group("attention"), piece.words) == "o" or "output" in cut(piece.last)
 
 
 #: The layers of a list in an attention.
@@ -114,40 +120,49 @@ _LISTED = ("q", "k", "v", "o_proj")
 _ATTENTION = frozenset({"attn", "attention", "mha", "att"})
 
 
-def _norm_of_layer(canon: Canon) -> None:
+def name_norm_of_layer(canon: Canon) -> None:
     """Add words to a norm that is stored in the layer after it (`qkv.layer_norm_weight` beside `qkv.weight`): "attn
     norm" if that layer holds queries, "ffn norm" if it is the first layer of a feed-forward block. Others, and norms of
     cross-attentions, stay as they are.
 
     `LayerNormLinear` of Transformer Engine stores its norm in this way.
     """
+    neck, crossing = table().group("neck"), table().group("crossing")
     layers = {p.entry.key.removesuffix("weight"): p for p in canon.pieces.values() if len(p.shape) == 2}
     for piece in [p for p in canon.pieces.values() if len(p.shape) == 1]:
         module, _, leaf = piece.entry.key.rpartition(".")
         layer = layers.get(f"{module}.")
-        if (
-            layer is None
-            or not leaf.startswith(_NORM_OF_LAYER)
-            or label(table().group("crossing"), piece.words) == "cross"
-        ):
+        if layer is None or not leaf.startswith(_NORM_OF_LAYER) or label(crossing, piece.words) == "cross":
             continue
         kind = fused_kind(layer)
-        if kind is not None and "q" in kind.parts:
+        parts = () if kind is None else kind.parts
+        if "q" in parts:
             _add(canon, piece, "attn_norm")
-        elif label(table().group("neck"), layer.words) == "up" or (kind is not None and "up" in kind.parts):
+        elif "up" in parts or label(neck, layer.words) == "up":
             _add(canon, piece, "ffn_norm")
 
 
 _NORM_OF_LAYER = ("layer_norm_", "layernorm_")
 
 
-def _third_norm(canon: Canon) -> None:
-    """In blocks with three norms, add the words "block norm 3" to each of the three that has a word of the feed-forward
-    part in its path inside the block.
+def name_third_norm(canon: Canon) -> None:
+    """In blocks with three norms (`_norms_of_blocks`), add the words "block norm 3" to each of the three that has a
+    word of the feed-forward part in its path inside the block.
 
-    A block with two attentions has a norm before each of them, and the feed-forward part comes last. A block is a
-    member of the innermost list around a norm, or else the module around it. Norms inside an attention do not count if
-    another norm of the block is named for an attention.
+    A block with two attentions has a norm before each of them, and the feed-forward part comes last. Norms inside an
+    attention do not count if another norm of the block is named for an attention.
+    """
+    for norms in _norms_of_blocks(canon).values():
+        if any(set(words_of(path[-1:])) & _ATTENTION for path in norms):  # others inside of an attention are its own
+            norms = {path: held for path, held in norms.items() if not set(words_of(path[:-1])) & _ATTENTION}
+        of_third = [held for path, held in norms.items() if set(words_of(path)) & _FEED_FORWARD]
+        for piece in [piece for held in of_third for piece in held] if len(norms) == 3 else ():
+            _add(canon, piece, "block_norm3")  # after `ff`, `norm3` is the norm of a third `ff`
+
+
+def _norms_of_blocks(canon: Canon) -> dict[tuple[str, ...], dict[tuple[str, ...], list[Piece]]]:
+    """Return path of a block -> path in it of a norm -> vectors of the norm. The block is the member of the innermost
+    list around the norm, or else the module around it.
     """
     group = table().group("purpose")
     blocks: dict[tuple[str, ...], dict[tuple[str, ...], list[Piece]]] = defaultdict(lambda: defaultdict(list))
@@ -156,21 +171,14 @@ def _third_norm(canon: Canon) -> None:
             path = piece.path
             at = next((at + 1 for at in range(len(path) - 2, -1, -1) if path[at].isdecimal()), len(path) - 1)
             blocks[path[:at]][path[at:]].append(piece)
-    for norms in blocks.values():
-        if any(set(words_of(path[-1:])) & _ATTENTION for path in norms):  # others inside of an attention are its own
-            norms = {path: held for path, held in norms.items() if not set(words_of(path[:-1])) & _ATTENTION}
-        if len(norms) == 3:
-            for path, pieces in norms.items():
-                if set(words_of(path)) & _FEED_FORWARD:
-                    for piece in pieces:
-                        _add(canon, piece, "block_norm3")  # after `ff`, `norm3` is the norm of a third `ff`
+    return blocks
 
 
 def _singular(path: tuple[str, ...]) -> tuple[str, ...]:
     """Return the words of the last component of PATH that is no number, the last word without "s" for a member of a
     list: ("norm",) for `norms.1`. () if all components are numbers.
     """
-    words = cut(next((component for component in reversed(path) if not component.isdecimal()), ""))
+    words = cut(own_name(path))
     return (*words[:-1], words[-1].removesuffix("s")) if path[-1].isdecimal() and words else words
 
 
@@ -178,6 +186,7 @@ _FEED_FORWARD = frozenset({"ffn", "mlp", "ff", "ffw", "fc"})
 
 
 def _add(canon: Canon, piece: Piece, word: str) -> None:
+    """Add the words of the name WORD ("o_proj") to those of PIECE in the side CANON."""
     canon.pieces[piece.name] = replace(piece, words=(*piece.words, *cut(word)))
 
 
@@ -194,53 +203,3 @@ def count_letters(source: Canon, target: Canon) -> None:
         for piece in [p for p in canon.pieces.values() if p.path in found]:
             canon.become(piece, [(replace(piece, path=found[piece.path]), unchanged)], unchanged)
         canon.counters.update((key, found[path]) for key, path in canon.counters.items() if path in found)
-
-
-def _both(imply: Callable[[Canon], None]) -> Callable[[Canon, Canon], None]:
-    def run(source: Canon, target: Canon) -> None:
-        imply(source)
-        imply(target)
-
-    return run
-
-
-#: Words that follow from what stands together, as rows of the table of steps.
-IMPLIED: tuple[Rule[Callable[[Canon, Canon], None]], ...] = (
-    Rule(
-        "names in company",
-        90,
-        "Names such as `w1`, `w2` and `w3` were read as gate, down and up.",
-        "Code that follows one paper or library has all of these names in one module; `words.yaml` lists them.",
-        _both(_in_company),
-    ),
-    Rule(
-        "gates that were seen",
-        110,
-        "A layer was read as a gate, or as the value that a gate is multiplied with.",
-        "The forward pass shows which layer is the gate, and its name does not matter.",
-        _seen_gates,
-    ),
-    Rule(
-        "listed layers of an attention",
-        120,
-        "The layers of a list in an attention were read as queries, keys, values and output.",
-        "The list `linears` of the Annotated Transformer, and of code that follows it, holds them in this order; the "
-        "lists `proj` of SuperGlue and `linear_layers` of BERT in PyTorch hold the first three, and the output has a "
-        "name of its own.",
-        _both(_listed_attention),
-    ),
-    Rule(
-        "norm of a layer",
-        130,
-        "A norm that a layer itself holds was read as the norm before it.",
-        "`LayerNormLinear` of Transformer Engine holds the norm that is applied to its input.",
-        _both(_norm_of_layer),
-    ),
-    Rule(
-        "third norm",
-        140,
-        "In a block with three norms, the norm of the feed-forward part was read as the third norm.",
-        "A block with two attentions has a norm before each of them, and the feed-forward part comes last.",
-        _both(_third_norm),
-    ),
-)

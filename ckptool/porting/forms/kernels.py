@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -17,45 +17,54 @@ from .pieces import Canon, Piece, squeezed, unchanged
 
 def channels_first(source: Canon, target: Canon) -> None:
     """Bring kernels of the source with channels last ([out, height, width, in] or [height, width, in, out]) into
-    torch's layout.
-
-    One of these two layouts has to be the only one that fits the target's sizes for more than two thirds of the kernels
-    that fit in one way only, as they are or in one of these; kernels with three dimensions count for it only if code
-    uses that size in a convolution. Then every kernel that fits in this layout is changed, also if it fits as it is,
-    because a file has one layout. Kernels whose layout the file states, that are called `kernel`, or that were made by
-    operations other than weight norm, do not count.
+    torch's layout: all kernels without a stated layout (`_unplaced_kernels`) that have sizes of the model in the layout
+    of the file (`_layout_of_file`), also if they fit as they are, because a file has one layout.
     """
     wanted = Counter(p.shape for p in target.pieces.values() if p.role.startswith("weight"))
     of_layers = {p.shape for p in target.pieces.values() if _is_transposed(p) is not None}
-    kernels = [
-        p
-        for p in source.pieces.values()
-        if p.role == "weight"
-        and not p.placed
-        and 2 < len(p.shape) < 6
-        and (p.expr.is_copy or p.expr.op == "weight_norm")
-        and p.leaf not in table().inputs_first
-    ]
-    votes: Counter[_Way | None] = Counter()
-    for piece in kernels:
-        ways = [way for way in _WAYS if wanted[_laid(piece.shape, way)]]
-        if wanted[piece.shape]:
-            votes[None] += not ways
-        elif len(ways) == 1 and (len(piece.shape) > 3 or _laid(piece.shape, ways[0]) in of_layers):
-            votes[ways[0]] += 1
-    best = max(_WAYS, key=lambda way: votes[way])
-    if votes[best] <= 2 * (votes.total() - votes[best]):
+    kernels = _unplaced_kernels(source)
+    way = _layout_of_file([p.shape for p in kernels], wanted, of_layers)
+    if way is None:
         return
     for piece in kernels:
-        there = _laid(piece.shape, best)
+        there = _laid(piece.shape, way)
         if wanted[there]:
-            dims = best(len(there))
+            dims = way(len(there))
             down = partial(_permuted, dims=dims)
             up = partial(_permuted, dims=tuple(dims.index(d) for d in range(len(dims))))
             source.become(piece, [(replace(piece, shape=there), down)], up)
 
 
+def _unplaced_kernels(source: Canon) -> list[Piece]:
+    """Return the kernels of SOURCE, weights of three to five dimensions, without those whose layout the file states,
+    that are called `kernel`, or that were made by operations other than weight norm.
+    """
+    kernels = [p for p in source.pieces.values() if p.role == "weight" and not p.placed and 2 < len(p.shape) < 6]
+    stored = [p for p in kernels if p.expr.is_copy or p.expr.op == "weight_norm"]
+    return [p for p in stored if p.leaf not in table().inputs_first]
+
+
+def _layout_of_file(shapes: Sequence[Shape], wanted: Counter[Shape], of_layers: set[Shape]) -> _Way | None:
+    """Return the layout with channels last that kernels of the sizes SHAPES have; None if they have torch's layout, or
+    if that is not clear.
+
+    It has to be the only way for more than two thirds of the kernels that fit the sizes WANTED by the model in one way
+    only, as they are or in one of the two layouts. Kernels with three dimensions count for it only if code uses the
+    new sizes in a convolution (OF_LAYERS).
+    """
+    votes: Counter[_Way | None] = Counter()
+    for shape in shapes:
+        fitting = [way for way in _WAYS if wanted[_laid(shape, way)]]
+        if wanted[shape]:
+            votes[None] += not fitting
+        elif len(fitting) == 1 and (len(shape) > 3 or _laid(shape, fitting[0]) in of_layers):
+            votes[fitting[0]] += 1
+    best = max(_WAYS, key=lambda way: votes[way])
+    return best if votes[best] > 2 * (votes.total() - votes[best]) else None
+
+
 def _permuted(e: Expr, *, dims: tuple[int, ...]) -> Expr:
+    """Return E with its dimensions in the order DIMS."""
     return ex.permute(e, *dims)
 
 
@@ -64,10 +73,12 @@ _Way = Callable[[int], tuple[int, ...]]
 
 
 def _inputs_last(rank: int) -> tuple[int, ...]:
+    """Return torch's order of the RANK dimensions of a kernel [out, height, width, in]."""
     return (0, rank - 1, *range(1, rank - 1))
 
 
 def _both_last(rank: int) -> tuple[int, ...]:
+    """Return torch's order of the RANK dimensions of a kernel [height, width, in, out]."""
     return (rank - 1, rank - 2, *range(rank - 2))
 
 
@@ -75,6 +86,7 @@ _WAYS: tuple[_Way, ...] = (_inputs_last, _both_last)
 
 
 def _laid(shape: Shape, way: _Way) -> Shape:
+    """Return the sizes that a kernel of sizes SHAPE has after WAY."""
     return tuple(shape[d] for d in way(len(shape)))
 
 
@@ -83,10 +95,10 @@ def turn_kernels(source: Canon, target: Canon) -> None:
     a model that is known to have plain convolutions, and no transposed ones. With stride 1 both compute the same; each
     such kernel has a question.
 
-    A list is the kernels whose paths are equal without digits. The source's code shows whether all of its kernels are
-    transposed; without code, the lengths of biases or the model's sizes (`_all_turned`). If only their names say it,
-    and all are square, they stay, and the other kernel is the option of a question. Kernels of a single pixel, those
-    whose layout the file states, and those whose swapped sizes the model does not have, stay.
+    A list is the kernels whose paths are equal without digits. All of its kernels are transposed if code or sizes show
+    it (`_why_turned`). If nothing shows it either way, but their names say it, and all are square, they stay, and the
+    other kernel is the option of a question. Kernels of a single pixel, those whose layout the file states, and those
+    whose swapped sizes the model does not have, stay.
     """
     own = [p for p in target.pieces.values() if p.role == "weight" and len(p.shape) > 2]
     plain = Counter(p.shape for p in own if _is_transposed(p) is False)
@@ -97,23 +109,36 @@ def turn_kernels(source: Canon, target: Canon) -> None:
         if piece.role == "weight" and len(piece.shape) > 2 and squeezed(piece.shape[2:]) and not piece.placed:
             lists[_unnumbered(piece.path)].append(piece)
     for kernels in lists.values():
-        seen = {_is_transposed(piece) for piece in kernels} - {None}
-        if seen:
-            why = "the source's code" if seen == {True} else ""
-        else:
-            why = "the sizes of its kernels and biases" if _all_turned(source, kernels, plain) else ""
-        named = not seen and not why and all(_called_transposed(p) and p.shape[0] == p.shape[1] for p in kernels)
-        for piece in kernels:
+        why = _why_turned(source, kernels, plain)
+        named = why == "" and all(_called_transposed(p) and p.shape[0] == p.shape[1] for p in kernels)
+        for piece in kernels if why or named else ():
             there = (piece.shape[1], piece.shape[0], *piece.shape[2:])
-            flipped = partial(_flipped, rank=len(there))
-            if not plain[there]:
-                continue
-            if why:
-                made = replace(piece, shape=there).asking(Reason.TURNED_KERNEL, why)
-                source.become(piece, [(made, flipped)], flipped)
-            elif named:
-                made = piece.asking(Reason.KERNEL_BY_NAME, option=flipped(piece.expr))
-                source.become(piece, [(made, unchanged)], unchanged)
+            if plain[there]:
+                _turn_kernel(source, piece, there, why)
+
+
+def _turn_kernel(source: Canon, piece: Piece, shape: Shape, why: str | None) -> None:
+    """Swap and flip the kernel PIECE of SOURCE to the sizes SHAPE, with a question that names WHY. Without a reason, it
+    stays, and the other kernel is the option of its question.
+    """
+    flipped = partial(_flipped, rank=len(shape))
+    if why:
+        made = replace(piece, shape=shape).asking(Reason.TURNED_KERNEL, why)
+        source.become(piece, [(made, flipped)], flipped)
+    else:
+        made = piece.asking(Reason.KERNEL_BY_NAME, option=flipped(piece.expr))
+        source.become(piece, [(made, unchanged)], unchanged)
+
+
+def _why_turned(source: Canon, kernels: Sequence[Piece], plain: Counter[Shape]) -> str | None:
+    """Return what shows that KERNELS, one list of SOURCE, are those of transposed convolutions, as a text: the source's
+    code, if it uses all that it uses so; without code, the lengths of biases or the sizes PLAIN of the model's
+    convolutions (`_all_turned`). "" if nothing shows it; None if code shows that they are not.
+    """
+    seen = {_is_transposed(piece) for piece in kernels} - {None}
+    if seen:
+        return "the source's code" if seen == {True} else None
+    return "the sizes of its kernels and biases" if _all_turned(source, kernels, plain) else ""
 
 
 def _is_transposed(piece: Piece) -> bool | None:
@@ -126,7 +151,7 @@ def _is_transposed(piece: Piece) -> bool | None:
     return None
 
 
-def _all_turned(source: Canon, kernels: list[Piece], plain: Counter[Shape]) -> bool:
+def _all_turned(source: Canon, kernels: Sequence[Piece], plain: Counter[Shape]) -> bool:
     """Return whether KERNELS, one list of the source, have inputs first. PLAIN counts the sizes of the model's
     convolutions.
 
@@ -149,14 +174,17 @@ def _all_turned(source: Canon, kernels: list[Piece], plain: Counter[Shape]) -> b
 
 
 def _called_transposed(piece: Piece) -> bool:
+    """Return whether a name in the path of PIECE is one for a transposed convolution (`deconv`, `conv_transpose`)."""
     return any(re.search(r"deconv|trans(posed?_?)?conv|conv_?trans", component.lower()) for component in piece.path)
 
 
 def _flipped(e: Expr, *, rank: int) -> Expr:
+    """Return the kernel E of RANK dimensions with its first two swapped, and the others flipped."""
     return ex.flip(ex.permute(e, 1, 0, *range(2, rank)), *range(2, rank))
 
 
 def _unnumbered(path: tuple[str, ...]) -> tuple[str, ...]:
+    """Return PATH without digits."""
     return tuple(re.sub(r"\d+", "", component) for component in path)
 
 

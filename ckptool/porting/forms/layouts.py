@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from math import prod
 
-from ...model_code.signature import Entry
+from ...model_code.signature import PRODUCTS, Entry
 from .. import expression as ex
 from ..expression import Shape
 from ..questions import Reason
@@ -18,8 +18,7 @@ from .fusing.projections import fused_kind
 from .pieces import Canon, Name, Piece, squeezed, unchanged
 from .roles import components
 
-#: Functions that multiply with a matrix.
-PRODUCTS = frozenset("linear matmul __matmul__ __rmatmul__ addmm mm bmm baddbmm einsum".split())
+_Path = tuple[str, ...]
 
 #: Functions that multiply element by element.
 _BY_ELEMENT = frozenset("mul multiply __mul__ __rmul__ mul_ __imul__".split())
@@ -28,12 +27,17 @@ _TURNED = {2: (1, 0), 3: (2, 1, 0), 4: (3, 2, 0, 1), 5: (4, 3, 0, 1, 2)}
 
 
 def torch_layout(canon: Canon, piece: Piece, bare: Collection[Shape]) -> None:
-    """Bring PIECE of the side CANON from inputs first into torch's layout, if its name or its use says that it has
-    inputs first (`_is_stored_turned` for the target, `_layout_of_name` for the source).
+    """Bring PIECE of the side CANON from inputs first into torch's layout, if its use or its name says that it has
+    inputs first: `_is_stored_turned` for the target, and for a matrix of the source whose name says nothing and whose
+    layout the source's code shows; otherwise `_layout_of_name`.
 
     BARE are sizes [a, b, c] that are not those of a kernel: a source tensor with them stays as it is.
     """
-    if canon.is_target:
+    named = piece.leaf in table().inputs_first
+    shown = not named and len(piece.shape) == 2 and piece.entry.facts.inputs_first is not None
+    if shown and not canon.is_target:
+        piece = canon.pieces[piece.name] = replace(piece, placed=True)
+    if shown or canon.is_target:
         if _is_stored_turned(piece):
             turn(canon, piece)
     elif piece.leaf in table().depthwise and len(piece.shape) in (3, 4):
@@ -43,8 +47,8 @@ def torch_layout(canon: Canon, piece: Piece, bare: Collection[Shape]) -> None:
 
 
 def _is_stored_turned(piece: Piece) -> bool:
-    """Return whether the tensor PIECE of the target has inputs first, and is no embedding: its forward pass uses it so,
-    unless it has heads between inputs and outputs, or it is called `kernel` (`_is_called_kernel`).
+    """Return whether the tensor PIECE has inputs first, and is no embedding: its forward pass uses it so, unless it has
+    heads between inputs and outputs, or it is called `kernel` (`_is_called_kernel`).
     """
     of_heads = len(piece.shape) > 2 and {*piece.entry.facts.dims} == {"input", "output"}
     used_so = piece.entry.facts.inputs_first and len(piece.shape) > 1 and not of_heads
@@ -85,8 +89,9 @@ def _layout_of_name(canon: Canon, piece: Piece) -> None:
 
 
 def _renamed(canon: Canon, piece: Piece, role: str) -> Piece:
+    """Replace PIECE in CANON by the same piece with another ROLE, and return that."""
     new = replace(piece, role=role)
-    canon.become(piece, [(new, lambda e: e)], lambda e: e)
+    canon.become(piece, [(new, unchanged)], unchanged)
     return canon.pieces[new.name]
 
 
@@ -100,9 +105,10 @@ def turn(canon: Canon, piece: Piece) -> Piece:
 
 
 def _reorder(canon: Canon, piece: Piece, dims: tuple[int, ...]) -> Piece:
-    back = [0] * len(dims)
-    for new, old in enumerate(dims):
-        back[old] = new
+    """Permute PIECE in its side CANON, to its dimensions DIMS in this order, and return the new piece, which has the
+    same name.
+    """
+    back = tuple(dims.index(d) for d in range(len(dims)))
     shape = tuple(piece.shape[d] for d in dims)
     canon.become(
         piece,
@@ -372,18 +378,16 @@ def general_dense(source: Canon, target: Canon) -> None:
 
 def _inputs_of(source: Canon, target: Canon) -> dict[Name, int]:
     """Return name of a kernel of the source -> how many of its first dimensions are inputs, for kernels of three to
-    five dimensions. It follows from the sizes of its bias, which are the last ones, or else from those of the biases of
-    other layers in its module, which are the first ones, or else from the target's matrices (`_as_matrix_of`). Kernels
-    for which none of these tells are left out.
+    five dimensions. It follows from its bias (`_inputs_by_bias`), or else from the sizes of the biases of other layers
+    in its module, which are the first ones, or else from the target's matrices (`_as_matrix_of`). Kernels for which
+    none of these tells are left out.
     """
     kernels = [p for p in source.pieces.values() if p.leaf in table().inputs_first and 2 < len(p.shape) < 6]
+    inputs = _inputs_by_bias(source, kernels)
     of_heads: dict[_Path, list[Shape]] = defaultdict(list)
-    inputs: dict[Name, int] = {}
     for piece in kernels:
-        bias = source.pieces.get(piece.name.beside("bias"))
-        if bias is not None and len(bias.shape) > 1 and piece.shape[-len(bias.shape) :] == bias.shape:
-            inputs[piece.name] = len(piece.shape) - len(bias.shape)
-            of_heads[piece.path[:-1]].append(bias.shape)
+        if piece.name in inputs:
+            of_heads[piece.path[:-1]].append(piece.shape[inputs[piece.name] :])
     wanted = matrices_wanted(target)
     shapes = {p.shape for p in target.pieces.values()}
     for piece in [p for p in kernels if p.name not in inputs]:
@@ -394,6 +398,18 @@ def _inputs_of(source: Canon, target: Canon) -> dict[Name, int]:
     return inputs
 
 
+def _inputs_by_bias(source: Canon, kernels: Sequence[Piece]) -> dict[Name, int]:
+    """Return name -> how many of the first dimensions are inputs, for those of KERNELS whose bias in SOURCE has two or
+    more dimensions, and the last sizes of the kernel: these are the outputs.
+    """
+    inputs: dict[Name, int] = {}
+    for piece in kernels:
+        bias = source.pieces.get(piece.name.beside("bias"))
+        if bias is not None and len(bias.shape) > 1 and piece.shape[-len(bias.shape) :] == bias.shape:
+            inputs[piece.name] = len(piece.shape) - len(bias.shape)
+    return inputs
+
+
 def _as_matrix_of(kernel: Piece, wanted: Counter[Shape], shapes: Set[Shape]) -> int:
     """Return how many of the first dimensions of KERNEL are inputs, the fewest with which it is one of the matrices
     WANTED (`_wanted`). 0 if there is no such number, or if KERNEL in torch's layout for convolutions is one of SHAPES.
@@ -401,9 +417,6 @@ def _as_matrix_of(kernel: Piece, wanted: Counter[Shape], shapes: Set[Shape]) -> 
     if tuple(kernel.shape[d] for d in _TURNED[len(kernel.shape)]) in shapes:
         return 0
     return next((k for k in range(1, len(kernel.shape)) if _wanted(kernel, k, wanted)), 0)
-
-
-_Path = tuple[str, ...]
 
 
 def _wanted(kernel: Piece, inputs: int, wanted: Counter[Shape]) -> bool:
@@ -429,4 +442,5 @@ def matrices_wanted(side: Canon) -> Counter[Shape]:
 
 
 def _flat(source: Canon, piece: Piece, shape: Shape) -> None:
+    """Reshape PIECE of SOURCE to the sizes SHAPE."""
     source.become(piece, [(replace(piece, shape=shape), partial(ex.reshape, shape=shape))], unchanged)

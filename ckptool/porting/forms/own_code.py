@@ -16,6 +16,13 @@ from ..expression import Shape
 _STATE = re.compile(r"_?(model_)?state_dict$")
 
 
+_Path = tuple[str, ...]
+
+
+#: Key of the code -> prefix of the file -> key of the file below it; None if there are two.
+_Found = dict[str, dict[_Path, str | None]]
+
+
 def named_alike(
     code: Mapping[str, Shape], file: Mapping[str, Shape], optional: frozenset[str] = frozenset(), *, share: float = 1.0
 ) -> list[dict[str, str]]:
@@ -30,44 +37,47 @@ def named_alike(
     Returns:
         If prefixes have all keys that are needed: one dict for each of the shortest of them (several if the file holds
         several copies of the model). Else, if each of these keys is below some prefix: one dict, with each key from the
-        nearest. Else, if a prefix has at least SHARE of the keys: one dict for each of the shortest with the most keys.
-        Else []. Optional keys are in a dict where they are found.
+        nearest. Else, if SHARE is less than 1, and a prefix has at least SHARE of the keys: one dict for each of the
+        shortest with the most keys. Else []. Optional keys are in a dict where they are found.
     """
-    wanted = {key: _words(key) for key in code}
-    short = {key: _words(own) for key, own in unwrap(list(code)).items()}
-    ends: dict[tuple[str, ...], list[tuple[tuple[str, ...], str]]] = {}
-    for key in file:
-        words = _words(key)
-        for depth in range(min(len(words), 8)):
-            ends.setdefault(words[depth:], []).append((words[:depth], key))
-    found: dict[str, dict[tuple[str, ...], str | None]] = {}
-    for key, shape in code.items():
-        below: dict[tuple[str, ...], str | None] = {}
-        for words in dict.fromkeys((wanted[key], short[key])):
-            for place, held in ends.get(words, ()):
-                if file[held] == shape and held != below.get(place):
-                    below[place] = None if place in below else held
-        found[key] = below
+    found = _below_prefixes(code, file)
     needed = [key for key in code if key not in optional]
     places = Counter(place for key in needed for place in found[key])
-    whole = sorted(
-        (place for place, n in places.items() if n == len(needed) > 0), key=lambda place: (len(place), place)
-    )
-    if whole:
-        several = [place for place in whole if len(place) == len(whole[0])] if whole[0] else whole[:1]
-        return [_one_way(found, place) for place in several]
-    apart = _from_several_places(found, needed)
     most = max(places.values(), default=0)
-    if apart or share >= 1 or most < share * len(needed):
-        return apart
+    is_whole = most == len(needed) > 0
+    if not is_whole:
+        apart = _from_several_places(found, needed)
+        if apart or share >= 1 or most < share * len(needed):
+            return apart
     near = sorted(place for place, n in places.items() if n == most)
     return [_one_way(found, place) for place in near if len(place) == min(map(len, near))]
 
 
-def _one_way(found: Mapping[str, Mapping[tuple[str, ...], str | None]], place: tuple[str, ...]) -> dict[str, str]:
+def _below_prefixes(code: Mapping[str, Shape], file: Mapping[str, Shape]) -> _Found:
+    """Return key of CODE -> prefix of FILE -> the key of FILE that has the name and sizes of the first below this
+    prefix, None if there are two. The name is that in CODE, or that without wrappers around all keys of CODE.
+    """
+    ends: dict[_Path, list[tuple[_Path, str]]] = {}
+    for key in file:
+        words = _words(key)
+        for depth in range(min(len(words), 8)):
+            ends.setdefault(words[depth:], []).append((words[:depth], key))
+    short = unwrap(list(code))
+    found: _Found = {}
+    for key, shape in code.items():
+        below: dict[_Path, str | None] = {}
+        for words in dict.fromkeys((_words(key), _words(short[key]))):
+            for place, held in ends.get(words, ()):
+                if file[held] == shape and held != below.get(place):
+                    below[place] = None if place in below else held
+        found[key] = below
+    return found
+
+
+def _one_way(found: _Found, place: _Path) -> dict[str, str]:
     """Return key of the code -> key of the file: the file's key below the prefix PLACE, or else the only key with that
-    name (Flax keeps statistics in another collection); keys without either are left out. FOUND has key of the code ->
-    prefix -> key of the file, None if there are two.
+    name (Flax keeps statistics in another collection); keys without either are left out. FOUND is from
+    `_below_prefixes`.
     """
     way: dict[str, str] = {}
     for key, below in found.items():
@@ -78,11 +88,9 @@ def _one_way(found: Mapping[str, Mapping[tuple[str, ...], str | None]], place: t
     return way
 
 
-def _from_several_places(
-    found: Mapping[str, Mapping[tuple[str, ...], str | None]], needed: Sequence[str]
-) -> list[dict[str, str]]:
+def _from_several_places(found: _Found, needed: Sequence[str]) -> list[dict[str, str]]:
     """Return [key of the code -> key of the file], each below the shortest prefix that has it. [] if a key of NEEDED is
-    below no prefix, or below two that are equally short, or if two keys would get one. FOUND is as in `_one_way`.
+    below no prefix, or below two that are equally short, or if two keys would get one. FOUND is from `_below_prefixes`.
     """
     way: dict[str, str] = {}
     for key, below in found.items():

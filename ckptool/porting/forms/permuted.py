@@ -9,7 +9,7 @@ from dataclasses import replace
 from .. import expression as ex
 from ..expression import Expr, Shape
 from .layouts import is_bare
-from .pieces import Canon, Piece, squeezed
+from .pieces import Canon, Piece, squeezed, unchanged
 
 
 def permute(source: Canon, target: Canon) -> None:
@@ -63,4 +63,4 @@ def _permute(source: Canon, piece: Piece, have: Shape, dims: tuple[int, ...]) ->
     def moved(e: Expr) -> Expr:
         return ex.permute(e if piece.shape == have else ex.reshape(e, have), *dims)
 
-    source.become(piece, [(replace(piece, shape=_in_order(have, dims)), moved)], lambda e: e)
+    source.become(piece, [(replace(piece, shape=_in_order(have, dims)), moved)], unchanged)

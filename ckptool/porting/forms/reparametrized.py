@@ -13,23 +13,12 @@ from .pieces import Canon, Piece, unchanged
 
 
 def _name_gains(one: Canon, other: Canon) -> None:
-    """Take vectors `gx` in the module of matrices `wx` of ONE, one element for each output, as gains of a weight norm
-    (`weight_g`, `weight_v` in one module), with a question. Matrices with outputs last are transposed.
+    """Take vectors that may be gains of a weight norm (`_gains`) as such (`weight_g`, `weight_v` in one module), with a
+    question: only code shows what such a vector is. Matrices with outputs last are transposed.
 
-    If there is also a shift (`bx`), the vector belongs to a norm of the matrix's output, and stays. A `gx` that OTHER
-    has by name stays, too. All vectors have to be as long as the rows of their matrices, or all as the columns. Only
-    code shows what such a vector is.
+    All vectors have to be as long as the rows of their matrices, or all as the columns; else nothing is done.
     """
-    held = {p.path: p for p in one.pieces.values() if p.role == "weight"}
-    theirs = {named[2] for p in other.pieces.values() if (named := _LAST.match(p.last))}
-    found: list[tuple[Piece, Piece]] = []
-    for path, matrix in held.items():
-        named = _LAST.match(path[-1]) if path else None
-        if named is None or named[2][0] != "w" or len(matrix.shape) != 2:
-            continue
-        gain, shift = (held.get((*path[:-1], f"{named[1]}{letter}{named[2][1:]}{named[3]}")) for letter in ("g", "b"))
-        if gain is not None and len(gain.shape) == 1 and shift is None and f"g{named[2][1:]}" not in theirs:
-            found.append((gain, matrix))
+    found = _gains(one, other)
     outputs_last = all(g.shape == w.shape[1:] for g, w in found)
     if not found or not (outputs_last or all(g.shape == w.shape[:1] for g, w in found)):
         return
@@ -43,35 +32,56 @@ def _name_gains(one: Canon, other: Canon) -> None:
             turn(one, one.pieces[v.name])
 
 
+def _gains(one: Canon, other: Canon) -> list[tuple[Piece, Piece]]:
+    """Return (vector `gx`, matrix `wx`) for each such two weights in one module of ONE. If there is also a shift
+    (`bx`), the vector belongs to a norm of the matrix's output, and is left out. So is a `gx` that OTHER has by name.
+    """
+    held = {p.path: p for p in one.pieces.values() if p.role == "weight"}
+    theirs = {named[2] for p in other.pieces.values() if (named := _LAST.match(p.last))}
+    found: list[tuple[Piece, Piece]] = []
+    for path, matrix in held.items():
+        named = _LAST.match(path[-1]) if path else None
+        if named is None or named[2][0] != "w" or len(matrix.shape) != 2:
+            continue
+        gain, shift = (held.get((*path[:-1], f"{named[1]}{letter}{named[2][1:]}{named[3]}")) for letter in ("g", "b"))
+        if gain is not None and len(gain.shape) == 1 and shift is None and f"g{named[2][1:]}" not in theirs:
+            found.append((gain, matrix))
+    return found
+
+
 #: The last word of a name, in small letters; the number of an output may stand behind it.
 _LAST = re.compile(r"(.*?)([a-z]+)((?::\d+)?)\Z")
 
 
 def merge_norms(one: Canon, other: Canon) -> None:
     """Turn each weight norm of ONE into a plain weight, unless OTHER has a weight norm of this size, or has weight
-    norms and no plain weight of this size. Turn each spectral norm into a plain weight if ONE is the source, and OTHER
-    has no `weight_orig`. A norm of which a tensor is missing stays.
+    norms and no plain weight of this size. If ONE is the source, turn its spectral norms into plain weights, too
+    (`_merge_spectral_norms`). A norm of which a tensor is missing stays.
 
     Before, vectors of the source that may be gains of a weight norm are taken as such (`_name_gains`).
     """
     if not one.is_target:
         _name_gains(one, other)
-    roles = {piece.role for piece in other.pieces.values()}
+    has_norms = any(p.role == "weight_g" for p in other.pieces.values())
     normed, plain = ({p.shape for p in other.pieces.values() if p.role == role} for role in ("weight_v", "weight"))
     for g in [p for p in one.pieces.values() if p.role == "weight_g"]:
         v = one.pieces.get(g.name.beside("weight_v"))
-        if v is None or ("weight_g" in roles and (v.shape in normed or v.shape not in plain)):
-            continue
-        new = replace(v, role="weight")
-        one.merge([g, v], new, ex.weight_norm, [ex.norm, unchanged])
-    for w in [p for p in one.pieces.values() if p.role == "weight_orig"]:
-        if "weight_orig" in roles:
-            continue
-        u = one.pieces.get(w.name.beside("weight_u"))
-        v = one.pieces.get(w.name.beside("weight_sv"))
-        if u is None or v is None or one.is_target:
-            continue
-        one.merge([w, u, v], replace(w, role="weight"), ex.spectral_norm, [])
+        if v is not None and not (has_norms and (v.shape in normed or v.shape not in plain)):
+            one.merge([g, v], replace(v, role="weight"), ex.weight_norm, [ex.norm, unchanged])
+    if not one.is_target:
+        _merge_spectral_norms(one, other)
+
+
+def _merge_spectral_norms(source: Canon, target: Canon) -> None:
+    """Turn each spectral norm of SOURCE that has all its tensors into a plain weight, unless TARGET has a
+    `weight_orig`.
+    """
+    if any(p.role == "weight_orig" for p in target.pieces.values()):
+        return
+    for w in [p for p in source.pieces.values() if p.role == "weight_orig"]:
+        u, v = (source.pieces.get(w.name.beside(role)) for role in ("weight_u", "weight_sv"))
+        if u is not None and v is not None:
+            source.merge([w, u, v], replace(w, role="weight"), ex.spectral_norm, [])
 
 
 def merge_masks(source: Canon, target: Canon) -> None:

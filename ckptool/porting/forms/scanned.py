@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -22,12 +22,13 @@ _NEARLY = 0.05
 
 def divide_layers(source: Canon, target: Canon) -> None:
     """Split tensors of the source that each hold one weight of all layers along the first or second dimension, if the
-    target has a list of so many layers. The layers become members of a list in the module around the tensors.
+    target has a list of so many layers (`_dimension`). The layers become members of a list in the module around the
+    tensors.
 
-    All tensors below a module, three or more, have to be N long in that dimension, with as many elements for each layer
-    as a member of a list of N in the target (`_holds`). Outer modules come first, and before all those that fit
-    exactly; then totals may differ by 5 percent. A module with a tensor that the target has by name and sizes stays.
-    This comes before the steps about layouts, because a stack of matrices has as many dimensions as a convolution.
+    All tensors below a module, three or more, have to be split so, and the target has none of them by name and sizes.
+    Modules that fit exactly come first, then those whose totals differ by up to 5 percent; of both, outer modules come
+    before inner ones. This comes before the steps about layouts, because a stack of matrices has as many dimensions as
+    a convolution.
     """
     lists: dict[int, list[list[int]]] = defaultdict(list)
     for n, sizes in _lists(target):
@@ -41,15 +42,23 @@ def divide_layers(source: Canon, target: Canon) -> None:
         for head, pieces in sorted(below.items(), key=lambda item: len(item[0])):
             if len(pieces) < _FEWEST or any(head[: len(one)] == one or one[: len(head)] == head for one in done):
                 continue
-            if any(target.has(piece) for piece in pieces):
-                continue
-            for dim in (0, 1):
-                counts = {p.shape[dim] if len(p.shape) > dim else 1 for p in pieces}
-                n = counts.pop() if len(counts) == 1 else 1
-                if n > 1 and any(_holds(pieces, dim, inside, tolerance) for inside in lists[n]):
-                    _divide(source, head, pieces, dim, n)
-                    done.append(head)
-                    break
+            dim = None if any(target.has(piece) for piece in pieces) else _dimension(pieces, lists, tolerance)
+            if dim is not None:
+                _divide(source, head, pieces, dim)
+                done.append(head)
+
+
+def _dimension(pieces: Sequence[Piece], lists: Mapping[int, Sequence[Sequence[int]]], tolerance: float) -> int | None:
+    """Return the first dimension, 0 or 1, in which all PIECES are equally long, above 1, and hold a list of so many
+    layers (`_holds`); None if there is none. LISTS has number of members -> elements of each tensor in a member, for
+    the lists of the target.
+    """
+    for dim in (0, 1):
+        counts = {p.shape[dim] if len(p.shape) > dim else 1 for p in pieces}
+        n = counts.pop() if len(counts) == 1 else 1
+        if n > 1 and any(_holds(pieces, dim, inside, tolerance) for inside in lists.get(n, ())):
+            return dim
+    return None
 
 
 def _lists(target: Canon) -> Iterator[tuple[int, list[int]]]:
@@ -88,7 +97,10 @@ def _fits(size: int, inside: Iterable[int]) -> bool:
     return any(n in (size, 2 * size, 3 * size) or size in (2 * n, 3 * n) for n in inside)
 
 
-def _divide(source: Canon, head: _Path, pieces: Sequence[Piece], dim: int, n: int) -> None:
+def _divide(source: Canon, head: _Path, pieces: Sequence[Piece], dim: int) -> None:
+    """Split PIECES of SOURCE, all those below the module HEAD, along dimension DIM into the members of a list in HEAD.
+    The tensors of a member come one after the other, in the order of PIECES.
+    """
     ordered = sorted(pieces, key=lambda p: p.order)
     first = ordered[0].order
     for place, piece in enumerate(ordered):
@@ -102,6 +114,6 @@ def _divide(source: Canon, head: _Path, pieces: Sequence[Piece], dim: int, n: in
                 ),
                 partial(ex.select, dim=dim, index=layer),
             )
-            for layer in range(n)
+            for layer in range(piece.shape[dim])
         ]
         source.become(piece, new, unchanged)

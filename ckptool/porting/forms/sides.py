@@ -19,25 +19,32 @@ from .pieces import Canon, Piece
 
 def cut_sides(one: Canon, other: Canon) -> None:
     """Split weights of ONE over the concatenated input and hidden state of a recurrent cell into `weight_ih` and
-    `weight_hh`, if OTHER has cells of these sizes with both, all with equally many inputs. A bias of the layer becomes
-    `bias_ih`.
+    `weight_hh`, if OTHER has cells of these sizes with both (`_cells`), all with equally many inputs. A bias of the
+    layer becomes `bias_ih`.
 
     This is done for all weights of one size, if they are at most as many as those cells, and OTHER has no weight of
     that size. That the hidden state may come first is a question, and the order of the gates is another, if the layer
     has as many rows as all gates of a kind of cell.
     """
-    cells: dict[Shape, list[tuple[int, int]]] = defaultdict(list)
-    for ih in other.pieces.values():
-        hh = other.pieces.get(ih.name.beside("weight_hh")) if ih.role == "weight_ih" else None
-        if hh is not None and min(len(ih.shape), len(hh.shape)) > 1 and _around(ih.shape) == _around(hh.shape):
-            whole = (ih.shape[0], ih.shape[1] + hh.shape[1], *ih.shape[2:])
-            cells[whole].append((ih.shape[1], hh.shape[1]))
-    for whole, widths in cells.items():
+    for whole, widths in _cells(other).items():
         wholes = [p for p in one.pieces.values() if p.role == "weight" and p.shape == whole]
         apart = any(p.role in ("weight", "weight_ih") and p.shape == whole for p in other.pieces.values())
         if len(set(widths)) == 1 and len(wholes) <= len(widths) and not apart:
             for piece in wholes:
                 _cut(one, piece, *widths[0])
+
+
+def _cells(canon: Canon) -> dict[Shape, list[tuple[int, int]]]:
+    """Return sizes of one weight over the concatenated input and hidden state -> (number of inputs, width of the hidden
+    state) of each cell of CANON with a `weight_ih` and a `weight_hh` that make up such a weight.
+    """
+    cells: dict[Shape, list[tuple[int, int]]] = defaultdict(list)
+    for ih in canon.pieces.values():
+        hh = canon.pieces.get(ih.name.beside("weight_hh")) if ih.role == "weight_ih" else None
+        if hh is not None and min(len(ih.shape), len(hh.shape)) > 1 and _around(ih.shape) == _around(hh.shape):
+            whole = (ih.shape[0], ih.shape[1] + hh.shape[1], *ih.shape[2:])
+            cells[whole].append((ih.shape[1], hh.shape[1]))
+    return cells
 
 
 def _around(shape: Shape) -> Shape:
@@ -46,14 +53,25 @@ def _around(shape: Shape) -> Shape:
 
 
 def _cut(one: Canon, piece: Piece, inputs: int, hidden: int) -> None:
-    rows = piece.shape[0]
+    """Split PIECE of ONE into `weight_ih` with INPUTS columns and `weight_hh` with HIDDEN columns, with the gates in
+    torch's order, and put the gates of its bias, `bias_ih`, into this order.
+
+    The hidden state comes first if the code shows it, else last, with a question if the code does not show it. The
+    order of the gates is a question if the code does not show it (`_orders`). Options are those of the source.
+    """
+    rows, hidden_at = piece.shape[0], piece.entry.facts.hidden
     have, other, cell = _orders(piece, hidden)
     own: tuple[str, ...] = () if cell is None else cell.gates
     first = ((0, inputs), (inputs, inputs + hidden))
     second = ((hidden, hidden + inputs), (0, hidden))
-    place_of_hidden = piece.entry.facts.hidden
-    if place_of_hidden == 0:
+    if hidden_at == 0:
         first = second
+
+    def asked(made: Piece, whole: Piece, order: Callable[..., Expr]) -> Piece:
+        if cell is None or not other:
+            return made
+        return made.asking(Reason.GATE_ORDER, ", ".join(have), option=_rival(one, whole, partial(order, have=other)))
+
     new: list[tuple[Piece, Callable[[Expr], Expr]]] = []
     for place, side in enumerate(("ih", "hh")):
         side_of = partial(_side_of, edges=first[place], rows=rows, have=have, want=own)
@@ -64,21 +82,15 @@ def _cut(one: Canon, piece: Piece, inputs: int, hidden: int) -> None:
             order=piece.order + place / 8,
             used=None if piece.used is None else piece.used + place / 8,
         )
-        if place_of_hidden is None:
+        if hidden_at is None:
             made = made.asking(Reason.HIDDEN_FIRST, option=_rival(one, piece, partial(side_of, edges=second[place])))
-        if cell is not None and other:
-            option = _rival(one, piece, partial(side_of, have=other))
-            made = made.asking(Reason.GATE_ORDER, ", ".join(have), option=option)
-        new.append((made, side_of))
+        new.append((asked(made, piece, side_of), side_of))
     bias = one.pieces.get(piece.name.beside("bias"))
-    one.become(piece, new, partial(_both, rows=rows, have=own, want=have, turned=place_of_hidden == 0))
+    one.become(piece, new, partial(_both, rows=rows, have=own, want=have, turned=hidden_at == 0))
     if bias is not None and bias.shape == (rows,):
         order = partial(_in_order, rows=rows, have=have, want=own)
-        made = replace(bias, role="bias_ih")
-        if cell is not None and other:
-            made = made.asking(Reason.GATE_ORDER, ", ".join(have), option=_rival(one, bias, partial(order, have=other)))
-        back = partial(_in_order, rows=rows, have=own, want=have)
-        one.become(bias, [(made, order)], back)
+        made = asked(replace(bias, role="bias_ih"), bias, order)
+        one.become(bias, [(made, order)], partial(_in_order, rows=rows, have=own, want=have))
 
 
 def _orders(piece: Piece, hidden: int) -> tuple[tuple[str, ...], tuple[str, ...], RecurrentCell | None]:
@@ -101,17 +113,21 @@ def _orders(piece: Piece, hidden: int) -> tuple[tuple[str, ...], tuple[str, ...]
 
 
 def _rival(one: Canon, piece: Piece, make: Callable[[Expr], Expr]) -> Expr | None:
+    """Return what MAKE makes of PIECE, as an option on the source; None if ONE is the target."""
     return None if one.is_target else make(piece.expr)
 
 
 def _in_order(e: Expr, *, rows: int, have: tuple[str, ...], want: tuple[str, ...]) -> Expr:
+    """Return E with the gates in its ROWS rows moved from the order HAVE to the order WANT; E if these are equal."""
     return e if have == want else reordered(e, rows, have, want)
 
 
 def _side_of(e: Expr, *, edges: tuple[int, int], rows: int, have: tuple[str, ...], want: tuple[str, ...]) -> Expr:
+    """Return the columns between EDGES (start, stop) of E, with the gates in order as in `_in_order`."""
     return _in_order(ex.part(e, 1, *edges), rows=rows, have=have, want=want)
 
 
 def _both(*sides: Expr, rows: int, have: tuple[str, ...], want: tuple[str, ...], turned: bool) -> Expr:
+    """Return the columns of SIDES together, the second first if TURNED, with the gates in order as in `_in_order`."""
     ordered = [_in_order(side, rows=rows, have=have, want=want) for side in sides]
     return ex.cat(1, *(ordered[::-1] if turned else ordered))

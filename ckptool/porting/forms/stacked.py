@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -16,62 +16,91 @@ from .fusing.projections import fused_kind
 from .layouts import turn
 from .pieces import Canon, Piece, squeezed, unchanged
 
+_Path = tuple[str, ...]
+
 #: A member of a list: a number, or a name and a number ("expert_0").
 _COUNTED = re.compile(r"(|.*[A-Za-z]_?)(\d+)\Z")
 
+#: Path of the module around stacks, and number of their members.
+_Group = tuple[_Path, int]
+
+#: Number of layers, and (role, sizes) of the tensors of each layer.
+_Look = tuple[int, tuple[tuple[str, Shape], ...]]
+
 
 def unstack(one: Canon, other: Canon) -> None:
-    """Split tensors of ONE that each hold all members of a list along the first dimension into a tensor for each
-    member.
+    """Split the stacks of ONE, tensors that hold all members of a list along the first dimension, into one tensor for
+    each member. The lists and stacks of OTHER show which tensors are stacks (`_stacks`).
 
-    OTHER has a list of as many members with tensors of these sizes: as they are, transposed, or as the parts of a fused
-    one; and fewer tensors of the size of the stack than ONE. Or it has stacks of as many layers, and one is fused on
-    one side only (`_other_stacks`). Stacks that OTHER has by name and sizes stay whole. The stacks of one module are
-    split together, if a matrix is among them, or if OTHER has lists of these layers alone.
-    Matrices [n, in, out] are transposed if sizes, words or the other stacks show it; if nothing does, this is a
-    question.
+    Before that, vectors for the layers of a list are split (`_unstack_vectors`), and flat matrices of experts are
+    reshaped to stacks (`_stand_up`). The stacks of a module are split together, those whose members have sizes of the
+    list of OTHER (`_fitting`), if one of them has three dimensions or more. Without such a stack, only a norm is split
+    (`_by_own_path`), if all of it fits. Matrices with inputs first are transposed (`_laid_out`).
     """
-    lists = numbered_lists(other)
-    stacks = _other_stacks(one, other)
+    lists, stacks = numbered_lists(other), _other_stacks(one, other)
     for n, shapes in stacks.items():
         lists[n] = lists.get(n, set()) | shapes
     if not lists:
         return
     _unstack_vectors(one, other)
     _stand_up(one, other)
+    groups, norms = _by_own_path(_stacks(one, other, lists, stacks), lists_of(other))
+    called = _called(other)
+    votes = {group: _turned(members, lists[group[1]], called) for group, members in groups.items()}
+    everywhere: Counter[bool] = sum(votes.values(), Counter())
+    for (path, n), members in groups.items():
+        fitting = _fitting(members, lists[n])
+        is_norm = path in norms and len(fitting) == len(members)
+        if is_norm or any(len(p.shape) > 2 for p in fitting):
+            _unstack_group(one, path, fitting, lists[n], votes[path, n] or everywhere)
+
+
+def _stacks(one: Canon, other: Canon, lists: Collection[int], stacks: Collection[int]) -> dict[_Group, list[Piece]]:
+    """Return (path around, number of members) -> the tensors of ONE that may be stacks.
+
+    These have two dimensions or more, the first with one of the numbers in LISTS, the lengths of OTHER's lists; OTHER
+    does not have them by name and sizes, and has fewer tensors of their sizes than ONE, unless their number is among
+    STACKS (`_other_stacks`). A stack with the path of a module (`attend.W`) is in the group of the parameters in that
+    module (`attend.a`), if there are stacks of as many members among them.
+    """
     theirs = Counter(squeezed(p.shape) for p in other.pieces.values())
     own = Counter(squeezed(p.shape) for p in one.pieces.values())
-    groups: dict[tuple[tuple[str, ...], int], list[Piece]] = defaultdict(list)
+    groups: dict[_Group, list[Piece]] = defaultdict(list)
     for piece in one.pieces.values():
-        if (
-            len(piece.shape) >= 2
-            and piece.shape[0] in lists
-            and not other.has(piece)
-            and (piece.shape[0] in stacks or theirs[squeezed(piece.shape)] < own[squeezed(piece.shape)])
-        ):
-            groups[(piece.path[:-1], piece.shape[0])].append(piece)
-    _with_those_of_its_module(groups)
-    groups, alone = _listed_alone(groups, lists_of(other))
-    called = _called(other)
-    turned = {key: _turned(members, lists[key[1]], called) for key, members in groups.items()}
-    everywhere: Counter[bool] = sum(turned.values(), Counter())
-    for (path, n), members in groups.items():
-        votes = turned[path, n]
-        inside = lists[n]
-        fits = {p.name: fits_inside(p, inside) for p in members}
-        # A bias is in as many parts as the weight beside it.
-        fitting = [p for p in members if fits[p.name] or (p.role == "bias" and fits.get(p.name.beside("weight")))]
-        big = [p for p in fitting if len(p.shape) >= 3]
-        if not big and (path not in alone or len(fitting) < len(members)):
+        if len(piece.shape) < 2 or piece.shape[0] not in lists or other.has(piece):
             continue
-        if len(fitting) == 1 and fitting[0].path == path:
-            fitting = [_beside_others(one, fitting[0])]
-            path = fitting[0].path
-        first = min(fitting, key=lambda p: p.order)
-        for place, piece in enumerate(sorted(fitting, key=lambda p: p.order)):
-            if len(piece.shape) == 3:
-                piece = _laid_out(one, piece, inside, votes or everywhere)
-            _unstacked(one, piece, n, len(path), first, place, len(fitting))
+        if piece.shape[0] in stacks or theirs[squeezed(piece.shape)] < own[squeezed(piece.shape)]:
+            groups[piece.path[:-1], piece.shape[0]].append(piece)
+    for (path, n), members in groups.items():
+        outer = groups.get((path[:-1], n), []) if path else []
+        for piece in [p for p in outer if p.path == path]:
+            outer.remove(piece)
+            members.append(piece)
+    return groups
+
+
+def _fitting(members: Sequence[Piece], inside: set[Shape]) -> list[Piece]:
+    """Return those of the stacks MEMBERS whose elements have sizes in INSIDE (`fits_inside`), and the biases of these:
+    a bias is split as its weight is.
+    """
+    fits = {p.name: fits_inside(p, inside) for p in members}
+    return [p for p in members if fits[p.name] or (p.role == "bias" and fits.get(p.name.beside("weight")))]
+
+
+def _unstack_group(one: Canon, path: _Path, stacks: list[Piece], inside: set[Shape], votes: Counter[bool]) -> None:
+    """Split STACKS of ONE, which have one length, into the members of one list at PATH. The tensors of one member come
+    one after the other, in the order of STACKS. A lone stack at PATH itself gets a longer path first, where that is
+    needed (`_beside_others`). INSIDE and VOTES: see `_laid_out`.
+    """
+    if len(stacks) == 1 and stacks[0].path == path:
+        stacks = [_beside_others(one, stacks[0])]
+        path = stacks[0].path
+    stacks = sorted(stacks, key=lambda p: p.order)
+    first = stacks[0]
+    for place, piece in enumerate(stacks):
+        if len(piece.shape) == 3:
+            piece = _laid_out(one, piece, inside, votes)
+        _unstacked(one, piece, len(path), first, place, len(stacks))
 
 
 def _unstack_vectors(one: Canon, other: Canon) -> None:
@@ -82,74 +111,77 @@ def _unstack_vectors(one: Canon, other: Canon) -> None:
 
     A layer of one input has a vector as its weight; code that embeds numbers keeps all of these in one parameter.
     """
-    wanted: dict[tuple[int, tuple[tuple[str, Shape], ...]], list[List]] = defaultdict(list)
-    inside: dict[tuple[tuple[str, ...], tuple[str, ...]], list[List]] = defaultdict(list)
+    modules = _modules_of_vectors(one, other)
+    for (n, look), lists in _lists_of_vectors(other).items():
+        found = modules.get((n, look), [])
+        if look == (("weight", ()),):  # as many numbers may be much else
+            found = [held for held in found if held[0].last in lists[0].below[-1:]]
+        elif len(look) < 2:
+            continue
+        if len(lists) == len(found) == 1:
+            for place, piece in enumerate(sorted(found[0], key=lambda p: p.order)):
+                _unstacked(one, piece, len(piece.path), found[0][0], place, len(look))
+
+
+def _lists_of_vectors(other: Canon) -> dict[_Look, list[List]]:
+    """Return (number of layers, (role, sizes) of the tensors of a layer) -> a tensor of each list of such layers in
+    OTHER, for layers that hold only vectors, or only single numbers. Sizes of 1 are left out.
+    """
+    layers: dict[tuple[_Path, _Path], list[List]] = defaultdict(list)
     for found in lists_of(other):
-        inside[found.around, found.below].append(found)
-    for held in inside.values():
+        layers[found.around, found.below].append(found)
+    wanted: dict[_Look, list[List]] = defaultdict(list)
+    for held in layers.values():
         look = tuple(sorted((found.role, squeezed(found.shape)) for found in held))
         if {len(shape) for _, shape in look} in ({0}, {1}) and len({found.length for found in held}) == 1:
             wanted[held[0].length, look].append(held[0])
-    modules: dict[tuple[str, ...], list[Piece]] = defaultdict(list)
+    return wanted
+
+
+def _modules_of_vectors(one: Canon, other: Canon) -> dict[_Look, list[list[Piece]]]:
+    """Return (n, (role, sizes without the first) of the tensors of a module) -> the tensors of each such module of ONE:
+    all are [n] or [n, d], with n of 2 or more, and OTHER has none of them by name and sizes.
+    """
+    modules: dict[_Path, list[Piece]] = defaultdict(list)
     for piece in one.pieces.values():
         modules[piece.path].append(piece)
-    there: dict[tuple[int, tuple[tuple[str, Shape], ...]], list[list[Piece]]] = defaultdict(list)
-    for members in modules.values():
-        n = members[0].shape[0] if members[0].shape else 0
-        if n > 1 and all(len(p.shape) in (1, 2) and p.shape[0] == n and not other.has(p) for p in members):
-            look = tuple(sorted((p.role, p.shape[1:]) for p in members))
-            there[n, look].append(members)
-    for (n, look), lists in wanted.items():
-        stacks = there[n, look]
-        if look == (("weight", ()),):  # as many numbers may be much else
-            stacks = [one for one in stacks if one[0].last in lists[0].below[-1:]]
-        elif len(look) < 2:
-            continue
-        if len(lists) == len(stacks) == 1:
-            for place, piece in enumerate(sorted(stacks[0], key=lambda p: p.order)):
-                _unstacked(one, piece, n, len(piece.path), stacks[0][0], place, len(look))
+    found: dict[_Look, list[list[Piece]]] = defaultdict(list)
+    for held in modules.values():
+        n = held[0].shape[0] if held[0].shape else 0
+        if n > 1 and all(len(p.shape) in (1, 2) and p.shape[0] == n and not other.has(p) for p in held):
+            found[n, tuple(sorted((p.role, p.shape[1:]) for p in held))].append(held)
+    return found
 
 
-def _with_those_of_its_module(groups: dict[tuple[tuple[str, ...], int], list[Piece]]) -> None:
-    """Move each stack whose path is that of a module (`attend.W`) to the group of the other parameters of this module
-    (`attend.a`), if there is one with as many layers.
+def _by_own_path(
+    groups: dict[_Group, list[Piece]], lists: Sequence[List]
+) -> tuple[dict[_Group, list[Piece]], set[_Path]]:
+    """Return (GROUPS, with a group for each path where matrices are lists of their own on the other side
+    (`_sizes_alone`); paths of the norms in these: two stacks of vectors that are members of such lists, too).
 
-    GROUPS, (path around, number of layers) -> stacks, is changed in place.
+    GROUPS has (path around, number of members) -> stacks, LISTS the lists of the other side.
     """
+    found: dict[_Group, list[Piece]] = defaultdict(list)
+    norms: set[_Path] = set()
     for (path, n), members in groups.items():
-        outer = groups.get((path[:-1], n), []) if path else []
-        for piece in [p for p in outer if p.path == path]:
-            outer.remove(piece)
-            members.append(piece)
-
-
-def _listed_alone(
-    groups: dict[tuple[tuple[str, ...], int], list[Piece]], lists: Sequence[List]
-) -> tuple[dict[tuple[tuple[str, ...], int], list[Piece]], set[tuple[str, ...]]]:
-    """Return (GROUPS with each stack in a group of its own path, where the other side has lists of such layers alone;
-    paths of the norms among these, stacks of vectors with a weight and a bias each).
-
-    A group is divided if it has two or more stacks of matrices, whose layers are members of lists themselves on the
-    other side, in either layout, and are in no lists with larger members. GROUPS has (path around, number of layers) ->
-    stacks, LISTS the lists of the other side.
-    """
-    found: dict[tuple[tuple[str, ...], int], list[Piece]] = defaultdict(list)
-    vectors: set[tuple[str, ...]] = set()
-    for (path, n), members in groups.items():
-        layers = [one for one in lists if one.length == n and one.role == "weight"]
-        alone = {squeezed(one.shape) for one in layers if not one.below}
-        among = {squeezed(one.shape) for one in layers if one.below}
-        big = [squeezed(p.shape[1:]) for p in members if len(p.shape) > 2]
-        apart = len(big) > 1 and {*big} <= alone | {shape[::-1] for shape in alone} and among.isdisjoint(big)
+        alone = _sizes_alone(members, [one for one in lists if one.length == n and one.role == "weight"])
         for piece in members:
-            found[piece.path if apart else path, n].append(piece)
-        held = Counter(p.path for p in members if len(p.shape) == 2 and squeezed(p.shape[1:]) in alone)
-        vectors |= {one for one, count in held.items() if apart and count == _FACTORS}
-    return found, vectors
+            found[piece.path if alone else path, n].append(piece)
+        vectors = Counter(p.path for p in members if len(p.shape) == 2 and squeezed(p.shape[1:]) in alone)
+        norms |= {own for own, count in vectors.items() if count == 2}  # a scale and a shift
+    return found, norms
 
 
-#: A norm has so many: a scale and a shift.
-_FACTORS = 2
+def _sizes_alone(members: Sequence[Piece], lists: Sequence[List]) -> set[Shape]:
+    """Return the sizes of the tensors that are members of LISTS themselves (`fc.0`, not `layers.0.fc`), if MEMBERS have
+    two or more stacks of matrices, all of these have such sizes as they are or transposed, and no tensor inside of a
+    larger member has the sizes of one; else an empty set.
+    """
+    alone = {squeezed(one.shape) for one in lists if not one.below}
+    among = {squeezed(one.shape) for one in lists if one.below}
+    matrices = [squeezed(p.shape[1:]) for p in members if len(p.shape) > 2]
+    apart = len(matrices) > 1 and {*matrices} <= alone | {shape[::-1] for shape in alone}
+    return alone if apart and among.isdisjoint(matrices) else set()
 
 
 def _beside_others(one: Canon, piece: Piece) -> Piece:
@@ -166,27 +198,30 @@ def _beside_others(one: Canon, piece: Piece) -> Piece:
 
 def _other_stacks(one: Canon, other: Canon) -> dict[int, set[Shape]]:
     """Return number of layers -> sizes of the layers (of one part, if they are fused) in stacks of OTHER with as many
-    layers, for the numbers for which a stack of matrices is fused by its name on one side and in parts on the other,
-    and no stack there has the sizes of the fused one.
+    layers, for the numbers for which a stack is fused on one side only (`_is_fused_here_only`).
     """
-    own, theirs = (
-        [p for p in side.pieces.values() if len(p.shape) == 3 and p.role == "weight"] for side in (one, other)
-    )
-    found: dict[int, set[Shape]] = {}
-    for fused, apart in ((own, theirs), (theirs, own)):
-        for piece in fused:
-            same = [p for p in apart if p.shape[0] == piece.shape[0] and fused_kind(p) is None]
-            if (
-                fused_kind(piece)
-                and _fused_ways(piece, {p.shape[1:] for p in same})
-                and all(p.shape != piece.shape for p in apart)
-            ):
-                found.setdefault(piece.shape[0], set())
+    own, theirs = ([p for p in side.pieces.values() if _is_stack_of_matrices(p)] for side in (one, other))
+    fused = [p for p in own if _is_fused_here_only(p, theirs)] + [p for p in theirs if _is_fused_here_only(p, own)]
+    found: dict[int, set[Shape]] = {piece.shape[0]: set() for piece in fused}
     for piece in other.pieces.values():
-        stacked = (len(piece.shape) == 3 and piece.role == "weight") or (len(piece.shape) == 2 and piece.role == "bias")
-        if stacked and piece.shape[0] in found:
+        of_vectors = len(piece.shape) == 2 and piece.role == "bias"
+        if (of_vectors or _is_stack_of_matrices(piece)) and piece.shape[0] in found:
             found[piece.shape[0]].add(_part(piece, piece.shape[1:]))
     return found
+
+
+def _is_stack_of_matrices(piece: Piece) -> bool:
+    return len(piece.shape) == 3 and piece.role == "weight"
+
+
+def _is_fused_here_only(piece: Piece, stacks: Sequence[Piece]) -> bool:
+    """Return whether the stack PIECE of matrices is fused by its name, and STACKS, those of the other side, have one
+    with as many layers that is not fused, with the sizes of a part of PIECE in either layout, and none with the sizes
+    of PIECE.
+    """
+    apart = {p.shape[1:] for p in stacks if p.shape[0] == piece.shape[0] and fused_kind(p) is None}
+    is_fused = fused_kind(piece) is not None and bool(_fused_ways(piece, apart))
+    return is_fused and all(p.shape != piece.shape for p in stacks)
 
 
 def _part(piece: Piece, shape: Shape) -> Shape:
@@ -199,8 +234,9 @@ def _part(piece: Piece, shape: Shape) -> Shape:
 
 def _stand_up(one: Canon, other: Canon) -> None:
     """Reshape matrices of ONE, [experts * rows, columns] and [rows, experts * columns], to stacks [experts, rows,
-    columns], if the name has a word for experts, and OTHER has a list of as many experts with matrices of these sizes
-    (for the first form, also transposed) and no tensor of the sizes of the whole.
+    columns], if the words of the matrix have one for experts, and OTHER has a list with a word for experts and as many
+    members, with matrices of these sizes (for the first form, also transposed), and no tensor of the sizes of the
+    whole.
     """
     theirs = Counter(squeezed(p.shape) for p in other.pieces.values())
     inside = numbered_lists(other, of=table().experts)
@@ -210,14 +246,16 @@ def _stand_up(one: Canon, other: Canon) -> None:
         for n, shapes in inside.items():
             rows, columns = piece.shape[0] // n, piece.shape[1]
             if piece.shape[0] == n * rows and {(rows, columns), (columns, rows)} & shapes:
-                _as_stack(one, piece, (n, rows, columns))
+                _as_stack(one, piece, n)
                 break
             if piece.shape[1] % n == 0 and (piece.shape[0], columns // n) in shapes:
                 _side_by_side(one, piece, n)  # of what gives the results, which are added
                 break
 
 
-def _as_stack(one: Canon, piece: Piece, shape: Shape) -> None:
+def _as_stack(one: Canon, piece: Piece, n: int) -> None:
+    """Reshape the matrix PIECE from [N * rows, columns] to [N, rows, columns]."""
+    shape = (n, piece.shape[0] // n, piece.shape[1])
     flat = partial(ex.reshape, shape=piece.shape)
     one.become(piece, [(replace(piece, shape=shape), partial(ex.reshape, shape=shape))], flat)
 
@@ -235,33 +273,42 @@ def _side_by_side(one: Canon, piece: Piece, n: int) -> None:
     one.become(piece, [(replace(piece, shape=(n, rows, columns)), down)], up)
 
 
-def _turned(members: list[Piece], inside: set[Shape], called: dict[str, set[Shape]]) -> Counter[bool]:
-    """Return whether to transpose -> number of votes: True for a stack of matrices that only then has the sizes of a
-    list, False for one that has them only as it is. Stacks for which neither sizes nor words show it have no vote.
+def _turned(stacks: Sequence[Piece], inside: set[Shape], called: dict[str, set[Shape]]) -> Counter[bool]:
+    """Return whether to transpose -> number of votes. A stack of matrices votes True if its matrices have the sizes of
+    a list only when they are transposed, and False if they have them only as they are.
 
     Args:
-        members: stacks, of which those with three dimensions count.
+        stacks: the stacks, of which those with three dimensions vote.
         inside: sizes of the tensors in a list.
-        called: word for a part of a feed-forward block -> sizes of the other side's tensors with this word. It decides
-            between two ways that both fit.
+        called: word for a part of a feed-forward block -> sizes of the other side's tensors with this word. They decide
+            for a stack that fits both ways. A stack for which they do not decide has no vote.
     """
     votes: Counter[bool] = Counter()
-    for piece in members:
-        if len(piece.shape) != 3:
-            continue
-        shape, turned = piece.shape[1:], piece.shape[:0:-1]
-        ways = [way for way, size in ((False, shape), (True, turned)) if size in inside] or _fused_ways(piece, inside)
-        if len(ways) > 1 and shape != turned:
-            own = called.get(_word(piece), set())
-            ways = [way for way, size in ((False, shape), (True, turned)) if size in own]
+    for piece in stacks:
+        ways = _ways(piece, inside) if len(piece.shape) == 3 else []
+        if len(ways) > 1:
+            ways = [turned for turned, shape in _both_ways(piece) if shape in called.get(_word(piece), ())]
         if len(ways) == 1:
             votes[ways[0]] += 1
     return votes
 
 
+def _both_ways(piece: Piece) -> list[tuple[bool, Shape]]:
+    """Return (whether it is transposed, its sizes) for a matrix of the stack PIECE: as it is, then transposed."""
+    return [(False, piece.shape[1:]), (True, piece.shape[:0:-1])]
+
+
+def _ways(piece: Piece, inside: set[Shape]) -> list[bool]:
+    """Return in which ways a matrix of the stack PIECE has sizes in INSIDE: as it is (False), transposed (True), or
+    both. If it has in neither, the ways in which it has them as parts (`_fused_ways`).
+    """
+    return [turned for turned, shape in _both_ways(piece) if shape in inside] or _fused_ways(piece, inside)
+
+
 def _called(canon: Canon) -> dict[str, set[Shape]]:
-    """Return word for a part of a feed-forward block ("gate", "up", "down"), or name of the part of a fused projection
-    -> sizes of the matrices of CANON in lists and stacks with this word, or of one such part.
+    """Return word -> sizes of the weights of CANON that it names: matrices in numbered lists, and those in stacks. The
+    word of a fused weight is each of its parts ("q", "gate"), and the sizes are those of one part. That of others is
+    the part of a feed-forward block ("gate", "up", "down"); weights without such a word are left out.
     """
     found: dict[str, set[Shape]] = defaultdict(set)
     for piece in canon.pieces.values():
@@ -274,29 +321,24 @@ def _called(canon: Canon) -> dict[str, set[Shape]]:
 
 
 def _word(piece: Piece) -> str:
-    group = table().group("neck")
-    return label(group, piece.words) or ""
+    """Return which part of a feed-forward block PIECE is by its words ("gate", "up", "down"); "" if they say none."""
+    return label(table().group("neck"), piece.words) or ""
 
 
 def _laid_out(one: Canon, piece: Piece, inside: set[Shape], votes: Counter[bool]) -> Piece:
     """Return the stack PIECE of ONE in torch's layout, transposed or as it is. INSIDE has the sizes of the layers on
     the other side, VOTES what other stacks show (see `_turned`).
 
-    A stack of the target whose layout the forward pass shows is transposed only if it has inputs first and looked like
-    heads, [heads, in, out], by its einsum; others were transposed before. A stack with the sizes of INSIDE in one way
-    only gets these sizes; in neither way, it stays. If it has them both ways, or is square, it is transposed if more
-    VOTES are for it than against it. Without votes it stays, with a question if it is stored as it is or transposed.
+    A stack of the target whose layout the forward pass shows follows that (`_used_with_inputs_first`). Else a stack
+    with the sizes of INSIDE in one way only gets these sizes; in neither way, it stays. If it has them both ways, or is
+    square, it is transposed if more VOTES are for it than against it. Without votes it stays, with a question if it is
+    stored as it is or transposed; the option of the source is the other layout.
     """
-    shape, turned = piece.shape[1:], piece.shape[:0:-1]
-    seen = one.is_target and (piece.entry.facts.inputs_first is not None or piece.entry.how == "linear")
-    if seen:  # and turned before, unless it looked like heads: [heads, in, out]
-        of_heads = {*piece.entry.facts.dims} == {"input", "output"}
-        as_is = piece.entry.facts.inputs_first and of_heads and piece.shape == piece.entry.shape
-        return turn(one, piece) if as_is else piece
-    if shape != turned:
-        ways = [way for way, size in ((False, shape), (True, turned)) if size in inside] or _fused_ways(piece, inside)
-        if len(ways) < 2:
-            return turn(one, piece) if ways == [True] else piece
+    if one.is_target and (piece.entry.facts.inputs_first is not None or piece.entry.how == "linear"):
+        return turn(one, piece) if _used_with_inputs_first(piece) else piece
+    ways = _ways(piece, inside)
+    if piece.shape[1] != piece.shape[2] and len(ways) < 2:
+        return turn(one, piece) if ways == [True] else piece
     if votes[True] > votes[False]:
         return turn(one, piece)
     if votes or not (piece.expr.is_copy or ex.is_transposed(piece.expr)):
@@ -307,9 +349,17 @@ def _laid_out(one: Canon, piece: Piece, inside: set[Shape], votes: Counter[bool]
     return doubted
 
 
+def _used_with_inputs_first(piece: Piece) -> bool:
+    """Return whether the forward pass uses the stack PIECE with inputs first, and no step has transposed it: those that
+    look like heads by their einsum, [heads, in, out], were left as they are, others were not.
+    """
+    facts = piece.entry.facts
+    return bool(facts.inputs_first) and {*facts.dims} == {"input", "output"} and piece.shape == piece.entry.shape
+
+
 def fits_inside(piece: Piece, inside: set[Shape]) -> bool:
     """Return whether one element of the stack PIECE along its first dimension has sizes in INSIDE, those of the members
-    of a list: as it is, transposed, or divided into its parts.
+    of a list: as it is, transposed, or divided into its parts, if it is a weight (`_fused_ways`) or a fused bias.
     """
     shape = piece.shape[1:]
     if squeezed(shape) in inside or (len(shape) == 2 and shape[::-1] in inside):
@@ -364,7 +414,8 @@ class List:
 
 def lists_of(canon: Canon, of: frozenset[str] = frozenset()) -> list[List]:
     """Return the lists of CANON, one for each tensor that two or more members of a numbered list have, all in equal
-    sizes. If OF is given, only those with one of these words in the name of the list, or in that of its members.
+    sizes. A number anywhere in a path counts members; a tensor with several numbers in its path is in several lists. If
+    OF is given, only lists with one of these words in the name of the list, or in that of its members, are returned.
     """
     members: dict[tuple[tuple[str, ...], tuple[str, ...], str], dict[int, Shape]] = defaultdict(dict)
     for piece in canon.pieces.values():
@@ -382,7 +433,7 @@ def lists_of(canon: Canon, of: frozenset[str] = frozenset()) -> list[List]:
 
 def numbered_lists(canon: Canon, of: frozenset[str] = frozenset()) -> dict[int, set[Shape]]:
     """Return number of members -> sizes of the tensors in them, without sizes of 1, for the lists of `lists_of(CANON,
-    OF)`. Of a fused weight or bias, the sizes of one part are there, too.
+    OF)`. For tensors with the sizes of a fused weight or bias of CANON, the sizes of one part are there, too.
     """
     parts: dict[Shape, Shape] = {}
     for piece in canon.pieces.values():
@@ -394,20 +445,19 @@ def numbered_lists(canon: Canon, of: frozenset[str] = frozenset()) -> dict[int, 
     return found
 
 
-def _unstacked(canon: Canon, piece: Piece, n: int, cut_at: int, first: Piece, place: int, of: int) -> None:
-    """Split PIECE, one tensor of a list of N layers, along its first dimension into a tensor for each layer.
+def _unstacked(canon: Canon, piece: Piece, cut_at: int, first: Piece, place: int, of: int) -> None:
+    """Split the stack PIECE along its first dimension into a tensor for each member.
 
     Args:
-        canon: the side of the tensor, which is changed.
-        piece: the tensor.
-        n: the number of layers.
-        cut_at: the number of components of its path before the number of the layer.
-        first: the first tensor of the list, whose place in the order counts.
-        place: which tensor of a layer it is, counted from 0. The tensors of one layer come one after the other.
-        of: how many tensors a layer has.
+        canon: the side of the stack, which is changed.
+        piece: the stack.
+        cut_at: the number of components of its path before the number of the member.
+        first: the stack from whose place in the order the members are counted.
+        place: which tensor of a member it is, counted from 0. The tensors of one member come one after the other.
+        of: how many tensors a member has.
     """
     new: list[tuple[Piece, Callable[[Expr], Expr]]] = []
-    for i in range(n):
+    for i in range(piece.shape[0]):
         made = replace(
             piece,
             path=(*piece.path[:cut_at], str(i), *piece.path[cut_at:]),
@@ -421,32 +471,36 @@ def _unstacked(canon: Canon, piece: Piece, n: int, cut_at: int, first: Piece, pl
 
 
 def unstack_together(one: Canon, other: Canon) -> None:
-    """Split two or more weights of ONE in one module that together hold a list of layers, if OTHER has a list of so
-    many layers of their size, in this layout or transposed, and neither side has other tensors of this size.
+    """Split two or more weights of ONE in one module that together hold a list of layers (`_are_one_list`), if OTHER
+    has a list of so many layers of their size, in this layout or transposed, and neither side has other tensors of this
+    size.
 
     For example, the first layer has a table [1, n, d], and the other layers have one for all, [layers - 1, n, d]. The
     weights have more than two dimensions, of which the first counts layers, and the sizes of the others are equal
-    (sizes of 1 left out). At least one of the weights has more than these sizes, so it holds several layers, and all
-    share a word that tells them from others. The layers are numbered in a row over all weights, in the order of use, or
-    of registration where the use is not known.
+    (sizes of 1 left out). The layers are numbered in a row over all weights, in the order of use, or of registration
+    where the use is not known.
     """
     lists = numbered_lists(other)
     theirs = Counter(squeezed(p.shape) for p in other.pieces.values())
     own = Counter(squeezed(p.shape) for p in one.pieces.values())
-    groups: dict[tuple[tuple[str, ...], Shape], list[Piece]] = defaultdict(list)
+    groups: dict[tuple[_Path, Shape], list[Piece]] = defaultdict(list)
     for piece in one.pieces.values():
         if piece.role == "weight" and len(piece.shape) > 2:
             groups[piece.path[:-1], squeezed(piece.shape[1:])].append(piece)
     for (_, rest), members in groups.items():
         n, alone = sum(p.shape[0] for p in members), sum(squeezed(p.shape) == rest for p in members)
         inside = next((shape for shape in (rest, rest[::-1]) if shape in lists.get(n, ())), None)
-        if len(members) < 2 or inside is None or theirs[inside] != n or own[rest] != alone:
-            continue
-        if alone == len(members) or not frozenset.intersection(*(telling_words(p.path) for p in members)):
-            continue
-        if inside != rest:
-            members = [turn(one, p) for p in members]
-        _in_a_row(one, sorted(members, key=lambda p: p.order if p.used is None else p.used))
+        if inside is not None and theirs[inside] == n and own[rest] == alone and _are_one_list(members, alone):
+            members = [turn(one, p) for p in members] if inside != rest else members
+            _in_a_row(one, sorted(members, key=lambda p: p.order if p.used is None else p.used))
+
+
+def _are_one_list(members: Sequence[Piece], alone: int) -> bool:
+    """Return whether MEMBERS, weights of one module of which ALONE hold a single layer, may hold one list together:
+    they are two or more, some of them hold several layers, and all share a word that tells them from others.
+    """
+    several = len(members) > 1 and alone < len(members)
+    return several and bool(frozenset.intersection(*(telling_words(p.path) for p in members)))
 
 
 def _in_a_row(canon: Canon, members: list[Piece]) -> None:
@@ -454,8 +508,8 @@ def _in_a_row(canon: Canon, members: list[Piece]) -> None:
     a row. Their order is a question, with the reverse order of the tensors as the option on the source.
 
     The order is certain if the order of this side is known (the target was traced, the source is ordered), and there
-    are two tensors: one that holds the first layer, and one with its words and more that holds the rest: `prompts` and
-    `deep_prompts`.
+    are two tensors, of which the first holds one layer, and the second has all words of the first and more: `prompts`
+    and `deep_prompts`.
     """
     ordered = canon.signature.traced if canon.is_target else canon.signature.ordered
     named = len(members) == 2 and telling_words(members[0].path) < telling_words(members[1].path)

@@ -84,15 +84,19 @@ def _word_outputs(source: Canon) -> None:
 
 
 def _stated(piece: Piece) -> Role:
+    """Return the role that the file states for PIECE; an empty one if it states none."""
     return piece.entry.stated or Role()
 
 
 def _part(piece: Piece) -> str:
+    """Return which part of its layer the file states PIECE to be ("gamma"); "" if it states none."""
     return _stated(piece).part
 
 
 class _Wanted:
-    """The sizes of the model's transposed convolutions, of its convolutions, and of all its tensors."""
+    """The sizes of the model's transposed convolutions, of its convolutions, and of all its tensors, in the common form
+    and as the model stores them.
+    """
 
     def __init__(self, target: Canon) -> None:
         self.all = {piece.shape for piece in target.pieces.values()} | {
@@ -135,6 +139,7 @@ def _names_hold(source: Canon, pieces: Sequence[Piece], wanted: _Wanted) -> bool
 
 
 def _ways(source: Canon, piece: Piece) -> list[Way]:
+    """Return the ways in which the role that the file states may bring PIECE of SOURCE into torch's layout."""
     return ways(_stated(piece), source.signature.framework, len(piece.shape))
 
 
@@ -154,29 +159,68 @@ def _named(source: Canon, piece: Piece) -> Piece:
 
 
 def _lay_out(source: Canon, piece: Piece, wanted: _Wanted, names_hold: bool | None) -> None:
-    role, shape = _stated(piece), piece.shape
-    if role.axes == "OO" and len(shape) == 2 and shape not in wanted.all:  # the bias of heads
+    """Bring PIECE of SOURCE into torch's layout, as its stated role says (`_fitting_ways`): in the first way whose
+    sizes are WANTED by the model, or the first way of all. It stays if there is no way. A bias with a dimension for
+    heads becomes a vector, unless the model has it as it is.
+
+    NAMES_HOLD is from `_names_hold`. What else the tensor may be is the option of a question (`_other_layout`).
+    """
+    shape = piece.shape
+    if _stated(piece).axes == "OO" and len(shape) == 2 and shape not in wanted.all:  # the bias of heads
         flat = (prod(shape),)
         source.become(piece, [(replace(piece, shape=flat), lambda e: ex.reshape(e, flat))], unchanged)
         return
+    found = _fitting_ways(source, piece, wanted, names_hold)
+    if found:
+        way = found[0]
+        unproven = _is_vague(piece) and names_hold is None and shape in wanted.all
+        other = _other_layout(piece, found, unproven=unproven)
+        made = replace(piece, shape=way.shape(shape), placed=True)
+        made = made if other is None else made.asking(Reason.STATED_BY_NAME, option=other)
+        source.become(piece, [(made, lambda e: way.apply(e, shape))], unchanged)
+
+
+def _fitting_ways(source: Canon, piece: Piece, wanted: _Wanted, names_hold: bool | None) -> list[Way]:
+    """Return the ways to bring PIECE of SOURCE into torch's layout whose sizes are WANTED by the model; without any,
+    [the first way of all].
+
+    [] if its role gives no way; if it has heads in a dimension, and the model has tensors of these sizes, and none of
+    the new ones; or if only its name states the layout, and no way has sizes of the model, or it is vague
+    (`_is_vague`), and the other kernels show that names do not hold (NAMES_HOLD is False).
+    """
+    role, shape = _stated(piece), piece.shape
     found = _ways(source, piece)
     divided = len(set(role.axes)) < len(role.axes)
     if not found or (divided and shape in wanted.all and not wanted.fits(found[0], shape)):
-        return  # heads in a dimension of their own, as the model has them
+        return []  # heads in a dimension of their own, as the model has them
     fitting = [way for way in found if wanted.fits(way, shape)]
-    by_name = role.told_by == "name"
+    if role.told_by == "name" and (not fitting or (_is_vague(piece) and names_hold is False)):
+        return []  # other steps know what else may be made of it
+    return fitting or found[:1]
+
+
+def _is_vague(piece: Piece) -> bool:
+    """Return whether only the name of PIECE states its layout, it has three dimensions or more, and the name is not one
+    that has this layout in all files (`kernel`).
+    """
     known = piece.leaf in table().inputs_first or piece.leaf in table().depthwise
-    if by_name and (not fitting or (len(shape) > 2 and not known and names_hold is False)):
-        return  # other steps know what else may be made of it
-    way = (fitting or found)[0]
-    made = replace(piece, shape=way.shape(shape), placed=True)
-    if len(fitting) > 1:
-        made = made.asking(Reason.STATED_BY_NAME, option=fitting[1].apply(piece.expr, shape))
-    elif by_name and len(shape) > 2 and not known and names_hold is None and shape in wanted.all:
-        made = made.asking(Reason.STATED_BY_NAME, option=piece.expr)
-    elif by_name and way.mirrored and shape[-1] == shape[-2]:
-        made = made.asking(Reason.STATED_BY_NAME, option=Way(way.axes[:-2] + "OI", way.order).apply(piece.expr, shape))
-    source.become(piece, [(made, lambda e: way.apply(e, shape))], unchanged)
+    return _stated(piece).told_by == "name" and len(piece.shape) > 2 and not known
+
+
+def _other_layout(piece: Piece, found: Sequence[Way], *, unproven: bool) -> Expr | None:
+    """Return what else PIECE may be, if it is laid out in the first of the ways FOUND; None if that is certain.
+
+    It is the second way; or the tensor as it is, if the way is UNPROVEN; or, for a square matrix whose layout only its
+    name states, and whose way mirrors the kernel, the way for a tensor whose last two axes are outputs and inputs.
+    """
+    way, shape = found[0], piece.shape
+    if len(found) > 1:
+        return found[1].apply(piece.expr, shape)
+    if unproven:
+        return piece.expr
+    if _stated(piece).told_by == "name" and way.mirrored and shape[-1] == shape[-2]:
+        return Way(way.axes[:-2] + "OI", way.order).apply(piece.expr, shape)
+    return None
 
 
 def _join_operators(source: Canon) -> None:
@@ -204,10 +248,15 @@ def _join_operators(source: Canon) -> None:
 
 
 def _join_layers(source: Canon, pieces: Sequence[Piece]) -> None:
+    """Give vectors among PIECES, the weights of one kind of operator in SOURCE, the path of their layer: that of a
+    kernel or scale with as many outputs, which has no tensor of their role. Vectors that have a weight beside them
+    stay, and so do those of one role and length that are not as many as such layers. If there are several, the order
+    decides, which is a question.
+    """
     leads: dict[int, list[Piece]] = defaultdict(list)
     others: dict[tuple[int, str], list[Piece]] = defaultdict(list)
     for piece in pieces:
-        if _stated(piece).part in _LEADING:
+        if _part(piece) in _LEADING:
             leads[_outputs(piece)].append(piece)
         elif len(piece.shape) == 1 and piece.name.beside("weight") not in source.pieces:
             others[piece.shape[0], piece.role].append(piece)
@@ -223,6 +272,7 @@ def _join_layers(source: Canon, pieces: Sequence[Piece]) -> None:
 
 
 def _outputs(piece: Piece) -> int:
+    """Return the number of outputs of the kernel or scale PIECE; 0 for a single number."""
     return piece.shape[1 if len(piece.shape) > 2 and is_transposed_layer(_stated(piece)) else 0] if piece.shape else 0
 
 
@@ -234,51 +284,66 @@ def _join_cells(source: Canon, pieces: Sequence[Piece], have: tuple[str, ...], w
     done if there are not equally many weights on inputs and on hidden states, and as many biases or none. Layers with
     other sizes stay as they are.
     """
-    parts = {name: [p for p in pieces if _stated(p).part == name] for name in ("kernel", "recurrent_kernel", "bias")}
-    inputs, states, biases = parts.values()
+    inputs, states, biases = (
+        [p for p in pieces if _part(p) == name] for name in ("kernel", "recurrent_kernel", "bias")
+    )
     if len(inputs) != len(states) or len(biases) not in (0, len(inputs)):
         return
+    several = len({p.shape for p in inputs}) < len(inputs)
     for place, (ih, hh) in enumerate(zip(inputs, states, strict=True)):
         bias = biases[place] if biases else None
         rows = ih.shape[1] if len(ih.shape) == 3 else 0
         fits = rows and hh.shape[:2] == ih.shape[:2] and rows == len(have) * hh.shape[-1]
         if not fits or (bias is not None and bias.shape != (ih.shape[0], 2 * rows)):
             continue
-        several = len({p.shape for p in inputs}) < len(inputs)
-
-        def named(piece: Piece, direction: int, role: str, *, of: Piece = ih, ask: bool = several) -> Piece:
-            path = (*of.path, "reverse") if direction else of.path
-            shape = (rows, *piece.shape[2:])  # noqa: B023 - called before the next layer
-            made = replace(piece, path=path, role=role, shape=shape, words=of.words, placed=True)
-            return made.asking(Reason.SEVERAL_OPERATORS) if ask else made
-
-        for piece, side in ((ih, "ih"), (hh, "hh")):
-            source.become(
-                piece,
-                [
-                    (named(piece, d, f"weight_{side}"), partial(_gates, d=d, cut=(0, rows), have=have, want=want))
-                    for d in range(piece.shape[0])
-                ],
-                _lost,
-            )
+        split = partial(_divide_cell, source, of=ih, have=have, want=want, asked=several)
+        split(ih, {"weight_ih": (0, rows)})
+        split(hh, {"weight_hh": (0, rows)})
         if bias is not None:
-            new: list[tuple[Piece, Callable[[Expr], Expr]]] = [
-                (
-                    named(bias, d, f"bias_{side}"),
-                    partial(_gates, d=d, cut=(rows * at, rows * (at + 1)), have=have, want=want, whole=2 * rows),
-                )
-                for d in range(bias.shape[0])
-                for at, side in enumerate(("ih", "hh"))
-            ]
-            source.become(bias, new, _lost)
+            split(bias, {"bias_ih": (0, rows), "bias_hh": (rows, 2 * rows)})
+
+
+def _divide_cell(
+    source: Canon,
+    piece: Piece,
+    cuts: dict[str, tuple[int, int]],
+    *,
+    of: Piece,
+    have: tuple[str, ...],
+    want: tuple[str, ...],
+    asked: bool,
+) -> None:
+    """Split PIECE, [directions, rows, …] of a recurrent layer, into a tensor for each direction and role.
+
+    Args:
+        source: the side of the piece.
+        piece: the tensor.
+        cuts: role -> (start, stop) of its rows.
+        of: the tensor whose path and words the layer gets; the second direction is the module "reverse" in it.
+        have: the present order of the gates.
+        want: their new order.
+        asked: whether to ask which of several layers the tensors belong to.
+    """
+    new: list[tuple[Piece, Callable[[Expr], Expr]]] = []
+    for d in range(piece.shape[0]):
+        for role, (start, stop) in cuts.items():
+            path, shape = (*of.path, "reverse") if d else of.path, (stop - start, *piece.shape[2:])
+            made = replace(piece, path=path, role=role, shape=shape, words=of.words, placed=True)
+            made = made.asking(Reason.SEVERAL_OPERATORS) if asked else made
+            rows = (start, stop) if len(cuts) > 1 else None
+            new.append((made, partial(_gates, d=d, rows=rows, of=stop - start, have=have, want=want)))
+    source.become(piece, new, _lost)
 
 
 def _gates(
-    e: Expr, *, d: int, cut: tuple[int, int], have: tuple[str, ...], want: tuple[str, ...], whole: int = 0
+    e: Expr, *, d: int, rows: tuple[int, int] | None, of: int, have: tuple[str, ...], want: tuple[str, ...]
 ) -> Expr:
+    """Return member D of the stack E, only its ROWS (start, stop) if they are given, with its gates, which have OF rows
+    together, moved from the order HAVE to the order WANT.
+    """
     e = ex.select(e, 0, d)
-    e = ex.part(e, 0, *cut) if whole else e
-    return e if have == want else reordered(e, cut[1] - cut[0], have, want)
+    e = e if rows is None else ex.part(e, 0, *rows)
+    return e if have == want else reordered(e, of, have, want)
 
 
 def _lost(*parts: Expr) -> Expr:
@@ -361,6 +426,11 @@ def _layers(source: Canon, target: Canon, shape: Shape, lone: Sequence[Piece], c
 
 
 def _linear(source: Canon, matrices: Sequence[Piece], layers: Sequence[tuple[_Path, bool]]) -> None:
+    """Transpose MATRICES of an ONNX export, which have one size, to torch's layout, and give them the paths in LAYERS,
+    (path, whether it is certain), in their order; a path of their own (`MatMul_211`) if LAYERS is empty. A matrix is
+    put before the bias with its path, and gets its words. If a path is not certain, this is a question, with another of
+    MATRICES as the option.
+    """
     for place, piece in enumerate(matrices):
         path, certain = layers[place] if layers else ((f"MatMul_{piece.leaf.rpartition('_')[2]}",), True)
         bias = source.pieces.get(Name(path, "bias"))

@@ -16,7 +16,15 @@ from .fusing.fused import missing_key_bias, split_again, split_first
 from .fusing.initials import split_by_initials
 from .gates import join_gates, of_recurrent_kernels
 from .heads import add_key_biases, flat_heads, flat_vectors, repeat_shared_heads
-from .implied import IMPLIED, count_letters, forget_plain_words
+from .implied import (
+    count_letters,
+    forget_plain_words,
+    name_in_company,
+    name_listed_attention,
+    name_norm_of_layer,
+    name_seen_gates,
+    name_third_norm,
+)
 from .joining import join_parts
 from .joining.complex_parts import join_complex_parts
 from .kernels import channels_first, lay_down, turn_kernels
@@ -138,7 +146,43 @@ STEPS: tuple[Rule[Step], ...] = in_order(
         "`in_proj_bias` beside `q_proj_weight` is the layout of torch's own attention.",
         alone(divide_biases),
     ),
-    *IMPLIED,
+    Rule(
+        "names in company",
+        90,
+        "Names such as `w1`, `w2` and `w3` were read as gate, down and up.",
+        "Code that follows one paper or library has all of these names in one module; `words.yaml` lists them.",
+        alone(name_in_company),
+    ),
+    Rule(
+        "gates that were seen",
+        110,
+        "A layer was read as a gate, or as the value that a gate is multiplied with.",
+        "The forward pass shows which layer is the gate, and its name does not matter.",
+        name_seen_gates,
+    ),
+    Rule(
+        "listed layers of an attention",
+        120,
+        "The layers of a list in an attention were read as queries, keys, values and output.",
+        "The list `linears` of the Annotated Transformer, and of code that follows it, holds them in this order; the "
+        "lists `proj` of SuperGlue and `linear_layers` of BERT in PyTorch hold the first three, and the output has a "
+        "name of its own.",
+        alone(name_listed_attention),
+    ),
+    Rule(
+        "norm of a layer",
+        130,
+        "A norm that a layer itself holds was read as the norm before it.",
+        "`LayerNormLinear` of Transformer Engine holds the norm that is applied to its input.",
+        alone(name_norm_of_layer),
+    ),
+    Rule(
+        "third norm",
+        140,
+        "In a block with three norms, the norm of the feed-forward part was read as the third norm.",
+        "A block with two attentions has a norm before each of them, and the feed-forward part comes last.",
+        alone(name_third_norm),
+    ),
     Rule(
         "words that say nothing here",
         160,

@@ -21,29 +21,36 @@ def later_blocks(targets: Sequence[Unit], sources: Sequence[Unit]) -> list[Unit]
     numbers layers of such kinds above 0 (it has a list of its own, with blocks missing), or if another list of the
     model has such layers, too.
     """
-    blocks: dict[Path, dict[int, list[Unit]]] = defaultdict(lambda: defaultdict(list))
-    for unit in targets:
-        for at, component in enumerate(unit.path[:-1]):
-            if component.isdecimal():
-                blocks[unit.path[:at]][int(component)].append(unit)
+    blocks = _blocks(targets)
     own, theirs = (Counter(u.colour for u in units) for units in (targets, sources))
     counted = {u.colour for u in sources if any(number != 0 for number in u.numbers)}
     later: list[Unit] = []
     for path, found in blocks.items():
-        held = [_colours(found[number]) for number in sorted(found)]
-        if len(held) < 2 or held[0].total() < _LAYERS or any(colours != held[0] for colours in held):
+        first, *others = (found[number] for number in sorted(found))
+        held = _colours(first)
+        if not others or held.total() < _LAYERS or any(_colours(block) != held for block in others):
             continue
-        if any(own[c] - (len(held) - 1) * n != theirs[c] for c, n in held[0].items()):
+        if any(own[c] - len(others) * n != theirs[c] for c, n in held.items()):
             continue
         # only of the few lists that come here: each is checked against all others
         elsewhere = {
             u.colour for other in blocks if not _inside(other, path) for us in blocks[other].values() for u in us
         }
-        if not held[0].keys() & (counted | elsewhere):
-            rest = [unit for number in sorted(found)[1:] for unit in found[number]]
+        if not held.keys() & (counted | elsewhere):
+            rest = [unit for block in others for unit in block]
             later += rest
             own.subtract(_colours(rest))
     return later
+
+
+def _blocks(units: Sequence[Unit]) -> dict[Path, dict[int, list[Unit]]]:
+    """Return path of a list -> number of a member -> those of UNITS below this member."""
+    blocks: dict[Path, dict[int, list[Unit]]] = defaultdict(lambda: defaultdict(list))
+    for unit in units:
+        for at, component in enumerate(unit.path[:-1]):
+            if component.isdecimal():
+                blocks[unit.path[:at]][int(component)].append(unit)
+    return blocks
 
 
 def _inside(one: Path, other: Path) -> bool:
@@ -52,4 +59,5 @@ def _inside(one: Path, other: Path) -> bool:
 
 
 def _colours(units: Sequence[Unit]) -> Counter[tuple[Shape, str]]:
+    """Return colour -> how many of UNITS have it."""
     return Counter(unit.colour for unit in units)

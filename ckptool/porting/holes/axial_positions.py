@@ -13,13 +13,13 @@ from .filling import Filled, Filling
 
 
 def positions_of_axes(filling: Filling) -> None:
-    """Fill a position table of videos from the source's two tables, for the places in a frame and for the frames, whose
-    sum the source's code takes for each place of each frame. A row for a class token comes first. The entry is a
-    question, with all frames of a place side by side as the option.
+    """Fill position tables of videos from the source's table of frames and its table of the places in a frame: with
+    the sum of two rows for each place of each frame, below the rows for a class token. Each is a question, with all
+    frames of a place side by side as the option.
 
-    Among the position tables of the source without a partner, exactly one is named after frames, one after places, and
-    at most one after the class token. A position table of the model without a partner is filled if it has the sizes
-    [class rows + frames * places, width].
+    Among the position tables of the source without a partner, exactly one has a word for frames in its name, one a word
+    for places, and at most one a word for the class token. A position table of the model without a partner is filled if
+    it has the sizes [rows for the class token + frames * places, width].
     """
     tables = [u for u in filling.matching.free_sources if label_of(u, "embedding") == "position"]
     said = {axis: [u for u in tables if not words.isdisjoint(u.words)] for axis, words in _AXES.items()}
@@ -41,8 +41,7 @@ def positions_of_axes(filling: Filling) -> None:
             for grid in (_sums(frames, places), _sums(places, frames))
         ]
         asked = Question(Reason.POSITIONS_OF_AXES, (), (ways[1],))
-        filling.holes[t.main.name] = Filled(ways[0], "the positions along each axis", [asked])
-        filling.unit_of[t.main.name] = (t, said["places"][0])
+        filling.put(t.main, (t, said["places"][0]), Filled(ways[0], "the positions along each axis", [asked]))
 
 
 _AXES = {

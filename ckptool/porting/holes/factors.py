@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import log10, prod
 
 from .. import expression as ex
 from ..forms.fusing.projections import part_label
-from ..forms.pieces import Name
+from ..forms.pieces import Name, Piece
 from ..matching.evidence import Kind
 from ..questions import Reason
 from ..words import label, table
-from .filling import Filled, Filling
+from .filling import Filled, Filling, Values
+
+#: The hole of the weight of a layer, what fills it, and how many inputs the layer has.
+_Layer = tuple[Name, Filled, int]
 
 #: Weights this many times as wide as code initialises them (1 / sqrt(inputs)) are multiplied by it, if all of them are.
 _WIDE = 4.0
@@ -21,37 +25,23 @@ _MANY_INPUTS, _FEWEST, _MOST_SEEN = 64, 4, 24
 
 
 def equalised(filling: Filling) -> None:
-    """Ask about weights that have the same spread in every layer: code with equalised learning rates multiplies such
-    weights by a factor on every call. The options are the weights times sqrt(2 / inputs) and 1 / sqrt(inputs), and
-    times the learning rate multiplier, if there is one.
+    """Ask about the weights of linear layers and convolutions (`_renamed_layers`) if nearly all are so wide that their
+    code multiplies them by a factor on every call (`_are_wide`), which this model does not. The options are the weight
+    times sqrt(2 / inputs) and times 1 / sqrt(inputs).
 
-    Such weights are normally distributed (Karras et al., "Progressive Growing of GANs", 2018, section 4.1); this model
-    has no such factor. Linear layers and convolutions that are copies of source tensors under other names are looked
-    at, 24 at most, those with 64 or more inputs before others. All are asked about if 90 percent of those with 64 or
-    more inputs are more than 4 times as wide as initial weights, or 90 percent of all more than 16 times; it takes four
-    layers at least. Some code multiplies the output of the layer instead, and with it the bias, so, without a learning
-    rate multiplier, the biases are asked about as well, unless they are 0. Such a multiplier divides the initial
-    weights and multiplies weights and biases on every call ("A Style-Based Generator", 2019, appendix C), so that such
-    weights are even wider; with one, all biases are asked about, with the bias times the multiplier as the option.
+    Such weights are normally distributed (Karras et al., "Progressive Growing of GANs", 2018, section 4.1). Some code
+    multiplies the output of the layer instead, and with it the bias: biases that are not 0 are asked about with the
+    same factors. If weights are even wider, code also has a learning rate multiplier for weights and biases (`_rate`;
+    "A Style-Based Generator", 2019, appendix C): then the options are times this number, too, and all biases are asked
+    about, with the bias times this number alone as the option.
+
     Nothing is asked if no values may be read, or if the two sides have the same names.
     """
     if filling.values is None or filling.same_names:
         return
-    layers: list[tuple[Name, Filled, int]] = []
-    for hole, filled in filling.holes.items():
-        piece = filling.target.pieces.get(hole)
-        if piece is None or piece.role != "weight" or len(piece.shape) < 2 or not filled.expr.is_copy:
-            continue
-        used = piece.entry.how or piece.entry.module.lower()
-        if used.startswith(("linear", "conv")) and not filling.unit_of[hole][0].told_by(Kind.NAME):
-            layers.append((hole, filled, prod(piece.shape[1:])))
-    squares: list[tuple[float, int]] = []
-    for _, filled, inputs in sorted(layers, key=lambda layer: layer[2] < _MANY_INPUTS):
-        found = filling.values(filled.expr.key) if len(squares) < _MOST_SEEN else None
-        if found is not None:
-            squares.append((float((found.astype("float64") ** 2).mean()), inputs))
-    wide = [square * inputs > _WIDE**2 for square, inputs in squares if inputs >= _MANY_INPUTS]
-    if not _most(wide) and not _most([square * inputs > _VERY_WIDE**2 for square, inputs in squares]):
+    layers = _renamed_layers(filling)
+    squares = _mean_squares(filling.values, layers)
+    if not _are_wide(squares):
         return
     rate = _rate([square for square, _ in squares])
     for hole, filled, inputs in layers:
@@ -62,6 +52,41 @@ def equalised(filling: Filling) -> None:
             bias.ask(Reason.EQUALISED_BIAS, options=[ex.scale(bias.expr, rate)])
         elif bias is not None and not _is_zero(filling, bias):
             bias.ask(Reason.EQUALISED_OUTPUT, options=[ex.scale(bias.expr, factor) for factor in factors])
+
+
+def _renamed_layers(filling: Filling) -> list[_Layer]:
+    """Return (hole of the weight, what fills it, number of inputs) for each linear layer and convolution of the model
+    whose weight is a copy of a tensor of the source with another name.
+    """
+    layers = []
+    for hole, filled in filling.holes.items():
+        piece = filling.target.pieces.get(hole)
+        if piece is None or piece.role != "weight" or len(piece.shape) < 2 or not filled.expr.is_copy:
+            continue
+        used = piece.entry.how or piece.entry.module.lower()
+        if used.startswith(("linear", "conv")) and not filling.unit_of[hole][0].told_by(Kind.NAME):
+            layers.append((hole, filled, prod(piece.shape[1:])))
+    return layers
+
+
+def _mean_squares(values: Values, layers: Sequence[_Layer]) -> list[tuple[float, int]]:
+    """Return (mean square of the weight, number of inputs) for the first 24 of LAYERS whose values can be read, those
+    with 64 or more inputs before others.
+    """
+    squares: list[tuple[float, int]] = []
+    for _, filled, inputs in sorted(layers, key=lambda layer: layer[2] < _MANY_INPUTS):
+        found = values(filled.expr.key) if len(squares) < _MOST_SEEN else None
+        if found is not None:
+            squares.append((float((found.astype("float64") ** 2).mean()), inputs))
+    return squares
+
+
+def _are_wide(squares: Sequence[tuple[float, int]]) -> bool:
+    """Return whether most weights (`_most`) are wider than code initialises them: of those with 64 or more inputs, more
+    than 4 times as wide, or of all, more than 16 times. SQUARES has (mean square, number of inputs) of each.
+    """
+    wide = [square * inputs > _WIDE**2 for square, inputs in squares if inputs >= _MANY_INPUTS]
+    return _most(wide) or _most([square * inputs > _VERY_WIDE**2 for square, inputs in squares])
 
 
 def _is_zero(filling: Filling, bias: Filled) -> bool:
@@ -78,47 +103,57 @@ def _most(wide: list[bool]) -> bool:
 
 
 def _rate(squares: list[float]) -> float:
-    """Return the learning rate multiplier that weights with the mean SQUARES (one per layer, at least one) had, by
-    their median: a power of ten, at most 1; 1 if the median is 0.
+    """Return the learning rate multiplier of code whose weights have the mean SQUARES, one per layer and at least one:
+    the power of ten, at most 1, that is nearest to 1 / sqrt(median of SQUARES); 1 if the median is 0.
     """
     middle = sorted(squares)[len(squares) // 2]
     return float(10.0 ** -max(round(log10(middle) / 2), 0)) if middle else 1.0
 
 
 def scaled_tables(filling: Filling) -> None:
-    """Ask about word embeddings whose values are as small as in code that multiplies the rows by sqrt(width). The
-    option is the table times sqrt(width).
+    """Ask about word embeddings whose values are as small as in code that multiplies the rows by sqrt(width); this
+    model does not. The option is the table times sqrt(width).
 
     Transformers with computed positions multiply the rows so that they outweigh the positions (Vaswani et al., 2017,
-    section 3.4), and their code then begins with values of spread 1 / sqrt(width), up to a factor of 1.5. The model
-    adds something to the rows, and multiplies them by nothing.
-    With learned or rotary positions, small values are usual, and nothing is asked. Nor is it if no values may be read,
-    if the model computes no queries, if the names are equal, if one code made both tables, or if the source was traced.
+    section 3.4), and their code begins with values of spread 1 / sqrt(width): the spread of the table is less than 0.5,
+    and within a factor of 1.5 of this. Tables of equal names, or of the same code, are not asked about.
+
+    Nothing is asked if no values may be read, if the two sides have the same names, if the source was traced, or if the
+    model is no transformer with computed positions (`_computes_positions`).
     """
-    target = filling.target
-    if filling.values is None or filling.same_names or target.signature.rotary or filling.source.signature.traced:
-        return
-    attends = any(part_label(piece.path) == "q" for piece in target.pieces.values())
-    group = table().group("embedding")
-    if not attends or any(label(group, p.words) == "position" for p in target.pieces.values()):
+    values = filling.values
+    if values is None or filling.same_names or filling.source.signature.traced or not _computes_positions(filling):
         return
     for hole, filled in filling.holes.items():
         t, s = filling.unit_of[hole]
-        piece = target.pieces.get(hole)
-        if piece is None or piece.entry.how != "embedding" or len(piece.shape) != 2 or not filled.expr.is_copy:
+        piece = filling.target.pieces.get(hole)
+        if piece is None or not _is_added(piece) or not filled.expr.is_copy:
             continue
-        if (
-            piece.entry.facts.rows != "added"
-            or piece.entry.facts.times != 1.0
-            or t.told_by(Kind.NAME)
-            or filling.same_code(t, s)
-        ):
+        if t.told_by(Kind.NAME) or filling.same_code(t, s):
             continue
-        found = filling.values(filled.expr.key)
+        found = values(filled.expr.key)
         spread = 1.0 if found is None else float((found.astype("float64") ** 2).mean()) ** 0.5
         width = piece.shape[1] ** 0.5
         if spread < _SMALL and 1 / _ABOUT < spread * width < _ABOUT:
             filled.ask(Reason.TABLE_SCALED, options=[ex.scale(filled.expr, width)])
+
+
+def _computes_positions(filling: Filling) -> bool:
+    """Return whether the model computes queries, and has neither rotary embeddings nor a position table. In models with
+    these, small values in word tables are usual.
+    """
+    group, pieces = table().group("embedding"), filling.target.pieces.values()
+    attends = any(part_label(piece.path) == "q" for piece in pieces)
+    learned = any(label(group, piece.words) == "position" for piece in pieces)
+    return attends and not learned and not filling.target.signature.rotary
+
+
+def _is_added(piece: Piece) -> bool:
+    """Return whether the model looks up rows of the matrix PIECE, adds something to them, and multiplies them by
+    nothing.
+    """
+    facts = piece.entry.facts
+    return piece.entry.how == "embedding" and len(piece.shape) == 2 and facts.rows == "added" and facts.times == 1.0
 
 
 #: A table of words that nothing multiplies has a larger spread than this where it outweighs computed positions, and one
@@ -127,11 +162,9 @@ _SMALL, _ABOUT = 0.5, 1.5
 
 
 def multiplied_in_code(filling: Filling) -> None:
-    """Rescale, with a question, tensors that the two codes multiply by different numbers before they use them, as both
-    forward passes show. Only copies of tensors of the source are rescaled.
-
-    The plain tensor is the option: it is right if the model has the missing factor at another place, such as on the
-    layer's input.
+    """Rescale each copy of a source tensor that the two codes multiply by different numbers before they use it, as both
+    forward passes show. It is a question with the plain tensor as the option, which is right if the model has the
+    missing factor at another place, such as on the layer's input.
     """
     for hole, filled in filling.holes.items():
         t, s = filling.unit_of[hole]

@@ -9,12 +9,13 @@ from functools import partial
 from typing import Any
 
 from .. import expression as ex
-from ..expression import Expr, Shape
+from ..expression import Expr
 from ..forms.pieces import Canon, Name, Piece, squeezed, substituted
 from ..matching.evidence import Kind
 from ..matching.match import Matcher, Matching
-from ..matching.units import Unit, hard_conflict, label_of, related, similarity
+from ..matching.units import SOME, Pair, Unit, hard_conflict, label_of, related, similarity
 from ..questions import Question, Reason, ask, ask_code, joined, still_open
+from ..words import common_start
 
 #: Sorted behind whatever a key may go on with.
 _LAST = "\U0010ffff"
@@ -85,79 +86,31 @@ class Filling:
         self.source, self.target, self.matcher, self.matching, self.values = source, target, matcher, matching, values
         self.holes: dict[Name, Filled] = {}
         self.misses: dict[Name, Question[Expr]] = {}
-        self.unit_of: dict[Name, tuple[Unit, Unit]] = {}
+        self.unit_of: dict[Name, Pair] = {}
         self.same_names = self._same_names()
         self._compared: dict[tuple[str, str], bool] = {}
         self._sorted = [sorted(side.signature.entries) for side in (target, source)]  # each block is asked about once
 
+    def put(self, piece: Piece, units: Pair, filled: Filled) -> None:
+        """Fill the hole of PIECE with FILLED, and note that it comes from UNITS (target, source)."""
+        self.holes[piece.name] = filled
+        self.unit_of[piece.name] = units
+
     def fill(self, t: Unit, s: Unit) -> None:
-        """Fill the holes of the unit T of the target with the pieces of the unit S of the source, and copy the
-        questions about T and about these pieces. Holes for which S has no piece of the role and sizes stay empty;
-        dimensions of size 1 may differ, and the role, too, if both units have one piece. A bias is filled as
-        `_bias_for` says.
+        """Fill the holes of the unit T of the target with the pieces of the unit S of the source (`_source_for`), and
+        copy the questions about T and about these pieces. Holes for which S has no piece stay empty.
         """
-        evidence = _evidence_text(t, s)
         if _may_reset_before(t, s):
             t.ask(ask(Reason.RESET_BEFORE))
-        left = dict(s.pieces)
         for role, piece in t.pieces.items():
-            found = self._source_for(role, piece, t, s)
+            found = _source_for(role, piece, t, s)
             if found is None:
                 continue
             expr, used = found
-            for name in used:
-                left.pop(name, None)
-            questions = [q.translated(partial(self._option, role, piece)) for q in t.questions]
+            questions = [q.translated(partial(_of_role, role, piece)) for q in t.questions]
             questions += [q for name in used for q in s.pieces[name].questions]
             questions += [q.translated(partial(substituted, values={piece.name.hole: expr})) for q in piece.questions]
-            self.holes[piece.name] = Filled(expr, evidence, questions)
-            self.unit_of[piece.name] = (t, s)
-
-    def _option(self, role: str, piece: Piece, unit: Unit) -> Expr | None:
-        found = unit.pieces.get(role)
-        if found is None or squeezed(found.shape) != squeezed(piece.shape):
-            return None
-        return self._reshaped(found, piece.shape)
-
-    def _reshaped(self, found: Piece, shape: Shape) -> Expr:
-        return found.expr if found.shape == shape else ex.reshape(found.expr, shape)
-
-    def _source_for(self, role: str, piece: Piece, t: Unit, s: Unit) -> tuple[Expr, list[str]] | None:
-        if role in ("bias", "bias_ih", "bias_hh") and max(len(t.pieces), len(s.pieces)) > 1:
-            return self._bias_for(role, piece, t, s)
-        found = s.pieces.get(role)
-        if found is None and len(t.pieces) == 1 and len(s.pieces) == 1:
-            role, found = next(iter(s.pieces.items()))
-        if found is not None:
-            if squeezed(found.shape) != squeezed(piece.shape):
-                return None
-            return self._reshaped(found, piece.shape), [role]
-        return None
-
-    def _bias_for(self, role: str, piece: Piece, t: Unit, s: Unit) -> tuple[Expr, list[str]] | None:
-        """Return the expression for the bias ROLE (PIECE) of the layer T, and the roles of the biases of S that it
-        reads; None if the sizes differ or S has none, or for a GRU in which two biases would become one.
-
-        A recurrent layer has one bias for the input, one for the hidden state, or one for both. If only T has two, the
-        first is the bias of S and the second is zeros; if only S has two, their sum is the bias of T.
-        """
-        roles: list[str] = ["bias_ih", "bias_hh", "bias"]
-        own, theirs = ([r for r in roles if r in u.pieces] for u in (t, s))
-        if len(own) == len(theirs) and (len(own) == 1 or role in theirs):
-            role = role if role in theirs else theirs[0]
-            found = s.pieces[role]
-            same = squeezed(found.shape) == squeezed(piece.shape)
-            return (self._reshaped(found, piece.shape), [role]) if same else None
-        hh = s.pieces.get("weight_hh", t.pieces.get("weight_hh"))
-        if not theirs or any(s.pieces[r].shape != piece.shape for r in theirs):
-            return None
-        if len(own) == 1:
-            if hh is not None and len(hh.shape) > 1 and hh.shape[0] == 3 * hh.shape[1]:
-                return None  # a GRU multiplies one of its two biases by a gate before it adds them
-            return ex.add(*(s.pieces[r].expr for r in theirs)), theirs
-        if role == own[0]:
-            return s.pieces[theirs[0]].expr, theirs
-        return ex.zeros(*piece.shape), []
+            self.put(piece, (t, s), Filled(expr, _evidence_text(t), questions))
 
     def guess(self, targets: list[Unit], sources: list[Unit]) -> None:
         """Pair TARGETS and SOURCES, units that no evidence tells apart, and fill them with a question about each pair,
@@ -176,13 +129,14 @@ class Filling:
             self.fill(t, chosen)
 
     def _likeliest(self, t: Unit, sources: list[Unit]) -> Unit | None:
-        """Return that of SOURCES whose name is most similar to that of T, the first of equally similar ones. Sources
-        whose words exclude those of T do not count. None if there is none, or if the names are neither similar nor
-        related and the modules around the two are no pair.
+        """Return the unit of SOURCES whose name is most similar to that of T, the first of equally similar ones. Units
+        whose words exclude those of T do not count, nor those with a bias of another size, as a norm has it beside a
+        layer with one output. None if there is none, or if the two names are neither similar nor related and the
+        modules around the two do not match as a whole (`Scopes.same`).
         """
-        allowed = [s for s in sources if not hard_conflict(t.words, s.words)]
+        allowed = [s for s in sources if not hard_conflict(t.words, s.words) and _biases_fit(t, s)]
         best = max(allowed, key=lambda s: similarity(t, s), default=None)
-        if best is None or not (similarity(t, best) > 0.15 or related(t, best) or self.matcher.scopes.same(t, best)):
+        if best is None or not (similarity(t, best) > SOME or related(t, best) or self.matcher.scopes.same(t, best)):
             return None
         return best
 
@@ -205,9 +159,9 @@ class Filling:
         return own <= set(self.source.signature.entries)
 
     def same_code(self, t: Unit, s: Unit) -> bool:
-        """Return whether T and S come from the same code, as the names in the modules around them say: both sides have
-        the same names, or at some height (at least three components above the end of both keys, which are equal below
-        it) the source has 66 percent of the model's keys in that module, and at least 6.
+        """Return whether T and S come from the same code, as names say: both sides have the same names (`same_names`),
+        or two modules around T and S hold nearly the same names (`_same_below`). The keys of T and S have to be equal
+        below these modules, in at least three components.
 
         Libraries rename the first components when a model becomes part of another one (a language model with vision, a
         detector with its backbone). The code inside stays the same.
@@ -215,14 +169,14 @@ class Filling:
         if self.same_names:
             return True
         own, theirs = t.main.entry.key.split("."), s.main.entry.key.split(".")
-        shared = next(
-            (n for n, (a, b) in enumerate(zip(reversed(own), reversed(theirs), strict=False)) if a != b), None
-        )
-        shared = min(len(own), len(theirs)) if shared is None else shared
+        shared = common_start([own[::-1], theirs[::-1]])
         # below an attention there are four names that much code shares: it is the block around it that tells
         return any(self._same_below(own[:-n], theirs[:-n]) for n in range(_AROUND, shared + 1))
 
     def _same_below(self, own: Sequence[str], theirs: Sequence[str]) -> bool:
+        """Return whether the module THEIRS of the source has 66 percent of the model's keys in the module OWN, and at
+        least 6. The paths are given by their components.
+        """
         prefixes = ".".join(own) + ".", ".".join(theirs) + "."
         if prefixes not in self._compared:
             below, beside = (
@@ -237,8 +191,8 @@ class Filling:
         return have_one_name(t, s) or self.same_code(t, s)
 
     def alike(self, t: Unit, s: Unit) -> bool:
-        """Return whether S has the same place as T: their paths are equal, they are embeddings of one kind, or they
-        stand between the same pairs. False if the words of their names exclude each other.
+        """Return whether S seems to be in the place of T: their paths are equal, their names say one kind of embedding,
+        or they stand between the same pairs (`Orders.between`). False if the words of their names exclude each other.
         """
         if hard_conflict(t.words, s.words):
             return False
@@ -254,21 +208,78 @@ def have_one_name(t: Unit, s: Unit) -> bool:
     return t.told_by(Kind.NAME) or t.path[-2:] == s.path[-2:]
 
 
+def _biases_fit(t: Unit, s: Unit) -> bool:
+    """Return whether one of T and S has no bias, or both have one of the same sizes, without sizes of 1."""
+    own, theirs = t.pieces.get("bias"), s.pieces.get("bias")
+    return own is None or theirs is None or squeezed(own.shape) == squeezed(theirs.shape)
+
+
 def _may_reset_before(t: Unit, s: Unit) -> bool:
-    """Return whether T and S are GRUs, T, the model's, has a bias for the input and one for the hidden state, and S has
-    one bias.
+    """Return whether T, of the model, is a GRU with two biases, for the input and for the hidden state, and its partner
+    S has one bias.
 
     In torch the reset gate is multiplied with the second bias. Code that applies the gate to the hidden state needs
     none.
     """
-    hh = t.pieces.get("weight_hh")
-    is_gru = hh is not None and len(hh.shape) > 1 and hh.shape[0] == 3 * hh.shape[1]
-    biases = [sum(role in unit.pieces for role in ("bias_ih", "bias_hh", "bias")) for unit in (t, s)]
-    return is_gru and biases == [2, 1]
+    return _is_gru(t.pieces.get("weight_hh")) and [len(_biases(unit)) for unit in (t, s)] == [2, 1]
 
 
-def _evidence_text(t: Unit, s: Unit) -> str:
+def _is_gru(hidden: Piece | None) -> bool:
+    """Return whether HIDDEN, the weight of a recurrent layer for its hidden state, is that of a GRU."""
+    return hidden is not None and len(hidden.shape) > 1 and hidden.shape[0] == 3 * hidden.shape[1]
+
+
+def _biases(unit: Unit) -> list[str]:
+    """Return the roles of the biases of UNIT: one for the input, one for the hidden state, or one for both."""
+    return [role for role in ("bias_ih", "bias_hh", "bias") if role in unit.pieces]
+
+
+def _source_for(role: str, piece: Piece, t: Unit, s: Unit) -> tuple[Expr, list[str]] | None:
+    """Return (expression for PIECE, the tensor ROLE of T, roles of S that it reads); None if there is none.
+
+    It is the piece of S of this role; if both units have only one piece, the piece of S, whatever its role. A bias
+    beside other pieces is made as `_bias_for` says.
+    """
+    if len(t.pieces) == len(s.pieces) == 1:
+        role = next(iter(s.pieces))
+    elif role in ("bias", "bias_ih", "bias_hh"):
+        return _bias_for(role, piece, t, s)
+    expr = _of_role(role, piece, s)
+    return None if expr is None else (expr, [role])
+
+
+def _of_role(role: str, piece: Piece, unit: Unit) -> Expr | None:
+    """Return the tensor ROLE of UNIT, of the source, with the sizes of PIECE, of the target; None if UNIT has none, or
+    if more than dimensions of size 1 differ.
+    """
+    found = unit.pieces.get(role)
+    if found is None or squeezed(found.shape) != squeezed(piece.shape):
+        return None
+    return found.expr if found.shape == piece.shape else ex.reshape(found.expr, piece.shape)
+
+
+def _bias_for(role: str, piece: Piece, t: Unit, s: Unit) -> tuple[Expr, list[str]] | None:
+    """Return (expression for the bias ROLE, PIECE, of the layer T; roles of the biases of S that it reads). None if the
+    sizes differ or S has no bias, or for a GRU in which two biases would become one.
+
+    Equally many biases are copied: each from that of its role, a single one from the single one. If only T has two, the
+    first is that of S and the second is zeros; if only S has two, their sum is that of T.
+    """
+    own, theirs = _biases(t), _biases(s)
+    if len(own) == len(theirs) and (len(own) == 1 or role in theirs):
+        role = role if role in theirs else theirs[0]
+        expr = _of_role(role, piece, s)
+        return None if expr is None else (expr, [role])
+    if not theirs or any(s.pieces[r].shape != piece.shape for r in theirs):
+        return None
+    if len(own) == 1:
+        if _is_gru(s.pieces.get("weight_hh", t.pieces.get("weight_hh"))):
+            return None  # a GRU multiplies one of its two biases by a gate before it adds them
+        return ex.add(*(s.pieces[r].expr for r in theirs)), theirs
+    return (s.pieces[theirs[0]].expr, theirs) if role == own[0] else (ex.zeros(*piece.shape), [])
+
+
+def _evidence_text(t: Unit) -> str:
+    """Return the text of the last three different pieces of evidence of T, for the report."""
     found = list(dict.fromkeys(t.evidence))
-    if not found:
-        return "the only one of its shape"
-    return ", ".join(map(str, found[-3:]))
+    return ", ".join(map(str, found[-3:])) or "the only one of its shape"

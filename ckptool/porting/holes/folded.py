@@ -48,8 +48,7 @@ class _Norm:
         one, zero = ex.shift(ex.zeros(*scale.main.shape), 1.0), ex.zeros(*scale.main.shape)
         asked: list[Question[Expr]] = [ask(Reason.NORM_AS_SCALE, f"{self._eps():g}")]
         for role, expr in (("weight", self._weight(one)), ("bias", self._bias(zero))):
-            filling.holes[scale.pieces[role].name] = Filled(expr, "folded", asked)
-            filling.unit_of[scale.pieces[role].name] = (scale, self.unit)
+            filling.put(scale.pieces[role], (scale, self.unit), Filled(expr, "folded", asked))
 
     def leave_out(self, filling: Filling) -> None:
         """Ask about each tensor of the layer whether the norm may be left out."""
@@ -60,12 +59,11 @@ class _Norm:
         """Fold the norm into weight and bias of the layer; the bias is zeros if the source has none. The plain tensors
         are the options of the question, which is answered if the source's code shows the eps.
         """
-        weight, bias = self.t.pieces["weight"].name, self.t.pieces["bias"].name
+        weight, bias = self.t.pieces["weight"].name, self.t.pieces["bias"]
         plain = filling.holes[weight].expr
-        own = filling.holes[bias].expr if bias in filling.holes and "bias" in self.s.pieces else self._zeros()
+        own = filling.holes[bias.name].expr if bias.name in filling.holes and "bias" in self.s.pieces else self._zeros()
         filling.holes[weight] = Filled(self._weight(plain), "folded", [self._question().about(plain)])
-        filling.holes[bias] = Filled(self._bias(own), "folded", [self._question().about(own)])
-        filling.unit_of[bias] = (self.t, self.unit)
+        filling.put(bias, (self.t, self.unit), Filled(self._bias(own), "folded", [self._question().about(own)]))
 
     def _question(self) -> Question[Expr]:
         if self.eps is None:
@@ -112,8 +110,8 @@ def _norm_behind(filling: Filling, norm: Unit) -> _Norm | None:
 
 
 def _scale_after(filling: Filling, t: Unit, shape: Shape) -> Unit | None:
-    """Return the unit that the model runs directly after T, if it is not filled and is what is left of a batch norm at
-    inference (`_scales`) of SHAPE; else None. None, too, if the order of execution is not known.
+    """Return the unit that the model runs directly after T, if it is not filled and scales and shifts channels of SHAPE
+    (`_scales`); else None. None, too, if it is not known when T runs.
     """
     here = t.used
     after = [u for u in filling.matcher.cells.targets if here is not None and u.used is not None and u.used > here]
@@ -122,7 +120,7 @@ def _scale_after(filling: Filling, t: Unit, shape: Shape) -> Unit | None:
 
 
 def _scales(unit: Unit, shape: Shape) -> bool:
-    """Return whether UNIT is no norm, and has a weight and a bias of SHAPE that code multiplies with and adds."""
+    """Return whether UNIT is no norm, and holds a weight and a bias of SHAPE that code multiplies with or adds."""
     is_norm = label_of(unit, "purpose") == "norm" or "norm" in unit.main.entry.module.lower()
     by_channel = all(p.shape == shape and p.entry.how in _BY_CHANNEL for p in unit.pieces.values())
     return unit.pieces.keys() == {"weight", "bias"} and by_channel and not is_norm

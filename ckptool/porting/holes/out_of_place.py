@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from ..forms.branches import flows_into
 from ..matching.evidence import Kind
-from ..matching.units import Unit, related, similarity
+from ..matching.units import Pair, Path, Unit, related, similarity
 from ..questions import Reason
+from ..words import common_start
 from .filling import Filling
-
-Pair = tuple[Unit, Unit]
 
 #: A list of blocks: its path with `{}` in place of the number, on both sides.
 _Lists = tuple[str, str]
+#: Such lists, and the numbers of a pair in them.
+_Place = tuple[_Lists, tuple[int, int]]
 
 #: Pairs that are out of place in the same way by so many blocks are a way of writing the code, not leftovers.
 _A_HABIT = 2
@@ -38,108 +39,109 @@ def doubt_what_is_out_of_place(filling: Filling) -> None:
 
 
 def _against_other_blocks(filling: Filling, pairs: Sequence[Pair]) -> None:
-    """Ask about a pair of names that is paired in one block alone, if each of the two names is paired with another name
-    in other blocks, the target's name at least twice with the same one. Names are paths with `{}` for the numbers of
-    blocks (`_in_any_block`).
-
-    A last name that is a number does not count: in a block without its first layer, all layers have other numbers.
+    """Ask about each pair whose two names (`_names`) are paired in this block alone, if each is paired with another
+    name in other blocks, that of the target at least twice with the same one. Pairs with a number as a last name do not
+    count: in a block without its first layer, all layers have other numbers.
     """
     of_target: dict[str, Counter[str]] = defaultdict(Counter)
     of_source: dict[str, Counter[str]] = defaultdict(Counter)
-    pairs = [(t, s) for t, s in pairs if not _is_number(t) and not _is_number(s)]
-    for t, s in pairs:
-        own, theirs = _in_any_block(t), _in_any_block(s)
+    pairs = [(t, s) for t, s in pairs if not t.last.isdecimal() and not s.last.isdecimal()]
+    for pair in pairs:
+        own, theirs = _names(pair)
         of_target[own][theirs] += 1
         of_source[theirs][own] += 1
     for t, s in pairs:
-        own, theirs = _in_any_block(t), _in_any_block(s)
+        own, theirs = _names((t, s))
         if of_target[own][theirs] == 1 and len(of_target[own]) > 1 and len(of_source[theirs]) > 1:
             other, count = next(one for one in of_target[own].most_common() if one[0] != theirs)
-            if count < _A_HABIT:
-                continue
-            _ask(filling, t, Reason.ANOTHER_IN_OTHER_BLOCKS, other.replace("{}", "*"), ".".join(s.path))
+            if count >= _A_HABIT:
+                _ask(filling, t, Reason.ANOTHER_IN_OTHER_BLOCKS, other.replace("{}", "*"), ".".join(s.path))
 
 
 def _against_their_order(filling: Filling, pairs: Sequence[Pair]) -> None:
-    """Ask about two look-alikes of one module that the source lists in another order than the model, if in no block
-    anything but the modules around them and other blocks told them apart. The question names the partner of the other
-    of the two, and has no options.
+    """Ask about two look-alikes of one module that the source lists in another order than the model, if nothing says
+    which of them is which. The question about each names the partner of the other.
 
-    All blocks count together (paths with `{}` for their numbers, `_in_any_block`): a pair that a name, a word or an
-    order told in one block is told in all. Pairs without evidence are left out. Two layers that have different sizes in
-    another block, under one module, are told apart by that. Of layers that feed each other, the order of use counts in
-    place of the model's list.
+    In no block, evidence of another kind than the modules around the two and other blocks (`_BY_PLACE`) made a pair of
+    their names (`_names`); such evidence in one block counts in all. And in no block of one module with both names do
+    the two have different sizes. If the model takes the output of one of the two for the other, that is their order in
+    the model.
 
     A block that lacks one of two norms makes the other norm look like that of another block, whose pairs then count as
     evidence for the first: no name, no word and no order has told which is which.
     """
     told: dict[tuple[str, str], bool] = defaultdict(bool)
-    beside: dict[tuple[tuple[str, ...], tuple[str, ...], str], list[Pair]] = defaultdict(list)
+    beside: dict[tuple[Path, Path, str], list[Pair]] = defaultdict(list)
+    sizes: dict[tuple[Path, Path], dict[tuple[str, str], str]] = defaultdict(dict)
     for t, s in pairs:
-        told[_in_any_block(t), _in_any_block(s)] |= not _BY_PLACE.issuperset(one.kind for one in t.evidence)
+        told[_names((t, s))] |= not _BY_PLACE.issuperset(one.kind for one in t.evidence)
         beside[t.path[:-1], s.path[:-1], str(_shapes(t))].append((t, s))
-    sizes: dict[tuple[tuple[str, ...], tuple[str, ...]], dict[tuple[str, str], str]] = defaultdict(dict)
     for (own, theirs, size), found in beside.items():
-        sizes[own, theirs] |= {(_in_any_block(t), _in_any_block(s)): size for t, s in found}
+        sizes[own, theirs] |= {_names(pair): size for pair in found}
     for found in beside.values():
-        alike = [(t, s) for t, s in found if t.evidence and not told[_in_any_block(t), _in_any_block(s)]]
-        for (t, s), (u, v) in pairwise(sorted(alike, key=lambda pair: pair[0].order)):
-            if flows_into(u, t):  # layers that feed each other have an order that does not depend on who lists them
-                (t, s), (u, v) = (u, v), (t, s)
-            one, other = ((_in_any_block(a), _in_any_block(b)) for a, b in ((t, s), (u, v)))
-            by_size = any(one in held and other in held and held[one] != held[other] for held in sizes.values())
-            if v.order < s.order and not by_size:  # sizes tell the two in a block that has both
-                _ask(filling, t, Reason.ONLY_THE_BLOCK, ".".join(v.path))
-                _ask(filling, u, Reason.ONLY_THE_BLOCK, ".".join(s.path))
+        alike = [(t, s) for t, s in found if t.evidence and not told[_names((t, s))]]
+        for one, other in pairwise(sorted(alike, key=lambda pair: pair[0].order)):
+            (t, s), (t2, s2) = (other, one) if flows_into(other[0], one[0]) else (one, other)
+            here, there = _names(one), _names(other)
+            by_size = any(here in held and there in held and held[here] != held[there] for held in sizes.values())
+            if s2.order < s.order and not by_size:
+                _ask(filling, t, Reason.ONLY_THE_BLOCK, ".".join(s2.path))
+                _ask(filling, t2, Reason.ONLY_THE_BLOCK, ".".join(s.path))
 
 
-#: Evidence that says where look-alikes are, and nothing of which of them is which.
+#: Evidence that says where look-alikes are, and not which of them is which.
 _BY_PLACE = frozenset({Kind.SCOPE, Kind.OTHER_BLOCKS})
 
 
 def _in_other_blocks(filling: Filling, pairs: Sequence[Pair]) -> None:
-    """Ask about pairs whose blocks are paired with others: at least as many pairs link each of the two blocks with one
-    other block of the list. Only lists with the same blocks are compared (`_go_together`). Also ask about blocks in the
-    opposite order on the two sides (`_crossed`).
-
-    Pairs of one name that are out of place by the same number of blocks at least twice are a way of writing the code,
-    and not asked about; nor are those of `_between_two_blocks`.
+    """Ask about pairs whose blocks are paired with others (`_strays`), and about blocks in the opposite order on the
+    two sides (`_crossed`); not about these in lists that the sides have to count from opposite ends (`Levels.turned`).
     """
     votes: dict[_Lists, Counter[tuple[int, int]]] = defaultdict(Counter)
-    places = [list(_places(t, s)) for t, s in pairs]
-    for found in places:
-        for lists, numbers in found:
-            votes[lists][numbers] += 1
-    rivals = {lists: _Rivals(counted) for lists, counted in votes.items() if _go_together(counted)}
-    habits: Counter[tuple[str, str, int]] = Counter()
-    stray: list[tuple[Pair, _Lists, tuple[int, int], tuple[str, str, int]]] = []
-    for pair, found in zip(pairs, places, strict=True):
+    inside: dict[_Lists, dict[int, dict[str, Pair]]] = defaultdict(lambda: defaultdict(dict))
+    places = [(pair, list(_places(*pair))) for pair in pairs]
+    for pair, found in places:
         for lists, (i, j) in found:
-            if lists in rivals and votes[lists][i, j] <= rivals[lists].votes_against(i, j):
-                habit = _without_numbers(pair[0]), _without_numbers(pair[1]), j - i
-                stray.append((pair, lists, (i, j), habit))
-                habits[habit] += 1
-    for (t, s), lists, (i, j), habit in stray:
-        if habits[habit] < _A_HABIT and not _between_two_blocks(t, s, pairs, i - j):
+            votes[lists][i, j] += 1
+            inside[lists][i][".".join(pair[0].path).removeprefix(lists[0].format(i) + ".")] = pair
+    for (t, s), lists, (i, j) in _strays(places, votes):
+        if not _between_two_blocks(t, s, pairs, i - j):
             own, theirs = (name.format(n) for name, n in zip(lists, (i, j), strict=True))
             _ask(filling, t, Reason.FROM_ANOTHER_BLOCK, own, theirs)
-    inside: dict[_Lists, dict[int, dict[str, Pair]]] = defaultdict(lambda: defaultdict(dict))
-    for (t, s), found in zip(pairs, places, strict=True):
-        for lists, (i, _) in found:
-            inside[lists][i][_below(t, lists[0].format(i))] = t, s
-    turned = filling.matcher.scopes.levels.turned  # all blocks of these are in the opposite order, as they have to be
+    turned = filling.matcher.scopes.levels.turned
     for lists, counted in votes.items():
         if lists[0].partition("{}")[0] not in turned:
             _crossed(filling, inside[lists], lists, counted)
 
 
-def _between_two_blocks(t: Unit, s: Unit, pairs: Sequence[Pair], blocks: int) -> bool:
-    """Return whether the pair T, S is between two blocks on both sides, and one code counts it among the block before,
-    the other among the block after. BLOCKS is the difference of the numbers of its blocks on the two sides, which has
-    to be 1 or -1.
+def _strays(
+    places: Sequence[tuple[Pair, list[_Place]]], votes: Mapping[_Lists, Counter[tuple[int, int]]]
+) -> list[tuple[Pair, _Lists, tuple[int, int]]]:
+    """Return (pair, lists, its numbers there) for each pair whose two blocks are paired with others: at least as many
+    pairs link each of them with one other block of the list (`_Rivals`). Only lists with the same blocks are looked at
+    (`_go_together`).
 
-    The names have a word and the last component in common, and the pair has the same place among all layers of other
-    modules in PAIRS: for example, `downsample` at the end of a stage, or at the beginning of the next.
+    Pairs of one name, but for numbers, that are out of place by the same number of blocks at least twice are left out:
+    that is a way of writing the code. PLACES has (pair, its places), VOTES lists -> numbers -> how many pairs have
+    them.
+    """
+    rivals = {lists: _Rivals(counted) for lists, counted in votes.items() if _go_together(counted)}
+    habits: Counter[tuple[str, str, int]] = Counter()
+    found = []
+    for (t, s), around in places:
+        for lists, (i, j) in around:
+            if lists in rivals and votes[lists][i, j] <= rivals[lists].votes_against(i, j):
+                habit = _without_numbers(t), _without_numbers(s), j - i
+                found.append(((t, s), lists, (i, j), habit))
+                habits[habit] += 1
+    return [(pair, lists, numbers) for pair, lists, numbers, habit in found if habits[habit] < _A_HABIT]
+
+
+def _between_two_blocks(t: Unit, s: Unit, pairs: Sequence[Pair], blocks: int) -> bool:
+    """Return whether T and S are between two blocks, such as a `downsample`, which one code counts to the block before,
+    the other to the block after. BLOCKS is the difference of the numbers of the blocks of T and S, which has to be 1 or
+    -1. The names have equal last components and another word in common, and all PAIRS of other modules are before T
+    and S on both sides, or behind them on both sides.
     """
     same = abs(blocks) == 1 and s.path[-1:] == t.path[-1:] and similarity(t, s) > 0
     others = [(a, b) for a, b in pairs if a.path[:-1] != t.path[:-1]]
@@ -147,11 +149,10 @@ def _between_two_blocks(t: Unit, s: Unit, pairs: Sequence[Pair], blocks: int) ->
 
 
 def _go_together(votes: Counter[tuple[int, int]]) -> bool:
-    """Return whether two lists have the same blocks: more than half of the pairs link a block of the first list with
-    that block of the second with which it has the most pairs. VOTES has (number in one list, number in the other) ->
-    how many pairs link them.
-
-    If one side has a list of blocks and the other a list for each part, no partner has most of the layers.
+    """Return whether two lists have the same blocks: if each block of the first list is paired with that block of the
+    second with which it has the most pairs, these are more than half of all pairs. If one side has a list of blocks and
+    the other a list for each part, they are not. VOTES has (number in one list, number in the other) -> how many pairs
+    link them.
     """
     best: dict[int, int] = defaultdict(int)
     for (i, _), n in votes.items():
@@ -186,12 +187,10 @@ class _Rivals:
 def _crossed(
     filling: Filling, inside: Mapping[int, Mapping[str, Pair]], lists: _Lists, votes: Counter[tuple[int, int]]
 ) -> None:
-    """Ask about blocks in the opposite order on the two sides, if each would also fit in the place of the other: what
-    both hold under equal paths has equal shapes, and they hold something equal. A block of LISTS goes to that block of
-    the source with which it has the most pairs; blocks with a single pair are left out.
-
-    Blocks of one kind (equal paths and shapes) are compared in one pass: with the highest number before and the lowest
-    after. INSIDE has number of a block -> path inside of it -> pair; VOTES is as in `_go_together`.
+    """Ask about blocks of LISTS in the opposite order on the two sides, if each would also fit in the place of the
+    other (`_fitting`). The partner of a block is the block of the source with which it has the most pairs; blocks with
+    a single pair are left out. INSIDE has number of a block -> path inside of it -> pair; VOTES is as in
+    `_go_together`.
     """
     rows: dict[int, Counter[int]] = defaultdict(Counter)
     for (i, j), n in votes.items():
@@ -202,19 +201,27 @@ def _crossed(
     for i, j in best:
         if (i, j) in turned:
             kinds[frozenset((name, tuple(_shapes(t).items())) for name, (t, _) in inside[i].items())].append((i, j))
+    for one, other in _fitting(kinds):
+        for (i, j), m in _inverted(kinds[one], kinds[other]):
+            high, low = (lists[1].format(n) for n in (max(j, m), min(j, m)))
+            for t, _ in inside[i].values():
+                _ask(filling, t, Reason.BLOCKS_CHANGE_PLACES, high, low)
+
+
+def _fitting(kinds: Collection[_Kind]) -> Iterator[tuple[_Kind, _Kind]]:
+    """Yield each two of KINDS, also one with itself, whose blocks would fit in each other's place: what both hold under
+    equal paths has equal shapes, and they hold something equal.
+    """
     holding: dict[object, list[int]] = defaultdict(list)
     for number, kind in enumerate(kinds):
         for held in kind:
             holding[held].append(number)
-    numbered = [(dict(kind), places) for kind, places in kinds.items()]
-    for one, of_one in numbered:
-        for number in sorted({number for held in one.items() for number in holding[held]}):
-            other, of_other = numbered[number]
-            if all(one[name] == other[name] for name in one.keys() & other.keys()):
-                for (i, j), m in _inverted(of_one, of_other):
-                    high, low = (lists[1].format(n) for n in (max(j, m), min(j, m)))
-                    for t, _ in inside[i].values():
-                        _ask(filling, t, Reason.BLOCKS_CHANGE_PLACES, high, low)
+    numbered = [(kind, dict(kind)) for kind in kinds]
+    for one, own in numbered:
+        for number in sorted({number for held in one for number in holding[held]}):
+            other, theirs = numbered[number]
+            if all(own[path] == theirs[path] for path in own.keys() & theirs.keys()):
+                yield one, other
 
 
 #: What a block holds: the names in it with the shapes of their tensors.
@@ -243,10 +250,6 @@ def _inverted(
             lowest, place = found if lowest is None else min(lowest, found), place - 1
         if lowest is not None and lowest < j:
             yield (i, j), lowest
-
-
-def _below(unit: Unit, head: str) -> str:
-    return ".".join(unit.path).removeprefix(head + ".")
 
 
 def _shapes(unit: Unit) -> dict[str, tuple[int, ...]]:
@@ -291,13 +294,11 @@ class _Beside:
             return ()
         first = self._paths[self._paths[0] == left_out.path]
         last = self._paths[-2 if self._paths[-1] == left_out.path else -1]
-        same = next(
-            (n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last))
-        )
-        return first[:same]  # what is first and last of a sorted list have in common all have
+        return first[: common_start([first, last])]  # what the first and last of a sorted list share, all share
 
 
 def _ask(filling: Filling, t: Unit, reason: Reason, *named: str) -> None:
+    """Ask about each filled tensor of T, for REASON with the texts NAMED, without options."""
     for piece in t.pieces.values():
         if piece.name in filling.holes:
             filling.holes[piece.name].ask(reason, *named)
@@ -306,7 +307,7 @@ def _ask(filling: Filling, t: Unit, reason: Reason, *named: str) -> None:
 _NUMBER, _AT_THE_END = re.compile(r"\d+"), re.compile(r"\d+$")
 
 
-def _places(t: Unit, s: Unit) -> Iterator[tuple[_Lists, tuple[int, int]]]:
+def _places(t: Unit, s: Unit) -> Iterator[_Place]:
     """Yield ((list of the target, list of the source), (number of T in it, number of S in it)) for each numbered list
     around T with each numbered list around S.
     """
@@ -330,18 +331,16 @@ def _numbered(path: Sequence[str]) -> list[tuple[str, int]]:
 
 
 def _without_numbers(unit: Unit) -> str:
+    """Return the path of UNIT with `{}` in place of all numbers."""
     return _NUMBER.sub("{}", ".".join(unit.path))
 
 
-def _is_number(unit: Unit) -> bool:
-    return unit.path[-1:] != () and unit.path[-1].isdecimal()
-
-
-def _in_any_block(unit: Unit) -> str:
-    """Return the path of UNIT with `{}` in place of numbers at the end of the names of the modules around it:
-    `h.3.block2.fc1` -> `h.{}.block{}.fc1`.
+def _names(pair: Pair) -> tuple[str, str]:
+    """Return the paths of both units of PAIR with `{}` in place of numbers at the end of the names of the modules
+    around them: `h.3.block2.fc1` -> `h.{}.block{}.fc1`.
     """
-    return ".".join((*(_AT_THE_END.sub("{}", part) for part in unit.path[:-1]), *unit.path[-1:]))
+    t, s = (".".join((*(_AT_THE_END.sub("{}", part) for part in u.path[:-1]), *u.path[-1:])) for u in pair)
+    return t, s
 
 
 __all__ = ["doubt_what_is_out_of_place"]

@@ -6,7 +6,6 @@ several frames); the other rules are options. The names of these rules are those
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from math import isqrt, prod
 
@@ -45,33 +44,59 @@ def remedy(wanted: Shape, have: Shape, expr: Expr, kind: str | None, *, is_input
 
 def _of_kernel(wanted: Shape, have: Shape, expr: Expr, is_input: bool) -> Remedy | None:
     """Return a weight changed to another number of channels, frames, groups or dimensions, and the question about it;
-    None if no rule fits. The arguments are as in `remedy`. Of these rules, the first that fits counts:
+    None if no rule fits. The arguments are as in `remedy`.
 
-    1. equal outputs and elements in two, four or five dimensions: reshaped (a linear layer over patches is a kernel);
-    2. a matrix with as many inputs as a kernel has rows, and as many elements: transposed and reshaped (a transposed
-       convolution of one pixel is a linear layer);
-    3. a stack of matrices: a grouped layer;
-    4. a matrix, and its transpose with another number of dimensions;
-    5. another number of input channels, if the model's is 1 or a multiple of the source's, or with IS_INPUT;
-    6. a kernel for pictures repeated for frames, or one for frames summed.
+    The first of these rules that fits counts: `_of_patches`, `_of_one_pixel`, `_of_groups`, `_of_turned`; `of_channels`
+    for an input layer, or if the model has one input channel or a multiple of the source's; `_of_frames`.
     """
-    if prod(wanted) == prod(have) and wanted[:1] == have[:1] and {len(wanted), len(have)} <= {2, 4, 5}:
-        reason = Reason.PATCHES if 2 in (len(wanted), len(have)) else Reason.RESHAPED
-        return ex.reshape(expr, wanted), Question(reason, (), _by_pixels(wanted, have, expr))
-    if prod(wanted) == prod(have) and {len(wanted), len(have)} in ({2, 4}, {2, 5}) and _from_one_pixel(wanted, have):
-        flat = ex.transpose(ex.reshape(expr, (have[0], prod(have[1:])))) if len(wanted) == 2 else ex.transpose(expr)
-        return ex.reshape(flat, wanted), Question(Reason.FROM_ONE_PIXEL)
-    narrow, other = (tuple(n for n in shape if n != 1) for shape in (wanted, have))
-    groups = _of_groups(wanted, narrow, have, expr)
-    if groups:
-        return groups[0], Question(Reason.GROUPS, (), groups[1:])
-    if len(narrow) == 2 and narrow == other[::-1] and narrow != other and len(wanted) != len(have):
-        turned = ex.reshape(ex.transpose(ex.reshape(expr, other, have)), wanted, narrow)
-        return turned, Question(Reason.TURNED_LAYER)
-    if len(wanted) == len(have) > 1 and (wanted[1] == 1 or is_input or not wanted[1] % have[1]):
-        found = of_channels(wanted, have, expr)
-        if found is not None:
+    for rule in (_of_patches, _of_one_pixel, _of_groups, _of_turned):
+        if (found := rule(wanted, have, expr)) is not None:
             return found
+    if len(wanted) == len(have) > 1 and (is_input or wanted[1] == 1 or not wanted[1] % have[1]):
+        found = of_channels(wanted, have, expr)
+    return _of_frames(wanted, have, expr) if found is None else found
+
+
+def _of_patches(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
+    """Return EXPR reshaped, and the question about it, if there are equally many outputs and elements, in two, four or
+    five dimensions: a linear layer over patches is a kernel. Else None.
+    """
+    if prod(wanted) != prod(have) or wanted[:1] != have[:1] or not {len(wanted), len(have)} <= {2, 4, 5}:
+        return None
+    reason = Reason.PATCHES if 2 in (len(wanted), len(have)) else Reason.RESHAPED
+    return ex.reshape(expr, wanted), Question(reason, (), _by_pixels(wanted, have, expr))
+
+
+def _of_one_pixel(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
+    """Return EXPR transposed and reshaped, and the question about it, if one of the two is a matrix, and the other a
+    kernel of four or five dimensions with as many elements: a transposed convolution of one pixel is a linear layer.
+    The matrix has as many columns as the kernel has rows, more than one, and the kernel is wider than one pixel. Else
+    None.
+    """
+    matrix, kernel = sorted((wanted, have), key=len)
+    if len(matrix) != 2 or len(kernel) not in (4, 5) or prod(wanted) != prod(have):
+        return None
+    if matrix[1] != kernel[0] or matrix[1] == 1 or prod(kernel[2:]) == 1:
+        return None
+    flat = ex.transpose(ex.reshape(expr, (have[0], prod(have[1:])))) if len(wanted) == 2 else ex.transpose(expr)
+    return ex.reshape(flat, wanted), Question(Reason.FROM_ONE_PIXEL)
+
+
+def _of_turned(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
+    """Return EXPR transposed, and the question about it, if without sizes of 1 the two are a matrix and its transpose,
+    not square and with different numbers of dimensions. Else None.
+    """
+    narrow, other = _narrow(wanted), _narrow(have)
+    if len(narrow) != 2 or narrow != other[::-1] or narrow == other or len(wanted) == len(have):
+        return None
+    turned = ex.reshape(ex.transpose(ex.reshape(expr, other, have)), wanted, narrow)
+    return turned, Question(Reason.TURNED_LAYER)
+
+
+def _of_frames(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
+    """Return a kernel for pictures repeated for two or more frames, or one for frames summed, and the question about
+    it. None if the sizes are not those of such kernels.
+    """
     if len(wanted) == 5 and len(have) == 4 and wanted[:2] + wanted[3:] == have and wanted[2] > 1:
         flat = ex.reshape(expr, (*have[:2], 1, *have[2:]))
         return ex.repeat(flat, 2, wanted[2]), _asked(Reason.FRAMES_REPEATED, wanted[2], wanted[2])
@@ -80,18 +105,13 @@ def _of_kernel(wanted: Shape, have: Shape, expr: Expr, is_input: bool) -> Remedy
     return None
 
 
-def _from_one_pixel(wanted: Shape, have: Shape) -> bool:
-    """Return whether the matrix among WANTED and HAVE has as many columns as the kernel has rows, more than one, and
-    the kernel is wider than one pixel.
-    """
-    matrix, kernel = (wanted, have) if len(wanted) == 2 else (have, wanted)
-    return matrix[1] == kernel[0] > 1 and prod(kernel[2:]) > 1
+def _narrow(shape: Shape) -> Shape:
+    return tuple(n for n in shape if n != 1)
 
 
 def _by_pixels(wanted: Shape, have: Shape, expr: Expr) -> tuple[Expr, ...]:
-    """Return the other way to change a linear layer over patches into a kernel, or a kernel into a linear layer, as a
-    tuple of one expression of sizes WANTED: it is right if the linear layer takes all channels of one pixel, then those
-    of the next, and so on. () unless exactly one of WANTED and HAVE has two dimensions. EXPR has the sizes HAVE.
+    """Return (EXPR, of sizes HAVE, changed to sizes WANTED,) for a linear layer that takes all channels of one pixel,
+    then those of the next, and so on. () unless exactly one of WANTED and HAVE has two dimensions.
     """
     if len(have) == 2 < len(wanted):
         pixels = ex.reshape(expr, (wanted[0], *wanted[2:], wanted[1]))
@@ -101,33 +121,27 @@ def _by_pixels(wanted: Shape, have: Shape, expr: Expr) -> tuple[Expr, ...]:
     return ()
 
 
-def _of_groups(wanted: Shape, narrow: Shape, have: Shape, expr: Expr) -> tuple[Expr, ...]:
-    """Return the ways in which a stack of matrices can be one grouped layer, with the outputs of each matrix as rows:
-    with the outputs in the last dimension of the stack (transposed), then with the outputs in its second dimension. ()
-    if the sizes fit neither.
-
-    Args:
-        wanted, narrow: the sizes of that layer, and its sizes other than 1.
-        have: the sizes of the stack.
-        expr: the stack.
+def _of_groups(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
+    """Return a stack of matrices as one grouped layer, with the outputs of each matrix as rows, and the question about
+    it: with the outputs in the last dimension of the stack (transposed), or in its second. If the sizes fit both, the
+    second way is the option; if they fit neither, None.
     """
     if len(have) != 3 or len(wanted) < 2:
-        return ()
+        return None
     ways = [
         ((have[0] * have[2], have[1]), ex.reshape(ex.transpose(expr), wanted)),
         ((have[0] * have[1], have[2]), ex.reshape(expr, wanted)),
     ]
-    return tuple(way for sizes, way in ways if sizes == narrow)
+    fitting = tuple(way for sizes, way in ways if sizes == _narrow(wanted))
+    return (fitting[0], Question(Reason.GROUPS, (), fitting[1:])) if fitting else None
 
 
 def of_rows(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
-    """Return a word table or an output layer EXPR for another vocabulary, cut off at the end or filled up with the mean
-    of its rows, and the question about it. None if more than the number of rows differs, or nothing, or if a tensor has
-    no elements.
+    """Return EXPR, a word table or an output layer, for another vocabulary: cut off at the end, or filled up with the
+    mean of its rows; and the question about it. None if more than the number of rows differs, or nothing, or if a
+    tensor has no elements.
     """
-    if 0 in (*wanted, *have) or not wanted or len(wanted) != len(have):
-        return None
-    if wanted[1:] != have[1:] or wanted == have:
+    if 0 in (*wanted, *have) or not wanted or not have or wanted[1:] != have[1:] or wanted == have:
         return None
     if wanted[0] < have[0]:
         return ex.part(expr, 0, 0, wanted[0]), _asked(Reason.FEWER_WORDS, wanted[0], have[0])
@@ -135,16 +149,19 @@ def of_rows(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
 
 
 def _of_positions(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
-    """Return a position table for another number of positions, and the question about it; None for other tensors.
-
-    Behind a prefix of 1, 0 or 2 rows, in this order, both tables may be square grids: then the grid is resampled. Else,
-    tables of two dimensions are sequences, with an option:
-    one that is at most 2 rows longer loses them at the start, another longer one at the end (option: the other end);
-    one that is at most 2 rows shorter gets zeros at the start, another shorter one is resampled (option: the mean of
-    the rows as new rows at the end). The arguments are as in `remedy`.
+    """Return a position table for another number of positions, and the question about it: by `_of_grid`, or else by
+    `_of_sequence`. None for tensors of another width, with more than one table, or with fewer than two dimensions. The
+    arguments are as in `remedy`.
     """
     if len(wanted) < 2 or len(have) < 2 or wanted[-1] != have[-1] or prod(wanted[:-2]) != 1 or prod(have[:-2]) != 1:
         return None
+    return _of_grid(wanted, have, expr) or _of_sequence(wanted, have, expr)
+
+
+def _of_grid(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
+    """Return EXPR, the positions of a square grid, resampled to another square grid, and the question about it. Rows
+    before the grid are kept: 1, 0 or 2, the first of these with which both are squares. None if none is.
+    """
     for prefix in (1, 0, 2):
         old, new = have[-2] - prefix, wanted[-2] - prefix
         a, b = isqrt(max(old, 0)), isqrt(max(new, 0))
@@ -152,6 +169,17 @@ def _of_positions(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
             made = ex.reshape(ex.resize(expr, prefix, (a, a), (b, b)), wanted, (*have[:-2], *wanted[-2:]))
             kept = counted(prefix, "class token")
             return made, Question(Reason.GRID_RESIZED, (f"{a} x {a}", f"{b} x {b}", kept))
+    return None
+
+
+def _of_sequence(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
+    """Return EXPR, a table of two dimensions, for a sequence of another length, and the question about it; None for
+    other dimensions.
+
+    One or two rows too many (padding) are left out at the start; if there are more, at the end. The other end is the
+    option. One or two rows too few are zeros at the start; if there are more, the table is resampled. New rows at the
+    end, the mean of all, are the option.
+    """
     if len(wanted) != 2 or len(have) != 2:
         return None
     old, new = have[0], wanted[0]
@@ -200,6 +228,7 @@ def of_channels(wanted: Shape, have: Shape, expr: Expr) -> tuple[Expr, Question[
 
 
 def _more(wanted: Shape, have: int, x: Expr) -> dict[str, Expr]:
+    """Return rule -> the kernel X, of HAVE input channels, with more channels (sizes WANTED), the likeliest first."""
     times, rest = divmod(wanted[1], have)
     if rest:
         turns = ex.cat(1, *[x] * times, ex.part(x, 1, 0, rest))
@@ -211,6 +240,7 @@ def _more(wanted: Shape, have: int, x: Expr) -> dict[str, Expr]:
 
 
 def _fewer(wanted: Shape, have: int, x: Expr) -> dict[str, Expr]:
+    """Return rule -> the kernel X, of HAVE input channels, with fewer channels (sizes WANTED), the likeliest first."""
     n = wanted[1]
     first = ex.part(x, 1, 0, n)
     if n == 1:
@@ -223,8 +253,8 @@ def _fewer(wanted: Shape, have: int, x: Expr) -> dict[str, Expr]:
 
 
 def rule_of(expr: Expr) -> str:
-    """Return the rule for input channels (a key of RULES) that made the kernel EXPR, told from its operations. An
-    expression that none of the rules made gives "first" or another wrong rule.
+    """Return the rule for input channels (a key of RULES) that made the kernel EXPR, by its operations. For an
+    expression that no rule made, some rule is returned.
     """
     operations = set(expr.operations())
     if not operations.isdisjoint(("sum", "add")):
@@ -245,6 +275,7 @@ def by_rule(mapping: Mapping, rule: str) -> Mapping:
 
 
 def _by_rule(entry: Entry, rule: str) -> Entry:
+    """Return ENTRY with RULE applied, as in `by_rule`; as it is if it has no such question or no expression."""
     asked = next((q for q in entry.questions if q.is_open and q.reason is Reason.OTHER_CHANNELS), None)
     if asked is None or entry.expr is None:
         return entry
@@ -255,15 +286,11 @@ def _by_rule(entry: Entry, rule: str) -> Entry:
         raise RuleError(
             f"the rule {rule!r} does not lead from {asked.named[0]} input channels to {asked.named[1]}",
             where=printable(entry.target, 100),
-            hint=f"--input-channels {_likeliest(list(ways))}",
+            hint=f"--input-channels {min(ways, key=list(RULES).index)}",
         )
     answer = f"input channels by the rule {rule!r}, as asked for"
     left = [q if q is not asked else replace(q, answer=answer) for q in entry.questions]
     return replace(entry, expr=ways[rule], questions=tuple(left), evidence=answer)
-
-
-def _likeliest(names: Sequence[str]) -> str:
-    return min(names, key=list(RULES).index)
 
 
 __all__ = ["RULES", "by_rule", "of_channels", "rule_of"]

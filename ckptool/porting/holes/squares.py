@@ -6,9 +6,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from ...model_code.signature import PRODUCTS
 from .. import expression as ex
 from ..expression import Expr, Shape
-from ..forms.layouts import PRODUCTS, is_bare, is_turned, kin
+from ..forms.layouts import is_bare, is_turned, kin
 from ..forms.pieces import Piece, squeezed
 from ..questions import Reason, Topic
 from ..words import cut, label, table
@@ -195,14 +196,17 @@ def _multiplies(piece: Piece) -> bool:
 
 def _as_scores(piece: Piece) -> Shape | None:
     """Return the shape of PIECE if it is a trained bare parameter of the sizes [n, n], with n > 1, and no `Embedding`,
-    from which code takes single numbers, or which it adds, such as scores from class to class; None for other pieces.
+    from which code takes single numbers, or which it adds or multiplies with element by element, such as scores from
+    class to class; None for other pieces.
     """
     of_own_code = is_bare(piece) and piece.entry.parameter and piece.entry.module != "Embedding"
     is_square = len(piece.shape) == 2 and piece.shape[0] == piece.shape[1] > 1
     return piece.shape if of_own_code and is_square and piece.entry.how in _TAKES else None
 
 
-#: How code takes numbers out of a matrix, or adds all of them.
-_TAKES = frozenset("__getitem__ gather index_select add __add__ __radd__ unsqueeze".split())
+#: How code takes numbers out of a matrix, or uses all of them, each for itself.
+_TAKES = frozenset(
+    "__getitem__ gather index_select add __add__ __radd__ mul multiply __mul__ __rmul__ unsqueeze".split()
+)
 
 __all__ = ["AS_IT_IS", "turn_bare_squares", "turn_squares_of_layers"]

@@ -30,8 +30,9 @@ def substitute(filling: Filling) -> None:
 
 
 def _averages(filling: Filling) -> None:
-    """Fill the running average (EMA) of a tensor of the model from the average that the source stores of the same
-    tensor (`_average_in_source`), with the questions about that tensor.
+    """Fill each running average (EMA) of the model that is not filled and not split or joined. It gets the source's
+    average (`_average_in_source`) of what fills the tensor that it is the average of (`_averaged`), with the same
+    operations, and the questions about that tensor, without their options.
     """
     kept = [key for key in filling.source.signature.entries if is_average((key.rpartition(".")[2],))]
     pieces = list(filling.target.pieces.values()) if kept else []
@@ -44,13 +45,12 @@ def _averages(filling: Filling) -> None:
         expr = substituted(filling.target.assembly[of.entry.key], {of.name.hole: filled.expr})
         expr = substituted(expr, {own: ex.of(key) for own in filled.expr.keys()})  # noqa: SIM118
         asked = [q.about() for q in filled.questions]
-        filling.holes[piece.name] = Filled(expr, "the average of what is beside it", asked)
-        filling.unit_of[piece.name] = filling.unit_of[of.name]
+        filling.put(piece, filling.unit_of[of.name], Filled(expr, "the average of what is beside it", asked))
 
 
 def _averaged(filling: Filling, piece: Piece, pieces: Sequence[Piece]) -> Piece | None:
-    """Return the tensor that PIECE is the average of: the only filled one of its shape among PIECES of its module. None
-    if there is no such tensor, or if another average of this shape there is not filled.
+    """Return the tensor that PIECE is the average of: the only filled tensor of its shape in its module, among PIECES.
+    None if there is not exactly one, or if the module has another average of this shape that is not filled.
     """
     beside = [p for p in pieces if p.path[:-1] == piece.path[:-1] and p.entry.shape == piece.shape]
     filled = [p for p in beside if p.name in filling.holes]
@@ -59,9 +59,9 @@ def _averaged(filling: Filling, piece: Piece, pieces: Sequence[Piece]) -> Piece 
 
 
 def _average_in_source(filling: Filling, filled: Filled, kept: Sequence[str]) -> str | None:
-    """Return the only one of KEPT, the averages of the source, that has the sizes of the key that FILLED is made of,
-    and is in the key's module or in the module around it. None if there is not exactly one, or if FILLED has several
-    keys.
+    """Return the key of the average that the source has of the tensor of which FILLED is made: the only one of KEPT,
+    the source's averages, that has its sizes, and is in its module or in the module around that. None if there is not
+    exactly one, or if FILLED has several keys.
     """
     entries = filling.source.signature.entries
     own = list(filled.expr.keys())
@@ -89,27 +89,26 @@ def _leftovers(filling: Filling) -> None:
         pairs = [filling.unit_of[t.main.name] for t in cells.targets if t.main.name in filling.unit_of]
         everything = propose is not leftovers.parts
         for one in propose(pairs, targets, cells.sources if everything else sources):
-            hole = one.target.pieces[one.role].name
-            filling.holes[hole] = Filled(one.expr, "left over", [one.question])
-            filling.unit_of[hole] = (one.target, one.source)
+            filled = Filled(one.expr, "left over", [one.question])
+            filling.put(one.target.pieces[one.role], (one.target, one.source), filled)
 
 
 def _near_misses(filling: Filling) -> None:
-    """Fill tensors from sources of the same name or place (with other sizes, if a rule is known), until that changes
-    the sizes of no more tensors. Results with other sizes are guesses, unless the code or the sizes show how to change
-    them.
+    """Fill tensors from sources of the same name or place (`_near_misses_once`), again and again until no tensor is
+    filled from one of other sizes any more: such a unit is a neighbour of those beside it.
     """
     joined: list[Unit] = []
-    while _near_misses_once(filling, joined):  # what was joined is a neighbour of what comes before it
+    while _near_misses_once(filling, joined):
         pass
 
 
 def _near_misses_once(filling: Filling, joined: list[Unit]) -> bool:
-    """Fill each tensor without a source from an unused unit of the source, if only one is alike (`Filling.alike`, or
-    else `_cuts_patches`). New heads are left out. Units of the target whose sizes were changed are added to JOINED.
-    Return whether there were any.
+    """Fill each unit without a source from the one unit of the source that fills nothing and is alike (`Filling.alike`;
+    if none is, by `_cuts_patches`). If there are several, or if the unit is a new head, nothing is done. How it is
+    filled depends on the sizes (`_fill_of_equal_sizes`, `_fill_of_other_sizes`). Units filled from other sizes are
+    added to JOINED; return whether there were any.
     """
-    new = set(map(id, filling.matching.new))  # another head is not filled for its shape
+    new = set(map(id, filling.matching.new))
     free_t = [u for u in filling.matching.free_targets if u.main.name not in filling.holes and id(u) not in new]
     used = {id(s) for _, s in filling.unit_of.values()}
     free_s = [s for s in filling.matching.free_sources if id(s) not in used]
@@ -126,8 +125,8 @@ def _near_misses_once(filling: Filling, joined: list[Unit]) -> bool:
 
 
 def _fill_of_equal_sizes(filling: Filling, t: Unit, s: Unit, joined: list[Unit]) -> None:
-    """Fill T from S, of its sizes, if their names are similar or related, or if there are units JOINED before it; with
-    a question in the second case, if one of these has one.
+    """Fill T from S, of its sizes, if their names are similar or related, or if JOINED has any units. In the second
+    case, ask about T if a unit of JOINED has a doubt.
     """
     agree = similarity(t, s) > SOME or related(t, s)
     if not agree and any(filling.holes[one.main.name].doubts for one in joined):
@@ -137,9 +136,11 @@ def _fill_of_equal_sizes(filling: Filling, t: Unit, s: Unit, joined: list[Unit])
 
 
 def _fill_of_other_sizes(filling: Filling, t: Unit, s: Unit) -> bool:
-    """Fill T from S, changed to the sizes of T, if a rule for that is known (`remedy`), with a question unless
-    `_sizes_show` how. Its other tensors of as many numbers are reshaped, and of a word table, output layers are filled
-    as well. Return whether a rule is known.
+    """Fill T from S, changed to the sizes of T, if a rule for that is known (`remedy`); return whether one is. It is a
+    question unless sizes show how (`_sizes_show`), or all options are the same (`_is_one_way`).
+
+    The two units are then a pair. Other tensors of T are filled from those of S with the same role and as many numbers.
+    If T is a word table, output layers over the vocabulary are filled, too (`_other_vocabulary`).
     """
     kind = label_of(t, "embedding") or label_of(s, "embedding") or ("token" if _is_looked_up(filling, t) else None)
     found = remedy(t.main.shape, s.main.shape, s.main.expr, kind, is_input=_takes_inputs(filling, t))
@@ -147,15 +148,13 @@ def _fill_of_other_sizes(filling: Filling, t: Unit, s: Unit) -> bool:
         return False
     expr, question = _as_code_lists_pixels(t, s, *found)
     asked = [] if _sizes_show(filling, t, s) or _is_one_way(filling, expr, question) else [question]
-    filling.holes[t.main.name] = Filled(expr, "similar names", asked)
-    filling.unit_of[t.main.name] = (t, s)
+    filling.put(t.main, (t, s), Filled(expr, "similar names", asked))
     filling.matcher.cells.join(t, s)
     for role, piece in t.pieces.items():
         other = s.pieces.get(role)
         if piece is not t.main and other is not None and prod(other.shape) == prod(piece.shape):
             same = ex.reshape(other.expr, piece.shape, other.shape)
-            filling.holes[piece.name] = Filled(same, "similar names", [q.about() for q in asked])
-            filling.unit_of[piece.name] = (t, s)
+            filling.put(piece, (t, s), Filled(same, "similar names", [q.about() for q in asked]))
     if kind == "token":
         _other_vocabulary(filling, t.main.shape, s.main.shape)
     return True
@@ -188,8 +187,8 @@ def _cuts_patches(t: Unit, s: Unit) -> bool:
 
 
 def _is_looked_up(filling: Filling, t: Unit) -> bool:
-    """Return whether T, a table whose name says nothing, is a word table: the model looks up its rows, and looks up no
-    other table, of whatever name, or another unit without a source has as many rows.
+    """Return whether the model looks up rows of T, and either T is the only unit of which it does, or another unit
+    without a source has as many rows. A table whose name says nothing is then taken for a word table.
     """
     tables = [u for u in filling.matcher.cells.targets if u.main.entry.how == "embedding"]
     others = (u for u in filling.matching.free_targets if u is not t)
@@ -197,9 +196,11 @@ def _is_looked_up(filling: Filling, t: Unit) -> bool:
 
 
 def _other_vocabulary(filling: Filling, wanted: Shape, have: Shape) -> None:
-    """Fill output layers over a vocabulary, with a question, if the word table has WANTED sizes in the model and HAVE
-    in the source. A layer of the model without a source has WANTED[0] rows, and exactly one unit of the source with
-    HAVE[0] rows is alike (`Filling.alike`).
+    """Fill output layers over the vocabulary from those of the source with another number of rows, with a question. The
+    word table has WANTED sizes in the model and HAVE sizes in the source.
+
+    Such a layer is not filled and has WANTED[0] rows, and exactly one unit of the source without a partner has HAVE[0]
+    rows and is alike (`Filling.alike`). Of its tensors, those are filled for which `of_rows` has a rule.
     """
     for t in filling.matching.free_targets:
         near = [s for s in filling.matching.free_sources if s.main.shape[:1] == have[:1] and filling.alike(t, s)]
@@ -209,13 +210,12 @@ def _other_vocabulary(filling: Filling, wanted: Shape, have: Shape) -> None:
             own = near[0].pieces.get(role)
             found = None if own is None else of_rows(piece.shape, own.shape, own.expr)
             if found is not None:
-                filling.holes[piece.name] = Filled(found[0], "similar names", [found[1]])
-                filling.unit_of[piece.name] = (t, near[0])
+                filling.put(piece, (t, near[0]), Filled(found[0], "similar names", [found[1]]))
 
 
 def _takes_inputs(filling: Filling, t: Unit) -> bool:
-    """Return whether T is the first unit of the model with its number of dimensions to run; units that are not known to
-    run do not count. If it is not known when T runs, whether it is the first of them in the state dict.
+    """Return whether T comes before all other units of the model with as many dimensions: in the order of execution,
+    without units whose place in it is not known; if that of T is not known, in the order of registration.
     """
     others = (u for u in filling.matcher.cells.targets if u is not t and len(u.main.shape) == len(t.main.shape))
     if t.used is None:
@@ -224,8 +224,8 @@ def _takes_inputs(filling: Filling, t: Unit) -> bool:
 
 
 def _follows_its_channels(filling: Filling, t: Unit) -> bool:
-    """Return whether the last unit of the model before T, in the order of use, with as many dimensions has as many
-    outputs as T, a convolution of four or five dimensions, has inputs. False if that order is not known.
+    """Return whether T has four or five dimensions, and as many inputs as the unit has outputs that the model runs last
+    before T, of those with as many dimensions. False if there is none, or if it is not known when T runs.
     """
     before = [
         u for u in filling.matcher.cells.targets if u.used is not None and t.used is not None and u.used < t.used
@@ -237,17 +237,15 @@ def _follows_its_channels(filling: Filling, t: Unit) -> bool:
 
 def _is_its_transpose(t: Unit, s: Unit) -> bool:
     """Return whether T is a transposed 1d convolution with one output channel, and S a matrix of the sizes [size of the
-    kernel of T, inputs of T].
-
-    The model overlaps the frames that the convolution makes of each input; the sizes show how the matrix is transposed.
+    kernel of T, inputs of T], which are then known to be in this order.
     """
     wanted = t.main.shape
     return t.main.entry.how == "conv_transpose1d" and wanted[1] == 1 and s.main.shape == (wanted[2], wanted[0])
 
 
 def _of_other_sizes(filling: Filling) -> None:
-    """Note in `misses`, for the refusal, the tensor of the source of other sizes in the place of each tensor without a
-    source, if exactly one unit of the source without a partner is alike.
+    """Note in `misses`, for the refusal, why each unit without a source stays empty: exactly one unit of the source
+    without a partner is alike (`Filling.alike`), and its tensor of this role has other sizes.
     """
     for t in filling.matching.free_targets:
         near = [s for s in filling.matching.free_sources if filling.alike(t, s)]
@@ -259,11 +257,11 @@ def _of_other_sizes(filling: Filling) -> None:
 
 
 def _as_code_lists_pixels(t: Unit, s: Unit, expr: Expr, question: Question[Expr]) -> tuple[Expr, Question[Expr]]:
-    """Return EXPR, a reshaped weight for patches, in the order in which code lists their pixels, and QUESTION as
-    answered, with the other orders as options. T and S are the two layers.
+    """Return (the weight in the order in which code lists the pixels of a patch, QUESTION as answered, with the other
+    orders as options) for the layers T and S, of which one is linear and one a convolution.
 
-    If it is no such weight, or if the forward pass of the code with the linear layer does not show this order, both are
-    returned as they are.
+    (EXPR, QUESTION) as they are if the question is not about patches, or if the forward pass of the code with the
+    linear layer does not show this order.
     """
     flat, kernel = (s, t) if len(s.main.shape) == 2 else (t, s)
     order = flat.main.entry.facts.pixels
@@ -291,26 +289,25 @@ def _reordered_pixels(t: Unit, s: Unit, order: str, expr: Expr) -> Expr:
 
 
 def _tied_sources(filling: Filling) -> None:
-    """Fill units without a source whose weight is not filled yet from keys that the source ties to another tensor: the
-    only key with the shape and the last two components of the model's key. Of several, the one with the same key
-    counts; without it, nothing is filled.
+    """Fill the weight of each unit without a source, if it is not filled, from a key that the source ties to another
+    tensor. The key has the shape and the last two components of the model's key; of several such keys, it is the one
+    that is equal as a whole. Nothing is filled if that leaves none or several.
     """
     tied = [e for e in filling.source.signature.entries.values() if e.tied is not None]
     for t in filling.matching.free_targets if tied else ():
-        hole = t.main.name
-        if hole in filling.holes:
+        if t.main.name in filling.holes:
             continue
         wanted = t.main.entry.key.split(".")
         near = [e for e in tied if e.shape == t.main.shape and e.key.split(".")[-2:] == wanted[-2:]]
         exact = [e for e in near if e.key == t.main.entry.key] or near
         if len(exact) == 1:
-            filling.holes[hole] = Filled(ex.of(exact[0].key), f"name; tied to {exact[0].tied} in the source")
-            filling.unit_of[hole] = (t, t)
+            filled = Filled(ex.of(exact[0].key), f"name; tied to {exact[0].tied} in the source")
+            filling.put(t.main, (t, t), filled)
 
 
 def _tables_of_words(filling: Filling) -> list[Pair]:
-    """Return the pairs (target, source) of word tables that fill a hole: the name of the source says so, or the model
-    looks up rows of the target, whose name says nothing else of an embedding.
+    """Return the pairs (target, source) that fill a hole and are word tables: the name of the source says so, or the
+    model looks up rows of the target, whose name says that it is a word table or says nothing of an embedding.
     """
     pairs = {id(t): (t, s) for t, s in filling.unit_of.values()}
     return [
@@ -322,8 +319,8 @@ def _tables_of_words(filling: Filling) -> list[Pair]:
 
 
 def _tied_tables(filling: Filling) -> None:
-    """Fill a second word table (of encoder or decoder) from the source's word table, with a question, if the model
-    looks up its rows, and exactly one filled word table whose rows the model looks up has its sizes.
+    """Fill each word table that is not filled with what fills another one (of encoder or decoder), with a question. The
+    model looks up rows of both, and no third filled word table of which it does has these sizes.
     """
     free = [t for t in filling.matching.free_targets if t.main.name not in filling.holes]
     for t in [t for t in free if label_of(t, "embedding") == "token" and t.main.entry.how == "embedding"]:
@@ -332,14 +329,14 @@ def _tied_tables(filling: Filling) -> None:
         if len(found) == 1:
             own, s = found[0]
             expr = filling.holes[own.main.name].expr
-            filling.holes[t.main.name] = Filled(expr, "the table of words", [ask(Reason.ONE_TABLE)])
-            filling.unit_of[t.main.name] = (t, s)
+            filling.put(t.main, (t, s), Filled(expr, "the table of words", [ask(Reason.ONE_TABLE)]))
 
 
 def _tied_heads(filling: Filling) -> None:
-    """Fill an output layer that the source lacks (`_lacking_heads`) with what fills the first word table of the model
-    of the same sizes: the two are most likely tied. It is a question unless the source ties some key to the table, or
-    `_was_beside`. Doubts about the table are copied if it is not a plain copy of the source's.
+    """Fill each output layer that the source lacks (`_lacking_heads`) with what fills the first word table of its
+    sizes, to which it is most likely tied. It is a question unless the source ties a key to this table, or the file
+    seems to come from a model that ties them (`_was_beside`). If the table is not a copy of the source's, its doubts
+    are copied.
     """
     tied = {e.tied for e in filling.source.signature.entries.values()}
     for t in _lacking_heads(filling):
@@ -350,14 +347,13 @@ def _tied_heads(filling: Filling) -> None:
         asked: list[Question[Expr]] = [] if certain else [ask(Reason.TIED_HEAD)]
         table_of_words = filling.holes[own.main.name]
         asked += [q.about() for q in table_of_words.doubts if table_of_words.expr != s.main.expr]
-        filling.holes[t.main.name] = Filled(table_of_words.expr, "tied to the embedding", asked)
-        filling.unit_of[t.main.name] = (t, s)
+        filling.put(t.main, (t, s), Filled(table_of_words.expr, "tied to the embedding", asked))
 
 
 def _lacking_heads(filling: Filling) -> list[Unit]:
-    """Return the output layers of the model that are not filled: matrices that are one by their name, or the last
-    linear layer that the model uses. One with a bias that is not filled, either, is a new layer and left out, unless
-    its name says that it is over words.
+    """Return the output layers of the model that are not filled: weights that are matrices, are no tables, and have a
+    name for a head or are the last matrix that the model uses, in a linear layer. New layers (`_has_new_bias`) are left
+    out.
     """
     used = [t.used for t in filling.matcher.cells.targets if t.used is not None and len(t.main.shape) > 1]
     last = max(used, default=0)
@@ -373,17 +369,17 @@ def _lacking_heads(filling: Filling) -> list[Unit]:
 
 
 def _has_new_bias(filling: Filling, t: Unit) -> bool:
-    """Return whether T has a bias that is not filled, and no word for a vocabulary in its name."""
+    """Return whether T has a tensor beside its weight that is not filled, and no word for a vocabulary in its name."""
     biased = any(p.name not in filling.holes for p in t.pieces.values() if p.role != "weight")
     return biased and table().vocabulary.isdisjoint(t.words)
 
 
 def _was_beside(filling: Filling, t: Unit, own: Unit, s: Unit) -> bool:
-    """Return whether the file comes from a model with more than the body, and the model adds only the output layer T.
-    OWN and S are the pair of word tables.
+    """Return whether all keys of the source begin with one component, which OWN and S, the pair of word tables, have as
+    well, and the model has one more first component, that of the output layer T.
 
-    Both sides have the body under the same name. A file of the body alone would not have this prefix, and a file with
-    another head would have keys for it.
+    Then the file comes from a model with more than the body: a file of the body alone would not have this prefix. What
+    it had more was tied, as a file with another head would have keys for it.
     """
     first, *more = own.main.entry.key.split(".")
     if not more or s.main.entry.key.split(".")[0] != first:

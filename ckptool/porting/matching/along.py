@@ -19,12 +19,11 @@ _MOST = 8
 
 
 def along_branches(cells: Cells) -> dict[int, Hashable]:
-    """Return `id` of a unit -> label, ("along", path of the source), equal for a unit of the target and a unit of the
-    source that are in one branch: the target by the flow of the forward pass, the source by a word in its name.
+    """Return `id` of a unit -> label, ("along", path of the source), equal for a target and a source that are in one
+    branch: the target by the flow of the forward pass, the source by a word in its name (`_found`).
+
     Only open cells with equally many units of both sides, at most 8 of each, are looked at, and only certain pairs in
     the blocks of their targets. All units of a cell get a label if each target has a source of its own; else none does.
-    If the flow of the source's code is known, it has to agree. If not, a name may say what a layer takes and not where
-    its output goes; the caller makes that pair a question.
     """
     decided: dict[Path, list[Pair]] = defaultdict(list)
     for pair in cells.pairs():
@@ -42,12 +41,13 @@ def along_branches(cells: Cells) -> dict[int, Hashable]:
 
 
 def _found(targets: Sequence[Unit], sources: Sequence[Unit], beside: Sequence[Pair]) -> dict[int, Unit]:
-    """Return `id` of a target -> the source whose name shares a word with the partner of a layer along the target's
-    branch. Only words that no other of SOURCES has count.
-    A layer of BESIDE, certain pairs of the same blocks, is along the branch if its output flows only into this one of
-    TARGETS, or if only this one flows into it. The partner has to share such words with one source only; if the flow of
-    that source is known, the same has to hold between the source and the partner. Targets for which no source, or
-    several, are found are left out.
+    """Return `id` of a target -> the source that certain pairs (BESIDE) show to be in its branch. TARGETS for which no
+    source, or several, are found are left out.
+
+    A pair shows it if its target takes the output of this one of TARGETS alone, or gives its output to this one alone,
+    and the name of its source has a word of this one of SOURCES alone. If the flow of that source is known, it has to
+    flow into the source of the pair, or the reverse, in the same way. If it is not, the name may say what the layer
+    takes, and not where its output goes: the caller makes that a question.
     """
     said = [set(words_of(s.path)) for s in sources]
     own = [words - set().union(*(other for other in said if other is not words)) for words in said]

@@ -99,9 +99,7 @@ class Cells:
             mode: when a cell is split. "some": always. "all": if both sides have every label (also None) equally often.
                 "fair": if the function `fair` says so. "one": only labels that exactly one unit of each side has count.
             cells: the cells to look at; all open ones if None.
-            doubt: a question that all units of a split cell get: each target that leaves, with the other sources of the
-                cell as options; each source that leaves, without options; each other unit of the cell, with the sources
-                that leave. None for no question.
+            doubt: a question that all units of a split cell get (`_ask`); None for no question.
             doubt_of: returns that question, or None, for a target and a source that leave as a pair, if DOUBT is None.
         """
         moved: dict[int, _Cell] = {}
@@ -144,9 +142,9 @@ class Cells:
         doubt: Question[Unit] | None,
         doubt_of: DoubtOf | None,
     ) -> dict[int, _Cell]:
-        """Move the units of each of PARTS, (targets, sources), from CELL to a new cell, where they note EVIDENCE; the
-        targets also note in `told` what was excluded. They, and the units that stay, get the question DOUBT or, for
-        parts of one target and without DOUBT, that of DOUBT_OF (see `split`).
+        """Move the units of each of PARTS, (targets, sources), from CELL to a new cell. They note EVIDENCE, and the
+        targets also note in `told` what was excluded. All units of CELL get the question DOUBT; without it, for parts
+        of one target, that of DOUBT_OF (see `split`).
 
         Return number -> units of the new cells and of what is left of CELL, also if that is nothing; {} if there are no
         parts. The lists of this object are not updated (see `_settle`).
@@ -156,27 +154,21 @@ class Cells:
         moved: dict[int, _Cell] = {}
         for t, s in parts:
             self._count += 1
-            said = doubt
-            if doubt_of is not None and len(t) == 1:
-                said = said or doubt_of(t[0], s[0], targets, sources)
             for unit in (*t, *s):
                 unit.cell = self._count
                 unit.evidence.append(evidence)
-                if said and unit not in t:
-                    unit.ask(said)
-            inside = set(map(id, s))
-            others = [".".join(u.path) for u in sources[: len(s) + _NAMED] if id(u) not in inside][:_NAMED]
+            others = [".".join(u.path) for u in sources[: len(s) + _NAMED] if u.cell != self._count][:_NAMED]
             for unit in t:
                 unit.told.append(Told(self.rule, str(evidence), len(sources), len(s), tuple(others)))
-            if said:
-                for unit in t:
-                    unit.ask(said.about(*(u for u in sources if u is not s[0])))
-                for unit in (*targets, *sources):  # the units left behind are left only because of that guess
-                    if unit.cell != self._count:
-                        unit.ask(said.about(*s))
+            question = doubt
+            if question is None and doubt_of is not None and len(t) == 1:
+                question = doubt_of(t[0], s[0], targets, sources)
+            if question is not None:
+                _ask(question, (t, s), cell)
             moved[self._count] = t, s
         if moved:
-            moved[before] = _still_in(before, targets), _still_in(before, sources)
+            left_t, left_s = ([unit for unit in side if unit.cell == before] for side in cell)
+            moved[before] = left_t, left_s
         return moved
 
     def join(self, target: Unit, source: Unit) -> None:
@@ -209,8 +201,19 @@ class Cells:
             self._pairs = None
 
 
-def _still_in(cell: int, units: Iterable[Unit]) -> list[Unit]:
-    return [unit for unit in units if unit.cell == cell]
+def _ask(question: Question[Unit], part: _Cell, cell: _Cell) -> None:
+    """Ask QUESTION about all units of CELL, (targets, sources), of which PART leaves: of each target that leaves, with
+    the other sources of the cell as options; of each source that leaves, without options; of each other unit, which
+    stays only because of this guess, with the sources that leave.
+    """
+    (targets, sources), (cell_targets, cell_sources) = part, cell
+    for t in targets:
+        t.ask(question.about(*(u for u in cell_sources if u is not sources[0])))
+    for s in sources:
+        s.ask(question)
+    for unit in (*cell_targets, *cell_sources):
+        if unit.cell != targets[0].cell:
+            unit.ask(question.about(*sources))
 
 
 def _may_split(by_label: Mapping[Hashable, _Cell], mode: Mode) -> bool:
@@ -236,14 +239,13 @@ def fair(by_label: Mapping[Hashable, tuple[Sequence[object], Sequence[object]]])
     label is as often on both sides, or on one side only, the same side for all such labels. Units without a label on
     the other side may then have these labels.
 
-    BY_LABEL has label -> (targets, sources); None is the label of units without one, which may be on both sides in any
-    number.
+    BY_LABEL has label -> (targets, sources); None is the label of units without one, which does not count as a label.
     """
     sizes = {value: (len(t), len(s)) for value, (t, s) in by_label.items()}
-    uneven = [pair for value, pair in sizes.items() if value is not None and pair[0] != pair[1]]
     if sum(t for t, _ in sizes.values()) != sum(s for _, s in sizes.values()):
-        return not uneven and sizes.get(None, (0, 0))[0] == sizes.get(None, (0, 0))[1]
-    return all(0 in pair for pair in uneven) and len({pair[0] == 0 for pair in uneven}) <= 1
+        return False
+    uneven = [(t, s) for value, (t, s) in sizes.items() if value is not None and t != s]
+    return all(0 in pair for pair in uneven) and len({t == 0 for t, _ in uneven}) <= 1
 
 
 def of(labels: Mapping[int, Hashable], unit: object, _: bool) -> Hashable:

@@ -33,29 +33,14 @@ class Classes:
         self._places = {**_places(cells.targets), **_places(cells.sources)}
 
     def split(self) -> bool:
-        """Split cells by pairs that shapes and names decided in other modules of the same class. Return whether any
-        cell was split.
-
-        Certain pairs show which path inside of a class goes to which path inside of a class of the source. Their
-        evidence is only equal names, words, the tensors that they hold, scopes or classes; modules in which only an
-        order placed a pair do not count. Two classes correspond if at least two paths always go together, and no path
-        of the target's class has an exception. The first two classes that split a cell end the search; the targets that
-        they split off note it in `settled`.
+        """Split cells by paths inside of two classes that correspond (`_relations`): at least two paths always go
+        together, and no path of the target's class has an exception. The first two classes that split a cell end the
+        search; the targets that they split off note it in `settled`. Return whether any cell was split.
         """
-        relations: dict[tuple[int, int], Relation[_Path]] = defaultdict(Relation)
-        for t, s in self._cells.pairs():
-            if t.doubts or not _SURE.issuperset(e.kind for e in t.evidence):
-                continue
-            least = self._scopes.in_order(t)
-            for depth, (kind, path) in self._places[id(t)].items():
-                if depth < least:
-                    continue  # which part it is in is known by an order only
-                for other, inner in self._places[id(s)].values():
-                    relations[kind, other].add(path, inner)
         open_ = [[unit for cell in self._cells.open() for unit in cell[side]] for side in (0, 1)]
-        for kinds, relation in relations.items():
+        for kinds, relation in self._relations().items():
             if len(relation.sure()) < 2 or not relation.holds():
-                continue  # these classes are not each other
+                continue
             labels = relation.labels(*(self._in(kind, side) for kind, side in zip(kinds, open_, strict=True)))
             if self._cells.split(Evidence(Kind.CLASS), partial(of, labels), mode="some"):
                 for t in self._cells.targets:
@@ -64,9 +49,24 @@ class Classes:
                 return True
         return False
 
+    def _relations(self) -> dict[tuple[int, int], Relation[_Path]]:
+        """Return (class of the target, class of the source) -> which path inside of the one goes to which path inside
+        of the other, as certain pairs show. Only pairs count whose evidence is names, words, tensors, modules or
+        classes, and no modules around the innermost one that an order paired.
+        """
+        relations: dict[tuple[int, int], Relation[_Path]] = defaultdict(Relation)
+        for t, s in self._cells.pairs():
+            if t.doubts or not _SURE.issuperset(e.kind for e in t.evidence):
+                continue
+            least = self._scopes.in_order(t)
+            for depth, (kind, path) in self._places[id(t)].items():
+                for other, inner in self._places[id(s)].values() if depth >= least else ():
+                    relations[kind, other].add(path, inner)
+        return relations
+
     def _in(self, kind: int, units: list[Unit]) -> dict[int, _Path]:
-        """Return `id` of a unit -> its path inside of the module of the class with the number KIND that holds it; of
-        the outermost such module if they are nested. Those of UNITS that are in no such module are left out.
+        """Return `id` of a unit -> its path inside of the outermost module around it that is of the class KIND. UNITS
+        without such a module are left out.
         """
         every = ((unit, place) for unit in units for place in reversed(self._places[id(unit)].values()))
         return {id(unit): path for unit, (own, path) in every if own == kind}

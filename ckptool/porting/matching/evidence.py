@@ -30,6 +30,7 @@ class Kind(Enum):
     BEFORE = "before the same neighbour in {}"
     FOLLOWS = "follows the one before it in {}"
     EXCHANGED = "exchanged, for all that speaks for it"
+    GRAPHS = "its place in the graphs of both codes"
 
 
 @dataclass(frozen=True, slots=True)

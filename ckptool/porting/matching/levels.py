@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations, pairwise
 
+from ..questions import Reason
 from ..words import table, words_of
 from .cells import Cells
 from .counting import Row, direction, rows
@@ -67,6 +68,7 @@ class Levels:
         return self._known[both]
 
     def _look_up(self, own: Row, theirs: Row) -> int:
+        """Return the result of `against` for the lists OWN and THEIRS."""
         members, others = self._lists[True].get(own, {}), self._lists[False].get(theirs, {})
         if not 2 <= len(members) <= _MOST:
             return 0
@@ -80,43 +82,40 @@ class Levels:
         ]
         if not against:
             return 0
-        looks = [_looks(levels) for levels in against]
-        alike = (row for row, levels in self._lists[False].items() if row != theirs and levels.keys() == others.keys())
-        named = _in_name(theirs) and any(_in_name(row) and _looks(self._lists[False][row]) in looks for row in alike)
+        looks = [Counter(_in_turn(levels)) for levels in against]
+        named = _in_name(theirs) and any(
+            _in_name(row) and levels.keys() == others.keys() and Counter(_in_turn(levels)) in looks
+            for row, levels in self._lists[False].items()
+            if row != theirs
+        )
         return -1 if named else 1
 
     @cached_property
     def turned(self) -> dict[Row, dict[int, tuple[Row, int]]]:
-        """Return list of the target -> number -> (list of the source, number there), for lists whose contents are those
-        of a list of the source read from its end.
+        """Return list of the target -> number -> (list of the source, number there), for each two lists that have equal
+        contents if one of them is read from its end.
 
-        The model has to run the list from its last member to its first (`runs_back`): contents alone may also differ
-        because layers are missing. Neither list may have the contents of a list of the other side read from the start,
-        and no other list may qualify as the partner of either.
+        The model runs its list from the last member to the first (`runs_back`): contents alone may also differ because
+        layers are missing. Neither list has the contents of a list of the other side read from the start, and no third
+        list fits one of the two.
         """
-        contents = [
-            {row: {n: frozenset(part.looks.items()) for n, part in members.items()} for row, members in lists.items()}
-            for lists in (self._lists[True], self._lists[False])
-        ]
-        in_turn = [{tuple(held[n] for n in sorted(held)) for held in side.values()} for side in contents]
-        theirs_from_the_end: dict[tuple[Hashable, ...], list[Row]] = defaultdict(list)
-        for other, held in contents[1].items():
-            row = tuple(held[n] for n in sorted(held))
-            if row not in in_turn[0]:
-                theirs_from_the_end[row[::-1]].append(other)
+        ours, theirs = ({row: _in_turn(m) for row, m in self._lists[side].items()} for side in (True, False))
+        in_turn = {*ours.values()}, {*theirs.values()}
+        from_the_end: dict[tuple[Hashable, ...], list[Row]] = defaultdict(list)
+        for other, contents in theirs.items():
+            if contents not in in_turn[0]:
+                from_the_end[contents[::-1]].append(other)
         fitting: Relation[Row] = Relation(
             (own, other)
-            for own, held in contents[0].items()
-            if self.runs_back(own) and (row := tuple(held[n] for n in sorted(held))) not in in_turn[1]
-            for other in theirs_from_the_end.get(row, ())
+            for own, contents in ours.items()
+            if self.runs_back(own) and contents not in in_turn[1]
+            for other in from_the_end.get(contents, ())
         )
-        return {
-            own: {
-                n: (other, place)
-                for n, place in zip(sorted(contents[0][own]), sorted(contents[1][other], reverse=True), strict=True)
-            }
-            for own, other in fitting.sure().items()
-        }
+        found = {}
+        for own, other in fitting.sure().items():
+            places = sorted(self._lists[False][other], reverse=True)
+            found[own] = {n: (other, place) for n, place in zip(sorted(self._lists[True][own]), places, strict=True)}
+        return found
 
     def runs_back(self, series: Series) -> bool:
         """Return whether the model runs the list SERIES from its last member to its first, where each takes the output
@@ -140,16 +139,23 @@ class Levels:
         }
 
 
+def reason_against(against: int) -> Reason:
+    """Return the reason to ask for AGAINST, a result of `Levels.against` other than 0."""
+    return Reason.AGAINST_LEVELS if against > 0 else Reason.LEVELS_FROM_THE_OTHER_END
+
+
 def _of_sizes(row: Row) -> bool:
     """Return whether the last word of the name of the list ROW says that its numbers are sizes (`scale0`)."""
     return not table().sizes.isdisjoint(w.removesuffix("s") for w in words_of(row.rstrip(".").split("."))[-1:])
 
 
 def _kind(row: Row) -> Row:
+    """Return the list ROW without the numbers in its path."""
     return NUMBER.sub("", row)
 
 
 def _lists(units: Iterable[Unit]) -> dict[Row, dict[int, _Part]]:
+    """Return list -> number -> member, for each list of UNITS with more than one member."""
     found: dict[Row, dict[int, _Part]] = defaultdict(lambda: defaultdict(_Part))
     for unit in units:
         flow = unit.main.entry.facts.flow
@@ -163,8 +169,9 @@ def _lists(units: Iterable[Unit]) -> dict[Row, dict[int, _Part]]:
     return {row: dict(members) for row, members in found.items() if len(members) > 1}
 
 
-def _looks(members: Mapping[int, _Part]) -> Counter[Hashable]:
-    return Counter(frozenset(part.looks.items()) for part in members.values())
+def _in_turn(members: Mapping[int, _Part]) -> tuple[Hashable, ...]:
+    """Return the contents of each of MEMBERS, in the order of their numbers: how many units of each colour it has."""
+    return tuple(frozenset(members[number].looks.items()) for number in sorted(members))
 
 
 def _takes(members: dict[int, _Part], levels: dict[int, _Part]) -> int:

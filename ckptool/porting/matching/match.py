@@ -54,12 +54,19 @@ class Matching:
         later: units of the target in repeated blocks of which the source has only the first; in no other list.
     """
 
-    pairs: list[tuple[Unit, Unit]]
+    pairs: list[Pair]
     free_targets: list[Unit]
     free_sources: list[Unit]
     undecided: list[tuple[list[Unit], list[Unit]]]
     new: list[Unit] = field(default_factory=list)
     later: list[Unit] = field(default_factory=list)
+
+    def unpaired(self, side: int) -> list[Unit]:
+        """Return the units of the target (SIDE 0) or of the source (1) that are in no pair: those without a partner,
+        then those of undecided cells.
+        """
+        free = (self.free_targets, self.free_sources)[side]
+        return [*free, *(unit for cell in self.undecided for unit in cell[side])]
 
 
 class Matcher:
@@ -75,21 +82,18 @@ class Matcher:
     """
 
     def __init__(self, source: Canon, target: Canon) -> None:
-        sources, targets = units_of(source), units_of(target)
+        targets, sources = units_of(target), units_of(source)
         for side in (sources, targets):
             in_channel_order(side)
         for one, other in ((sources, targets), (targets, sources)):
             _as_plain(one, other)
         _by_exact_sizes(targets, sources)
         self._constants = _constants(targets, sources, source)
-        held = {id(u) for u in self._constants}
-        targets = [u for u in targets if id(u) not in held]
+        targets = _without(targets, self._constants)
         wanted = {u.colour for u in targets}
-        sources = [u for u in sources if u.colour in wanted or not _computed(u)]
-        sources = _without_averages(sources, targets)
+        sources = _without_averages([u for u in sources if u.colour in wanted or not _computed(u)], targets)
         self._later = later_blocks(targets, sources)
-        later = {id(u) for u in self._later}
-        targets = [u for u in targets if id(u) not in later]
+        targets = _without(targets, self._later)
         ordered = source.signature.ordered and not _sorted_by_name(source)
         if not ordered:
             for place, unit in enumerate(sorted(sources, key=lambda u: natural(u.path))):
@@ -136,61 +140,85 @@ class Matcher:
         return self._alike[unit.colour]
 
     def _result(self) -> Matching:
-        groups = self.cells.groups()
-        pairs, undecided, free_t, free_s, lone = [], [], [], [], []
-        complete = all(len(t) == len(s) for t, s in groups.values())
-        spare = sum(len(s) for t, s in groups.values() if not t and not self._wanted(s))
-        few = spare <= _FEW_SPARE * len(self.cells.sources)
-        covered = few and all(len(t) == len(s) for t, s in groups.values() if t or self._wanted(s))
-        alone = [(t[0], s[0]) for t, s in groups.values() if len(t) == len(s) == 1]
-        growing = set() if complete else of_unlike_sizes(alone)
-        for targets, sources in groups.values():
-            if len(targets) == len(sources) == 1:
-                t, s = targets[0], sources[0]
-                if _gives_others(t, s):
-                    free_t.append(t)
-                    free_s.append(s)
-                elif covered or id(t) in growing or self._supported(t, s):
-                    pairs.append((t, s))
-                elif self._only_so(t, s):
-                    lone.append((t, s))
-                    pairs.append((t, s))
-                else:
-                    free_t.append(t)
-                    free_s.append(s)
-            elif targets and sources:
-                undecided.append((targets, sources))
-            else:
-                free_t += targets
-                free_s += sources
-        new: list[Unit] = []
-        for t, s in self._new_heads(pairs):
-            pairs.remove((t, s))
-            new.append(t)
-            free_s.append(s)
-        for cell in self._heads_of_others(pairs, undecided):
-            undecided.remove(cell)
-            new += cell[0]
-            free_s += cell[1]
+        """Return the result for the cells as they are, and ask about its pairs: the decided pairs that count
+        (`_accepted`) and are no new heads, the units without a partner, and the undecided cells.
+        """
+        cells = list(self.cells.groups().values())
+        accepted, lone = self._accepted(cells)
+        undecided = [cell for cell in cells if all(cell) and (len(cell[0]), len(cell[1])) != (1, 1)]
+        taken = {id(unit) for group in (*accepted, *(side for cell in undecided for side in cell)) for unit in group}
+        free_t, free_s = ([u for cell in cells for u in cell[side] if id(u) not in taken] for side in (0, 1))
+        heads = self._new_heads(accepted)
+        pairs = [pair for pair in accepted if pair not in heads]
+        others = self._heads_of_others(pairs, undecided)
+        undecided = [cell for cell in undecided if cell not in others]
+        new = [*(t for t, _ in heads), *(t for targets, _ in others for t in targets)]
         free_t += new
-        whole = not free_t and not undecided
-        # a matrix that is left, of sizes that the model has nowhere, may be what a new layer of the model replaces
-        matrices = (u for u in free_s if len(squeezed(u.main.shape)) > 1)
-        replaced = next((u for u in matrices if not self._wanted([u])), None)
-        for t, s in lone:
-            nothing_left = not free_s or ("bias" in s.pieces and _are_positions(free_s))
-            only = replaced is None and self._alike[t.colour] == (1, 1)
-            if not (whole and (only or self._in_its_place(t, s, pairs, nothing_left=nothing_left))):
-                t.ask(ask(Reason.ONLY_ITS_SHAPE))
-        self._contradictions(pairs, whole=complete)
+        free_s += [*(s for _, s in heads), *(s for _, sources in others for s in sources)]
+        self._doubt_lone(lone, pairs, free_s, whole=not free_t and not undecided)
+        self._contradictions(pairs, whole=all(len(t) == len(s) for t, s in cells))
         pairs.sort(key=lambda pair: pair[0].order)
         return Matching(pairs, [*free_t, *self._constants], free_s, undecided, new, self._later)
 
-    def _wanted(self, sources: Sequence[Unit]) -> bool:
-        """Return whether the model has any unit, paired or not, with the colour of one of SOURCES, so that this source
-        may belong in its place.
+    def _accepted(self, cells: Sequence[tuple[list[Unit], list[Unit]]]) -> tuple[list[Pair], list[Pair]]:
+        """Return (the decided pairs that count, those of them that only their shape made).
+
+        All pairs count if the source covers the model (`_covers_model`). Else a pair counts if it is in a series of
+        unlike sizes (`of_unlike_sizes`), if something supports it (`_supported`), if its shape allows no other pair
+        (`_only_so`), or if no other vectors, such as norms, are left on either side. Pairs of layers with different
+        outputs (`_gives_others`) never count.
         """
-        return any(self._alike[unit.colour][0] for unit in sources)
+        pairs, lone = [], []
+        covered = self._covers_model(cells)
+        growing = set() if covered else of_unlike_sizes(self.cells.pairs())
+        for t, s in self.cells.pairs():
+            if _gives_others(t, s):
+                continue
+            if covered or id(t) in growing or self._supported(t, s):
+                pairs.append((t, s))
+            elif self._only_so(t, s):
+                lone.append((t, s))
+                pairs.append((t, s))
+        taken = {id(unit) for pair in pairs for unit in pair}
+        vectors = [
+            [u for u in side if id(u) not in taken and len(squeezed(u.main.shape)) == 1]
+            for side in (self.cells.targets, self.cells.sources)
+        ]
+        if len(vectors[0]) == len(vectors[1]) == 1:
+            t, s = vectors[0][0], vectors[1][0]
+            if (t, s) in self.cells.pairs() and t.pieces.keys() == s.pieces.keys():
+                lone.append((t, s))
+                pairs.append((t, s))
+        return pairs, lone
+
+    def _covers_model(self, cells: Sequence[tuple[list[Unit], list[Unit]]]) -> bool:
+        """Return whether each of CELLS has equally many units of both sides, apart from cells of sources whose colour
+        the model does not have; these hold at most 10 percent of the sources.
+        """
+        spare = [sources for targets, sources in cells if not targets and not self._wanted(sources[0])]
+        uneven = [targets for targets, sources in cells if len(targets) != len(sources)]
+        return len(uneven) == len(spare) and sum(map(len, spare)) <= _FEW_SPARE * len(self.cells.sources)
+
+    def _doubt_lone(self, lone: list[Pair], pairs: list[Pair], free_s: Sequence[Unit], *, whole: bool) -> None:
+        """Ask about LONE, pairs that only their shape made. If all units of the model have partners (WHOLE), pairs in
+        their place (`_in_its_place`) are not asked about, nor the only ones of their colour on both sides.
+
+        The latter are asked about after all if FREE_S, the units of the source without a partner, have a matrix whose
+        colour the model does not have: a new layer of the model may replace it. PAIRS are all pairs.
+        """
+        nothing_left = not free_s
+        replaced = any(len(squeezed(u.main.shape)) > 1 and not self._wanted(u) for u in free_s)
+        for t, s in lone:
+            only = not replaced and self._alike[t.colour] == (1, 1)
+            left = nothing_left or ("bias" in s.pieces and _are_positions(free_s))
+            if not (whole and (only or self._in_its_place(t, s, pairs, nothing_left=left))):
+                t.ask(ask(Reason.ONLY_ITS_SHAPE))
+
+    def _wanted(self, s: Unit) -> bool:
+        """Return whether the model has a unit, paired or not, with the colour of S, so that S may belong in its
+        place.
+        """
+        return self._alike[s.colour][0] > 0
 
     def _supported(self, t: Unit, s: Unit) -> bool:
         """Return whether a name, a scope or neighbours support the pair of T and S, which only its shape made; the
@@ -223,16 +251,17 @@ class Matcher:
         unit of their colour. Equally many are enough if the modules around them told T from the others, or if T and S
         hold the same roles.
 
-        False if they have fewer than two different sizes above 1 (a vector, a square), or names that exclude each
-        other.
+        False if they have fewer than two different sizes above 1 (a vector, a square) and no statistics, or names that
+        exclude each other.
         """
         sizes = {n for n in t.main.shape if n > 1}
-        if len(sizes) < 2 or hard_conflict(t.words, s.words):
+        is_usual = len(sizes) < 2 and STATISTICS.isdisjoint(t.pieces)
+        if is_usual or hard_conflict(t.words, s.words):
             return False
         own, theirs = self._alike[t.colour]
         return own == theirs == 1 or (own == theirs and (t.told_by(Kind.SCOPE) or t.pieces.keys() == s.pieces.keys()))
 
-    def _in_its_place(self, t: Unit, s: Unit, pairs: list[tuple[Unit, Unit]], *, nothing_left: bool) -> bool:
+    def _in_its_place(self, t: Unit, s: Unit, pairs: list[Pair], *, nothing_left: bool) -> bool:
         """Return whether T and S stand before another certain pair on both sides (the output of T flows into its
         target, and S is registered before its source), or at the end of both sides (`_are_last`). A layer that is new
         in the model, or missing there, would be at the end of one side only.
@@ -249,7 +278,7 @@ class Matcher:
         before = any(b.order > s.order and self._comes_before(t, a) for a, b in certain)
         return before or self._are_last(t, s, certain, nothing_left=nothing_left)
 
-    def _are_last(self, t: Unit, s: Unit, certain: list[tuple[Unit, Unit]], *, nothing_left: bool) -> bool:
+    def _are_last(self, t: Unit, s: Unit, certain: list[Pair], *, nothing_left: bool) -> bool:
         """Return whether the model runs T after the targets of all pairs CERTAIN, and S is the last unit of the module
         that holds the sources of these pairs. With NOTHING_LEFT, S may be anywhere, because all other units of the
         source have partners.
@@ -267,7 +296,7 @@ class Matcher:
         """
         return flows_into(one, other) if self.sequences.traced else one.order < other.order
 
-    def _contradictions(self, pairs: list[tuple[Unit, Unit]], *, whole: bool) -> None:
+    def _contradictions(self, pairs: list[Pair], *, whole: bool) -> None:
         """Ask about each of PAIRS against which something speaks: parts without names, names that differ where nearly
         all are equal, words that exclude each other, layers beside the model, or modules (`Scopes.doubts_of`). WHOLE:
         each cell has equally many units of both sides.
@@ -286,7 +315,7 @@ class Matcher:
             for question in self.scopes.doubts_of(t, s):
                 t.ask(question)
 
-    def _excluding_words(self, pairs: list[tuple[Unit, Unit]], *, whole: bool) -> None:
+    def _excluding_words(self, pairs: list[Pair], *, whole: bool) -> None:
         """Ask about each of PAIRS whose words exclude each other, unless equal names made it. With WHOLE, two words
         that exclude each other in few pairs are not asked about, unless a side has both words (`_tells`): in nearly all
         of a model, it would be another model.
@@ -298,10 +327,10 @@ class Matcher:
             if conflict and not t.told_by(Kind.NAME) and (not few or _tells(said, t, s)):
                 t.ask(ask(Reason.OTHER_WORDS, *conflict))
 
-    def _strangers_among_namesakes(self, pairs: list[tuple[Unit, Unit]]) -> list[tuple[Unit, Unit]]:
-        """Return the pairs whose two names differ (`_unlike`), if at least 80 percent of all pairs have equal names.
-        Such a target may be a new layer to which only the shape of the source agrees. Pairs whose difference is
-        explained (`_explained`), and whose words do not exclude each other, are left out.
+    def _strangers_among_namesakes(self, pairs: list[Pair]) -> list[Pair]:
+        """Return those of PAIRS that `_other_names` returns and whose names exclude each other, or differ (`_unlike`)
+        without a reason: one role (`_of_one_role`) or a renamed module (`_in_a_renamed_module`) is a reason. Such a
+        target may be a new layer that only has the shape of the source.
         """
         renamed = [(t, s) for t, s in self._namesakes(pairs) if self.naming.renamed(t)]
         strangers = self._other_names(pairs, renamed)
@@ -310,17 +339,23 @@ class Matcher:
         found = [(t, s) for t, s in strangers if hard_conflict(t.words, s.words) or self._unlike(t, s, rows)]
         odd = {id(t) for t, _ in found}
         known = [(t, s) for t, s in pairs if id(t) not in odd and not t.doubts]
-        return [(t, s) for t, s in found if hard_conflict(t.words, s.words) or not _explained(t, s, known)]
+        return [
+            (t, s)
+            for t, s in found
+            if hard_conflict(t.words, s.words) or not (_of_one_role(t, s) or _in_a_renamed_module(t, s, known))
+        ]
 
-    def _namesakes(self, pairs: list[tuple[Unit, Unit]]) -> list[tuple[Unit, Unit]]:
+    def _namesakes(self, pairs: list[Pair]) -> list[Pair]:
         """Return those of PAIRS whose two names are equal (`Naming.exact`)."""
         names = self.naming.exact
         return [(t, s) for t, s in pairs if id(t) in names and names[id(t)] == names.get(id(s))]
 
-    def _other_names(self, pairs: list[tuple[Unit, Unit]], renamed: list[tuple[Unit, Unit]]) -> list[tuple[Unit, Unit]]:
-        """Return those of PAIRS without equal names; if they are more than 20 percent, only namesakes that count as
-        different: those of RENAMED, below two different prefixes, without telling words (`box_head.0`, `mask_head.0`).
-        These count if less than half of the namesakes are RENAMED.
+    def _other_names(self, pairs: list[Pair], renamed: list[Pair]) -> list[Pair]:
+        """Return the pairs of PAIRS without equal names (`_namesakes`), and those of RENAMED that count as such; if
+        they are more than 20 percent of PAIRS, only the latter.
+
+        RENAMED are namesakes below two different prefixes. If they are less than half of all namesakes, those without a
+        telling word below the prefixes count (`box_head.0` and `mask_head.0`).
         """
         named, names = self._namesakes(pairs), self.naming.exact
         few = 2 * len(renamed) < len(named)
@@ -330,12 +365,12 @@ class Matcher:
         return counted if len(strangers) > 0.2 * len(pairs) else strangers
 
     def _unlike(self, t: Unit, s: Unit, rows: Set[Path]) -> bool:
-        """Return whether the names of T and S are neither similar nor related, or share no telling word. False for a
-        layer S in one of ROWS, modules with renamed layers.
+        """Return whether the names of T and S are neither similar nor related, or have no telling word in common
+        (`_of_no_head`). False if S is directly in one of ROWS, modules with renamed layers.
 
-        False, too, for the last layer of the source (`_is_end`), the output whatever it is called, if the names are
-        similar or related, or if that of S says nothing and that of T says "head". If the source is not ordered,
-        related names are enough, because which layer is last is not known.
+        The last layer of the source (`_is_end`) is the output, whatever it is called. False for it if the names are
+        similar or related; also if it has a plain name (`_is_plain`), the name of T says "head", and the source is
+        ordered. In a source that is not ordered, it is not known which layer is last: False for all related names.
         """
         if s.path[:-1] in rows:
             return False
@@ -351,7 +386,7 @@ class Matcher:
         return s.order == last and not s.pieces.keys() & STATISTICS
 
     def _heads_of_others(
-        self, pairs: list[tuple[Unit, Unit]], undecided: list[tuple[list[Unit], list[Unit]]]
+        self, pairs: list[Pair], undecided: list[tuple[list[Unit], list[Unit]]]
     ) -> list[tuple[list[Unit], list[Unit]]]:
         """Return those of UNDECIDED, cells as (targets, sources), that hold heads of another model; [] without PAIRS.
 
@@ -370,13 +405,14 @@ class Matcher:
             and not any(shared(_of_no_head(t), _of_no_head(s)) for t in targets for s in sources)
         ]
 
-    def _new_heads(self, pairs: list[tuple[Unit, Unit]]) -> list[tuple[Unit, Unit]]:
-        """Return the pairs whose target is a new head: their names differ (`_strangers_among_namesakes`), and the model
-        uses the target after the targets of all pairs whose names do not.
+    def _new_heads(self, pairs: list[Pair]) -> list[Pair]:
+        """Return the pairs whose target is a new head: of the pairs with other names (`_strangers_among_namesakes`),
+        those whose names exclude each other (a class token and a mask token), and those whose target the model uses
+        after the targets of all other PAIRS.
 
-        If some pair of these has different names or prefixes all the same, a new head also has to be a vector behind
-        layers without partners, or both of its units have to be in modules without pairs. Pairs whose names exclude
-        each other (a class token and a mask token) count anywhere.
+        If one of the other pairs is renamed (`Naming.renamed`), the second condition is not enough: T and S also have
+        to be vectors behind layers without partners (`_behind_new`), or both in modules without other decided pairs
+        (`in_unused_parts`).
         """
         strangers = self._strangers_among_namesakes(pairs)
         inside = {id(t) for t, _ in strangers}
@@ -404,10 +440,10 @@ class Matcher:
         earlier = max((u for u in self.cells.sources if u.order < s.order), key=lambda u: u.order, default=None)
         return before is not None and earlier is not None and paired.isdisjoint((id(before), id(earlier)))
 
-    def _parts_without_names(self, pairs: list[tuple[Unit, Unit]]) -> None:
-        """Ask about the targets of PAIRS with queries, keys and values that one side stores as one tensor (pairs with
-        different ones of these have its key), if the name of the layer of the other side says nothing of an attention.
-        Pairs that equal names made are not asked about.
+    def _parts_without_names(self, pairs: list[Pair]) -> None:
+        """Ask about each of PAIRS of which one side is the queries, keys or values in one tensor (several of these have
+        its key) and the name of the other side has no word for a part of an attention. Pairs that equal names made are
+        not asked about.
         """
         group = table().group("attention")
         for side in (0, 1):
@@ -423,8 +459,8 @@ class Matcher:
 
 
 def _tells(said: Sequence[Collection[tuple[str, str]]], t: Unit, s: Unit) -> bool:
-    """Return whether T and S have words that exclude each other, and one side has both of these words. SAID has all
-    such words of each side. A model with one output may call it classifier or projection.
+    """Return whether T and S have labels that exclude each other, and one side has both of these labels, so that they
+    do not mean the same. SAID has (group, label) for the labels of all units of each side.
     """
     own, theirs = (labels(unit.words, hard=True) for unit in (t, s))
     apart = [(group, own[group], theirs[group]) for group in own.keys() & theirs.keys() if own[group] != theirs[group]]
@@ -442,8 +478,8 @@ def _are_positions(units: Sequence[Unit]) -> bool:
 
 
 def _gives_others(t: Unit, s: Unit) -> bool:
-    """Return whether T and S both have a bias, with unequal numbers of values: one gives other outputs than the other,
-    such as a bilinear layer of one output and a square linear layer.
+    """Return whether T and S both have a bias, with unequal numbers of values, and so different numbers of outputs,
+    such as a bilinear layer with one output and a square linear layer.
     """
     biases = [unit.pieces.get("bias") for unit in (t, s)]
     return len({prod(bias.shape) for bias in biases if bias is not None}) > 1
@@ -459,13 +495,6 @@ def _turn(unit: Unit) -> float:
     that is not known.
     """
     return unit.order if unit.turn is None else unit.turn
-
-
-def _explained(t: Unit, s: Unit, known: list[Pair]) -> bool:
-    """Return whether something explains that T and S, units of a pair, have different names although almost all pairs
-    have equal names: one role, or a module that was renamed. KNOWN are certain pairs.
-    """
-    return _of_one_role(t, s) or _in_a_renamed_module(t, s, known)
 
 
 def _of_one_role(t: Unit, s: Unit) -> bool:
@@ -498,31 +527,36 @@ def _of_no_head(unit: Unit) -> set[str]:
 def _constants(targets: list[Unit], sources: list[Unit], source: Canon) -> list[Unit]:
     """Return the units of TARGETS that hold only buffers which code computes when the model is built (masks, indices).
 
-    A buffer may also be learned (a codebook, a moving mean under another name). It is not returned, and is matched like
-    other tensors, if it is a running statistic of a norm, if SOURCE has its key or one with the same two last
-    components, or if more SOURCES have its colour and type than the other targets need.
+    Other buffers are learned (a codebook, a moving mean under another name) and matched like other tensors: running
+    statistics of norms; units of which SOURCE has a key, or one with the same two last components; and buffers of a
+    colour and type that more of SOURCES have than the other targets need.
     """
-    keys = source.signature.entries
-    tails = {".".join(key.split(".")[-2:]) for key in keys}
-    buffers = []
-    for unit in targets:
-        if any(p.entry.parameter is not False for p in unit.pieces.values()) or unit.pieces.keys() & STATISTICS:
-            continue
-        own = {p.entry.key for p in unit.pieces.values()}
-        if not any(key in keys or ".".join(key.split(".")[-2:]) in tails for key in own):
-            buffers.append(unit)
-    held = {id(u) for u in buffers}
-    wanted = Counter((u.colour, kind_of(u.main.entry)) for u in targets if id(u) not in held)
-    there = Counter((u.colour, kind_of(u.main.entry)) for u in sources)
-    return [u for u in buffers if there[(u.colour, kind_of(u.main.entry))] <= wanted[(u.colour, kind_of(u.main.entry))]]
+
+    def look(unit: Unit) -> tuple[object, str]:
+        return unit.colour, kind_of(unit.main.entry)
+
+    tails = {tuple(key.split(".")[-2:]) for key in source.signature.entries}
+    buffers = [
+        unit
+        for unit in targets
+        if all(p.entry.parameter is False for p in unit.pieces.values())
+        and not unit.pieces.keys() & STATISTICS
+        and not any(tuple(p.entry.key.split(".")[-2:]) in tails for p in unit.pieces.values())
+    ]
+    wanted, there = Counter(map(look, _without(targets, buffers))), Counter(map(look, sources))
+    return [unit for unit in buffers if there[look(unit)] <= wanted[look(unit)]]
+
+
+def _without(units: Sequence[Unit], others: Sequence[Unit]) -> list[Unit]:
+    """Return UNITS without those that are in OTHERS."""
+    left_out = set(map(id, others))
+    return [unit for unit in units if id(unit) not in left_out]
 
 
 def _as_plain(units: list[Unit], others: list[Unit]) -> None:
-    """Change the kind of UNITS that are a bias without a weight, or a table with one row, to that of a plain parameter,
-    so that they may be paired with parameters of OTHERS, the other side.
-
-    It is done only if the other side has no such units of the shape, and more plain parameters of this shape than this
-    side.
+    """Change the kind in the colour of UNITS from "bias" (a bias without a weight) or "row" (a table with one row) to
+    that of a plain parameter, if OTHERS, the other side, have no unit of the colour, and more plain parameters of this
+    shape than UNITS. Then they may be paired with these.
     """
     theirs, own = (Counter(u.colour for u in side) for side in (others, units))
     for unit in units:
@@ -532,10 +566,9 @@ def _as_plain(units: list[Unit], others: list[Unit]) -> None:
 
 
 def _by_exact_sizes(targets: list[Unit], sources: list[Unit]) -> None:
-    """Put dimensions of size 1 into the colour of units, which has none elsewhere (`[n, m, 1, 5]` and `[n, m, 5, 1]`).
-
-    It is done for a colour with several such shapes, all of one number of dimensions, of each of which both sides have
-    equally many units.
+    """Put the full shape, with dimensions of size 1, into the colour of units whose colour several shapes have
+    (`[n, m, 1, 5]` and `[n, m, 5, 1]`), if all of these have one number of dimensions, and TARGETS and SOURCES have
+    each shape equally often.
     """
     shapes: dict[object, tuple[Counter[Shape], Counter[Shape]]] = defaultdict(lambda: (Counter(), Counter()))
     for side, units in enumerate((targets, sources)):
@@ -559,10 +592,9 @@ def _without_averages(sources: list[Unit], targets: list[Unit]) -> list[Unit]:
     TARGETS has at least as many units of the colour as SOURCES.
     """
     wanted, there = (Counter(u.colour for u in units) for units in (targets, sources))
-    averages = [u for u in sources if is_average(u.path)]
+    averages = [u for u in sources if is_average(u.path) and there[u.colour] > wanted[u.colour]]
     plain = {(u.path[:-1], u.colour) for u in sources if not is_average(u.path)}
-    held = {id(u) for u in averages if (u.path[:-1], u.colour) in plain and there[u.colour] > wanted[u.colour]}
-    return [u for u in sources if id(u) not in held]
+    return _without(sources, [u for u in averages if (u.path[:-1], u.colour) in plain])
 
 
 def is_average(path: Sequence[str]) -> bool:
@@ -578,8 +610,9 @@ def kind_of(entry: Entry) -> str:
 
 
 def _sorted_by_name(canon: Canon) -> bool:
-    """Return whether a file has more than 8 keys, all in alphabetical order, or more than 3 keys or modules in an
-    alphabetical order that is not that of numbers by value (10 before 2). No model registers them so.
+    """Return whether the keys of CANON were sorted by name, which no model does: there are more than 8, all in
+    alphabetical order, or more than 3 keys or modules in an alphabetical order that differs from that with numbers by
+    value (10 before 2).
     """
     found = list(canon.signature.entries)
     modules = list(dict.fromkeys(key.rpartition("/" if "/" in key else ".")[0] for key in found))

@@ -5,9 +5,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterable, Iterator
 
-from ..expression import Shape
 from ..forms.pieces import Canon, Name, Piece
 
 _Path = tuple[str, ...]
@@ -28,7 +27,8 @@ def namesakes(one: Canon, other: Canon) -> set[Name]:
     found = {name for name, piece in one.pieces.items() if _fits(piece, other.pieces.get(name))}
     below, there = _below(one), _below(other)
     wanted: dict[_Path, list[_Path]] = defaultdict(list)
-    for (own, theirs), n in _votes(one, other).items():
+    votes = prefix_votes(*(((p.path, p.shape) for p in _matrices(side)) for side in (one, other)))
+    for (own, theirs), n in votes.items():
         if n >= _SEVERAL and n >= _MOST * min(below[own], there[theirs]):
             wanted[own].append(theirs)
     for name, piece in one.pieces.items():
@@ -40,32 +40,35 @@ def namesakes(one: Canon, other: Canon) -> set[Name]:
 
 
 def _fits(piece: Piece, namesake: Piece | None) -> bool:
+    """Return whether there is a NAMESAKE, and it has the sizes of PIECE."""
     return namesake is not None and namesake.shape == piece.shape
 
 
 def _matrices(canon: Canon) -> Iterator[Piece]:
+    """Return the weights of CANON with two or more dimensions."""
     return (p for p in canon.pieces.values() if p.role == "weight" and len(p.shape) > 1)
 
 
 def _below(canon: Canon) -> Counter[_Path]:
-    """Return prefix of a path -> number of matrices (weights with two or more dimensions) below it."""
+    """Return prefix of a path -> number of matrices (`_matrices`) below it."""
     return Counter(piece.path[:at] for piece in _matrices(canon) for at in range(len(piece.path)))
 
 
-def _votes(one: Canon, other: Canon) -> Counter[tuple[_Path, _Path]]:
-    """Return (prefix of ONE, prefix of OTHER) -> number of matrices of ONE with a matrix of OTHER of equal sizes and an
-    equal path below the two prefixes. A matrix counts for its shortest prefix with such matrices alone, and for the
-    first four of these.
+def prefix_votes(
+    one: Iterable[tuple[_Path, Hashable]], other: Iterable[tuple[_Path, Hashable]]
+) -> Counter[tuple[_Path, _Path]]:
+    """Return (prefix of ONE, prefix of OTHER) -> number of items of ONE with an item of OTHER of an equal look and an
+    equal path below the two prefixes. An item counts for its shortest prefix with such items alone, and for the first
+    four of these. ONE and OTHER have (path, look) of each item.
     """
-    endings: dict[tuple[_Path, Shape], list[_Path]] = defaultdict(list)
-    for piece in _matrices(other):
-        for at in range(len(piece.path)):
-            endings[piece.path[at:], piece.shape].append(piece.path[:at])
+    endings: dict[tuple[_Path, Hashable], list[_Path]] = defaultdict(list)
+    for path, look in other:
+        for at in range(len(path)):
+            endings[path[at:], look].append(path[:at])
     votes: Counter[tuple[_Path, _Path]] = Counter()
-    for piece in _matrices(one):
-        for at in range(len(piece.path)):
-            found = endings.get((piece.path[at:], piece.shape))
-            if found:
-                votes.update((piece.path[:at], theirs) for theirs in found[:_FEW])
+    for path, look in one:
+        for at in range(len(path)):
+            if (path[at:], look) in endings:
+                votes.update((path[:at], theirs) for theirs in endings[path[at:], look][:_FEW])
                 break
     return votes

@@ -8,6 +8,7 @@ from functools import partial
 from itertools import pairwise
 
 from ...keys.known_buffers import STATISTICS
+from ..forms.pieces import squeezed
 from ..questions import Question, Reason, ask
 from ..words import Group, cut, table, words_of
 from .along import along_branches
@@ -15,12 +16,16 @@ from .cells import Cells, of, said
 from .counting import turned
 from .evidence import Evidence, Kind
 from .levels import Levels
+from .namesakes import prefix_votes
 from .owners import Owners
 from .series import Relation, Series, Ways, common, translation
 from .units import Pair, Unit, hard_conflict, similarity, template
 
+_Path = tuple[str, ...]
 #: A prefix of the target, one of the source, and the path below both.
-Exact = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
+Exact = tuple[_Path, _Path, _Path]
+#: `id` of a unit -> where it is.
+_Places = dict[int, Hashable]
 
 
 class Naming:
@@ -46,12 +51,13 @@ class Naming:
         return found is None or (found[0] != () != found[1] and found[0] != found[1])
 
     def by_exact_names(self) -> bool:
-        """Split cells by equal paths below a prefix of each side, if most paths below the two prefixes agree (see
-        `exact`). Return whether any cell was split.
-        """
+        """Split cells by equal paths below two prefixes (see `exact`). Return whether any cell was split."""
         return self.cells.split(Evidence(Kind.NAME), partial(of, self.exact))
 
     def _prefix_labels(self) -> dict[int, Exact]:
+        """Return the attribute `exact`: the best two prefixes (`_best_prefixes`), then the best two for the other
+        units, and so on, eight times at most.
+        """
         found: dict[int, Exact] = {}
         targets, sources = list(self.cells.targets), list(self.cells.sources)
         for _ in range(8):
@@ -61,56 +67,39 @@ class Naming:
             own, theirs, agreed = best
             for t, s in agreed:
                 found[id(t)] = found[id(s)] = (own, theirs, t.path[len(own) :])
-            done = {id(u) for pair in agreed for u in pair}
-            targets = [u for u in targets if id(u) not in done]
-            sources = [u for u in sources if id(u) not in done]
+            targets, sources = ([u for u in side if id(u) not in found] for side in (targets, sources))
         return found
 
-    def _best_prefixes(
-        self, targets: list[Unit], sources: list[Unit]
-    ) -> tuple[tuple[str, ...], tuple[str, ...], list[tuple[Unit, Unit]]] | None:
-        endings: dict[tuple[Hashable, tuple[str, ...]], list[Unit]] = defaultdict(list)
-        for s in sources:
-            for at in range(len(s.path)):
-                endings[(s.colour, s.path[at:])].append(s)
-        votes: Counter[tuple[tuple[str, ...], tuple[str, ...]]] = Counter()
-        for t in targets:
-            for at in range(len(t.path)):
-                hits = endings.get((t.colour, t.path[at:]))
-                if hits:
-                    for s in hits[:4]:
-                        votes[(t.path[:at], s.path[: len(s.path) - (len(t.path) - at)])] += 1
-                    break
-        for (own, theirs), _ in votes.most_common(12):
-            if hard_conflict(words_of(own), words_of(theirs)):
+    def _best_prefixes(self, targets: list[Unit], sources: list[Unit]) -> tuple[_Path, _Path, list[Pair]] | None:
+        """Return (prefix of TARGETS, prefix of SOURCES, the pairs of one colour with equal paths below these) for the
+        first two prefixes below which most paths agree; None if there are none. Of the prefixes, the 12 couples that
+        most units vote for (`prefix_votes`) are looked at.
+
+        "Most" is half of the paths of the side with fewer below its prefix; 90 percent if most last names of the target
+        there are numbers. There are two pairs or more, and at most two equal paths of different colours, or a tenth of
+        the pairs. Words of the prefixes do not exclude each other, and neither prefix has as many votes with another
+        one. Pairs in lists that are counted differently (`_counted_alike`) are left out.
+
+        Without any prefix (all paths as they are), one pair is enough, and other prefixes may have as many votes. If no
+        last name is a number, too few equal paths or too many different colours do not matter then, either.
+        """
+        votes = prefix_votes(*(((u.path, u.colour) for u in side) for side in (targets, sources)))
+        for (own, theirs), n in votes.most_common(12):
+            full = own == theirs == ()
+            rivals = any(m >= n and (a == own) != (b == theirs) for (a, b), m in votes.items())
+            if (rivals and not full) or hard_conflict(words_of(own), words_of(theirs)):
                 continue  # what `text.` and `image.` hold may have one name, and is not one
-            below_t = {u.path[len(own) :]: u for u in targets if u.path[: len(own)] == own}
-            below_s = {u.path[len(theirs) :]: u for u in sources if u.path[: len(theirs)] == theirs}
-            agreed = [
-                (t, below_s[path])
-                for path, t in below_t.items()
-                if path in below_s and below_s[path].colour == t.colour
-            ]
-            clash = sum(path in below_s and below_s[path].colour != t.colour for path, t in below_t.items())
-            agreed = _counted_alike(
-                agreed, below_t, below_s, unlike=self._levels.against(_list(own), _list(theirs)) != 0
-            )
+            below_t, below_s = _below(own, targets), _below(theirs, sources)
+            same = [(t, below_s[path]) for path, t in below_t.items() if path in below_s]
+            alike = [(t, s) for t, s in same if t.colour == s.colour]
+            unlike = self._levels.against(_list(own), _list(theirs)) != 0
+            agreed = _counted_alike(alike, below_t, below_s, unlike=unlike)
             if not agreed:
                 continue
-            share = len(agreed) / max(min(len(below_t), len(below_s)), 1)
-            plain = sum(path[-1].isdecimal() for path, t in below_t.items() if path) / max(len(below_t), 1)
-            wanted = 0.9 if plain > 0.5 else 0.5
-            rivals = [
-                pair
-                for pair, n in votes.items()
-                if n >= votes[(own, theirs)] and pair != (own, theirs) and (pair[0] == own or pair[1] == theirs)
-            ]
-            full = own == theirs == ()
-            if rivals and not full:
-                continue
-            if share >= wanted and clash <= max(2, 0.1 * len(agreed)) and (len(agreed) > 1 or full):
-                return own, theirs, agreed
-            if full and not plain:
+            numbered = sum(path[-1].isdecimal() for path in below_t if path) / len(below_t)
+            enough = len(agreed) / min(len(below_t), len(below_s)) >= (0.9 if numbered > 0.5 else 0.5)
+            few_clashes = len(same) - len(alike) <= max(2, 0.1 * len(agreed))
+            if (enough and few_clashes and (len(agreed) > 1 or full)) or (full and not numbered):
                 return own, theirs, agreed
         return None
 
@@ -160,7 +149,7 @@ class Naming:
         """
         sides = self.cells.targets, self.cells.sources
         decided = self.cells.pairs()
-        yield [_open_paths(side) for side in sides], decided
+        yield [{id(unit): template(unit.path) for unit in side} for side in sides], decided
         sure = [
             (t, s)
             for t, s in decided
@@ -223,11 +212,9 @@ class Naming:
         return self.cells.split(Evidence(Kind.NAME_ALONG), partial(of, labels), doubt=doubt)
 
     def by_owners(self) -> bool:
-        """Pair a vector that the source names as the norm of a layer in the same module (`conv2_bn`) with the vector of
-        the same cell that the model runs directly after that layer's partner, if the pair of the layers is certain.
-        Return whether any pair was made.
-
-        Of units that the forward pass does not show, the order of registration counts.
+        """Pair a vector that the source names as the norm of a layer in the same module (`conv2_bn`) with the vector
+        that the model runs directly after that layer's partner (or registers, if it is not known when it runs them).
+        The pair of layers has to be certain, and the vectors in one cell. Return whether any pair was made.
         """
         layers = {self._layer(u): u for u in self.cells.sources if len(u.main.shape) > 1}
         labels: dict[int, Hashable] = {}
@@ -265,15 +252,26 @@ class Naming:
         return True
 
     @staticmethod
-    def _layer(unit: Unit) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def _layer(unit: Unit) -> tuple[_Path, tuple[str, ...]]:
+        """Return (path of the module around UNIT, words of its last name); those of the module around it for a layer
+        called `depthwise` or `pointwise`.
+        """
         path = unit.path[:-1] if unit.last in ("depthwise", "pointwise") else unit.path
         return path[:-1], cut(path[-1]) if path else ()
 
     def by_roles(self) -> bool:
-        """Split cells by the roles that a unit holds (a weight alone, or a weight with a bias), if both sides of a cell
-        have each set of roles equally often. Return whether any cell was split.
+        """Split cells by the roles that a unit holds (a weight alone, or a weight with a bias) and their sizes, without
+        sizes of 1, if both sides of a cell have each such set equally often, or else by the roles alone. Return whether
+        any cell was split.
+
+        The sizes tell a norm, with a bias as long as its weight, from a layer with one output.
         """
-        return self.cells.split(Evidence(Kind.TENSORS), lambda u, _: frozenset(u.pieces), mode="all")
+
+        def sizes(unit: Unit, _: bool) -> Hashable:
+            return frozenset((role, squeezed(piece.shape)) for role, piece in unit.pieces.items())
+
+        by_sizes = self.cells.split(Evidence(Kind.TENSORS), sizes, mode="all")
+        return self.cells.split(Evidence(Kind.TENSORS), lambda u, _: frozenset(u.pieces), mode="all") or by_sizes
 
     def by_similar_names(self) -> bool:
         """Split cells by the similarity of names: pairs with a similarity of 0.3 or more that is the highest for both
@@ -284,15 +282,12 @@ class Naming:
         for targets, sources in self.cells.open():
             if len(targets) > 24 or len(sources) > 24:
                 continue
-            scores = {(id(t), id(s)): similarity(t, s) for t in targets for s in sources}
+            scores = {(t, s): similarity(t, s) for t in targets for s in sources}
             best: dict[int, Hashable] = {}
             for t in targets:
-                ranked = sorted(sources, key=lambda s: -scores[(id(t), id(s))])
-                top = scores[(id(t), id(ranked[0]))]
-                second = scores[(id(t), id(ranked[1]))] if len(ranked) > 1 else 0.0
-                s = ranked[0]
-                others = max((scores[(id(o), id(s))] for o in targets if o is not t), default=0.0)
-                if top >= 0.3 and top > second + 0.1 and top > others + 0.1:
+                s = max(sources, key=lambda s: scores[t, s])
+                others = [scores[t, o] for o in sources if o is not s] + [scores[o, s] for o in targets if o is not t]
+                if scores[t, s] >= 0.3 and scores[t, s] > max(others) + 0.1:
                     best[id(t)] = best[id(s)] = (id(t), id(s))
             if best:
                 changed |= self.cells.split(
@@ -302,20 +297,11 @@ class Naming:
 
 
 def _said(group: Group, unit: Unit, is_target: bool) -> str | None:
-    """Return the label that the words of UNIT have in GROUP; None if they have none.
-
-    The label "norm" is skipped for a norm with statistics: `bn2` says no more than its tensors do.
+    """Return the label that the words of UNIT have in GROUP; None if they have none. None, too, for the label "norm"
+    of a unit with running statistics: `bn2` says no more than its tensors do.
     """
     found = said(group, unit, is_target)
     return None if found == "norm" and group.name == "purpose" and unit.pieces.keys() & STATISTICS else found
-
-
-_Path = tuple[str, ...]
-_Places = dict[int, Hashable]
-
-
-def _open_paths(units: Iterable[Unit]) -> _Places:
-    return {id(unit): template(unit.path) for unit in units}
 
 
 def _last_names(units: Iterable[Unit]) -> _Places:
@@ -336,32 +322,30 @@ def _last_names_in_company(units: Iterable[Unit]) -> _Places:
 def _doubt_about(
     own: _Places, doubtful: Mapping[Hashable, Question[Unit]], t: Unit, *_: object
 ) -> Question[Unit] | None:
+    """Return the question in DOUBTFUL about the place that T has in OWN, without its options; None if there is none."""
     found = doubtful.get(own[id(t)])
     return None if found is None else found.about()
 
 
 def _counted_alike(
-    agreed: list[tuple[Unit, Unit]], below_t: Mapping[_Path, Unit], below_s: Mapping[_Path, Unit], *, unlike: bool
-) -> list[tuple[Unit, Unit]]:
+    agreed: list[Pair], below_t: Mapping[_Path, Unit], below_s: Mapping[_Path, Unit], *, unlike: bool
+) -> list[Pair]:
     """Return AGREED, pairs of equal names, without the pairs in lists that the two sides count differently: from
-    another number, from the other end, or as a part of a longer list. UNLIKE says that the forward pass speaks against
-    equal numbers in the outermost list.
-
-    BELOW_T and BELOW_S have path below the prefix -> unit, of the target and the source. `blocks.1` of a list from 1 to
-    4 is not `blocks.1` of a list from 0 to 3, nor of a list whose last member has the sizes of this list's first. And
-    `layers.0` of `first, layers.0, last` is not `layers.0` of `layers.0, 1, 2`.
+    another number (`_moved`: 1 to 4 and 0 to 3), from the other end (`turned`), or as a part of a longer list
+    (`_continued`). With UNLIKE, pairs in the outermost list without a name are left out, too, because the forward pass
+    speaks against equal numbers. BELOW_T and BELOW_S have path below the prefix -> unit, of the target and the source.
     """
     both = {template(path) for path in below_t} & {template(path) for path in below_s}
     own, theirs = _lists(below_t, both), _lists(below_s, both)
     moved = {
         row
         for row, members in own.items()
-        if row in theirs and (_moved(sorted(members), sorted(theirs[row])) or turned(members, theirs[row]))
-    }
-    moved |= {
-        row
-        for row, members in own.items()
-        if len(members) < len(theirs.get(row, ())) and _continued(row, below_t, below_s)
+        if row in theirs
+        and (
+            _moved(sorted(members), sorted(theirs[row]))
+            or turned(members, theirs[row])
+            or (len(members) < len(theirs[row]) and _continued(row, below_t, below_s))
+        )
     }
     if unlike and () in own:
         moved.add(())
@@ -371,7 +355,13 @@ def _counted_alike(
     return [(t, s) for t, s in agreed if moved.isdisjoint(_rows(paths[id(t)]))]
 
 
+def _below(prefix: _Path, units: Iterable[Unit]) -> dict[_Path, Unit]:
+    """Return path below PREFIX -> unit, for those of UNITS that are in this module."""
+    return {unit.path[len(prefix) :]: unit for unit in units if unit.path[: len(prefix)] == prefix}
+
+
 def _list(path: _Path) -> Series:
+    """Return the list of the modules in PATH whose names are numbers."""
     return ".".join((*path, "{}"))
 
 
@@ -381,8 +371,8 @@ def _rows(path: _Path) -> Iterator[_Path]:
 
 
 def _lists(below: Mapping[_Path, Unit], named: Collection[_Path]) -> dict[_Path, dict[int, Hashable]]:
-    """Return list -> number of a member -> its contents, a set of (path inside of it, colour). All lists of BELOW (path
-    -> unit) are there; the contents have only those units whose paths, with `{}` for numbers, are in NAMED.
+    """Return path of a list -> number of a member -> its contents, a set of (path inside of it, colour), for each list
+    in BELOW (path -> unit). Units whose paths, with `{}` for numbers, are not in NAMED are left out of the contents.
     """
     found: dict[_Path, dict[int, set[tuple[_Path, Hashable]]]] = defaultdict(lambda: defaultdict(set))
     for path, unit in below.items():
@@ -395,23 +385,24 @@ def _lists(below: Mapping[_Path, Unit], named: Collection[_Path]) -> dict[_Path,
 
 def _continued(row: _Path, below_t: Mapping[_Path, Unit], below_s: Mapping[_Path, Unit]) -> bool:
     """Return whether the list ROW of the target and the layers beside it are one longer list of that name in the
-    source: the modules around them hold equal colours equally often, and the source has none of the layers beside by
-    its name. False if there are no layers beside, or if ROW is ().
+    source (`first, layers.0, last` and `layers.0, 1, 2`): the modules around them hold equal colours equally often, and
+    the source has none of the layers beside under its path. False if there are none, or if ROW is ().
     """
     held_t, held_s = (
         {path: unit.colour for path, unit in side.items() if path[: len(row) - 1] == row[:-1]}
         for side in (below_t, below_s)
     )
-    beside = [path for path in held_t if path[: len(row)] != row]
+    beside = {path for path in held_t if path[: len(row)] != row}
     return (
-        bool(row)
-        and bool(beside)
-        and all(path not in held_s for path in beside)
+        row != ()
+        and beside != set()
+        and beside.isdisjoint(held_s)
         and Counter(held_t.values()) == Counter(held_s.values())
     )
 
 
 def _moved(own: Sequence[int], theirs: Sequence[int]) -> bool:
+    """Return whether THEIRS are the numbers OWN, two or more in order, with one difference added that is not 0."""
     same = len(own) == len(theirs) > 1 and own[0] != theirs[0]
     return same and len({b - a for a, b in zip(own, theirs, strict=True)}) == 1
 

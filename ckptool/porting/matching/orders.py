@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 from ..forms.branches import flows_into
 from ..questions import Question, Reason, ask
@@ -12,6 +12,7 @@ from ..words import common_start, label, table
 from .cells import Cells, of
 from .counting import counted, rows
 from .evidence import Evidence, Kind
+from .levels import reason_against
 from .neighbours import Neighbours
 from .scopes import Scopes
 from .sequences import Sequences
@@ -76,8 +77,7 @@ class Orders:
             if against and (not same_numbers(targets, sources) or _of_several_rows(targets)):
                 continue
             levels = not self._known(targets[0], sources[0]) and self._against_levels(targets, sources)
-            reason = Reason.AGAINST_LEVELS if levels > 0 else Reason.LEVELS_FROM_THE_OTHER_END
-            doubt: Question[Unit] | None = ask(reason) if levels else None
+            doubt: Question[Unit] | None = ask(reason_against(levels)) if levels else None
             changed |= self.cells.split(
                 Evidence(Kind.NUMBERS), partial(of, ranks), mode="all", cells=[(targets, sources)], doubt=doubt
             )
@@ -199,32 +199,36 @@ class Orders:
     def _doubt_of_ranks(
         self, votes: Sequence[_Vote], targets: list[Unit], sources: list[Unit]
     ) -> Question[Unit] | None:
-        """Return the question about the pairs that the first of VOTES makes of TARGETS and SOURCES; None without doubt.
+        """Return the question about the pairs that the first of VOTES makes of TARGETS and SOURCES; None if there is
+        none.
 
-        If that is an order, and the numbers do not make the same pairs, `_doubt_of_order` says it. If numbers decide,
-        it is asked if the source is not ordered and the two sides have different numbers.
+        - If a later vote makes other pairs, the numbers do not make the same ones, and names or numbers corroborate
+          (`_corroborated`) all pairs but two or more: that orders disagree.
+        - If the first vote is that of numbers: that only numbers tell the units apart, if the source is not ordered and
+          the two sides have different numbers (places in one row are no numbers here).
+        - If it is an order, and the numbers do not make the same pairs: the result of `_doubt_of_order`.
         """
         name, ranks = votes[0]
-        first = _pairing(targets, sources, ranks)
+        pairs = _pairing(targets, sources, ranks)
         other = {n: _pairing(targets, sources, r) for n, r in votes[1:]}
-        pairs = [(t, next(s for s in sources if id(s) == i)) for t, i in zip(targets, first, strict=True)]
         loose = [pair for pair in pairs if not self._corroborated(*pair, targets, sources)]
-        against = [n for n, pairing in other.items() if pairing != first and len(loose) > 1]
-        if against and other.get("numbers") != first:
+        against = [n for n, others in other.items() if others != pairs and len(loose) > 1]
+        if against and other.get("numbers") != pairs:
             return ask(Reason.ORDERS_DISAGREE, name, against[0])
         if name == "numbers":
             numbered = self._number_ranks(targets, sources) is not None
             only = numbered and not self.sequences.ordered and not same_numbers(targets, sources)
             return ask(Reason.ONLY_NUMBERS) if only else None
-        return None if other.get("numbers") == first else self._doubt_of_order(name, pairs, loose, targets, sources)
+        return None if other.get("numbers") == pairs else self._doubt_of_order(name, pairs, loose, targets, sources)
 
     def _doubt_of_order(
         self, name: str, pairs: Sequence[Pair], loose: Sequence[Pair], targets: list[Unit], sources: list[Unit]
     ) -> Question[Unit] | None:
-        """Return the question about PAIRS, which the order NAME makes of TARGETS and SOURCES: that of `_against` if
-        NAME agrees little on both sides; or else that orders differ elsewhere, if less than 75 percent of the certain
-        pairs nearby keep it, and neither names nor numbers speak for two or more of the pairs (LOOSE). None without
-        doubt.
+        """Return the question about PAIRS, which the order NAME makes of TARGETS and SOURCES; None if there is none.
+
+        If NAME agrees little on both sides (`Sequences.credit_of`), that of the first pair (`_against`). Else, or if
+        there is none: that orders differ elsewhere, if less than 75 percent of the certain pairs nearby keep NAME
+        (`_agreement`), and LOOSE, the pairs that nothing corroborates, has two or more.
         """
         weak = self.sequences.credit_of(name) < _LITTLE
         found = self._against(*pairs[0], targets, sources) if weak else None
@@ -261,8 +265,8 @@ class Orders:
         return False
 
     def _before(self, neighbour: object) -> Pair | str | None:
-        """Return the decided pair of NEIGHBOUR, what stands before a unit of the target; "edge" if the unit is the
-        first; None if the neighbour has no partner.
+        """Return the decided pair that NEIGHBOUR, a unit of the target, is in; "edge" if it is "edge", which stands
+        before the first unit; None if it has no partner.
         """
         if neighbour == "edge":
             return "edge"
@@ -271,9 +275,9 @@ class Orders:
     def _next_source(
         self, t: Unit, before: Pair | str | None, following: Mapping[int, Unit], sources: Sequence[Unit]
     ) -> Unit | None:
-        """Return the unit of the source that stands where T does: that behind the source of the pair BEFORE, in its
-        module, or the first of SOURCES at the edge. FOLLOWING has `id` of a unit -> the unit behind it. None if there
-        is none, if it is in another cell than T, or if T or it is paired.
+        """Return the unit of the source that stands where T does: behind the source of BEFORE, the pair before T, and
+        in its module; the first of SOURCES if BEFORE is "edge". None if there is none, if it is in another cell than T,
+        or if T is paired. FOLLOWING has `id` of a unit of the source -> the unit behind it.
         """
         s: Unit | None = None
         if before == "edge":
@@ -287,22 +291,22 @@ class Orders:
     def _doubt_of_next(
         self, t: Unit, s: Unit, before: Pair | str | None, cell: tuple[list[Unit], list[Unit]], targets: list[Unit]
     ) -> Question[Unit] | None:
-        """Return the question about T and S, of CELL, which follow the pair BEFORE, unless their names agree: that
-        nothing else speaks for the pair, unless T goes on the series of BEFORE; else that any unit of the row may be
-        the one without a partner (`_left_in_the_middle`). None if neither is so.
+        """Return the question about T and S, of CELL, which follow BEFORE (a pair, or "edge"). None if their names are
+        similar or related, or if both are word tables.
+
+        Else: that nothing but this place speaks for the pair, unless T is of the series of the target of BEFORE. If it
+        is: that any unit of the row may be the one without a partner, if `_left_in_the_middle` says so, or None.
         """
         if similarity(t, s) > SOME or related(t, s) or tables_of_words(t, s):
             return None
         if not isinstance(before, tuple) or series(before[0]) != series(t):
             return ask(Reason.ONLY_FIRST if before == "edge" else Reason.ONLY_FOLLOWS)
-        return ask(Reason.LEFT_OUT_OF_A_ROW) if self._left_in_the_middle(t, s, cell, targets) else None
+        return ask(Reason.LEFT_OUT_OF_A_ROW) if self._left_in_the_middle(t, cell, targets) else None
 
-    def _left_in_the_middle(self, t: Unit, s: Unit, cell: tuple[list[Unit], list[Unit]], targets: list[Unit]) -> bool:
+    def _left_in_the_middle(self, t: Unit, cell: tuple[list[Unit], list[Unit]], targets: list[Unit]) -> bool:
         """Return whether the two sides of CELL have different numbers of units, and some decided pair of another colour
         is behind T in TARGETS, the order of the target, and behind all sources of CELL in the order of registration.
-
-        Then any unit of the longer row may be the one without a partner, not only the last. S is the partner of T in
-        question.
+        Then any unit of the longer row may be the one without a partner, not only the last.
         """
         if len(cell[0]) == len(cell[1]):
             return False
@@ -324,11 +328,11 @@ class Orders:
         return paired and not any(u.cell in self.cells.pair_of for u in rest)
 
     def between(self, t: Unit, s: Unit) -> bool:
-        """Return whether T and S stand, in some order, between the same two decided pairs, or between the same two
-        blocks. The ends of an order on both sides count as a pair.
+        """Return whether, in some order, the units directly before T and S match, and those directly after them. Two
+        units match if they are a decided pair, or in paired blocks; two ends of an order match.
 
-        Blocks count, because code may begin and end them with other layers: then the two units before T and S (or those
-        after them) are each paired with a unit of the other's block, and T and S are not in these blocks.
+        Blocks count, because code may begin and end them with other layers: each of the two units is paired with a unit
+        in the other's block, and T and S are not in these blocks.
         """
         return any(self._fits_between(t, s, ts, ss) for _, ts, ss in self.sequences.all())
 
@@ -339,6 +343,7 @@ class Orders:
         return any(self._is_last(t, s, ts, ss) for _, ts, ss in self.sequences.all())
 
     def _fits_between(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> bool:
+        """Return the result of `between` for one order, in which the sides are TARGETS and SOURCES."""
         before_t, after_t = self.sequences.neighbours(targets)
         before_s, after_s = self.sequences.neighbours(sources)
 
@@ -363,18 +368,18 @@ class Orders:
         return same(before_t.get(id(t)), before_s.get(id(s))) and same(after_t.get(id(t)), after_s.get(id(s)))
 
     def _doubt_of(self, name: str, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> Question[Unit] | None:
-        """Return the question about T and S, a pair that the order NAME made of the cell of TARGETS and SOURCES: that
-        orders differ elsewhere, if names and numbers do not speak for the pair and less than 75 percent of the certain
-        pairs nearby keep the order; else the result of `_against`. None if there is no doubt.
+        """Return the question about T and S, a pair that the order NAME made of the cell of TARGETS and SOURCES; None
+        if there is none. If nothing corroborates the pair, and less than 75 percent of the certain pairs nearby keep
+        NAME (`_agreement`): that orders differ elsewhere; else the result of `_against`.
         """
         if not self._corroborated(t, s, targets, sources) and self._agreement(name, targets, sources) < _ORDERED:
             return ask(Reason.ORDERS_DIFFER_ELSEWHERE)
         return self._against(t, s, targets, sources)
 
     def _against(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> Question[Unit] | None:
-        """Return a question if no order agrees well on both sides, or if an order gives T and S different places among
-        TARGETS and SOURCES, their look-alikes. None if neither is so, if names or numbers speak for the pair
-        (`_corroborated`), if the two sides have different numbers of look-alikes, or if all TARGETS are batch norms.
+        """Return the question about T and S that no order agrees well on both sides, or else that an order gives them
+        different places among TARGETS and SOURCES, their look-alikes. None if neither is so, if names or numbers
+        corroborate the pair, if the two sides have different numbers of look-alikes, or if all TARGETS are batch norms.
         """
         if len(targets) != len(sources) or all("running_var" in u.pieces for u in targets):
             return None
@@ -389,14 +394,15 @@ class Orders:
         return None
 
     def _corroborated(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> bool:
-        """Return whether names or numbers, too, speak for the pair of T and S, and for no other pair of the cell
-        TARGETS, SOURCES: `_most_similar` or `_numbered_alike`.
+        """Return whether names (`_most_similar`) or numbers (`_numbered_alike`) speak for the pair of T and S, and for
+        no other pair of the cell TARGETS, SOURCES.
         """
         return _most_similar(t, s, targets, sources) or self._numbered_alike(t, s, targets, sources)
 
     def _numbered_alike(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> bool:
-        """Return whether T has numbers, and T and S have the same rank among all numbers of TARGETS and SOURCES; if two
-        units of a side have one rank, whether T and S have equal numbers, and no third unit has these.
+        """Return whether T and S have the same rank among the numbers of TARGETS and SOURCES (`_number_ranks`). If
+        there are no ranks, or one for several units, return whether T and S alone have equal numbers. False if T has
+        none.
         """
         if not t.numbers:
             return False
@@ -407,41 +413,36 @@ class Orders:
         return len(same) == 2 and s.numbers == t.numbers
 
     def _agreement(self, name: str, targets: list[Unit], sources: list[Unit]) -> float:
-        """Return how well pairs near TARGETS and SOURCES keep the order NAME: the share of couples of pairs that are in
-        one order on both sides, 0 to 1, and 1 if there are none. Pairs with a doubt, and pairs that an order made, do
-        not count.
+        """Return how well certain pairs near TARGETS and SOURCES keep the order NAME, 0 to 1: the share of couples of
+        them that are in one order on both sides; 1 if there are none. Pairs that an order made do not count.
 
-        Near means in the innermost pair of scopes around all of the units, of which fewer than 96 are compared. If all
-        units of each side are of one series, only pairs of one series are compared: one list after the other is the
-        same order as interleaved lists. It is 1 for the order of execution if SOURCES are one series, stored in the
-        order of its numbers.
+        Near are the pairs in the innermost scopes around all of the units (`Scopes.around`), of which fewer than 96 are
+        compared; if TARGETS are of one series, and SOURCES are, only those of one series with each other. It is 1, too,
+        for the execution order of the model if SOURCES are stored in the order of their numbers (`_counted_as_stored`).
         """
-        places = self._places.get(name)
-        if places is None:
-            _, ts, ss = next(one for one in self.sequences.all() if one[0] == name)
-            places = self._places[name] = tuple({id(u): n for n, u in enumerate(side)} for side in (ts, ss))
         if name == "execution order" and _counted_as_stored(sources):
             return 1.0  # what is numbered in the order in which it is stored is used in that order
+        own, theirs = self._places_in(name)
         around = self.scopes.around(targets, sources)
-        step = max(len(around) // _MOST_COMPARED, 1)
-        decided = [
-            (places[0][id(t)], places[1][id(s)], series(t), series(s))
-            for t in around[::step]
-            if t.cell in self.cells.pair_of
-            and (s := self.cells.pair_of[t.cell][1])
-            and id(t) in places[0]
-            and id(s) in places[1]
-            and not t.doubts
-            and not any(e.is_order for e in t.evidence)
+        near = around[:: max(len(around) // _MOST_COMPARED, 1)]
+        decided = [self.cells.pair_of[t.cell] for t in near if t.cell in self.cells.pair_of]
+        certain = [
+            (own[id(t)], theirs[id(s)], (series(t), series(s)))
+            for t, s in decided
+            if id(t) in own and id(s) in theirs and not t.doubts and not any(e.is_order for e in t.evidence)
         ]
-        alike = _of_one_series(targets) and _of_one_series(sources)
+        one_series = _of_one_series(targets) and _of_one_series(sources)
         compared = [
-            (a[0] < b[0]) == (a[1] < b[1])
-            for n, a in enumerate(decided)
-            for b in decided[:n]
-            if not alike or (a[2] == b[2] and a[3] == b[3])
+            (a[0] < b[0]) == (a[1] < b[1]) for a, b in combinations(certain, 2) if not one_series or a[2] == b[2]
         ]
         return sum(compared) / len(compared) if compared else 1.0
+
+    def _places_in(self, name: str) -> tuple[dict[int, int], ...]:
+        """Return (`id` of a target -> its place, `id` of a source -> its place) in the order NAME."""
+        if name not in self._places:
+            sides = next(sides for other, *sides in self.sequences.all() if other == name)
+            self._places[name] = tuple({id(u): place for place, u in enumerate(side)} for side in sides)
+        return self._places[name]
 
 
 def _said_places(units: list[Unit]) -> dict[int, int] | None:
@@ -461,12 +462,12 @@ def _rank(order: Sequence[Unit], units: Sequence[Unit]) -> dict[int, int]:
 
 
 def _most_similar(t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> bool:
-    """Return whether the names of T and S are similar, and more so than T's to any other of SOURCES, or S's to any
-    other of TARGETS.
+    """Return whether the names of T and S have a similarity above 0, and a higher one than T with any other of SOURCES,
+    and S with any other of TARGETS.
     """
-    own = similarity(t, s)
     others = [similarity(t, other) for other in sources if other is not s]
-    return own > max(0.0, *others, *(similarity(other, s) for other in targets if other is not t), 0.0)
+    others += [similarity(other, s) for other in targets if other is not t]
+    return similarity(t, s) > max(others, default=0.0)
 
 
 def _in_one_row(targets: list[Unit], sources: list[Unit]) -> dict[int, int] | None:
@@ -506,6 +507,7 @@ def _of_one_series(units: list[Unit]) -> bool:
     return all(series(unit) == series(units[0]) for unit in units)
 
 
-def _pairing(targets: Sequence[Unit], sources: Sequence[Unit], ranks: dict[int, int]) -> list[int]:
-    by_rank = {ranks[id(s)]: id(s) for s in sources}
-    return [by_rank[ranks[id(t)]] for t in targets]
+def _pairing(targets: Sequence[Unit], sources: Sequence[Unit], ranks: dict[int, int]) -> list[Pair]:
+    """Return the pairs of TARGETS with the SOURCES of the same rank. RANKS has `id` of a unit -> rank."""
+    by_rank = {ranks[id(s)]: s for s in sources}
+    return [(t, by_rank[ranks[id(t)]]) for t in targets]

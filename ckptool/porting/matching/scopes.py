@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -12,7 +12,7 @@ from ..words import alike, common_start, labels, numbers, shared, table, telling
 from .cells import Cells, fair, of, said
 from .counting import counted, rows
 from .evidence import Evidence, Kind
-from .levels import Levels
+from .levels import Levels, reason_against
 from .sequences import Sequences
 from .series import Ways, common, members_of, series_of, translation
 from .units import Unit, number_ranks, same_numbers
@@ -57,6 +57,9 @@ class Scope:
 
 #: The name of an order, and the sources in the order of the targets that they are paired with.
 _Vote = tuple[str, list[Scope]]
+#: Returns a value for a scope that means the same on both sides, or None; it takes the scope, and whether it is of the
+#: target.
+_Label = Callable[[Scope, bool], Hashable]
 
 
 class Scopes:
@@ -70,22 +73,10 @@ class Scopes:
     def __init__(self, cells: Cells, sequences: Sequences) -> None:
         self.cells = cells
         self.sequences = sequences
-        self.scopes: dict[bool, list[Scope]] = {}
-        for is_target, units in ((True, self.cells.targets), (False, self.cells.sources)):
-            other = {u.colour for u in (self.cells.sources if is_target else self.cells.targets)}
-            inside: dict[tuple[str, ...], list[Unit]] = defaultdict(list)
-            for unit in units:
-                if unit.colour in other:
-                    for at in range(len(unit.path)):
-                        inside[unit.path[:at]].append(unit)
-            found: list[Scope] = []
-            for path, members in inside.items():
-                if path and inside.get(path[:-1]) and len(inside[path[:-1]]) == len(members):
-                    continue  # the same as the one around it
-                if len(members) > 1 or not path:
-                    every = len(members) == len(units) if not path else True
-                    found.append(Scope(path, members, words_of(path), all=every))
-            self.scopes[is_target] = found
+        self.scopes: dict[bool, list[Scope]] = {
+            True: _scopes(cells.targets, cells.sources),
+            False: _scopes(cells.sources, cells.targets),
+        }
         self.settled = False
         self.levels = Levels(cells)
         self._ways: Ways | None = None
@@ -99,75 +90,89 @@ class Scopes:
     def pair(self, *, in_order: bool) -> None:
         """Pair scopes without a partner that hold equally many units of each cell, and set `settled`. Then do the same
         with the units of those cells alone that have equally many units of both sides. A scope has at least two such
-        units.
-
-        Of several such scopes, the scopes around them, their words, lists counted from the end, names, known series and
-        numbers tell which are pairs, in this order.
-        Args:
-            in_order: also pair scopes by their places in lists and by orders, if nothing else tells them apart.
+        units. How the pairs are found, also with IN_ORDER: see `_pair_class`.
         """
         open_before = self._count_open()
-        balanced = {cell for cell, (t, s) in self.cells.groups().items() if len(t) == len(s)}
-        for only_balanced in (False, True):
-            classes: dict[Hashable, tuple[list[Scope], list[Scope]]] = defaultdict(lambda: ([], []))
-            for is_target, scopes in self.scopes.items():
-                for scope in scopes:
-                    if scope.partner is not None:
-                        continue
-                    cells = [u.cell for u in scope.units if not only_balanced or u.cell in balanced]
-                    if len(cells) > 1:
-                        classes[tuple(sorted(cells))][0 if is_target else 1].append(scope)
+        cells = self.cells.groups().keys()
+        even = {cell for cell in cells if self.cells.is_even(cell)}
+        for counted_cells, all_count in ((cells, True), (even, False)):
             self._ways = None
-            for targets, sources in sorted(classes.values(), key=lambda c: len(c[0])):
-                if targets and sources:
-                    self._pair_class(targets, sources, in_order=in_order)
-                    for scope in (*targets, *sources):
-                        scope.whole = (
-                            scope.partner is not None and not only_balanced and scope.all and scope.partner.all
-                        )
+            for targets, sources in self._classes(counted_cells):
+                self._pair_class(targets, sources, in_order=in_order)
+                for scope in (*targets, *sources):
+                    scope.whole = all_count and scope.partner is not None and scope.all and scope.partner.all
         self.settled = self._count_open() == open_before
 
     def _count_open(self) -> int:
         return sum(scope.partner is None for scope in self.scopes[True])
 
+    def _classes(self, counted_cells: Collection[int]) -> list[tuple[list[Scope], list[Scope]]]:
+        """Return the scopes without a partner in groups (targets, sources) that hold equally many units of each of
+        COUNTED_CELLS, the groups with the fewest targets first. Left out are groups of one side only, and scopes with
+        fewer than two such units.
+        """
+        classes: dict[Hashable, tuple[list[Scope], list[Scope]]] = defaultdict(lambda: ([], []))
+        for is_target, scopes in self.scopes.items():
+            for scope in (scope for scope in scopes if scope.partner is None):
+                cells = [u.cell for u in scope.units if u.cell in counted_cells]
+                if len(cells) > 1:
+                    classes[tuple(sorted(cells))][0 if is_target else 1].append(scope)
+        return sorted(filter(all, classes.values()), key=lambda group: len(group[0]))
+
     def _pair_class(self, targets: list[Scope], sources: list[Scope], *, in_order: bool) -> None:
-        if not targets or not sources:
-            return
-        if len(targets) == len(sources) == 1:
-            _join_scopes(targets[0], sources[0])
+        """Pair TARGETS and SOURCES, scopes with equal contents, as far as something tells them apart.
+
+        One scope of each side is a pair. Of several, the first label of `_labels` with which they can be divided does:
+        at least two labels, one of them on both sides equally often. If both sides have equally many scopes, the
+        division also has to be `fair`. The parts with equally many scopes of both sides are then paired in the same
+        way, and if there are equally many scopes in all, the others together are, too.
+
+        Equally many scopes that no label divides are paired by their words (`_join_by_words`) or, with IN_ORDER, by
+        their order (`_pair_in_order`). Scopes that lie crosswise (`_crosswise`) are not paired.
+        """
+        if not targets or not sources or (len(targets) == len(sources) == 1):
+            if targets and sources:
+                _join_scopes(targets[0], sources[0])
             return
         if _crosswise(targets, sources):
             return
-        by_words = [partial(said, group) for group in table().groups if group.hard]
-        tellings: list[Callable[[Scope, bool], Hashable]] = [
+        equal = len(targets) == len(sources)
+        for label in self._labels(targets, sources, in_order=in_order):
+            parts: dict[Hashable, tuple[list[Scope], list[Scope]]] = defaultdict(lambda: ([], []))
+            for side, scopes in enumerate((targets, sources)):
+                for scope in scopes:
+                    parts[label(scope, side == 0)][side].append(scope)
+            even = {value: (t, s) for value, (t, s) in parts.items() if value is not None and len(t) == len(s)}
+            if len(parts) < 2 or not even or (equal and not fair(parts)):
+                continue
+            for t, s in even.values():
+                self._pair_class(t, s, in_order=in_order)
+            if equal:
+                rest = [part for value, part in parts.items() if value not in even]
+                own, theirs = ([scope for part in rest for scope in part[side]] for side in (0, 1))
+                self._pair_class(own, theirs, in_order=in_order)
+            return
+        if equal and not self._join_by_words(targets, sources) and in_order:
+            self._pair_in_order(targets, sources)
+
+    def _labels(self, targets: list[Scope], sources: list[Scope], *, in_order: bool) -> list[_Label]:
+        """Return the labels that may tell TARGETS and SOURCES apart, the most reliable first: the pair of scopes around
+        them, words that exclude each other, lists counted from the end, names, known series; with IN_ORDER, places in
+        lists; numbers. There is a question whether numbers count if `_other_end` has one: then the last two are left
+        out.
+        """
+        labels: list[_Label] = [
             self._parent_label,
-            *by_words,
+            *(partial(said, group) for group in table().groups if group.hard),
             self._scope_turned,
-            self._scope_name,
+            lambda scope, _: scope.path,
             self._scope_way,
-            self._scope_numbers,
         ]
         if self._other_end(targets, sources)[1]:
-            tellings.pop()
-        elif in_order:
-            tellings.insert(-1, partial(of, _places_in_lists(targets, sources)))
-        for told in tellings:
-            parts: dict[Hashable, tuple[list[Scope], list[Scope]]] = defaultdict(lambda: ([], []))
-            for scope in targets:
-                parts[told(scope, True)][0].append(scope)
-            for scope in sources:
-                parts[told(scope, False)][1].append(scope)
-            good = {k: v for k, v in parts.items() if k is not None and len(v[0]) == len(v[1])}
-            if len(parts) < 2 or not good or (len(targets) == len(sources) and not fair(parts)):
-                continue
-            for t, s in good.values():
-                self._pair_class(t, s, in_order=in_order)
-            if len(targets) == len(sources):
-                rest = [v for k, v in parts.items() if k not in good]
-                self._pair_class([x for t, _ in rest for x in t], [x for _, s in rest for x in s], in_order=in_order)
-            return
-        if len(targets) == len(sources) and not self._join_by_words(targets, sources) and in_order:
-            self._pair_in_order(targets, sources)
+            return labels
+        if in_order:
+            labels.append(partial(of, _places_in_lists(targets, sources)))
+        return [*labels, lambda scope, _: numbers(scope.path) or None]
 
     def _join_by_words(self, targets: list[Scope], sources: list[Scope]) -> bool:
         """Pair TARGETS and SOURCES, equally many scopes with equal contents, by the words that tell them apart; return
@@ -187,10 +192,10 @@ class Scopes:
         return True
 
     def _pair_in_order(self, targets: list[Scope], sources: list[Scope]) -> None:
-        """Pair TARGETS and SOURCES, equally many scopes with equal contents, as the first of their orders says
-        (`_votes`), or from opposite ends, if the two sides count so (`_other_end`); the units then note it in
-        `backwards`. Nothing is done if no order has all of the scopes. The pairs are a question if `_disagreement` or
-        `_other_end` has one.
+        """Pair TARGETS and SOURCES, equally many scopes with equal contents, in the first of their orders (`_votes`).
+        If the sides count a list of them from opposite ends (`_other_end`), pair them so, and note it in `backwards` of
+        their units. Nothing is done if no order has all of the scopes. The pairs are a question if `_other_end` has
+        one, or else if `_disagreement` has one.
         """
         votes = self._votes(targets, sources)
         if not votes:
@@ -213,9 +218,12 @@ class Scopes:
                     unit.ask(doubt)
 
     def _votes(self, targets: list[Scope], sources: list[Scope]) -> list[_Vote]:
-        """Return (name of an order, the sources in the order of TARGETS by it): the numbers first, then the orders of
-        execution and registration, the more reliable first. An order that does not have all of the scopes is left out;
-        so are execution and registration if the source's keys are in no order.
+        """Return (name of an order, SOURCES in the order of the TARGETS that this order pairs them with): the numbers
+        in the names first, if no two scopes of a side have equal ones, then the orders of execution and registration,
+        the more reliable first.
+
+        An order of execution that lacks one of TARGETS is left out. So are execution and registration if the source's
+        keys are in no order.
         """
         votes: list[_Vote] = []
         numbered = number_ranks(targets, sources)
@@ -233,11 +241,11 @@ class Scopes:
     def _disagreement(
         self, votes: Sequence[_Vote], targets: list[Scope], sources: list[Scope]
     ) -> Question[Unit] | None:
-        """Return the question about pairs of scopes that the first of VOTES makes: that another order makes other
-        pairs, or that only the order of registration is known. None if neither is so.
+        """Return the question about the pairs of TARGETS and SOURCES that the first of VOTES makes: that another vote
+        makes other pairs, or that only the order of registration is known. None if neither is so.
 
-        It counts for nothing if one of two other orders confirms the first, if both sides have the same numbers, or if
-        names speak for all pairs but one.
+        None, too, if one of two other votes makes the same pairs, if both sides have the same numbers, or if names
+        speak for all pairs, or all but one (`_names_speak_for`).
         """
         chosen, numbered = votes[0][1], number_ranks(targets, sources)
         against = [name for name, vote in votes if vote != chosen]
@@ -257,9 +265,9 @@ class Scopes:
         """Return (whether the two sides count a list of scopes from opposite ends, the question about it or None).
         (False, None) if the paths of TARGETS, or of SOURCES, do not differ in exactly one number.
 
-        Decided pairs of the list decide; it is a question if they show opposite ends. Without any, the forward pass
-        does (see `Levels.against`); it is a question if it speaks against equal numbers, or if the model runs the list
-        from its end.
+        Pairs of the list decide, if there are any; opposite ends are a question then. Else the forward pass decides
+        (`Levels.against`): it is a question if that speaks against equal numbers, or if the model runs the list from
+        its end (`Levels.runs_back`).
         """
         own, theirs = common(t.path for t in targets), common(s.path for s in sources)
         if own is None or theirs is None:
@@ -271,11 +279,11 @@ class Scopes:
         against = self.levels.against(own[0], theirs[0])
         if not against and self.levels.runs_back(own[0]):
             return False, ask(Reason.RUN_BACKWARDS)
-        return against < 0, ask(_levels(against)) if against else None
+        return against < 0, ask(reason_against(against)) if against else None
 
     def _known_numbers(self, own: Hashable, theirs: Hashable) -> list[tuple[int, int]]:
-        """Return (number in the target, number in the source) for each pair of scopes of which one is in the list OWN
-        of the target, and one in the list THEIRS of the source.
+        """Return (number in the target, number in the source) for each pair of scopes in the lists OWN, a series of the
+        target, and THEIRS, a series of the source.
         """
         here, there = (
             {id(s): n for s in self.scopes[side] for row, n in series_of(s.path) if row == wanted}
@@ -285,17 +293,12 @@ class Scopes:
         return [(here[t], there[s]) for t, s in pairs if t in here and s in there]
 
     def _parent_label(self, scope: Scope, is_target: bool) -> Hashable:
-        outer = next(
-            (
-                o
-                for o in self._inner[id(scope.units[0])]
-                if len(o.path) < len(scope.path) and o.partner is not None and o.path == scope.path[: len(o.path)]
-            ),
-            None,
-        )
-        if outer is None:
-            return None
-        return id(outer if is_target else outer.partner)
+        """Return the `id` of the target in the innermost pair of scopes around SCOPE; None if there is no such pair.
+        IS_TARGET says which side SCOPE is of.
+        """
+        around = self._inner[id(scope.units[0])]
+        outer = next((o for o in around if len(o.path) < len(scope.path) and o.partner is not None), None)
+        return None if outer is None else id(outer if is_target else outer.partner)
 
     def _scope_turned(self, scope: Scope, is_target: bool) -> Hashable:
         """Return (list of the source, number there) for a scope in a list whose contents show that the sides count it
@@ -308,9 +311,6 @@ class Scopes:
         there = {place for members in places.values() for place in members.values()}
         return next((place for place in around if place in there), None)
 
-    def _scope_name(self, scope: Scope, is_target: bool) -> Hashable:
-        return scope.path
-
     def _scope_way(self, scope: Scope, is_target: bool) -> Hashable:
         """Return (series of the source, number there) for a scope, by the rule between numbers that certain pairs of
         other scopes of its series show (`Ways`): shifted, or counted from the end. None if they show none. IS_TARGET
@@ -321,21 +321,17 @@ class Scopes:
             self._ways = Ways(paired, self._members)
         return self._ways.label(scope.path, is_target)
 
-    def _scope_numbers(self, scope: Scope, is_target: bool) -> Hashable:
-        return numbers(scope.path) or None
-
     def split(self) -> bool:
         """Split cells by the innermost pair of scopes around each unit: partners are in partner scopes. If that splits
         nothing, by the second innermost, then by the third. Return whether any cell was split.
         """
-        changed = False
-        for depth in range(3):
-            changed |= self.cells.split(Evidence(Kind.SCOPE), partial(self._scope_label, depth=depth))
-            if changed:
-                break
-        return changed
+        evidence = Evidence(Kind.SCOPE)
+        return any(self.cells.split(evidence, partial(self._scope_label, depth=depth)) for depth in range(3))
 
     def _scope_label(self, unit: Unit, is_target: bool, *, depth: int) -> Hashable:
+        """Return the `id` of the target in a pair of scopes around UNIT: the innermost for DEPTH 0, the next one for 1.
+        None if there are not so many. IS_TARGET says which side UNIT is of.
+        """
         paired = [scope for scope in self._inner.get(id(unit), ()) if scope.partner is not None]
         if len(paired) <= depth:
             return None
@@ -367,9 +363,7 @@ class Scopes:
         """Return whether T and S are in the two modules of a pair of scopes that hold the same units as a whole
         (`Scope.whole`).
         """
-        partners = {
-            id(scope.partner) for scope in self._inner.get(id(t), ()) if scope.partner is not None and scope.whole
-        }
+        partners = {id(scope.partner) for scope in self._inner.get(id(t), ()) if scope.whole}
         return any(id(scope) in partners for scope in self._inner.get(id(s), ()))
 
     def doubts_of(self, t: Unit, s: Unit) -> list[Question[Unit]]:
@@ -381,11 +375,6 @@ class Scopes:
             if scope.doubts and any(p is scope.partner for p in self._inner.get(id(s), ())):
                 found += scope.doubts
         return found
-
-
-def _levels(against: int) -> Reason:
-    """Return the reason to ask for AGAINST, a result of `Levels.against` other than 0."""
-    return Reason.AGAINST_LEVELS if against > 0 else Reason.LEVELS_FROM_THE_OTHER_END
 
 
 def _names_speak_for(t: Scope, s: Scope, targets: Sequence[Scope], sources: Sequence[Scope]) -> bool:
@@ -404,11 +393,10 @@ def _outermost(path: _Path) -> tuple[_Path, int] | None:
 
 
 def _crosswise(targets: Sequence[Scope], sources: Sequence[Scope]) -> bool:
-    """Return whether one side has parts in every member of a list, and the other side has a list for each part, with
-    equally many of both.
+    """Return whether the scopes of one side are members of lists that hold parts (`steps.0.scale`, `steps.0.shift` …),
+    and those of the other side are parts that hold lists (`scale.0`, `scale.1` …), with as many of one as of the other.
 
-    `steps.0.scale`, `steps.0.shift` … and `scale.0`, `scale.1` …: then a member is not the partner of a part, although
-    there are equally many.
+    Then a scope of one side is not the partner of one of the other side, although there are equally many.
     """
     forms = []
     for scopes in (targets, sources):
@@ -421,11 +409,11 @@ def _crosswise(targets: Sequence[Scope], sources: Sequence[Scope]) -> bool:
 
 
 def _places_in_lists(targets: Sequence[Scope], sources: Sequence[Scope]) -> dict[int, tuple[int, int]]:
-    """Return `id` of a scope -> (number of different members of its outermost list that have scopes here, its place
-    among them from 0), if both sides have each such value equally often, and there are several, but fewer than TARGETS;
-    else {}.
+    """Return `id` of a scope -> (number of members of its outermost list with a scope among TARGETS or SOURCES, its
+    place among these members, from 0). Scopes in no list are left out. {} unless both sides have each such value
+    equally often, and there are two or more values, but fewer than TARGETS.
 
-    So one side has members with several of these scopes; the other side may have a list for each: `steps.0.first` and
+    Some members then have several of these scopes; the other side may have a list for each: `steps.0.first` and
     `first.3` both belong to the first step.
     """
     places: dict[int, tuple[int, int]] = {}
@@ -443,24 +431,28 @@ def _places_in_lists(targets: Sequence[Scope], sources: Sequence[Scope]) -> dict
 
 
 def _namesakes(own: Sequence[_Path], theirs: Sequence[_Path]) -> dict[_Path, _Path]:
-    """Return path of OWN -> path of THEIRS, by telling words and labels that not all paths of their side have: each
-    path has to share one with exactly one path of the other side. Of two paths, one is enough.
+    """Return path of OWN -> path of THEIRS, by words that not all paths of their side have (`_words_apart`): each path
+    shares some with one path of the other side, and no two with the same. Of two paths on each side, it is enough if
+    one does; the other two are then a pair as well. {} if a path shares none.
 
-    If no path has such a partner, if a path has several, or if two have the same, the result of `_phrased_alike`. {} if
-    some paths have one and others none.
+    If no path shares any, if one shares some with several paths, or if two do with the same one, the result of
+    `_phrased_alike`.
     """
-    sides: list[dict[_Path, frozenset[str]]] = []
-    for paths in (own, theirs):
-        words = [_said(path) for path in paths]
-        alike = frozenset.intersection(*words)
-        sides.append({path: found - alike for path, found in zip(paths, words, strict=True)})
-    fitting = {t: [s for s, there in sides[1].items() if shared(said, there)] for t, said in sides[0].items()}
+    words, others = _words_apart(own), _words_apart(theirs)
+    fitting = {t: [s for s, there in others.items() if shared(said, there)] for t, said in words.items()}
     found = {t: partners[0] for t, partners in fitting.items() if len(partners) == 1}
     if sum(map(len, fitting.values())) > len(found) or len(set(found.values())) < len(found) or not found:
         return _phrased_alike(own, theirs)
     left, free = [t for t in own if t not in found], [s for s in theirs if s not in found.values()]
     alone = not left or len(own) == len(theirs) == 2
     return found | dict(zip(left, free, strict=True)) if alone and len(left) == len(free) else {}
+
+
+def _words_apart(paths: Sequence[_Path]) -> dict[_Path, frozenset[str]]:
+    """Return path -> those of its telling words and labels (`_said`) that not all PATHS have."""
+    words = [_said(path) for path in paths]
+    alike = frozenset.intersection(*words)
+    return {path: found - alike for path, found in zip(paths, words, strict=True)}
 
 
 def _phrased_alike(own: Sequence[_Path], theirs: Sequence[_Path]) -> dict[_Path, _Path]:
@@ -517,8 +509,25 @@ def _said(path: _Path) -> frozenset[str]:
 
 
 def _shared_words(t: Scope, s: Scope) -> int:
+    """Return how many words, without words for containers, and how many labels the paths of T and S share."""
     said = [labels(t.words, hard=hard).items() & labels(s.words, hard=hard).items() for hard in (True, False)]
     return shared({*t.words} - table().empty, {*s.words} - table().empty) + sum(map(len, said))
+
+
+def _scopes(units: Sequence[Unit], others: Sequence[Unit]) -> list[Scope]:
+    """Return the outermost module of UNITS, and each module with more than one of them that does not hold the same as
+    the module around it. Units whose colour none of OTHERS, the other side, has do not count; [] if no unit counts.
+    """
+    colours = {unit.colour for unit in others}
+    inside: dict[_Path, list[Unit]] = defaultdict(list)
+    for unit in units:
+        for at in range(len(unit.path)) if unit.colour in colours else ():
+            inside[unit.path[:at]].append(unit)
+    return [
+        Scope(path, members, words_of(path), all=path != () or len(members) == len(units))
+        for path, members in inside.items()
+        if not path or 1 < len(members) < len(inside[path[:-1]])
+    ]
 
 
 def _join_scopes(target: Scope, source: Scope, doubt: Question[Unit] | None = None) -> None:

@@ -16,6 +16,7 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Generic, TypeVar
 
 from ..words import words_of
@@ -117,6 +118,9 @@ class Ways:
 
 
 def _rule(series: Series, numbers: dict[int, int]) -> Way | None:
+    """Return the rule to SERIES that NUMBERS (number of the target -> number of the source) follow; None if there is
+    none, if there are fewer than two numbers, or if two of the source are equal.
+    """
     if len(numbers) < 2 or len(set(numbers.values())) < len(numbers):
         return None
     for sign in (1, -1):
@@ -131,18 +135,13 @@ def common(paths: Iterable[Sequence[str]]) -> tuple[Series, tuple[int, ...]] | N
 
     None if there is no such series, if there are several, if two paths have the same number, or without paths.
     """
-    known: dict[Series, list[int]] | None = None
-    for path in paths:
-        own = dict(series_of(path))
-        known = (
-            {series: [number] for series, number in own.items()}
-            if known is None
-            else {series: [*numbers, own[series]] for series, numbers in known.items() if series in own}
-        )
-    if known is None or len(known) != 1:
+    every = [dict(series_of(path)) for path in paths]
+    shared = set.intersection(*map(set, every)) if every else set()
+    if len(shared) != 1:
         return None
-    series, numbers = next(iter(known.items()))
-    return (series, tuple(numbers)) if len(set(numbers)) == len(numbers) else None
+    series = shared.pop()
+    numbers = tuple(own[series] for own in every)
+    return (series, numbers) if len(set(numbers)) == len(numbers) else None
 
 
 def parent(series: Series) -> str:
@@ -208,43 +207,34 @@ Path = tuple[str, ...]
 def translation(
     own: Sequence[Path], theirs: Sequence[Path], known: Iterable[tuple[Path, Path]]
 ) -> dict[Path, Path] | None:
-    """Return which of several look-alikes of the target is which of the source, by the words that tell them apart.
+    """Return which of several look-alikes of the target is which of the source, by the words that tell them apart, as
+    known pairs show: if `left` is `l` elsewhere, it is here.
 
-    Known pairs show which word of the target means which word of the source: if `left` is `l` elsewhere, it is here.
-    Elsewhere is one pair of paths for each word, which are equal but for these words.
+    Elsewhere are paths that are equal but for these words: one pair for each word of the target, each with another word
+    of the source.
     Args:
         own, theirs: paths of equally many parts of each side.
         known: paths of pairs, (of the target, of the source).
     Returns:
-        Path of the target -> path of the source. None if the parts do not differ by one word each, if numbers tell them
-        apart on both sides, or if the known pairs do not show exactly one translation of all words.
+        Path of the target -> path of the source. None if the parts of a side do not differ by one word each (`_apart`),
+        if numbers tell them apart on both sides, or if the known pairs show no translation of all words, or several.
     """
     ours, others = _apart(own), _apart(theirs)
-    if ours is None or others is None or (_numbers(ours) and _numbers(others)):
+    if ours is None or others is None or all(word.isdecimal() for word in (*ours, *others)):
         return None
-    votes: dict[tuple[Path, Path], dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    votes: dict[tuple[Path, Path], Relation[str]] = defaultdict(Relation)
     for target, source in known:
         a, b = words_of(target), words_of(source)
-        for i, word in enumerate(a):
-            if word in ours:
-                for j, other in enumerate(b):
-                    if other in others:
-                        votes[(*a[:i], "", *a[i + 1 :]), (*b[:j], "", *b[j + 1 :])][word].add(other)
-    said = {
-        tuple(sorted((word, next(iter(meant))) for word, meant in met.items()))
-        for met in votes.values()
-        if len(met) == len(ours)
-        and all(len(meant) == 1 for meant in met.values())
-        and len(set().union(*met.values())) == len(ours)
-    }
-    if len(said) != 1:
-        return None
-    return {ours[word]: others[other] for word, other in next(iter(said))}
+        for i, j in product(range(len(a)), range(len(b))):
+            if a[i] in ours and b[j] in others:
+                votes[(*a[:i], "", *a[i + 1 :]), (*b[:j], "", *b[j + 1 :])].add(a[i], b[j])
+    said = {tuple(sorted(met.sure().items())) for met in votes.values() if met.holds() and len(met.sure()) == len(ours)}
+    return {ours[word]: others[other] for word, other in said.pop()} if len(said) == 1 else None
 
 
 def _apart(paths: Sequence[Path]) -> dict[str, Path] | None:
-    """Return word -> path, for PATHS that have equally many words and differ in one of them at the same place; None for
-    others, and for fewer than two.
+    """Return word -> path for two or more PATHS with equally many words, all equal but for one place, where each has
+    another word; None for other PATHS.
     """
     cut_up = [words_of(path) for path in paths]
     if len(paths) < 2 or len({len(words) for words in cut_up}) != 1:
@@ -253,7 +243,3 @@ def _apart(paths: Sequence[Path]) -> dict[str, Path] | None:
     if len(columns) != 1 or len(set(columns[0])) < len(paths):
         return None
     return dict(zip(columns[0], paths, strict=True))
-
-
-def _numbers(words: Iterable[str]) -> bool:
-    return all(word.isdecimal() for word in words)

@@ -12,9 +12,9 @@ from functools import cache
 from typing import Protocol
 
 from ...keys.known_buffers import STATISTICS
+from ...model_code.signature import PRODUCTS
 from ..expression import Shape
 from ..forms.fusing.projections import part_label
-from ..forms.layouts import PRODUCTS
 from ..forms.pieces import Canon, Piece, squeezed
 from ..questions import Question, joined, still_open
 from ..words import common_start, label, labels, numbers, singular, table
@@ -79,6 +79,11 @@ class Unit:
         """
         self.questions = joined(self.questions, question)
 
+    def exchange(self, rule: str, kind: Kind) -> None:
+        """Note that RULE exchanged the partner of this unit with that of a look-alike, for evidence of KIND alone."""
+        self.evidence = [Evidence(kind)]
+        self.told.append(Told(rule, str(self.evidence[0]), 2, 1, ()))
+
     def told_by(self, kind: Kind) -> bool:
         """Return whether evidence of this KIND told the unit from its look-alikes."""
         return any(one.kind is kind for one in self.evidence)
@@ -136,6 +141,9 @@ def take_turns(units: Iterable[Unit]) -> None:
 
 
 def _colour(unit: Unit) -> tuple[Shape, str]:
+    """Return the shape of the main tensor of UNIT, without sizes of 1, and the kind of UNIT by its roles: "statistics"
+    (a batch norm), "recurrent", "normed" (with `weight_g`), "bias" (nothing else), "row" (`_is_row`); "" for others.
+    """
     family = ""
     if unit.pieces.keys() & STATISTICS:
         family = "statistics"
@@ -151,9 +159,9 @@ def _colour(unit: Unit) -> tuple[Shape, str]:
 
 
 def _is_row(unit: Unit) -> bool:
-    """Return whether UNIT is a table with one row, which is not treated as a vector (such as the weight of a norm): it
-    holds a weight of the sizes [1, n] alone, the model does not multiply with it, and it is an `Embedding` or has the
-    name of a token or segment table.
+    """Return whether UNIT is a table with one row: it holds only a weight of the sizes [1, n], code does not multiply
+    with it, and it is an `Embedding` or has the name of a token or segment table. Such a table is no vector, as the
+    weight of a norm is one.
     """
     if unit.pieces.keys() != {"weight"} or len(unit.main.shape) != 2 or unit.main.shape[0] != 1:
         return False
@@ -194,34 +202,28 @@ def number_ranks(targets: Sequence[Placed], sources: Sequence[Placed]) -> dict[i
     """Return `id` of a unit -> rank, from 0, of the numbers in its path among those of its side. The numbers of a
     source are compared in the order of the target's numbers (`_columns`).
 
-    None if the units of a side have fewer than two different numbers, or paths with different counts of numbers, or if
-    the two sides do not have equally many units for each rank.
+    None if the paths of a side do not all have equally many numbers, or do not have two different ones, or if the two
+    sides do not have equally many units for each rank.
     """
-    ranks: dict[int, int] = {}
-    counts = []
-    every = [[numbers(u.path) for u in side] for side in (targets, sources)]
-    columns = _columns(*every)
-    for side, found in zip((targets, sources), every, strict=True):
-        if len({len(k) for k in found}) > 1:
-            return None
-        keys = {id(u): k for u, k in zip(side, found, strict=True)}
-        if side is sources and columns is not None:
-            keys = {i: tuple(k[c] for c in columns) for i, k in keys.items()}
-        order = {value: rank for rank, value in enumerate(sorted(set(keys.values())))}
-        if len(order) < 2:
-            return None
-        ranks.update({i: order[k] for i, k in keys.items()})
-        counts.append(Counter(order[k] for k in keys.values()))
-    return ranks if counts[0] == counts[1] else None
+    own, theirs = ([numbers(unit.path) for unit in side] for side in (targets, sources))
+    if any(len(set(map(len, side))) > 1 or len(set(side)) < 2 for side in (own, theirs)):
+        return None
+    columns = _columns(own, theirs)
+    if columns is not None:
+        theirs = [tuple(found[column] for column in columns) for found in theirs]
+    orders = [{found: rank for rank, found in enumerate(sorted(set(side)))} for side in (own, theirs)]
+    ranks_t, ranks_s = ([order[found] for found in side] for order, side in zip(orders, (own, theirs), strict=True))
+    if Counter(ranks_t) != Counter(ranks_s):
+        return None
+    return {id(unit): rank for unit, rank in zip((*targets, *sources), (*ranks_t, *ranks_s), strict=True)}
 
 
 def _columns(own: Sequence[tuple[int, ...]], theirs: Sequence[tuple[int, ...]]) -> list[int] | None:
-    """Return, for each number in a path of the target, its place among the numbers in a path of the source; None if the
-    numbers are in the same order, if it is not clear, or if not all paths have equally many numbers.
+    """Return, for each number in a path of the target, the place of the corresponding number in a path of the source,
+    such as [1, 0] for `blocks.2.conv1` and `convs1.2`. None if the numbers are in one order, if it is not clear, or if
+    not all paths have equally many numbers. OWN and THEIRS have the numbers of each path.
 
-    In `blocks.2.conv1` and `convs1.2` they are in another order: numbers that take the same values on both sides
-    correspond, or numbers that take as many values, if one side counts from one. OWN and THEIRS have the numbers of
-    each path.
+    Numbers correspond that take the same values on both sides; if some do not, those that take equally many values.
     """
     if len({len(k) for k in (*own, *theirs)}) != 1:
         return None
@@ -274,9 +276,9 @@ def similarity(t: Unit, s: Unit) -> float:
 
 
 def of_one_name(t: Unit, s: Unit) -> bool:
-    """Return whether the names of T and S agree in more than the kind of layer (norm, convolution): they have an equal
-    label in a group of words (other than these kinds), they name the same part of a projection ("query"), or their
-    similarity is more than `SOME`, and the words that both have are not only words and labels of kinds.
+    """Return whether the names of T and S agree in more than the kind of layer (norm, convolution). One of these is
+    enough: an equal label in a group of words, other than a kind; the same part of a projection ("query"); a similarity
+    of more than `SOME`, if they share a word or label that is not of a kind.
     """
     kinds = {phrase for phrase, said in table().group("purpose").phrases.items() if said in _KINDS}
     generic = {word for phrase in kinds for word in phrase} | {f"purpose:{said}" for said in _KINDS}
@@ -310,8 +312,8 @@ def label_of(unit: Unit, group: str) -> str | None:
 
 
 def tables_of_words(t: Unit, s: Unit) -> bool:
-    """Return whether the model looks up rows of T, whose name says nothing else of an embedding, and the name of S says
-    that it is a word table.
+    """Return whether the name of S says that it is a word table, and the model looks up rows of T, whose name says this
+    as well or says nothing of an embedding.
     """
     looked_up = t.main.entry.how == "embedding" and label_of(t, "embedding") in (None, "token")
     return looked_up and label_of(s, "embedding") == "token"
@@ -321,12 +323,10 @@ Path = tuple[str, ...]
 
 
 def block_of(path: Sequence[str]) -> Path:
-    """Return the path of the innermost block around the module PATH: its path up to its last number, `h.3` for
-    `h.3.mlp.fc`. () if there is none.
-
-    A number that is the module's own name does not count: the block of `h.3.mlp.0` is `h.3`.
+    """Return the path of the innermost block around the module PATH: `h.3` for `h.3.mlp.0`, whose own number does not
+    count. () if there is none.
     """
-    return next(iter(reversed(parts_around(path))), ())
+    return (parts_around(path) or [()])[-1]
 
 
 def parts_around(path: Sequence[str]) -> list[Path]:
@@ -340,7 +340,7 @@ def around(paths: Sequence[Path]) -> Path:
 
 
 def nearness(one: Unit, other: Unit) -> int:
-    """Return how many components the paths of ONE and OTHER share from the front; 0 if the first ones differ."""
+    """Return how many components the paths of ONE and OTHER share from the front."""
     if one.path[:1] != other.path[:1]:
         return 0  # most modules of a large model
     return common_start((one.path, other.path))

@@ -72,10 +72,13 @@ class Mul(Calculation):
 
 
 def _is_broadcast(one: Shape, to: Shape) -> bool:
+    """Return whether a tensor of sizes ONE can be broadcast to the sizes TO."""
     return len(one) <= len(to) and all(a in (1, b) for a, b in zip(one[::-1], to[::-1], strict=False))
 
 
 class _Elementwise(Calculation):
+    """An operation on each element of one tensor."""
+
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
         """Return the sizes of the result: those of the only tensor, which stay."""
         return shapes[0]
@@ -288,11 +291,13 @@ def unshifted(x: Expr) -> Expr:
 
 
 def unscaled(x: Expr) -> Expr:
-    """Return X without its factors: without each `scale` that no operation but those that rearrange is around."""
+    """Return X without its factors: without each `scale` that is outermost, or has only operations around it that
+    rearrange (`_REARRANGE`).
+    """
     if x.op == "scale":
         return unscaled(x.args[0])
     return replace(x, args=tuple(map(unscaled, x.args))) if x.op in _REARRANGE else x
 
 
-#: Operations that a factor of all that they take may as well follow.
+#: Operations that give the same result if what they take is multiplied before, or their result after.
 _REARRANGE = frozenset({"reshape", "transpose", "permute", "slice", "select", "flip", "cat", "stack"})

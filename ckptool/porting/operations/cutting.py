@@ -70,14 +70,7 @@ class Slice(Cut):
             first = int(inner.params[1])
             return simplified(part(inner.args[0], dim, first + start, first + stop), shapes)
         if inner.op == "cat" and inner.params[0] == dim:
-            at, kept = 0, []
-            for piece in inner.args:
-                size = shape_of(piece, shapes)[dim]
-                low, high = max(start - at, 0), min(stop - at, size)
-                if low < high:
-                    kept.append(piece if (low, high) == (0, size) else part(piece, dim, low, high))
-                at += size
-            return simplified(cat(dim, *kept), shapes)
+            return simplified(_across(inner.args, dim, start, stop, shapes), shapes)
         if inner.op == "reshape" and dim == 0 and shape_of(inner.args[0], shapes)[:1] == inner.params[:1]:
             rows = simplified(part(inner.args[0], 0, start, stop), shapes)
             return simplified(Expr("reshape", (rows,), (stop - start, *inner.params[1:])), shapes)
@@ -224,7 +217,22 @@ def of_heads(x: Tensor, heads: int, parts: int, start: int, stop: int) -> Tensor
         return [(shape[0] * n // (stop - start), *shape[1:])]
 
 
+def _across(parts: Sequence[Expr], dim: int, start: int, stop: int, shapes: Mapping[str, Shape]) -> Expr:
+    """Return elements START to STOP - 1 of PARTS joined along dimension DIM: the parts that they cover, joined, of
+    which the first and the last are cut.
+    """
+    at, kept = 0, []
+    for piece in parts:
+        size = shape_of(piece, shapes)[dim]
+        low, high = max(start - at, 0), min(stop - at, size)
+        if low < high:
+            kept.append(piece if (low, high) == (0, size) else part(piece, dim, low, high))
+        at += size
+    return cat(dim, *kept)
+
+
 def _with_end(params: tuple[Any, ...]) -> tuple[int, int, int, int]:
+    """Return (heads, n, i, j) of `of_heads`; j is i + 1 if PARAMS do not have it."""
     heads, n, start, *stop = params
     return heads, n, start, stop[0] if stop else start + 1
 
@@ -306,21 +314,24 @@ class Cat(Join):
 
 
 def _merged(parts: Sequence[Expr], dim: int) -> list[Expr]:
+    """Return PARTS of a concatenation along dimension DIM without concatenations along DIM in them, and with slices of
+    one tensor that continue each other as one slice.
+    """
     out: list[Expr] = []
-    for x in parts:
-        for one in x.args if x.op == "cat" and x.params[0] == dim else (x,):
-            last = out[-1] if out else None
-            if (
-                last is not None
-                and last.op == one.op == "slice"
-                and last.args == one.args
-                and last.params[0] == one.params[0] == dim
-                and last.params[2] == one.params[1]
-            ):
-                out[-1] = replace(last, params=(dim, last.params[1], one.params[2]))
-            else:
-                out.append(one)
+    flat = [one for x in parts for one in (x.args if x.op == "cat" and x.params[0] == dim else (x,))]
+    for x in flat:
+        if out and _continues(x, out[-1], dim):
+            out[-1] = replace(x, params=(dim, out[-1].params[1], x.params[2]))
+        else:
+            out.append(x)
     return out
+
+
+def _continues(x: Expr, before: Expr, dim: int) -> bool:
+    """Return whether X and BEFORE are slices of one tensor along dimension DIM, and X begins where BEFORE ends."""
+    if not (x.op == before.op == "slice" and x.args == before.args):
+        return False
+    return x.params[0] == before.params[0] == dim and x.params[1] == before.params[2]
 
 
 class Stack(Join):

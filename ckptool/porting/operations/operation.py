@@ -212,6 +212,13 @@ class Calculation(Operation):
         length = prod(shape) * like.dtype.itemsize
         return over(Computed(partial(self.compute, params=params), parts, like, length), like, shape)
 
+    def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
+        """Return the torch code: a call of the helper, which has the name of the operation, for the texts ARGS, then
+        PARAMS. Numbers that may be real are written as such.
+        """
+        numbers = map(float, params) if self.params == REAL else params
+        return f"{self.name}({listed([*args, *numbers])})"
+
 
 #: Every operation that a mapping may name, by name; filled by the package, which lists them.
 OPERATIONS: dict[str, Operation] = {}
@@ -293,6 +300,7 @@ def need(condition: bool, what: str) -> None:
 
 
 def _kind(param: Number) -> str:
+    """Return the letter for the kind of PARAM: "w" for a word, "i" for an integer from 0 on, "f" for another number."""
     if isinstance(param, str):
         return "w"
     return "i" if isinstance(param, int) and param >= 0 else "f"

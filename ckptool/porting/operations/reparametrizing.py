@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from .operation import REAL, Calculation, Expr, Shape, listed, need
+from .operation import REAL, Calculation, Expr, Shape, need
 
 
 class WeightNorm(Calculation):
@@ -55,10 +55,6 @@ def weight_norm(g: Tensor, v: Tensor) -> Tensor:
         shape = [v.shape[d] if d == dim else 1 for d in range(v.ndim)]
         return v * (g.reshape(shape) / np.sqrt((v * v).sum(axis=axes, keepdims=True)))
 
-    def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """Return the torch code: a call of the helper `weight_norm` for the texts ARGS (g, v)."""
-        return f"weight_norm({listed(args)})"
-
 
 class Norm(Calculation):
     """The operation `norm(v)`: the norms g of the rows of v that `torch.nn.utils.weight_norm` would store for the
@@ -89,10 +85,6 @@ def norm(v: Tensor) -> Tensor:
 
         (v,) = arrays
         return np.sqrt((v * v).sum(axis=tuple(range(1, v.ndim)), keepdims=True))
-
-    def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """Return the torch code: a call of the helper `norm` for the text ARGS[0]."""
-        return f"norm({args[0]})"
 
 
 class SpectralNorm(Calculation):
@@ -125,10 +117,6 @@ def spectral_norm(w: Tensor, u: Tensor, v: Tensor) -> Tensor:
         w, u, v = arrays
         return w / (u @ (w.reshape(w.shape[0], -1) @ v))
 
-    def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """Return the torch code: a call of the helper `spectral_norm` for the texts ARGS (w, u, v)."""
-        return f"spectral_norm({listed(args)})"
-
 
 class Lora(Calculation):
     """The operation `lora(w, a, b, scale)`: a low-rank adapter merged into the weight w (Hu et al., "LoRA", 2021)."""
@@ -160,10 +148,6 @@ def lora(w: Tensor, a: Tensor, b: Tensor, scale: float | Tensor) -> Tensor:
         w, a, b = arrays
         return w + float(params[0]) * (b.reshape(b.shape[0], -1) @ a.reshape(a.shape[0], -1)).reshape(w.shape)
 
-    def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """Return the torch code: a call of the helper `lora` for the texts ARGS (w, a, b) and the scale in PARAMS."""
-        return f"lora({listed(args)}, {float(params[0])})"
-
 
 class LoraAlpha(Lora):
     """The operation `lora_alpha(w, a, b, alpha)`: a low-rank adapter whose file holds alpha, a tensor of one number,
@@ -194,12 +178,10 @@ def lora_alpha(w: Tensor, a: Tensor, b: Tensor, alpha: Tensor) -> Tensor:
         *wab, alpha = arrays
         return super().compute(wab, (alpha.reshape(()) / wab[1].shape[0],))
 
-    def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """Return the torch code: a call of the helper `lora_alpha` for the texts ARGS (w, a, b, alpha)."""
-        return f"lora_alpha({listed(args)})"
-
 
 class _Folded(Calculation):
+    """An operation that folds a batch norm into the weight or bias of the layer before it; its number is eps."""
+
     params = REAL
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
@@ -235,12 +217,6 @@ def fold_weight(w: Tensor, gamma: Tensor, var: Tensor, eps: float) -> Tensor:
         w, gamma, var = arrays
         return w * (gamma / np.sqrt(var + float(params[0]))).reshape(-1, *[1] * (w.ndim - 1))
 
-    def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """Return the torch code: a call of the helper `fold_weight` for the texts ARGS (w, gamma, var) and the eps in
-        PARAMS.
-        """
-        return f"fold_weight({listed(args)}, {float(params[0])})"
-
 
 class FoldBias(_Folded):
     """The operation `fold_bias(b, gamma, beta, mean, var, eps)`: the bias b of a convolution with the batch norm after
@@ -268,12 +244,6 @@ def fold_bias(
 
         b, gamma, beta, mean, var = arrays
         return (b - mean) * gamma / np.sqrt(var + float(params[0])) + beta
-
-    def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """Return the torch code: a call of the helper `fold_bias` for the texts ARGS (b, gamma, beta, mean, var) and
-        the eps in PARAMS.
-        """
-        return f"fold_bias({listed(args)}, {float(params[0])})"
 
 
 def weight_norm(g: Expr, v: Expr) -> Expr:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .operation import Calculation, Expr, Shape, listed, need
+from .operation import Calculation, Expr, Shape, need
 
 
 class Repeat(Calculation):
@@ -77,10 +77,6 @@ def grow(x: Tensor, dim: int, size: int) -> Tensor:
         (x,), (dim, size) = arrays, params
         return np.concatenate([x, *[x.mean(axis=dim, keepdims=True)] * (size - x.shape[dim])], axis=dim)
 
-    def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """Return the torch code: a call of the helper `grow` for the text ARGS[0] and PARAMS (dim, n)."""
-        return f"grow({args[0]}, {listed(params)})"
-
 
 class Resize(Calculation):
     """The operation `resize(x, prefix, h, w, new_h, new_w)`: a position table [..., prefix + h * w, features] resampled
@@ -128,12 +124,6 @@ def resize(x: Tensor, prefix: int, h: int, w: int, new_h: int, new_w: int) -> Te
         grid = np.einsum("ab,...bcd->...acd", rows, grid)
         grid = np.einsum("ab,...cbd->...cad", columns, grid)
         return np.concatenate([head, grid.reshape(*x.shape[:-2], new_h * new_w, x.shape[-1])], axis=-2)
-
-    def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """Return the torch code: a call of the helper `resize` for the text ARGS[0] and PARAMS (prefix, h, w, new_h,
-        new_w).
-        """
-        return f"resize({args[0]}, {listed(params)})"
 
 
 def _resampling(old: int, new: int) -> Any:

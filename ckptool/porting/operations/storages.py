@@ -79,6 +79,7 @@ def join(dim: int, parts: Sequence[LazyTensor], like: LazyTensor, shape: tuple[i
     return over(_Joined(tuple(cut)), like, shape)
 
 
+#: Rows of more than so many turns are not held as sources of their own.
 _MOST_TURNS = 4096
 
 
@@ -140,6 +141,8 @@ class _Turns:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Zeros:
+    """LENGTH bytes that are 0."""
+
     length: int
 
     def chunks(self) -> Iterator[bytes]:

@@ -110,7 +110,6 @@ def prove(
         found = _proved(mapping, trial, code, plain, theirs, own)
         if _is_equal(found):
             return found
-        trial.misses = 0  # a search on the first inputs takes nothing from that on the second
     found = _proved(mapping, trial, code, both, theirs, own)
     return _doubt_inputs(found, trial, both) if both.plain is not None and _is_equal(found) else found
 
@@ -136,26 +135,42 @@ def _doubt_inputs(found: Mapping, trial: Trial, both: SameInputs) -> Mapping:
 
 def _proved(mapping: Mapping, trial: Trial, code: OwnCode, both: SameInputs, theirs: Any, own: Any) -> Mapping:
     """Return MAPPING with the result of its proof on the inputs BOTH of the two models, also on other values of these,
-    and with a doubt about colours if their order may differ (see `doubt_colours`).
+    and with a doubt about colours if their order may differ (see `doubt_colours`). If the models agree on the first
+    values and differ on others, the proof begins again with those.
 
     CODE is the source's code with the file loaded, as data; THEIRS is the module of that code, and OWN the model. TRIAL
     runs OWN with other expressions for its weights.
     """
-    assert both.flow is not None
-    trial.inputs = both.values
-    more = [values for seed in _MORE_SEEDS if (values := both.made(seed)) is not None]
-    flows = ((follow(theirs, a, bare=True), b) for a, b in more)
-    others = ((None if flow is None else code.seen(flow), b) for flow, b in flows)
-    flow = code.seen(both.flow)
+    modules = code.pairs_of_modules(mapping, theirs, own)
+    made = [values for seed in (SEED, *_MORE_SEEDS) if (values := both.made(seed)) is not None]
 
-    def wider() -> Flow | None:
-        """Return the flow of the source's code in float64, over keys of the file; None if it cannot be run."""
-        values = both.made(SEED)
-        seen = None if values is None else follow(theirs, values[0], bare=True, wider=True)
-        return None if seen is None else code.seen(seen)
+    def on(first: int) -> Mapping:
+        """Return MAPPING with the result of its proof on the values number FIRST, which has to hold on the others."""
+        trial.unlike, trial.misses = None, 0  # a search on other inputs takes nothing from this one
+        trial.inputs = made[first][1] if first else both.values
+        expected = given(first) if first else None if both.flow is None else code.seen(both.flow)
+        assert expected is not None
+        others = ((given(number), values) for number, (_, values) in enumerate(made) if number != first)
+        codes = Codes(expected, lambda: given(first, wider=True) if made else None, modules)
+        return doubt_colours(settle(mapping, trial, codes, both.shown, others, code.copies), theirs, own, expected)
 
-    codes = Codes(flow, wider, code.pairs_of_modules(mapping, theirs, own))
-    return doubt_colours(settle(mapping, trial, codes, both.shown, others, code.copies), theirs, own, flow)
+    def given(number: int, *, wider: bool = False) -> Flow | None:
+        """Return the flow of the source's code on the values NUMBER, over keys of the file, in float64 if WIDER; None
+        if it cannot be run.
+        """
+        flow = follow(theirs, made[number][0], bare=True, wider=wider)
+        return None if flow is None else code.seen(flow)
+
+    found = on(0)
+    unlike = [number for number, (_, values) in enumerate(made) if values is trial.unlike]
+    if unlike and not trial.progress.late:  # the first outputs showed too little: those behind a ReLU may all be 0
+        again = on(unlike[0])
+        proof = again.proof or {}
+        difference, bound = proof.get("difference"), proof.get("bound")
+        # not if the layers agree and the outputs do not, as those did on the first inputs
+        if proof.get("equal") and difference is not None and bound is not None and difference <= bound:
+            return again
+    return found
 
 
 def prove_against(

@@ -22,7 +22,15 @@ from .goes_in import at_once, from_what_goes_in, made_together, tables_of_one, t
 from .ground import Change, Ground
 from .in_step import before_an_output, before_its_partner
 from .other_conventions import changes
-from .other_values import adapters, any_of_these_sizes, around_zero_or_one, options, table_or_matrix, without_shifts
+from .other_values import (
+    adapters,
+    any_of_these_sizes,
+    around_zero_or_one,
+    options,
+    options_at_once,
+    table_or_matrix,
+    without_shifts,
+)
 from .trial import Trial
 from .unused import UNUSED, fillings, from_unused
 from .vectors import vectors, with_the_norm_after_it
@@ -121,6 +129,7 @@ def _for_all(ground: Ground, fronts: Sequence[Use], apart: Sequence[Use], trial:
     """
     yield from without_shifts(ground)
     if len(fronts) > 1:
+        yield from options_at_once(ground, fronts)
         yield from at_once(ground, fronts)
         yield from tables_of_one(ground, fronts)
     if not fronts:

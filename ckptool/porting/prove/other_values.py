@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice, permutations
 from math import prod
 
@@ -45,6 +45,18 @@ def options(ground: Ground, f: Use) -> Iterator[Change]:
             }
             if back:
                 yield f"exchanged with option {number + 1}", new | {k: x for k, x in back.items() if x is not None}
+
+
+def options_at_once(ground: Ground, fronts: Sequence[Use]) -> Iterator[Change]:
+    """Yield changes (label, key -> expression) that take option N of the open questions about the weights of all
+    FRONTS: of two layers whose outputs are added, one alone gives nothing that agrees.
+    """
+    keys = dict.fromkeys(key for use in fronts for key in use.keys if key in ground.entries)
+    doubtful = [ground.entries[key] for key in keys if ground.entries[key].rivals]
+    for number in range(max((len(e.rivals) for e in doubtful), default=0)):
+        new = {e.target: e.rivals[number] for e in doubtful if len(e.rivals) > number}
+        if len({key.rpartition(".")[0] for key in new}) > 1:
+            yield f"option {number + 1} at once", new
 
 
 def around_zero_or_one(ground: Ground, f: Use) -> Iterator[Change]:

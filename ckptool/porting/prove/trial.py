@@ -80,6 +80,7 @@ class Trial:
         confirms: says whether layers confirm some keys, in a search that no output decides, and in which only keys
             without a source may change; None in other searches.
         finely: the tolerance with which a search in float64 compares; None for a search in float32.
+        unlike: inputs on which the models differ although they agree on the first ones; None if there are none.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class Trial:
         self.initial = {k: v.clone() for k, v in self.state.items() if isinstance(v, torch.Tensor)}
         self.loaded: dict[str, Expr | None] = {}
         self.runs = self.misses = 0
+        self.unlike: Any = None
         self.elsewhere: dict[str, Expr] = {}
         self.patience = _TRIALS
         self.swaps: dict[int, Swap] = {}

@@ -18,12 +18,12 @@ from ..rules import Rule, Strength, in_order
 from . import elsewhere
 from .alike import MOST, across_blocks, by_block, in_doubt, look_alikes
 from .belief import Belief
-from .both_flows import settle_by_flow
+from .both_flows import pair_by_flow, settle_by_flow
 from .company import Anchors, crossed, in_company
 from .doubting import doubt_both, in_both_directions, left_over, settle, spread
 from .exchange import rearrange, take_up
 from .names import by_names, held_so
-from .swaps import Swaps
+from .swaps import Said, Swaps
 
 
 class Weighing:
@@ -72,34 +72,51 @@ def _count_backwards(pairs: list[Pair]) -> None:
             unit.backwards |= frozenset(row for row, _ in rows(unit.path)) & {both[side] for both in turned}
 
 
+def _pair_by_flow(weighing: Weighing) -> None:
+    """Pair layers by the graphs of both codes, and see the new pairs (`pair_by_flow`)."""
+    if pair_by_flow(weighing.matching):
+        weighing.swaps.see_pairs()
+
+
 def _weigh_in_blocks(swaps: Swaps) -> None:
+    """Ask about the swaps of look-alikes in each block of the target (`_weigh_block`)."""
     belief = Belief(swaps.pairs, swaps.orders, swaps.overall)
     blocks = list(by_block(swaps.pairs).values())
     asked = [
         [(one, other, swaps.reason(one, other, belief.about(one, other))) for one, other in look_alikes(pairs)]
         for pairs in blocks
     ]
-    left = [[(a, b, why) for a, b, why in found if why and not swaps.contents.fit_only_so(a, b)] for found in asked]
-    while True:  # what is no longer in question vouches for others
-        anchors = [Anchors(_certain(pairs, _in_question(found))) for pairs, found in zip(blocks, left, strict=True)]
+    for pairs, found in zip(blocks, asked, strict=True):
+        _weigh_block(swaps, pairs, found)
+
+
+def _weigh_block(swaps: Swaps, pairs: list[Pair], found: list[tuple[Pair, Pair, Said]]) -> None:
+    """Ask about two of PAIRS, those of a block, if FOUND (pair, pair, what `Swaps.reason` says) has a question about
+    their swap, unless contents exclude it (`fit_only_so`), or certain pairs of the block, of which two show that the
+    pairs are right (`in_company`). A pair that is no longer in question counts as certain.
+
+    Ask also if FOUND has none, the certain pairs are for the swap, and neither names nor tensors exclude it.
+    """
+    left = [(one, other, why) for one, other, why in found if why and not swaps.contents.fit_only_so(one, other)]
+    while True:
+        certain = Anchors(_certain(pairs, _in_question(left)))
         before = left
-        left = [
-            [(a, b, why) for a, b, why in found if not in_company(a, b, certain, least=2)]
-            for found, certain in zip(before, anchors, strict=True)
-        ]
+        left = [(one, other, why) for one, other, why in left if not in_company(one, other, certain, least=2)]
         if left == before:
             break
-    for found, open_to, certain in zip(asked, left, anchors, strict=True):
-        for one, other, reason in open_to:
-            doubt_both(one, other, reason)
-        for one, other, why in found:
-            if why or by_names(one, other) == "sure" or held_so(one, other):
-                continue
-            if in_company(*crossed(one, other), certain):
-                doubt_both(one, other, ask(Reason.COMPANY_FOR_SWAP))
+    for one, other, question in left:
+        doubt_both(one, other, question)
+    for one, other, why in found:
+        if why or by_names(one, other) == "sure" or held_so(one, other):
+            continue
+        if in_company(*crossed(one, other), certain):
+            doubt_both(one, other, ask(Reason.COMPANY_FOR_SWAP))
 
 
 def _weigh_across_blocks(swaps: Swaps) -> None:
+    """Ask about swaps of look-alikes in different blocks (`across_blocks`), unless contents exclude the swap, or
+    certain pairs of the two blocks show that the pairs are right (`in_company`).
+    """
     blocks = by_block(swaps.pairs)
     found = across_blocks(swaps)
     open_to = _in_question(found)
@@ -109,8 +126,9 @@ def _weigh_across_blocks(swaps: Swaps) -> None:
             doubt_both(one, other, reason)
 
 
-def _in_question(found: Iterable[tuple[Pair, Pair, Question[Unit] | bool | None]]) -> set[int]:
-    return {id(unit) for one, other, reason in found if reason for unit in (one[0], other[0])}
+def _in_question(found: Iterable[tuple[Pair, Pair, Question[Unit]]]) -> set[int]:
+    """Return the `id` of the targets of all pairs in FOUND."""
+    return {id(unit) for one, other, _ in found for unit in (one[0], other[0])}
 
 
 def _certain(pairs: list[Pair], open_to: set[int]) -> list[Pair]:
@@ -152,6 +170,14 @@ WEIGHING: tuple[Rule[Callable[[Weighing], None]], ...] = in_order(
         "Names, numbers, neighbours and orders are weighed for both ways; orders alone exchange nothing.",
         lambda weighing: rearrange(weighing.swaps),
         Strength.LIKELY,
+    ),
+    Rule(
+        "places in both graphs",
+        50,
+        "In the graphs of both codes, this layer and its source come after the same layers.",
+        "Names paired layers that come after other layers in one code than in the other; no pair does so now.",
+        _pair_by_flow,
+        when="the forward passes of the model and of the source's code were followed",
     ),
     Rule(
         "swaps in its block",

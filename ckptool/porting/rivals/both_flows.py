@@ -1,4 +1,4 @@
-"""Answer questions about look-alikes by the places that layers have in the graphs of both codes.
+"""Pair look-alikes, and answer questions about them, by the places that layers have in the graphs of both codes.
 
 Two codes of one model compute each result from the same weights, whatever they call them and in whichever order they
 register or run them. So a layer and its source come after the same layers and before the same layers. Each unit gets a
@@ -9,12 +9,13 @@ has that place.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Container, Hashable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Container, Hashable, Iterable, Iterator, Sequence
 
 from ...model_code.signature import Flow
+from ..matching.evidence import Kind
 from ..matching.match import Matching
-from ..matching.units import Pair, Unit
+from ..matching.units import Pair, Unit, hard_conflict
 from ..questions import Topic, answered
 
 #: With more pairs than this, each would be compared with too many others.
@@ -25,12 +26,13 @@ _ANSWER = "the source's code has no other layer of this look in this place of it
 
 
 def settle_by_flow(matching: Matching) -> None:
-    """Answer the questions about which of several look-alikes a target is, for each pair of MATCHING whose two units
-    have a place in the graphs of both sides that no look-alike has. A look-alike without a partner might belong there,
-    so its look is left alone.
+    """Answer the questions about which of several look-alikes a target is, for each pair of MATCHING whose units have
+    the same place in the graphs of both codes, and no look-alike has it (`_alone`). Answers may show further ones.
+
+    Pairs with look-alikes without a partner are left as they are. Nothing is done if the graphs have more than 1500
+    pairs.
     """
-    free = {unit.colour for unit in (*matching.free_targets, *matching.free_sources)}
-    free |= {unit.colour for cell in matching.undecided for side in cell for unit in side}
+    free = {unit.colour for side in (0, 1) for unit in matching.unpaired(side)}
     placed = [pair for pair in matching.pairs if all(_flow(unit) is not None for unit in pair)]
     if len(placed) > _MOST:
         return
@@ -44,6 +46,78 @@ def settle_by_flow(matching: Matching) -> None:
             for topic in _WHICH:
                 t.questions = answered(t.questions, topic, _ANSWER)
         open_to = [t for t in open_to if _asked(t)]
+
+
+def pair_by_flow(matching: Matching) -> bool:
+    """Give targets the sources that have their places in the graphs of both codes, if pairs of MATCHING contradict the
+    graphs (`_contradicted`). Return whether pairs were changed.
+
+    Pairs with one label on both sides (`_refined`, by colours alone) stay. The sources of the others are handed out
+    anew (`_handed_out`), and only if no pair contradicts the graphs then. Nothing is done if the graphs have more than
+    1500 pairs.
+    """
+    places = [at for at, pair in enumerate(matching.pairs) if all(_flow(unit) is not None for unit in pair)]
+    placed = [matching.pairs[at] for at in places]
+    if not 1 < len(placed) <= _MOST:
+        return False
+    sides = [_Graph([pair[side] for pair in placed]) for side in (0, 1)]
+    if not _contradicted(sides, range(len(placed))):
+        return False
+    labels = _last(_refined([t.colour for t, _ in placed], sides))
+    if not labels[0]:
+        return False
+    kept = [own == theirs for own, theirs in zip(*labels, strict=True)]
+    labels = _last(_refined([at if kept[at] else t.colour for at, (t, _) in enumerate(placed)], sides))
+    sources = _handed_out(placed, labels) if labels[0] else None
+    if sources is None or _contradicted(sides, sources):
+        return False
+    for at, new in enumerate(sources):
+        if new != at:
+            t = placed[at][0]
+            matching.pairs[places[at]] = t, placed[new][1]
+            t.questions = [question for question in t.questions if question.reason.topic not in _WHICH]
+            t.exchange("places in both graphs", Kind.GRAPHS)
+    return True
+
+
+def _contradicted(sides: Sequence[_Graph], sources: Sequence[int]) -> bool:
+    """Return whether some unit of the first of SIDES, number N, has other units before it than the unit number
+    SOURCES[N] of the second, if each unit is counted as its source.
+    """
+    own, theirs = sides
+    return any({sources[n] for n in before} != {*theirs.before[sources[at]]} for at, before in enumerate(own.before))
+
+
+def _last(labels: Iterable[list[list[int]]]) -> list[list[int]]:
+    """Return the last, finest one of LABELS; empty labels if there is none."""
+    last: list[list[int]] = [[], []]
+    for last in labels:  # noqa: B007
+        pass
+    return last
+
+
+def _handed_out(placed: Sequence[Pair], labels: list[list[int]]) -> list[int] | None:
+    """Return, for the target of each pair in PLACED, the number of the pair whose source it gets: one with its label.
+    None if the sides have unequally many units with some label, if words do not exclude all but one of the sources that
+    a target may get, or if a target would lose a source of its own path.
+    """
+    own, theirs = labels
+    if Counter(own) != Counter(theirs):
+        return None
+    free: dict[int, list[int]] = defaultdict(list)
+    for at, label in enumerate(theirs):
+        if own[at] != label:
+            free[label].append(at)
+    sources = list(range(len(placed)))
+    for at, label in enumerate(own):
+        if label != theirs[at]:
+            t, s = placed[at]
+            fitting = [n for n in free[label] if hard_conflict(t.words, placed[n][1].words) is None]
+            if len(fitting) != 1 or t.path == s.path:
+                return None
+            sources[at] = fitting[0]
+            free[label].remove(fitting[0])
+    return sources
 
 
 class _Graph:
@@ -63,8 +137,9 @@ class _Graph:
 
 
 def _alone(placed: Sequence[Pair], sides: Sequence[_Graph], open_to: Container[int]) -> list[Unit]:
-    """Return the targets that share their label with their source and with nothing else. SIDES has the graphs of the
-    targets and of the sources, OPEN_TO the `id` of each target that is asked about.
+    """Return the targets in OPEN_TO (the `id` of each) that have one label with their source and no other unit, by the
+    first labels (`_refined`) with which there are any; [] if there are none. The first labels are shape and kind, and
+    for pairs without a question also their number. SIDES has the graphs of both sides.
     """
     first: list[Hashable] = [(t.colour, None if t.doubts else at) for at, (t, _) in enumerate(placed)]
     for labels in _refined(first, sides):
@@ -80,8 +155,9 @@ def _alone(placed: Sequence[Pair], sides: Sequence[_Graph], open_to: Container[i
 
 
 def _refined(first: Sequence[Hashable], sides: Sequence[_Graph]) -> Iterator[list[list[int]]]:
-    """Yield the labels of both sides, finer each time than before, until they say no more; nothing if they never say
-    more than FIRST, which has the first label of each pair, that of both its units.
+    """Yield [labels of the units of a side] for both SIDES, again and again: a new label stands for the old label of a
+    unit and those of all units before and behind it. Stop when neither side gets more different labels. FIRST has the
+    label that both units of a pair have at first; it is not yielded.
     """
     names: dict[Hashable, int] = {}
     labels = [[names.setdefault(label, len(names)) for label in first] for _ in sides]
@@ -113,4 +189,4 @@ def _asked(unit: Unit) -> bool:
     return any(question.reason.topic in _WHICH for question in unit.doubts)
 
 
-__all__ = ["settle_by_flow"]
+__all__ = ["pair_by_flow", "settle_by_flow"]

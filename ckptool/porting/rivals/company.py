@@ -31,39 +31,27 @@ def crossed(one: Pair, other: Pair) -> tuple[Pair, Pair]:
 def in_company(one: Pair, other: Pair, anchors: Anchors | Iterable[Pair], least: int = 1) -> bool:
     """Return whether certain pairs show that ONE and OTHER are right as they are.
 
-    A certain pair may be nearer to one of the two: by a longer shared path, more shared words, a common series, equal
-    numbers in lists, or, in the target alone and within the block, because it runs directly before or after. Each way
-    in which it is nearer in the target, together with each in the source, is a vote: for the two if they are to the
-    same one, else against. The votes for the two have to be more than twice those against. The result is False if a
-    certain pair shares more of its path with one of them in the target and with the other in the source.
+    A certain pair may be nearer to one of the two (`_nearer`); in the target and within the block, also because it runs
+    directly before or after. Each way in which it is nearer in the target, together with each in the source, is a vote:
+    for the two if both are to the same one, else against. The votes for the two have to be more than twice those
+    against. False if a certain pair is nearer by its path to one of them in the target, and to the other in the source.
 
     Args:
         one, other: the two pairs.
         anchors: the certain pairs; of `Anchors`, only those that may be nearer to one of the two are looked at.
-        least: how many of these have to vote for the two, because one neighbour with an equal number may be chance. A
-            certain pair counts twice if it is nearer by its path on both sides, or if it runs next to one of the two,
-            is no parallel branch, and their sources share words.
+        least: how many certain pairs have to vote for the two, as one neighbour with an equal number may be chance. A
+            certain pair counts twice if it is nearer to the same one by its path on both sides; or if it runs next to
+            one of the two, is no parallel branch of ONE, and shares more words with the source of this one.
     """
     with_us = against = vouching = 0
     near = min(nearness(one[0], other[0]), max(len(block_of(one[0].path)), 1))
     for t, s in anchors.near(one[0], other[0]) if isinstance(anchors, Anchors) else anchors:
-        path = nearness(one[0], t) - nearness(other[0], t)
-        here = (
-            path,
-            _kinship(one[0], t) - _kinship(other[0], t),
-            _in_line(one[0], t) - _in_line(other[0], t),
-            counted_alike(one[0], t) - counted_alike(other[0], t),
-            # at the end of a block the next one begins, whatever that has to do with it
-            _next_to(one[0], t) - _next_to(other[0], t) if nearness(one[0], t) >= near else 0,
-        )
+        # at the end of a block the next one begins, whatever that has to do with it
+        next_to = _next_to(one[0], t) - _next_to(other[0], t) if nearness(one[0], t) >= near else 0
+        here = [*_nearer(one[0], other[0], t), next_to]
         if not any(here):
             continue  # what is as near to both says nothing, and in a large block most of it is
-        there = (
-            nearness(one[1], s) - nearness(other[1], s),
-            _kinship(one[1], s) - _kinship(other[1], s),
-            _in_line(one[1], s) - _in_line(other[1], s),
-            counted_alike(one[1], s) - counted_alike(other[1], s),
-        )
+        there = _nearer(one[1], other[1], s)
         if here[0] * there[0] < 0:
             return False
         votes = [a * b for a in here for b in there]
@@ -71,9 +59,16 @@ def in_company(one: Pair, other: Pair, anchors: Anchors | Iterable[Pair], least:
         with_us += for_us
         against += sum(vote < 0 for vote in votes)
         # A layer that directly consumes its output counts as the layer that it is named after.
-        called = here[4] * there[1] > 0 and not beside(one[0], t)
+        called = next_to * there[1] > 0 and not beside(one[0], t)
         vouching += 2 if here[0] * there[0] > 0 or called else for_us > 0
     return with_us > 2 * against and vouching >= least
+
+
+def _nearer(one: Unit, other: Unit, anchor: Unit) -> list[int]:
+    """Return how much nearer ANCHOR is to ONE than to OTHER, less than 0 if it is nearer to OTHER, in four ways: by its
+    path (`nearness`), shared words (`_kinship`), a common series (`_in_line`), and equal numbers (`counted_alike`).
+    """
+    return [way(one, anchor) - way(other, anchor) for way in (nearness, _kinship, _in_line, counted_alike)]
 
 
 def _kinship(one: Unit, other: Unit) -> int:
@@ -142,14 +137,7 @@ class Anchors:
         if len(self._pairs) <= _ALL:
             return self._pairs
         if not self._having:
-            for at, (t, _) in enumerate(self._pairs):
-                for word in _said(t.path):
-                    bare = consonants(word)
-                    self._words[0][bare].add(word)
-                    for length in range(1, len(bare)):
-                        self._words[1][bare[:length]].add(word)
-                for feature in _features(t):
-                    self._having[feature].append(at)
+            self._index()
         wanted = _features(one) ^ _features(other)
         if one.backwards or other.backwards:  # equal places in lists may then count for one of the two only
             wanted |= _features(one) | _features(other)
@@ -162,6 +150,17 @@ class Anchors:
             elif kind == "turn":
                 wanted |= {(kind, value - 1), (kind, value + 1)}
         return [self._pairs[at] for at in sorted({at for one in wanted for at in self._having.get(one, ())})]
+
+    def _index(self) -> None:
+        """Note which pairs have which features, and their words by the consonants that they have or begin with."""
+        for at, (t, _) in enumerate(self._pairs):
+            for word in _said(t.path):
+                bare = consonants(word)
+                self._words[0][bare].add(word)
+                for length in range(1, len(bare)):
+                    self._words[1][bare[:length]].add(word)
+            for feature in _features(t):
+                self._having[feature].append(at)
 
     def _begun_alike(self, word: str) -> Iterator[str]:
         """Yield those words of the certain pairs that may abbreviate WORD, or the reverse, and others: those whose

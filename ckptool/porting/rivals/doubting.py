@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable
 
 from ..matching.evidence import Kind
@@ -37,12 +37,12 @@ def _doubt(pair: Pair, other: Pair, question: Question[Unit]) -> None:
 
 
 def settle(matching: Matching, swaps: Swaps) -> None:
-    """Answer the questions of a pair if every swap with a look-alike is excluded, or if it has no look-alike.
+    """Answer the questions about orders and about equal parts of each pair whose swap with each of its look-alikes is
+    excluded (`_answer`).
 
-    Questions about orders (`Topic.ORDER`) are answered if contents, names, numbers, an order that the whole model
-    keeps, or certain neighbours in the same block exclude each swap; questions about equal parts (`Topic.PARTS`) if
-    contents, names, numbers or places do. Pairs with look-alikes without a partner, or with more than 64 look-alikes,
-    are left as they are.
+    A swap is excluded for both topics if contents exclude it (`fit_only_so`); for orders, also by `Swaps.excluded`, or
+    if certain neighbours are for the pairs and not for the swap (`in_company`); for parts, if there is no question
+    about it (`Swaps.reason`), and not only because of an order.
     """
     certain = Certain(pair for pair in matching.pairs if not pair[0].doubts)
 
@@ -66,29 +66,26 @@ def settle(matching: Matching, swaps: Swaps) -> None:
 
 
 def _answer(matching: Matching, topic: Topic, excluded: Callable[[Pair, Pair], bool]) -> None:
-    """Answer the questions of TOPIC about each pair for which EXCLUDED(pair, other) is true for every look-alike, also
-    if it has none. Pairs are left as they are if a unit without a partner is of their shape and kind, or more than 64
-    pairs are.
+    """Answer the questions of TOPIC about each pair for which EXCLUDED(pair, other) is true for each pair of
+    look-alikes, also if there is none. Pairs with look-alikes without a partner, or in a group of more than 64, are
+    left as they are.
     """
-    others = Counter(unit.colour for unit in (*matching.free_targets, *matching.free_sources))
-    others.update(unit.colour for cell in matching.undecided for side in cell for unit in side)
+    others = {unit.colour for side in (0, 1) for unit in matching.unpaired(side)}
     alike = by_look(matching.pairs)
     for one in matching.pairs:
         group = alike[one[0].colour]
-        if (
-            others[one[0].colour]
-            or len(group) > MOST
-            or all(doubt.reason.topic is not topic for doubt in one[0].doubts)
-        ):
+        if one[0].colour in others or len(group) > MOST:
+            continue
+        if all(doubt.reason.topic is not topic for doubt in one[0].doubts):
             continue
         if all(other is one or excluded(one, other) for other in group):
             one[0].questions = answered(one[0].questions, topic, _NO_SWAP)
 
 
 def spread(pairs: list[Pair]) -> None:
-    """Give the first doubt about whole blocks (`Question.of_parts`) of a block of the target to all its units that have
-    no such doubt, without its options, if more than half of them have one. Units whose names are equal on both sides
-    get none.
+    """Give the first doubt about whole blocks (`Question.of_parts`) in a block of the target, without its options, to
+    the other units of the block, if more than half of its units have such a doubt. Units that have one, or whose names
+    are equal on both sides, do not get it.
     """
     parts: dict[Path, list[Unit]] = defaultdict(list)
     for t, _ in pairs:
@@ -104,9 +101,8 @@ def spread(pairs: list[Pair]) -> None:
 
 
 def in_both_directions(pairs: list[Pair]) -> None:
-    """Give the doubts of one direction of a bidirectional recurrent layer to the other, without their options, if that
-    has no doubts and its names are not equal on both sides. The two directions are units with the paths X and
-    X.reverse.
+    """Give the doubts of one direction of a bidirectional recurrent layer, without their options, to the other, if that
+    has none and its names are not equal on both sides. The two directions have the paths X and X.reverse.
     """
     found = {t.path: t for t, _ in pairs if "weight_ih" in t.pieces}
     for path, t in found.items():
@@ -131,16 +127,15 @@ def left_over(matching: Matching, swaps: Swaps) -> None:
 
 
 def _wanted_elsewhere(matching: Matching) -> None:
-    """Ask about each pair without a doubt whose source would also fit a look-alike of its target in the same block that
-    has no partner: the source's name has more words in common with that unit alone than with its target alone, or as
-    many, and agrees with that unit in as many groups of other words (`soft_words`) or more.
+    """Ask about each pair whose source would fit another unit as well: a look-alike of its target in the same block
+    that has no partner. The name of the source has more words in common with that unit alone than with the target alone
+    (`own_words`); or as many, and then `soft_words` must not say the opposite.
 
-    No question is asked if the names of the pair are equal, if words exclude that unit and not the target, or if the
-    pair are tables of words and that unit is none, because an output layer may be tied to the table.
+    Pairs with equal names or a doubt are not asked about. Units do not count whose words exclude the source, if those
+    of the target do not; nor, for a pair of word tables, units that are none: an output layer may be tied to the table.
     """
     free: dict[object, list[Unit]] = defaultdict(list)
-    undecided = (unit for targets, _ in matching.undecided for unit in targets)
-    for unit in (*matching.free_targets, *undecided):
+    for unit in matching.unpaired(0):
         free[(unit.colour, block_of(unit.path))].append(unit)
     for t, s in matching.pairs:
         if t.told_by(Kind.NAME) or t.doubts:
@@ -161,18 +156,15 @@ _ANCHORS, _OUT, _IN = 100, 0.3, 0.05
 
 
 def _out_of_order(matching: Matching, swaps: Swaps) -> None:
-    """Ask about each pair without a doubt that is out of order with the certain pairs, if a look-alike of its target or
-    of its source that has no partner would be in order in place of it. The first such unit is named.
+    """Ask about each pair that is out of order, if it would be in order with another unit in place of its target or of
+    its source: a look-alike without a partner. The first such unit is named. Pairs with a doubt or with equal names are
+    not asked about.
 
-    Only orders count that the whole model keeps. Out of order is a pair that breaks them with at least 30 % of the
-    certain pairs that are no look-alikes (100 to 200 of many), in order one that does with less than 5 %. Pairs with
-    equal names are not asked about.
+    Only orders count that the whole model keeps, and of the certain pairs those that are no look-alikes (100 to 200 of
+    many). A pair is out of order if at least 30 % of its votes with these say so, in order if less than 5 % do.
     """
     orders = [order for order in swaps.orders if swaps.overall[order.name] >= BELIEVED]
-    left: tuple[dict[object, list[Unit]], ...] = (defaultdict(list), defaultdict(list))
-    for side, units in enumerate((matching.free_targets, matching.free_sources)):
-        for unit in (*units, *(u for cell in matching.undecided for u in cell[side])):
-            left[side][unit.colour].append(unit)
+    left = [matching.unpaired(side) for side in (0, 1)]
     certain = [pair for pair in matching.pairs if not pair[0].doubts]
     certain = certain[:: max(len(certain) // _ANCHORS, 1)]
 
@@ -181,10 +173,11 @@ def _out_of_order(matching: Matching, swaps: Swaps) -> None:
         return sum(v < 0 for v in votes) / max(len(votes), 1)
 
     for t, s in matching.pairs:
-        here = [(u, (u, s), Reason.OUT_OF_ORDER_HERE) for u in left[0][t.colour]]
-        others = [*here, *((u, (t, u), Reason.OUT_OF_ORDER) for u in left[1][t.colour])]
+        others = [(u, (u, s), Reason.OUT_OF_ORDER_HERE) for u in left[0] if u.colour == t.colour]
+        others += [(u, (t, u), Reason.OUT_OF_ORDER) for u in left[1] if u.colour == t.colour]
         if not others or t.told_by(Kind.NAME) or t.doubts or share_crossed((t, s)) < _OUT:
             continue
-        better = next(((u, why) for u, pair, why in others if share_crossed(pair) < _IN), None)
-        if better is not None:
-            t.ask(ask(better[1], ".".join(better[0].path)))
+        for unit, pair, reason in others:
+            if share_crossed(pair) < _IN:
+                t.ask(ask(reason, ".".join(unit.path)))
+                break

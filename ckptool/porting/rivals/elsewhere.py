@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
-from ..matching.evidence import Evidence, Kind, Told
+from ..matching.evidence import Kind
 from ..matching.series import Relation
 from ..matching.units import Pair, Path, around, without_digits
 
@@ -19,13 +19,13 @@ _Kinds = tuple[Path, Path]
 
 
 def settle(pairs: list[Pair], doubtful: Collection[int]) -> None:
-    """Exchange the sources of look-alikes in a block of the target that has a doubtful pair, if other blocks show it.
+    """Exchange the sources of look-alikes in blocks of the target with a doubtful pair, if other blocks of the same
+    kind show which place of a block goes to which place of its counterpart (`_settle_block`).
 
-    Blocks are here all modules whose names have a digit. Those of a kind have one path apart from digits, and so have
-    their counterparts: the innermost such modules around all their sources, and those around these. If the certain
-    pairs of all blocks of a kind put each place in the block at one place in the counterpart, and back, each pair gets
-    the source at its place, in exchange with the look-alike that has it. Pairs that are confirmed, exchanged or not,
-    get their place in the block in `settled`; their look-alikes in the block that are not get ().
+    Blocks are here all modules whose names have a digit. The counterparts of a block are the blocks of the source
+    around all sources of its pairs. Blocks and counterparts whose paths are equal apart from digits are of one kind.
+    The certain pairs of all blocks of a kind have to put each place at one place, and back. The innermost counterpart
+    for which they do is used.
     Args:
         pairs: (target, source), changed in place.
         doubtful: the `id` of each target whose pair may be swapped; the others are the certain pairs.
@@ -57,6 +57,13 @@ def settle(pairs: list[Pair], doubtful: Collection[int]) -> None:
 def _settle_block(
     pairs: list[Pair], held: Sequence[int], block: Path, counterpart: Path, known: Mapping[Path, Path], kinds: _Kinds
 ) -> None:
+    """Give each target in BLOCK the source that is at its place in COUNTERPART, in exchange with the look-alike in the
+    block that has this source. Such targets, exchanged or not, note their place in `settled`; their look-alikes in the
+    block without a known place note ().
+
+    PAIRS has all pairs, HELD the places in this list of those of the block, KNOWN path in the block -> path in the
+    counterpart. KINDS are the two paths without digits.
+    """
     holder = {pairs[at][1].path: at for at in held}
     confirmed: dict[int, Path] = {}
     for at in held:
@@ -70,8 +77,7 @@ def _settle_block(
             pairs[at], pairs[wanted] = (t, s2), (t2, s)
             holder[s.path], holder[s2.path] = wanted, at
             for unit in (t, t2):
-                unit.evidence = [Evidence(Kind.OTHER_BLOCKS)]
-                unit.told.append(Told("settled in other blocks", str(unit.evidence[0]), 2, 1, ()))
+                unit.exchange("settled in other blocks", Kind.OTHER_BLOCKS)
         confirmed[at] = t.path[len(block) :]
     about = (block, *kinds)
     colours = {pairs[at][0].colour for at in confirmed}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import combinations
 
-from ..matching.evidence import Evidence, Kind, Told
+from ..matching.evidence import Kind
 from ..matching.match import Matching
 from ..matching.units import Pair, Unit, block_of, hard_conflict, nearness, similarity, without_digits
 from ..questions import Question, Reason, ask
@@ -18,12 +19,12 @@ from .swaps import Swaps
 
 
 def take_up(matching: Matching) -> None:
-    """Pair the units that nothing told apart, in cells with equally many of both sides, at most 64; other cells stay
-    undecided.
+    """Pair the units of undecided cells that have equally many of both sides, at most 64; later rules can swap them.
 
-    In the order of execution or of the keys, each target gets the free source that fits best (`_fitness`, with the
-    twelve pairs nearest to it), if possible one whose name does not exclude it. It gets a doubt with the other sources
-    of the cell as options; later rules can swap the pairs. The pairs are then in the order of the target's keys.
+    Each target, in the order of execution (or of the keys, if that is not known), gets the source that fits best of
+    those that are left (`_fitness`, with the twelve pairs nearest to the target), if possible one whose words do not
+    exclude it. The pair is a question with the other sources of the cell as options. The pairs of MATCHING stay in the
+    order of the target's keys.
     """
     left = []
     for targets, sources in matching.undecided:
@@ -52,48 +53,59 @@ def _fitness(t: Unit, s: Unit, around: list[Pair]) -> float:
 
 
 def rearrange(swaps: Swaps) -> None:
-    """Exchange the sources of two pairs of look-alikes that may be swapped (`_in_question`), as long as all evidence
-    together is for it (`_balance`), the strongest first, at most as often as there are look-alikes. That becomes the
-    evidence of the units. More than 64 look-alikes are left as they are.
-
-    The new pairs get a question, unless names leave no others, both have equal places in lists, their numbers and last
-    names agree, or certain pairs around them show it twice (`in_company`); or unless they are in one block on both
-    sides, and `reason_in_row` has nothing against them.
+    """Exchange the sources of look-alikes (`_exchanged`) as long as all evidence together is for it, and ask about the
+    exchanged pairs unless they are settled (`_is_settled`). More than 64 look-alikes are left as they are.
     """
     pairs = swaps.pairs
     certain = Certain(pair for pair in pairs if all(doubt.of_parts for doubt in pair[0].doubts))
     places = {id(t): at for at, (t, _) in enumerate(pairs)}
     before = list(pairs)
     for alike in by_look(pairs).values():
-        group = [places[id(t)] for t, _ in alike]
-        if len(group) > MOST:
-            continue
-        exchanged: list[tuple[int, int]] = []
-        for _ in group:
-            better = [
-                (gain, i, j)
-                for i, j in combinations(group, 2)
-                if _in_question(pairs[i], pairs[j], swaps)
-                and (gain := -_balance(pairs[i], pairs[j], swaps, certain.around(pairs[i], pairs[j]))) > 0
-            ]
-            if not better:
-                break
-            _, i, j = max(better)
-            pairs[i], pairs[j] = crossed(pairs[i], pairs[j])
-            for unit in (pairs[i][0], pairs[j][0]):
-                unit.evidence = [Evidence(Kind.EXCHANGED)]
-                unit.told.append(Told("exchanged", str(unit.evidence[0]), 2, 1, ()))
-            exchanged.append((i, j))
-        for i, j in exchanged:
-            one, other = pairs[i], pairs[j]
-            within = all(block_of(one[side].path) == block_of(other[side].path) for side in (0, 1))
-            settled = by_names(one, other) == "sure" or in_equal_places(one, other)
-            settled = settled or (by_numbers(one, other) > 0 and all(map(_called_alike, (one, other))))
-            settled = settled or in_company(one, other, certain.around(one, other), least=2)
-            if not settled and not (within and swaps.reason_in_row(one, other) is None):
-                doubt_both(one, other, ask(Reason.AGAINST_NUMBERS))
+        if len(alike) <= MOST:
+            for i, j in _exchanged([places[id(t)] for t, _ in alike], swaps, certain):
+                if not _is_settled(pairs[i], pairs[j], swaps, certain):
+                    doubt_both(pairs[i], pairs[j], ask(Reason.AGAINST_NUMBERS))
     if pairs != before:
         swaps.see_pairs()
+
+
+def _exchanged(group: Sequence[int], swaps: Swaps, certain: Certain) -> list[tuple[int, int]]:
+    """Exchange the sources of two pairs of GROUP, places of look-alikes in the list of pairs, again and again: those
+    that may be swapped (`_in_question`) and for whose swap the evidence is strongest (`_balance`). Return the places of
+    the exchanged pairs, at most as many couples as there are places.
+    """
+    pairs, exchanged = swaps.pairs, []
+    for _ in group:
+        better = [
+            (gain, i, j)
+            for i, j in combinations(group, 2)
+            if _in_question(pairs[i], pairs[j], swaps)
+            and (gain := -_balance(pairs[i], pairs[j], swaps, certain.around(pairs[i], pairs[j]))) > 0
+        ]
+        if not better:
+            break
+        _, i, j = max(better)
+        pairs[i], pairs[j] = crossed(pairs[i], pairs[j])
+        for unit in (pairs[i][0], pairs[j][0]):
+            unit.exchange("exchanged", Kind.EXCHANGED)
+        exchanged.append((i, j))
+    return exchanged
+
+
+def _is_settled(one: Pair, other: Pair, swaps: Swaps, certain: Certain) -> bool:
+    """Return whether ONE and OTHER, which were exchanged, need no question. One of these is enough: names leave no
+    other pairs; equal places in lists; numbers in one order and last names that agree (`_called_alike`); certain pairs
+    around them, of which two show it (`in_company`); or both are in one block on both sides, and `reason_in_row` is
+    None.
+    """
+    if by_names(one, other) == "sure" or in_equal_places(one, other):
+        return True
+    if by_numbers(one, other) > 0 and all(map(_called_alike, (one, other))):
+        return True
+    if in_company(one, other, certain.around(one, other), least=2):
+        return True
+    within = all(block_of(one[side].path) == block_of(other[side].path) for side in (0, 1))
+    return within and swaps.reason_in_row(one, other) is None
 
 
 def _called_alike(pair: Pair) -> bool:
@@ -107,7 +119,7 @@ def _called_alike(pair: Pair) -> bool:
 def _in_question(one: Pair, other: Pair, swaps: Swaps) -> bool:
     """Return whether ONE and OTHER may be swapped: one has a doubt, or there is a question about their swap
     (`reason_in_row`). False if the paths of their targets' blocks differ in more than digits, or if the file states
-    that the two sources belong to different kinds of layers.
+    different kinds of layers for the two sources (`_stated_apart`).
     """
     if without_digits(block_of(one[0].path)) != without_digits(block_of(other[0].path)):
         return False
@@ -129,9 +141,9 @@ def _balance(one: Pair, other: Pair, swaps: Swaps, around: list[Pair]) -> float:
     """Return a score for the pairs ONE and OTHER against their swap; below zero, the swap is better. AROUND are certain
     pairs near them.
 
-    It is 10 or -10 if contents exclude the swap or the pairs as they are. Else names, numbers and neighbours are added
-    up; neighbours count three times as much between two blocks. If the sum is below zero, orders are added, those that
-    the whole model does not keep by a quarter.
+    10 if contents exclude the swap, -10 if they exclude the pairs as they are (`fit_only_so`). Else the sum for names,
+    numbers and neighbours; neighbours count three times as much between two blocks. If it is below zero, the votes of
+    the orders are added, a quarter of those of orders that the whole model does not keep.
     """
     swap = crossed(one, other)
     if swaps.contents.fit_only_so(one, other):

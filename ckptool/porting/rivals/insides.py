@@ -21,10 +21,8 @@ class Contents:
     """
 
     def __init__(self, matching: Matching) -> None:
-        cells = matching.undecided
-        targets = [t for t, _ in matching.pairs] + matching.free_targets + [u for ts, _ in cells for u in ts]
-        sources = [s for _, s in matching.pairs] + matching.free_sources + [u for _, ss in cells for u in ss]
-        self._held = _held(targets), _held(sources)
+        sides = ([pair[side] for pair in matching.pairs] + matching.unpaired(side) for side in (0, 1))
+        self._held = [_held(units) for units in sides]
         self.see_runs(matching.pairs)
 
     def see_runs(self, pairs: Iterable[Pair]) -> None:
@@ -39,12 +37,12 @@ class Contents:
         return frozenset(self._held[0][path].items())
 
     def fit_only_so(self, one: Pair, other: Pair) -> bool:
-        """Return whether the modules around the targets of ONE and OTHER hold the same as those around their sources,
-        and would not if the sources were swapped, because the two targets are in unlike modules.
+        """Return whether contents exclude the swap of ONE and OTHER: each target has the contents of its source, and
+        the two targets have different ones.
 
-        It is enough that this is so for one of: the outermost modules that hold only one of the two on their side; the
-        innermost modules around the units; the tensors of the units themselves (`_made_of`); the lists of the units
-        (`_list`). What modules and lists hold is how many units of each shape and kind.
+        One of these is enough: the contents of the outermost modules that hold only one of the two, of the modules
+        directly around the units, or of their lists (`_list`), as numbers of units of each shape and kind; or the
+        tensors of the units themselves (`_made_of`).
         """
         apart = [nearness(one[side], other[side]) + 1 for side in (0, 1)]
         held = [[unit.path[:at] for at, unit in zip(apart, pair, strict=True)] for pair in (one, other)]
@@ -56,10 +54,9 @@ class Contents:
         return self._equal_only_so([[_list(unit.path) for unit in pair] for pair in (one, other)])
 
     def run_only_so(self, one: Pair, other: Pair) -> bool:
-        """Return whether a module of the source that holds only one of the sources of ONE and OTHER would be
-        interrupted if the two were swapped: the model runs the target between layers of this module, without a layer
-        from elsewhere among them, and the other target before or after all of them. Modules of equal contents say
-        nothing: they may be exchanged as a whole.
+        """Return whether a swap of ONE and OTHER would tear apart a module of the source that holds one of the two
+        sources (`_run_in`). False if the outermost modules that hold only one of them have equal contents, because then
+        these may be exchanged as a whole.
         """
         at = nearness(one[1], other[1]) + 1
         if self._held[1][one[1].path[:at]] == self._held[1][other[1].path[:at]]:
@@ -67,6 +64,10 @@ class Contents:
         return self._run_in(one, other) or self._run_in(other, one)
 
     def _run_in(self, one: Pair, other: Pair) -> bool:
+        """Return whether the model runs the target of ONE between certain layers of a module that holds the source of
+        ONE and not that of OTHER, and the target of OTHER before or after all layers of this module. False if a layer
+        of another module runs among them, or if it is not known when a target runs.
+        """
         (t, s), (t2, s2) = one, other
         if t.used is None or t2.used is None:
             return False
@@ -77,11 +78,11 @@ class Contents:
         return False
 
     def _run_of(self, module: Path, part: Path, colour: Hashable) -> tuple[_Run, _Run]:
-        """Return where the model surely runs MODULE, a module of the source, by its certain pairs, and where it may run
-        it, by all of its pairs; (0, 0) for both if the model runs layers of other modules among these.
+        """Return (first and last place of the certain layers of MODULE, first and last place of all its layers) in the
+        order in which the model runs them; (0, 0) for both if it runs a layer of another module among these.
 
-        Pairs in PART of this module do not count, nor do look-alikes with COLOUR for what is sure: they may be
-        exchanged along.
+        MODULE is a module of the source. Layers in PART, a module in it, and those of COLOUR are not certain: they may
+        be exchanged along.
         """
         run = (module, part, colour)
         if run not in self._runs:
@@ -93,6 +94,9 @@ class Contents:
         return self._runs[run]
 
     def _equal_only_so(self, paths: list[list[Path]]) -> bool:
+        """Return whether the modules in PATHS, [target, source] of two pairs, have equal contents in each pair, and not
+        in both.
+        """
         (t, s), (t2, s2) = ((self._held[0][own], self._held[1][theirs]) for own, theirs in paths)
         return t == s and t2 == s2 and t != t2
 
@@ -107,6 +111,7 @@ def _extent(places: Iterable[float]) -> _Run:
 
 
 def _held(units: Iterable[Unit]) -> dict[Path, Counter[Hashable]]:
+    """Return path of a module, a unit or a list (`_list`) -> shape and kind -> how many of UNITS are there."""
     found: dict[Path, Counter[Hashable]] = defaultdict(Counter)
     for unit in units:
         for at in range(1, len(unit.path) + 1):
@@ -125,6 +130,6 @@ def _list(path: Path) -> Path:
 
 
 def _made_of(unit: Unit) -> Hashable:
+    """Return (role, shape) of each tensor of UNIT, without the bias of a matrix, which other code may leave out."""
     vector = sum(n > 1 for n in unit.main.shape) < 2
-    # code adds biases to matrices and drops them; a norm with a bias is no scale that stands alone
     return frozenset((role, piece.shape) for role, piece in unit.pieces.items() if vector or role != "bias")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Literal
 
@@ -20,47 +21,57 @@ def by_names(one: Pair, other: Pair, *, soft: bool = True) -> Said:
     """Return what the names show about the pairs ONE and OTHER and their swap: "sure" (only these pairs are possible),
     "for" (they support them), "against" (they support the swap) or "nothing".
 
-    The first of these that decides gives "sure" or "against": equal names; parts of one tensor; words for tables;
-    places that other blocks settled; words of which one excludes another, or their agreement; words that only the two
-    of a pair share, unless these are only "in" and "out", or words that do not exclude each other say the opposite.
-    Then the first of these gives "for" or "against": words that do not exclude each other (with the shared ones); the
-    tensors; words for numbers; initials.
+    The first of these that decides counts:
+
+    1. strong evidence (`_decided`): "sure" or "against";
+    2. telling words that a target and a source share and the other pair lacks (`own_words`): "sure" or "against". Words
+       that do not exclude each other (`soft_words`) must not say the opposite. If "in" and "out" are the only such
+       words, they are added to the next evidence instead;
+    3. words that do not exclude each other, then tensors (`held_so`), words for numbers (`_counted_out`), initials
+       (`_initials`): "for" or "against".
     Args:
         one, other: the two pairs.
-        soft: whether the last four count.
+        soft: whether 3. counts.
     """
-    if one[0].told_by(Kind.NAME) and other[0].told_by(Kind.NAME):
-        return "sure"
-    if _parts_of_one(one, other):
-        return "sure"
-    if looked_up := _looked_up(one, other) or _looked_up(other, one):
-        return "sure" if looked_up > 0 else "against"
-    if any(place != other[0].settled.get(kinds, place) for kinds, place in one[0].settled.items()):
-        return "sure"
+    if decided := _decided(one, other):
+        return "sure" if decided > 0 else "against"
     (t, s), (t2, s2) = one, other
-    swapped = (hard_conflict(t.words, s2.words) is not None) + (hard_conflict(t2.words, s.words) is not None)
-    as_is = (hard_conflict(t.words, s.words) is not None) + (hard_conflict(t2.words, s2.words) is not None)
-    agreed = _agreed(t, s) + _agreed(t2, s2) - _agreed(t, s2) - _agreed(t2, s)
-    if swapped > as_is or (swapped == as_is and agreed > 0):
-        return "sure"
-    if as_is > swapped or agreed < 0:
-        return "against"
-    said = soft_words(t, s) + soft_words(t2, s2) - soft_words(t, s2) - soft_words(t2, s)
-    words = own_words(t, s, t2, s2) + own_words(t2, s2, t, s)
-    crossed = own_words(t, s2, t2, s) + own_words(t2, s, t, s2)
-    if words != crossed and said * (words - crossed) >= 0:
-        if not _only_directions(one, other) and not _only_directions((t, s2), (t2, s)):
-            return "sure" if words > crossed else "against"
-        said += words - crossed
+    said = _lead(soft_words, one, other)
+    own = own_words(t, s, t2, s2) + own_words(t2, s2, t, s) - own_words(t, s2, t2, s) - own_words(t2, s, t, s2)
+    if own and said * own >= 0:
+        if not _only_directions(one, other):
+            return "sure" if own > 0 else "against"
+        said += own
     if not soft:
         return "nothing"
-    if said == 0:
-        said = int(held_so(one, other))
-    if said == 0:
-        said = _counted_out(t, s) + _counted_out(t2, s2) - _counted_out(t, s2) - _counted_out(t2, s)
-    if said == 0:
-        said = _initials(t, s) + _initials(t2, s2) - _initials(t, s2) - _initials(t2, s)
+    said = said or int(held_so(one, other)) or _lead(_counted_out, one, other) or _lead(_initials, one, other)
     return "for" if said > 0 else "against" if said < 0 else "nothing"
+
+
+def _decided(one: Pair, other: Pair) -> int:
+    """Return more than 0 if strong evidence excludes the swap of ONE and OTHER, less than 0 if it is for the swap, 0 if
+    there is none. The first of these that decides counts: equal names in both pairs; parts of one tensor
+    (`_parts_of_one`); words for tables (`_looked_up`); different places in `settled`; fewer names that exclude each
+    other, as they are or swapped; more labels of words that exclude each other in common (`_agreed`).
+    """
+    if (one[0].told_by(Kind.NAME) and other[0].told_by(Kind.NAME)) or _parts_of_one(one, other):
+        return 1
+    if looked_up := _looked_up(one, other) or _looked_up(other, one):
+        return looked_up
+    if any(place != other[0].settled.get(kinds, place) for kinds, place in one[0].settled.items()):
+        return 1
+    return -_lead(_exclude, one, other) or _lead(_agreed, one, other)
+
+
+def _lead(score: Callable[[Unit, Unit], int], one: Pair, other: Pair) -> int:
+    """Return the sum of SCORE(target, source) of the pairs ONE and OTHER, minus that of the pairs after their swap."""
+    (t, s), (t2, s2) = one, other
+    return score(t, s) + score(t2, s2) - score(t, s2) - score(t2, s)
+
+
+def _exclude(t: Unit, s: Unit) -> bool:
+    """Return whether words of the names of T and S exclude each other."""
+    return hard_conflict(t.words, s.words) is not None
 
 
 #: Words that say where a layer stands in its block; an attention and a feed-forward network both have them.
@@ -68,13 +79,13 @@ _DIRECTIONS = frozenset({"in", "out"})
 
 
 def _only_directions(one: Pair, other: Pair) -> bool:
-    """Return whether the words that both units of ONE have and no unit of OTHER has, or the reverse, are only "in" and
-    "out", which say where a layer is in its block. False if there are no such words.
+    """Return whether "in" and "out", which say where a layer is in its block, are all telling words that the target and
+    the source of a pair share and the units of the other pair lack; either as the pairs ONE and OTHER are, or after
+    their swap. False if there are no such words.
     """
-    (t, s), (t2, s2) = one, other
-    own = (telling_words(t.path) - telling_words(t2.path)) & (telling_words(s.path) - telling_words(s2.path))
-    own |= (telling_words(t2.path) - telling_words(t.path)) & (telling_words(s2.path) - telling_words(s.path))
-    return bool(own) and own <= _DIRECTIONS
+    sides = [[telling_words(pair[side].path) for pair in (one, other)] for side in (0, 1)]
+    (t, t2), (s, s2) = ((a - b, b - a) for a, b in sides)
+    return any(words and words <= _DIRECTIONS for words in ((t & s) | (t2 & s2), (t & s2) | (t2 & s)))
 
 
 def _initials(t: Unit, s: Unit) -> bool:
@@ -86,8 +97,8 @@ def _initials(t: Unit, s: Unit) -> bool:
 
 
 def _parts_of_one(one: Pair, other: Pair) -> bool:
-    """Return whether the targets or the sources of ONE and OTHER are parts of one fused tensor, and their names say on
-    both sides which part (q, k, v, gate or up) each is, alike in each pair.
+    """Return whether the targets or the sources of ONE and OTHER are parts of one fused tensor, and all four names say
+    which part (q, k, v, gate or up) they are: the same part in a pair, different parts in the two pairs.
     """
     (t, s), (t2, s2) = one, other
     if t.main.entry.key != t2.main.entry.key and s.main.entry.key != s2.main.entry.key:
@@ -97,8 +108,8 @@ def _parts_of_one(one: Pair, other: Pair) -> bool:
 
 
 def _looked_up(one: Pair, other: Pair) -> int:
-    """Return 1 if the model looks up rows of the target of ONE and uses that of OTHER otherwise, and only the source of
-    ONE has a word for a table in its name; -1 if only that of OTHER has; else 0.
+    """Return 1 if only the source of ONE has a word for a table in its name, -1 if only that of OTHER has. 0 if both or
+    neither have, or unless the model looks up rows of the target of ONE and is known to use that of OTHER otherwise.
     """
     hows = [pair[0].main.entry.how for pair in (one, other)]
     if hows[0] != "embedding" or hows[1] in ("", "embedding"):
@@ -108,11 +119,10 @@ def _looked_up(one: Pair, other: Pair) -> int:
 
 
 def held_so(one: Pair, other: Pair) -> bool:
-    """Return whether the targets of ONE and OTHER hold different tensors by their roles (a weight; a weight and a
-    bias), and each holds the same as its source.
+    """Return whether the targets of ONE and OTHER hold tensors of different roles (a weight; a weight and a bias), each
+    the same as its source, and the output of one target flows into the other.
 
-    A layer with a bias does not become one without. This counts only if the output of one layer flows into the other:
-    of two layers whose outputs are added, either may hold the bias.
+    A layer with a bias does not become one without. Of two layers whose outputs are added, either may hold the bias.
     """
     (t, s), (t2, s2) = one, other
     if not (flows_into(t, t2) or flows_into(t2, t)):
@@ -121,8 +131,8 @@ def held_so(one: Pair, other: Pair) -> bool:
 
 
 def _agreed(t: Unit, s: Unit) -> int:
-    """Return in how many groups of words that exclude each other (encoder or decoder) the names of T and S have the
-    same label.
+    """Return in how many groups of words that exclude each other (such as encoder and decoder) the names of T and S
+    have the same label.
     """
     return len(labels(t.words, hard=True).items() & labels(s.words, hard=True).items())
 
@@ -140,12 +150,12 @@ _PLACES = frozenset({"position", "half"})
 
 
 def say_the_same(one: Pair, other: Pair) -> bool:
-    """Return whether the words of both sides say which of the pairs ONE and OTHER is which, such as gate and up on both
-    sides.
+    """Return whether the words of both sides tell the pairs ONE and OTHER apart in the same way, such as gate and up on
+    both sides.
 
-    What counts are the groups of words that do not exclude each other in which all four names have a label, and the
-    labels of ONE and OTHER differ on a side. There has to be one, and in all of them target and source of each pair
-    need one label. Words for places do not count: a norm after one layer is the norm before the next.
+    The groups that count are those of words that do not exclude each other, in which all four names have a label, and
+    the labels of ONE and OTHER differ on a side. True if there is such a group, and in all of them the target and the
+    source of each pair have equal labels. Words for places do not count: a norm after one layer is before the next.
     """
     (t, s), (t2, s2) = ([labels(unit.words, hard=False) for unit in pair] for pair in (one, other))
     both = (t.keys() & s.keys() & t2.keys() & s2.keys()) - _PLACES
@@ -154,16 +164,17 @@ def say_the_same(one: Pair, other: Pair) -> bool:
 
 
 def own_words(a: Unit, b: Unit, not_a: Unit, not_b: Unit) -> int:
-    """Return how many telling words of the path of A, which that of NOT_A has not, are in the path of B and not in that
-    of NOT_B, whole or abbreviated.
+    """Return how many telling words the paths of A and B share, whole or abbreviated, without the telling words that A
+    has in common with NOT_A, and those that B has in common with NOT_B.
     """
     own = telling_words(a.path) - telling_words(not_a.path)
     return shared(own, telling_words(b.path) - telling_words(not_b.path))
 
 
 def word_more(one: Path, other: Path) -> str | None:
-    """Return the word, not the last, by which the longer of the names ONE and OTHER is the shorter one with one word
-    more: "temporal" for `norm1` and `temporal_norm1`. None if they differ by something else, or by a number.
+    """Return the word that only the longer of the names ONE and OTHER has, if they are equal without this word:
+    "temporal" for `norm1` and `temporal_norm1`. None if they differ in more than one word, or if the word is the last
+    one or a number.
     """
     short, long = sorted((words_of(one), words_of(other)), key=len)
     at = next((at for at, word in enumerate(long[:-1]) if short[at : at + 1] != (word,)), None)
@@ -171,7 +182,7 @@ def word_more(one: Path, other: Path) -> str | None:
 
 
 def _counted_out(t: Unit, s: Unit) -> bool:
-    """Return whether the last names of T and S have the same number, and at least one of them has it as a word:
+    """Return whether the last numbers in the last names of T and S are equal, and at least one of them is a word:
     `second_bn` and `bn2`.
     """
     (own, spelt), (theirs, spelt_there) = _which(t), _which(s)
@@ -190,8 +201,8 @@ def _which(unit: Unit) -> tuple[int | None, bool]:
 
 
 def by_convention(one: Pair, other: Pair) -> bool:
-    """Return whether exactly one side names the two layers gate and up by its words, so that the other side does not
-    say which is which.
+    """Return whether the names of exactly one side say which of ONE and OTHER is the gate and which is "up"; those of
+    the other side do not.
     """
     own, theirs = ({label_of(one[side], "neck"), label_of(other[side], "neck")} for side in (0, 1))
     both = {"gate", "up"}
@@ -199,11 +210,11 @@ def by_convention(one: Pair, other: Pair) -> bool:
 
 
 def by_numbers(one: Pair, other: Pair) -> int:
-    """Return 1 if the numbers of the pairs ONE and OTHER are in the same order on both sides (in the opposite order, in
-    lists that are known to be counted from opposite ends), -1 if in the other order, else 0.
+    """Return 1 if the numbers of the pairs ONE and OTHER are in the same order on both sides, -1 if in the opposite
+    order; the reverse in a list that the sides are known to count from opposite ends (`Unit.backwards`).
 
-    It is 0 if the two paths of a side differ in more than numbers, or have equal numbers. Without known lists, -1 needs
-    a difference of equal size on both sides.
+    0 if the two paths of a side differ in more than numbers, or have equal numbers. 0, too, for opposite orders in a
+    list that is not known to be counted so, unless the first differing numbers (`step`) are equally far apart.
     """
     t, t2, s, s2 = one[0], other[0], one[1], other[1]
     if series(t) != series(t2) or series(s) != series(s2):
@@ -220,15 +231,15 @@ def by_numbers(one: Pair, other: Pair) -> int:
 
 
 def step(one: Unit, other: Unit) -> int:
-    """Return the first number of OTHER that differs from that of ONE at its place, minus that of ONE; 0 if there is
-    none.
+    """Return the number of OTHER minus that of ONE, at the first place at which the numbers of their paths differ; 0 if
+    there is none.
     """
     return next((b - a for a, b in zip(one.numbers, other.numbers, strict=False) if a != b), 0)
 
 
 def in_equal_places(one: Pair, other: Pair) -> bool:
-    """Return whether each of the two pairs has equal numbers as components of both its paths, and the two pairs do not
-    have the same. False if a target is in a list that the source counts from the other end.
+    """Return whether the target and the source of each pair have equal places in lists (`list_places`), and those of
+    ONE and OTHER differ. False if a target is in a list that the source counts from the other end.
     """
     places = [[list_places(unit) for unit in pair] for pair in (one, other)]
     same = all(t == s for t, s in places) and not any(unit.backwards for unit in (one[0], other[0]))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
-from itertools import combinations
+from collections.abc import Mapping, Sequence
+from itertools import combinations, groupby
 from typing import Literal
 
 from ..forms.branches import Branches, beside
@@ -87,11 +87,11 @@ class Swaps:
         return found
 
     def _is_added(self, one: Unit, other: Unit) -> bool:
-        """Return whether one of two sources in one block is called as the other with one word more, and two or more
-        couples of look-alikes in this block, these two among them, differ by this word: `temporal_norm` and
-        `temporal_attn` beside `norm` and `attn`. Of a block, 64 sources are compared.
+        """Return whether the names of the sources ONE and OTHER, in one block, differ by one word that only one of them
+        has (`word_more`), and at least two couples of look-alikes in this block do: `temporal_norm` and `temporal_attn`
+        beside `norm` and `attn`. Of a block, 64 sources are compared.
 
-        Code got these layers later, so their place in the file does not tell when it runs them.
+        Code got such layers later, so their place in the file does not tell when it runs them.
         """
         block = block_of(one.path)
         word = word_more(one.path[len(block) :], other.path[len(block) :])
@@ -107,43 +107,50 @@ class Swaps:
 
     def reason_in_row(self, one: Pair, other: Pair, belief: Mapping[str, float] | None = None) -> Said:
         """Return the result of `reason`, but without the questions RUNS_BESIDE and NAMED_AS_ADDED. The first of these
-        that applies decides; an order counts if BELIEF in it is at least 0.85, but against names that only support the
-        pairs if it is above 0.5:
+        that applies decides:
 
-        - names that exclude the swap: None; names that support it: NAMES_FOR_SWAP;
-        - names that support the pairs: ORDER_FOR_SWAP if an order is for the swap and none for the pairs, unless places
-          in lists, tensors or all words agree with the names; else None;
+        - names for the swap: NAMES_FOR_SWAP; names that exclude it, or a module that it would tear apart: None;
+        - names for the pairs: the result of `_despite_names`;
         - a gate that one side does not name: CONVENTION_OF_TWO;
-        - numbers in the same order on both sides: None, if no order is for the swap or one is for the pairs, and, for
-          parallel branches, the numbers differ by as much on both sides or one list goes through them
-          (`_counts_through`);
-        - orders for the swap: ORDERS_ABOUT_SWAP if others are for the pairs, else ORDER_FOR_SWAP;
-        - orders that tell the two apart, none of which counts: NO_ORDER_KEPT;
-        - else, an order for the pairs or none that tells them apart: False.
+        - numbers and orders: the result of `_by_orders`.
         """
         named = by_names(one, other)
-        if named == "sure" or (named != "against" and self.contents.run_only_so(one, other)):
-            return None
         if named == "against":
             return ask(Reason.NAMES_FOR_SWAP)
+        if named == "sure" or self.contents.run_only_so(one, other):
+            return None
         belief = self.overall if belief is None else belief
         believed = self._believed(one, other, belief)
+        if named == "for":
+            return self._despite_names(one, other, belief, believed)
+        return ask(Reason.CONVENTION_OF_TWO) if by_convention(one, other) else self._by_orders(one, other, believed)
+
+    def _despite_names(
+        self, one: Pair, other: Pair, belief: Mapping[str, float], believed: Mapping[str, int]
+    ) -> Question[Unit] | None:
+        """Return ORDER_FOR_SWAP for ONE and OTHER, pairs that names support, if an order with a BELIEF above 0.5 is for
+        the swap, and none of BELIEVED (see `_believed`) is for the pairs. None if not, or if names agree in full
+        (`say_the_same`), or places in lists or tensors agree with the names: these count more than any order.
+        """
+        if in_equal_places(one, other) or say_the_same(one, other) or held_so(one, other):
+            return None
+        against = [o.name for o in self.orders if belief[o.name] > 0.5 and o.vote(one, other) < 0]
+        return ask(Reason.ORDER_FOR_SWAP, against[0]) if against and 1 not in believed.values() else None
+
+    def _by_orders(self, one: Pair, other: Pair, believed: Mapping[str, int]) -> Said:
+        """Return what numbers and orders say about the swap of ONE and OTHER. BELIEVED has the orders that count (see
+        `_believed`). The first of these that applies decides:
+
+        - numbers in the same order on both sides that tell the two apart (`_numbers_tell`): None, unless orders are for
+          the swap only and nothing shows that the list is counted from the same end (`_counted_as_beside`);
+        - orders for the swap: ORDERS_ABOUT_SWAP if others are for the pairs, else ORDER_FOR_SWAP;
+        - orders that do not count, but tell the two apart, and none that counts: NO_ORDER_KEPT;
+        - else False.
+        """
         against = [name for name, vote in believed.items() if vote < 0]
         behind = [name for name, vote in believed.items() if vote > 0]
-        if named == "for":
-            if in_equal_places(one, other) or say_the_same(one, other) or held_so(one, other):
-                return None  # names that agree in full, equal places in lists, and biases count more than any order
-            against = [o.name for o in self.orders if belief[o.name] > 0.5 and o.vote(one, other) < 0]
-            return ask(Reason.ORDER_FOR_SWAP, against[0]) if against and not behind else None
-        if by_convention(one, other):
-            return ask(Reason.CONVENTION_OF_TWO)
-        counted = (
-            not beside(one[0], other[0])
-            or step(one[0], other[0]) == step(one[1], other[1])
-            or self._runs_as_counted(one, other)
-            or self._counts_through(one, other)
-        )
-        if by_numbers(one, other) > 0 and counted and (behind or not against or self._counted_as_beside(one, other)):
+        numbered = by_numbers(one, other) > 0 and self._numbers_tell(one, other)
+        if numbered and (behind or not against or self._counted_as_beside(one, other)):
             return None
         if against and behind:
             return ask(Reason.ORDERS_ABOUT_SWAP, behind[0], against[0])
@@ -153,17 +160,27 @@ class Swaps:
             return ask(Reason.NO_ORDER_KEPT)
         return False
 
+    def _numbers_tell(self, one: Pair, other: Pair) -> bool:
+        """Return whether numbers in one order on both sides tell ONE and OTHER apart. They do not for parallel
+        branches, unless the numbers differ by as much on both sides, the model runs them in this order
+        (`_runs_as_counted`), or one list of the source goes through several branches (`_counts_through`).
+        """
+        return (
+            not beside(one[0], other[0])
+            or step(one[0], other[0]) == step(one[1], other[1])
+            or self._runs_as_counted(one, other)
+            or self._counts_through(one)
+        )
+
     def _counted_as_beside(self, one: Pair, other: Pair) -> bool:
-        """Return whether members of unlike looks, or other lists in the same modules, show that both sides count the
-        list with ONE and OTHER from the same end. Some code runs a list from its end.
+        """Return whether the certain pairs show that both sides count the list with ONE and OTHER from the same end
+        (`directions`), which no other order shows: some code runs a list from its end.
         """
         return self._ways.get((row_of(one[0], other[0]), row_of(one[1], other[1])), 0) > 0
 
     def _runs_as_counted(self, one: Pair, other: Pair) -> bool:
-        """Return whether both sides have ONE and OTHER in a list with equally many members, and the model runs them in
-        the order of their numbers.
-
-        Such numbers may have gaps: `stride8` and `stride16`.
+        """Return whether ONE and OTHER are in lists with equally many members on both sides, and the model runs their
+        targets in the order of their numbers, which may have gaps (`stride8` and `stride16`).
         """
         (t, t2), (s, s2) = zip(one, other, strict=True)
         own, theirs = row_of(t, t2), row_of(s, s2)
@@ -171,34 +188,19 @@ class Swaps:
             return False
         return ((t.used or 0.0) < (t2.used or 0.0)) == (t.numbers < t2.numbers)
 
-    def _counts_through(self, one: Pair, other: Pair) -> bool:
-        """Return whether the source of ONE is in a list that goes through several towers of the model, one after the
-        other, and all pairs of this list are in that order: `l1` to `l6` for `q1.0` to `q1.2` and `q2.0` to `q2.2`.
-
-        The towers are told apart by the first number in the path of the target, and have successive numbers. The shapes
-        of the list are those of the towers one after the other, and not those of all first layers, then all second
-        ones, so that the layers of a tower have to differ. The members of the list have one number each.
+    def _counts_through(self, pair: Pair) -> bool:
+        """Return whether the source of PAIR is in a list that goes through several towers of the model
+        (`_goes_through_towers`).
         """
-        row = series(one[1])
+        row = series(pair[1])
         if row not in self._in_turn:
-            held = self._rows[row]
-            own = sorted((t for t, _ in held), key=lambda u: (u.numbers[:1], u.order if u.used is None else u.used))
-            theirs = sorted((s for _, s in held), key=lambda u: u.numbers)
-            towers: dict[tuple[int, ...], list[Unit]] = defaultdict(list)
-            for unit in own:
-                towers[unit.numbers[:1]].append(unit)
-            across = [unit for layer in zip(*towers.values(), strict=False) for unit in layer]
-            looks = [unit.colour for unit in theirs]
-            self._in_turn[row] = (
-                {len(unit.numbers) for unit in theirs} == {1}
-                and () not in towers
-                and [n for (n,) in towers] == list(range(min(towers)[0], min(towers)[0] + len(towers)))
-                and looks == [unit.colour for unit in own] != [unit.colour for unit in across]
-                and {(id(t), id(s)) for t, s in held} >= {(id(t), id(s)) for t, s in zip(own, theirs, strict=True)}
-            )
+            self._in_turn[row] = _goes_through_towers(self._rows[row])
         return self._in_turn[row]
 
     def _believed(self, one: Pair, other: Pair, belief: Mapping[str, float]) -> dict[str, int]:
+        """Return name of an order -> its vote about ONE and OTHER: 1 for the pairs, -1 for the swap. Orders are left
+        out that have no vote, or a BELIEF below 0.85.
+        """
         return {o.name: vote for o in self.orders if belief[o.name] >= BELIEVED and (vote := o.vote(one, other))}
 
     def excluded(self, one: Pair, other: Pair) -> bool:
@@ -207,3 +209,26 @@ class Swaps:
         """
         reason = self.reason(one, other)
         return reason is None or (reason is False and 1 in self._believed(one, other, self.overall).values())
+
+
+def _goes_through_towers(pairs: Sequence[Pair]) -> bool:
+    """Return whether the sources of PAIRS, of one list, go through several towers of the model, one after the other:
+    `l1` to `l6` for `q1.0` to `q1.2` and `q2.0` to `q2.2`.
+
+    The first number in the path of a target is that of its tower. These numbers are successive, and each source has one
+    number. Paired in the order of both lists, targets and sources are PAIRS and have equal looks. The layers of a tower
+    have different looks, so that the first layers of all towers, then all second ones, would not have the looks of the
+    list.
+    """
+    own = sorted((t for t, _ in pairs), key=lambda u: (u.numbers[:1], u.order if u.used is None else u.used))
+    theirs = sorted((s for _, s in pairs), key=lambda u: u.numbers)
+    if not all(unit.numbers for unit in own) or any(len(unit.numbers) != 1 for unit in theirs):
+        return False
+    towers = {number: list(units) for number, units in groupby(own, key=lambda u: u.numbers[0])}
+    across = [unit.colour for layer in zip(*towers.values(), strict=False) for unit in layer]
+    looks = [unit.colour for unit in own]
+    return (
+        [*towers] == [*range(min(towers), min(towers) + len(towers))]
+        and [unit.colour for unit in theirs] == looks != across
+        and {*zip(own, theirs, strict=True)} <= {*pairs}
+    )

@@ -28,37 +28,39 @@ def fused_kind(piece: Piece) -> Fused | None:
         return None
     own = table().fused.get(cut(piece.leaf))  # a module may have the name of what torch has as a parameter
     whole = own is not None and own.fixed and piece.last not in own.parts  # and was not taken apart
-    kind = own if whole else _fused(_named(piece.path))
+    kind = own if whole else _fused(own_name(piece.path))
     convolution = len(piece.shape) > 2 and not squeezed(piece.shape[2:])
     return replace(kind, sure=False) if kind is not None and kind.linear and convolution else kind
 
 
 def fused_by_name(key: str) -> bool:
     """Return whether the module in the name KEY has the name of a fused projection."""
-    return _fused(_named(role_of(tuple(key.split(".")), set())[0])) is not None
+    return _fused(own_name(role_of(tuple(key.split(".")), set())[0])) is not None
 
 
 def part_label(path: Sequence[str]) -> str | None:
     """Return which part of a fused projection the module at PATH is by its name: "q", "k", "v", "gate" or "up"; None
     for other names.
     """
-    return _part(_named(path))
+    return _part(own_name(path))
 
 
-def _named(path: Sequence[str]) -> str:
-    """Return the last component of PATH that is no number, "" if there is none: a member of a list has the name of the
-    list.
+def own_name(path: Sequence[str]) -> str:
+    """Return the last component of PATH that is no number, so that a member of a list has the name of the list; "" if
+    there is none.
     """
     return next((component for component in reversed(path) if not component.isdecimal()), "")
 
 
 @cache
 def _fused(name: str) -> Fused | None:
+    """Return which projections the component NAME of a path says that a module holds; None if it says none."""
     return _said(cut(name), table().fused)
 
 
 @cache
 def _part(name: str) -> str | None:
+    """Return which part of a fused projection the component NAME of a path means (`said_part`), or None."""
     return said_part(cut(name))
 
 
@@ -121,20 +123,27 @@ def layout_of(entry: Entry, parts: int, sizes: Sequence[int] = ()) -> tuple[str,
         all parts; ("", 0) if the forward pass does not show which.
     """
     kind, inner = entry.facts.layout
-    if kind != "block" and len(set(sizes)) > 1:  # keys and values of fewer heads: (groups, parts of a group, width)
+    if kind == "block":
+        return "block", 0
+    if len(set(sizes)) > 1:  # keys and values of fewer heads: (groups, parts of a group, width)
         grouped = len(inner) == 3 and inner[0] * inner[2] == sizes[-1]
         return ("heads", inner[0]) if grouped else ("", 0)
     if kind == "inside":
         return "heads", inner[0]
-    if kind == "block" or (inner and inner[0] == parts != inner[1]):
-        return "block", 0
-    if len(inner) == 3 and inner[1] == parts != inner[0]:
+    return _layout_of_view(inner, parts)
+
+
+def _layout_of_view(inner: tuple[int, ...], parts: int) -> tuple[str, int]:
+    """Return the layout of a projection of PARTS parts, as `layout_of` does, whose output is viewed with the sizes
+    INNER: its parts or heads come first. What is viewed as [heads, width] first holds its parts inside of each head.
+    """
+    if not inner:
+        return "", 0
+    if inner[0] == parts:
+        return ("block", 0) if len(inner) == 2 or inner[1] != parts else ("", 0)
+    if len(inner) == 3 and inner[1] == parts:
         return "heads", inner[0]
-    if len(inner) == 2 and inner[0] == parts:
-        return "block", 0
-    if len(inner) == 2 and inner[1] % parts == 0:  # what is cut into heads first holds its parts inside of each
-        return "heads", inner[0]
-    return "", 0
+    return ("heads", inner[0]) if len(inner) == 2 and inner[1] % parts == 0 else ("", 0)
 
 
 def parts_in_code(entry: Entry) -> tuple[str, ...]:

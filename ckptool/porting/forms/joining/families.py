@@ -30,8 +30,8 @@ _LETTERS = "abcdefgh"
 
 
 def siblings(one: Canon, other: Canon) -> dict[_Path, list[Piece]]:
-    """Return path of a module -> weights of ONE in it that may be parts of one tensor of OTHER: OTHER does not have
-    them by name and sizes, and they are not keys or values with fewer heads than there.
+    """Return path of a module -> weights of ONE in it that may be parts of one tensor of OTHER: OTHER has no namesake
+    of them, and they are not keys or values with fewer heads than there.
 
     The weight of the module itself is among them if all are matrices: `words.weight` beside `words.more.weight`.
     """
@@ -108,9 +108,9 @@ def _plans(one: Canon, other: Canon, sizes: SizeCounts) -> list[tuple[_Path, Fam
 
 
 def _ordered(family: Family, join: Join, order: _Order) -> tuple[Family, Join]:
-    """Return FAMILY and JOIN with the parts in ORDER; both as they are if nothing shows the order. Rows of queries,
-    keys and values of different sizes may be stored head by head, unless code shows the order: a name says what comes
-    first, in the whole or in each head.
+    """Return FAMILY and JOIN with the parts in ORDER; both as they are if nothing shows the order. If code shows the
+    order, the parts follow one another. Rows of queries, keys and values of different sizes may be stored head by head,
+    unless code shows the order: a name says what comes first, in the whole or in each head.
     """
     if order.parts is None:
         return family, join
@@ -126,7 +126,7 @@ class _Order(NamedTuple):
 
     Attributes:
         parts: the parts in this order; None if nothing shows it.
-        told: whether this order is certain.
+        told: whether this order is certain. It has no meaning without parts.
         by_code: whether code that divides the joined tensor shows it.
     """
 
@@ -140,8 +140,9 @@ def _order(family: Family, join: Join, wholes: Sequence[Piece]) -> _Order:
     says.
 
     The first of these that shows an order counts: a name of WHOLES that spells the parts, or that gives shift and
-    scale; code that divides WHOLES; a gate and its value; for rows whose names do not count, the order in which the
-    code of the parts concatenates their outputs.
+    scale; a gate and its value, if the code of the parts shows a gate; code that divides WHOLES; a gate and its value
+    by name; for rows whose names do not count, the order in which the code of the parts concatenates their outputs,
+    which is not certain.
     """
     named = spelled_parts(family.parts, {piece.last for piece in wholes if piece.path})
     named = named or _by_modulation(family.parts, wholes)
@@ -150,12 +151,21 @@ def _order(family: Family, join: Join, wholes: Sequence[Piece]) -> _Order:
     by_gate, told = _by_gate(family.parts, wholes)
     by_code = order_by_code(family.parts, join.sizes, join.dim, wholes)
     seen = by_gate is not None and any(p.entry.facts.beside_gate or p.entry.facts.opens for p in family.parts)
-    order = by_gate if seen else by_code or by_gate  # what both codes do counts more than what they call it
-    if order is None and join.dim == 0 and not family.numbered:  # as the code concatenates what the parts give
-        places = {part.entry.facts.place: part for part in family.parts}
-        if None not in places and len(places) == len(family.parts):
-            order, told = tuple(places[at] for at in sorted(places, key=lambda at: at or 0)), False
-    return _Order(order, told, by_code is not None and not seen)
+    if by_code is not None and not seen:
+        return _Order(by_code, told, by_code=True)
+    if by_gate is None and join.dim == 0 and not family.numbered:
+        return _Order(_as_concatenated(family.parts), told=False)
+    return _Order(by_gate, told)
+
+
+def _as_concatenated(parts: Sequence[Piece]) -> tuple[Piece, ...] | None:
+    """Return PARTS in the order in which their code concatenates their outputs; None if it does not, or if two have one
+    place.
+    """
+    places = {part.entry.facts.place: part for part in parts}
+    if None in places or len(places) < len(parts):
+        return None
+    return tuple(places[at] for at in sorted(places, key=lambda at: at or 0))
 
 
 def _join_in_order(join: Join, family: Family, parts: Sequence[Piece]) -> Join:
@@ -171,14 +181,14 @@ def spelled_parts(parts: Sequence[Piece], wholes: set[str]) -> tuple[Piece, ...]
 
 
 def _by_gate(parts: Sequence[Piece], wholes: Sequence[Piece]) -> tuple[tuple[Piece, ...] | None, bool]:
-    """Return (gate and value in the order in which the forward pass splits WHOLES, the joined tensors, whether it is
-    certain which of PARTS is the gate). (None, True) if the order is not known, or if PARTS are not two of which one is
-    the gate.
+    """Return (gate and value in the order in which the forward pass splits WHOLES, the joined tensors; whether it is
+    certain which of PARTS is the gate). (None, True) if PARTS are not two, of which just one is the gate, or if the
+    order is not known: the code of WHOLES splits them in no one way.
 
     The gate is the layer that goes through the activation. The code of PARTS shows it for certain. Else the name of the
-    gate counts; it is certain if the activation is a sigmoid, or if the other layer is called the value: code that adds
-    a layer to a feed-forward network may call that layer the gate, and pass the first layer of the network through the
-    activation.
+    gate counts; it is certain if the activation is a sigmoid, or if one of the names means the value ("up"): code that
+    adds a layer to a feed-forward network may call that layer the gate, and pass the first layer of the network through
+    the activation.
     """
     seen = {piece.entry.facts.gate for piece in wholes}
     halves = {None if gate is None else gate.half for gate in seen}
@@ -283,10 +293,11 @@ def _listed_together(pieces: list[Piece]) -> list[Family]:
 
 def _of_like_sizes(pieces: list[Piece]) -> list[Family]:
     """Return families of PIECES whose sizes differ at most in one of their first two dimensions: all of them, those
-    that share a word, and those that are tables of positions, if others are not.
+    that share a word (`_of_one_word`), and those that are tables of positions (`_of_positions`). The order is not
+    certain, but for some tables of positions.
 
     Those that differ in columns are in the order of their use, if it is known: what is computed first is named first.
-    One row for a token stands before a table of positions; this order is certain.
+    Tables [1, n, d] have those of one row, [1, 1, d], first.
     """
     alike: dict[tuple[int, Shape], list[Piece]] = defaultdict(list)
     for piece in pieces:
@@ -301,10 +312,19 @@ def _of_like_sizes(pieces: list[Piece]) -> list[Family]:
         if len(group) > 1:
             found.append(Family(tuple(group), (), numbered=False))
             found += _of_one_word(group)
-        tables = [p for p in group if label(table().group("embedding"), p.words) == "position"]
-        if 1 < len(tables) < len(group):  # beside a token for the class, which the other side has apart, too
-            found.append(Family(tuple(tables), (), numbered=dim == 1 and _is_token(tables[0])))
+            found += _of_positions(group, dim)
     return found
+
+
+def _of_positions(group: Sequence[Piece], dim: int) -> list[Family]:
+    """Return the family of the tables of positions in GROUP, if they are several, and others are beside them: a token
+    for the class, which the other side has apart, too. Their sizes differ along DIM. The order is certain if the first
+    one is a row for a token, and DIM is 1.
+    """
+    tables = [p for p in group if label(table().group("embedding"), p.words) == "position"]
+    if not 1 < len(tables) < len(group):
+        return []
+    return [Family(tuple(tables), (), numbered=dim == 1 and _is_token(tables[0]))]
 
 
 def _is_token(piece: Piece) -> bool:
@@ -350,6 +370,9 @@ def _in_a_row(numbers: Sequence[int]) -> bool:
 
 
 def _number(words: _Path) -> tuple[str, _Path] | None:
+    """Return (number, other words) for a name whose last word is a number (`fc1`); None for other names, and for a
+    number alone. WORDS are the words of the name.
+    """
     if len(words) < 2 or not words[-1].isdecimal():
         return None
     return words[-1], words[:-1]
@@ -386,7 +409,8 @@ def _label(words: _Path) -> tuple[str, _Path] | None:
 def join_of_family(family: Family, sizes: SizeCounts) -> Join | None:
     """Return how to join the parts of FAMILY: along their rows (interleaved in as many slices as their rows allow, if
     FAMILY takes turns), else along their columns, else, if they are equal, stacked. It is the first of these ways that
-    their sizes allow, and of whose joined sizes the other side has more tensors than this side; None if there is none.
+    their sizes allow (the other sizes are equal, and they have two dimensions, or for a stack one with a size above 1),
+    and of whose joined sizes the other side has more tensors than this side; None if there is none.
     """
     shapes = [p.shape for p in family.parts]
     ways = []
@@ -405,8 +429,9 @@ def join_family(one: Canon, parent: _Path, family: Family, join: Join) -> None:
     their names, or all names joined with "+". Their biases are joined if all have one and the sizes fit; beside weights
     joined along their inputs, they are added.
 
-    The joined tensor has a question about the order of its parts, unless FAMILY is numbered. Parts that are the weight
-    and the bias of one thing by name (`q_scale`) get that role.
+    A joined tensor has a question: whether its parts are stored head by head (FAMILY.by_heads), or else about their
+    order, unless FAMILY is numbered. Parts that are the weight and the bias of one thing by name (`q_scale`) get that
+    role.
     """
     leaf = table().leaves.get(family.stem)  # q_scale and q_shift are weight and bias of one thing
     stem = ("parts",) if leaf is not None else family.stem or ("+".join(p.last for p in family.parts),)
@@ -415,17 +440,13 @@ def join_family(one: Canon, parent: _Path, family: Family, join: Join) -> None:
         found = [m for p in family.parts if (m := one.pieces.get(p.name.beside(role))) is not None]
         if role == "bias" and join.dim == 1 and found:
             merge_sum(one, found, replace(found[0], path=(*parent, *stem), words=words))
-        if len(found) != len(family.parts):
-            continue
-        if role == "bias" and not _fits_bias(join, [m.shape for m in found]):
-            continue
-        new = replace(found[0], path=(*parent, *stem), role=leaf or role, words=words)
-        new = replace(new, questions=())
-        if family.by_heads:
-            new = new.asking(Reason.JOINED_BY_HEADS)
-        elif not family.numbered:
-            new = asked(one, found, new, join)
-        merge(one, found, new, join)
+        elif len(found) == len(family.parts) and (role == "weight" or _fits_bias(join, [m.shape for m in found])):
+            new = replace(found[0], path=(*parent, *stem), role=leaf or role, words=words, questions=())
+            if family.by_heads:
+                new = new.asking(Reason.JOINED_BY_HEADS)
+            elif not family.numbered:
+                new = asked(one, found, new, join)
+            merge(one, found, new, join)
 
 
 def _fits_bias(join: Join, shapes: Sequence[Shape]) -> bool:

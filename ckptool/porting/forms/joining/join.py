@@ -150,6 +150,6 @@ def merge_sum(one: Canon, parts: Sequence[Piece], new: Piece) -> None:
 
 
 def move(one: Canon, old: _Path, new: _Path) -> None:
-    """Move the tensors of the module OLD itself, not those of modules in it, to the path NEW."""
+    """Move the tensors of the module at the path OLD, not those of modules in it, to the path NEW."""
     for piece in [p for p in one.pieces.values() if p.path == old]:
         one.become(piece, [(replace(piece, path=new), unchanged)], unchanged)

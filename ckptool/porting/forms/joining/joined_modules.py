@@ -32,18 +32,25 @@ def turn_spelled(one: Canon, other: Canon) -> None:
     """
     wholes = [p for p in other.pieces.values() if is_bare(p) and len(p.shape) == 2 and p.shape[0] != p.shape[1]]
     turned: set[Name] = set()
-    for pieces in siblings(one, other).values() if wholes else ():
+    for parts in _of_equal_inputs(one, other) if wholes else ():
+        shape = (parts[0].shape[1], sum(p.shape[0] for p in parts))
+        there = [p for p in wholes if p.shape == shape] if 1 < len(parts) <= MOST_SPELLED else []
+        if there and spelled_parts(parts, {p.last for p in there}) is not None:
+            turned |= {p.name for p in there if spelled_parts(parts, {p.last}) is not None}
+    for name in turned:
+        turn(other, other.pieces[name])
+
+
+def _of_equal_inputs(one: Canon, other: Canon) -> Iterator[list[Piece]]:
+    """Yield the matrices of each module of ONE with as many inputs that may be parts of one tensor of OTHER
+    (`siblings`), for each number of inputs.
+    """
+    for pieces in siblings(one, other).values():
         rows: dict[int, list[Piece]] = defaultdict(list)
         for piece in pieces:
             if len(piece.shape) == 2:
                 rows[piece.shape[1]].append(piece)
-        for inputs, parts in rows.items():
-            shape = (inputs, sum(p.shape[0] for p in parts))
-            names = {p.last for p in wholes if p.shape == shape}
-            if 1 < len(parts) <= MOST_SPELLED and names and spelled_parts(parts, names) is not None:
-                turned |= {p.name for p in wholes if p.shape == shape and spelled_parts(parts, {p.last}) is not None}
-    for name in turned:
-        turn(other, other.pieces[name])
+        yield from rows.values()
 
 
 def line_up(one: Canon, other: Canon) -> None:
@@ -51,26 +58,37 @@ def line_up(one: Canon, other: Canon) -> None:
     that joins them. The most modules for which it does count.
 
     The modules are in one module, are no members of a list, and hold the same two or more layers, equal but for their
-    rows: `filters.0`, `gates.0`, `filters.1`, `gates.1`, in code with a list for each kind of layer; or `gate.up`,
-    `value.up`, `gate.depthwise`, `value.depthwise`. `filters.0` then has the path `filters+gates.0.filters`.
+    rows (`_alike`): `filters.0`, `gates.0`, `filters.1`, `gates.1`, in code with a list for each kind of layer; or
+    `gate.up`, `value.up`, `gate.depthwise`, `value.depthwise`. `filters.0` then has the path `filters+gates.0.filters`.
+    """
+    sizes = SizeCounts(one, other)
+    for parent, modules in _alike(one):
+        for some in _some_of(list(modules)):
+            places = modules[some[0]].keys()
+            if _are_wanted([[modules[name][at] for name in some] for at in places], sizes):
+                for at in places:
+                    for name in some:
+                        move(one, modules[name][at].path, (*parent, "+".join(some), at, name))
+                break
+
+
+def _alike(one: Canon) -> list[tuple[_Path, dict[str, dict[str, Piece]]]]:
+    """Return (path of the module around, name of a module -> name of a layer in it -> its weight) for each group of two
+    or more modules in one module of ONE that hold weights with the same names and sizes, but for their rows, two or
+    more. Members of lists are left out. The weights are in the order of their names.
     """
     modules: dict[_Path, dict[str, dict[str, Piece]]] = defaultdict(lambda: defaultdict(dict))
     for piece in one.pieces.values():
         if piece.role == "weight" and len(piece.path) > 1 and not piece.path[-2].isdecimal():
             modules[piece.path[:-2]][piece.path[-2]][piece.last] = piece
-    sizes = SizeCounts(one, other)
+    found: list[tuple[_Path, dict[str, dict[str, Piece]]]] = []
     for parent, named in modules.items():
-        beside: dict[tuple[tuple[str, Shape], ...], list[str]] = defaultdict(list)
-        for name, members in named.items():
-            beside[tuple((at, members[at].shape[1:]) for at in sorted(members))].append(name)
-        for places, names in beside.items():
-            for some in _some_of(names) if len(places) > 1 and len(names) > 1 else ():
-                blocks = {at: [named[name][at] for name in some] for at, _ in places}
-                if _are_wanted(list(blocks.values()), sizes):
-                    for at, parts in blocks.items():
-                        for name, part in zip(some, parts, strict=True):
-                            move(one, part.path, (*parent, "+".join(some), at, name))
-                    break
+        beside: dict[tuple[tuple[str, Shape], ...], dict[str, dict[str, Piece]]] = defaultdict(dict)
+        for name, held in named.items():
+            ordered = {at: held[at] for at in sorted(held)}
+            beside[tuple((at, piece.shape[1:]) for at, piece in ordered.items())][name] = ordered
+        found += [(parent, some) for places, some in beside.items() if len(places) > 1 and len(some) > 1]
+    return found
 
 
 def _some_of(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
@@ -114,13 +132,21 @@ def count_spelled(one: Canon, other: Canon) -> None:
             alike[_look(content)].append(name)
         for names in alike.values():
             while names and (members := _spelled_by_one(names, named[names[0]], wholes)):
-                inner = {key: {at: named[name][key] for at, name in enumerate(members)} for key in named[names[0]]}
+                contents = [named[name] for name in members]
+                inner = {key: {at: content[key] for at, content in enumerate(contents)} for key in contents[0]}
                 if plan_of_list(inner, sizes) is None:
                     break
-                for at, name in enumerate(members):
-                    for path in dict.fromkeys(piece.path for piece in named[name].values()):
-                        move(one, path, (*parent, "+".join(members), str(at), *path[len(parent) + 1 :]))
+                _into_list(one, (*parent, "+".join(members)), contents, len(parent) + 1)
                 names = [name for name in names if name not in members]
+
+
+def _into_list(one: Canon, head: _Path, contents: Sequence[_Content], depth: int) -> None:
+    """Move the modules of ONE with these CONTENTS into the list HEAD, as its members, in order. Their paths have DEPTH
+    components.
+    """
+    for at, content in enumerate(contents):
+        for path in dict.fromkeys(piece.path for piece in content.values()):
+            move(one, path, (*head, str(at), *path[depth:]))
 
 
 def _spelled_by_one(names: Sequence[str], content: _Content, wholes: Mapping[_Look, set[str]]) -> list[str]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import replace
 from math import prod
+from typing import NamedTuple
 
+from ...expression import Shape
 from ...matching.units import template
 from ...questions import Reason
 from ..pieces import Canon, Piece, squeezed
@@ -21,101 +23,140 @@ _Inner = dict[tuple[_Path, str], dict[int, Piece]]
 _Plan = dict[tuple[_Path, str], Join]
 
 
-def join_lists(one: Canon, other: Canon) -> None:
-    """Join each tensor of the members of a numbered list in ONE (`heads.0.q`, `heads.1.q`) to one tensor, if OTHER has
-    as many more of the joined tensors, vectors aside, as all such lists make. If that is not possible, one layer of
-    each member may be joined alone (`_plan_of_layer`). Inner lists come first.
+class _Planned(NamedTuple):
+    """What of a list is joined.
 
-    If every block of a list holds two equal layers and nothing else, two joins are possible: the two layers of each
-    block, or the same layer of all blocks. The first is left to `join_families` if such layers can be joined in other
-    modules, too, or if OTHER has the joined layers in a list of as many blocks. Else the second is made, with a
-    question unless OTHER has layers with the names of the joined ones.
+    Attributes:
+        inner: the tensors of its members.
+        plan: how to join them; vectors that it does not have are added up.
+        open: whether the layers may be joined by block instead, which is a question.
+    """
+
+    inner: _Inner
+    plan: _Plan
+    open: bool
+
+
+def join_lists(one: Canon, other: Canon) -> None:
+    """Join each tensor of the members of a numbered list in ONE (`heads.0.q`, `heads.1.q`) to one tensor, as planned
+    for the list (`_planned`), if OTHER has as many more of the joined tensors, vectors aside, as all such lists make.
+    Inner lists come first.
     """
     for at in sorted({at for p in one.pieces.values() for at, c in enumerate(p.path) if c.isdecimal()}, reverse=True):
         sizes = SizeCounts(one, other)
         parents = _parents(one, other, sizes)
-        lists: dict[_Path, _Inner] = defaultdict(lambda: defaultdict(dict))
-        for piece in one.pieces.values():
-            if len(piece.path) > at and piece.path[at].isdecimal():
-                lists[piece.path[:at]][piece.path[at + 1 :], piece.role][int(piece.path[at])] = piece
-        plans: dict[_Path, _Plan] = {}
-        open_to: set[_Path] = set()
-        for head, inner in lists.items():
-            plan = plan_of_list(inner, sizes)
-            by_block = plan is not None and _joined_by_block(inner, parents)
-            if plan is not None and by_block and _wholes_are_listed(inner, plan, other):
-                continue
-            if plan is not None and not _families_elsewhere(head, inner, parents):
-                plans[head] = plan
-                if by_block and not _wholes_are_named(inner, plan, other):
-                    open_to.add(head)
-            elif (plan := _plan_of_layer(inner, sizes)) is not None:
-                plans[head] = plan
-                lists[head] = {key: inner[key] for key in plan}
-        made = Counter(
-            squeezed(join.shape(next(iter(lists[head][key].values())).shape))
-            for head, plan in plans.items()
-            for key, join in plan.items()
-        )
-        for head, plan in plans.items():
-            parts = [next(iter(lists[head][key].values())).shape for key in plan]
-            wholes = zip(
-                parts, (join.shape(part) for join, part in zip(plan.values(), parts, strict=True)), strict=True
-            )
-            if all(made[squeezed(w)] <= sizes.wanted(w) for part, w in wholes if len(squeezed(part)) != 1):
-                _join_list(one, head, lists[head], plan, is_open=head in open_to)
+        lists = _lists_at(one, at)
+        planned = {head: found for head in lists if (found := _planned(head, lists[head], parents, sizes, other))}
+        made = Counter(whole for found in planned.values() for _, whole in _joined_sizes(found.inner, found.plan))
+        for head, found in planned.items():
+            wholes = [whole for part, whole in _joined_sizes(found.inner, found.plan) if len(part) != 1]
+            if all(made[whole] <= sizes.wanted(whole) for whole in wholes):
+                _join_list(one, head, found)
+
+
+def _lists_at(one: Canon, at: int) -> dict[_Path, _Inner]:
+    """Return path of a list -> tensors of its members, for the lists of ONE whose numbers are component AT of paths."""
+    lists: dict[_Path, _Inner] = defaultdict(lambda: defaultdict(dict))
+    for piece in one.pieces.values():
+        if len(piece.path) > at and piece.path[at].isdecimal():
+            lists[piece.path[:at]][piece.path[at + 1 :], piece.role][int(piece.path[at])] = piece
+    return lists
+
+
+def _planned(
+    head: _Path, inner: _Inner, parents: dict[_Path, set[_Path]], sizes: SizeCounts, other: Canon
+) -> _Planned | None:
+    """Return what of the list HEAD, with the tensors INNER, is joined: all members (`plan_of_list`), or, if that is not
+    possible, one layer of each alone (`_plan_of_layer`); None for nothing.
+
+    If every block of the list holds layers that can be joined with each other (PARENTS, see `_parents`), two joins are
+    possible: the layers of each block, or the same layer of all blocks. The first is left to `join_families` if OTHER
+    has the joined layers in a list of as many blocks (then this is None), or if such layers can be joined in other
+    modules, too. Else the second is made, with a question unless OTHER has layers with the names of the joined ones.
+    """
+    plan = plan_of_list(inner, sizes)
+    if plan is not None:
+        by_block = _joined_by_block(inner, parents)
+        if by_block and _wholes_are_listed(inner, plan, other):
+            return None
+        if not _families_elsewhere(head, inner, parents):
+            return _Planned(inner, plan, by_block and not _wholes_are_named(inner, plan, other))
+    plan = _plan_of_layer(inner, sizes)
+    return None if plan is None else _Planned({key: inner[key] for key in plan}, plan, open=False)
+
+
+def _joined_sizes(inner: _Inner, plan: _Plan) -> list[tuple[Shape, Shape]]:
+    """Return (sizes of a part, sizes of the joined tensor), without sizes of 1, for each tensor that PLAN makes of
+    INNER.
+    """
+    parts = [next(iter(inner[key].values())).shape for key in plan]
+    return [(squeezed(part), squeezed(join.shape(part))) for part, join in zip(parts, plan.values(), strict=True)]
 
 
 def plan_of_list(inner: _Inner, sizes: SizeCounts) -> _Plan | None:
-    """Return how to join each tensor in the members of a list: (path in a member, role) -> the way, the first that the
-    other side lacks tensors of: as `SizeCounts.join` says, or by columns. INNER has (path in a member, role) -> number
-    of the member -> piece.
+    """Return how to join each tensor in the members of a list: (path in a member, role) -> the way, for its matrices
+    (`_plan_of_matrices`) and its vectors (`_plan_of_vectors`). INNER has (path in a member, role) -> number of the
+    member -> piece.
 
-    None if the members do not hold the same tensors, in the same sizes, if there is only one, if the other side has as
-    many of a matrix as this side, or if half of the matrices or more have no way. Vectors, and vectors that weight norm
-    has as columns, are joined along their rows beside matrices that are joined by rows, or without any; other vectors
-    are left out. If the members hold nothing but single numbers, these count as matrices.
+    None if the members do not hold the same tensors, in the same sizes, if there is only one, or if most matrices
+    cannot be joined.
     """
     numbers = {tuple(sorted(members)) for members in inner.values()}
     if len(numbers) != 1 or len(next(iter(numbers))) < 2:
         return None
+    if any(len({p.shape for p in members.values()}) > 1 for members in inner.values()):
+        return None
+    plan = _plan_of_matrices(inner, sizes)
+    return None if plan is None else plan | _plan_of_vectors(inner, plan)
+
+
+def _plan_of_matrices(inner: _Inner, sizes: SizeCounts) -> _Plan | None:
+    """Return how to join each matrix or kernel of INNER: the first way that the other side lacks tensors of, as
+    `SizeCounts.join` says, or by columns. Those without a way are left out.
+
+    None if the other side has as many of a matrix as this side, or if half of the matrices or more have no way. If the
+    members hold nothing but single numbers, these count as matrices.
+    """
+    numbers_alone = all(prod(p.shape) == 1 == len(p.shape) for members in inner.values() for p in members.values())
     plan: _Plan = {}
     left = 0
-    numbers_alone = all(prod(p.shape) == 1 == len(p.shape) for members in inner.values() for p in members.values())
     for key, members in inner.items():
-        biased = (key[0], "bias") in inner
-        shapes = {p.shape for p in members.values()}
-        if len(shapes) != 1:
-            return None
-        shape = next(iter(shapes))
+        shape = next(iter(members.values())).shape
         if len(squeezed(shape)) < 2 and not numbers_alone:
             continue
         if sizes.wanted(shape) >= 0:
             return None
-        ways = [sizes.join(shape, len(members), biased=biased)]
+        ways = [sizes.join(shape, len(members), biased=(key[0], "bias") in inner)]
         if len(shape) > 1:
             ways.append(Join((shape[1],) * len(members), 1))
-        fitting = [way for way in ways if sizes.wanted(way.shape(shape)) > 0]
-        if fitting:
-            plan[key] = fitting[0]
-        else:
+        way = next((way for way in ways if sizes.wanted(way.shape(shape)) > 0), None)
+        if way is None:
             left += 1
-    if len(plan) <= left:  # a mask in each head may be left over, most of what it holds may not
-        return None
+        else:
+            plan[key] = way
+    return plan if len(plan) > left else None  # a mask in each head may be left over, most of what it holds may not
+
+
+def _plan_of_vectors(inner: _Inner, plan: _Plan) -> _Plan:
+    """Return how to join the vectors of INNER, and those that weight norm has as columns: along their rows, interleaved
+    as the matrix of their module. Vectors that PLAN has, and those beside a matrix that PLAN does not join by rows, are
+    left out.
+    """
+    found: _Plan = {}
     for (path, role), members in inner.items():
         size = next(iter(members.values())).shape
         beside = plan.get((path, "weight"), plan.get((path, "weight_v")))
         by_row = len(size) == 1 or (role == "weight_g" and size[:1] == squeezed(size))
         if (path, role) not in plan and by_row and (beside is None or beside.dim == 0):
             turns = 1 if beside is None else beside.turns
-            plan[path, role] = Join(size[:1] * len(members), 0, turns, beside is not None and beside.open)
-    return plan
+            found[path, role] = Join(size[:1] * len(members), 0, turns, beside is not None and beside.open)
+    return found
 
 
 def _plan_of_layer(inner: _Inner, sizes: SizeCounts) -> _Plan | None:
-    """Return how to join one layer of each member of a list, and its bias, if the other side has one layer over all
-    members, and both sides have no other tensors of these two sizes; else None. INNER and the result are as in
-    `plan_of_list`.
+    """Return how to join one layer of each member of a list, two or more, and its bias, if the other side has one layer
+    over all members, and both sides have no other tensors of these two sizes (`SizeCounts.only_whole`); None if there
+    is no such layer. INNER and the result are as in `plan_of_list`.
 
     For example, one layer computes the filters of all blocks, and all other layers are in the blocks on both sides.
     """
@@ -135,8 +176,8 @@ def _plan_of_layer(inner: _Inner, sizes: SizeCounts) -> _Plan | None:
 
 
 def _parents(one: Canon, other: Canon, sizes: SizeCounts) -> dict[_Path, set[_Path]]:
-    """Return sorted names of tensors of one module that can be joined -> paths of the modules of ONE that hold such
-    tensors with these names.
+    """Return sorted names of the tensors of a family that can be joined (`families`) -> paths of the modules of ONE
+    that hold such a family with these names.
     """
     found: dict[_Path, set[_Path]] = defaultdict(set)
     for parent, pieces in siblings(one, other).items():
@@ -161,8 +202,8 @@ def _modules(inner: _Inner) -> set[_Path]:
 
 
 def _joined_by_block(inner: _Inner, parents: dict[_Path, set[_Path]]) -> bool:
-    """Return whether the layers inside of each member of a list, INNER, can be joined with each other, and the list has
-    several members. PARENTS is from `_parents`.
+    """Return whether the list with the tensors INNER has several members, and the layers inside of each of them can be
+    joined with each other. PARENTS is from `_parents`.
     """
     members = _modules(inner)
     return len(members) > 1 and any(members <= there for there in parents.values())
@@ -172,7 +213,7 @@ def _wholes_of(inner: _Inner, plan: _Plan, other: Canon) -> list[Piece]:
     """Return the weights of OTHER, with two or more dimensions, that have the sizes of those that PLAN makes of
     INNER.
     """
-    made = {squeezed(join.shape(next(iter(inner[key].values())).shape)) for key, join in plan.items()}
+    made = {whole for _, whole in _joined_sizes(inner, plan)}
     return [p for p in other.pieces.values() if p.role == "weight" and len(p.shape) > 1 and squeezed(p.shape) in made]
 
 
@@ -200,25 +241,39 @@ def _wholes_are_named(inner: _Inner, plan: _Plan, other: Canon) -> bool:
     return bool(named) and named <= {piece.last for piece in _wholes_of(inner, plan, other) if piece.path}
 
 
-def _join_list(one: Canon, head: _Path, inner: _Inner, plan: _Plan, *, is_open: bool) -> None:
+def _join_list(one: Canon, head: _Path, planned: _Planned) -> None:
+    """Replace the tensors of the members of the list HEAD in ONE, as PLANNED, by one for each path in a member, which
+    it has in HEAD. Vectors that are not joined are added up; other tensors that are not joined stay.
+
+    There is a question for a layer norm (`_by_channel`), for PLANNED.open, and for parts that may be interleaved.
+    """
+    inner, plan, is_open = planned
     for (path, role), members in inner.items():
         parts = [members[n] for n in sorted(members)]
         join = plan.get((path, role))
         new = replace(parts[0], path=(*head, *path) or ("parts",), words=_without_number(parts[0]))
-        if join is not None:
-            if len(squeezed(new.shape)) == 1 and (path, "weight") in inner and not _by_channel(inner, path):
-                several, whole = ("model", "source") if one.is_target else ("source", "model")
-                new = new.asking(Reason.NORMS_AS_ONE, several, whole)
-            if is_open:
-                new = new.asking(Reason.LAYERS_OF_BLOCK)
-            merge(one, parts, asked(one, parts, new, join) if join.open else new, join)
-        elif len(new.shape) == 1:  # what is added to a sum of paths
-            merge_sum(one, parts, new)
+        if join is None:
+            if len(new.shape) == 1:  # what is added to a sum of paths
+                merge_sum(one, parts, new)
+            continue
+        if len(squeezed(new.shape)) == 1 and (path, "weight") in inner and not _by_channel(inner, path):
+            several, whole = ("model", "source") if one.is_target else ("source", "model")
+            new = new.asking(Reason.NORMS_AS_ONE, several, whole)
+        if is_open:
+            new = new.asking(Reason.LAYERS_OF_BLOCK)
+        merge(one, parts, asked(one, parts, new, join) if join.open else new, join)
     if not one.is_target:
-        for key, below in list(one.counters.items()):
-            in_list = below[: len(head)] == head and (below[len(head) + 1 :], "running_mean") in inner
-            if in_list and below[len(head) : len(head) + 1] == ("0",):
-                one.counters[key] = (*head, *below[len(head) + 1 :])
+        _move_counters(one, head, inner)
+
+
+def _move_counters(one: Canon, head: _Path, inner: _Inner) -> None:
+    """Move the counter of each batch norm in the first member of the list HEAD, numbered 0, to the place of the joined
+    norm, out of the member. INNER has the tensors of the members.
+    """
+    at = len(head)
+    for key, below in list(one.counters.items()):
+        if below[: at + 1] == (*head, "0") and (below[at + 1 :], "running_mean") in inner:
+            one.counters[key] = (*head, *below[at + 1 :])
 
 
 def _by_channel(inner: _Inner, path: _Path) -> bool:
@@ -230,4 +285,5 @@ def _by_channel(inner: _Inner, path: _Path) -> bool:
 
 
 def _without_number(piece: Piece) -> _Path:
+    """Return the words of PIECE without numbers."""
     return tuple(word for word in piece.words if not word.isdecimal())

@@ -7,7 +7,7 @@ the same are the parts of `both`, in this order.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence, Set
 from functools import reduce
 from operator import and_
 
@@ -76,9 +76,10 @@ def _assigned(
     """Return the places in PIECES of PARTS, in the order of PARTS. None if some part may be several of PIECES, or none.
 
     Again and again, the pieces and parts whose names most say that they mean the same are paired, among those of one
-    size (SIZES; a part of size 0 fits all), if just one such pair has the piece, or just one the part. Names that
-    exclude each other are never paired. Names that say nothing are paired only if another part was found before, or the
-    sizes of PARTS differ, and not for pieces that are NAMED: they have the name of another tensor of the other side.
+    size (SIZES; a part of size 0 fits all), if just one such pair has the piece, or just one the part (`_clearest`).
+    Names that exclude each other are never paired. Names that say nothing are paired only if another part was found
+    before, or the sizes of PARTS differ, and not for pieces that are NAMED: they have the name of another tensor of the
+    other side.
     """
     own = words_apart([piece.words for piece in pieces])
     theirs = words_apart([cut(part.name) for part in parts])
@@ -88,16 +89,28 @@ def _assigned(
         for at, part in enumerate(parts)
         if part.size in (0, size)
     }
+    free = {place for place in range(len(pieces)) if not (named and named[place])}
+    differ = len({part.size for part in parts}) > 1
     found: dict[int, int] = {}
     while fits:
-        most = max(fits.values())
-        pairs = [both for both, said in fits.items() if said == most and (said or not (named and named[both[0]]))]
-        alone = [both for both in pairs if sum(both[0] == p or both[1] == at for p, at in pairs) == 1]
-        if not alone or most < 0 or not (most or found or len({part.size for part in parts}) > 1):
+        clearest = _clearest(fits, free, silent=differ or bool(found))
+        if not clearest:
             break
-        found.update((at, place) for place, at in alone)
+        found.update((at, place) for place, at in clearest)
         fits = {(p, at): said for (p, at), said in fits.items() if p not in found.values() and at not in found}
     return tuple(found[at] for at in sorted(found)) if len(found) == len(parts) else None
+
+
+def _clearest(fits: dict[tuple[int, int], int], free: Set[int], *, silent: bool) -> list[tuple[int, int]]:
+    """Return those pairs of FITS, (piece, part) -> what their names say (`_says`), for which the names say most, and
+    whose piece or part is in no other such pair. [] if all names exclude each other, or say nothing and are not SILENT.
+    If they say nothing, only pieces in FREE count.
+    """
+    most = max(fits.values())
+    pairs = [both for both, said in fits.items() if said == most and (said or both[0] in free)]
+    if most < 0 or not (most or silent):
+        return []
+    return [both for both in pairs if sum(both[0] == p or both[1] == at for p, at in pairs) == 1]
 
 
 def words_apart(named: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
@@ -135,6 +148,7 @@ def _begins(letters: Sequence[str], words: Sequence[str]) -> bool:
 
 
 def _complex(words: Collection[str]) -> str | None:
+    """Return which part of a complex number WORDS name ("real", "imaginary"), by the first that does; None for none."""
     return next((table().complex_parts[word] for word in words if word in table().complex_parts), None)
 
 

@@ -7,6 +7,7 @@ computes the six in one layer, or in two modules of three layers.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from ...expression import Shape
@@ -20,39 +21,64 @@ _Path = tuple[str, ...]
 
 
 def join_twins(one: Canon, other: Canon) -> None:
-    """Join the layers of modules of ONE that are equal in names and sizes within a numbered block, if OTHER has as many
-    more layers that join all of them as there are such blocks.
+    """Join the layers of modules of ONE that are equal in names and sizes within a numbered block (`_twins`), if OTHER
+    has as many more layers that join all of them as there are such blocks.
 
-    Each of the modules holds two or more layers, all of one size, of which OTHER has fewer. The order of the layers is
-    a question, unless they are shift, scale and gate by name, and the names of all joined layers of OTHER say that they
-    give the shift first.
+    The order of the layers is a question, unless they are shift, scale and gate by name, and the names of all joined
+    layers of OTHER say that they give the shift first.
     """
     sizes = SizeCounts(one, other)
+    plans: dict[Shape, list[tuple[_Path, Family, Join]]] = defaultdict(list)
+    for block, modules in _layers_of_modules(one).items():
+        for twins in _twins(modules.values(), sizes):
+            family, join = _family_of(twins, other)
+            plans[squeezed(join.shape(family.parts[0].shape))].append((block, family, join))
+    for whole, found in plans.items():
+        if len(found) == sizes.wanted(whole):
+            for block, family, join in found:
+                join_family(one, block, family, join)
+
+
+def _layers_of_modules(one: Canon) -> dict[_Path, dict[str, dict[_Path, Piece]]]:
+    """Return path of a numbered block of ONE -> name of a module directly in it -> path inside of that module -> weight
+    of two or more dimensions there.
+    """
     blocks: dict[_Path, dict[str, dict[_Path, Piece]]] = defaultdict(lambda: defaultdict(dict))
     for piece in one.pieces.values():
         at = len(block_of(piece.path))
         if 0 < at < len(piece.path) - 1 and piece.role == "weight" and len(piece.shape) > 1:
             blocks[piece.path[:at]][piece.path[at]][piece.path[at + 1 :]] = piece
-    plans: dict[Shape, list[tuple[_Path, Family, Join]]] = defaultdict(list)
-    for block, modules in blocks.items():
-        twins: dict[tuple[tuple[_Path, Shape], ...], list[dict[_Path, Piece]]] = defaultdict(list)
-        for held in modules.values():
-            twins[tuple((path, piece.shape) for path, piece in sorted(held.items()))].append(held)
-        for look, alike in twins.items():
-            shapes = {shape for _, shape in look}
-            if len(alike) < 2 or len(look) < 2 or len(shapes) > 1 or sizes.wanted(look[0][1]) >= 0:
-                continue
-            rows = [sorted(held.values(), key=lambda p: p.order) for held in alike]
-            named = [shift_first(row) for row in rows]
-            known = None not in named and all(a[0].order < b[0].order for a, b in pairwise(rows))
-            parts = tuple(piece for row in (named if known else rows) for piece in row or ())
-            join = Join((parts[0].shape[0],) * len(parts), 0)
-            whole = squeezed(join.shape(parts[0].shape))
-            numbered = known and all(
-                map(gives_shift_first, (p for p in other.pieces.values() if squeezed(p.shape) == whole))
-            )
-            plans[whole].append((block, Family(parts, (), numbered=numbered), join))
-    for whole, found in plans.items():
-        if len(found) == sizes.wanted(whole):
-            for block, family, join in found:
-                join_family(one, block, family, join)
+    return blocks
+
+
+def _twins(modules: Iterable[dict[_Path, Piece]], sizes: SizeCounts) -> list[list[list[Piece]]]:
+    """Return groups of two or more MODULES (path inside -> layer) that hold layers with equal paths and sizes: the
+    layers of each module, by their place in the state dict. Each module holds two or more layers, all of one size, of
+    which the other side has fewer (SIZES).
+    """
+    alike: dict[tuple[tuple[_Path, Shape], ...], list[list[Piece]]] = defaultdict(list)
+    for held in modules:
+        look = tuple((path, piece.shape) for path, piece in sorted(held.items()))
+        alike[look].append(sorted(held.values(), key=lambda p: p.order))
+    return [
+        rows
+        for look, rows in alike.items()
+        if len(rows) > 1 and len(look) > 1 and len({shape for _, shape in look}) == 1 and sizes.wanted(look[0][1]) < 0
+    ]
+
+
+def _family_of(rows: Sequence[Sequence[Piece]], other: Canon) -> tuple[Family, Join]:
+    """Return (family of all layers in ROWS, the layers of equal modules, one module after the other; how to join them,
+    by rows).
+
+    The layers of a module are in the order of shift, scale and gate if the names in all modules say it, and the modules
+    are registered in the order of ROWS. This order is certain if all tensors of OTHER with the joined sizes give the
+    shift first by their names. Else the layers are in the order of ROWS, which is not certain.
+    """
+    named = [shift_first(row) for row in rows]
+    known = None not in named and all(a[0].order < b[0].order for a, b in pairwise(rows))
+    parts = tuple(piece for row in (named if known else rows) for piece in row or ())
+    join = Join((parts[0].shape[0],) * len(parts), 0)
+    whole = squeezed(join.shape(parts[0].shape))
+    wholes = [p for p in other.pieces.values() if squeezed(p.shape) == whole]
+    return Family(parts, (), numbered=known and all(map(gives_shift_first, wholes))), join

@@ -18,9 +18,9 @@ _PARTS, _BEGINS = 24, 3
 
 
 def inputs_inside(code: torch.nn.Module, values: Any, wanted: frozenset[str]) -> dict[str, torch.Tensor]:
-    """Run CODE (the source's code) on VALUES and return path -> first input, where that is a floating point tensor, for
-    the modules inside of CODE that have children, or whose paths are in WANTED, in the order in which they run. Empty
-    if CODE cannot be run.
+    """Run CODE (the source's code) on VALUES and return path -> first input, where that is a tensor, for the modules
+    inside of CODE that have children, or whose paths are in WANTED, in the order in which they run. Empty if CODE
+    cannot be run.
     """
     found: dict[str, torch.Tensor] = {}
     hooks = []
@@ -29,7 +29,7 @@ def inputs_inside(code: torch.nn.Module, values: Any, wanted: frozenset[str]) ->
         """Return a hook that notes the first input of the module at PATH, the first time that it runs."""
 
         def hook(module: torch.nn.Module, args: Any) -> None:
-            if args and isinstance(args[0], torch.Tensor) and args[0].is_floating_point():
+            if args and isinstance(args[0], torch.Tensor):
                 found.setdefault(path, args[0].detach().clone())
 
         return hook
@@ -75,9 +75,11 @@ def beginnings(
         if len(seen) > _PARTS:
             return
         wanted = InputSpec(str(tensor.dtype).removeprefix("torch."), shape)
+        outer = (one for one in found if path.startswith(f"{one}.") and _same_values(found[one], tensor))
+        begun = next(outer, path)  # as it is given to the whole part
         for spelled in islice(spellings(own, [wanted]), 3):
             if len(leaves(spelled)) == 1:
-                yield path, spelled
+                yield begun, spelled
 
 
 def _same_values(one: torch.Tensor, other: torch.Tensor) -> bool:

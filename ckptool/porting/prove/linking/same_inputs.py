@@ -127,11 +127,15 @@ def same_inputs(
     for candidate in _candidates(theirs, own, inputs, source_inputs, known):
         if best is not None and (late() or time.thread_time() > until):
             break
+        if inputs is not None and not ran and _begins_inside(candidate.links):
+            break
         found = _tried(candidate, judged)
         if found is None:
             continue
         ran = True
         verdict, whole = found
+        if inputs is not None and _begins_inside(candidate.links) and not (verdict.equal and verdict.compared):
+            continue  # given inputs are left only for a proof
         rank = _rank(verdict, candidate.links)
         if best is None or rank > best[0]:
             best = rank, whole
@@ -191,8 +195,13 @@ def _rank(verdict: Verdict, chosen: Sequence[Link]) -> tuple[Any, ...]:
     """
     fresh = sum(link.source is None and not link.how for link in chosen)
     proved = verdict.equal and verdict.compared > 0
-    share = _OF_PARTS if any(link.how == "part" for link in chosen) else 1.0
+    share = _OF_PARTS if _begins_inside(chosen) else 1.0
     return proved, share * (verdict.agreeing + verdict.entered), verdict.compared, verdict.equal, -fresh
+
+
+def _begins_inside(chosen: Sequence[Link]) -> bool:
+    """Return whether the model begins inside of the source's code by the links CHOSEN."""
+    return any(link.how == "part" for link in chosen)
 
 
 def in_plain_places(found: SameInputs) -> SameInputs | None:
@@ -228,8 +237,8 @@ def _candidates(
     INPUTS and SOURCE_INPUTS are given by the user, or None. KNOWN are modules of the source's code where the model may
     begin.
 
-    First come pairs of inputs (`_pairs`), each in up to eight ways to link them, and last, unless INPUTS are given, the
-    inputs of modules inside of the source's code.
+    First come pairs of inputs (`_pairs`), each in up to eight ways to link them, and last the inputs of modules inside
+    of the source's code, which may change what it is given before the model's part of it begins.
     """
     begun: Any = None
     done: set[str] = set()
@@ -239,7 +248,7 @@ def _candidates(
         if told not in done:
             done.add(told)
             yield from _linked(theirs, first, own, second)
-    if begun is not None and inputs is None:
+    if begun is not None:
         values = made(begun, generator=torch.Generator().manual_seed(SEED))
         for path, wanted in beginnings(theirs, own, values, known):
             yield SameInputs(begun, wanted, (Link(None, (), "part", path),), theirs)

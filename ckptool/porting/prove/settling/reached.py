@@ -106,9 +106,13 @@ class Reached:
         self.changed |= dict.fromkeys(found[3])
 
     def holds_on_others(self) -> bool:
-        """Return whether the models agree on all further inputs, `others`, with the entries as they are now."""
+        """Return whether the models agree on all further inputs, `others`, with the entries as they are now. The first
+        inputs on which they do not are noted in `Trial.unlike`.
+        """
         self.trial.progress.say("comparing outputs on other inputs")
-        return all(self.holds(self.entries, self.verdict, *other) for other in self.others)
+        unlike = (inputs for flow, inputs in self.others if not self.holds(self.entries, self.verdict, flow, inputs))
+        self.trial.unlike = next(unlike, None)
+        return self.trial.unlike is None
 
     def holds(self, entries: dict[str, Entry], first: Verdict, expected: Flow | None, inputs: Any) -> bool:
         """Return whether the models agree on INPUTS of the model with ENTRIES as much as FIRST says, the verdict on the

@@ -1,0 +1,92 @@
+"""Law: however code multiplies with a matrix, both codes show whether the matrix is copied or transposed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn
+
+import ckptool
+from ckptool.model_code.building import signature_for
+
+#: Ways to multiply x of shape [batch, inputs] with a matrix, and whether it has inputs first.
+WAYS: dict[str, tuple[Callable[[Any, Any], Any], bool]] = {
+    "x @ w": (lambda x, w: x @ w, True),
+    "x @ w.T": (lambda x, w: x @ w.T, False),
+    "x @ w.mT": (lambda x, w: x @ w.mT, False),
+    "x @ w.t()": (lambda x, w: x @ w.t(), False),
+    "x @ w.data": (lambda x, w: x @ w.data, True),
+    "(w @ x.T).T": (lambda x, w: (w @ x.T).T, False),
+    "(w.T @ x.T).T": (lambda x, w: (w.T @ x.T).T, True),
+    "w.clone().T.__rmatmul__(x)": (lambda x, w: w.clone().T.__rmatmul__(x), False),
+    "addmm(0, x, w)": (lambda x, w: torch.addmm(x.new_zeros(1), x, w), True),
+    "addmm(0, w, x.T).T": (lambda x, w: torch.addmm(x.new_zeros(1), w, x.T).T, False),
+    "mv(w, row)": (lambda x, w: torch.stack([torch.mv(w, row) for row in x]), False),
+    "inner(x, w)": (lambda x, w: torch.inner(x, w), False),
+    "tensordot(x, w, 1)": (lambda x, w: torch.tensordot(x, w, dims=1), True),
+    "tensordot(x, w, ([1], [1]))": (lambda x, w: torch.tensordot(x, w, dims=([1], [1])), False),
+    "tensordot(w, x, ([-2], [1])).T": (lambda x, w: torch.tensordot(w, x, dims=([-2], [1])).T, True),
+    "einsum(bi,oi->bo)": (lambda x, w: torch.einsum("bi,oi->bo", x, w), False),
+    "einsum(bi,io->bo)": (lambda x, w: torch.einsum("bi,io->bo", x, w), True),
+    "linear(x, w)": (lambda x, w: nn.functional.linear(x, w), False),
+    "linear(x, w.T)": (lambda x, w: nn.functional.linear(x, w.T), True),
+}
+
+
+class Net(nn.Module):
+    """A square matrix of its own between two layers. NAMES are those of the three."""
+
+    def __init__(self, way: str, *names: str) -> None:
+        super().__init__()
+        self.way, self.names = WAYS[way][0], names
+        self.add_module(names[0], nn.Linear(6, 6))
+        self.register_parameter(names[1], nn.Parameter(torch.randn(6, 6)))
+        self.add_module(names[2], nn.Linear(6, 4))
+
+    def forward(self, x: Any) -> Any:
+        first, matrix, last = (getattr(self, name) for name in self.names)
+        return last(self.way(first(x).relu(), matrix))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_forward_pass_shows_whether_a_matrix_has_inputs_first(way: str) -> None:
+    model = Net(way, "a", "mix", "z")
+    entry = signature_for(model, inputs=[torch.randn(3, 6)]).entries["mix"]
+    assert (entry.used, entry.facts.inputs_first) == (2, WAYS[way][1])
+
+
+PAIRS = [(one, other) for number, (one, other) in enumerate(product(WAYS, WAYS)) if number % 11 == 0]
+
+
+@pytest.mark.parametrize(("theirs", "own"), PAIRS)
+def test_the_code_of_both_sides_decides_and_a_proof_agrees(theirs: str, own: str) -> None:
+    torch.manual_seed(0)
+    source, model = Net(theirs, "a", "mix", "z").eval(), Net(own, "first", "blend", "last").eval()
+    right = "mix" if WAYS[theirs][1] == WAYS[own][1] else "transpose(mix)"
+    inputs = [torch.randn(3, 6)]
+    by_names = ckptool.transfer(source.state_dict(), model, inputs=inputs)["blend"]
+    assert by_names.status == "guessed"
+    assert right in [str(by_names.expr), *map(str, by_names.rivals)]
+    by_code = ckptool.transfer(source.state_dict(), model, source_model=source, inputs=inputs)["blend"]
+    assert (by_code.status, str(by_code.expr)) == ("mapped", right)
+    proved = ckptool.transfer(source.state_dict(), model, source_model=source, inputs=inputs, prove=True)
+    assert proved.proof is not None
+    assert proved.proof["equal"]
+    assert str(proved["blend"].expr) == right
+
+
+def test_a_square_matrix_that_is_multiplied_element_by_element_and_summed_is_a_guess_without_code() -> None:
+    class Summed(Net):
+        def __init__(self) -> None:
+            super().__init__("x @ w", "first", "blend", "last")
+            self.way = lambda x, w: (x[:, None, :] * w).sum(-1)
+
+    source, model = Net("x @ w", "a", "mix", "z"), Summed()
+    entry = ckptool.transfer(source.state_dict(), model, inputs=[torch.randn(3, 6)])["blend"]
+    assert (entry.status, str(entry.expr), [*map(str, entry.rivals)]) == ("guessed", "mix", ["transpose(mix)"])
