@@ -101,8 +101,8 @@ def is_step(name: str) -> bool:
 
 def step_of(number: int, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Step | None:
     """Return step NUMBER of a forward pass, for a call FUNC(*ARGS, **KWARGS) that torch runs, with its settings (see
-    `_settings`). An attention operation has its scale as its only setting. None for arithmetic between two tensors with
-    dimensions.
+    `_settings`). An attention operation has its scale as its only setting. None for arithmetic with a second tensor
+    that has dimensions.
     """
     name = func._overloadpacket.__name__.rstrip("_")
     if name in _NUMBERS:
