@@ -90,6 +90,7 @@ def prove(
     entries = {e.target: e for e in mapping.entries}
 
     def judged(flow: Flow, values: Any) -> tuple[Flow | None, Verdict]:
+        """Return the flow of the model on VALUES, and the verdict on it against FLOW, that of the source's code."""
         trial.inputs = values
         told.say(f"looking for inputs that both models take; {counted(trial.runs + 1, 'run')} of the model so far")
         seen = trial.run(mapping.entries)
@@ -105,20 +106,31 @@ def prove(
             raise
         return replace(mapping, proof=nothing_compared(error.what, trial.runs) | {"changes": [], "unfelt": []})
     plain = in_plain_places(both)
-    for inputs_of_both in (plain, both) if plain is not None else (both,):
-        trial.misses = 0  # a search on the first inputs takes nothing from that on the second
-        found = _proved(mapping, trial, code, inputs_of_both, theirs, own)
-        if found.proof is not None and found.proof["equal"]:
-            break
-    if inputs_of_both is both and both.plain is not None and found.proof is not None and found.proof["equal"]:
-        # as with outputs in other places: the same holds if the layers of two inputs were exchanged
-        trial.inputs = both.values
-        seen = trial.run(found.entries)
-        if seen is not None:
-            entries = doubt_turned({e.target: e for e in found.entries}, seen, Reason.INPUTS_TURNED)
-            text = f"{found.proof['text']}, though inputs of one size have changed places"
-            found = replace(found, proof={**found.proof, "text": text}).with_entries(list(entries.values()))
-    return found
+    if plain is not None:
+        found = _proved(mapping, trial, code, plain, theirs, own)
+        if _is_equal(found):
+            return found
+    found = _proved(mapping, trial, code, both, theirs, own)
+    return _doubt_inputs(found, trial, both) if both.plain is not None and _is_equal(found) else found
+
+
+def _is_equal(found: Mapping) -> bool:
+    """Return whether the proof of FOUND says that outputs are equal."""
+    return found.proof is not None and bool(found.proof["equal"])
+
+
+def _doubt_inputs(found: Mapping, trial: Trial, both: SameInputs) -> Mapping:
+    """Return FOUND, whose outputs are equal on the inputs BOTH, with a question about each key that serves some of the
+    inputs only: inputs of one size have changed places, and the same holds if the layers of two inputs were exchanged.
+    TRIAL runs the model; if that is not possible, FOUND stays as it is.
+    """
+    trial.inputs = both.values
+    seen = trial.run(found.entries)
+    if seen is None or found.proof is None:
+        return found
+    entries = doubt_turned({e.target: e for e in found.entries}, seen, Reason.INPUTS_TURNED)
+    text = f"{found.proof['text']}, though inputs of one size have changed places"
+    return replace(found, proof={**found.proof, "text": text}).with_entries(list(entries.values()))
 
 
 def _proved(mapping: Mapping, trial: Trial, code: OwnCode, both: SameInputs, theirs: Any, own: Any) -> Mapping:
@@ -133,8 +145,8 @@ def _proved(mapping: Mapping, trial: Trial, code: OwnCode, both: SameInputs, the
     made = [values for seed in (SEED, *_MORE_SEEDS) if (values := both.made(seed)) is not None]
 
     def on(first: int) -> Mapping:
-        """Prove with values number FIRST; on the others, the result has to hold."""
-        trial.unlike, trial.misses = None, 0
+        """Return MAPPING with the result of its proof on the values number FIRST, which has to hold on the others."""
+        trial.unlike, trial.misses = None, 0  # a search on other inputs takes nothing from this one
         trial.inputs = made[first][1] if first else both.values
         expected = given(first) if first else None if both.flow is None else code.seen(both.flow)
         assert expected is not None
@@ -143,6 +155,9 @@ def _proved(mapping: Mapping, trial: Trial, code: OwnCode, both: SameInputs, the
         return doubt_colours(settle(mapping, trial, codes, both.shown, others, code.copies), theirs, own, expected)
 
     def given(number: int, *, wider: bool = False) -> Flow | None:
+        """Return the flow of the source's code on the values NUMBER, over keys of the file, in float64 if WIDER; None
+        if it cannot be run.
+        """
         flow = follow(theirs, made[number][0], bare=True, wider=wider)
         return None if flow is None else code.seen(flow)
 

@@ -6,7 +6,8 @@ head, gates of recurrent layers, pairs of rotary embeddings.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import accumulate, chain, combinations, islice, permutations
 
 from ..expression import Expr
@@ -14,7 +15,10 @@ from ..forms.fusing.projections import part_label
 from .flow import MATRICES, Held, Use
 from .ground import Change, Ground
 from .outputs import by_name
-from .rows import Rows, Turn, by_heads, joined, like, place_of
+from .rows import Rows, by_heads, joined, place_of, turned
+
+#: A function from the rows of some weights to reordered rows.
+Turn = Callable[[Sequence[Rows]], list[Rows]]
 
 _HEAD_SIZES = (64, 128, 32, 96, 80, 16, 8, 4, 2, 12, 24, 6)
 #: Chunks of one layer that are reordered; fewer than these are tried in each order, others with two exchanged.
@@ -33,7 +37,7 @@ def twice(ground: Ground, f: Use) -> Iterator[Change]:
         rows = [ground.current(u) for u in group]
         if any(r.weight is None for r in rows):
             continue
-        for label, turn in _turned(group):
+        for label, turn in _turns(group):
             for other, new in _orders(rows):
                 yield from _rearranged(ground, f"{other}; {label}", group, turn(new))
 
@@ -55,7 +59,7 @@ def arrangements(ground: Ground, f: Use) -> Iterator[Change]:
         rows = [ground.current(u) for u in group]
         for label, new in _orders(rows):
             yield from _rearranged(ground, label, group, new)
-        for label, turn in _turned(group):
+        for label, turn in _turns(group):
             yield from _rearranged(ground, label, group, turn(rows))
 
 
@@ -227,13 +231,14 @@ def _equal_parts(rows: Sequence[Rows], whole: Rows) -> Iterator[tuple[str, list[
         every = list(permutations(range(n)))
         if len(rows) == 1:
             for order in every[1:]:
-                yield f"{n} parts in the order {order}", like(rows, [cut[i] for i in order])
+                yield f"{n} parts in the order {order}", [joined([cut[i] for i in order])]
         for heads in dict.fromkeys((*_HEAD_COUNTS, size)) if n < 4 else ():  # by single rows, too
             if size % heads or heads == 1:
                 continue
             apart = [whole.of_heads(heads, n, i) for i in range(n)]
             for order in every:
-                yield f"{n} parts by {heads} heads, {order}", like(rows, [apart[i] for i in order])
+                new = [apart[i] for i in order]
+                yield f"{n} parts by {heads} heads, {order}", [joined(new)] if len(rows) == 1 else new
             for order in every if len(rows) == 1 else ():
                 yield f"{n} parts to {heads} heads, {order}", [by_heads(heads, [cut[i] for i in order])]
 
@@ -251,7 +256,7 @@ def _grouped_queries(rows: Sequence[Rows], whole: Rows) -> Iterator[tuple[str, l
             yield f"groups of {times} queries by {heads} heads", [by_heads(heads, queries), key, value]
 
 
-def _turned(group: Sequence[Use]) -> Iterator[tuple[str, Turn]]:
+def _turns(group: Sequence[Use]) -> Iterator[tuple[str, Turn]]:
     """Yield (label, turn) for each pair of uses in GROUP that may be queries and keys, those named so first, each size
     of heads that fits, and each order of a rotary embedding ("half", "interleaved"). A turn is a function from the rows
     of GROUP to reordered rows. One use alone may hold queries, keys and values.
@@ -269,7 +274,8 @@ def _turned(group: Sequence[Use]) -> Iterator[tuple[str, Turn]]:
             if any(w % head for w in widths):
                 continue
             for kind in ("half", "interleaved"):
-                yield f"pairs of rotary embeddings of {head} {kind} {chosen}", Turn(chosen, head, kind)
+                turn = partial(turned, chosen=chosen, head=head, kind=kind)
+                yield f"pairs of rotary embeddings of {head} {kind} {chosen}", turn
 
 
 __all__ = ["arrangements", "at_the_end", "exchanged_outputs", "twice"]

@@ -7,10 +7,11 @@ more uses of weights agree then, the setting is a cause. No weights are changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Mapping as MappingOf
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -135,10 +136,10 @@ def _blurred(codes: Codes, trial: Trial, entries: dict[str, Entry]) -> Flow | No
         return None
     generator = torch.Generator().manual_seed(_SEED)
     before = trial.inputs
-    step = codes.coarse
 
     def off(t: torch.Tensor) -> torch.Tensor:
-        return t * (1 + step * (torch.rand(t.shape, generator=generator) * 2 - 1).to(t))
+        """Return T with each number changed at random, relative to it by at most `codes.coarse`."""
+        return t * (1 + codes.coarse * (torch.rand(t.shape, generator=generator) * 2 - 1).to(t))
 
     trial.inputs = with_leaves(before, [off(t) if t.is_floating_point() else t for _, t in leaves(before)])
     try:
@@ -180,6 +181,9 @@ def suspects(codes: Codes, entries: dict[str, Entry], seen: Flow, front: set[str
 
 
 def _candidates(codes: Codes, entries: dict[str, Entry], seen: Flow, found: list[Setting]) -> list[Setting]:
+    """Return up to 24 settings that differ between both codes, can be tried, and are not in FOUND. SEEN is the flow of
+    the model with ENTRIES.
+    """
     told = {(one.name, one.theirs, one.own) for one in found}
     every = settings(codes.expected, seen, entries, codes.modules)
     return [one for one in every if one.can_be_tried and (one.name, one.theirs, one.own) not in told][:_MOST]
@@ -197,19 +201,23 @@ def _better(
         if trial.progress.late:
             break
         trial.progress.say(f"trying whether {one}")
-        before, trial.swaps = trial.swaps, {**trial.swaps, **one.swaps}
+        swaps, trial.swaps = trial.swaps, {**trial.swaps, **one.swaps}
         values = [(module, name, getattr(module, name)) for module, name, _ in one.modules]
-        for module, name, value in one.modules:
-            setattr(module, name, value)
+        set_attributes(one.modules)
         changed = sharp(codes, trial, entries, seen)
         if changed is not None and changed.is_ahead_of(now):
             found.append(one)
             trial.undo += values
             return changed
-        trial.swaps = before
-        for module, name, value in values:
-            setattr(module, name, value)
+        trial.swaps = swaps
+        set_attributes(values)
     return None
+
+
+def set_attributes(values: Iterable[tuple[torch.nn.Module, str, Any]]) -> None:
+    """Set attributes of modules to VALUES, (module, name, value)."""
+    for module, name, value in values:
+        setattr(module, name, value)
 
 
 @contextmanager
@@ -225,9 +233,8 @@ def as_it_was(trial: Trial) -> Iterator[None]:
 
 def restored(trial: Trial) -> None:
     """Undo the changes of settings that TRIAL made in the model and noted (`undo`, `swaps`), and forget them."""
-    for module, name, value in reversed(trial.undo):
-        setattr(module, name, value)
+    set_attributes(reversed(trial.undo))
     trial.undo, trial.swaps = [], {}
 
 
-__all__ = ["Codes", "Sharp", "as_it_was", "causes", "restored", "sharp", "suspects"]
+__all__ = ["Codes", "Sharp", "as_it_was", "causes", "restored", "set_attributes", "sharp", "suspects"]

@@ -100,16 +100,28 @@ def is_step(name: str) -> bool:
 
 
 def step_of(number: int, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Step | None:
-    """Return step NUMBER of a forward pass, for a call FUNC(*ARGS, **KWARGS) that torch runs, with its settings: all
-    arguments that hold no tensor, also those left out, but for None and those in `_NO_SETTINGS`; a stride that is left
-    out is the size of the kernel. An attention operation has its scale as its only setting. None for arithmetic between
-    two tensors with dimensions.
+    """Return step NUMBER of a forward pass, for a call FUNC(*ARGS, **KWARGS) that torch runs, with its settings (see
+    `_settings`). An attention operation has its scale as its only setting. None for arithmetic with a second tensor
+    that has dimensions.
     """
     name = func._overloadpacket.__name__.rstrip("_")
     if name in _NUMBERS:
         args = [_number(a) if at else a for at, a in enumerate(args)]
         if any(isinstance(a, torch.Tensor) for a in args[1:]):
             return None
+    settings = _settings(func, args, kwargs)
+    first = next((a for a in args if isinstance(a, torch.Tensor)), None)
+    width = first.shape[-1] if first is not None and first.ndim else 0
+    if name.startswith(_ATTENTION):
+        settings = {"scale": settings.get("scale") or width**-0.5}
+    given = tuple(map(_template, args)), {key: _template(value) for key, value in kwargs.items()}
+    return Step(number, name, tuple(settings.items()), func, *given, width)
+
+
+def _settings(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return name -> value for the arguments of a call FUNC(*ARGS, **KWARGS) that hold no tensor, also those left out,
+    but for None and those in `_NO_SETTINGS`. A stride that is left out is the size of the kernel.
+    """
     names = [argument.name for argument in func._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     settings = {
@@ -119,17 +131,11 @@ def step_of(number: int, func: Any, args: Sequence[Any], kwargs: dict[str, Any])
     }
     if not settings.get("stride", True):
         settings["stride"] = settings.get("kernel_size")
-    first = next((a for a in args if isinstance(a, torch.Tensor)), None)
-    width = first.shape[-1] if first is not None and first.ndim else 0
-    if name.startswith(_ATTENTION):
-        settings = {"scale": settings.get("scale") or width**-0.5}
-    shown = tuple((key, value) for key, value in settings.items() if value is not None)
-    return Step(
-        number, name, shown, func, tuple(map(_template, args)), {k: _template(v) for k, v in kwargs.items()}, width
-    )
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def _has_tensor(value: Any) -> bool:
+    """Return whether VALUE is a tensor, or a list or tuple with one in it."""
     return isinstance(value, torch.Tensor) or (isinstance(value, list | tuple) and any(map(_has_tensor, value)))
 
 
@@ -139,6 +145,9 @@ def _number(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
+    """Return VALUE in a form in which equal settings are equal: numbers as floats with nine digits, lists as tuples, or
+    as their value, if all their values are equal. None for objects of other types.
+    """
     if isinstance(value, list | tuple):
         values = tuple(map(_plain, value))
         return values[0] if values and len(set(values)) == 1 else values
@@ -150,6 +159,7 @@ def _plain(value: Any) -> Any:
 
 
 def _template(value: Any) -> Any:
+    """Return VALUE with `HERE` in place of each tensor."""
     if isinstance(value, torch.Tensor):
         return HERE
     return type(value)(map(_template, value)) if isinstance(value, list | tuple) else value
@@ -164,6 +174,7 @@ def instead(step: Step) -> Swap:
     """
 
     def swap(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Run STEP on the tensors of the call."""
         own = [a for a in args if isinstance(a, torch.Tensor)]
         taken = iter(own)
         new = [next(taken) if a is HERE else a for a in step.args]
@@ -190,6 +201,7 @@ def times(factor: float, *, before: bool = False) -> Swap:
         return _on_what_comes(lambda x: x * factor)
 
     def swap(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Run the call, and multiply its output, or its scale, by FACTOR."""
         if func._overloadpacket.__name__.startswith(_ATTENTION):
             scale = kwargs.get("scale") or args[0].shape[-1] ** -0.5
             return func(*args, **{**kwargs, "scale": scale * factor})
@@ -200,7 +212,12 @@ def times(factor: float, *, before: bool = False) -> Swap:
 
 
 def _on_what_comes(change: Callable[[torch.Tensor], torch.Tensor]) -> Swap:
+    """Return a swap: a function that runs a call on its input as CHANGE returns it, and returns what the call gives; in
+    place, if the call works in place.
+    """
+
     def swap(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Run the call on its changed input."""
         at = 1 if func._overloadpacket.__name__ in ("addmm", "baddbmm") else 0  # a bias comes first
         new = change(args[at])
         made = func(*args[:at], new, *args[at + 1 :], **kwargs)
@@ -219,6 +236,7 @@ def left_out(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 
 def _in_place(func: Any) -> bool:
+    """Return whether FUNC, an operation of torch, works in place."""
     name: str = func._overloadpacket.__name__
     return name.endswith("_")
 

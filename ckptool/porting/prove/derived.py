@@ -38,24 +38,18 @@ class Derived:
         """
         made = self._made(name.removesuffix("_"), args, kwargs, out)
         try:
-            fits = made is not None and ex.shape_of(made, self.shapes) == tuple(out.shape)
+            if made is None or ex.shape_of(made, self.shapes) != tuple(out.shape):
+                return None
         except RuleError:
             return None
-        return made if fits and made is not None and _count(made) <= _OPERATIONS else None
+        return made if _count(made) <= _OPERATIONS else None
 
     def _made(self, name: str, args: Sequence[Any], kwargs: MappingOf[str, Any], out: torch.Tensor) -> Expr | None:
+        """Return the expression of OUT as in `of`, which may still be of another size, or too long."""
         if not args:
             return None
         if name in ("cat", "stack"):
-            dim = int(args[1] if len(args) > 1 else kwargs.get("dim", 0)) % out.ndim
-            parts = [self._whole(one) for one in args[0]]
-            if any(part is None for part in parts) or len(parts) > _TILES:
-                return None
-            made = [part for part in parts if part is not None]
-            if name == "stack":
-                sizes = (*out.shape[:dim], 1, *out.shape[dim + 1 :])
-                made = [ex.reshape(part, sizes) for part in made]
-            return ex.cat(dim, *made)
+            return self._joined(name, args, kwargs, tuple(out.shape))
         if name in ("add", "sub", "mul", "div") and len(args) > 1:
             return self._arithmetic(name, args, kwargs, tuple(out.shape))
         if name == "embedding":
@@ -75,6 +69,19 @@ class Derived:
             return columns(x, [int(place) for place in args[2]], int(args[1]) % out.ndim)
         return None
 
+    def _joined(self, name: str, args: Sequence[Any], kwargs: MappingOf[str, Any], shape: Shape) -> Expr | None:
+        """Return the expression of what `cat` or `stack`, in NAME, makes of several tensors, with sizes SHAPE; None if
+        one of these has no expression, or if they are more than 64.
+        """
+        dim = int(args[1] if len(args) > 1 else kwargs.get("dim", 0)) % len(shape)
+        parts = [self._whole(one) for one in args[0]]
+        made = [part for part in parts if part is not None]
+        if len(made) < len(parts) or len(parts) > _TILES:
+            return None
+        if name == "stack":
+            made = [ex.reshape(part, (*shape[:dim], 1, *shape[dim + 1 :])) for part in made]
+        return ex.cat(dim, *made)
+
     def _whole(self, tensor: Any) -> Expr | None:
         """Return the expression of TENSOR with all of its elements, also of those that it only repeats."""
         expr = self.known(tensor) if isinstance(tensor, torch.Tensor) else None
@@ -88,27 +95,30 @@ class Derived:
         return None if inner is None else _broadcast(inner, small, shape)
 
     def _arithmetic(self, name: str, args: Sequence[Any], kwargs: MappingOf[str, Any], shape: Shape) -> Expr | None:
+        """Return the expression of what "add", "sub", "mul" or "div", in NAME, makes of two tensors with expressions,
+        or of one and a number, with sizes SHAPE. None for two tensors if one is divided by the other; for a number from
+        which a tensor is subtracted, or that is divided by one; and if the second is scaled before (`alpha`).
+        """
         if kwargs.get("alpha", 1) != 1:
             return None
         one, other = (self._whole(arg) for arg in args[:2])
-        numbers = [_number(arg) if expr is None else None for arg, expr in zip(args[:2], (one, other), strict=True)]
-        if one is not None and other is not None and name != "div":
-            second = ex.scale(other, -1.0) if name == "sub" else other
-            parts = [self._on_the_right(x, shape) for x in (one, second)]
-            large, small = sorted(parts, key=lambda x: -prod(ex.shape_of(x, self.shapes)))
-            whole = ex.shape_of(large, self.shapes)
-            if name == "mul":
-                return ex.mul(_broadcast(large, whole, shape), small)
-            return ex.add(large, small) if whole == shape else ex.add(ex.zeros(*shape), large, small)
-        if one is not None and numbers[1] is not None:
-            value = numbers[1]
-            if name in ("mul", "div"):
-                factor = value if name == "mul" else 1 / value if value else 0.0
-                return ex.scale(one, factor) if factor and isfinite(factor) else None
-            return ex.shift(one, value if name == "add" else -value)
-        if other is not None and numbers[0] is not None and name in ("add", "mul"):
-            return ex.scale(other, numbers[0]) if name == "mul" and numbers[0] else ex.shift(other, numbers[0])
+        if one is not None and other is not None:
+            return None if name == "div" else self._of_two(name, one, other, shape)
+        if one is not None and (number := _number(args[1])) is not None:
+            return _with_number(name, one, number)
+        if other is not None and name in ("add", "mul") and (number := _number(args[0])) is not None:
+            return ex.scale(other, number) if name == "mul" and number else ex.shift(other, number)
         return None
+
+    def _of_two(self, name: str, one: Expr, other: Expr, shape: Shape) -> Expr:
+        """Return the sum, difference or product, by NAME, of ONE and OTHER, repeated to sizes SHAPE."""
+        second = ex.scale(other, -1.0) if name == "sub" else other
+        parts = [self._on_the_right(x, shape) for x in (one, second)]
+        large, small = sorted(parts, key=lambda x: -prod(ex.shape_of(x, self.shapes)))
+        whole = ex.shape_of(large, self.shapes)
+        if name == "mul":
+            return ex.mul(_broadcast(large, whole, shape), small)
+        return ex.add(large, small) if whole == shape else ex.add(ex.zeros(*shape), large, small)
 
     def _on_the_right(self, x: Expr, shape: Shape) -> Expr:
         """Return X with dimensions of size 1 put first until it has as many dimensions as SHAPE; with the dimensions of
@@ -135,11 +145,23 @@ def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
+def _with_number(name: str, x: Expr, number: float) -> Expr | None:
+    """Return X plus, minus, times or divided by NUMBER, by NAME; None for a factor that is 0 or not finite."""
+    if name in ("add", "sub"):
+        return ex.shift(x, number if name == "add" else -number)
+    factor = number if name == "mul" else 1 / number if number else 0.0
+    return ex.scale(x, factor) if factor and isfinite(factor) else None
+
+
 def _broadcast(x: Expr, have: Shape, shape: Shape) -> Expr:
+    """Return X, of sizes HAVE, repeated to sizes SHAPE."""
     return x if have == shape else ex.add(ex.zeros(*shape), x)
 
 
 def _tiled(x: Expr, have: Shape, times: Sequence[int]) -> Expr | None:
+    """Return X, of sizes HAVE, joined along each dimension as many times as TIMES has, which may have more dimensions,
+    first; None for more than 64 copies.
+    """
     if prod(times) > _TILES or len(times) < len(have):
         return None
     x = ex.reshape(x, (1,) * (len(times) - len(have)) + have, have)
@@ -149,6 +171,7 @@ def _tiled(x: Expr, have: Shape, times: Sequence[int]) -> Expr | None:
 
 
 def _count(x: Expr) -> int:
+    """Return the number of operations and keys in X."""
     return 1 + sum(map(_count, x.args))
 
 

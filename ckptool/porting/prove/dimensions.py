@@ -195,10 +195,12 @@ def _factored(shape: Shape) -> Iterator[list[tuple[int, ...]]]:
 
 
 def _cuts(size: int) -> list[tuple[int, int]]:
+    """Return the pairs of factors of SIZE, both larger than 1 and the first at most 128."""
     return [(n, size // n) for n in range(2, min(size, 129)) if size % n == 0 and size // n > 1]
 
 
 def _cuts_in_three(size: int) -> list[tuple[int, int, int]]:
+    """Return the triples of factors of SIZE, all larger than 1 and the first two at most 128."""
     return [(a, *rest) for a, b in _cuts(size) for rest in _cuts(b)]
 
 

@@ -29,6 +29,7 @@ _AT_ONCE = 1 << 20
 
 
 def _of_rows(values: torch.Tensor) -> torch.Tensor:
+    """Return the fingerprints of the channels along the first dimension of VALUES."""
     x = values.double().reshape(len(values), -1)
     x = torch.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0)  # masked places
     squares = x * x
@@ -80,29 +81,24 @@ def places(wanted: torch.Tensor, have: torch.Tensor) -> list[int] | None:
 def _assigned(wanted: torch.Tensor, have: torch.Tensor, allowed: torch.Tensor) -> list[int] | None:
     """Return, for each channel of WANTED, its place in HAVE; None if a channel has none, if two that fit one place only
     have the same, or if no free place is left for one. Both are fingerprints; those of a channel of WANTED may differ
-    by its number in ALLOWED. Of several equal channels (such as all zeros), each takes the place behind that of the
-    channel before it, else the place before that of the channel behind it, if that is free and fits, else the first
-    free one that fits.
+    by its number in ALLOWED.
+
+    Of several equal channels (such as all zeros), each takes the place behind that of the channel before it, else the
+    place before that of the channel behind it, if that is free and fits, else the first free one that fits.
     """
-    top, by_top = have[:, 4].sort()
-    low = torch.searchsorted(top.contiguous(), (wanted[:, 4] - allowed[:, 0]).contiguous()).tolist()
-    high = torch.searchsorted(top.contiguous(), (wanted[:, 4] + allowed[:, 0]).contiguous(), right=True).tolist()
-    fitting: list[list[int]] = []
-    for place in range(len(wanted)):
-        near = by_top[low[place] : high[place]]
-        same = ((have[near] - wanted[place]).abs() <= allowed[place]).all(1)
-        fitting.append(near[same].tolist())
-        if not fitting[-1]:
-            return None
-    found = [fits[0] if len(fits) == 1 else -1 for fits in fitting]
-    free = set(range(len(have))) - set(found)
-    if len(set(found) - {-1}) < sum(at >= 0 for at in found):
+    fitting = _fitting(wanted, have, allowed)
+    if fitting is None:
         return None
+    found = [places[0] if len(places) == 1 else -1 for places in fitting]
+    sure = [at for at in found if at >= 0]
+    if len(set(sure)) < len(sure):
+        return None
+    free = set(range(len(have))).difference(sure)
     open_ = [place for place, at in enumerate(found) if at < 0]
     for step in (1, -1):
         for place in open_ if step > 0 else reversed(open_):
             before = found[place - step] if 0 <= place - step < len(found) else -1
-            if found[place] < 0 and before >= 0 and before + step in free and before + step in fitting[place]:
+            if found[place] < 0 <= before and before + step in free and before + step in fitting[place]:
                 found[place] = before + step
                 free.discard(before + step)
     for place in open_:
@@ -115,7 +111,27 @@ def _assigned(wanted: torch.Tensor, have: torch.Tensor, allowed: torch.Tensor) -
     return found
 
 
+def _fitting(wanted: torch.Tensor, have: torch.Tensor, allowed: torch.Tensor) -> list[list[int]] | None:
+    """Return, for each channel of WANTED, its places in HAVE: those of the channels that differ from it by at most its
+    number in ALLOWED. None if a channel has none.
+    """
+    top, by_top = have[:, 4].sort()
+    low = torch.searchsorted(top.contiguous(), (wanted[:, 4] - allowed[:, 0]).contiguous()).tolist()
+    high = torch.searchsorted(top.contiguous(), (wanted[:, 4] + allowed[:, 0]).contiguous(), right=True).tolist()
+    fitting: list[list[int]] = []
+    for place in range(len(wanted)):
+        near = by_top[low[place] : high[place]]
+        same = ((have[near] - wanted[place]).abs() <= allowed[place]).all(1)
+        fitting.append(near[same].tolist())
+        if not fitting[-1]:
+            return None
+    return fitting
+
+
 def _allowed(wanted: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Return, for each channel of WANTED, in a column, how far the numbers of an equal channel of OTHER may be from its
+    own.
+    """
     largest = float(max(wanted[:, 0].max(), other[:, 0].max())) if len(wanted) and len(other) else 0.0
     return (APART * wanted[:, :1] + NOISE * largest).expand(-1, 1) + 1e-12
 

@@ -132,16 +132,16 @@ class Flow:
     tails: list[tuple[Step, ...]] = field(default_factory=list)
     places: list[Place] = field(default_factory=list)
     apart: tuple[float, float] = (APART, NOISE)
-    _repeated: dict[tuple[Any, ...], list[Use]] | None = field(default=None, repr=False)
+    _repeated: dict[tuple[Any, ...], Use] | None = field(default=None, repr=False)
     _known: Known | None = field(default=None, repr=False)
     _entries: Known | None = field(default=None, repr=False)
     _silent: frozenset[int] | None = field(default=None, repr=False)
     _idle: frozenset[int] = field(default=frozenset(), repr=False)
 
     @property
-    def repeated(self) -> dict[tuple[Any, ...], list[Use]]:
+    def repeated(self) -> dict[tuple[Any, ...], Use]:
         """Return the uses of weights that run several times with outputs of one size, as in a loop over time, each
-        joined into one: `Use.told` -> [the joined use]. Empty if there are none.
+        joined into one: `Use.told` -> the joined use. Empty if there are none.
         """
         if self._repeated is None:
             self._repeated = _repeated(self.uses)
@@ -153,7 +153,7 @@ class Flow:
         they are known, before biases are added.
         """
         if self._known is None:
-            every = chain(self.uses, *self.repeated.values())
+            every = chain(self.uses, self.repeated.values())
             bare = [use.bare for use in self.uses if use.bare is not None]
             self._known = Known(chain((use.given for use in every), bare), self.apart)
         return self._known
@@ -184,7 +184,7 @@ class Flow:
         many channels, all zero.
         """
         if self._entries is None:
-            inputs = [use.taken for use in chain(self.uses, *self.repeated.values()) if use.taken is not None]
+            inputs = [use.taken for use in chain(self.uses, self.repeated.values()) if use.taken is not None]
             self._entries, self._idle = Known(inputs, self.apart), _all_zero(inputs)
         return len(taken) in self._idle if is_silent(taken) else self._entries.holds(taken)
 
@@ -242,6 +242,7 @@ def _all_zero(several: Iterable[torch.Tensor]) -> frozenset[int]:
 
 
 def _renamed(use: Use, made_of: MappingOf[str, Expr]) -> Use:
+    """Return USE over other keys, by MADE_OF, as in `Flow.renamed`."""
     held = {}
     for role, one in use.held.items():
         keys = dict.fromkeys(key for own in one.keys for key in (made_of[own].keys() if own in made_of else ()))
@@ -251,7 +252,10 @@ def _renamed(use: Use, made_of: MappingOf[str, Expr]) -> Use:
     return replace(use, held=held)
 
 
-def _repeated(uses: Sequence[Use]) -> dict[tuple[Any, ...], list[Use]]:
+def _repeated(uses: Sequence[Use]) -> dict[tuple[Any, ...], Use]:
+    """Return those of USES that are equal (`Use.told`) and have outputs of one size, joined into one: `Use.told` -> the
+    joined use. Its input is known if the inputs of all are, with equally many channels.
+    """
     groups: dict[tuple[Any, ...], list[Use]] = {}
     for use in uses:
         groups.setdefault(use.told, []).append(use)
@@ -262,7 +266,7 @@ def _repeated(uses: Sequence[Use]) -> dict[tuple[Any, ...], list[Use]]:
             continue
         inputs = [u.taken for u in group if u.taken is not None]
         taken = _together(inputs) if len(inputs) == len(group) and len({len(t) for t in inputs}) == 1 else None
-        out[told] = [Use(first.index, first.kind, first.held, taken, _together([u.given for u in group]))]
+        out[told] = Use(first.index, first.kind, first.held, taken, _together([u.given for u in group]))
     return out
 
 

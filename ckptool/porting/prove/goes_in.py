@@ -8,7 +8,7 @@ count.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, chain, combinations, islice, pairwise, permutations
+from itertools import accumulate, chain, combinations, islice, pairwise, permutations, product
 
 from .. import expression as ex
 from ..expression import Expr
@@ -33,9 +33,10 @@ def takes_the_same(ground: Ground, f: Use) -> list[tuple[Use, list[int]]]:
     if f.taken is None:
         return []
     found: dict[object, tuple[Use, list[int]]] = {}
-    again = [u for u in ground.own.uses if u.told == f.told] if f.told in ground.own.repeated else [f]
-    mine = [u.taken for u in (f, *ground.own.repeated.get(f.told, ()), *again[:1]) if u.taken is not None]
-    for s in chain(ground.theirs.uses, *ground.theirs.repeated.values()):
+    whole = ground.own.repeated.get(f.told)
+    again = [] if whole is None else [whole, next(u for u in ground.own.uses if u.told == f.told)]
+    mine = [u.taken for u in (f, *again) if u.taken is not None]
+    for s in chain(ground.theirs.uses, ground.theirs.repeated.values()):
         if s.taken is None or not f.is_like(s):
             continue
         order = next((o for taken in mine if (o := pairing(taken, s.taken)) is not None), None)
@@ -116,11 +117,7 @@ def _rows_of_the_same(ground: Ground, f: Use, matched: list[tuple[Use, list[int]
     - two to eight sources after one another joined for F, if their rows add up;
     - a part of a larger source for F: each, and the last rows, if the parts do not divide it.
     """
-    sources = [
-        Rows(columns(ground.theirs_of(u.held["weight"]), order, 1), ground.theirs_of(ground.theirs.bias(u)), u.rows)
-        for u, order in matched
-        if "weight" in u.held
-    ]
+    sources = [ground.theirs_rows(u, order) for u, order in matched if "weight" in u.held]
     sources = [s for s in sources if s.weight is not None]
     twins = ground.twins(f)
     if len(twins) > 1 and [t.rows for t in twins] == [s.rows for s in sources]:
@@ -196,8 +193,9 @@ def _key_by_key(ground: Ground, f: Use, s: Use) -> Iterator[Change]:
 
 def tables(ground: Ground, f: Use, matched: Sequence[Use]) -> Iterator[Change]:
     """Yield changes (label, key -> expression) that fill the table (of words or positions) of the use F from the tables
-    of MATCHED, uses of the source's code. The model's table may have fewer rows, from several first rows on, or fewer
-    columns, a whole part of those there.
+    of MATCHED, uses of the source's code. A table there of as many columns fills it whole, or, if it has more rows,
+    from row 0, 1 or 2 on, or with its last rows. One of as many rows, with several times as many columns, fills it with
+    each part of its columns, those that no key has first.
     """
     own = f.held["weight"]
     for s in matched:
@@ -224,16 +222,17 @@ def made_together(ground: Ground, f: Use) -> Iterator[Change]:
     if not any(held.is_computed for held in f.held.values()):
         return
     made = {own: set(ground.entries[own].sources) for own in f.keys if own in ground.entries}
+    read = set().union(*made.values())
     for s in ground.theirs.uses:
-        shared = {key for keys in made.values() for key in keys & set(s.keys)}
+        shared = read & set(s.keys)
         own = [key for key, keys in made.items() if not keys & shared]
         theirs = [key for key in s.keys if key not in shared and key in ground.shapes]
-        if shared and len(own) == len(theirs) <= 4:
-            for order in permutations(theirs):
-                for turned in (False, True):
-                    new = _each_for_each(ground, own, order, turned)
-                    if new and any(ground.entries[key].expr != expr for key, expr in new.items()):
-                        yield "computed with the same", new
+        if not shared or len(own) != len(theirs) or len(theirs) > 4:
+            continue
+        for order, turned in product(permutations(theirs), (False, True)):
+            new = _each_for_each(ground, own, order, turned)
+            if new and any(ground.entries[key].expr != expr for key, expr in new.items()):
+                yield "computed with the same", new
 
 
 def _each_for_each(ground: Ground, own: Sequence[str], theirs: Sequence[str], turned: bool) -> dict[str, Expr] | None:

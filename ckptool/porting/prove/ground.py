@@ -16,7 +16,7 @@ from ..expression import Expr, Shape
 from ..forms.pieces import squeezed, substituted
 from ..mapping import Entry
 from .flow import Flow, Held, Use
-from .rows import Rows
+from .rows import Rows, columns
 
 #: A name for a kind of change, which may work in other blocks too, and the expressions that it changes.
 Change = tuple[str, dict[str, Expr]]
@@ -110,29 +110,17 @@ class Ground:
         return out
 
     def _whole(self, key: str, pieces: list[tuple[Expr, Expr]], in_part: bool = False) -> Expr | None:
-        """Return the new expression of KEY, made of PIECES, (value, part of the key that gets it). If all of these are
-        rows, and leave some out, these rows keep their present expression, or are zeros, if the key has none and
-        IN_PART allows that; rows after the last piece go on in the tensor of that piece, if they can (`_going_on`). A
-        result of other sizes is reshaped if it has as many numbers. None if the pieces do not make the whole key, or if
-        no such tensor can be made.
+        """Return the new expression of KEY, made of PIECES, (value, part of the key that gets it). None if these do not
+        make the whole key, or if no such tensor can be made.
+
+        If all pieces are rows, the other rows stay as they are (see `_with_rows`). If the key has no expression, that
+        needs IN_PART. A result of other sizes is reshaped if it has as many numbers.
         """
         entry = self.entries[key]
         made = ex.reassembled(pieces, entry.shape)
         rows = [(*cut[1:], value) for value, piece in pieces if (cut := ex.rows_cut(piece)) is not None]
         if made is None and len(rows) == len(pieces) and (entry.expr is not None or in_part):
-            before = ex.zeros(*entry.shape) if entry.expr is None else entry.expr
-            parts, at = [], 0
-            start = stop = 0
-            for start, stop, value in sorted(rows, key=lambda cut: cut[0]):
-                parts += [ex.part(before, 0, at, start)] if start > at else []
-                parts.append(value)
-                at = stop
-            rest = self._going_on(parts[-1], entry.shape[0] - at) if at < entry.shape[0] else None
-            if rest is not None:
-                parts[-1] = rest
-                at += ex.shape_of(rest, self.shapes)[0] - (stop - start)
-            parts += [ex.part(before, 0, at, entry.shape[0])] if at < entry.shape[0] else []
-            made = ex.cat(0, *parts)
+            made = self._with_rows(entry, sorted(rows, key=lambda cut: cut[0]))
         if made is None:
             return None
         try:
@@ -143,6 +131,27 @@ class Ground:
         if have != entry.shape:
             return ex.reshape(made, entry.shape) if prod(have) == prod(entry.shape) else None
         return made
+
+    def _with_rows(self, entry: Entry, rows: Sequence[tuple[int, int, Expr]]) -> Expr:
+        """Return the expression of ENTRY with other ROWS, (first, after last, value) in order. Those between them keep
+        their present expression, or are zeros, if there is none; those after the last go on in the tensor of the last
+        value, if they can (`_going_on`).
+        """
+        size = entry.shape[0]
+        before = ex.zeros(*entry.shape) if entry.expr is None else entry.expr
+        parts: list[Expr] = []
+        at = 0
+        for start, stop, value in rows:
+            parts += [ex.part(before, 0, at, start)] if start > at else []
+            parts.append(value)
+            at = stop
+        rest = self._going_on(parts[-1], size - at) if at < size else None
+        if rest is not None:
+            first, stop, _ = rows[-1]
+            parts[-1] = rest
+            at += ex.shape_of(rest, self.shapes)[0] - (stop - first)
+        parts += [ex.part(before, 0, at, size)] if at < size else []
+        return ex.cat(0, *parts)
 
     def _going_on(self, rows: Expr, more: int) -> Expr | None:
         """Return ROWS, rows cut from a table of the source, extended by up to MORE of its next rows: longer texts use
@@ -218,25 +227,23 @@ class Ground:
         """
         return Rows(self.now(u.held["weight"]), self.now(self.own.bias(u)), u.rows)
 
+    def theirs_rows(self, u: Use, order: Sequence[int] | None) -> Rows:
+        """Return the weight, the bias and the number of rows of the use U of the source's code, with the columns of the
+        weight in ORDER; as they are if that is None.
+        """
+        weight = self.theirs_of(u.held["weight"])
+        return Rows(columns(weight, order, 1) if order else weight, self.theirs_of(self.theirs.bias(u)), u.rows)
+
     def rows(self, label: str, uses: Sequence[Use], sources: Sequence[Rows]) -> Iterator[Change]:
         """Yield the change (LABEL, key -> expression) that gives the rows of SOURCES, concatenated, to the weights and
         biases of USES in turn. Biases that SOURCES lack are zeros. Nothing if the sizes do not fit, or if the keys have
         these expressions already.
         """
-        weights = [s.weight for s in sources if s.weight is not None]
         some = any(s.bias is not None for s in sources)
-        biases = [s.bias if s.bias is not None else ex.zeros(s.rows) for s in sources]
-        edges = [0, *accumulate(u.rows for u in uses)]
-        if [u.rows for u in uses] == [s.rows for s in sources]:
-            split: list[tuple[Expr, Expr]] = list(zip(weights, biases, strict=True))
-        else:
-            try:
-                sizes = [ex.shape_of(w, self.shapes) for w in weights]
-                flat = [ex.reshape(w, (n[0], prod(n[1:])), n) for w, n in zip(weights, sizes, strict=True)]
-            except RuleError:
-                return
-            w, b = ex.cat(0, *flat), ex.cat(0, *biases)
-            split = [(ex.part(w, 0, i, j), ex.part(b, 0, i, j)) for i, j in pairwise(edges)]
+        try:
+            split = self._split(uses, sources)
+        except RuleError:
+            return
         pairs: list[tuple[Held | None, Expr | None]] = []
         for u, (w, b) in zip(uses, split, strict=True):
             own_bias = self.own.bias(u)
@@ -244,6 +251,23 @@ class Ground:
             if own_bias is not None:
                 pairs.append((own_bias, b if some else ex.zeros(*own_bias.shape)))
         yield from self.change(label, pairs)
+
+    def _split(self, uses: Sequence[Use], sources: Sequence[Rows]) -> list[tuple[Expr, Expr]]:
+        """Return (weight, bias) for each of USES: those of SOURCES in turn, if they have as many rows, or else the rows
+        of all SOURCES, which have weights, flattened and cut anew. Biases that are missing are zeros.
+
+        Raises:
+            RuleError: a weight cannot be made.
+        """
+        weights = [s.weight for s in sources if s.weight is not None]
+        biases = [s.bias if s.bias is not None else ex.zeros(s.rows) for s in sources]
+        if [u.rows for u in uses] == [s.rows for s in sources]:
+            return list(zip(weights, biases, strict=True))
+        sizes = [ex.shape_of(w, self.shapes) for w in weights]
+        flat = [ex.reshape(w, (n[0], prod(n[1:])), n) for w, n in zip(weights, sizes, strict=True)]
+        w, b = ex.cat(0, *flat), ex.cat(0, *biases)
+        edges = pairwise([0, *accumulate(u.rows for u in uses)])
+        return [(ex.part(w, 0, i, j), ex.part(b, 0, i, j)) for i, j in edges]
 
 
 __all__ = ["Change", "Ground"]

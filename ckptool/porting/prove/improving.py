@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Mapping as MappingOf
 from dataclasses import replace
 from itertools import chain, islice, takewhile
+from typing import NamedTuple
 
 from ...errors import counted
 from ..expression import Expr
@@ -44,7 +45,13 @@ _OF_ONE_KEY = 4
 #: Fillings of a recurrent layer that are tried, and of which they are chosen.
 _OF_A_LOOP, _LIKELIEST = 2, 8
 
-_State = tuple[dict[str, Entry], Flow, Verdict]
+
+class _State(NamedTuple):
+    """The mapping that a search has reached, the flow of the model with it, and the verdict on that flow."""
+
+    entries: dict[str, Entry]
+    seen: Flow
+    verdict: Verdict
 
 
 def search(
@@ -60,37 +67,39 @@ def search(
         (the entries, the flow of the model with them, the verdict about it, the labels of the changes that were kept,
             as keys). All are as given, without labels, if nothing was kept.
     """
+    state = _State(entries, seen, verdict)
     changed: dict[str, None] = {}
     trial.patience = max(FEWEST, min(most, _WORK // max(len(seen.uses), 1)))
-    while not verdict.equal and not trial.is_over:
-        trial.progress.say(f"{_agreeing(verdict)}, looking for what makes more agree")
-        state = _better(entries, seen, verdict, trial, expected, changed)
-        if state is None:
+    while not state.verdict.equal and not trial.is_over:
+        trial.progress.say(f"{_agreeing(state.verdict)}, looking for what makes more agree")
+        found = _better(state, trial, expected, changed)
+        if found is None:
             break
-        entries, seen, verdict = state
-    return entries, seen, verdict, changed
+        label, state = found
+        changed[label] = None
+    return *state, changed
 
 
-def _better(
-    entries: dict[str, Entry], seen: Flow, verdict: Verdict, trial: Trial, expected: Flow, changed: dict[str, None]
-) -> _State | None:
-    ground = Ground(entries, seen, expected, trial.shapes, trial.factors)
-    for label, new in _once(_guesses(ground, verdict.front if expected.uses else (), trial, changed)):
-        found = _tried(label, entries, new, verdict, trial, expected)
+def _better(state: _State, trial: Trial, expected: Flow, changed: MappingOf[str, None]) -> tuple[str, _State] | None:
+    """Return the label of a change with which more agrees than in STATE, and the state after it; None if there is none.
+
+    The first change that helps counts, in all blocks, if one of what the models diverge at helps (`_guesses`); else the
+    best of those of the whole mapping (`changes`). CHANGED has the labels of the changes that were kept so far.
+    """
+    ground = Ground(state.entries, state.seen, expected, trial.shapes, trial.factors)
+    fronts = state.verdict.front if expected.uses else ()
+    for label, new in _once(_guesses(ground, fronts, trial, changed)):
+        found = _tried(label, state, new, trial, expected)
         if found is not None:
-            changed[label] = None
-            return _in_all_blocks(label, entries, new, found, trial, expected)
+            return label, _in_all_blocks(label, state.entries, new, found, trial, expected)
     best: tuple[str, _State] | None = None
-    for label, new in _in_time(changes(entries), trial):
-        found = _tried(label, entries, new, verdict, trial, expected)
-        if found is not None and (best is None or found[2].is_ahead_of(best[1][2])):
+    for label, new in _in_time(changes(state.entries), trial):
+        found = _tried(label, state, new, trial, expected)
+        if found is not None and (best is None or found.verdict.is_ahead_of(best[1].verdict)):
             best = label, found
-            if found[2].equal:
+            if found.verdict.equal:
                 break
-    if best is None:
-        return None
-    changed[best[0]] = None
-    return best[1]
+    return best
 
 
 def _guesses(ground: Ground, fronts: Sequence[Use], trial: Trial, changed: MappingOf[str, None]) -> Iterator[Change]:
@@ -167,6 +176,7 @@ def _others(ground: Ground, f: Use) -> Iterator[Change]:
 
 
 def _is_adapted(ground: Ground, f: Use) -> bool:
+    """Return whether a key of F has a low-rank adapter in the present mapping."""
     return any("lora" in e.expr.operations() for k in f.keys if (e := ground.entries.get(k)) and e.expr is not None)
 
 
@@ -230,7 +240,7 @@ def _in_all_blocks(
     if not there:
         return found
     trial.elsewhere = {key: expr for key, expr in trial.elsewhere.items() if key not in new} | there
-    spread = _tried(f"{label}, in all blocks", found[0], trial.elsewhere, found[2], trial, expected)
+    spread = _tried(f"{label}, in all blocks", found, trial.elsewhere, trial, expected)
     if spread is None:
         return found
     trial.elsewhere = {}
@@ -238,47 +248,40 @@ def _in_all_blocks(
 
 
 def _agreeing(verdict: Verdict) -> str:
+    """Return how many uses of weights agree by VERDICT, as text."""
     return f"{max(verdict.agreeing, 0):,} of {counted(verdict.uses, 'use')} of weights agree"
 
 
-def _tried(
-    label: str,
-    entries: dict[str, Entry],
-    new: MappingOf[str, Expr],
-    verdict: Verdict,
-    trial: Trial,
-    expected: Flow,
-) -> _State | None:
-    """Return the state (entries, flow, verdict) after the change NEW (key -> expression) of ENTRIES, called LABEL. None
-    if no more uses agree with EXPECTED than in VERDICT, or the check of TRIAL (`confirms`) says no; in a fine search,
-    with a smaller tolerance, if not more uses and outputs agree. None, too, if the model cannot be run, if nothing
-    changes, if the search is over, or if only keys without a source may change (`confirms`), and others would.
+def _tried(label: str, state: _State, new: MappingOf[str, Expr], trial: Trial, expected: Flow) -> _State | None:
+    """Return the state after the change NEW (key -> expression) of STATE, called LABEL, if more agrees with EXPECTED.
+
+    More has to agree than in STATE, and the check of TRIAL (`confirms`) must not say no; in a fine search, with a
+    smaller tolerance, more inputs and outputs of uses have to agree. Else the trial was in vain, and None is returned;
+    None without a trial if nothing changes, if the search is over, or if only keys without a source may change
+    (`confirms`), and others would.
     """
-    if trial.is_over or (trial.confirms and any(entries[key].expr is not None for key in new)):
+    if trial.is_over or (trial.confirms and any(state.entries[key].expr is not None for key in new)):
         return None
-    candidate = dict(entries)
-    for key, expr in new.items():
-        entry = candidate[key]
-        if entry.expr != expr:
-            candidate[key] = entry.tried(expr)
-    if all(candidate[key] is entries[key] for key in new):
+    different = {key: expr for key, expr in new.items() if state.entries[key].expr != expr}
+    if not different:
         return None
+    candidate = state.entries | {key: state.entries[key].tried(expr) for key, expr in different.items()}
     in_vain = f"{trial.misses:,} of at most {counted(trial.patience, 'trial')} in vain"
-    trial.progress.say(f"{_agreeing(verdict)}; {in_vain}: {label}")
+    trial.progress.say(f"{_agreeing(state.verdict)}; {in_vain}: {label}")
     if trial.finely is None:
         seen = trial.run(candidate.values())
         found = judge(expected, seen, candidate)
         if trial.confirms is not None:
             found = replace(found, equal=False)
-        ahead = found.is_ahead_of(verdict)
+        ahead = found.is_ahead_of(state.verdict)
         if ahead and seen is not None and trial.confirms is not None:
             ahead = trial.confirms(seen, candidate, found, new)
     else:  # outputs alone say little here: what is changed may have less effect than the bound
         seen = trial.run(candidate.values(), wider=True)
         found = judge(expected, seen, candidate, tolerance=trial.finely)
-        ahead = found.agreeing + found.entered > verdict.agreeing + verdict.entered
+        ahead = found.agreeing + found.entered > state.verdict.agreeing + state.verdict.entered
     if seen is not None and ahead:
-        return candidate, seen, found
+        return _State(candidate, seen, found)
     trial.misses += 1
     return None
 
@@ -306,15 +309,17 @@ def _in_other_blocks(entries: MappingOf[str, Entry], new: MappingOf[str, Expr]) 
 
 
 def _at(path: list[str], numbers: MappingOf[int, str]) -> list[str]:
+    """Return PATH with other NUMBERS (position -> number)."""
     return [numbers.get(i, part) for i, part in enumerate(path)]
 
 
 def _in_block(
     entries: MappingOf[str, Entry], new: MappingOf[str, Expr], numbers: MappingOf[int, str]
 ) -> dict[str, Expr] | None:
-    """Return, as key -> expression, the change NEW for the block with these NUMBERS (position in a key's path ->
-    number). None if the block lacks a changed key, or if its present expressions are not those of the first block with
-    other keys.
+    """Return, as key -> expression, the change NEW repeated in the block with these NUMBERS (position in the path of a
+    key -> number), over the keys of the source that this block reads. None if it lacks a changed key, if its present
+    expressions are not those of the first block over other keys, or if a key that NEW reads has no counterpart
+    (`_moved`).
     """
     names: dict[str, str] = {}
     others = {key: ".".join(_at(key.split("."), numbers)) for key in new}

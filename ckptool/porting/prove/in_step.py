@@ -17,7 +17,6 @@ from .fingerprints import pairing
 from .flow import MATRICES, Flow, Held, Use
 from .ground import Change, Ground
 from .outputs import by_name
-from .rows import Rows, columns
 
 #: Layers before one that are paired, steps back, and ways to pair the layers that are tried in one place, and in all.
 _BEFORE, _BACK, _ORDERS, _WAYS = 6, 12, 24, 32
@@ -37,8 +36,9 @@ def before_its_partner(ground: Ground, f: Use) -> Iterator[Change]:
 
 
 def before_an_output(ground: Ground) -> Iterator[Change]:
-    """Yield such changes for the uses that two outputs of one size are made of, if no other output has this size, or if
-    their names say that they are one: else the outputs, and not their layers, may have changed places.
+    """Yield changes that give the uses before an output of the model the weights of those before the output of the
+    source's code of the same size, if no other output has this size, or if their names say that they are one: else the
+    outputs, and not their layers, may have changed places. Keys that had these weights get the old ones.
     """
     sizes = [Counter(output.numel() for output in flow.outputs) for flow in (ground.theirs, ground.own)]
     named = by_name(ground.theirs, ground.own)
@@ -59,8 +59,9 @@ def _partners(ground: Ground, f: Use) -> list[tuple[Use, bool]]:
 
 
 def _ways(ground: Ground, own: Iterable[int], theirs: Iterable[int], back: int) -> Iterator[list[_Pair]]:
-    """Yield ways to pair the uses OWN of the model and THEIRS of the source's code, and those before them as far as
-    their inputs differ, at most BACK steps. What gives the same is left out.
+    """Yield ways to pair the uses OWN of the model and THEIRS of the source's code, without those that give the same,
+    and, for each pair with unequal inputs, the uses before it, at most BACK steps back. The only way is without pairs
+    if one side has no uses left, or one has more than six, or if BACK is 0.
     """
     mine, others = _left(_layers(ground.own, own), _layers(ground.theirs, theirs))
     if not mine or not others or back == 0 or max(len(mine), len(others)) > _BEFORE:
@@ -101,6 +102,9 @@ def _left(mine: Sequence[Use], others: Sequence[Use]) -> tuple[list[Use], list[U
 
 
 def _pairings(mine: Sequence[Use], others: Sequence[Use]) -> Iterator[list[_Pair]]:
+    """Yield ways to pair the uses MINE of the model and OTHERS of the source's code: one by one with uses that are
+    alike, if they are as many; else all with all, in each order of OTHERS, if all are matrices with as many rows.
+    """
     if len(mine) == len(others):
         for order in permutations(others):
             if all(_are_alike(u, v) for u, v in zip(mine, order, strict=True)):
@@ -113,14 +117,20 @@ def _pairings(mine: Sequence[Use], others: Sequence[Use]) -> Iterator[list[_Pair
 
 
 def _are_alike(u: Use, v: Use) -> bool:
+    """Return whether U and V could exchange their weights (`Use.is_like`) and give as many channels."""
     return u.is_like(v) and u.rows == v.rows
 
 
 def _take_the_same(u: Use, v: Use) -> bool:
+    """Return whether the inputs of U and V are known and have the same channels, in any order."""
     return u.taken is not None and v.taken is not None and pairing(u.taken, v.taken) is not None
 
 
 def _change(ground: Ground, pairs: Sequence[_Pair]) -> Iterator[Change]:
+    """Yield the change (label, key -> expression) that gives the first uses of each of PAIRS the weights of the second,
+    and the keys that had these expressions the old ones. Nothing if one pair cannot change (`_given`), if two of them
+    give one key different expressions, or if the keys have these expressions already.
+    """
     new: dict[str, Expr] = {}
     for mine, others in pairs:
         found = _given(ground, mine, others)
@@ -145,11 +155,9 @@ def _given(ground: Ground, mine: Sequence[Use], others: Sequence[Use]) -> dict[s
     this.
     """
     if all(u.kind in MATRICES and "weight" in u.held for u in (*mine, *others)):
-        sources = []
-        for v in others:
-            order = pairing(mine[0].taken, v.taken) if mine[0].taken is not None and v.taken is not None else None
-            weight = ground.theirs_of(v.held["weight"])
-            sources.append(Rows(columns(weight, order, 1) if order else weight, _bias(ground, v), v.rows))
+        taken = mine[0].taken
+        orders = [None if taken is None or v.taken is None else pairing(taken, v.taken) for v in others]
+        sources = [ground.theirs_rows(v, order) for v, order in zip(others, orders, strict=True)]
         if any(one.weight is None for one in sources):
             return None
         return next((new for _, new in ground.rows("", mine, sources)), {})
@@ -158,10 +166,6 @@ def _given(ground: Ground, mine: Sequence[Use], others: Sequence[Use]) -> dict[s
         (held, ground.theirs_of(v.held[role])) for role, held in u.held.items() if role in v.held
     ]
     return ground.put(pairs)
-
-
-def _bias(ground: Ground, use: Use) -> Expr | None:
-    return ground.theirs_of(ground.theirs.bias(use))
 
 
 def _given_back(ground: Ground, new: dict[str, Expr]) -> dict[str, Expr]:

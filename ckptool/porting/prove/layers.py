@@ -10,7 +10,7 @@ import torch
 
 from ..mapping import Entry
 from .flow import Flow, Use
-from .other_settings import counterpart, layer_of
+from .other_settings import layer_of
 from .verdict import NOTHING, Verdict, behind_new_keys
 
 #: Layers that are told of, around the first that differs.
@@ -35,7 +35,7 @@ def layers(expected: Flow, seen: Flow, entries: MappingOf[str, Entry], verdict: 
     for use in seen.uses[:_MOST]:
         sources = {key for own in use.keys if own in entries for key in entries[own].sources}
         turn = told[use.told] = told.get(use.told, -1) + 1
-        other = counterpart(sources, expected, turn)
+        other = _counterpart(sources, expected, turn)
         found: dict[str, Any] = {
             "layer": layer_of(use),
             "source": None if other is None else layer_of(other),
@@ -61,6 +61,16 @@ def apart_at_most(expected: Flow, seen: Flow, entries: MappingOf[str, Entry]) ->
     return max((one for one in found if one is not None), default=None)
 
 
+def _counterpart(sources: set[str], expected: Flow, turn: int) -> Use | None:
+    """Return the use in EXPECTED, the flow of the source's code, that reads most of the keys SOURCES. If several read
+    as many, the one with index TURN among them, or the last. None if none reads any.
+    """
+    shared = [(len(sources & set(use.keys)), use) for use in expected.uses]
+    most = max((n for n, _ in shared), default=0)
+    fitting = [use for n, use in shared if n == most] if most else []
+    return fitting[min(turn, len(fitting) - 1)] if fitting else None
+
+
 def _difference(own: torch.Tensor, other: Use | None, expected: Flow) -> float | None:
     """Return how far OWN, the fingerprints of an output of the model, is from the output of OTHER, with or without its
     bias, whichever is nearer, with the channels in their order or in any.
@@ -74,6 +84,9 @@ def _difference(own: torch.Tensor, other: Use | None, expected: Flow) -> float |
 
 
 def _apart(own: torch.Tensor, other: torch.Tensor) -> float:
+    """Return the largest difference between the fingerprints OWN and OTHER, with the channels in their order, or each
+    number sorted, whichever is less, relative to the largest root mean square of a channel of OTHER.
+    """
     largest = float(other[:, 0].max()) if len(other) else 0.0
     in_place = float((own - other).abs().max()) if len(own) else 0.0
     in_any_order = float((own.sort(0).values - other.sort(0).values).abs().max()) if len(own) else 0.0

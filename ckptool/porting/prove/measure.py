@@ -82,15 +82,12 @@ def measured(
         more = [_apart(a, b) for a, b in zip(wide_seen.outputs, blurred.outputs, strict=False)]
         noise[1] = [max(pair) for pair in zip(noise[1], more, strict=False)]
     alone = len(expected.outputs) == len(seen.outputs) == 1
-    found: dict[tuple[int, int], Measured] = {}
-    for i, a in enumerate(wide_expected.outputs):
-        for j, b in enumerate(wide_seen.outputs):
-            if not of_one_size(a, b, alone):
-                continue
-            difference = min(_apart(x, y) for x, y in orders(a, b))
-            largest = float(torch.nan_to_num(a.double(), 0.0, 0.0, 0.0).abs().max()) or 1.0
-            rounding = max(noise[0][i], noise[1][j], _STEP * largest)
-            found[i, j] = Measured(difference, min(_TIMES * rounding, _MOST * largest), largest)
+    found = {
+        (i, j): _measured(a, b, max(noise[0][i], noise[1][j]))
+        for i, a in enumerate(wide_expected.outputs)
+        for j, b in enumerate(wide_seen.outputs)
+        if of_one_size(a, b, alone)
+    }
     if not found:
         return None
     worst = []
@@ -103,7 +100,18 @@ def measured(
     return min(worst, key=lambda m: m.times)
 
 
+def _measured(a: torch.Tensor, b: torch.Tensor, noise: float) -> Measured:
+    """Return the difference between A, an output of the source's code, and B, one of the model, both in float64, with
+    the dimensions of A in the order in which it is least. NOISE is how far rounding in float32 moves either.
+    """
+    difference = min(_apart(x, y) for x, y in orders(a, b))
+    largest = float(torch.nan_to_num(a.double(), 0.0, 0.0, 0.0).abs().max()) or 1.0
+    rounding = max(noise, _STEP * largest)
+    return Measured(difference, min(_TIMES * rounding, _MOST * largest), largest)
+
+
 def _short(value: float) -> str:
+    """Return VALUE with two digits, as text; "0" for 0."""
     return f"{value:.1e}" if value else "0"
 
 
@@ -148,6 +156,9 @@ def orders(a: torch.Tensor, b: torch.Tensor) -> Iterator[tuple[torch.Tensor, tor
 
 
 def _apart(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Return the largest difference between the numbers of A and B, of one size, that are finite in both: 0 if there
+    are none, infinity if some are finite in one of the two only.
+    """
     a, b = a.detach().double(), b.detach().double()
     both = torch.isfinite(a) & torch.isfinite(b)
     if not bool(both.any()):

@@ -260,6 +260,7 @@ def _part(entry: Entry) -> str | None:
 
 
 def _is_fused(entry: Entry) -> bool:
+    """Return whether the key of ENTRY, or a key of the source that it reads, is a fused projection by its name."""
     return fused_by_name(entry.target) or any(fused_by_name(key) for key in entry.sources)
 
 

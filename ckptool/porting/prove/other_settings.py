@@ -120,17 +120,11 @@ def layer_of(use: Use) -> str:
     return use.keys[0].rpartition(".")[0] or use.keys[0]
 
 
-def counterpart(sources: set[str], expected: Flow, turn: int) -> Use | None:
-    """Return the use in EXPECTED, the flow of the source's code, that reads most of the keys SOURCES. If several read
-    as many, the one with index TURN among them, or the last. None if none reads any.
-    """
-    shared = [(len(sources & set(use.keys)), use) for use in expected.uses]
-    most = max((n for n, _ in shared), default=0)
-    fitting = [use for n, use in shared if n == most] if most else []
-    return fitting[min(turn, len(fitting) - 1)] if fitting else None
-
-
 def _pairs(expected: Flow, seen: Flow, entries: MappingOf[str, Entry]) -> Iterator[tuple[Use, Use]]:
+    """Yield (use in SEEN, its counterpart in EXPECTED), for each use with one: of the uses of its kind that read some
+    of its sources (of any kind, if none is of its kind), that which reads most of them. If several read as many, the
+    runs of the use take them in turn. Its sources are the keys that ENTRIES read for its keys.
+    """
     told: dict[Any, int] = {}
     by_key: dict[str, list[Use]] = {}
     for use in expected.uses:
@@ -194,15 +188,18 @@ _WORDS = {"group": "groups", "other": "number"}
 
 
 def _word(name: str) -> str:
+    """Return the name of a setting, called NAME by torch, for a message to the user."""
     return _WORDS.get(name, name)
 
 
 def _operation(name: str) -> str:
+    """Return the name of an operation of torch for a message to the user: "softmax" for "_softmax"."""
     plain = name.removeprefix("_native_").removeprefix("native_").removeprefix("_").removesuffix("_forward")
     return plain.removesuffix("_with_indices")
 
 
 def _value(value: Any) -> str:
+    """Return the VALUE of a setting for a message to the user, a float with six digits."""
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -227,10 +224,12 @@ class _Token:
 
     @property
     def look(self) -> Any:
+        """Return what two tokens that do the same have in common: the name and the settings."""
         return self.name, self.settings
 
     @property
     def factor(self) -> float:
+        """Return the factor of a scale."""
         return float(dict(self.settings)["scale"])
 
 
@@ -242,6 +241,7 @@ def _tokens(steps: Sequence[Step]) -> list[_Token]:
     out: list[_Token] = []
 
     def scaled(step: Step, factor: float, of_attention: bool = False) -> None:
+        """Add STEP, which multiplies by FACTOR, as a token; if the last one is a scale, as one token with that."""
         if out and out[-1].name == "scale":
             last = out.pop()
             factor, steps = last.factor * factor, (*last.steps, step)
@@ -359,4 +359,4 @@ def _shown(token: _Token) -> str:
     return _operation(token.name) + (f" ({given})" if given else "")
 
 
-__all__ = ["Setting", "counterpart", "layer_of", "settings"]
+__all__ = ["Setting", "layer_of", "settings"]

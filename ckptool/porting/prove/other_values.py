@@ -154,8 +154,8 @@ def _in_other_sizes(x: Expr | None, have: Shape, own: Shape) -> Iterator[tuple[s
     the numbers of elements differ.
 
     Dimensions of 1 do not count. X is taken as it is, if the sizes are equal; with its dimensions in any other order
-    that gives these sizes; or, if only one side has 3 or 4 dimensions, and both have as many rows, with each row
-    flattened, or a flat row cut, in each order of the other dimensions.
+    that gives OWN; or, if the sizes are others but the numbers of rows are equal, reshaped row by row: after its other
+    dimensions were put in each order, if it has 3 or 4, or else before those of OWN are, if OWN has 3 or 4.
     """
     a, b = squeezed(have), squeezed(own)
     if x is None or prod(a) != prod(b):

@@ -74,7 +74,7 @@ def apart(expected: Sequence[torch.Tensor], seen: Sequence[torch.Tensor]) -> tup
     return worst
 
 
-def in_their_places(expected: Flow, seen: Flow, tolerance: float = TOLERANCE) -> bool:
+def in_their_places(expected: Flow, seen: Flow, tolerance: float) -> bool:
     """Return whether each output of SEEN equals the output in its place in EXPECTED.
 
     If `by_name` finds pairs of outputs, those of them that can be compared have to be equal. Else outputs with equally

@@ -50,6 +50,7 @@ class Wider(TorchDispatchMode):  # type: ignore[misc]
 
 
 def _cast(value: Any, types: dict[torch.dtype, torch.dtype]) -> Any:
+    """Return VALUE with each tensor in it, also in lists, tuples and dicts, converted by TYPES (type -> new type)."""
     if isinstance(value, torch.Tensor):
         return value.to(types[value.dtype]) if value.dtype in types else value
     if isinstance(value, list | tuple):

@@ -135,6 +135,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         return self._chains.get(self._place(tensor), ())
 
     def _hold(self, tensor: torch.Tensor, keys: tuple[str, ...], expr: Expr | None) -> None:
+        """Record that TENSOR is made only of the weights KEYS, by the expression EXPR over these, if there is one."""
         base = Base(keys, expr, tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.numel())
         self._bases.setdefault(self._place(tensor), []).append(base)
 
@@ -161,8 +162,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         return result
 
     def _flow_on(self, out: Iterable[torch.Tensor], taken: set[int], *, after_weights: bool) -> None:
-        """Record that the tensors OUT are data, and by which uses and steps they are computed. TAKEN are the places of
-        what the operation took; an operation without weights that works in place adds to the uses of its tensor.
+        """Record that the tensors OUT, which the present operation gives, are data. They come from the uses `_before`,
+        by the steps `_chain` and that of the operation; by none if it is a use of weights itself (AFTER_WEIGHTS). If it
+        is none, and works in place, the uses before its tensor count as well. TAKEN are the places of what it took.
         """
         for one in out:
             place = self._place(one)
@@ -218,6 +220,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         return Held(base.keys, None if base.expr is None else viewed(base, value), tuple(value.shape))
 
     def _expression(self, tensor: torch.Tensor) -> Expr | None:
+        """Return the expression of TENSOR over keys; None if it is not made only of weights, or by no expression."""
         held = self.held(tensor)
         return None if held is None else held.expr
 

@@ -103,15 +103,11 @@ def _inputs(found: dict[str, Any], path: StrPath, model: torch.nn.Module) -> Any
         name = ".".join(["input", *map(str, way)]) if len(way) > 1 or isinstance(given, MappingOf) else "input"
         if isinstance(value, torch.Tensor):
             _require_values(name, value, path)
-            new.append(value.to(kind) if value.is_floating_point() else value)
-        elif isinstance(value, _PLAIN):
-            new.append(value)
-        else:
-            raise CannotCarry(
-                f"{name} is not a tensor, but {_kind(value)}",
-                where=path,
-                hint=f"where the source's code runs: {_save(model)}",
-            )
+        elif not isinstance(value, _PLAIN):
+            hint = f"where the source's code runs: {_save(model)}"
+            raise CannotCarry(f"{name} is not a tensor, but {_kind(value)}", where=path, hint=hint)
+        is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
+        new.append(value.to(kind) if is_float else value)
     return with_leaves(given, new)
 
 
@@ -128,51 +124,52 @@ def _outputs(found: dict[str, Any], path: StrPath, model: torch.nn.Module) -> li
     }
     if all(isinstance(n, int) for place in named for n in place):
         named = dict(sorted(named.items()))
-    given = [one for place, value in named.items() for one in placed(value, place)]
-    every = [t for _, t in given]
-    if found and not every:
-        raise CannotCarry(
-            "its outputs are not tensors", where=path, hint=f"where the source's code runs: {_save(model)}"
-        )
-    kept = [t for t in every if t.is_floating_point()]
-    if every and not kept:
-        raise CannotCarry(
-            f"its outputs are {inputs_text(every)}: whole numbers cannot be compared up to rounding",
-            where=path,
-            hint=f"save what they are made of (logits in place of classes): {_save(model)}",
-        )
-    fine = [t for t in kept if t.dtype not in _COARSE]
-    if kept and not fine:
-        raise CannotCarry(
-            f"its outputs are {inputs_text(kept)}, which is too coarse to prove weights by",
-            where=path,
-            hint=f"save them again from model.float(): {_save(model)}",
-        )
-    for t in fine:
+    every = [one for place, value in named.items() for one in placed(value, place)]
+    kept = [(place, t) for place, t in every if t.is_floating_point()]
+    fine = [(place, t) for place, t in kept if t.dtype not in _COARSE]
+    if found and not fine:
+        what, hint = _why_none_is_left([t for _, t in every], [t for _, t in kept])
+        raise CannotCarry(f"its outputs are {what}", where=path, hint=f"{hint}: {_save(model)}")
+    for _, t in fine:
         _require_values("output", t, path)
-    return [(place, t) for place, t in given if t.is_floating_point() and t.dtype not in _COARSE]
+    return fine
+
+
+def _why_none_is_left(every: Sequence[torch.Tensor], kept: Sequence[torch.Tensor]) -> tuple[str, str]:
+    """Return (what the saved outputs are, what to do) for a message about outputs that cannot be compared: EVERY has
+    the tensors among them, KEPT those of floating point numbers, which are all too coarse.
+    """
+    if not every:
+        return "not tensors", "where the source's code runs"
+    if not kept:
+        what = f"{inputs_text(every)}: whole numbers cannot be compared up to rounding"
+        return what, "save what they are made of (logits in place of classes)"
+    return f"{inputs_text(kept)}, which is too coarse to prove weights by", "save them again from model.float()"
 
 
 def _require_values(name: str, value: torch.Tensor, path: StrPath) -> None:
+    """Require that VALUE, which the file PATH has under NAME, holds numbers that can be compared.
+
+    Raises:
+        CannotCarry: it is sparse, quantized or complex, has no elements, or holds no finite number.
+    """
     if value.layout is not torch.strided or value.is_quantized or value.is_complex():
         raise CannotCarry(
             f"{name} is sparse, quantized or complex, and cannot be compared",
             where=path,
             hint="save it as a dense tensor of float32",
         )
+    told = f"{name} {inputs_text([value])}"
     if not value.numel():
-        raise CannotCarry(f"{name} {_told(value)} has no elements", where=path, hint="save a batch of at least one")
+        raise CannotCarry(f"{told} has no elements", where=path, hint="save a batch of at least one")
     if value.is_floating_point() and not bool(torch.isfinite(value).any()):
+        nans = int(value.isnan().sum())
+        infinite = f"{counted(value.numel() - nans, 'other')} infinite"
         raise CannotCarry(
-            f"{name} {_told(value)} holds no finite number: {_nans(value)}",
+            f"{told} holds no finite number: {nans:,} of {value.numel():,} are NaN, {infinite}",
             where=path,
             hint="run the source's code in eval mode and in float32, on inputs as it was trained with, and save again",
         )
-
-
-def _nans(value: torch.Tensor) -> str:
-    nans = int(value.isnan().sum())
-    return f"{nans:,} of {value.numel():,} are NaN, {counted(value.numel() - nans, 'other')} infinite"
 
 
 def _try(model: torch.nn.Module, inputs: Any, outputs: Sequence[torch.Tensor], path: StrPath) -> None:
@@ -220,8 +217,9 @@ def _rename(raw: Any, path: StrPath, model: torch.nn.Module) -> str:
     """Return the command that names the two tensors of the file PATH as input and output. If RAW, the contents of the
     file, is not a dict of exactly two tensors, return advice with the code that saves inputs and outputs of MODEL.
     """
-    found = [str(key) for key, value in raw.items() if isinstance(value, torch.Tensor)] if _is_dict(raw) else []
-    if len(found) == 2 == len(raw):
+    given = raw if isinstance(raw, MappingOf) else {}
+    found = [str(key) for key, value in given.items() if isinstance(value, torch.Tensor)]
+    if len(found) == 2 == len(given):
         a, b = found
         if b.partition(".")[0] in _INPUTS or a.partition(".")[0] in _OUTPUTS:
             a, b = b, a
@@ -231,6 +229,7 @@ def _rename(raw: Any, path: StrPath, model: torch.nn.Module) -> str:
 
 
 def _renamed(path: StrPath, new: MappingOf[str, str]) -> str:
+    """Return the command that renames tensors of the file PATH, by NEW (old name -> new name)."""
     rules = " ".join(f"--rename {shell_quote(f'{old}={to}')}" for old, to in new.items())
     return f"ckptool rename {shell_path(path)} io.safetensors {rules}"
 
@@ -247,6 +246,7 @@ def _save(model: torch.nn.Module) -> str:
 
 
 def _parameters(model: torch.nn.Module) -> str:
+    """Return the names of the arguments of MODEL, those with a default in brackets, for a message to the user."""
     names, needed = arguments(model)
     return printable(", ".join(n if n in needed else f"[{n}]" for n in names) or "any arguments", 160)
 
@@ -255,26 +255,19 @@ def _held(raw: Any) -> list[str]:
     """Return a line, in a list, that names up to four entries of RAW, the contents of a file without inputs or outputs,
     or says what RAW is if it is no dict, for a message to the user; [] if it is an empty dict.
     """
-    if not _is_dict(raw):
+    if not isinstance(raw, MappingOf):
         return [f"it holds {_kind(raw)}, and no names"]
     told = [f"{printable(str(key), 60)} {_kind(value)}" for key, value in list(raw.items())[:4]]
     return [f"it holds {', '.join(told)}{f', … {len(raw) - 4:,} more' if len(raw) > 4 else ''}"] if told else []
 
 
-def _is_dict(raw: Any) -> bool:
-    return isinstance(raw, MappingOf)
-
-
 def _kind(value: Any) -> str:
+    """Return what VALUE is, for a message to the user: the type and sizes of a tensor, else the class."""
     if isinstance(value, torch.Tensor):
-        return _told(value)
+        return inputs_text([value])
     if isinstance(value, Inert):
         return f"an object of class {printable(value.class_name, 80)}"
     return f"a {type(value).__name__}"
-
-
-def _told(value: torch.Tensor) -> str:
-    return inputs_text([value])
 
 
 __all__ = ["Reference", "read_reference"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .. import expression as ex
@@ -24,17 +24,25 @@ def columns(x: Expr | None, order: Sequence[int], dim: int) -> Expr | None:
             runs[-1] = (runs[-1][0], place + 1)
         else:
             runs.append((place, place + 1))
-    size = len(order)
-    if len(runs) > 4 and dim == 1:
-        for c in (c for c in range(2, size) if size % c == 0):
-            n = size // c
-            if list(order) == [ch * n + i for i in range(n) for ch in range(c)]:
-                return ex.flatten(x, c, 1, n, "nhwc")
-            if list(order) == [i * c + ch for ch in range(c) for i in range(n)]:
-                return ex.flatten(x, c, 1, n, "nchw")
+    if len(runs) > 4 and dim == 1 and (flat := _flattened(x, list(order))) is not None:
+        return flat
     if len(runs) > _RUNS:
         return None
     return ex.cat(dim, *(ex.part(x, dim, start, stop) for start, stop in runs))
+
+
+def _flattened(x: Expr, order: list[int]) -> Expr | None:
+    """Return the expression X with its columns in ORDER as one operation, if that is the order of features that are
+    flattened with their channels last in place of first, or the other way; else None.
+    """
+    size = len(order)
+    for c in (c for c in range(2, size) if size % c == 0):
+        n = size // c
+        if order == [ch * n + i for i in range(n) for ch in range(c)]:
+            return ex.flatten(x, c, 1, n, "nhwc")
+        if order == [i * c + ch for ch in range(c) for i in range(n)]:
+            return ex.flatten(x, c, 1, n, "nchw")
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +71,8 @@ class Rows:
         """
         return self._each(self.rows, lambda x: ex.rotary(x, heads, kind))
 
-    def _each(self, rows: int, what: object) -> Rows:
-        assert callable(what)
+    def _each(self, rows: int, what: Callable[[Expr], Expr]) -> Rows:
+        """Return what WHAT makes of the weight and of the bias, with the number ROWS of rows; None stays None."""
         weight = None if self.weight is None else what(self.weight)
         return Rows(weight, None if self.bias is None else what(self.bias), rows)
 
@@ -96,37 +104,16 @@ def by_heads(heads: int, rows: Sequence[Rows]) -> Rows:
     return Rows(ex.by_heads(heads, *weights), bias, sum(r.rows for r in rows))
 
 
-def like(rows: Sequence[Rows], parts: Sequence[Rows]) -> list[Rows]:
-    """Return PARTS joined into one, in a list, if ROWS is one; else PARTS as a list."""
-    return [joined(parts)] if len(rows) == 1 else list(parts)
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """A function that reorders the rows of queries and keys for another kind of rotary embedding.
-
-    Attributes:
-        chosen: the indices of queries and keys among the weights; empty for one weight that holds queries, keys and
-            values, a third each.
-        head: the size of a head.
-        kind: the new order, "half" or "interleaved".
+def turned(rows: Sequence[Rows], chosen: Sequence[int], head: int, kind: str) -> list[Rows]:
+    """Return ROWS with those of queries and keys in the order KIND of a rotary embedding ("half" or "interleaved"), for
+    heads of the size HEAD. CHOSEN has the indices of queries and keys; without any, the first of ROWS holds queries,
+    keys and values, a third each, and is the only one.
     """
-
-    chosen: tuple[int, ...]
-    head: int
-    kind: str
-
-    def __call__(self, rows: Sequence[Rows]) -> list[Rows]:
-        """Return ROWS with the rows of queries and keys reordered, and the others as they are."""
-        out = list(rows)
-        if not self.chosen:
-            third = rows[0].rows // 3
-            parts = [rows[0].part(i * third, (i + 1) * third) for i in range(3)]
-            turned = [parts[i].rotary(third // self.head, self.kind) for i in range(2)]
-            return [joined([*turned, parts[2]])]
-        for i in self.chosen:
-            out[i] = rows[i].rotary(rows[i].rows // self.head, self.kind)
-        return out
+    if chosen:
+        return [r.rotary(r.rows // head, kind) if i in chosen else r for i, r in enumerate(rows)]
+    third = rows[0].rows // 3
+    q, k, v = (rows[0].part(i * third, (i + 1) * third) for i in range(3))
+    return [joined([q.rotary(third // head, kind), k.rotary(third // head, kind), v])]
 
 
-__all__ = ["Rows", "Turn", "by_heads", "columns", "joined", "like", "place_of"]
+__all__ = ["Rows", "by_heads", "columns", "joined", "place_of", "turned"]

@@ -150,6 +150,7 @@ def _with_other_parts(
 
 
 def _missing(found: Mapping) -> list[str]:
+    """Return the keys that FOUND does not fill for certain, without those that may keep the model's own values."""
     return [e.target for e in found.entries if not e.default and e.status != "mapped"]
 
 
@@ -179,8 +180,33 @@ def _by_names(
     With PATHS, the place of a state dict in the file is a part of its names, with and without wrappers: the code may
     hold several models that the file has apart.
     """
-    shapes: dict[str, Shape] = {}
-    keys: dict[str, str] = {}  # name -> key of the mapping
+    held = _held_by_name(ckpt, mapping, paths=paths)
+    code, optional = _wanted_by_name(wanted)
+    shapes = {name: shape for name, (_, shape) in held.items()}
+    named = named_alike(code, shapes, optional, share=share)
+    ways = [{key: held[name][0] for key, name in way.items()} for way in named]
+    if not ways:
+        return None
+    used = {key for entry in mapping.entries for key in entry.sources}
+    way = max(ways, key=lambda way: len(used & set(way.values())))
+    copies: dict[str, list[str]] = {}
+    for other in ways:
+        for key, one in way.items():
+            if other.get(key, one) != one:
+                copies.setdefault(one, []).append(other[key])
+    entries = [
+        Entry(key, shape, ex.of(way[key])) if key in way else Entry(key, shape, default=key in optional)
+        for key, shape in code.items()
+    ]
+    found = Mapping((), (), dict(held.values()), ckpt.where, wanted.name, at=mapping.at)
+    return found.with_entries(entries), copies
+
+
+def _held_by_name(ckpt: Checkpoint, mapping: Mapping, *, paths: bool) -> dict[str, tuple[str, Shape]]:
+    """Return name -> (key, shape) for the tensors that CKPT holds: the key as MAPPING has it, or, for other state dicts
+    than that of MAPPING, with the path in front, as its name has it then, too. PATHS is as in `_by_names`.
+    """
+    held: dict[str, tuple[str, Shape]] = {}
     for weights in ckpt.state_dicts():
         bare = unwrap(weights.tensors) if paths and weights.path else {}
         for key, tensor in weights.tensors.items():
@@ -188,27 +214,10 @@ def _by_names(
             meant = weights.path == (mapping.at or weights.path) and whole not in mapping.source_shapes
             name = whole if paths or not meant else key
             for one in (name, f"{weights.path}/{bare[key]}") if bare else (name,):
-                shapes[one], keys[one] = tensor.shape, key if meant else whole
+                held[one] = key if meant else whole, tensor.shape
     for key, shape in mapping.source_shapes.items():  # what stands beside a state dict, too
-        if key not in keys:
-            shapes[key], keys[key] = shape, key
-    code, optional = _wanted_by_name(wanted)
-    ways = [{key: keys[name] for key, name in way.items()} for way in named_alike(code, shapes, optional, share=share)]
-    if not ways:
-        return None
-    shapes = {keys[name]: shape for name, shape in shapes.items()}
-    used = {key for entry in mapping.entries for key in entry.sources}
-    way = max(ways, key=lambda way: len(used & set(way.values())))
-    copies: dict[str, list[str]] = {}
-    for other in ways:
-        for key, held in way.items():
-            if other.get(key, held) != held:
-                copies.setdefault(held, []).append(other[key])
-    entries = [
-        Entry(key, shape, ex.of(way[key])) if key in way else Entry(key, shape, default=key in optional)
-        for key, shape in code.items()
-    ]
-    return Mapping((), (), shapes, ckpt.where, wanted.name, at=mapping.at).with_entries(entries), copies
+        held.setdefault(key, (key, shape))
+    return held
 
 
 def _wanted_by_name(wanted: Signature) -> tuple[dict[str, Shape], frozenset[str]]:

@@ -70,8 +70,16 @@ class Trial:
     Attributes:
         tensors, shapes: key of the source -> its tensor, unread, and its sizes.
         state: the state dict of the model, whose tensors change with each load.
+        initial: the model's own values for these.
         loaded: key of the model -> the expression that was loaded last, None for the model's own value.
         runs, misses: numbers of runs of the model, and of trials in vain.
+        patience: the number of trials in vain that a search may make.
+        elsewhere: key -> expression for other blocks, from trials in one block; it shows nothing there yet.
+        swaps: what the model does in place of its steps, so that it does what the source's code does.
+        undo: (module of the model, attribute, value before) for attributes that were set.
+        confirms: says whether layers confirm some keys, in a search that no output decides, and in which only keys
+            without a source may change; None in other searches.
+        finely: the tolerance with which a search in float64 compares; None for a search in float32.
         unlike: inputs on which the models differ although they agree on the first ones; None if there are none.
     """
 
@@ -97,13 +105,12 @@ class Trial:
         self.loaded: dict[str, Expr | None] = {}
         self.runs = self.misses = 0
         self.unlike: Any = None
-        self.elsewhere: dict[str, Expr] = {}  # what trials in one block say of others, where it shows nothing yet
+        self.elsewhere: dict[str, Expr] = {}
         self.patience = _TRIALS
-        self.swaps: dict[int, Swap] = {}  # what the model does otherwise, so that it does what the source's code does
-        self.undo: list[tuple[torch.nn.Module, str, Any]] = []  # attributes of its modules that were set, as they were
-        # says whether layers confirm some keys; only keys without a source may change then, and no output shows it
+        self.swaps: dict[int, Swap] = {}
+        self.undo: list[tuple[torch.nn.Module, str, Any]] = []
         self.confirms: Callable[[Flow, dict[str, Entry], Verdict, Iterable[str]], bool] | None = None
-        self.finely: float | None = None  # the tolerance with which a search in float64 compares; None for float32
+        self.finely: float | None = None
 
     @property
     def is_over(self) -> bool:

@@ -86,24 +86,18 @@ def fillings(ground: Ground, fronts: Sequence[Use]) -> list[Filling]:
     [] if there are no such keys or no such tensors. Families of a key are filled alone only if one of them has all open
     keys of all uses of that key, since less would not show.
     """
-    open_ = {key: e.shape for key, e in ground.entries.items() if e.expr is None and not e.default and 0 not in e.shape}
+    open_ = {key: e.shape for key, e in ground.entries.items() if e.status == "unmapped" and 0 not in e.shape}
     left = _left(ground) if open_ else {}
-    touched = _touched(ground, fronts, open_) if left else []
     at_front = {key for use in fronts for key in use.keys}
     several = [{key for key in use.keys if key in open_} for use in ground.own.uses]
     every: list[Filling] = []
     done: set[Family] = set()
     joined: set[Family] = set()
     modules: set[str] = set()
-    for place, key in enumerate(touched):
-        found: list[Filling] = []
-        near = families(key, open_)
+    for place, key in enumerate(_touched(ground, fronts, open_) if left else ()):
         beside = [keys for keys in several if key in keys]
-        if any(all(keys <= set(family) for keys in beside) for family in near):  # else one alone would not show
-            for family in near:
-                if family not in done:
-                    done.add(family)
-                    found += _fillings(ground, family, left, _FOR_A_PAIR)
+        alone = _alone(key, open_, beside, done)
+        found = [one for family in alone for one in _fillings(ground, family, left, _FOR_A_PAIR)]
         for keys in _together(key, open_, beside, modules) if place < _JOINED else ():
             if keys not in joined:
                 joined.add(keys)
@@ -112,6 +106,18 @@ def fillings(ground: Ground, fronts: Sequence[Use]) -> list[Filling]:
         every += [replace(one, cost=one.cost + later + _UNREAD * _leaves_some(one, left)) for one in found]
     once = {frozenset(one.new.items()): one for one in sorted(every, key=lambda one: -one.cost)}
     return nsmallest(_MOST, once.values(), key=lambda one: one.cost)
+
+
+def _alone(key: str, open_: MappingOf[str, Shape], beside: Sequence[set[str]], done: set[Family]) -> list[Family]:
+    """Return the families of KEY among OPEN_ (key -> sizes) that are filled alone, without those in DONE; these are
+    added. [] if no family has all keys of each of BESIDE, the open keys of a use of KEY: less would not show.
+    """
+    near = families(key, open_)
+    if not any(all(keys <= set(family) for keys in beside) for family in near):
+        return []
+    new = [family for family in near if family not in done]
+    done |= set(new)
+    return new
 
 
 def _leaves_some(one: Filling, left: MappingOf[str, Shape]) -> bool:
@@ -171,6 +177,7 @@ def _patterns(key: str) -> list[re.Pattern[str]]:
 
 
 def _by_number(key: str) -> list[tuple[int, str]]:
+    """Return a value to sort keys like KEY by, in which a number counts as a number: 2 before 10."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split("([0-9]+)", key)]
 
 
@@ -194,6 +201,9 @@ def _fillings(ground: Ground, family: Family, left: MappingOf[str, Shape], most:
     near, next_ = _near(ground, family), ground.next_keys
 
     def distance(theirs: Family) -> tuple[bool, int, bool]:
+        """Return what orders families of the source, the nearest first: those whose uses come next, those near to what
+        fills the keys around FAMILY, those of its name.
+        """
         return not next_.issuperset(theirs), -_closeness(theirs, near), _other_name(theirs, family)
 
     chosen = nsmallest(_FAMILIES, every, key=distance)
@@ -256,6 +266,10 @@ def _is_repeated(theirs: Family, have: Shape, family: Family, shape: Shape) -> b
 
 
 def _of_a_pair(ground: Ground, family: Family, shape: Shape, theirs: Family, have: Shape) -> Iterator[Filling]:
+    """Yield ways to make FAMILY, of sizes SHAPE each, of the family THEIRS of the source, of sizes HAVE: as their sum,
+    or as a vector several times, if only that fits, or else in each of the `ways` from one to the other, with the
+    members of both in each order, the cheapest first.
+    """
     read = frozenset(theirs)
     if _are_added(theirs, have, family, shape):
         total = ex.add(*(ex.reshape(ex.of(key), shape, have) for key in theirs))
@@ -269,11 +283,13 @@ def _of_a_pair(ground: Ground, family: Family, shape: Shape, theirs: Family, hav
             several = ex.reshape(whole, shape, (size, times) if dim else (size * times,))
             yield Filling(cost, f"{how} {times} times", {family[0]: several}, read)
         return
-    made = []
-    for way in ways((len(theirs), *have), (len(family), *shape)):
-        for moved, order in _orders(len(theirs)):
-            for turned, own in [(0, tuple(range(len(family))))] if way.keeps_members else _orders(len(family)):
-                made.append((way.cost + 1.5 * (moved + turned), way, order, own))
+    as_it_is = [(0, tuple(range(len(family))))]
+    made = [
+        (way.cost + 1.5 * (moved + turned), way, order, own)
+        for way in ways((len(theirs), *have), (len(family), *shape))
+        for moved, order in _orders(len(theirs))
+        for turned, own in (as_it_is if way.keeps_members else _orders(len(family)))
+    ]
     for cost, way, order, own in sorted(made, key=lambda one: one[0]):
         members = [ex.of(theirs[place]) for place in order]
         exprs = way.made(members, have, len(family), shape, ground.shapes)
@@ -292,34 +308,24 @@ def _orders(count: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
     return tuple((sum(a > b for a, b in combinations(order, 2)), order) for order in permutations(range(count)))
 
 
-def _near(ground: Ground, family: Family) -> list[tuple[int, str]]:
-    """Return (length of the common path, key of the source) for what fills the keys around FAMILY: those in its module,
-    or else in the innermost module above with filled keys. [] if there are none.
+def _near(ground: Ground, family: Family) -> list[str]:
+    """Return the keys of the source that fill the keys around FAMILY: those in its module, or else in the innermost
+    module above with filled keys. [] if there are none.
     """
     path = family[0].split(".")[:-1]
-    out = []
     for depth in range(len(path), 0, -1):
         head = ".".join(path[:depth]) + "."
-        out = [(depth, k) for key, e in ground.entries.items() if key.startswith(head) for k in e.sources]
+        out = [source for key, e in ground.entries.items() if key.startswith(head) for source in e.sources]
         if out:
-            break
-    return out
+            return out
+    return []
 
 
-def _closeness(theirs: Family, near: Iterable[tuple[int, str]]) -> int:
-    """Return the largest number of components at the beginning that the first key of THEIRS shares with a key in NEAR,
-    pairs (…, key of the source); 0 without any.
+def _closeness(theirs: Family, near: Iterable[str]) -> int:
+    """Return the largest number of components at the beginning that the first key of THEIRS shares with one of NEAR,
+    keys of the source; 0 without any.
     """
-    return max((_shared(key, other) for key in theirs[:1] for _, other in near), default=0)
-
-
-def _shared(one: str, other: str) -> int:
-    count = 0
-    for a, b in zip(one.split("."), other.split("."), strict=False):
-        if a != b:
-            break
-        count += 1
-    return count
+    return max((common_start([theirs[0].split("."), other.split(".")]) for other in near), default=0)
 
 
 def _several(ground: Ground, open_: MappingOf[str, Shape], left: MappingOf[str, Shape]) -> Iterator[Filling]:
@@ -373,6 +379,7 @@ def _joined(parts: Sequence[Filling]) -> Filling:
 
 
 def _module(key: str) -> str:
+    """Return the path of the module that holds KEY: "a.b" for "a.b.weight", "" for "weight"."""
     return key.rpartition(".")[0]
 
 

@@ -28,15 +28,11 @@ def vectors(ground: Ground, f: Use) -> Iterator[Change]:
     """Yield changes (label, key -> expression) that give F, and the uses after it that scale and shift each channel,
     the vectors of uses of the source's code with the same input.
     """
-    if f.taken is None:
-        return
-    if f.kind not in VECTORS or f.kind == "depthwise":
+    if f.taken is None or not _is_vector(f):
         return
     own = _row(ground.own, f)
     for s in ground.theirs.uses:
-        if s.taken is None or s.kind not in VECTORS or s.kind == "depthwise":
-            continue
-        order = pairing(f.taken, s.taken)
+        order = pairing(f.taken, s.taken) if s.taken is not None and _is_vector(s) else None
         if order is not None:
             theirs = _row(ground.theirs, s)
             yield from _scale_and_shift(ground, own, theirs, order)
@@ -44,19 +40,28 @@ def vectors(ground: Ground, f: Use) -> Iterator[Change]:
                 yield from _in_each_order(ground, own, theirs[:length], order)
 
 
+def _is_vector(use: Use) -> bool:
+    """Return whether USE is a norm, a scale or a shift."""
+    return use.kind in VECTORS and use.kind != "depthwise"
+
+
 def _row(flow: Flow, first: Use) -> list[Use]:
-    """Return FIRST and the uses after it, each of which takes only what the one before gives."""
+    """Return FIRST and up to five norms, scales and shifts after it, each of which takes only what the one before
+    gives.
+    """
     out = [first]
     for use in flow.uses[flow.uses.index(first) + 1 :]:
         if use.before == frozenset({out[-1].index}):
-            if use.kind not in VECTORS or use.kind == "depthwise" or len(out) == _LONGEST:
+            if not _is_vector(use) or len(out) == _LONGEST:
                 break
             out.append(use)
     return out
 
 
 def _in_each_order(ground: Ground, own: Sequence[Use], theirs: Sequence[Use], order: Sequence[int]) -> Iterator[Change]:
-    """Yield changes that give the vectors of OWN those of THEIRS, in each order, the nearest to the present first."""
+    """Yield changes that give the vectors of the first uses in OWN, two to five, those of THEIRS, if these are as many:
+    in each order, the nearest to the present first, at most 48. ORDER is that of the channels.
+    """
     values = [columns(x, order, 0) for x in _values(ground, theirs)]
     for length in range(1, len(own) + 1):
         slots = _slots(ground, own[:length])
@@ -104,20 +109,21 @@ class _Norm:
     eps: float
 
     def weight(self, w: Expr) -> Expr:
+        """Return the weight W of the layer before, with the norm folded in."""
         return ex.fold_weight(w, self.gamma, self.var, self.eps)
 
     def bias(self, b: Expr) -> Expr:
+        """Return the bias B of the layer before, with the norm folded in."""
         return ex.fold_bias(b, self.gamma, self.beta, self.mean, self.var, self.eps)
 
 
 def _norm(ground: Ground, use: Use, order: Sequence[int] | None = None) -> _Norm | None:
     """Return USE of the source's code as a batch norm, with its channels in ORDER; without a weight it has ones,
-    without a bias zeros. None if it has no running statistics or no eps, or if a tensor has no key in the file.
+    without a bias zeros. None if it has no running statistics or no eps, or if a tensor has no key in the file, or too
+    many slices in that order.
     """
-    if use.step is None or any(role not in use.held for role in _STATISTICS):
-        return None
-    eps = dict(use.step.settings).get("eps")
-    mean, var = (ground.theirs_of(use.held[role]) for role in _STATISTICS)
+    eps = None if use.step is None else dict(use.step.settings).get("eps")
+    mean, var = (ground.theirs_of(use.held.get(role)) for role in _STATISTICS)
     if not isinstance(eps, float) or mean is None or var is None:
         return None
     gamma, beta = (ground.theirs_of(use.held.get(role)) for role in ("weight", "bias"))
@@ -134,7 +140,9 @@ def _norm(ground: Ground, use: Use, order: Sequence[int] | None = None) -> _Norm
 def _scale_and_shift(
     ground: Ground, own: Sequence[Use], theirs: Sequence[Use], order: Sequence[int]
 ) -> Iterator[Change]:
-    """Yield the change that gives a factor and a shift in OWN what is left of the batch norm in THEIRS."""
+    """Yield the change that gives a scale and the shift after it, the first uses in OWN, the factor and the shift that
+    the batch norm, the first use in THEIRS, comes to, with its channels in ORDER. Nothing if these are other uses.
+    """
     norm = _norm(ground, theirs[0], order)
     slots = _slots(ground, own[:2])
     if norm is not None and [use.kind for use in own[:2]] == ["scale", "shift"] and len(slots) == 2:
@@ -148,7 +156,10 @@ def with_the_norm_after_it(ground: Ground, f: Use) -> Iterator[Change]:
     input and as many rows that a batch norm follows, with the norm folded in; its bias is that of the use, or zeros.
     Nothing if anything but an added vector follows F in its row.
     """
-    if f.kind not in MATRICES or "weight" not in f.held or any(u.kind != "shift" for u in _row(ground.own, f)[1:]):
+    own_bias = ground.own.bias(f)
+    if f.kind not in MATRICES or "weight" not in f.held or own_bias is None:
+        return
+    if any(u.kind != "shift" for u in _row(ground.own, f)[1:]):
         return
     for s in ground.theirs.uses:
         order = pairing(f.taken, s.taken) if f.taken is not None and s.taken is not None and f.is_like(s) else None
@@ -157,16 +168,11 @@ def with_the_norm_after_it(ground: Ground, f: Use) -> Iterator[Change]:
         after = next((t for t in _row(ground.theirs, s)[1:] if t.kind == "norm"), None)
         norm = None if after is None else _norm(ground, after)
         weight = columns(ground.theirs_of(s.held["weight"]), order, 1)
-        own_bias = ground.own.bias(f)
-        if norm is None or weight is None or own_bias is None:
+        if norm is None or weight is None:
             continue
         bias = ground.theirs_of(ground.theirs.bias(s))
-        zeros = ex.zeros(s.rows)
-        pairs: list[tuple[Held | None, Expr | None]] = [
-            (f.held["weight"], norm.weight(weight)),
-            (own_bias, norm.bias(zeros if bias is None else bias)),
-        ]
-        yield from ground.change("with the batch norm after it", pairs)
+        folded = norm.weight(weight), norm.bias(ex.zeros(s.rows) if bias is None else bias)
+        yield from ground.change("with the batch norm after it", [(f.held["weight"], folded[0]), (own_bias, folded[1])])
 
 
 __all__ = ["vectors", "with_the_norm_after_it"]

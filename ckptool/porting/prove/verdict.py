@@ -49,6 +49,7 @@ class Verdict:
 
     @property
     def _agrees(self) -> tuple[int, int]:
+        """Return (the number of agreeing outputs and inputs, that of the outputs), of the model and of uses."""
         outputs = self.agreeing + self.same
         return outputs + self.entered, outputs
 
@@ -87,12 +88,7 @@ def judge(
     filled = [k and not _is_left(use, entries) for k, use in zip(known, seen.uses, strict=True)]
     front = _front(followed, _fine(filled, entering, expected, seen))
     given = seen if all_outputs else made_of_known(seen, entries)
-    compared, equal, same = compared_outputs(expected.outputs, given.outputs, tolerance)
-    if named := by_name(expected, given):
-        same = [j for i, j in named if are_equal(expected.outputs[i], given.outputs[j], tolerance)]
-    moved = bool(compared) and equal and not in_their_places(expected, given, tolerance)
-    if moved and not turned:
-        equal = not places_decide(expected, given)
+    compared, equal, moved, same = _compared(expected, given, turned, tolerance)
     beyond = False
     if not compared:
         diverging = [use for use in open_front if not _is_left(use, entries)]
@@ -112,8 +108,20 @@ def judge(
         entered=sum(entering),
         beyond=beyond,
         turned=moved and equal,
-        same=len(same),
+        same=same,
     )
+
+
+def _compared(expected: Flow, given: Flow, turned: bool, tolerance: float) -> tuple[int, bool, bool, int]:
+    """Return (how many outputs can be compared, whether they are equal, whether they are in other places than in
+    EXPECTED, how many of GIVEN are equal). Those in other places count as equal only if TURNED, or if no place decides
+    (`places_decide`). If outputs can be paired by name, those are counted that are equal to their own counterpart.
+    """
+    compared, equal, same = compared_outputs(expected.outputs, given.outputs, tolerance)
+    if named := by_name(expected, given):
+        same = [j for i, j in named if are_equal(expected.outputs[i], given.outputs[j], tolerance)]
+    moved = bool(compared) and equal and not in_their_places(expected, given, tolerance)
+    return compared, equal and (not moved or turned or not places_decide(expected, given)), moved, len(same)
 
 
 def _front(uses: Sequence[Use], fine: Sequence[bool]) -> list[Use]:
@@ -130,7 +138,7 @@ def given_by(expected: Flow, seen: Flow) -> list[bool]:
     """
     if not expected.uses:
         return [False] * len(seen.uses)
-    whole = {told for told, (use,) in seen.repeated.items() if expected.gives(use.given)}
+    whole = {told for told, use in seen.repeated.items() if expected.gives(use.given)}
     return [use.told in whole or expected.gives(use.given) for use in seen.uses]
 
 
@@ -140,7 +148,7 @@ def _entering(expected: Flow, seen: Flow, entries: MappingOf[str, Entry]) -> lis
     """
     if not expected.uses:
         return [False] * len(seen.uses)
-    of_loops = {told: use.taken for told, (use,) in seen.repeated.items() if use.taken is not None}
+    of_loops = {told: use.taken for told, use in seen.repeated.items() if use.taken is not None}
     whole = {told for told, taken in of_loops.items() if expected.takes(taken)}
     left = {use.index for use in seen.uses if _is_left(use, entries) and expected.gives(use.given)}
     return [

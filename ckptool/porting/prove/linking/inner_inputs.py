@@ -17,7 +17,7 @@ from .spellings import spellings
 _PARTS, _BEGINS = 24, 3
 
 
-def inputs_inside(code: torch.nn.Module, values: Any, wanted: frozenset[str] = frozenset()) -> dict[str, torch.Tensor]:
+def inputs_inside(code: torch.nn.Module, values: Any, wanted: frozenset[str]) -> dict[str, torch.Tensor]:
     """Run CODE (the source's code) on VALUES and return path -> first input, where that is a tensor, for the modules
     inside of CODE that have children, or whose paths are in WANTED, in the order in which they run. Empty if CODE
     cannot be run.
@@ -26,6 +26,8 @@ def inputs_inside(code: torch.nn.Module, values: Any, wanted: frozenset[str] = f
     hooks = []
 
     def note(path: str) -> Callable[[torch.nn.Module, Any], None]:
+        """Return a hook that notes the first input of the module at PATH, the first time that it runs."""
+
         def hook(module: torch.nn.Module, args: Any) -> None:
             if args and isinstance(args[0], torch.Tensor):
                 found.setdefault(path, args[0].detach().clone())

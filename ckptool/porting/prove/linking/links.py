@@ -138,15 +138,13 @@ def _made_of(
         return
     if sorted(have) == sorted(wanted):
         cost = 4 if have == wanted else 2 + other_name
-        yield from ((cost, Link(place, order)) for order in _orders(len(have)) if _permuted(have, order) == wanted)
+        yield from (
+            (cost, Link(place, order)) for order in _orders(len(have)) if tuple(have[i] for i in order) == wanted
+        )
     elif len(have) == len(wanted) == 4 and wanted == (have[0], 1, *have[2:]):
         yield 5, Link(place, (), "grey")
     elif len(wanted) == len(have) + 1:
         yield from ((6, Link(place, (d,), "frames")) for d in (2, 1) if (*wanted[:d], *wanted[d + 1 :]) == have)
-
-
-def _permuted(shape: tuple[int, ...], order: Sequence[int]) -> tuple[int, ...]:
-    return tuple(shape[i] for i in order)
 
 
 def _orders(ndim: int) -> Iterator[tuple[int, ...]]:

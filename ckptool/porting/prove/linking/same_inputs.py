@@ -100,8 +100,8 @@ def same_inputs(
     inputs: Any,
     source_inputs: Any,
     judged: Callable[[Flow, Any], Judged],
-    known: frozenset[str] = frozenset(),
-    late: Callable[[], bool] = lambda: False,
+    known: frozenset[str],
+    late: Callable[[], bool],
 ) -> SameInputs:
     """Return inputs with the same values for both models; of several, those with which the models agree most. The
     search ends at the first with equal outputs, or, once some are found, when it is late or has had 20 seconds of CPU
@@ -191,7 +191,7 @@ def _why_none(theirs: torch.nn.Module, own: torch.nn.Module) -> str:
 def _rank(verdict: Verdict, chosen: Sequence[Link]) -> tuple[Any, ...]:
     """Return what orders inputs with the links CHOSEN, the best last, by VERDICT on the model with them: whether
     outputs are equal; how many inputs and outputs of uses agree, of which 60 percent count if the model begins inside
-    of the source's code; how many outputs are compared; few inputs without an origin.
+    of the source's code; how many outputs are compared; whether all is equal; few inputs without an origin.
     """
     fresh = sum(link.source is None and not link.how for link in chosen)
     proved = verdict.equal and verdict.compared > 0

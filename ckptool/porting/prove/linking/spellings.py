@@ -32,18 +32,14 @@ def spellings(model: torch.nn.Module, spec: Any) -> Iterator[Any]:
     main = getattr(model, "main_input_name", None)
     if isinstance(main, str) and flat:
         out.append({main: flat[0]})
-    if names and not _is_by_position_only(model, names[0]):
+    by_position_only = inspect.Parameter.POSITIONAL_ONLY
+    if names and inspect.signature(model.forward).parameters[names[0]].kind is not by_position_only:
         out.append(dict(zip(names, flat, strict=False)))
     if 0 < len(needed) < len(flat):
         out.append(flat[: len(needed)])
     if len(needed) > len(flat) > 0:
         out.append([*flat, *flat * len(needed)][: len(needed)])
     yield from {repr(one): one for one in out}.values()
-
-
-def _is_by_position_only(model: torch.nn.Module, name: str) -> bool:
-    kind = inspect.signature(model.forward).parameters[name].kind
-    return kind is inspect.Parameter.POSITIONAL_ONLY
 
 
 def respelled(example: Any, other: Any) -> Any:

@@ -50,6 +50,7 @@ def nothing_compared(why: str, runs: int) -> dict[str, Any]:
 
 
 def _proof(equal: bool, text: str, divergence: str | None, runs: int) -> dict[str, Any]:
+    """Return the items that the account of each proof has."""
     return {"equal": equal, "text": text, "first_divergence": divergence, "runs": runs}
 
 

@@ -180,7 +180,7 @@ def taken_back(entries: dict[str, Entry], mapping: Mapping, keys: set[str]) -> d
 
     A key keeps its new source if the last part of its module's path is a part of the path of the source.
     """
-    open_before = {e.target: e for e in mapping.entries if e.expr is None and not e.default}
+    open_before = {e.target: e for e in mapping.entries if e.status == "unmapped"}
     back = {key for key in keys & open_before.keys() if not _called_alike(entries[key])}
     return {key: open_before[key] if key in back else e for key, e in entries.items()}
 
@@ -225,7 +225,7 @@ def _zeros_for_bias(use: Use, entries: MappingOf[str, Entry]) -> dict[str, Entry
     if use.kind not in MATRICES or weight is None or bias is None or use.steps:
         return {}
     guessed = all((e := entries.get(key)) and e.status == "guessed" for key in weight.keys)
-    left = {key: e for key in bias.keys if (e := entries.get(key)) and e.expr is None and not e.default}
+    left = {key: e for key in bias.keys if (e := entries.get(key)) and e.status == "unmapped"}
     if not guessed or len(left) < len(bias.keys):
         return {}
     return {key: replace(e, expr=ex.zeros(*e.shape)) for key, e in left.items()}
@@ -238,7 +238,7 @@ def unseen(entries: dict[str, Entry], mapping: Mapping, alone: set[str] | None) 
 
     Any layer that gets the same input and weights as a layer of the source gives the same output, even a new head.
     """
-    open_before = {e.target for e in mapping.entries if e.expr is None and not e.default}
+    open_before = {e.target for e in mapping.entries if e.status == "unmapped"}
     return {
         key: e.asking(ask(Reason.NO_OUTPUT_SHOWS_IT))
         if key in open_before and e.expr is not None and (alone is None or key in alone)

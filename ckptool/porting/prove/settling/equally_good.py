@@ -29,6 +29,7 @@ def exchangeable(reached: Reached, unfelt: list[str]) -> list[tuple[str, str]]:
 
 
 def _may_be_exchanged(pair: tuple[str, str], reached: Reached) -> bool:
+    """Return whether outputs stay equal up to rounding in float64 if the keys of PAIR exchange their weights."""
     one, other = (reached.entries[key] for key in pair)
     entries = reached.entries | {
         pair[0]: replace(one, expr=other.expr),

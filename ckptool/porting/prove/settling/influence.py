@@ -143,16 +143,15 @@ def by_itself_alone(
     _, _, same = compared_outputs(expected.outputs, seen.outputs)
     before = {e.target: e for e in mapping.entries}
     sure = {key for key, e in before.items() if e.status == "mapped" and not e.default and e.expr == entries[key].expr}
-    compared = range(len(seen.behind)) if verdict.beyond else same
-    ends = {i for j in compared for i in seen.behind[j]}
+    ends = {i for j in (range(len(seen.behind)) if verdict.beyond else same) for i in seen.behind[j]}
     shown = [use.index in ends for use in seen.uses]
     for use in reversed(seen.uses):
         vouches = bool(use.keys) and sure.issuperset(use.keys) and expected.gives(use.given)
         if shown[use.index] or vouches:
             for earlier in use.before:
                 shown[earlier] = True
-    found = {key for use in seen.uses if shown[use.index] for key in use.keys}
-    return {key for use in seen.uses for key in use.keys if key in entries} - found - sure
+    confirmed = {key for use in seen.uses if shown[use.index] for key in use.keys}
+    return {key for use in seen.uses for key in use.keys if key in entries} - confirmed - sure
 
 
 __all__ = ["by_itself_alone", "nearly_equal", "unfelt_keys"]

@@ -10,7 +10,7 @@ from ...mapping import Entry, Mapping
 from ..causes import Codes, Sharp, sharp
 from ..flow import Flow
 from ..measure import Measured
-from ..other_settings import Setting
+from ..other_settings import Setting, layer_of
 from ..trial import Trial
 from ..verdict import Verdict, behind_new_keys, judge
 
@@ -148,8 +148,7 @@ def first_divergence(verdict: Verdict) -> str:
     """Return the path of the module of the first key where the models diverge, by VERDICT (the key itself if it is in
     no module); "the output" if all uses of weights agree.
     """
-    keys = [key for use in verdict.front for key in use.keys]
-    return keys[0].rpartition(".")[0] or keys[0] if keys else "the output"
+    return next((layer_of(use) for use in verdict.front if use.keys), "the output")
 
 
 __all__ = ["Reached", "but_for_new_keys", "first_divergence"]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ...mapping import Entry
-from ..causes import Sharp, causes, restored
+from ..causes import Sharp, causes, restored, set_attributes
 from ..flow import Flow, Use
 from ..goes_in import takes_the_same
 from ..ground import Ground
@@ -39,11 +39,13 @@ def reach(reached: Reached) -> None:
 
 
 def _try_changes(reached: Reached) -> None:
-    """Change settings and search for other weights, until the outputs of REACHED agree.
+    """Try other settings and other weights, each only if the outputs of REACHED do not agree yet: settings, so that no
+    weight is changed for a setting; then weights; then settings again, if keys had no source and all have one now.
+    While a key has no source, no settings are tried.
 
-    Settings come first, so that no weight is changed for a setting; if a key has no source, they come after the search
-    that fills all such keys. If settings were changed and outputs differ, or a layer may have the weights of another,
-    weights are also searched for with the model's own settings.
+    Two more searches may be made. If no outputs can be compared, and the rest agrees, keys without a source are
+    searched for. If settings were changed, and outputs differ, or a layer may have the weights of another, weights are
+    searched for with the model's own settings.
     """
     begun, had_open = reached.entries, reached.has_open
     if not reached.verdict.equal and not had_open:
@@ -59,6 +61,7 @@ def _try_changes(reached: Reached) -> None:
 
 
 def _state(reached: Reached) -> tuple[dict[str, Entry], Flow, Verdict]:
+    """Return what a `search` begins with: the entries, the flow of the model with them, the verdict on that flow."""
     return reached.entries, reached.seen, reached.verdict
 
 
@@ -148,7 +151,7 @@ def _search_for_new_keys(reached: Reached) -> None:
 
 def _open_front(reached: Reached) -> tuple[Use, ...]:
     """Return the first four uses of keys without a source, in the order of execution."""
-    open_ = {key for key, entry in reached.entries.items() if entry.expr is None and not entry.default}
+    open_ = {key for key, entry in reached.entries.items() if entry.status == "unmapped"}
     return tuple(use for use in reached.seen.uses if not open_.isdisjoint(use.keys))[:_OPEN_USES]
 
 
@@ -190,8 +193,7 @@ def _search_before_settings(reached: Reached, begun: dict[str, Entry]) -> None:
         return
     restored(trial)
     trial.swaps, trial.undo = swaps, undo
-    for module, name, value in values:
-        setattr(module, name, value)
+    set_attributes(values)
 
 
 def _search_finely(reached: Reached) -> bool:

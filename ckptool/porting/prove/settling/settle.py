@@ -77,9 +77,12 @@ def _look_at_influence(reached: Reached) -> list[str]:
 
 
 def _settled_entries(reached: Reached, unfelt: Sequence[str]) -> dict[str, Entry]:
-    """Return the entries (key -> entry) after a proof: if it succeeded, with settled doubts; else without vain changes.
-    Sources from trials that nothing confirms are taken back or questioned. UNFELT are the keys that the outputs do not
-    depend on.
+    """Return the entries (key -> entry) after a proof. If it succeeded, doubts are settled about the keys that outputs
+    depend on, and those of rows that were not read, or of outputs that changed places, are added; UNFELT are the keys
+    that the outputs do not depend on. If it failed, vain changes are taken back.
+
+    In both cases, keys without a source that trials filled are questioned, or have none again, if no later layer
+    confirms them (`taken_back`, `unseen`).
     """
     entries, seen, verdict, expected = reached.entries, reached.seen, reached.verdict, reached.codes.expected
     mapping, trial = reached.mapping, reached.trial

@@ -37,6 +37,9 @@ def doubt_colours(mapping: Mapping, theirs: torch.nn.Module, own: torch.nn.Modul
 
 
 def _doubted(entry: Entry, first: set[str], asked: Question[Expr]) -> Entry:
+    """Return ENTRY with the question ASKED, if it is a convolution of three input channels that reads a key in FIRST;
+    else as it is. The option has the channels in the opposite order.
+    """
     if entry.expr is None or first.isdisjoint(entry.sources) or len(entry.shape) != 4 or entry.shape[1] != 3:
         return entry
     turned = ex.cat(1, *(ex.part(entry.expr, 1, i, i + 1) for i in (2, 1, 0)))
@@ -83,8 +86,8 @@ def _ends(seen: Flow) -> list[list[bool]]:
 
 
 def _starts(seen: Flow) -> list[list[bool]]:
-    """Return a row for each use of weights: for each use without a use before it, whether the use of the row is that
-    one or depends on it. The row of such a first use has one False more, so that it is never all True.
+    """Return a row for each use of weights: for each first use, which no other is before, whether the use of the row is
+    that one or depends on it. The row of a first use has one False more, so that it is never all True.
     """
     first = [use.index for use in seen.uses if not use.before]
     reached: list[list[bool]] = []
