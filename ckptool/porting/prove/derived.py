@@ -107,7 +107,7 @@ class Derived:
         if one is not None and (number := _number(args[1])) is not None:
             return _with_number(name, one, number)
         if other is not None and name in ("add", "mul") and (number := _number(args[0])) is not None:
-            return ex.scale(other, number) if name == "mul" and number else ex.shift(other, number)
+            return _with_number(name, other, number)
         return None
 
     def _of_two(self, name: str, one: Expr, other: Expr, shape: Shape) -> Expr:
