@@ -345,6 +345,11 @@ def turned(shape: tuple[int, ...]) -> st.SearchStrategy[tuple[int, ...]]:
     return st.sampled_from(ways)
 
 
+def test_keys_whose_components_are_alike_when_joined_stay_two_keys() -> None:
+    ours = {"weight": (), "A.weight": (), "running_mean": (0,), "bias": (), "A": (), "A.bias": (), "A.A.weight": ()}
+    check_account(ours, {"weight": (), "..": (0,), "bias": (), "A": (), "A.bias": (), "A.A": (), "../": ()})
+
+
 @settings(max_examples=2 * settings.default.max_examples)
 @given(st.data())
 def test_whatever_the_keys_every_entry_ends_in_one_of_three_ways(data: st.DataObject) -> None:

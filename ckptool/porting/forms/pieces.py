@@ -36,10 +36,10 @@ class Name(NamedTuple):
 
     @property
     def hole(self) -> str:
-        """Return the text by which expressions refer to this tensor of the target: "path|role", as
-        "layers.0.fc|weight".
+        """Return the text by which expressions refer to this tensor of the target. No other name has it, whatever
+        characters are in its components.
         """
-        return ".".join(self.path) + "|" + self.role
+        return f"{self.path!r}|{self.role}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,8 +167,8 @@ class Matcher:
 
         All pairs count if the source covers the model (`_covers_model`). Else a pair counts if it is in a series of
         unlike sizes (`of_unlike_sizes`), if something supports it (`_supported`), if its shape allows no other pair
-        (`_only_so`), or if no other vectors, such as norms, are left on either side. Pairs of layers with different
-        outputs (`_gives_others`) never count.
+        (`_only_so`), or if it is one of the `_last_vectors`. Pairs of layers with different outputs (`_gives_others`)
+        never count.
         """
         pairs, lone = [], []
         covered = self._covers_model()
@@ -181,17 +181,31 @@ class Matcher:
             elif self._only_so(t, s):
                 lone.append((t, s))
                 pairs.append((t, s))
+        last = self._last_vectors(pairs)
+        return pairs + last, lone + last
+
+    def _last_vectors(self, pairs: Sequence[Pair]) -> list[Pair]:
+        """Return the decided pairs of vectors beside PAIRS that their shape alone makes, if PAIRS hold at least half of
+        the model: those with statistics, which are alone with their size on both sides, and the only vector that is
+        left on both sides, such as the last norm. Both have the same roles and more than one element.
+        """
+        if 2 * len(pairs) < len(self.cells.targets):
+            return []
         taken = {id(unit) for pair in pairs for unit in pair}
-        vectors = [
-            [u for u in side if id(u) not in taken and len(squeezed(u.main.shape)) == 1]
+        left = [
+            [u for u in side if id(u) not in taken and len(squeezed(u.main.shape)) == 1 and prod(u.main.shape) > 1]
             for side in (self.cells.targets, self.cells.sources)
         ]
-        if len(vectors[0]) == len(vectors[1]) == 1:
-            t, s = vectors[0][0], vectors[1][0]
-            if (t, s) in self.cells.pairs() and t.pieces.keys() == s.pieces.keys():
-                lone.append((t, s))
-                pairs.append((t, s))
-        return pairs, lone
+        only = len(left[0]) == len(left[1]) == 1
+        return [
+            (t, s)
+            for t, s in self.cells.pairs()
+            if t in left[0]
+            and s in left[1]
+            and t.pieces.keys() == s.pieces.keys()
+            and not _gives_others(t, s)
+            and (only or (self._alike[t.colour] == (1, 1) and not STATISTICS.isdisjoint(t.pieces)))
+        ]
 
     def _covers_model(self) -> bool:
         """Return whether each cell has equally many units of both sides, apart from cells of sources whose colour the
@@ -255,12 +269,11 @@ class Matcher:
         unit of their colour. Equally many are enough if the modules around them told T from the others, or if T and S
         hold the same roles.
 
-        False if they have fewer than two different sizes above 1 (a vector, a square) and no statistics, or names that
-        exclude each other.
+        False if they have fewer than two different sizes above 1 (a vector, a square), or names that exclude each
+        other.
         """
         sizes = {n for n in t.main.shape if n > 1}
-        is_usual = len(sizes) < 2 and STATISTICS.isdisjoint(t.pieces)
-        if is_usual or hard_conflict(t.words, s.words):
+        if len(sizes) < 2 or hard_conflict(t.words, s.words):
             return False
         own, theirs = self._alike[t.colour]
         return own == theirs == 1 or (own == theirs and (t.told_by(Kind.SCOPE) or t.pieces.keys() == s.pieces.keys()))
