@@ -75,8 +75,12 @@ class Channels:
             self._behind[id(call.args[0])] = behind
 
     def _channels_of(self, call: Call, keys: Mapping[int, str]) -> tuple[bool, Parts] | None:
-        """Return (whether channels are the last dimension, the layers that they come from, in order) of the result of
-        CALL; None if they are not known.
+        """Return (whether channels are the last dimension, the layers that they come from, in order, each with its
+        number of channels) of the result of CALL; None if they are not known. KEYS has id of a parameter or buffer ->
+        its key.
+
+        Also note in `joined` what the weights in CALL take, if it is a linear layer, a convolution or a batch norm, and
+        in `places` the places of the layers that CALL concatenates.
         """
         weight = keys.get(id(call.args[1])) if len(call.args) > 1 else None
         if weight is not None and (call.name.startswith("conv") or call.name in _ROWS):

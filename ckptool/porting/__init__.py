@@ -167,10 +167,11 @@ def transfer(
             effect.
         invert: use MAPPING in the opposite direction. Without MAPPING it has no effect.
         numbers: numbers that a mapping for a family of models needs and the weights do not show ({"heads": 32}).
-        by: "position" matches tensors by their order only, without HINTS.
+        by: "position" matches tensors by their order only; HINTS then have no effect.
         first: with `by="position"`: fill only so many tensors.
-        start: with `by="position"`: skip so many tensors of the source.
-        prove: run both models on the same inputs, and settle doubts by comparing outputs. Needs SOURCE_MODEL.
+        start: with `by="position"`: skip the first so many tensors of the source.
+        prove: run both models on the same inputs, and settle doubts by comparing outputs. Needs SOURCE_MODEL; without
+            effect if REFERENCE is given.
         reference: a file of inputs and outputs saved where the source's code runs (`input`, `input.NAME` …, `output`
             …), to compare with instead of running that code, also without PROVE.
         patience: time limit of a proof, in seconds.

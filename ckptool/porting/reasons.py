@@ -381,14 +381,15 @@ class Reason(Enum):
     GATE_ORDER = (
         Topic.OTHER,
         "the file does not show the order of the gates in this matrix of an LSTM or GRU, and {} was assumed; check "
-        "the order in the code that has this matrix: if it is another one, reorder the gates in the mapping file",
+        "the order in the code that has this matrix: if it is another one, take the alternative below, or "
+        "put the gates in order in the mapping file (cat of part)",
     )
     RESET_BEFORE = (
         Topic.OTHER,
-        "the source's GRU has one bias for each gate and the model's GRU has two, so the source's code may apply the "
-        "reset gate before the recurrent matrix (Keras: reset_after=False), which torch.nn.GRU cannot do; check where "
-        "the source's code uses the reset gate: if it does so before that matrix, the model needs a GRU of its own "
-        "that does the same",
+        "the source's GRU has one bias for each gate and the model's GRU has two, so the source's bias became the "
+        "first and the second was filled with zeros; but the source's code may apply the reset gate before the "
+        "recurrent matrix (Keras: reset_after=False), which torch.nn.GRU cannot do; check where the source's code uses "
+        "the reset gate: if it does so before that matrix, the model needs a GRU of its own that does the same",
     )
     BY_HEADS = (
         Topic.LAYOUT,
@@ -553,8 +554,9 @@ class Reason(Enum):
     NORM_AS_SCALE = (
         Topic.OTHER,
         "the model has a scale and a shift where the source has a batch norm, so the norm was folded into them with "
-        "eps {}; check that the model's code computes no mean or variance there, and check the eps in the source's "
-        "code (the last number of fold_weight and fold_bias in the file of --save-mapping)",
+        "eps {}; check that the model's code computes no mean or variance there (if it does, write the weight and the "
+        "bias of the source's norm in the mapping file), and check the eps in the source's code (the last number of "
+        "fold_weight and fold_bias in the file of --save-mapping)",
     )
     FOLDED_NORM = (
         Topic.OTHER,
@@ -622,8 +624,9 @@ class Reason(Enum):
     BRANCHES_JOINED = (
         Topic.OTHER,
         "this layer takes the output of a torch.cat, and the order of the source's layers suggests that its code "
-        "concatenates the branches in another order than the model; check torch.cat in both codes: if they have the "
-        "same order, take the plain tensor, and if not, the reordered one",
+        "concatenates the branches in another order than the model; the expression shows what was chosen (cat of "
+        "slices is the reordered tensor); check torch.cat in both codes: if they have the same order, take the plain "
+        "tensor, and if not, the reordered one",
     )
     TABLES_JOINED = (
         Topic.OTHER,
@@ -850,7 +853,7 @@ class Reason(Enum):
     NO_SEGMENTS = (
         Topic.OTHER,
         "the source has no segment table (token types), and this one was filled with zeros, which add nothing; accept"
-        " this if the model's inputs have one segment",
+        " this if the model's inputs have one segment; for inputs with two segments, train this table",
     )
     ONE_FOR_ALL = (
         Topic.OTHER,
@@ -878,8 +881,8 @@ class Reason(Enum):
     COPIES_OF_CODE = (
         Topic.OTHER,
         "the file holds several copies of the weights of the source's model (such as averaged weights), the proof "
-        "used this one, and equal outputs cannot show which copy you want; choose one by its path (--at PATH) or its "
-        "prefix (--hint PREFIX=)",
+        "used this one, and equal outputs cannot show which copy you want; choose one with --at PATH if the copies "
+        "are in dicts of their own, or with --hint PREFIX= if their keys have different prefixes",
     )
     FOUND_BY_TRIAL = (
         Topic.OTHER,

@@ -143,8 +143,9 @@ _DIGITS = str.maketrans("123456789", "000000000")
 
 
 def _lines(entries: Sequence[Entry]) -> Iterator[str]:
-    """Yield a line for each of ENTRIES with its sizes, its expression and its first doubt: the doubt up to 600
-    characters at the first entry that has it, up to 60 at others.
+    """Yield a line for each of ENTRIES: its key, its sizes, its expression if it has one, and its first doubt; for an
+    entry without a doubt, that no tensor of the source belongs to it. Such a text has up to 600 characters in the first
+    line with it, and up to 60 in others.
     """
     said: set[str] = set()
     for entry in entries:

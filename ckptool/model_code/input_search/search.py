@@ -56,8 +56,9 @@ def find_inputs(
 def _searched(
     model: torch.nn.Module, like: Sequence[Any], shortcut: Shortcut | None, patience: float, memory: float
 ) -> Iterator[Any]:
-    """Yield inputs on which MODEL runs, from one search of at most PATIENCE seconds of CPU time. LIKE and SHORTCUT are
-    as in `find_inputs`. Inputs that leave more than 5 percent of the parameters unused come last.
+    """Yield inputs on which MODEL runs, from one search of at most 160 tries and PATIENCE seconds of CPU time. LIKE and
+    SHORTCUT are as in `find_inputs`. Inputs that leave more than 5 percent of the parameters (tensors) unused come
+    last; the search ends 24 tries after the first of these.
 
     Tries that got further go first; of those that got equally far, those made by likelier suggestions. Each sixth try
     is the one that has waited longest. MEMORY is the weight of the earlier suggestions that led to a try: with 0, the

@@ -68,11 +68,12 @@ def _counted(specs: Sequence[InputSpec], stop: Stop) -> Iterator[list[InputSpec]
 
 
 def _beside(specs: Sequence[InputSpec], stop: Stop) -> Iterator[list[InputSpec]]:
-    """Yield inputs with the sizes of a tensor that they are added to or concatenated with in the operation where the
-    try STOP failed, one input changed at a time; for a concatenation, its dimension stays. SPECS are the inputs of that
-    try.
+    """Yield inputs with the sizes of another tensor in the operation where the try STOP failed, one input changed at a
+    time: an operation by element (`BY_ELEMENT`: add, sub, mul), or a concatenation, whose dimension stays. SPECS are
+    the inputs of that try.
 
-    Only inputs that the operation takes as they are, beside a tensor of as many dimensions, are changed.
+    Only inputs that are themselves an argument of the operation are changed, and only to the sizes of a tensor of as
+    many dimensions.
     """
     if stop.name not in BY_ELEMENT | {"cat", "concat"}:
         return

@@ -76,7 +76,8 @@ def _named(signature: Signature, *, is_target: bool, counted: Mapping[str, int] 
     """Return one side in the common form before any step: each tensor as a piece with a path (`_split`) and a role
     (`_roles`).
 
-    Tied tensors, copies of raw weights, and counters of batch norms are no pieces. A second tensor with a name that is
+    Left out are keys that are tied to an earlier one, the second copy of a weight that is stored twice (`_kept_raw`:
+    the raw one stays), and counters of batch norms, which `counters` of the result has. A tensor with a name that is
     taken gets "again" behind its path.
     Args:
         signature: the side's keys and shapes.

@@ -56,12 +56,12 @@ def unstack(one: Canon, other: Canon) -> None:
 
 
 def _stacks(one: Canon, other: Canon, lists: Collection[int], stacks: Collection[int]) -> dict[_Group, list[Piece]]:
-    """Return (path around, number of members) -> the tensors of ONE that may be stacks.
+    """Return (path without its last component, number of members) -> the tensors of ONE that may be stacks.
 
-    These have two dimensions or more, the first with one of the numbers in LISTS, the lengths of OTHER's lists; OTHER
-    does not have them by name and sizes, and has fewer tensors of their sizes than ONE, unless their number is among
-    STACKS (`_other_stacks`). A stack with the path of a module (`attend.W`) is in the group of the parameters in that
-    module (`attend.a`), if there are stacks of as many members among them.
+    They have two dimensions or more, the first of which is one of LISTS, the lengths of OTHER's lists, and OTHER has no
+    tensor of their name and sizes. It also has fewer tensors of their sizes than ONE, which does not count if the first
+    dimension is one of STACKS (`_other_stacks`). The weight of a module itself (`attend.W`, whose path is `attend`) is
+    put to the bare parameters of that module (`attend.a`), if some of these are stacks of as many members.
     """
     theirs = Counter(squeezed(p.shape) for p in other.pieces.values())
     own = Counter(squeezed(p.shape) for p in one.pieces.values())

@@ -51,11 +51,15 @@ _GATES = {"LSTM": (("i", "o", "f", "g"), ("i", "f", "g", "o")), "RNN": (("h",), 
 
 def take_what_is_stated(source: Canon, target: Canon) -> None:
     """Give every tensor of the source whose role the file states (in the terms of its framework) torch's role, path and
-    layout, except those of Keras' recurrent layers, and those that have a number as their name (`onnx::MatMul_211`).
+    layout. Tensors of Keras' recurrent layers and those that have a number as their name (`onnx::MatMul_211`) stay as
+    they are.
 
-    A statement by an operator or a class is certain. A statement by a name counts only if the sizes that it gives are
-    those of the model, and is a question if the tensor has a size of the model without it, too, and the other kernels
-    do not decide. Weights of one operator of a graph get one path.
+    A layout that an operator or a class states is certain, unless it fits in two ways. A layout that only a name states
+    is taken if it gives sizes of the model; it is a question if the tensor has sizes of the model without it, too, and
+    the other kernels do not decide. In a graph (ONNX, TFLite), the tensors of one operator get one path: if several
+    operators of its kind have equal sizes, the order in the file decides, which is a question. There, recurrent
+    operators are split into torch's tensors, and whole numbers that no operator takes as weights are removed
+    (`_join_operators`).
     """
     # what has a number in place of a name has a step of its own
     pieces = [p for p in source.pieces.values() if p.entry.stated is not None and not is_numbered(p)]

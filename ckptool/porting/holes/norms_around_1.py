@@ -37,8 +37,9 @@ def doubt_norms_around_1(filling: Filling) -> None:
 
 
 def _norms(filling: Filling) -> list[_Norm]:
-    """Return the pairs of norms (`_is_norm`) whose weight is a vector and a copy of a source tensor. Norms whose weight
-    has a name of `beside_bias` in words.yaml are left out.
+    """Return (T, S, weight of T) for each pair whose T is a norm (`_is_norm`), if that weight is a vector and filled
+    with a copy of a source tensor. Left out are weights whose key in the model ends in a name of `beside_bias` in
+    words.yaml (`alpha`): they may be another parameter than the weight of a norm.
     """
     found = []
     for t, s in filling.matching.pairs:

@@ -49,8 +49,9 @@ def _averages(filling: Filling) -> None:
 
 
 def _averaged(filling: Filling, piece: Piece, pieces: Sequence[Piece]) -> Piece | None:
-    """Return the tensor that PIECE is the average of: the only filled tensor of its shape in its module, among PIECES.
-    None if there is not exactly one, or if the module has another average of this shape that is not filled.
+    """Return the tensor that PIECE, one of PIECES, is the average of: the only filled tensor of its shape in its
+    module, among PIECES. None if there is not exactly one, or if PIECES has another average (`is_average`) of this
+    shape in the module that is not filled.
     """
     beside = [p for p in pieces if p.path[:-1] == piece.path[:-1] and p.entry.shape == piece.shape]
     filled = [p for p in beside if p.name in filling.holes]

@@ -65,9 +65,10 @@ class Measured:
 def measured(
     expected: Flow, seen: Flow, wide_expected: Flow, wide_seen: Flow, blurred: Flow | None = None
 ) -> Measured | None:
-    """Return the difference between the outputs of two models, each compared with the nearest output of the other
-    model, at the output that is farthest apart for its bound. Of the two models' outputs, those of the model count for
-    which that is less: either may give more outputs. None if no outputs can be compared.
+    """Return how far the outputs of two models are apart, in float64. Each output of one model is compared with the
+    nearest output of the other, and the output that is farthest apart for its bound (`Measured.bound`) is the result.
+    This is done from both models, since either may give more outputs, and the smaller result is returned. None if no
+    two outputs can be compared, or if a model has not equally many outputs in both precisions.
 
     Args:
         expected, seen: the flows of the source's code and of the model, in float32.

@@ -47,7 +47,8 @@ def _is_vector(use: Use) -> bool:
 
 def _row(flow: Flow, first: Use) -> list[Use]:
     """Return FIRST and up to five norms, scales and shifts after it, each of which takes only what the one before
-    gives.
+    gives. Other uses between are passed over; the row ends at the first other layer that takes only the output of its
+    last one.
     """
     out = [first]
     for use in flow.uses[flow.uses.index(first) + 1 :]:

@@ -21,11 +21,14 @@ _Path = tuple[str, ...]
 
 
 def join_twins(one: Canon, other: Canon) -> None:
-    """Join the layers of modules of ONE that are equal in names and sizes within a numbered block (`_twins`), if OTHER
-    has as many more layers that join all of them as there are such blocks.
+    """In each numbered block of ONE, join all layers of its twins into one layer: twins (`_twins`) are modules directly
+    in the block that hold two or more layers each, all of one size, with equal names (`a.shift`, `a.scale`, `a.gate`
+    and `b.shift`, `b.scale`, `b.gate` become one layer of six parts). Nothing is joined unless OTHER has more tensors
+    of the joined size than ONE, by exactly the number of joined layers.
 
-    The order of the layers is a question, unless they are shift, scale and gate by name, and the names of all joined
-    layers of OTHER say that they give the shift first.
+    The joined layer has the layers of the first module first. This order is a question, unless the layers of each
+    module are shift, scale and gate by name, and the names of all tensors of OTHER with the joined size say that they
+    give the shift first.
     """
     sizes = SizeCounts(one, other)
     plans: dict[Shape, list[tuple[_Path, Family, Join]]] = defaultdict(list)
