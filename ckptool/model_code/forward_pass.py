@@ -111,6 +111,8 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         self._budget = Budget()
         self._from: dict[int, tuple[str, Any]] = {}  # what a tensor is: ("features", "nchw"), ("fused", key) ...
         self._negated: set[int] = set()
+        self._halves: dict[int, tuple[int, int]] = {}  # id of a half of a tensor -> (id of that tensor, 0 or 1)
+        self._of_halves: set[int] = set()  # tensors whose pairs, in the last dimension, are of two such halves
         self._whole = frozenset(keys)  # the parameters themselves
         self._turned: set[int] = set()  # transposed views of parameters
         self._channels = Channels(buffers)
@@ -322,16 +324,34 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
 
     def _rotates_pairs(self, call: Call) -> None:
         """Note that CALL shows a rotary embedding of neighbours ("interleaved"), by complex numbers or every second
-        element, or of pairs that are sorted into halves ("unknown").
+        element; of halves, by complex numbers made of both; or of pairs that are sorted into halves ("unknown").
         """
+        self._pair_halves(call)
         first = call.args[0] if call.args and isinstance(call.args[0], torch.Tensor) else None
         second = call.name == "__getitem__" and _every_second(call.args) and self._channels.learned(first)
+        kind = "half" if id(first) in self._of_halves else "interleaved"
         if second or call.name in ("view_as_complex", "polar"):
-            self.rotary = "interleaved"
+            self.rotary = kind if call.name != "polar" else self.rotary or kind
         if first is not None and (second or call.name == "view_as_complex"):
-            self._rotates("interleaved", first, first.shape[-1] * (1 if second else first.shape[-2]))
+            self._rotates(kind, first, first.shape[-1] * (1 if second else first.shape[-2]))
         if call.name in _TURNS and isinstance(call.result, torch.Tensor) and _sorts_pairs(first, call.result):
             self._rotates("unknown", first)
+
+    def _pair_halves(self, call: Call) -> None:
+        """Note that the results of CALL are the two halves of a tensor, cut along its last dimension, or that its
+        result is a stack of two such halves in a new last dimension.
+        """
+        first, result = call.first, call.result
+        if call.name in _CUTS and isinstance(result, tuple | list) and _along_last(call.args, call.kwargs, first):
+            if len(result) == 2 and result[0].shape == result[1].shape:
+                self._halves.update({id(half): (id(first), place) for place, half in enumerate(result)})
+        elif call.name == "stack" and isinstance(first, tuple | list) and isinstance(result, torch.Tensor):
+            halves = [self._halves.get(id(one), (0, -1)) for one in first]
+            dim = call.kwargs.get("dim", call.args[1] if len(call.args) > 1 else 0)
+            if dim in (-1, result.ndim - 1) and [place for _, place in halves] == [0, 1] and len({*dict(halves)}) == 1:
+                self._of_halves.add(id(result))
+        elif call.name in _UNCHANGED and id(first) in self._of_halves:
+            self._of_halves.add(id(result))
 
     def _rotates_halves(self, call: Call) -> None:
         """Note the tensors that CALL negates; and, where it joins one of them, computed from weights, with others, a

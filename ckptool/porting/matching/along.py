@@ -29,7 +29,9 @@ def along_branches(cells: Cells) -> dict[int, Hashable]:
     labels: dict[int, Hashable] = {}
     for targets, sources in cells.even():
         if len(targets) <= _MOST:
-            beside = [pair for block in {block_of(t.path) for t in targets} for pair in certain.get(block, ())]
+            beside = [
+                pair for block in dict.fromkeys(block_of(t.path) for t in targets) for pair in certain.get(block, ())
+            ]
             found = _found(targets, sources, beside)
             if len(found) == len({id(s) for s in found.values()}) == len(targets):
                 for t in targets:

@@ -84,7 +84,9 @@ class Neighbours:
     @cached_property
     def _uses(self) -> Counter[str]:
         """Return word -> number of units of both sides with this word in their names."""
-        return Counter(word for unit in (*self._cells.targets, *self._cells.sources) for word in {*unit.words})
+        return Counter(
+            word for unit in (*self._cells.targets, *self._cells.sources) for word in dict.fromkeys(unit.words)
+        )
 
 
 class _Row:

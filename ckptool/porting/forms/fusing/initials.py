@@ -48,7 +48,7 @@ def _by_letter(pieces: Sequence[Piece]) -> _Initials:
     """Return first letter -> those of PIECES whose name begins with it, after words that more than half of them have.
     A name of such words only is left out.
     """
-    common = Counter(word for p in pieces for word in set(cut(p.last)))
+    common = Counter(word for p in pieces for word in dict.fromkeys(cut(p.last)))
     letters: _Initials = defaultdict(list)
     for p in pieces:
         own = [word for word in cut(p.last) if 2 * common[word] <= len(pieces)]

@@ -322,11 +322,11 @@ def _is_token(piece: Piece) -> bool:
 
 def _of_one_word(group: Sequence[Piece]) -> list[Family]:
     """Return a family for each word that the names of several, and not of all, tensors of GROUP have, each with these
-    tensors in the order of GROUP.
+    tensors in the order of GROUP. Words at the end of names come first: they say what a tensor is.
     """
     having: dict[str, list[Piece]] = defaultdict(list)
     for piece in group:
-        for word in {*cut(piece.last)}:
+        for word in dict.fromkeys(reversed(cut(piece.last))):
             having[word].append(piece)
     return [Family(tuple(some), (), numbered=False) for some in having.values() if 1 < len(some) < len(group)]
 

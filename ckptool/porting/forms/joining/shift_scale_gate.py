@@ -15,7 +15,7 @@ def shift_first(row: Sequence[Piece]) -> tuple[Piece, ...] | None:
     """Return the layers ROW as shift, scale and, if there is one, gate, by the word for it in their names. None if a
     name has no such word, if two have the same, or if shift or scale is missing.
     """
-    said = {next(iter({*cut(piece.last)} & {*_MODULATION}), ""): piece for piece in row}
+    said = {next((word for word in cut(piece.last) if word in _MODULATION), ""): piece for piece in row}
     whole = len(said) == len(row) and said.keys() in ({*_MODULATION}, {*_MODULATION[:2]})
     return tuple(said[name] for name in _MODULATION if name in said) if whole else None
 
