@@ -192,3 +192,19 @@ def test_numbers_in_words_are_numbers_also_if_they_are_cut(words: tuple[str, ...
     mapping = port(signature(source), wanted(target))
     own = {f"score_dsn{number}.weight": f"netScore{word}.weight" for number, word in enumerate(words, 1)}
     assert pairing(mapping) == own
+
+
+@pytest.mark.parametrize("turned", [True, False])
+def test_layers_of_equal_sizes_are_counted_as_the_two_other_series_in_their_list(turned: bool) -> None:
+    """A decoder whose levels go from 6 down to 3, or up, in code that counts its steps from 0."""
+    ours: Shapes = {}
+    own: Shapes = {}
+    for step in range(4):
+        level = 6 - step if turned else step + 3
+        ours |= {f"predict{level}.weight": (2, 10 + step, 3, 3), f"deconv{level}.weight": (10 + step, 4, 4, 4)}
+        ours[f"flow{level}_up.weight"] = (2, 2, 4, 4)
+        own |= {f"refine.{step}.flow.weight": (2, 10 + step, 3, 3), f"refine.{step}.wider.weight": (2, 2, 4, 4)}
+        own[f"refine.{step}.features.weight"] = (10 + step, 4, 4, 4)
+    found = pairing(port(signature(ours), wanted(own)))
+    expected = [f"flow{6 - step if turned else step + 3}_up.weight" for step in range(4)]
+    assert [found[f"refine.{step}.wider.weight"] for step in range(4)] == expected

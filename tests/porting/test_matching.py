@@ -286,6 +286,14 @@ def test_weight_norms_that_a_model_took_off_some_of_its_layers_are_plain_weights
     assert found["decoder.conv.weight"] == "weight_norm(dec.conv.weight_g, dec.conv.weight_v)"
 
 
+def test_what_is_joined_has_the_last_word_of_its_names_in_common() -> None:
+    """Of `a_p`, `a_g`, `b_p` and `b_g`, two projections and two gates become one layer each."""
+    apart = {f"m.{name}.weight": (6, 4) for name in ("a_p", "a_g", "b_p", "b_g")}
+    found = pairing(port(signature(apart), wanted({"n.p_in.weight": (12, 4), "n.g_in.weight": (12, 4)})))
+    assert found["n.p_in.weight"] == "cat(0, m.a_p.weight, m.b_p.weight)"
+    assert found["n.g_in.weight"] == "cat(0, m.a_g.weight, m.b_g.weight)"
+
+
 def test_stacked_experts_are_taken_apart_and_put_together() -> None:
     apart = {f"experts.{n}.w.weight": (6, 4) for n in range(3)} | {"router.weight": (3, 4)}
     stacked = {"experts.w.weight": (3, 6, 4), "router.weight": (3, 4)}

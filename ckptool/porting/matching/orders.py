@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
 from itertools import combinations, pairwise
 
@@ -10,7 +11,7 @@ from ..forms.branches import flows_into
 from ..questions import Question, Reason, ask
 from ..words import common_start, label, table
 from .cells import Cells
-from .counting import counted, rows
+from .counting import Member, counted, direction, rows
 from .evidence import Evidence, Kind
 from .levels import reason_against
 from .neighbours import Neighbours
@@ -84,16 +85,17 @@ class Orders:
         """Return `id` of a unit -> rank of its numbers, from 0. None as in `units.number_ranks`.
 
         If TARGETS are of one series and SOURCES, too, the sources are ranked from the other end if decided pairs of the
-        two series show it or, without any, if the forward pass and the names do (`Levels.against` is -1); in the second
-        case, the units note it in `backwards`. None, too, if such pairs contradict both ways to count, or if two units
-        of a side have one rank and are counted from the other end.
+        two series show it or, without any, if the forward pass and the names do (`Levels.against` is -1), or other
+        series in the list of TARGETS (`_others_turned`); without such pairs, the units note it in `backwards`. None,
+        too, if such pairs contradict both ways to count, or if two units of a side have one rank and are counted from
+        the other end.
         """
         ranks = number_ranks(targets, sources)
         if ranks is None or len({series(u) for u in targets}) > 1 or len({series(u) for u in sources}) > 1:
             return ranks
         known = self._known(targets[0], sources[0])
         sign = counted([u.numbers for u in targets], [u.numbers for u in sources], known)
-        if not known and self._against_levels(targets, sources) < 0:
+        if not known and (self._against_levels(targets, sources) < 0 or self._others_turned(targets)):
             sign = -1
             for unit in (*targets, *sources):
                 unit.backwards |= {row for row, _ in rows(unit.path)}
@@ -109,6 +111,19 @@ class Orders:
         """
         both = series(target), series(source)
         return [(t.numbers, s.numbers) for t, s in self.cells.pairs() if (series(t), series(s)) == both]
+
+    def _others_turned(self, targets: list[Unit]) -> bool:
+        """Return whether two or more series of the source have decided pairs in the outermost list that TARGETS are in,
+        and all of these are counted from the other end.
+        """
+        around = rows(targets[0].path)
+        known: dict[tuple[Hashable, Hashable], list[Member]] = defaultdict(list)
+        for t, s in self.cells.pairs():
+            places = rows(t.path)
+            if around and places and places[0][0] == around[0][0] and s.numbers:
+                known[series(t), series(s)].append(((places[0][1],), s.numbers))
+        ways = [direction(pairwise(sorted(members))) for members in known.values() if len({*dict(members)}) > 1]
+        return len(ways) > 1 and {*ways} == {-1}
 
     def _against_levels(self, targets: list[Unit], sources: list[Unit]) -> int:
         """Return whether the levels that a list takes speak against its numbers: 0, 1 or -1 as in `Levels.against`. 0
