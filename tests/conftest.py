@@ -91,6 +91,17 @@ def pytest_xdist_make_scheduler(config, log):
     return Scheduling(config, log)
 
 
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtestloop(session):
+    """Remove data of coverage that cannot be read, before pytest-cov puts all of it together."""
+    result = yield
+    if getattr(session.config.option, "cov_source", None) and not hasattr(session.config, "workerinput"):
+        from half_written import remove
+
+        remove(session.config.rootpath)
+    return result
+
+
 def pytest_collection_finish():
     """Thousands of tests were collected, and stay: nothing of them is garbage that has to be looked for again."""
     gc.collect()
