@@ -109,7 +109,7 @@ def _joined(columns: list[list[int]], keys: list[int]) -> list[_Box]:
     by_outer: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
     for index, numbers in enumerate(zip(*outer, strict=True)):
         by_outer[numbers].append(index)
-    single = {number: frozenset((number,)) for numbers in sets for number in numbers}
+    single = {number: frozenset((number,)) for place in varied[:-1] for number in sets[place]}
     boxes: list[_Box] = [
         ((*map(single.__getitem__, numbers), frozenset([last[index] for index in own])), [keys[index] for index in own])
         for numbers, own in by_outer.items()

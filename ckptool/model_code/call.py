@@ -119,9 +119,10 @@ def summed_dim(call: Call, place: int, matrix: torch.Tensor) -> int | None:
 
 
 def _dim_of_tensordot(call: Call, place: int, matrix: torch.Tensor) -> int | None:
+    """Return the same as `summed_dim` for a tensordot, which names the dimensions or says how many there are."""
     dims = call.args[2] if len(call.args) > 2 else call.kwargs.get("dims", 2)
-    if isinstance(dims, int):
-        return None if dims != 1 else -1 if place == 0 else -matrix.ndim if matrix.ndim == 2 else None
+    if dims == 1:
+        dims = [-1], [0]  # the last of the first tensor, and the first of the second
     try:
         (dim,) = dims[place]
     except (TypeError, ValueError, IndexError):
