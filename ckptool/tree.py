@@ -543,10 +543,10 @@ def rebuild(
         elif isinstance(original, Set):
             copy.items, copy.frozen = [copied(item) for item in original.items], original.frozen
         elif isinstance(original, Dict):
-            plain = leaf is None and holds_tensors_alone(original)
-            copy.entries = (
-                original.entries if plain else [(copied(key), copied(value)) for key, value in original.entries]
-            )
+            if leaf is None and holds_tensors_alone(original):  # a large dict shares its columns, which nobody changes
+                copy.entries = original.entries if type(original.entries) is Pairs else list(original.entries)
+            else:
+                copy.entries = [(copied(key), copied(value)) for key, value in original.entries]
             copy.ordered, copy.attributes = original.ordered, copied(original.attributes)
         else:
             copy.how, copy.callee, copy.args = original.how, copied(original.callee), copied(original.args)

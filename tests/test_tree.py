@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from same import graph
 from strategies import checkpoints, tensor_of
@@ -78,6 +78,7 @@ def test_a_rebuilt_tree_has_the_same_values_the_same_sharing_and_the_same_circle
 
 
 @given(root=trees())
+@example(root=Dict([("w", tensor_of("int8"))]))
 def test_a_rebuilt_tree_shares_no_container_with_the_old_one(root):
     before = graph(root)
     old = {id(node) for node in containers_of(root)}

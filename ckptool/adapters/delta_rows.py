@@ -351,7 +351,7 @@ class Scaled:
         """The rows from FIRST up to LAST."""
         import numpy as np
 
-        by = self.by.values.reshape(-1)
+        by: Array = self.by.values.reshape(-1)
         if self.by_column:
             by = np.repeat(by, self.shape[1] // len(by))[None, :]
         else:
