@@ -6,6 +6,7 @@ tensor is read. The other primitive, which renames keys, is `ckptool.passes.reke
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, ItemsView, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -21,8 +22,8 @@ from .errors import Ambiguous, NotFound, counted, printable
 from .inert.in_memory import to_plain
 from .inert.other_tensors import OtherTensor, other_tensor, others_in
 from .inert.pickled_models import PickledModule, find_modules, is_module, state_dict_of
-from .keys import find_wrappers
-from .tensor import LazyTensor, Storage, distinct, little_endian, totals, width_of_numbers
+from .keys import find_wrappers, outline
+from .tensor import LazyTensor, Storage, View, distinct, little_endian, totals, views_of, width_of_numbers
 from .tree import (
     ABSENT,
     Dict,
@@ -34,6 +35,7 @@ from .tree import (
     descend,
     holds_tensors_alone,
     is_mapping,
+    mapping_of,
     metadata_of,
     rebuild,
     trail_to,
@@ -297,7 +299,7 @@ class StateDict(Mapping[str, LazyTensor]):
         self._plain = holds_tensors_alone(node)
         entries = node.entries
         self._values: dict[str, Any] = (
-            dict(entries) if self._plain else {str(key): value for key, value in entries if isinstance(key, str)}
+            mapping_of(entries) if self._plain else {str(key): value for key, value in entries if isinstance(key, str)}
         )
 
     def __getitem__(self, key: str) -> LazyTensor:
@@ -340,17 +342,27 @@ class StateDict(Mapping[str, LazyTensor]):
         return self._totals[1] + sum(other.nbytes for other in self.others.values())
 
     @cached_property
+    def views(self) -> Counter[View]:
+        """How its dense tensors look at their storages, which is the same of many, and how many there are of each."""
+        return views_of(self.tensors.values())
+
+    @cached_property
     def _distinct(self) -> list[LazyTensor]:
         return distinct(self.tensors.values())
 
     @cached_property
     def _totals(self) -> tuple[int, int]:
-        return totals(self._distinct)
+        return totals(self.views if len(self._distinct) == len(self.tensors) else views_of(self._distinct))
 
     @cached_property
     def wrappers(self) -> dict[str, int]:
         """The wrappers that its keys go through, and how many keys go through each (see `keys.find_wrappers`)."""
-        return find_wrappers(self._values)
+        return find_wrappers(self._values, self.outline)
+
+    @cached_property
+    def outline(self) -> str:
+        """What its keys have in them apart from the numbers (see `keys.outline`)."""
+        return outline(self._values)
 
     @property
     def metadata(self) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from math import prod
@@ -605,7 +605,7 @@ class Swapped:
 
 #: What is asked of each of a hundred thousand tensors is asked in C.
 _STORAGE = operator.attrgetter("storage")
-_VIEW, _NUMEL, _NBYTES = (operator.attrgetter(f"view{part}") for part in ("", ".numel", ".nbytes"))
+_VIEW, _NBYTES = operator.attrgetter("view"), operator.attrgetter("view.nbytes")
 _STORED, _KIND = operator.attrgetter("nbytes"), operator.attrgetter("kind")
 
 
@@ -629,9 +629,15 @@ def locations(storages: Iterable[Storage]) -> Counter[str]:
     return found
 
 
-def totals(tensors: Sequence[LazyTensor]) -> tuple[int, int]:
-    """How many elements TENSORS have, and how many bytes."""
-    return sum(map(_NUMEL, tensors)), sum(map(_NBYTES, tensors))
+def views_of(tensors: Iterable[LazyTensor]) -> Counter[View]:
+    """How TENSORS look at their storages, each with how many do: few, where tensors are many."""
+    return Counter(map(_VIEW, tensors))
+
+
+def totals(views: Mapping[View, int]) -> tuple[int, int]:
+    """How many elements tensors have, and how many bytes. VIEWS gives how many tensors there are of each view."""
+    numel = sum(view.numel * count for view, count in views.items())
+    return numel, sum(view.nbytes * count for view, count in views.items())
 
 
 def used_bytes(tensors: Sequence[LazyTensor]) -> int:

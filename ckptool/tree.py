@@ -88,12 +88,23 @@ class Pairs(Sequence[tuple[Any, Any]]):
         key_column, value_column: the Nth of each are those of the Nth pair.
     """
 
-    __slots__ = ("_tensors_alone", "key_column", "value_column")
+    __slots__ = ("_mapping", "_tensors_alone", "key_column", "value_column")
 
     def __init__(self, keys: list[Any], values: list[Any]) -> None:
         self.key_column = keys
         self.value_column = values
+        self._forget()
+
+    def _forget(self) -> None:
+        self._mapping: dict[Any, Any] | None = None
         self._tensors_alone: bool | None = None
+
+    @property
+    def mapping(self) -> dict[Any, Any]:
+        """The values by their keys, which must be hashable. Nobody may change this dict, which is made once."""
+        if self._mapping is None:
+            self._mapping = dict(zip(self.key_column, self.value_column, strict=True))
+        return self._mapping
 
     @property
     def tensors_alone(self) -> bool:
@@ -106,7 +117,7 @@ class Pairs(Sequence[tuple[Any, Any]]):
         """Add pairs to a dict that is being read."""
         self.key_column += keys
         self.value_column += values
-        self._tensors_alone = None
+        self._forget()
 
     def __len__(self) -> int:
         return len(self.key_column)
@@ -143,6 +154,11 @@ def key_column(entries: Sequence[tuple[Any, Any]]) -> list[Any]:
 def value_column(entries: Sequence[tuple[Any, Any]]) -> list[Any]:
     """The values of the entries of a dict. Nobody may change this list."""
     return entries.value_column if type(entries) is Pairs else [value for _, value in entries]
+
+
+def mapping_of(entries: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
+    """The values of the entries of a dict by their keys, which must be hashable. Nobody may change this dict."""
+    return entries.mapping if type(entries) is Pairs else dict(entries)
 
 
 #: Dicts with fewer entries are no larger as a list of pairs.

@@ -39,7 +39,7 @@ def versions(**modules):
 
 def rekeyed(node, renamed, root=None):
     ckpt = Checkpoint(root or node)
-    return rekey(ckpt, "", node, renamed)
+    return rekey(ckpt, StateDict(node, ""), renamed)
 
 
 def test_keys_are_renamed_and_dropped_where_they_stand():

@@ -10,10 +10,9 @@ Sources: what peft 0.21 and diffusers 0.42 write; LyCORIS 3 and kohya's scripts 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ..checkpoint import Checkpoint
+from ..checkpoint import Checkpoint, StateDict
 from ..errors import CannotCarry, Malformed, counted, printable
 from ..tensor import LazyTensor
 from .settings import Settings
@@ -78,15 +77,13 @@ class Layer:
     keys: list[str] = field(default_factory=list)
 
 
-def is_adapter(keys: Iterable[str]) -> bool:
-    """Whether keys are those of an adapter, which is no model: those of its parts are among them."""
-    listed = list(keys)
-    names = "\n".join(listed)
-    return any(word in names for word in _IN_PARTS) and any(map(_PART.search, listed))
+def is_adapter(weights: StateDict) -> bool:
+    """Whether weights are those of an adapter, which is no model: its parts are among them."""
+    return any(word in weights.outline for word in _IN_PARTS) and any(map(_PART.search, weights))
 
 
-#: What is in the name of each part.
-_IN_PARTS = ("lora", "hada_", "lokr_", "ia3_l", "trainable_tokens_delta", "dora_scale")
+#: What is in the name of each part, in the outline of the keys.
+_IN_PARTS = ("lora", "hada_", "lokr_", "ia0_l", "trainable_tokens_delta", "dora_scale")
 #: What no model's own tensor is called.
 _PART = re.compile(
     r"\.(?:lora_(?:A|B|down|up|mid|embedding_[AB]|magnitude_vector)|(?:lora|lora_linear_layer|\w+_lora)\.(?:down|up)"

@@ -81,7 +81,7 @@ def merge_lora(
         item if isinstance(item, Adapter) else open_adapter(item, factor_)
         for item, factor_ in zip(listed, factors, strict=True)
     ]
-    if packed_in(base.state_dict(at).tensors):
+    if packed_in(base.state_dict(at)):
         base = dequantize(base, at=at)
     tensors = base.state_dict(at).tensors
     merge = Merge(base, tensors, Places(tensors, base.where), config_of(base))

@@ -8,6 +8,7 @@ import re
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from itertools import accumulate, chain, groupby, repeat, zip_longest
+from math import prod
 from operator import itemgetter
 from sys import intern
 from typing import TypeAlias
@@ -102,9 +103,9 @@ def _joined(columns: list[list[int]], keys: list[int]) -> list[_Box]:
     in that place alone become one: first the experts of each layer, then the layers that have the same experts.
     """
     sets = list(map(frozenset, columns))
+    if prod(map(len, sets)) == len(keys):
+        return [(tuple(sets), keys)]  # every combination is there, as nearly always
     varied = [place for place, numbers in enumerate(sets) if len(numbers) > 1]
-    if len(varied) < 2:
-        return [(tuple(sets), keys)]
     *outer, last = (columns[place] for place in varied)
     by_outer: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
     for index, numbers in enumerate(zip(*outer, strict=True)):

@@ -8,6 +8,7 @@ from itertools import takewhile
 from typing import Literal, TypeAlias
 
 from ..records import record
+from .outlines import outline
 from .prefixes import common_prefix
 
 
@@ -48,10 +49,13 @@ _END = "."
 _LEAF: _Node = {_END: {}}
 
 
-def find_wrappers(keys: Iterable[str]) -> dict[str, int]:
-    """Return what `unwrap` would remove and from how many keys: `{"module.": 161, "_orig_mod.": 3}`."""
+def find_wrappers(keys: Iterable[str], outlined: str | None = None) -> dict[str, int]:
+    """Return what `unwrap` would remove and from how many keys: `{"module.": 161, "_orig_mod.": 3}`.
+
+    OUTLINED is the outline of the keys, where it is at hand.
+    """
     keys = list(keys)
-    outer, others = _around_all(keys)
+    outer, others = _around_all(keys, outlined)
     if not others:
         return {f"{component}.": len(keys) for component in outer.split(".")[:-1]}
     counts: Counter[str] = Counter()
@@ -61,26 +65,27 @@ def find_wrappers(keys: Iterable[str]) -> dict[str, int]:
     return {f"{component}.": count for component, count in counts.most_common()}
 
 
-def unwrap(keys: Iterable[str]) -> dict[str, str]:
+def unwrap(keys: Iterable[str], outlined: str | None = None) -> dict[str, str]:
     """Return the name of each key without wrappers: `_orig_mod.module.w` becomes `w`, `b._orig_mod.w` `b.w`.
 
     All keys are in the result, in their order, changed or not. The last component of a key always stays. Two
     keys may get the same name (`b._orig_mod.w` beside `b.w`): that is for the caller to refuse, as it is for
-    the caller to say what becomes of `n_averaged`, which is no weight.
+    the caller to say what becomes of `n_averaged`, which is no weight. OUTLINED is the outline of the keys, where it is
+    at hand.
     """
     keys = list(keys)
-    outer, others = _around_all(keys)
+    outer, others = _around_all(keys, outlined)
     if not others:
         return {key: key[len(outer) :] for key in keys}
     return {key: new for key, new, _ in _unwrapped_one_by_one(keys)}
 
 
-def _around_all(keys: list[str]) -> tuple[str, bool]:
+def _around_all(keys: list[str], outlined: str | None) -> tuple[str, bool]:
     """The wrappers that all keys begin with, and whether there may be others. In most files there are none."""
-    components = takewhile((_ANYWHERE | _SOLE).__contains__, common_prefix(keys).split("."))
+    lines = (outline(keys) if outlined is None else outlined).split("\n")[1:-1]
+    components = takewhile((_ANYWHERE | _SOLE).__contains__, common_prefix(lines).split("."))
     outer = "".join(f"{component}." for component in components)
-    text = "\n".join([key[len(outer) :] for key in keys] if outer else keys)
-    return outer, any(wrapper.component in text for wrapper in WRAPPERS)
+    return outer, any(wrapper.component in line[len(outer) :] for line in lines for wrapper in WRAPPERS)
 
 
 def _unwrapped_one_by_one(keys: list[str]) -> Iterator[tuple[str, str, set[str]]]:

@@ -53,6 +53,8 @@ def required(weights: StateDict) -> list[str]:
 
     Without a version, torch adds them itself.
     """
+    if "running_var\n" not in weights.outline:
+        return []
     metadata = weights.metadata or {}
     found = []
     for key, _, _ in _counters(dict.fromkeys(weights.tensors, ()), {}):
@@ -79,7 +81,7 @@ def drop_buffers(ckpt: Checkpoint, *, at: str | None = None, missing: Missing = 
             where=ckpt.where,
             evidence=[f"these are {', '.join(sorted(COMPUTED))}, and causal masks"],
         )
-    done = rekey(ckpt, weights.path, weights.node, dict.fromkeys(gone)) if gone else ckpt
+    done = rekey(ckpt, weights, dict.fromkeys(gone)) if gone else ckpt
     return done.noting(f"drop buffers: {_said(gone)}" if gone else "drop buffers: there are none")
 
 

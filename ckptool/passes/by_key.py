@@ -74,7 +74,7 @@ def strip_prefix(
         )
         refusal.instead = instead
         raise refusal
-    done = rekey(ckpt, weights.path, weights.node, new, f"without {shown}")
+    done = rekey(ckpt, weights, new, f"without {shown}")
     return done.noting(f"strip {shown}: {len(new):,} of {counted(len(new), 'key')}{within(weights)}")
 
 
@@ -93,7 +93,7 @@ def add_prefix(ckpt: Checkpoint, prefix: str = "module.", *, at: str | None = No
     if max(lengths, default=0) > names.LONGEST_KEY or sum(lengths) > names.MOST_CHARACTERS:
         raise names.too_long(f"={head}")
     new = {key: names.add_prefix(key, head) for key in weights}
-    done = rekey(ckpt, weights.path, weights.node, new)
+    done = rekey(ckpt, weights, new)
     return done.noting(f"add '{printable(head)}.': {len(new):,} of {counted(len(new), 'key')}{within(weights)}")
 
 
@@ -121,12 +121,11 @@ def unwrap(ckpt: Checkpoint, *, at: str | None = None, missing: Missing = "error
         KeyCollision: two keys would become one.
     """
     weights = changeable(ckpt, at)
-    found = names.find_wrappers(list(weights))
-    if not found:
+    if not (found := weights.wrappers):
         if missing == "ok":
             return ckpt.noting("unwrap: no key goes through a wrapper")
         raise NoMatch("no key goes through a wrapper", where=ckpt.where, evidence=key_evidence(weights))
-    new: dict[str, str | None] = dict(names.unwrap(list(weights)))
+    new: dict[str, str | None] = dict(names.unwrap(weights, weights.outline))
     lines = [
         f"unwrap {name}: {count:,} of {counted(len(new), 'key')}{within(weights)}" for name, count in found.items()
     ]
@@ -135,7 +134,7 @@ def unwrap(ckpt: Checkpoint, *, at: str | None = None, missing: Missing = "error
         if "module." in found and all(key.startswith(beside) for key in new if key != counter):
             new[counter] = None
             lines.append("unwrap: n_averaged, the counter of AveragedModel, left behind")
-    return rekey(ckpt, weights.path, weights.node, new, "unwrapped").noting(*lines)
+    return rekey(ckpt, weights, new, "unwrapped").noting(*lines)
 
 
 @on_plain_dicts_too
@@ -192,7 +191,7 @@ def rename(
         f"rename {printable(str(r))}: {used[i]:,} of {counted(len(weights), 'key')}{within(weights)}"
         for i, r in enumerate(parsed)
     ]
-    return rekey(ckpt, weights.path, weights.node, new).noting(*lines)
+    return rekey(ckpt, weights, new).noting(*lines)
 
 
 def _deeper(rule: Rename, weights: StateDict) -> str:
@@ -218,7 +217,7 @@ def _renamed_by(ckpt: Checkpoint, weights: StateDict, function: Callable[[str], 
         new[key] = made
     changed = sum(old != made for old, made in new.items())
     name = printable(getattr(function, "__name__", type(function).__name__), 40)
-    done = rekey(ckpt, weights.path, weights.node, new)
+    done = rekey(ckpt, weights, new)
     return done.noting(f"rename by {name}: {changed:,} of {counted(len(weights), 'key')}{within(weights)}")
 
 
@@ -248,7 +247,7 @@ def _filter(
     }
     if len(gone) == len(weights):
         raise NoMatch("no key would be left", where=ckpt.where, evidence=key_evidence(weights))
-    done = rekey(ckpt, weights.path, weights.node, gone)
+    done = rekey(ckpt, weights, gone)
     word = "select" if keep else "drop"
     return done.noting(f"{word}: {len(weights) - len(gone):,} of {counted(len(weights), 'key')} kept{within(weights)}")
 

@@ -72,7 +72,7 @@ def _dequantized(ckpt: Checkpoint, at: str | None, missing: Missing, *, every: b
     made = {id(node): _of_object(other) for node, other in found}
     before, after = sum(other.nbytes for _, other in found), sum(tensor.nbytes for tensor in made.values())
     weights = _weights(ckpt, at)
-    packed = packed_in(weights.tensors) if weights else []
+    packed = packed_in(weights) if weights else []
     if weights is not None and not every:
         packed = [alike[0] for alike in kinds_of_packed(packed, weights.tensors)]
     if not found and not packed and missing == "error":

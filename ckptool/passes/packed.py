@@ -22,9 +22,10 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from ..checkpoint import StateDict
 from ..dtypes import BY_NAME
 from ..records import record
 from ..tensor import LazyTensor
@@ -67,28 +68,22 @@ _DTYPES = frozenset(
 
 #: Last names of weights that are packed, but for those of bitsandbytes.
 _WEIGHTS = frozenset("qweight weight_packed zero_point weight".split())
-#: Characters of all keys that are looked at as one text.
-_LONGEST_NAMES = 1 << 24
 
 
-def packed_in(tensors: Mapping[str, Any]) -> list[Packed]:
-    """The packed weights of a state dict, in its order. TENSORS are its dense tensors by key."""
+def packed_in(weights: StateDict) -> list[Packed]:
+    """The packed weights of a state dict, in its order."""
     found: list[Packed] = []
-    views = {tensor.view for tensor in tensors.values() if isinstance(tensor, LazyTensor)}
-    types = {view.dtype.name for view in views}
-    if _DTYPES.isdisjoint(types) and not _has_mark(tensors):
+    types = {view.dtype.name for view in weights.views}
+    if _DTYPES.isdisjoint(types) and not any(mark in weights.outline for mark in _MARKS):
         return found  # as for most: a look at each key takes long
+    tensors = weights.tensors
     lasts = [key.rpartition(".")[2] for key in tensors]
     ends = set(lasts)
     scales = [name for name in _SCALES if name in ends]
     if "absmax" not in ends:  # else any name may be that of a weight
         ends = {last for last in ends if last in _WEIGHTS or last.endswith(("_blocks", "_qdata"))}
     for last, (key, tensor) in zip(lasts, tensors.items(), strict=True):
-        if (
-            last in ends
-            and isinstance(tensor, LazyTensor)
-            and (one := _packed(key, tensor.dtype.name, tensors, scales)) is not None
-        ):
+        if last in ends and (one := _packed(key, tensor.dtype.name, tensors, scales)) is not None:
             family, others = one
             found.append(Packed(family, key, (key, *[other for other in others if other in tensors])))
     return found
@@ -111,12 +106,6 @@ def kinds_of_packed(packed: Iterable[Packed], tensors: Mapping[str, LazyTensor])
         told = (one.family, alone, *parts)
         found[told].append(one)
     return list(found.values())
-
-
-def _has_mark(keys: Collection[str]) -> bool:
-    """Whether one of the marks is in a key."""
-    texts = ["\n".join(keys)] if sum(map(len, keys)) < _LONGEST_NAMES else keys
-    return any(mark in text for text in texts for mark in _MARKS)
 
 
 def _packed(key: str, dtype: str, tensors: Mapping[str, Any], scales: list[str]) -> tuple[str, list[str]] | None:

@@ -9,7 +9,6 @@ from typing import Any
 
 from ..checkpoint import Checkpoint, StateDict
 from ..errors import KeyCollision, RuleError, printable
-from ..tensor import LazyTensor
 from ..tree import (
     Dict,
     Mapped,
@@ -28,8 +27,8 @@ from .optimizers import follow
 from .packed import packed_in
 
 
-def rekey(ckpt: Checkpoint, path: str, node: Mapped, renamed: Mapping[str, str | None], what: str = "") -> Checkpoint:
-    """Rename keys of the state dict NODE: RENAMED gives the new key of each old one, or None to drop it.
+def rekey(ckpt: Checkpoint, weights: StateDict, renamed: Mapping[str, str | None], what: str = "") -> Checkpoint:
+    """Rename keys of a state dict: RENAMED gives the new key of each old one, or None to drop it.
 
     Keys that RENAMED does not mention and entries whose key is no string stay as they are; order is kept, and
     `_metadata` and the states of optimizers follow the keys. WHAT says in messages how the new keys came about.
@@ -40,8 +39,9 @@ def rekey(ckpt: Checkpoint, path: str, node: Mapped, renamed: Mapping[str, str |
         KeyCollision: two keys would become one.
         RuleError: a packed weight would be taken apart.
     """
-    if any(renamed.get(key, key) != key for key in renamed):
-        renamed = _kept_together(ckpt, node, renamed)
+    path, node = weights.path, weights.node
+    if any(new != key for key, new in renamed.items()):
+        renamed = _kept_together(ckpt, weights, renamed)
     quick = _renamed_at_once(node, renamed)
     taken: dict[str, str] = {}
     entries: list[tuple[Any, Any]] = []
@@ -65,22 +65,25 @@ def rekey(ckpt: Checkpoint, path: str, node: Mapped, renamed: Mapping[str, str |
                 key = new
         entries.append((key, value))
     done = entries if quick is None else quick
-    changed = {str(old) for old, new in renamed.items() if old != new}
+    changes = any(old != new for old, new in renamed.items())
     instead: dict[int, Any] = {id(node): with_entries(node, done)}
     metadata = metadata_of(node)
-    if metadata is not None and changed:
+    if metadata is not None and changes:
         moved = [(str(key), renamed.get(key, key)) for key, _ in node.entries if isinstance(key, str)]
         # in attributes of its own: another state dict may share the old ones
         modules = Dict(_moved_metadata(metadata, moved), metadata.ordered, metadata.attributes)
         attributes = Dict([(k, modules if v is metadata else v) for k, v in attributes_of(node).entries])
         instead[id(node)] = with_entries(node, done, attributes)
     notes: list[str] = []
-    if changed and node is not ckpt.root:
-        followed = follow(ckpt, StateDict(node, path), renamed)
+    if changes and node is not ckpt.root:
+        followed = follow(ckpt, weights, renamed)
         instead |= followed.instead
+        changed = {str(old) for old, new in renamed.items() if old != new}
         notes = [*followed.lines, *_named_elsewhere(ckpt.root, path, changed, followed.within)]
     notes = [note for note in notes if note not in ckpt.history]  # of several passes, each would say it
-    roles = {**ckpt.roles, **{new: ckpt.roles[old] for old, new in renamed.items() if new and old in ckpt.roles}}
+    roles = ckpt.roles
+    if roles:
+        roles = {**roles, **{new: roles[old] for old, new in renamed.items() if new and old in roles}}
     return replace(ckpt, root=rebuild(ckpt.root, instead=instead), history=(*ckpt.history, *notes), roles=roles)
 
 
@@ -97,15 +100,10 @@ def _renamed_at_once(node: Mapped, renamed: Mapping[str, str | None]) -> Pairs |
     return Pairs(new, value_column(node.entries))
 
 
-def _kept_together(ckpt: Checkpoint, node: Mapped, renamed: Mapping[str, str | None]) -> Mapping[str, str | None]:
+def _kept_together(ckpt: Checkpoint, weights: StateDict, renamed: Mapping[str, str | None]) -> Mapping[str, str | None]:
     """RENAMED with what belongs to packed weights following them, where no rule names it."""
-    if holds_tensors_alone(node):
-        tensors = dict(node.entries)
-    else:
-        held = ((key, value) for key, value in node.entries if isinstance(value, LazyTensor))
-        tensors = {str(key): value for key, value in held if isinstance(key, str)}
     further: dict[str, str | None] = {}
-    for one in packed_in(tensors):
+    for one in packed_in(weights):
         new = {key: renamed.get(key, key) for key in one.keys}
         gone = [key for key, name in new.items() if name is None]
         if len(gone) == len(new):

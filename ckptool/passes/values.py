@@ -63,7 +63,7 @@ def cast(
     patterns = patterns_for(weights, keep, ckpt, missing)
     tensors = weights.tensors
     kept = {t.storage.identity for key, t in tensors.items() if any(pattern.matches(key) for pattern in patterns)}
-    packed = packed_in(tensors)
+    packed = packed_in(weights)
     together = {key for one in packed for key in one.keys}
     _require_known(ckpt, tensors, together, patterns)
     held_back = kept | {tensors[key].storage.identity for key in together}
@@ -277,7 +277,7 @@ def average(ckpts: Sequence[Checkpoint], *, ratios: Sequence[float] | None = Non
     factors = _factors(len(ckpts), ratios)
     found = [ckpt.state_dict(at) for ckpt in ckpts]
     for ckpt, other in zip(ckpts, found, strict=True):
-        if packed := packed_in(other.tensors):
+        if packed := packed_in(other):
             what = (
                 f"has packed weights ({packed[0].family}), whose numbers have no mean: {printable(packed[0].name, 80)}"
             )

@@ -190,7 +190,7 @@ def _packed(ckpt: Checkpoint, weights: list[StateDict]) -> list[PackedReport]:
     found: dict[tuple[str, int | None, str], PackedReport] = {}
     for one in weights:
         tensors = one.tensors
-        packed = packed_in(tensors)
+        packed = packed_in(one)
         config = quantization_of(ckpt) if packed else {}
         for alike in kinds_of_packed(packed, tensors):
             first, count = alike[0], len(alike)

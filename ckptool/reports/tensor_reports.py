@@ -12,7 +12,7 @@ from typing import Any, overload
 from ..checkpoint import Role
 from ..inert.other_tensors import OtherTensor
 from ..records import record
-from ..tensor import LazyTensor
+from ..tensor import LazyTensor, share_nothing
 from ..tree import component_text, key_column, value_column
 
 _VIEW, _STORED_AS = attrgetter("view"), attrgetter("storage.kind")
@@ -165,8 +165,14 @@ class TensorReports(Sequence[TensorReport]):
 
     def let_go(self) -> None:
         """Number the storages and forget the tensors, which keep files open."""
-        known: dict[int, int] = {}
-        self._numbers = [None if t is None else known.setdefault(t.storage.identity, len(known)) for t in self._held]
+        held = [t for t in self._held if t is not None]
+        if len(held) == len(self._held) and share_nothing(held):
+            self._numbers = list(range(len(held)))
+        else:
+            known: dict[int, int] = {}
+            self._numbers = [
+                None if t is None else known.setdefault(t.storage.identity, len(known)) for t in self._held
+            ]
         self._held = []
 
     @classmethod

@@ -109,7 +109,7 @@ def test_an_odd_quantised_weight_is_dequantised_or_refused(packed, case, data):
         inner[name] = data.draw(st.sampled_from([None, True, 0, -1, 3, 4, "x", [1], {"a": {"weights": 3}}, 1.5]))
         ckpt = replace(ckpt, side_files={"config.json": SideFile(json.dumps(config).encode(), ())})
     with contextlib.suppress(CheckpointError):
-        tensors = ckpt.state_dict().tensors
-        for one in packed_in(tensors):
-            grain(one, tensors, inner if isinstance(inner, dict) else {})
+        weights = ckpt.state_dict()
+        for one in packed_in(weights):
+            grain(one, weights.tensors, inner if isinstance(inner, dict) else {})
         readable(ckptool.dequantize(ckpt))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from same import graph
 from strategies import checkpoints, flat_checkpoints, tensor_of
 
-from ckptool.checkpoint import Checkpoint
+from ckptool.checkpoint import Checkpoint, StateDict
 from ckptool.disk.composing import Gap
 from ckptool.disk.files import Buffer, File
 from ckptool.disk.writing import write_pieces
@@ -261,7 +261,7 @@ def test_keys_that_are_renamed_at_once_are_those_renamed_one_by_one(names, renam
     root = Dict([(name, tensor_of("float32", (2,))) for name in names])
 
     def entries():
-        ckpt = rekeying.rekey(Checkpoint(root), "", root, renamed)
+        ckpt = rekeying.rekey(Checkpoint(root), StateDict(root, ""), renamed)
         return [(key, id(value)) for key, value in ckpt.root.entries], ckpt.history
 
     quick = told(entries)

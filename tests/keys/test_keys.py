@@ -1,5 +1,6 @@
 import itertools
 import re
+from collections import Counter
 
 import pytest
 from effort import calls
@@ -24,6 +25,7 @@ from ckptool.keys import (
     strip_prefix,
     unwrap,
 )
+from ckptool.keys.wrappers import _unwrapped_one_by_one
 
 pytestmark = pytest.mark.same_without_torch
 
@@ -413,6 +415,24 @@ def test_unwrapping_twice_changes_nothing_more(keys):
     assert all(old == new for old, new in unwrap(once.values()).items())
     assert [k.rpartition(".")[2] for k in once] == [k.rpartition(".")[2] for k in once.values()]
     assert bool(find_wrappers(keys)) is any(old != new for old, new in once.items())
+
+
+@given(
+    st.lists(
+        st.text(st.sampled_from("a01.\n"), max_size=4).flatmap(
+            lambda end: st.sampled_from(["module.", "_orig_mod.module.", "module.module.", ""]).map(
+                lambda head: f"{head}x{end}"
+            )
+        ),
+        min_size=1,
+        unique=True,
+        max_size=4,
+    )
+)
+def test_wrappers_around_all_keys_are_removed_as_they_are_from_each(keys):
+    each = list(_unwrapped_one_by_one(keys))
+    assert unwrap(keys) == {key: new for key, new, _ in each}
+    assert find_wrappers(keys) == Counter(f"{component}." for _, _, removed in each for component in removed)
 
 
 def test_unwrapping_does_not_recurse():

@@ -84,9 +84,9 @@ def test_any_run_of_bytes_is_that_run_of_the_whole(written, case):
 )
 def test_a_family_is_recognised_with_its_bits_and_groups(written, case, family, bits, shared):
     ckpt = opened(written, case)
-    tensors = ckpt.state_dict().tensors
-    first = packed_in(tensors)[0]
-    assert (first.family, *grain(first, tensors, quantization_of(ckpt))) == (family, bits, shared)
+    weights = ckpt.state_dict()
+    first = packed_in(weights)[0]
+    assert (first.family, *grain(first, weights.tensors, quantization_of(ckpt))) == (family, bits, shared)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if not case.endswith("-pickle")])
@@ -103,7 +103,7 @@ def test_passes_carry_quantised_weights_untouched_and_rename_them_as_one(written
 def test_a_cast_touches_no_part_of_a_quantised_weight(written, tmp_path, case):
     ckpt = opened(written, case)
     before = raw(ckpt)
-    packed = {key for one in packed_in(ckpt.state_dict().tensors) for key in one.keys}
+    packed = {key for one in packed_in(ckpt.state_dict()) for key in one.keys}
     if not any(dtype.startswith(("float", "bfloat")) for key, (dtype, *_) in before.items() if key not in packed):
         with pytest.raises(CannotCarry, match="which a cast leaves alone, and nothing else to cast"):
             ckptool.cast(ckpt, "float64")
@@ -116,7 +116,7 @@ def test_a_cast_touches_no_part_of_a_quantised_weight(written, tmp_path, case):
 
 def test_a_cast_leaves_quantised_weights_alone_and_casts_the_rest(written, tmp_path):
     ckpt = opened(written, "bnb-nf4")
-    packed = {key for one in packed_in(ckpt.state_dict().tensors) for key in one.keys}
+    packed = {key for one in packed_in(ckpt.state_dict()) for key in one.keys}
     receipt = ckptool.save(ckptool.cast(ckpt, "bfloat16"), tmp_path / "cast/")
     after, before = raw(ckptool.open(tmp_path / "cast")), raw(ckpt)
     for key, (dtype, _, values) in after.items():

@@ -56,7 +56,7 @@ def open_safetensors(file: File, broken: dict[int, str] | None = None) -> Checkp
     header = read_header(file)
     names, kinds, metadata = header.names, header.kinds, header.metadata
     table, likes = HeaderTable(file, header), {}
-    for kind, number in {kind: number for number, kind in enumerate(kinds)}.items():
+    for kind, number in dict(zip(kinds, range(len(kinds)), strict=True)).items():
         storage = NumberedStorage(table, number, kind_of("cpu", kind.dtype if kind.dtype.storage else None))
         likes[kind] = LazyTensor(storage, kind.dtype, kind.shape, kind.stride)
     like = list(map(likes.__getitem__, kinds))
@@ -71,15 +71,13 @@ def open_safetensors(file: File, broken: dict[int, str] | None = None) -> Checkp
                 there = max(file.size - header.start - begin, 0)
                 broken[id(tensor.storage)] = f"is cut short: {there:,} of {end - begin:,} bytes are there"
     note = _read_note(metadata.get(_NOTE)) or {}
-    in_order = note.get("order") == _order(names)
+    in_order = "order" in note and note["order"] == _order(names)
     lost = "the order of its keys is that of the header; how they were saved is not known"
     root = Dict(entries, ordered=True)
     _restore(root, note)
     tied = _named_ties(metadata, names)
-    for (_, tensor), (_, restored) in zip(
-        entries, root.entries, strict=True
-    ):  # a permuted one has a storage of its own
-        if broken and id(tensor.storage) in broken:
+    for (_, tensor), (_, restored) in zip(entries, root.entries, strict=True) if broken else ():
+        if broken and id(tensor.storage) in broken:  # a permuted one has a storage of its own
             broken[id(restored.storage)] = broken[id(tensor.storage)]
     root.entries = _with_tied(root.entries, tied, note.get("places"))
     perhaps = tuple(_perhaps_parts(tied, note))

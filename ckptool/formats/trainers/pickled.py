@@ -12,7 +12,7 @@ from ...disk.inside import Folder, listed
 from ...errors import CheckpointError, Malformed, UnknownFormat, counted, printable
 from ...inert.other_tensors import as_dense, numbers
 from ...tensor import LazyTensor
-from ...tree import Dict, List, Object, holds_tensors_alone
+from ...tree import Dict, List, Object, holds_tensors_alone, mapping_of
 from .. import torch_legacy, torch_zip
 
 _HEAD = 4096
@@ -73,11 +73,14 @@ def folder_in(folder: Folder, name: str, said_by: str) -> Folder:
 
 
 def entries_of(node: Any) -> dict[str, Any]:
-    """The entries of a dict whose keys are texts, or those of an object's attributes; {} of anything else."""
+    """The entries of a dict whose keys are texts, or those of an object's attributes; {} of anything else.
+
+    Nobody may change this dict.
+    """
     if isinstance(node, Object):
         node = node.state
     if holds_tensors_alone(node):
-        return dict(node.entries)
+        return mapping_of(node.entries)
     return {str(key): value for key, value in node.entries if isinstance(key, str)} if isinstance(node, Dict) else {}
 
 

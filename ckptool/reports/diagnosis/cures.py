@@ -147,7 +147,7 @@ def _shown(
         return []
     plain = options == ["--unwrap"] and not to and list(weights.wrappers) == ["module."]
     file = shell_path(ckpt.where)
-    if plain and all(key.startswith("module.") for key in weights):
+    if plain and all(line.startswith("module.") for line in weights.outline.split("\n")[1:-1]):
         return [" ".join(["ckptool strip-prefix", file, out, *map(_quoted, at)])]
     if options == ["--extract"] and not to:
         return [" ".join(["ckptool extract-weights", file, out, *map(_quoted, at)])]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from ...adapters.adapter_layers import is_adapter
@@ -18,7 +18,7 @@ from ...formats import open as open_checkpoint
 from ...formats.base import FolderFormat, Format
 from ...inert.allowed import PLAIN
 from ...keys import common_prefix
-from ...tensor import LazyTensor, distinct, totals
+from ...tensor import LazyTensor, distinct, totals, views_of
 from ...tree import children, component_text, walk
 from ...weights import is_training_state
 from ..scanning.scan import Scan, scan
@@ -282,7 +282,7 @@ def _worth_knowing(ckpt: Checkpoint, weights: StateDict | None, tree: Tree) -> I
         what = f"all names begin with {printable(prefix, 60)!r}, which is not the name of a known wrapper"
         unless = f"if the model's names do not begin with {printable(prefix, 60)!r}"
         yield Finding("prefix", what, False, [(" ".join(words), unless)])
-    used, stored = tree.tensors, sum(storage.nbytes for storage in tree.storages)
+    used, stored = _bytes_of(tree.tensors), sum(storage.nbytes for storage in tree.storages)
     if stored > 2 * used and stored - used > 1 << 20:
         what = f"its tensors use {used:,} of {stored:,} stored bytes: views of larger ones were saved"
         command = f"ckptool convert {file} {beside(ckpt.where, 'small')} --compact"
@@ -298,4 +298,9 @@ def _worth_knowing(ckpt: Checkpoint, weights: StateDict | None, tree: Tree) -> I
 def _training_bytes(ckpt: Checkpoint) -> int:
     tops = {id(child): child for part, child in children(ckpt.root) if is_training_state(component_text(part))}
     nodes = (node for child in tops.values() for _, node in walk(child))
-    return totals(distinct(node for node in nodes if isinstance(node, LazyTensor)))[1]
+    return _bytes_of(node for node in nodes if isinstance(node, LazyTensor))
+
+
+def _bytes_of(tensors: Iterable[LazyTensor]) -> int:
+    """How many bytes TENSORS take, those that are one counted once."""
+    return totals(views_of(distinct(tensors)))[1]

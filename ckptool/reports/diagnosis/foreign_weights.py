@@ -66,7 +66,7 @@ def quantised(ckpt: Checkpoint, weights: StateDict, where: str) -> Iterator[Find
         where: where they are in it, in words, if there are others.
     """
     tensors = weights.tensors
-    packed = packed_in(tensors)
+    packed = packed_in(weights)
     objects = [other for other in weights.others.values() if other.class_name.startswith("torchao.")]
     if not packed and not objects:
         return

@@ -16,7 +16,7 @@ from ...formats.base import AnyFormat
 from ...formats.torch_zip import FORMAT as TORCH_ZIP
 from ...formats.torch_zip import NO_VERSION
 from ...inert.allowed import PLAIN, named_globals
-from ...tensor import LazyTensor, Storage, distinct, locations, totals
+from ...tensor import LazyTensor, Storage, locations
 from ...tree import ByteString, Global, Object, Trail, address, holds_tensors_alone, value_column, walk
 from .finding import Finding
 from .obstacles import in_the_way
@@ -46,7 +46,7 @@ class Tree:
 
     Attributes:
         storages: all of them.
-        tensors: how many bytes the tensors in it take, those that are one counted once.
+        tensors: all of them.
         classes: how many objects there are of each class.
         named: the classes and functions that it names.
         python_2: strings of Python 2 are in it.
@@ -54,7 +54,7 @@ class Tree:
     """
 
     storages: list[Storage]
-    tensors: int
+    tensors: list[LazyTensor]
     classes: Counter[str]
     named: list[str]
     python_2: bool
@@ -83,7 +83,7 @@ def look_through(ckpt: Checkpoint) -> Tree:
             storages.append(node)
     return Tree(
         list(dict.fromkeys(storages)),
-        totals(distinct(tensors))[1],
+        tensors,
         Counter(node.class_name for _, node in others if isinstance(node, Object)),
         list(named_globals(ckpt.root, others)),
         any(isinstance(node, ByteString) for _, node in others),

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from ... import keys
 from ...adapters.adapter_summary import AdapterSummary, summary_of
 from ...checkpoint import Checkpoint, StateDict
 from ...disk.files import beside, is_there, shell_path
-from ...dtypes import BY_NAME as TYPES
 from ...errors import counted, printable
 from ...formats import format_of
 from ...formats.base import FolderFormat
@@ -40,7 +38,6 @@ BY_NAME = frozenset(
 
 #: What commands do with the files of the ranks of a run.
 _TOGETHER = "to put the parts of all ranks together"
-_SHAPE_AND_TYPE = attrgetter("shape", "dtype.name")
 _ADAPTER = re.compile(r"(?:^|[._])lora_(?:A|B|embedding_A|embedding_B|down|up|magnitude_vector)(?:[._]|\Z)")
 
 
@@ -130,20 +127,19 @@ def _of(ckpt: Checkpoint, weights: StateDict, where: str) -> Iterator[Finding]:
         shown = printable(counters[0], 60) + (f" and {len(counters) - 1:,} more" if counters[1:] else "")
         what = f"{shown}{where} {'is' if len(counters) == 1 else 'are'} missing, although the layers should have it"
         yield Finding("no-counters", what)
-    kinds = Counter(map(_SHAPE_AND_TYPE, weights.tensors.values()))  # few, where tensors are many
-    of_floats = [(shape, count) for (shape, name), count in kinds.items() if TYPES[name].is_floating]
+    of_floats = [(view.shape, count) for view, count in weights.views.items() if view.dtype.is_floating]
     floats, empty = sum(count for _, count in of_floats), sum(count for shape, count in of_floats if shape == (0,))
-    small = sum(count for (shape, _), count in kinds.items() if shape in ((0,), (1,)))
+    small = sum(count for view, count in weights.views.items() if view.shape in ((0,), (1,)))
     if (empty > 1 and 2 * empty >= floats) or small == len(weights.tensors) > 4:
         many = f"{empty:,} of {counted(floats, 'tensor')}{where} are empty"
         many = many if empty else "all its tensors have 1 element"
         actions = ["the weights are in the *_optim_states.pt files beside it"]
         yield Finding("zero-3", f"{many}: placeholders of DeepSpeed ZeRO-3", actions=actions)
-    elif not weights.parameters:
+    elif not any(view.numel for view in weights.views) and not any(one.numel for one in weights.others.values()):
         yield Finding(
             "no-parameters", f"the state dict{where} holds no parameters: {counted(len(weights), 'entry', 'entries')}"
         )
-    named = (key for key in weights if "lora_" in key)
+    named = [key for key in weights if "lora_" in key] if "lora_" in weights.outline else []
     layers = {_ADAPTER.split(key)[0].strip("._") for key in named if _ADAPTER.search(key)}
     if layers:
         what = f"it is an adapter (LoRA) of {counted(len(layers), 'layer')}{where}, and not the model that it changes"
@@ -159,8 +155,7 @@ def partly_wrapped(weights: StateDict) -> dict[str, int]:
     """Components of wrappers that stand before some of the keys, and before how many; none where `unwrap` helps."""
     if weights.wrappers:
         return {}
-    names = "\n".join(["", *weights])  # looked at as one text: in most files no key begins with any of them
-    components = {one.component for one in keys.WRAPPERS if f"\n{one.component}." in names}
+    components = {one.component for one in keys.WRAPPERS if f"\n{one.component}." in weights.outline}
     if not components:
         return {}
     heads = Counter(keys.first_component(key) for key in weights if "." in key)
