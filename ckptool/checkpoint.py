@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from .disk.files import same_bytes, shell_path, shell_quote
 from .disk.inside import Folder
@@ -275,6 +275,9 @@ def _plain_key(key: Any) -> bool:
     return all(map(_plain_key, key)) if isinstance(key, tuple) else isinstance(key, str | int | float | bytes | None)
 
 
+_Found = TypeVar("_Found")
+
+
 class StateDict(Mapping[str, LazyTensor]):
     """A state dict inside a checkpoint: key -> tensor, in the order in which it was saved.
 
@@ -296,6 +299,7 @@ class StateDict(Mapping[str, LazyTensor]):
         self.lost: tuple[str, ...] = ()
         self.aside: tuple[str, ...] = ()
         self.strangers: tuple[str, ...] = ()
+        self._found: dict[Any, Any] = {}
         self._plain = holds_tensors_alone(node)
         entries = node.entries
         self._values: dict[str, Any] = (
@@ -364,6 +368,13 @@ class StateDict(Mapping[str, LazyTensor]):
         """What its keys have in them apart from the numbers (see `keys.outline`)."""
         return outline(self._values)
 
+    def once(self, find: Callable[[StateDict], _Found]) -> _Found:
+        """What FIND finds in it, which is not searched for again."""
+        if find not in self._found:
+            self._found[find] = find(self)
+        found: _Found = self._found[find]
+        return found
+
     @property
     def metadata(self) -> dict[str, Any] | None:
         """The `_metadata` that torch keeps beside the keys (module path -> {"version": …}), or None."""
@@ -392,10 +403,15 @@ def _the_state_dict(ckpt: Checkpoint, at: str | None = None) -> StateDict:
     at = ckpt.at if at is None else at
     if at is not None:
         node = descend(ckpt.root, at)
-        if is_module(node):
-            return recovered(PickledModule(node, trail_to(at)), ckpt.where)
-        if is_mapping(node):
-            return StateDict(node, at)
+        known: list[StateDict] = ckpt._known.setdefault("asked for", [])
+        one: StateDict
+        for one in (*known, *ckpt._known.get("state dicts", ())):  # with all that was found out about it
+            if node is (one.model or one.node) and one.path == at:
+                return one
+        if is_module(node) or is_mapping(node):
+            module = is_module(node)
+            known.append(recovered(PickledModule(node, trail_to(at)), ckpt.where) if module else StateDict(node, at))
+            return known[-1]
         what = "nothing is" if node is ABSENT else "there is no dict"
         raise NotFound(f"{what} at {printable(repr(at))}", where=ckpt.where, evidence=_overview(ckpt), hint=_look(ckpt))
     found = ckpt.state_dicts()

@@ -640,15 +640,19 @@ def totals(views: Mapping[View, int]) -> tuple[int, int]:
     return numel, sum(view.nbytes * count for view, count in views.items())
 
 
-def used_bytes(tensors: Sequence[LazyTensor]) -> int:
-    """Bytes of the storages that TENSORS use. Views that overlap count as the whole that they are in, at most."""
+def stored_and_used(tensors: Sequence[LazyTensor]) -> tuple[int, int]:
+    """How many bytes the storages of TENSORS have, and how many of these the tensors use.
+
+    Views that overlap count as the whole storage that they are in, at most.
+    """
     if share_nothing(tensors):
-        return sum(map(min, map(_NBYTES, tensors), map(_STORED, map(_STORAGE, tensors))))
+        sizes = list(map(_STORED, map(_STORAGE, tensors)))
+        return sum(sizes), sum(map(min, map(_NBYTES, tensors), sizes))
     used: dict[int, int] = {}
     for t in distinct(tensors):
         one = t.storage.identity
         used[one] = min(used.get(one, 0) + t.nbytes, t.storage.nbytes)
-    return sum(used.values())
+    return sum(map(_STORED, set(map(_STORAGE, tensors)))), sum(used.values())
 
 
 def little_endian(storage: Storage, dtype: DType | None = None) -> Storage:

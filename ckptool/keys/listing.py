@@ -43,7 +43,7 @@ _MARK = "\0"
 _AT_ONCE = 4096
 
 # A box is one set of numbers for each place where a name has a number, and the keys (by number) that it stands for.
-_Box: TypeAlias = tuple[tuple[frozenset[int], ...], list[int]]
+_Box: TypeAlias = tuple[tuple[frozenset[str], ...], list[int]]
 
 # Numbers of one key that are folded. Each costs one more look at every key, and names come out of files.
 _MOST_NUMBERS = 8
@@ -76,7 +76,7 @@ def collapse(items: Iterable[tuple[str, Hashable]]) -> list[Collapsed]:
     return [folded for _, folded in sorted(found, key=itemgetter(0))]
 
 
-def _taken_apart(keys: Sequence[str]) -> tuple[list[str], list[int]]:
+def _taken_apart(keys: Sequence[str]) -> tuple[list[str], list[str]]:
     """Of each key, a text that is the same for those that differ in folded numbers alone; and all these numbers.
 
     A mark stands in each text for a number. Many keys are taken apart together, in half the time, unless one has more
@@ -85,18 +85,18 @@ def _taken_apart(keys: Sequence[str]) -> tuple[list[str], list[int]]:
     if "\n" in (text := "".join(keys)) or _MARK in text:
         keys = [repr(key)[1:-1] for key in keys]
     templates: list[str] = []
-    numbers: list[int] = []
+    numbers: list[str] = []
     for at in range(0, len(keys), _AT_ONCE):
         pieces = _NUMBER_BEHIND_DOT.split("\n.".join(["", *keys[at : at + _AT_ONCE], ""]))
         templates += map(intern, _MARK.join(pieces[::2]).split("\n")[1:-1])
-        numbers += map(int, pieces[1::2])
+        numbers += pieces[1::2]
     if max(map(str.count, set(templates), repeat(_MARK)), default=0) <= _MOST_NUMBERS:
         return templates, numbers
     split = [_NUMBER.split(key, _MOST_NUMBERS) for key in keys]
-    return [_MARK.join(one[::2]) for one in split], [int(number) for one in split for number in one[1::2]]
+    return [_MARK.join(one[::2]) for one in split], [number for one in split for number in one[1::2]]
 
 
-def _joined(columns: list[list[int]], keys: list[int]) -> list[_Box]:
+def _joined(columns: list[list[str]], keys: list[int]) -> list[_Box]:
     """Join KEYS into boxes, each with every combination of its numbers.
 
     COLUMNS are their first numbers, their second ones, and so on. From the last place to the first, boxes that differ
@@ -107,7 +107,7 @@ def _joined(columns: list[list[int]], keys: list[int]) -> list[_Box]:
         return [(tuple(sets), keys)]  # every combination is there, as nearly always
     varied = [place for place, numbers in enumerate(sets) if len(numbers) > 1]
     *outer, last = (columns[place] for place in varied)
-    by_outer: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+    by_outer: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
     for index, numbers in enumerate(zip(*outer, strict=True)):
         by_outer[numbers].append(index)
     single = {number: frozenset((number,)) for place in varied[:-1] for number in sets[place]}
@@ -116,7 +116,7 @@ def _joined(columns: list[list[int]], keys: list[int]) -> list[_Box]:
         for numbers, own in by_outer.items()
     ]
     for place in reversed(range(len(outer))):
-        found: dict[tuple[frozenset[int], ...], tuple[list[frozenset[int]], list[int]]] = {}
+        found: dict[tuple[frozenset[str], ...], tuple[list[frozenset[str]], list[int]]] = {}
         for ranges, members in boxes:
             here, all_keys = found.setdefault(ranges[:place] + ranges[place + 1 :], ([], []))
             here.append(ranges[place])
@@ -128,8 +128,8 @@ def _joined(columns: list[list[int]], keys: list[int]) -> list[_Box]:
 
 
 def _among(
-    sets: list[frozenset[int]], varied: list[int], ranges: tuple[frozenset[int], ...]
-) -> tuple[frozenset[int], ...]:
+    sets: list[frozenset[str]], varied: list[int], ranges: tuple[frozenset[str], ...]
+) -> tuple[frozenset[str], ...]:
     """SETS, with RANGES in the places that are VARIED."""
     found = list(sets)
     for place, numbers in zip(varied, ranges, strict=True):
@@ -137,13 +137,13 @@ def _among(
     return tuple(found)
 
 
-def _ranges(numbers: frozenset[int]) -> str:
+def _ranges(numbers: frozenset[str]) -> str:
     """Return `3` for one number, otherwise `{0..31}` or `{0,2,5..7}`."""
     if len(numbers) == 1:
         return str(*numbers)
     texts: list[str] = []
     # Along a run of neighbours, a number and its place in the list keep their distance.
-    for _, run in groupby(enumerate(sorted(numbers)), lambda item: item[1] - item[0]):
+    for _, run in groupby(enumerate(sorted(map(int, numbers))), lambda item: item[1] - item[0]):
         values = [n for _, n in run]
         texts += [f"{values[0]}..{values[-1]}"] if len(values) > 2 else map(str, values)
     return "{" + ",".join(texts) + "}"

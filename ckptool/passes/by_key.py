@@ -129,7 +129,8 @@ def unwrap(ckpt: Checkpoint, *, at: str | None = None, missing: Missing = "error
     lines = [
         f"unwrap {name}: {count:,} of {counted(len(new), 'key')}{within(weights)}" for name, count in found.items()
     ]
-    for counter in [key for key, short in new.items() if short == names.AVERAGED_COUNTER]:
+    ends_so = new.items() if names.AVERAGED_COUNTER in weights.outline else ()
+    for counter in [key for key, short in ends_so if short == names.AVERAGED_COUNTER]:
         beside = counter.removesuffix(names.AVERAGED_COUNTER) + "module."
         if "module." in found and all(key.startswith(beside) for key in new if key != counter):
             new[counter] = None

@@ -74,7 +74,7 @@ def _dequantized(ckpt: Checkpoint, at: str | None, missing: Missing, *, every: b
     weights = _weights(ckpt, at)
     packed = packed_in(weights) if weights else []
     if weights is not None and not every:
-        packed = [alike[0] for alike in kinds_of_packed(packed, weights.tensors)]
+        packed = [alike[0] for alike in kinds_of_packed(weights)]
     if not found and not packed and missing == "error":
         raise NoMatch("no tensor is quantized", where=ckpt.where, hint="--if-present   # lets rules match nothing")
     lines = []

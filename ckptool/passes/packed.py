@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..checkpoint import StateDict
@@ -72,6 +72,10 @@ _WEIGHTS = frozenset("qweight weight_packed zero_point weight".split())
 
 def packed_in(weights: StateDict) -> list[Packed]:
     """The packed weights of a state dict, in its order."""
+    return list(weights.once(_packed_in))
+
+
+def _packed_in(weights: StateDict) -> list[Packed]:
     found: list[Packed] = []
     types = {view.dtype.name for view in weights.views}
     if _DTYPES.isdisjoint(types) and not any(mark in weights.outline for mark in _MARKS):
@@ -93,17 +97,23 @@ def packed_in(weights: StateDict) -> list[Packed]:
 _TOLD_BY_SHAPES = (" with scales", "MXFP4")
 
 
-def kinds_of_packed(packed: Iterable[Packed], tensors: Mapping[str, LazyTensor]) -> list[list[Packed]]:
-    """PACKED weights in groups of those that are alike: equal shapes and types of parts with equal names.
+def kinds_of_packed(weights: StateDict) -> list[list[Packed]]:
+    """The packed weights of a state dict in groups of those that are alike: equal shapes and types of parts with equal
+    names.
 
     A weight of a family of which more than that counts is a group of its own.
     """
+    return list(weights.once(_kinds_of_packed))
+
+
+def _kinds_of_packed(weights: StateDict) -> list[list[Packed]]:
     found: defaultdict[tuple[Any, ...], list[Packed]] = defaultdict(list)
-    ends: dict[str, str] = {}
-    for one in packed:
-        parts = [(ends.get(key) or ends.setdefault(key, key.rpartition(".")[2]), tensors[key].view) for key in one.keys]
+    tensors = weights.tensors
+    for one in packed_in(weights):
+        begin = one.name.rfind(".") + 1
+        names, views = [key[begin:] for key in one.keys], [tensors[key].view for key in one.keys]
         alone = "" if one.family.endswith(_TOLD_BY_SHAPES) else one.name
-        told = (one.family, alone, *parts)
+        told = (one.family, alone, *names, *views)
         found[told].append(one)
     return list(found.values())
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from .. import keys
@@ -18,9 +17,9 @@ from ..inert.allowed import beyond_plain_data, count_objects
 from ..inert.other_tensors import OtherTensor, other_tensor
 from ..inert.plain_values import plain_value
 from ..passes.locations import mentions
-from ..passes.packed import grain, kinds_of_packed, packed_in
+from ..passes.packed import grain, kinds_of_packed
 from ..passes.side_files import quantization_of
-from ..tensor import LazyTensor, Storage, used_bytes
+from ..tensor import LazyTensor, Storage, stored_and_used
 from ..tree import (
     Aside,
     Dict,
@@ -156,9 +155,9 @@ def describe(ckpt: Checkpoint, *, suggest: bool = True) -> Inspection:
     rows, tensors, rest = _tensors(ckpt.root, weights)
     if ckpt.roles:
         rows.tell(ckpt.roles)
-    bare = [node for _, node in rest if isinstance(node, Storage)]
-    storages = dict.fromkeys([*map(attrgetter("storage"), tensors), *bare])
-    stored = sum(map(attrgetter("nbytes"), storages))
+    stored, used = stored_and_used(tensors)
+    if bare := {node for _, node in rest if isinstance(node, Storage)}:
+        stored += sum(storage.nbytes for storage in bare.difference(tensor.storage for tensor in tensors))
     kind = format_of(ckpt)
     live = (kind is None or kind.pickles) and not ckpt.sealed
     unsafe = dict(beyond_plain_data(ckpt.root, rest)) if live else {}
@@ -177,7 +176,7 @@ def describe(ckpt: Checkpoint, *, suggest: bool = True) -> Inspection:
         _suggestions(ckpt) if suggest and kind is not None else [],
         training_of(ckpt),
         stored,
-        used_bytes(tensors),
+        used,
         _saved(ckpt, weights, stored),
         summary_of(ckpt),
         _packed(ckpt, weights),
@@ -190,9 +189,9 @@ def _packed(ckpt: Checkpoint, weights: list[StateDict]) -> list[PackedReport]:
     found: dict[tuple[str, int | None, str], PackedReport] = {}
     for one in weights:
         tensors = one.tensors
-        packed = packed_in(one)
-        config = quantization_of(ckpt) if packed else {}
-        for alike in kinds_of_packed(packed, tensors):
+        kinds = kinds_of_packed(one)
+        config = quantization_of(ckpt) if kinds else {}
+        for alike in kinds:
             first, count = alike[0], len(alike)
             size = sum(tensors[key].nbytes for key in first.keys)
             kind = (first.family, *grain(first, tensors, config))

@@ -19,7 +19,7 @@ as far as its shards bear it out.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +31,7 @@ from ...disk.files import File, is_there, shell_path
 from ...disk.inside import Folder
 from ...disk.remote import FIRST
 from ...errors import Ambiguous, CheckpointError, Malformed, UnknownFormat, counted, printable
-from ...tree import ABSENT, Dict
+from ...tree import ABSENT, Dict, Pairs, key_column, value_column
 from ..base import FolderFormat
 from ..beside_weights import origin_in
 from ..trainers.overwritten import opened_each
@@ -231,7 +231,7 @@ def _open_part(file: File, kind: str) -> Checkpoint:
     except CheckpointError as error:
         error.where = error.where or str(file.path)
         raise
-    if not isinstance(part.root, Dict) or not all(isinstance(key, str) for key, _ in part.root.entries):
+    if not isinstance(part.root, Dict) or not all(isinstance(key, str) for key in key_column(part.root.entries)):
         raise Malformed("is not a shard: it holds more than a flat dict of tensors", where=file.path)
     return part
 
@@ -239,6 +239,8 @@ def _open_part(file: File, kind: str) -> Checkpoint:
 def _tied(parts: dict[str, Checkpoint]) -> tuple[str, ...]:
     """The keys that are in no shard, and by a note in one are another key's tensor. A note on a key that another shard
     holds counts for nothing."""
+    if not any(part.tied_names for part in parts.values()):
+        return ()
     stored = {key for part in parts.values() for key, _ in part.root.entries if key not in part.tied_names}
     for part in parts.values():
         if any(key in stored for key in part.tied_names):
@@ -266,15 +268,17 @@ def _check(
     """Refuse keys in two shards, and an index that does not say what its shards hold."""
     holder: dict[str, str] = {}
     for name, part in parts.items():
-        for key, _ in part.root.entries:
-            if key in holder:
-                raise Malformed(
-                    f"the key {printable(repr(str(key)), 120)} is in two shards:",
-                    where=folder.path,
-                    evidence=[printable(holder[key], 100), printable(name, 100)],
-                )
-            holder[str(key)] = name
-    if weight_map is None:
+        keys = key_column(part.root.entries)
+        here = dict.fromkeys(map(str, keys), name)
+        if len(here) < len(keys) or not holder.keys().isdisjoint(here):
+            again = next(key for key, count in Counter([*holder, *keys]).items() if count > 1)
+            raise Malformed(
+                f"the key {printable(repr(str(again)), 120)} is in two shards:",
+                where=folder.path,
+                evidence=[printable(holder.get(again, name), 100), printable(name, 100)],
+            )
+        holder |= here
+    if weight_map is None or weight_map == holder:
         return
     evidence = [
         f"{printable(key, 80)}: {printable(name, 60)} by the index, "
@@ -298,7 +302,8 @@ def _check(
 
 def _joined(parts: dict[str, Checkpoint]) -> tuple[Dict, bool]:
     """One state dict of all shards, in the order that they note, and whether that is known."""
-    entries = [pair for part in parts.values() for pair in part.root.entries]
+    keys = [key for part in parts.values() for key in key_column(part.root.entries)]
+    values = [value for part in parts.values() for value in value_column(part.root.entries)]
     attributes = next((p.root.attributes for p in parts.values() if p.root.attributes is not ABSENT), ABSENT)
     ordered = any(part.root.ordered for part in parts.values())
     places: list[int] = []
@@ -309,12 +314,11 @@ def _joined(parts: dict[str, Checkpoint]) -> tuple[Dict, bool]:
             noted = None
         if part.order_preserved and isinstance(noted, list) and all(type(n) is int for n in noted):
             places += noted
-    if sorted(places) == list(range(len(entries))):
-        return Dict(
-            [pair for _, pair in sorted(zip(places, entries, strict=True), key=lambda p: p[0])], ordered, attributes
-        ), True
+    if sorted(places) == list(range(len(keys))):
+        order = sorted(range(len(keys)), key=places.__getitem__)
+        return Dict(Pairs([keys[at] for at in order], [values[at] for at in order]), ordered, attributes), True
     lone = next(iter(parts.values())) if len(parts) == 1 else None
-    return Dict(entries, ordered, attributes), lone is not None and lone.order_preserved
+    return Dict(Pairs(keys, values), ordered, attributes), lone is not None and lone.order_preserved
 
 
 SAFETENSORS = FolderFormat(

@@ -72,7 +72,7 @@ def quantised(ckpt: Checkpoint, weights: StateDict, where: str) -> Iterator[Find
         return
     config = quantization_of(ckpt)
     kinds: dict[str, int] = {}
-    for alike in kinds_of_packed(packed, tensors):
+    for alike in kinds_of_packed(weights):
         family, (bits, shared) = alike[0].family, grain(alike[0], tensors, config)
         words = [family] + ([f"{bits} bits"] if bits and str(bits) not in family else [])
         words += [f"a scale for {shared}"] if shared else []
