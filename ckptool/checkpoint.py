@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -39,6 +40,7 @@ from .tree import (
     metadata_of,
     rebuild,
     trail_to,
+    value_column,
     walk,
 )
 from .weights import around as entries_around
@@ -167,8 +169,13 @@ class Checkpoint:
     def storages(self) -> list[Storage]:
         """Every storage in the tree, once each, in the order in which it is first met."""
         if "storages" not in self._known:
-            nodes = (node.storage if isinstance(node, LazyTensor) else node for _, node in walk(self.root))
-            self._known["storages"] = list(dict.fromkeys(node for node in nodes if isinstance(node, Storage)))
+            found: list[Storage] = []
+            for _, node in walk(self.root, holds_tensors_alone):
+                if isinstance(node, LazyTensor | Storage):
+                    found.append(node.storage if isinstance(node, LazyTensor) else node)
+                elif holds_tensors_alone(node):
+                    found += map(attrgetter("storage"), value_column(node.entries))
+            self._known["storages"] = list(dict.fromkeys(found))
         return list(self._known["storages"])
 
     def state_dicts(self) -> list[StateDict]:

@@ -193,6 +193,10 @@ class StorageTable(Protocol):
         """As `Storage.crc`."""
 
 
+#: Attributes that storages have in common with others.
+_OF_KINDS = frozenset(("location", "dtype", "big_endian", "tie"))
+
+
 class NumberedStorage(Storage):
     """A storage that a table holds under a number: a third of the memory, in files of very many."""
 
@@ -227,15 +231,16 @@ class NumberedStorage(Storage):
 
     def changed(self, **fields: Any) -> Storage:
         """Another storage, with other values for the FIELDS that are named as arguments of `Storage`."""
-        if fields.keys() & {"source", "key", "crc"}:
+        if not _OF_KINDS.issuperset(fields):
             return super().changed(**fields)
         kind = self.kind
-        told: dict[str, Any] = {
-            "location": kind.location,
-            "dtype": kind.dtype,
+        told = {
             "big_endian": kind.big_endian,
             "tie": kind.tie,
-        } | fields
+            "location": kind.location,
+            "dtype": kind.dtype,
+            **fields,
+        }
         return NumberedStorage(self.table, self.number, kind_of(**told))
 
     @property

@@ -9,7 +9,7 @@ node that is referenced twice stays one node, and a cycle stays a cycle. Nodes a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard, overload
 
@@ -163,6 +163,11 @@ def mapping_of(entries: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
 
 #: Dicts with fewer entries are no larger as a list of pairs.
 _FEWEST_IN_COLUMNS = 64
+
+
+def in_columns(keys: list[Any], values: list[Any]) -> Sequence[tuple[Any, Any]]:
+    """The entries of a dict: a list of pairs, or of many the columns, which nobody may change."""
+    return Pairs(keys, values) if len(keys) >= _FEWEST_IN_COLUMNS else list(zip(keys, values, strict=True))
 
 
 @dataclass(eq=False, slots=True)
@@ -362,9 +367,9 @@ def _are_tensors_alone(keys: list[Any], values: list[Any]) -> bool:
     return set(map(type, keys)) == {str} and set(map(type, values)) == {LazyTensor}
 
 
-def walk(root: Any, without: Container[int] = ()) -> Iterator[tuple[Trail, Any]]:
-    """Every node below ROOT (ROOT first), parents before children, in the order of the file. Of dicts whose ids are in
-    WITHOUT, the entries are left out.
+def walk(root: Any, without: Callable[[Any], bool] | None = None) -> Iterator[tuple[Trail, Any]]:
+    """Every node below ROOT (ROOT first), parents before children, in the order of the file. Of dicts for which WITHOUT
+    is true (`holds_tensors_alone`, where their tensors are taken at once or not at all), the entries are left out.
 
     A container or object that is referenced several times comes once, at its first place; tensors and scalars come at
     every place. Iterative, so that no depth of nesting can exhaust the stack.
@@ -380,7 +385,7 @@ def walk(root: Any, without: Container[int] = ()) -> Iterator[tuple[Trail, Any]]
         elif id(node) not in seen:
             seen.add(id(node))
             yield trail, node
-            below = children(node) if id(node) not in without else _beside_entries(node)
+            below = children(node) if without is None or not without(node) else _beside_entries(node)
             levels.append((trail, iter(below)))
         while levels:
             above, siblings = levels[-1]
@@ -559,10 +564,13 @@ def rebuild(
         elif isinstance(original, Set):
             copy.items, copy.frozen = [copied(item) for item in original.items], original.frozen
         elif isinstance(original, Dict):
-            if leaf is None and holds_tensors_alone(original):  # a large dict shares its columns, which nobody changes
-                copy.entries = original.entries if type(original.entries) is Pairs else list(original.entries)
+            entries = original.entries  # the columns of a large dict are shared: nobody changes them
+            if not holds_tensors_alone(original):
+                copy.entries = [(copied(key), copied(value)) for key, value in entries]
+            elif leaf is None:
+                copy.entries = entries if type(entries) is Pairs else list(entries)
             else:
-                copy.entries = [(copied(key), copied(value)) for key, value in original.entries]
+                copy.entries = in_columns(key_column(entries), [begin(tensor) for tensor in value_column(entries)])
             copy.ordered, copy.attributes = original.ordered, copied(original.attributes)
         else:
             copy.how, copy.callee, copy.args = original.how, copied(original.callee), copied(original.args)

@@ -13,7 +13,7 @@ from math import prod
 from typing import Any
 
 from ..dtypes import BY_NAME, BY_STORAGE
-from ..tree import Dict, Global, Object, Walked, walk
+from ..tree import Dict, Global, Object, Walked, holds_tensors_alone, walk
 
 _TENSOR_TYPES = "BFloat16 Bool Byte Char Double Float Half Int Long Short".split()
 _SPARSE_TYPES = [name for name in _TENSOR_TYPES if name != "Bool"]
@@ -143,7 +143,7 @@ def named_globals(root: Any, walked: Walked | None = None) -> Counter[str]:
     (which is read as bytes; nested ones multiply memory), count as `COMPUTED`.
     """
     counted: Counter[str] = Counter()
-    for _, node in walk(root) if walked is None else walked:
+    for _, node in walk(root, holds_tensors_alone) if walked is None else walked:
         if isinstance(node, Object):
             counted[called_name(node)] += 1
         elif isinstance(node, Global):
@@ -268,7 +268,7 @@ def count_objects(root: Any, walked: Walked | None = None) -> dict[str, int]:
     from .other_tensors import stands_for_a_tensor  # here, since a scanner does not count
 
     counted: Counter[str] = Counter()
-    for _, node in walk(root) if walked is None else walked:
+    for _, node in walk(root, holds_tensors_alone) if walked is None else walked:
         if isinstance(node, Object):
             name = node.class_name
             if name not in _PLUMBING and not stands_for_a_tensor(node):

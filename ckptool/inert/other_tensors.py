@@ -20,7 +20,7 @@ from ..dtypes import BY_NAME, UINT8, DType
 from ..errors import Malformed, printable
 from ..records import record
 from ..tensor import MOST_DIMENSIONS, LazyTensor, Storage, contiguous_stride
-from ..tree import ABSENT, ByteString, Dict, Global, List, Object, Set, walk
+from ..tree import ABSENT, ByteString, Dict, Global, List, Object, Set, holds_tensors_alone, walk
 
 
 class Contradiction(Malformed):
@@ -616,7 +616,7 @@ def others_in(root: Any) -> list[tuple[Any, Object, OtherTensor]]:
     """(trail, node, what it is) of every tensor below ROOT that is not dense, the outermost ones only."""
     found = []
     inner: set[int] = set()
-    for trail, node in walk(root):
+    for trail, node in walk(root, holds_tensors_alone):
         if id(node) in inner:
             inner.update(id(below) for below in _below(node))
             continue

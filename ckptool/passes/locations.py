@@ -14,7 +14,8 @@ from typing import Any
 
 from ..errors import RuleError, printable
 from ..inert.tags import TAG
-from ..tree import ABSENT, Object, Paths, Walked, walk
+from ..keys import outline
+from ..tree import ABSENT, Object, Paths, Walked, holds_tensors_alone, walk
 
 #: A text that is a device, where it stands for itself ("cuda:1" in a Namespace).
 _MENTION = re.compile(r"(?:cuda|mps|xpu|hpu|mtia|npu|xla|privateuseone)(?::\d+)?\Z")
@@ -111,6 +112,12 @@ def kept_on_cpu(path: str) -> bool:
     return any(map(_GENERATOR.search, parts)) or (in_optimizer and parts[-1] == "step")
 
 
+def some_kept_on_cpu(above: str, keys: Sequence[str]) -> bool:
+    """Whether `kept_on_cpu` may hold of one of KEYS, the paths of which begin with ABOVE: one look at all of them."""
+    text = f"{above}{outline(keys)}".lower()
+    return "\nstep\n" in text or _GENERATOR.search(text) is not None
+
+
 def mentions(root: Any, walked: Walked | None = None) -> list[tuple[str, str]]:
     """Other places in the tree where a device is written down: (path, text). A rewrite lists them and leaves them.
 
@@ -120,7 +127,7 @@ def mentions(root: Any, walked: Walked | None = None) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     paths = Paths()
     listed_whole: dict[int, Any] = {}  # trails of objects whose arguments are listed with them, by their ids
-    for trail, node in walk(root) if walked is None else walked:
+    for trail, node in walk(root, holds_tensors_alone) if walked is None else walked:
         if isinstance(node, str):
             argument_of = trail[0][0] if trail and trail[0] and trail[0][1] == "@args" else ABSENT
             if _MENTION.match(node) and id(argument_of) not in listed_whole:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
+from itertools import repeat
+from operator import attrgetter
 from typing import Any
 
 from ..checkpoint import Checkpoint, map_storages
 from ..disk.files import shell_quote
 from ..errors import NoMatch, counted, printable, require
 from ..tensor import LazyTensor, Storage, locations
-from ..tree import Paths, walk
+from ..tree import Paths, Trail, component_text, holds_tensors_alone, key_column, value_column, walk
 from ._plain import AnyCheckpoint, Missing
-from .locations import LocationRule, Rules, kept_on_cpu, mentions, new_location, parse_rules
+from .locations import LocationRule, Rules, kept_on_cpu, mentions, new_location, parse_rules, some_kept_on_cpu
 
 
 def map_location(ckpt: AnyCheckpoint, rules: Rules, *, missing: Missing = "error") -> AnyCheckpoint:
@@ -47,19 +49,23 @@ def _relocate(ckpt: Checkpoint, parsed: Sequence[LocationRule], missing: Missing
     before = locations(ckpt.storages())
     movable = set(locations(storage for storage in ckpt.storages() if id(storage) not in held))
     _require_match(parsed, before, movable, missing, ckpt.where)
-    moved: Counter[str] = Counter()
+    moved: Counter[tuple[str, str]] = Counter()
     new_of = cache(lambda location: new_location(location, parsed))
 
     def change(storage: Storage) -> Storage:
-        new = new_of(storage.location)
-        if new is None or new == storage.location or (id(storage) in held and new != "cpu"):
+        old = storage.location
+        new = new_of(old)
+        if new is None or new == old or (id(storage) in held and new != "cpu"):
             return storage
-        moved[f"{printable(storage.location)} -> {new}"] += 1
+        moved[old, new] += 1
         return storage.changed(location=new)
 
     done = map_storages(ckpt, change)
     total = sum(before.values())
-    lines = [f"map-location {step}: {count:,} of {counted(total, 'storage')}" for step, count in moved.items()]
+    lines = [
+        f"map-location {printable(old)} -> {new}: {count:,} of {counted(total, 'storage')}"
+        for (old, new), count in moved.items()
+    ]
     if not lines:
         there = "; all are where they should be" if movable <= {rule.target for rule in parsed} and movable else ""
         lines = [f"map-location: 0 of {counted(total, 'storage')} changed{there}"]
@@ -105,11 +111,26 @@ def _held_on_cpu(ckpt: Checkpoint) -> set[int]:
     """The storages on the CPU that must stay there; one that a weight shares is not held."""
     held: dict[int, bool] = {}
     paths = Paths()
-    for trail, node in walk(ckpt.root):
-        storage = node.storage if isinstance(node, LazyTensor) else node
-        if isinstance(storage, Storage) and storage.location == "cpu":
-            held[id(storage)] = held.get(id(storage), True) and kept_on_cpu(paths.of(trail))
+    for trail, node in walk(ckpt.root, holds_tensors_alone):
+        for storage, stays in _storages_at(node, trail, paths):
+            if storage.location == "cpu":
+                held[id(storage)] = held.get(id(storage), True) and stays
     return {key for key, stays in held.items() if stays}
+
+
+def _storages_at(node: Any, trail: Trail, paths: Paths) -> Iterable[tuple[Storage, bool]]:
+    """The storage that a node is or uses, or those of a dict that holds tensors alone, each with whether it stays on
+    the CPU by its place.
+    """
+    if isinstance(node, LazyTensor | Storage):
+        return [(node.storage if isinstance(node, LazyTensor) else node, kept_on_cpu(paths.of(trail)))]
+    if not holds_tensors_alone(node):
+        return []
+    above, keys = paths.below(trail), key_column(node.entries)
+    storages = map(attrgetter("storage"), value_column(node.entries))
+    if not some_kept_on_cpu(above, keys):
+        return zip(storages, repeat(False), strict=False)
+    return zip(storages, (kept_on_cpu(above + component_text(key)) for key in keys), strict=True)
 
 
 #: The name of the command.

@@ -25,7 +25,7 @@ from ..keys import unwrap
 from ..keys.known_buffers import holds
 from ..records import record
 from ..tensor import LazyTensor
-from ..tree import Dict, List, Mapped, Paths, is_mapping, rebuild, walk, with_entries
+from ..tree import Dict, List, Mapped, Paths, holds_tensors_alone, is_mapping, rebuild, walk, with_entries
 
 #: What torch adds to a group for its own use, in a list for each group of the optimizer.
 _OF_GROUPS = frozenset("base_lrs _last_lr lr_lambdas min_lrs max_lrs initial_lrs".split())
@@ -60,7 +60,7 @@ def optimizers_in(root: Any) -> list[Optimizer]:
     """The saved states of optimizers in a tree, in the order of the file."""
     paths = Paths()
     found = []
-    for trail, node in walk(root):
+    for trail, node in walk(root, holds_tensors_alone):
         if is_mapping(node):
             one = _flat(node) or _grouped(node)
             if one is not None:
@@ -274,7 +274,7 @@ def _regrouped(group: Dict, ids: list[Any], names: list[str]) -> Dict:
 def _without_groups(root: Any, emptied: Sequence[int], count: int) -> dict[int, Any]:
     """The lists of schedulers that have an entry for each group, without those of the groups that went."""
     instead: dict[int, Any] = {}
-    for _, node in walk(root):
+    for _, node in walk(root, holds_tensors_alone):
         if isinstance(node, Dict):
             for key, value in node.entries:
                 if isinstance(key, str) and key in _OF_GROUPS and isinstance(value, List) and len(value.items) == count:

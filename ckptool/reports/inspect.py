@@ -304,7 +304,7 @@ def _tensors(root: Any, weights: list[StateDict]) -> tuple[TensorReports, list[L
     below: dict[int, tuple[Trail, str | None]] = {}  # id of the trail of a state dict -> itself, and its path
     last: Any = rows  # the trail whose beginning and home are at hand
     base, home = "", None
-    for trail, node in walk(root, plain):
+    for trail, node in walk(root, lambda node: id(node) in plain):
         found: LazyTensor | OtherTensor
         if not isinstance(node, LazyTensor):
             rest.append((trail, node))

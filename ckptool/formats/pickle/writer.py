@@ -141,8 +141,7 @@ def _repeated(root: Any) -> tuple[set[int], set[str]]:
     """
     tensors: list[int] = []
     texts: list[str] = []
-    plain: set[int] = set()  # dicts whose entries are taken at once
-    for trail, node in walk(root, plain):
+    for trail, node in walk(root, holds_tensors_alone):
         if trail is not None and type(trail[1]) is str:
             texts.append(trail[1])
         if type(node) is LazyTensor:
@@ -150,7 +149,6 @@ def _repeated(root: Any) -> tuple[set[int], set[str]]:
         elif type(node) is str:
             texts.append(node)
         elif holds_tensors_alone(node):
-            plain.add(id(node))
             texts += key_column(node.entries)
             tensors += map(id, value_column(node.entries))
     return _several(tensors), _several(texts)

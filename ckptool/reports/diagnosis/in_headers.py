@@ -68,7 +68,7 @@ def look_through(ckpt: Checkpoint) -> Tree:
     others: list[tuple[Trail, Any]] = []
     on_gpu = ""
     on_cpu = {id(one.node) for one in ckpt.state_dicts() if holds_tensors_alone(one.node) and _on_cpu(one)}
-    for trail, node in walk(ckpt.root, on_cpu):
+    for trail, node in walk(ckpt.root, lambda node: id(node) in on_cpu):
         if isinstance(node, LazyTensor):
             tensors.append(node)
             storages.append(node.storage)
