@@ -22,16 +22,17 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from ..checkpoint import StateDict
 from ..dtypes import BY_NAME
 from ..records import record
-from ..tensor import LazyTensor
+from ..tensor import LazyTensor, View
 from .mlx_settings import settings_of
 
 _BITSANDBYTES = "absmax quant_map nested_absmax nested_quant_map".split()
+_BITSANDBYTES += [f"quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4")]
 _SCALES = """weight_scale weight_scale_inv weight_scale_2 weight_zero_point weight_shape weight_g_idx input_scale
 input_zero_point input_global_scale weight_global_scale output_scale scale_weight scale_input k_scale v_scale""".split()
 #: Names of what looks like a part of a packed weight, of whatever family.
@@ -52,11 +53,13 @@ class Packed:
         family: who packs like that ("bitsandbytes").
         name: the weight.
         keys: its tensors, with that of the weight itself.
+        look: equal for weights of one family whose tensors have equal names in their modules, shapes and types.
     """
 
     family: str
     name: str
     keys: tuple[str, ...]
+    look: tuple[Any, ...] = ()
 
 
 #: What is in the name of some tensor of every family, or else a type that one of its tensors has.
@@ -66,30 +69,36 @@ _DTYPES = frozenset(
 )
 
 
-#: Last names of weights that are packed, but for those of bitsandbytes.
-_WEIGHTS = frozenset("qweight weight_packed zero_point weight".split())
-
-
 def packed_in(weights: StateDict) -> list[Packed]:
-    """The packed weights of a state dict, in its order."""
+    """The packed weights of a state dict, module after module in the order of their first tensors."""
     return list(weights.once(_packed_in))
 
 
 def _packed_in(weights: StateDict) -> list[Packed]:
-    found: list[Packed] = []
     types = {view.dtype.name for view in weights.views}
     if _DTYPES.isdisjoint(types) and not any(mark in weights.outline for mark in _MARKS):
-        return found  # as for most: a look at each key takes long
+        return []  # as for most: a look at each key takes long
+    found: list[Packed] = []
     tensors = weights.tensors
-    lasts = [key.rpartition(".")[2] for key in tensors]
-    ends = set(lasts)
-    scales = [name for name in _SCALES if name in ends]
-    if "absmax" not in ends:  # else any name may be that of a weight
-        ends = {last for last in ends if last in _WEIGHTS or last.endswith(("_blocks", "_qdata"))}
-    for last, (key, tensor) in zip(lasts, tensors.items(), strict=True):
-        if last in ends and (one := _packed(key, tensor.dtype.name, tensors, scales)) is not None:
-            family, others = one
-            found.append(Packed(family, key, (key, *[other for other in others if other in tensors])))
+    modules: dict[str, list[Any]] = {}  # of each, the name and the view of one tensor after the other
+    for key, tensor in tensors.items():
+        module, _, name = key.rpartition(".")
+        if module in modules:
+            modules[module] += (name, tensor.view)
+        else:
+            modules[module] = [name, tensor.view]
+    known: dict[tuple[Any, ...], list[tuple[str, list[str], tuple[Any, ...]]]] = {}
+    for module, held in modules.items():
+        beside, told = f"{module}." if module else "", tuple(held)
+        here = known.get(told)  # modules are many, and alike
+        if here is None:
+            here = known[told] = _in_module(dict(zip(held[::2], held[1::2], strict=True)))
+        for family, parts, look in here:
+            keys = tuple([beside + part for part in parts])
+            found.append(Packed(family, keys[0], keys, look))
+        if "absmax" in held and module in tensors and tensors[module].dtype.name == "uint8":
+            others = [key for name in _BITSANDBYTES if (key := beside + name) in tensors]
+            found.append(Packed("bitsandbytes, 4 bits", module, (module, *others)))
     return found
 
 
@@ -107,50 +116,48 @@ def kinds_of_packed(weights: StateDict) -> list[list[Packed]]:
 
 
 def _kinds_of_packed(weights: StateDict) -> list[list[Packed]]:
-    found: defaultdict[tuple[Any, ...], list[Packed]] = defaultdict(list)
-    tensors = weights.tensors
+    found: defaultdict[Any, list[Packed]] = defaultdict(list)
     for one in packed_in(weights):
-        begin = one.name.rfind(".") + 1
-        names, views = [key[begin:] for key in one.keys], [tensors[key].view for key in one.keys]
-        alone = "" if one.family.endswith(_TOLD_BY_SHAPES) else one.name
-        told = (one.family, alone, *names, *views)
-        found[told].append(one)
+        found[one.look if one.family.endswith(_TOLD_BY_SHAPES) else one.name].append(one)
     return list(found.values())
 
 
-def _packed(key: str, dtype: str, tensors: Mapping[str, Any], scales: list[str]) -> tuple[str, list[str]] | None:
-    """The family and the further keys of the packed weight KEY, or None if it is none that is known.
-
-    SCALES are those of `_SCALES` that some tensor is called.
+def _in_module(views: Mapping[str, View]) -> list[tuple[str, list[str], tuple[Any, ...]]]:
+    """The packed weights of a module, each with its family, the names of its tensors, that of the weight first, and its
+    look (see `Packed`). VIEWS are those of all tensors of the module, by name.
     """
-    head, _, last = key.rpartition(".")
-    beside = f"{head}." if head else ""
-    if last == "qweight" and dtype == "int32" and f"{beside}scales" in tensors:
-        family = "GPTQ" if f"{beside}g_idx" in tensors else "AWQ or GPTQ"
-        return family, [f"{beside}{name}" for name in ("qzeros", "scales", "g_idx")]
-    if dtype == "uint8" and f"{key}.absmax" in tensors:
-        states = [f"{key}.quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4")]
-        return "bitsandbytes, 4 bits", [*(f"{key}.{name}" for name in _BITSANDBYTES), *states]
-    if last == "weight_packed":
-        return "compressed-tensors", [f"{beside}{name}" for name in scales]
-    if last == "zero_point" and f"{beside}scale" in tensors:
-        return "torch", [f"{beside}scale"]
-    if last.endswith("_blocks") and dtype == "uint8":
-        its_scales = key.removesuffix("_blocks") + "_scales"
-        return ("MXFP4", [its_scales]) if its_scales in tensors else None
-    if last.startswith("_") and last.endswith("_qdata") and key.removesuffix("qdata") + "scale" in tensors:
-        stem = key.removesuffix("qdata")
-        return "torchao", [other for other in tensors if other.startswith(stem) and other != key]
-    if last != "weight":
-        return None
-    if dtype == "int8" and f"{beside}SCB" in tensors:
-        return "bitsandbytes, 8 bits", [f"{beside}SCB", f"{beside}weight_format"]
-    if dtype == "uint32" and f"{beside}scales" in tensors:
-        return "MLX", [f"{beside}scales", f"{beside}biases"]
+    found = []
+    for name, view in views.items():
+        family, others = _packed(name, view.dtype.name, views)
+        if family:
+            parts = [name, *(other for other in others if other in views and other != name)]
+            found.append((family, parts, (family, *parts, *map(views.__getitem__, parts))))
+    return found
+
+
+def _packed(name: str, dtype: str, beside: Collection[str]) -> tuple[str, Iterable[str]]:
+    """The family of a packed weight, "" if it is none that is known, and what its other tensors may be called.
+
+    BESIDE are the names of the tensors of its module.
+    """
+    if name == "qweight" and dtype == "int32" and "scales" in beside:
+        return ("GPTQ" if "g_idx" in beside else "AWQ or GPTQ"), ("qzeros", "scales", "g_idx")
+    if name == "weight_packed":
+        return "compressed-tensors", _SCALES
+    if name == "zero_point" and "scale" in beside:
+        return "torch", ("scale",)
+    if name.endswith("_blocks") and dtype == "uint8" and (its := f"{name.removesuffix('_blocks')}_scales") in beside:
+        return "MXFP4", (its,)
+    if name.startswith("_") and name.endswith("_qdata") and f"{name.removesuffix('qdata')}scale" in beside:
+        return "torchao", [other for other in beside if other.startswith(name.removesuffix("qdata"))]
+    if name != "weight":
+        return "", ()
+    if dtype == "int8" and "SCB" in beside:
+        return "bitsandbytes, 8 bits", ("SCB", "weight_format")
+    if dtype == "uint32" and "scales" in beside:
+        return "MLX", ("scales", "biases")
     narrow = dtype.startswith("float8") or dtype in ("int8", "uint8", "float4_e2m1fn_x2")
-    if narrow and any(f"{beside}{name}" in tensors for name in scales):
-        return f"{dtype} with scales", [f"{beside}{name}" for name in scales]
-    return None
+    return (f"{dtype} with scales", _SCALES) if narrow and any(scale in beside for scale in _SCALES) else ("", ())
 
 
 def grain(one: Packed, tensors: Mapping[str, LazyTensor], config: Mapping[str, Any]) -> tuple[int | None, str]:
