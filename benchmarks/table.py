@@ -32,7 +32,7 @@ _BEGIN, _END = "<!-- make bench: {} -->", "<!-- end of make bench: {} -->"
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.table", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="64 MB for 1 GB, three rounds, fewer points")
-    parser.add_argument("--rounds", type=int, help="rounds of each row (default: 9)")
+    parser.add_argument("--rounds", type=int, help="rounds of each row (default: 7)")
     parser.add_argument("--minutes", type=float, help="stop beginning rows after this time (default: 55; quick: 2.5)")
     parser.add_argument("--dir", type=Path, help="where to write; on the disk that matters (default: benchmarks/out)")
     parser.add_argument("--peers", type=Path, default=_HOME / "build/peers/bin", help="where programs of others are")
@@ -43,7 +43,7 @@ def main() -> None:
         help="put the table into docs/performance.md and the README; with --only, its rows in place of theirs",
     )
     options = parser.parse_args()
-    options.rounds = options.rounds or (2 if options.quick else 9)
+    options.rounds = options.rounds or (2 if options.quick else 7)
     options.minutes = options.minutes or (2.5 if options.quick else 55)
     wanted = [
         row

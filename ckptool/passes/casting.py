@@ -143,9 +143,9 @@ def convert(values: Array, dtype: DType, count: Callable[[int, int, int, int], N
                 return values
             single = values.astype(np.float32)
             if count is not None:
-                lost = np.count_nonzero(np.isinf(single)) - np.count_nonzero(np.isinf(values))
+                lost = int(np.count_nonzero(np.isinf(single)) - np.count_nonzero(np.isinf(values)))
                 lost = 0 if dtype.name == "float8_e4m3fn" else lost  # it counts infinities as beyond its range
-                gone = np.count_nonzero(values) - np.count_nonzero(single)
+                gone = int(np.count_nonzero(values) - np.count_nonzero(single))
                 gone = 0 if dtype.name == "float8_e8m0fnu" else gone  # it has no 0
                 count(0, lost, gone, 0)
         else:
@@ -177,7 +177,7 @@ def _count(single: Array, dtype: DType) -> tuple[int, int, int]:
     if not single.size:
         return 0, 0, 0
     limits = dtype.limits or Limits(_INFINITY)
-    bits = single.view(np.uint32) & 0x7FFFFFFF
+    bits: Array = single.view(np.uint32) & 0x7FFFFFFF
     over = under = nan = 0
     if int(bits.max()) >= limits.over:
         nan = int(np.count_nonzero(bits > _INFINITY))
