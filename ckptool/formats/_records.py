@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ..disk.files import File, FileRange, Window
 from ..errors import Malformed, printable
 from ..tensor import NumberedStorage, Storage, kind_of
-from ._torch import StorageId
+from ._torch import StorageForm
 from .zip.archive import Archive
 from .zip.columns import Members
 from .zip.structure import DEFLATED
@@ -64,32 +64,33 @@ def is_numbered_in(columns: Members, storage: Storage) -> bool:
     return type(storage) is NumberedStorage and getattr(storage.table, "columns", None) is columns
 
 
-def storages_of(archive: Archive, pattern: str, *, big_endian: bool = False) -> Callable[[StorageId], Storage]:
+def storages_of(archive: Archive, pattern: str, *, big_endian: bool = False) -> Callable[[str, StorageForm], Storage]:
     """Makes the storages that persistent ids speak of, from the records whose names follow PATTERN ("data/{}")."""
     where = archive.file.path
     before, _, behind = pattern.partition("{}")
 
     columns = archive.members if isinstance(archive.members, Members) and not behind else None
+    if columns is not None and columns.head != before:
+        columns = None
     if columns is not None:
-        table, numbered, sizes = _Numbered(archive.file, columns), columns.number, columns.sizes
+        table, numbered, sizes = _Numbered(archive.file, columns), columns.number_behind, columns.sizes
 
-    def storage(found: StorageId) -> Storage:
-        key = found.key
+    def storage(key: str, form: StorageForm) -> Storage:
+        number = -1 if columns is None else numbered(key)
+        if number >= 0 and not form.rest and sizes[number] == form.nbytes:
+            return NumberedStorage(table, number, kind_of(form.location, form.dtype, big_endian=big_endian))
         name = f"{before}{key}{behind}"
-        number = -1 if columns is None else numbered(name)
-        if number >= 0 and not found.rest and sizes[number] == found.nbytes:
-            return NumberedStorage(table, number, kind_of(found.location, found.dtype, big_endian=big_endian))
         member = archive.members.get(name)
         if member is None:
             raise Malformed(f"the storage {printable(name)} is missing", where=where)
-        if found.rest:
-            raise Malformed(f"the storage {printable(found.key)} is a view, which only legacy files have", where=where)
-        if member.size != found.nbytes:
+        if form.rest:
+            raise Malformed(f"the storage {printable(key)} is a view, which only legacy files have", where=where)
+        if member.size != form.nbytes:
             raise Malformed(
-                f"the storage {printable(name)} has {member.size:,} bytes; its tensors need {found.nbytes:,}",
+                f"the storage {printable(name)} has {member.size:,} bytes; its tensors need {form.nbytes:,}",
                 where=where,
             )
         crc = member.crc if member.crc or not member.size else None
-        return Storage(archive.payload(member), found.location, found.dtype, found.key, crc, big_endian)
+        return Storage(archive.payload(member), form.location, form.dtype, key, crc, big_endian)
 
     return storage

@@ -23,7 +23,7 @@ from ..tensor import LazyTensor, Storage
 from ..tree import Aside, Dict, address, children, rebuild, walk
 from . import torch_legacy
 from ._records import is_big_endian, read_pickle
-from ._torch import StorageId, TorchReader
+from ._torch import StorageForm, TorchReader
 from .flat import safetensors
 from .foreign import describe
 from .zip.archive import Archive, open_archive
@@ -269,16 +269,16 @@ def _open(archive: Archive, cut: set[str], broken: dict[int, str]) -> Checkpoint
     where = archive.file.path
     big_endian = is_big_endian(archive)
 
-    def storage(found: StorageId) -> Storage:
-        name = f"data/{found.key}"
+    def storage(key: str, form: StorageForm) -> Storage:
+        name = f"data/{key}"
         member = archive.members.get(name)
-        problem = _problem(archive, name, member, name in cut, found.nbytes)
+        problem = _problem(archive, name, member, name in cut, form.nbytes)
         if member is None or problem:
-            made = Storage(FileRange(_file(archive), 0, found.nbytes), found.location, found.dtype, found.key)
+            made = Storage(FileRange(_file(archive), 0, form.nbytes), form.location, form.dtype, key)
             broken[id(made)] = problem
             return made
         crc = member.crc if member.crc or not member.size else None
-        return Storage(archive.source(name), found.location, found.dtype, found.key, crc, big_endian)
+        return Storage(archive.source(name), form.location, form.dtype, key, crc, big_endian)
 
     reader = TorchReader(read_pickle(archive, "data.pkl"), where, storage)
     root = reader.load()

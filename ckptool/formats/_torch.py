@@ -21,19 +21,19 @@ _STORAGE_MODULES = ("torch", "torch.cuda", "torch.storage")
 
 
 @record(frozen=True, slots=True)
-class StorageId:
-    """What a persistent id says: the name of a storage, its class, location and number of elements."""
+class StorageForm:
+    """What a persistent id says of a storage, but for its key, which is all that those of most tensors differ in.
 
-    key: str
+    Attributes:
+        dtype, location: as of `Storage`.
+        nbytes: bytes that it must have, by the number of elements that the id gives.
+        rest: what stands behind that number: of a view of another storage, which.
+    """
+
     dtype: DType | None
     location: str
-    numel: int
-    rest: tuple[Any, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that the storage must have."""
-        return self.numel * (self.dtype.itemsize if self.dtype else 1)
+    nbytes: int
+    rest: tuple[Any, ...] = ()
 
 
 class TorchReader(Phrases, Reader):
@@ -41,14 +41,14 @@ class TorchReader(Phrases, Reader):
 
     Args:
         data, where, complete, start: see `Reader`.
-        storage: makes the storage of an id that is met for the first time.
+        storage: makes the storage of a key that is met for the first time.
     """
 
     def __init__(
         self,
         data: bytes,
         where: object,
-        storage: Callable[[StorageId], Storage],
+        storage: Callable[[str, StorageForm], Storage],
         *,
         complete: bool = True,
         start: int = 0,
@@ -77,14 +77,12 @@ class TorchReader(Phrases, Reader):
         if pid[0] == "module" and len(pid) == 4:  # the class of a whole saved module, with its source code
             self.note_source(pid[1], pid[3])
             return pid[1]
-        found = self._storage_id(pid)
-        known = self.storages.get(found.key)
+        key, form = self._key_and_form(pid)
+        known = self.storages.get(key)
         if known is None:
-            known = self.storages[found.key] = self._make(found)
-        elif found.nbytes != known.nbytes:
-            self._fail(
-                f"gives storage {printable(repr(found.key))} two sizes: {known.nbytes:,} and {found.nbytes:,} bytes"
-            )
+            known = self.storages[key] = self._make(key, form)
+        elif form.nbytes != known.nbytes:
+            self._fail(f"gives storage {printable(repr(key))} two sizes: {known.nbytes:,} and {form.nbytes:,} bytes")
         return known
 
     def note_source(self, cls: Any, source: Any) -> None:
@@ -92,7 +90,7 @@ class TorchReader(Phrases, Reader):
         if isinstance(cls, Global):
             self.sources[str(cls)] = str(source) if isinstance(source, str) else ""
 
-    def _storage_id(self, pid: tuple[Any, ...]) -> StorageId:
+    def _key_and_form(self, pid: tuple[Any, ...]) -> tuple[str, StorageForm]:
         if pid[0] != "storage" or len(pid) not in (5, 6):
             self._fail(f"has a persistent id of {len(pid)} parts that torch does not write")
         _, cls, key, location, numel, *rest = pid
@@ -103,13 +101,13 @@ class TorchReader(Phrases, Reader):
         dtype = BY_STORAGE.get(cls.name) if cls.module in _STORAGE_MODULES else None
         if dtype is None and (cls.module, cls.name.lstrip("_")) != ("torch.storage", "UntypedStorage"):
             self._fail(f"has a storage of an unknown class: {printable(str(cls))}")
-        return StorageId(str(key), dtype, str(location), numel, tuple(rest))
+        return str(key), StorageForm(dtype, str(location), numel * (dtype.itemsize if dtype else 1), tuple(rest))
 
     # -- tensors
 
     def _maker(self, first: Phrase) -> Maker | None:
         try:
-            storage, its_id = self._storage(first.pid), self._storage_id(first.pid)
+            storage, (_, form) = self._storage(first.pid), self._key_and_form(first.pid)
             like = LazyTensor(
                 storage, storage.dtype or UINT8, first.shape, first.stride, first.offset, first.requires_grad
             )
@@ -123,7 +121,7 @@ class TorchReader(Phrases, Reader):
             storage = storages.get(key)
             if storage is None:
                 try:
-                    storage = make_storage(StorageId(key, its_id.dtype, its_id.location, its_id.numel, its_id.rest))
+                    storage = make_storage(key, form)
                 except Malformed:
                     return None
                 storages[key] = storage

@@ -16,7 +16,7 @@ from ..errors import CannotCarry, Malformed
 from ..inert.decode import check_all
 from ..tensor import Storage
 from ..tree import ABSENT, Global
-from ._torch import StorageId, TorchReader
+from ._torch import StorageForm, TorchReader
 from .base import Format
 from .foreign import OLD_PICKLE
 from .frameworks.paddle import told_of_paddle
@@ -53,7 +53,7 @@ def open_pickle(file: File) -> Checkpoint:
     return told_of_paddle(found)
 
 
-def _no_storage(found: StorageId) -> NoReturn:
+def _no_storage(key: str, form: StorageForm) -> NoReturn:
     raise Malformed("has a persistent id")
 
 

@@ -27,7 +27,7 @@ from ..inert.decode import check_all
 from ..records import record
 from ..tensor import LazyTensor, Storage
 from ..tree import Dict, List
-from ._torch import StorageId, TorchReader
+from ._torch import StorageForm, TorchReader
 from .base import Draft, Format
 from .beginnings import LEGACY_MAGIC, is_legacy
 from .pickle.reader import NeedsMore
@@ -115,14 +115,14 @@ def _read_pickles(file: File, data: bytes, *, complete: bool, strict: bool = Tru
     position = 0
     values = []
 
-    def storage(found: StorageId) -> Storage:
-        if found.nbytes > file.size and strict:
+    def storage(key: str, form: StorageForm) -> Storage:
+        if form.nbytes > file.size and strict:
             raise Malformed(
-                f"storage {printable(found.key)} should have {found.nbytes:,} bytes; the file has {file.size:,}",
+                f"storage {printable(key)} should have {form.nbytes:,} bytes; the file has {file.size:,}",
                 where=file.path,
                 hint="the download or copy did not finish; compare the size with the source",
             )
-        return Storage(FileRange(file, 0, found.nbytes), found.location, found.dtype, found.key)
+        return Storage(FileRange(file, 0, form.nbytes), form.location, form.dtype, key)
 
     for index in range(5):
         reader = _LegacyReader(data, file.path, storage, complete=complete, start=position)

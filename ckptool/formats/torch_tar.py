@@ -181,7 +181,7 @@ def open_tar(file: File) -> Checkpoint:
     tree = members["pickle"]
     if tree.end - tree.at > _LARGEST_PICKLE:
         raise Malformed(f"its pickle has {tree.end - tree.at:,} bytes; 1 GiB is the limit", where=where)
-    reader = _TarReader(tree.take(tree.end - tree.at), where, lambda found: Storage(FileRange(file, 0, 0)))
+    reader = _TarReader(tree.take(tree.end - tree.at), where, lambda *_: Storage(FileRange(file, 0, 0)))
     reader.objects = {**storages, **tensors}
     root = reader.load()
     lost = [f"the member {name}" for name in others[:10]]

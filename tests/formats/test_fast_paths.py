@@ -18,7 +18,7 @@ from ckptool.disk.writing import write_pieces
 from ckptool.errors import CheckpointError
 from ckptool.formats import torch_zip
 from ckptool.formats._records import storages_of
-from ckptool.formats._torch import StorageId
+from ckptool.formats._torch import StorageForm
 from ckptool.formats.flat import header, safetensors
 from ckptool.formats.pickle import writer
 from ckptool.formats.zip import archive, columns, layout
@@ -279,7 +279,7 @@ def origins(path, change):
             opened = archive.open_archive(File(path))
         storage = storages_of(opened, "data/{}")
         storages = [
-            storage(StorageId(name[5:], None, "cpu", source.length, ())) for name, source in opened.sources("data/")
+            storage(name[5:], StorageForm(None, "cpu", source.length)) for name, source in opened.sources("data/")
         ]
         found.append(torch_zip._in_order(opened, change(storages)))
     return found

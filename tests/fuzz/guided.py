@@ -27,7 +27,7 @@ with contextlib.redirect_stderr(io.StringIO()), atheris.instrument_imports(inclu
     import ckptool
     from ckptool.disk.files import Buffer, File
     from ckptool.formats import plain_pickle, safetensors, torch_zip, torchscript
-    from ckptool.formats._torch import StorageId, TorchReader
+    from ckptool.formats._torch import StorageForm, TorchReader
     from ckptool.formats.zip.archive import open_archive
     from ckptool.reports.scanning.following import Recorder
     from ckptool.reports.scanning.scan import scan
@@ -43,11 +43,11 @@ _MOST_MEGABYTES = 2048
 _RECORD = 1 << 20
 
 
-def no_bytes(found: StorageId):
+def no_bytes(key: str, form: StorageForm):
     """A storage of the size that a pickle asks for, if it is a small one."""
-    if found.nbytes > _RECORD:
+    if form.nbytes > _RECORD:
         raise ckptool.Malformed("is larger than this file", where="the pickle")
-    return Storage(Buffer(bytes(found.nbytes)), found.location, key=found.key, dtype=found.dtype)
+    return Storage(Buffer(bytes(form.nbytes)), form.location, key=key, dtype=form.dtype)
 
 
 def follow_pickle(data, place):

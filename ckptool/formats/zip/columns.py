@@ -53,9 +53,11 @@ class Members(Mapping[str, Member]):
 
     def number(self, name: str) -> int:
         """The number in the name of a numbered record, or -1."""
-        head = self.head
-        digits = name[len(head) :]
-        if not name.startswith(head) or not (digits.isascii() and digits.isdigit()) or len(digits) > _LONGEST:
+        return self.number_behind(name.removeprefix(self.head)) if name.startswith(self.head) else -1
+
+    def number_behind(self, digits: str) -> int:
+        """The number of the record whose name has DIGITS behind `head`, or -1 if it is no numbered one."""
+        if not (digits.isdigit() and digits.isascii()) or len(digits) > _LONGEST:
             return -1
         number = int(digits)
         return number if number < len(self.sizes) and (digits[0] != "0" or digits == "0") else -1
