@@ -85,10 +85,10 @@ class Torch:
         return made + after + b"u."
 
 
-def storage(found):
-    if found.key == "990":
+def storage(key, form):
+    if key == "990":
         raise Malformed("the storage is missing")
-    return Storage(Buffer(bytes(found.nbytes)), found.location, found.dtype, found.key)
+    return Storage(Buffer(bytes(form.nbytes)), form.location, form.dtype, key)
 
 
 def told(reader_class, data, *, complete=True):
