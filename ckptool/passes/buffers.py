@@ -31,6 +31,7 @@ from ..dtypes import BY_NAME
 from ..errors import CheckpointError, NoMatch, printable
 from ..keys.known_buffers import COMPUTED
 from ..tensor import LazyTensor, Storage, contiguous_stride
+from ._words import changeable
 from .by_key import Missing
 
 #: The version of torch's batch norms that has the counter.
@@ -70,10 +71,11 @@ def drop_buffers(ckpt: Checkpoint, *, at: str | None = None, missing: Missing = 
 
     Raises:
         NoMatch: there is none.
+        RuleError: its keys are attributes of a pickled model.
     """
     from .rekeying import rekey
 
-    weights = ckpt.state_dict(at)
+    weights = changeable(ckpt, at)
     gone = [key for key, tensor in weights.tensors.items() if is_buffer(key, tensor.shape)]
     if not gone and missing == "error":
         raise NoMatch(
@@ -90,10 +92,11 @@ def fill_buffers(ckpt: Checkpoint, *, at: str | None = None, missing: Missing = 
 
     Raises:
         NoMatch: there is nothing to add.
+        RuleError: its keys are attributes of a pickled model.
     """
     from .values import with_other_entries
 
-    weights = ckpt.state_dict(at)
+    weights = changeable(ckpt, at)
     shapes = {key: tensor.shape for key, tensor in weights.tensors.items()}
     made: dict[str, dict[str, _Filled]] = {}
     for fill in _FILLS:

@@ -36,6 +36,22 @@ def test_counters_of_batch_norms_come_back_where_torch_has_them() -> None:
     assert again.history[-1] == "fill buffers: 2 num_batches_tracked"
 
 
+def test_buffers_of_a_whole_pickled_model_stay_and_are_not_said_to_be_dropped(tmp_path: Path) -> None:
+    torch.save(torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.BatchNorm2d(4)), tmp_path / "whole.pth")
+    whole = ckptool.open(tmp_path / "whole.pth")
+    for change in (drop_buffers, fill_buffers):
+        with pytest.raises(ckptool.RuleError, match="attributes of a whole pickled model"):
+            change(whole)
+    assert list(state_of(drop_buffers(ckptool.extract(whole)))) == [
+        "0.weight",
+        "0.bias",
+        "1.weight",
+        "1.bias",
+        "1.running_mean",
+        "1.running_var",
+    ]
+
+
 @pytest.mark.parametrize("table_name", ["position_embeddings", "position_embedding"])
 def test_positions_count_as_far_as_their_table(table_name: str) -> None:
     made = filled({f"bert.embeddings.{table_name}.weight": torch.ones(5, 2)})
