@@ -61,7 +61,8 @@ def shown(kind: Any) -> type:
     return Shown
 
 
-VALUES = st.one_of(st.integers(-1, 1), st.just(float("nan")), st.text(max_size=1), st.tuples(st.integers(0, 1)))
+# No NaN: a dataclass with the same one is equal up to Python 3.12, and no longer from 3.13 on.
+VALUES = st.one_of(st.integers(-1, 1), st.text(max_size=1), st.tuples(st.integers(0, 1)))
 
 
 @pytest.mark.parametrize("made", [several, single, empty, shown])

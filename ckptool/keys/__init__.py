@@ -17,8 +17,7 @@ A *rename* is `OLD=NEW`, where OLD is a pattern and NEW takes the place of what 
 
 from __future__ import annotations
 
-from .listing import Collapsed, closest, collapse
-from .outlines import outline
+from .listing import Collapsed, closest, collapse, outline
 from .patterns import LONGEST_KEY, MOST_CHARACTERS, Pattern, Rename, parse_rules, too_long
 from .prefixes import add_prefix, common_prefix, drop_first, first_component, heads, leading, strip_prefix
 from .wrappers import AVERAGED_COUNTER, WRAPPERS, Wrapper, find_wrappers, unwrap

@@ -8,7 +8,7 @@ from itertools import takewhile
 from typing import Literal, TypeAlias
 
 from ..records import record
-from .outlines import outline
+from .listing import outline
 from .prefixes import common_prefix
 
 
