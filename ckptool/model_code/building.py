@@ -56,7 +56,8 @@ class ModelSource:
 
 
 def find_model(text: str, kwargs: Mapping[str, Any] | None = None, *, weights: Shapes | None = None) -> ModelSource:
-    """Import the code that TEXT names, which runs it, and return the model in it, not yet built.
+    """Import the code that TEXT names, which runs it, and return the model in it, not yet built. A value named in TEXT
+    may be no model: only `build` checks that.
 
     Args:
         text: `MODEL.py`, `MODEL.py:Name` or `package.module:Name`; Name is a class, a factory or an instance, also with
@@ -345,7 +346,8 @@ def fill(model: torch.nn.Module, ckpt: Checkpoint) -> None:
 
 def build(source: ModelSource, *, real: bool = False) -> torch.nn.Module:
     """Return the model that SOURCE makes: on the meta device, or with memory and values if REAL is true, if SOURCE is
-    an instance, or if the code does not run there.
+    an instance, or if the code does not run there. In that last case it is run a second time, with torch's random
+    numbers as they were before.
 
     Raises:
         RuleError: the arguments do not suit the class or factory.

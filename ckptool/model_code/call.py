@@ -119,7 +119,9 @@ def summed_dim(call: Call, place: int, matrix: torch.Tensor) -> int | None:
 
 
 def _dim_of_tensordot(call: Call, place: int, matrix: torch.Tensor) -> int | None:
-    """Return the same as `summed_dim` for a tensordot, which names the dimensions or says how many there are."""
+    """Return the same as `summed_dim` for a tensordot, which names the dimensions of each tensor or says how many there
+    are. None if it sums over several, or over another than the last two of MATRIX.
+    """
     dims = call.args[2] if len(call.args) > 2 else call.kwargs.get("dims", 2)
     if dims == 1:
         dims = [-1], [0]  # the last of the first tensor, and the first of the second

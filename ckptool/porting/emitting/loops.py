@@ -230,7 +230,7 @@ def _folded(steps: list[Step]) -> list[Loop]:
 
     1. a single step as a `Loop` without rows;
     2. one loop over the changing numbers of the target, from which the others follow (`_over_targets`);
-    3. if the target has several changing numbers: the steps with each value of the first of them, in turn in these ways;
+    3. if the target has several changing numbers: the steps with each value of the first of them, again in these ways;
     4. one loop over a table, for three or more steps with at most three changing numbers on both sides;
     5. each step alone.
     """
