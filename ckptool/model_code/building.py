@@ -218,8 +218,8 @@ def _error_text(error: BaseException) -> str:
 
 
 def _where_in_user_code(error: BaseException, place: str) -> list[str]:
-    """Return ["line N of FILE"] for the innermost line in the traceback of ERROR of a file with the name of PLACE; []
-    if there is none.
+    """Return ["line N of FILE"] for the innermost line in the traceback of ERROR that is in a file with the name of
+    PLACE, in whatever folder; [] if there is none, as where PLACE is the name of a module.
     """
     frame, shown = error.__traceback__, ""
     while frame is not None:
@@ -414,10 +414,11 @@ def parameters_of(text: str, kwargs: Mapping[str, Any] | None = None) -> dict[st
 
 
 def refused(model: torch.nn.Module, weights: StateDict) -> str | None:
-    """Return the text of the error of `MODEL.load_state_dict(WEIGHTS, strict=True)`; None if MODEL accepts them.
+    """Return the text of the RuntimeError that `MODEL.load_state_dict(WEIGHTS, strict=True)` raises; None if MODEL
+    accepts them.
 
-    The call gets tensors of these shapes and types without values, and the metadata of WEIGHTS. MODEL has no memory
-    either afterwards.
+    The call gets tensors of these shapes and types without values, and the metadata of WEIGHTS. MODEL is moved to the
+    meta device for it: it loses its values and stays there.
     """
     state: OrderedDict[str, Any] = OrderedDict()
     for key, tensor in weights.tensors.items():

@@ -36,8 +36,9 @@ class Call:
 
     @classmethod
     def of(cls, func: Any, args: Any, kwargs: Any) -> Call:
-        """Return the record of a call of FUNC. A property that gives a view, such as `w.T`, counts as a call of the
-        function that gives the same view: `w.t()`.
+        """Return the record of a call of FUNC, which has not run yet. A property of a tensor that gives a view (`T`,
+        `H`, `mT`, `mH`, `data`) counts as a call of the function that gives the same view: `w.T` as `w.t()`. For other
+        properties, the name is "__get__".
         """
         name = getattr(func, "__name__", "")
         if name == "__get__":

@@ -172,9 +172,9 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             self._members(call.args, call.result)
 
     def _see_parts(self, call: Call) -> None:
-        """Note the parts that CALL divides its first argument into, if that is an output of one weight, of two whose
-        outputs were multiplied (then for both), rows of a table, or a parameter itself. Also note that a result of the
-        sizes of a parameter, made of it alone, stands for it.
+        """Note the parts that CALL divides its first argument into (`NamedParts.see`), if that is an output of one
+        weight, of two whose outputs were multiplied (then for both), rows of a table, or a parameter itself. Also note
+        that a result of the sizes of a parameter, computed from it alone, stands for it.
         """
         own = {self._keys[id(t)] if id(t) in self._whole else self._alone.get(id(t), "") for t in call.tensors}
         if len(own) == 1 and getattr(call.result, "shape", None) == call.tensors[0].shape:
@@ -216,7 +216,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
 
     def finish(self) -> None:
         """Fill in, after the forward pass, the facts of `uses` that only the whole pass shows: flow, concatenations,
-        gates, bypasses and parts.
+        gates, bypasses, parts and hidden states. Other facts stay.
         """
         bypasses = self._bypasses.found()
         gates = self._cells.gates()
@@ -251,8 +251,9 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             self._stands(key, inputs_first=(dim == -2) != (id(value) in self._turned))
 
     def _first_use(self, key: str, name: str, place: int, args: Any) -> None:
-        """Note the first use of the parameter KEY, by the function NAME with ARGS, as argument number PLACE: which
-        number is added to it or multiplies it, and of a matrix, how the maps or patches are flattened that it takes.
+        """Add to `uses` the first use of the parameter KEY, by the function NAME with ARGS, as argument number PLACE.
+        Its facts are which number is added to it or multiplies it, and of a matrix, how the maps are flattened, or the
+        patches listed, that it takes.
         """
         use = self.uses[key] = Use(len(self.uses), name)
         first = args[0] if args and isinstance(args[0], torch.Tensor) else None
@@ -378,8 +379,9 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
                 self._rotates(kind, part, sum(one.shape[-1] for one in parts))
 
     def _divided(self, call: Call) -> None:
-        """Note how CALL, which returned several tensors, divides the output of a fused projection: along the last of
-        the sizes that it was reshaped to, or into blocks, which are parts of the projection if they have one shape.
+        """Note in the layout of a fused projection how CALL, which returned several tensors, divides its output:
+        "inside" if CALL cuts it along the last of the sizes that it was reshaped to, "block" if it was not reshaped.
+        Such blocks are noted as parts of the projection if they have one shape, but not those of `unbind`.
         """
         if not isinstance(call.result, tuple | list):
             return
@@ -445,8 +447,9 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
                 self.uses[mean].facts.behind = None
 
     def _after(self, kind: str, what: Any, call: Call, first: Any) -> tuple[str, Any] | None:
-        """Return what the result of CALL is, whose first argument FIRST is (KIND, WHAT): by the function for that kind.
-        None if it is none of these any more.
+        """Return what the result of CALL is, whose first argument FIRST is (KIND, WHAT): by the function for that kind,
+        which may also note facts of the projection; flattened features stay what they are if the sizes stay. None if it
+        is none of these any more.
         """
         if kind == "features":
             return _after_features(what, call, first)

@@ -36,7 +36,7 @@ class Step:
     Attributes:
         target: the key, or the common beginning of the keys before `names`.
         expr: the expression, over keys or their beginnings before `names`; None for zeros.
-        names: ends of the keys, equal in the target and in the source; () for one whole key.
+        names: ends of the keys, equal in the target and in the source. For whole keys, ("",) for a copy, else ().
         zeros: sizes and type of zeros; None if there is an expression.
         comments: a line for each doubt about it.
     """
