@@ -47,9 +47,9 @@ class Bypasses:
         self._consumers: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
 
     def see(self, call: Call, keys: Mapping[int, str]) -> None:
-        """Note what CALL, which has run, shows about parts: it cuts the output of a layer into equal parts, joins
-        parts, is a layer (`linear` or a convolution) that takes a part or joined parts, or passes one of these on
-        (`_pass_on`). KEYS has id of a parameter or buffer -> its key. `found` makes the result of it.
+        """Note what CALL, which has run, shows about parts, for `found`: it cuts the output of a layer into equal
+        parts, joins parts, is a layer (`linear` or a convolution) that takes a part or joined parts, or passes one of
+        these on (`_pass_on`). KEYS has id of a parameter or buffer -> its key.
         """
         name, first, result = call.name, call.first, call.result
         if name in _CUTS and isinstance(result, tuple | list):

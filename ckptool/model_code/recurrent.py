@@ -112,12 +112,9 @@ class Cells:
 
     def _multiply(self, one: Any, other: Any) -> None:
         """Note which gates ONE and OTHER are, two tensors that are multiplied. For each of them that is a part after a
-        sigmoid, the other factor decides:
-
-        a part of the same weights after a tanh: this one is "i", the other "g"; the tanh of what is no part: "o"; no
-        part after a sigmoid or a tanh, and no such tanh: "f".
-
-        For others (a part after a sigmoid, or of other weights) nothing is noted.
+        sigmoid, the other factor decides. Times a part of the same weights after a tanh, it is "i", and the other "g".
+        Times the tanh of a tensor that is no part, it is "o". Times a tensor that is neither a part after a sigmoid or
+        a tanh nor such a tanh, it is "f". In other cases nothing is noted.
         """
         opened = self._opened.get(id(one)), self._opened.get(id(other))
         for own, theirs, beside in ((*opened, other), (*opened[::-1], one)):
