@@ -106,10 +106,11 @@ def needed(found: Any, name: str, place: str, missing: Sequence[str]) -> tuple[l
     """Return (evidence lines, hint) for the arguments MISSING from the call of the class or function FOUND, called
     NAME. The first evidence is its signature.
 
-    If the code of FOUND calls it with them (see `_call_in`), the evidence names that line of the file PLACE, and the
-    hint gives its arguments as options. Else the hint has an option for each: with the fields of a dataclass,
-    `@config.json` if that file is beside PLACE or in the current folder, `{}` for a class that needs no arguments, or a
-    place for a value.
+    If the code of FOUND calls it with all of them (see `_call_in`), the evidence names that line of the file PLACE, and
+    the hint gives its arguments as options. Else the hint has an option for each, with the first of these as its value:
+    the fields of the dataclass in its annotation (`_fields`); `@config.json`, if it has a usual name of a configuration
+    and that file is beside PLACE or in the current folder; `{}` for a class that needs no arguments, which the evidence
+    explains; a place for a value.
     """
     evidence = [f"{name}{_signature(found)}"]
     seen = _call_in(found, name)

@@ -56,7 +56,8 @@ class ModelSource:
 
 
 def find_model(text: str, kwargs: Mapping[str, Any] | None = None, *, weights: Shapes | None = None) -> ModelSource:
-    """Import the code that TEXT names, which runs it, and return the model in it, not yet built.
+    """Import the code that TEXT names, which runs it, and return the model in it, not yet built. A value named in TEXT
+    may be no model: only `build` checks that.
 
     Args:
         text: `MODEL.py`, `MODEL.py:Name` or `package.module:Name`; Name is a class, a factory or an instance, also with
@@ -217,8 +218,8 @@ def _error_text(error: BaseException) -> str:
 
 
 def _where_in_user_code(error: BaseException, place: str) -> list[str]:
-    """Return ["line N of FILE"] for the innermost line in the traceback of ERROR of a file with the name of PLACE; []
-    if there is none.
+    """Return ["line N of FILE"] for the innermost line in the traceback of ERROR that is in a file with the name of
+    PLACE, in whatever folder; [] if there is none, as where PLACE is the name of a module.
     """
     frame, shown = error.__traceback__, ""
     while frame is not None:
@@ -345,7 +346,8 @@ def fill(model: torch.nn.Module, ckpt: Checkpoint) -> None:
 
 def build(source: ModelSource, *, real: bool = False) -> torch.nn.Module:
     """Return the model that SOURCE makes: on the meta device, or with memory and values if REAL is true, if SOURCE is
-    an instance, or if the code does not run there.
+    an instance, or if the code does not run there. In that last case it is run a second time, with torch's random
+    numbers as they were before.
 
     Raises:
         RuleError: the arguments do not suit the class or factory.
@@ -412,10 +414,11 @@ def parameters_of(text: str, kwargs: Mapping[str, Any] | None = None) -> dict[st
 
 
 def refused(model: torch.nn.Module, weights: StateDict) -> str | None:
-    """Return the text of the error of `MODEL.load_state_dict(WEIGHTS, strict=True)`; None if MODEL accepts them.
+    """Return the text of the RuntimeError that `MODEL.load_state_dict(WEIGHTS, strict=True)` raises; None if MODEL
+    accepts them.
 
-    The call gets tensors of these shapes and types without values, and the metadata of WEIGHTS. MODEL has no memory
-    either afterwards.
+    The call gets tensors of these shapes and types without values, and the metadata of WEIGHTS. MODEL is moved to the
+    meta device for it: it loses its values and stays there.
     """
     state: OrderedDict[str, Any] = OrderedDict()
     for key, tensor in weights.tensors.items():

@@ -47,7 +47,10 @@ class Bypasses:
         self._consumers: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
 
     def see(self, call: Call, keys: Mapping[int, str]) -> None:
-        """Note what CALL, which has run, shows about parts. KEYS has id of a parameter or buffer -> its key."""
+        """Note what CALL, which has run, shows about parts, for `found`: it cuts the output of a layer into equal
+        parts, joins parts, is a layer (`linear` or a convolution) that takes a part or joined parts, or passes one of
+        these on (`_pass_on`). KEYS has id of a parameter or buffer -> its key.
+        """
         name, first, result = call.name, call.first, call.result
         if name in _CUTS and isinstance(result, tuple | list):
             self._cut(first, result)
@@ -95,11 +98,11 @@ class Bypasses:
             self._joined[id(result)] = tuple(held)
 
     def _pass_on(self, call: Call, keys: Mapping[int, str]) -> None:
-        """Let the result of CALL be the same part or the same output as the only tensor of its sizes that it was
-        computed from. KEYS is as in `see`.
+        """Let the result of CALL be the same output, part, output of a layer that took a part, or joined parts as the
+        only tensor of its sizes that it was computed from; parameters do not count. KEYS is as in `see`.
 
         Of two such tensors that are added, the one that is a part counts. Nothing is noted if several are left, or
-        none. Parameters in the call work on the channels of that output, if it was not cut before.
+        none. Parameters in the call are noted to work on the channels of that output, if it was not cut before.
         """
         tensors, result = call.tensors, call.result
         data = [t for t in tensors if id(t) not in keys and tuple(t.shape) == tuple(result.shape)]
@@ -118,8 +121,9 @@ class Bypasses:
         """Return key of a weight -> its `Bypass`es, for the weights whose channels are in such an order.
 
         Of the parts of an output, just one has to go past all layers, and a layer has to take the parts after they were
-        joined. The layer that is cut and parameters behind it (norms) get one of dimension 0; the layers that take the
-        joined parts, one of dimension 1.
+        joined. Outputs that were cut twice are left out. The layer that is cut and parameters behind it (norms) get one
+        of dimension 0; the layers that take the joined parts, one of dimension 1. `in_place` is true if all these take
+        each part once, in order.
         """
         made: dict[str, tuple[Bypass, ...]] = {}
         for key, count in self._count.items():

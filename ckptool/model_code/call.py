@@ -36,8 +36,9 @@ class Call:
 
     @classmethod
     def of(cls, func: Any, args: Any, kwargs: Any) -> Call:
-        """Return the record of a call of FUNC. A property that gives a view, such as `w.T`, counts as a call of the
-        function that gives the same view: `w.t()`.
+        """Return the record of a call of FUNC, which has not run yet. A property of a tensor that gives a view (`T`,
+        `H`, `mT`, `mH`, `data`) counts as a call of the function that gives the same view: `w.T` as `w.t()`. For other
+        properties, the name is "__get__".
         """
         name = getattr(func, "__name__", "")
         if name == "__get__":
@@ -119,7 +120,9 @@ def summed_dim(call: Call, place: int, matrix: torch.Tensor) -> int | None:
 
 
 def _dim_of_tensordot(call: Call, place: int, matrix: torch.Tensor) -> int | None:
-    """Return the same as `summed_dim` for a tensordot, which names the dimensions or says how many there are."""
+    """Return the same as `summed_dim` for a tensordot, which names the dimensions of each tensor or says how many there
+    are. None if it sums over several, or over another than the last two of MATRIX.
+    """
     dims = call.args[2] if len(call.args) > 2 else call.kwargs.get("dims", 2)
     if dims == 1:
         dims = [-1], [0]  # the last of the first tensor, and the first of the second

@@ -44,7 +44,8 @@ class Channels:
 
     def see(self, call: Call, keys: Mapping[int, str]) -> None:
         """Note, for the result of CALL, which layers its channels come from and which weights it was computed from,
-        and, in the attributes, what the weights in CALL take.
+        and, in the attributes, what the weights in CALL take. Functions such as `new_zeros` and `zeros_like` take no
+        numbers of their arguments, so that their results come from no weights.
 
         Args:
             call: the call, after it has run.
@@ -98,8 +99,9 @@ class Channels:
         return self._passed_on(held, call.result.shape)
 
     def _of_layer(self, call: Call, weight: str) -> tuple[bool, Parts]:
-        """Return the channels of the output of a layer with the WEIGHT, as `_channels_of` does. Note which layers a
-        linear layer or convolution takes, if all of its inputs are known; an embedding takes rows, not channels.
+        """Return the channels of the output of a layer with the WEIGHT, as `_channels_of` does: those of this weight
+        alone. Note in `joined` which layers a linear layer or convolution takes, if all of its inputs are known; an
+        embedding takes rows, not channels.
         """
         last = call.name in _ROWS
         held = self._of.get(id(call.first))
@@ -163,7 +165,7 @@ class Channels:
 
     def _side_by_side(self, parts: Any, dim: Any, rank: int) -> tuple[bool, Parts] | None:
         """Return (whether channels are the last dimension, the layers whose outputs are concatenated, in order) for a
-        concatenation of PARTS along DIM to RANK dimensions.
+        concatenation of PARTS along DIM to RANK dimensions. A part that is itself concatenated counts with its layers.
 
         Each of these layers also gets its place in `places`, unless it has one. None if DIM is not the dimension of the
         channels, if some parts have them in another one, or if one part comes from an unknown layer.

@@ -37,8 +37,8 @@ def is_model(value: Any) -> bool:
 
 
 def choices(module: Any) -> dict[str, Any]:
-    """Return name -> value for everything in MODULE that may be the model: instances, classes that it defines, and its
-    functions that make a model.
+    """Return name -> value for everything in MODULE that may be the model, in its order: instances (also imported
+    ones), classes of torch.nn.Module that it defines, and functions that it defines and that make a model.
 
     A function makes a model if its annotation says so, if it has a usual name (`build_model`, `get_net`), or if it
     returns a class that no other class in MODULE uses. Names that begin with `_` do not count. If nothing is found, the
@@ -73,7 +73,8 @@ def _makes_a_model(name: str, function: Any, outer: set[str]) -> bool:
 
 def _made_by(function: Any) -> set[str]:
     """Return the names of the functions and classes whose result FUNCTION returns, and of variables that it returns,
-    read from its source; empty if there is no source.
+    read from its source; empty if there is no source. For a variable that a call was assigned to, the name of what was
+    called counts (of several, the last). A `return` of something else adds "".
 
     {"VGG"} for `return VGG(…)`, {"nn.Sequential"} for `net = nn.Sequential(…); return net.eval()`.
     """
@@ -137,16 +138,19 @@ def only_choice(
 ) -> tuple[str, Any]:
     """Return (name, value) of the model in MODULE, among its `choices`.
 
-    The first of these decides: a usual name such as `build`; a single instance; a single factory, if there is no
-    instance; a single class that no other class uses, if there is neither. Else the candidate that has most of WEIGHTS
-    is taken, from the instances, or the factories, or the classes; or the only one of them that can be built.
+    The first of these decides: a usual name (`build_model` before `create_model`, …, `make`); a single instance; a
+    single factory, if there is no instance; a single class that no other class uses, if there is neither. Else the
+    candidate that has most of WEIGHTS is taken, from the instances, or if there are none the factories, or the classes
+    that no other class uses; or the only one of them that can be built. It is counted in elements of tensors: those
+    that WEIGHTS has by name and shape, and if these are equally many, those by shape alone.
     Args:
         module, place: the module, and the text that named it.
         weights: name -> shape of the weights to load, if known.
         kwargs: arguments for the class or factory.
     Raises:
         NotFound: there is no model.
-        Ambiguous: there are several. The message lists the best candidates first.
+        Ambiguous: there are several, and none has more of WEIGHTS than all others. The message lists the best
+            candidates first.
     """
     found = choices(module)
     for name in _FACTORIES:
@@ -177,8 +181,8 @@ def only_choice(
 
 
 def _ranked(shown: Mapping[str, Any], weights: Shapes | None, kwargs: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """Return name -> (elements of its tensors that WEIGHTS has by name and shape, elements that WEIGHTS has by shape)
-    for the candidates SHOWN.
+    """Return name -> (elements of its tensors that WEIGHTS has by name and shape, elements that WEIGHTS has by shape,
+    each of its tensors counted once) for the candidates SHOWN.
 
     Only candidates that can be built with KWARGS and have a state dict with tensors are in it. Without WEIGHTS all have
     (0, 0).

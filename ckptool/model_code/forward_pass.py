@@ -73,7 +73,8 @@ class Use:
 
 def _turned_to(name: str, args: Any) -> list[int] | None:
     """Return, for each of the four dimensions of the result of the function NAME (`permute`, `transpose` …), its place
-    before, as for `permute`; None if ARGS, its arguments by position, do not show it.
+    before, as for `permute`: [0, 2, 3, 1] for `permute(x, 0, 2, 3, 1)`, [0, 1, 3, 2] for `transpose(x, 2, 3)`. None if
+    ARGS, its arguments by position, do not show it.
     """
     given = args[1] if len(args) == 2 and isinstance(args[1], tuple | list | torch.Size) else args[1:]
     if not all(isinstance(dim, int) for dim in given):
@@ -155,8 +156,9 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         return call.result
 
     def _name_views(self, call: Call) -> None:
-        """Give the result of CALL the key of the parameter that it is a view of, and note whether the view is
-        transposed; the matrices that CALL takes out of a stack get the key of the stack (`_members`).
+        """Give the result of CALL the key of the parameter that it is a view of, if it has none, and note whether the
+        view is transposed; the matrices that CALL takes out of a stack get the key of the stack (`_members`). Only the
+        first argument of CALL counts, which may itself be such a view.
         """
         first = call.args[0] if call.args else None
         if id(first) not in self._keys:
@@ -170,9 +172,9 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             self._members(call.args, call.result)
 
     def _see_parts(self, call: Call) -> None:
-        """Note the parts that CALL divides its first argument into, if that is an output of one weight, of two whose
-        outputs were multiplied (then for both), rows of a table, or a parameter itself. Also note that a result of the
-        sizes of a parameter, made of it alone, stands for it.
+        """Note the parts that CALL divides its first argument into (`NamedParts.see`), if that is an output of one
+        weight, of two whose outputs were multiplied (then for both), rows of a table, or a parameter itself. Also note
+        that a result of the sizes of a parameter, computed from it alone, stands for it.
         """
         own = {self._keys[id(t)] if id(t) in self._whole else self._alone.get(id(t), "") for t in call.tensors}
         if len(own) == 1 and getattr(call.result, "shape", None) == call.tensors[0].shape:
@@ -184,10 +186,12 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
                 self._named_parts.see(call, key)
 
     def _credit(self, name: str, taken: Sequence[Any], result: Any) -> None:
-        """Note which matrices made RESULT, the output of the function NAME, which took the tensors TAKEN.
+        """Note which matrices made RESULT, the output of the function NAME, which took the tensors TAKEN; for several
+        results, for each of them.
 
         For a product or a convolution, they are its weights; for another function, all matrices that made what it took.
-        Nothing is noted if there are none, or more than four.
+        Nothing is noted if there are none, or more than four, or if a result has a note already. Also note that RESULT
+        is a product of the outputs of two matrices, if NAME multiplies one of each.
         """
         if name in PRODUCTS or name.startswith("conv"):
             made = frozenset(self._keys[id(t)] for t in taken[1:] if id(t) in self._keys and t.ndim > 1)
@@ -212,7 +216,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
 
     def finish(self) -> None:
         """Fill in, after the forward pass, the facts of `uses` that only the whole pass shows: flow, concatenations,
-        gates, bypasses and parts.
+        gates, bypasses, parts and hidden states. Other facts stay.
         """
         bypasses = self._bypasses.found()
         gates = self._cells.gates()
@@ -232,8 +236,9 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
 
     def _use(self, key: str, call: Call, place: int, value: Any) -> None:
         """Note that CALL takes VALUE, the parameter KEY or a view of it, as argument number PLACE: a first use with its
-        facts, and in any case how often the first function takes it, and whether it has inputs first. For a member of a
-        stack, the product that takes the member counts as the first function.
+        facts, and in any case how often the first function takes it (`runs`), and whether it has inputs first. For a
+        member of a stack, the product that takes the member becomes the first function, in place of the one that took
+        it out.
         """
         if key not in self.uses:
             self._first_use(key, call.name, place, call.args)
@@ -246,8 +251,9 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             self._stands(key, inputs_first=(dim == -2) != (id(value) in self._turned))
 
     def _first_use(self, key: str, name: str, place: int, args: Any) -> None:
-        """Note the first use of the parameter KEY, by the function NAME with ARGS, as argument number PLACE: which
-        number is added to it or multiplies it, and of a matrix, how the maps or patches are flattened that it takes.
+        """Add to `uses` the first use of the parameter KEY, by the function NAME with ARGS, as argument number PLACE.
+        Its facts are which number is added to it or multiplies it, and of a matrix, how the maps are flattened, or the
+        patches listed, that it takes.
         """
         use = self.uses[key] = Use(len(self.uses), name)
         first = args[0] if args and isinstance(args[0], torch.Tensor) else None
@@ -260,9 +266,9 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         use.facts.times = _number(name, args, _MULTIPLIES, 1.0)
 
     def _with_rows(self, name: str, args: Any, facts: Facts) -> None:
-        """Note, unless another function took them before, which function takes rows of the table that has FACTS: NAME,
-        called with ARGS ("added" if it adds). If it multiplies the rows by a number, that is the table's `times`; None
-        if by something else.
+        """Note in FACTS, those of a table, which function takes its rows: NAME, called with ARGS ("added" if it adds).
+        Nothing changes if another function took them before; one that only reads a property is not noted. If it
+        multiplies the rows by a number, that is the table's `times`; None if by something else.
         """
         if name in _MULTIPLIES and facts.rows == "":  # to multiply the rows is to multiply the table
             number = _number(name, args, _MULTIPLIES, 1.0)
@@ -323,8 +329,12 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         self._come_from(call)
 
     def _rotates_pairs(self, call: Call) -> None:
-        """Note that CALL shows a rotary embedding of neighbours ("interleaved"), by complex numbers or every second
-        element; of halves, by complex numbers made of both; or of pairs that are sorted into halves ("unknown").
+        """Note that CALL shows a rotary embedding: of neighbours ("interleaved"), if it makes complex numbers or takes
+        every second element; of halves, if it makes complex numbers of stacked halves. `rotary` becomes that kind;
+        `polar`, which makes the angles, changes no earlier kind. The facts of the matrices that made what is rotated
+        get it, too (`_rotates`), or "unknown" if CALL sorts pairs into halves.
+
+        Also note which tensors are halves and stacked halves (`_pair_halves`).
         """
         self._pair_halves(call)
         first = call.args[0] if call.args and isinstance(call.args[0], torch.Tensor) else None
@@ -338,8 +348,9 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             self._rotates("unknown", first)
 
     def _pair_halves(self, call: Call) -> None:
-        """Note that the results of CALL are the two halves of a tensor, cut along its last dimension, or that its
-        result is a stack of two such halves in a new last dimension.
+        """Note that the two results of CALL are the equal halves of a tensor, cut along its last dimension; or that its
+        result is a stack of two such halves, in their order, in a new last dimension, or the same numbers as such a
+        stack.
         """
         first, result = call.first, call.result
         if call.name in _CUTS and isinstance(result, tuple | list) and _along_last(call.args, call.kwargs, first):
@@ -355,7 +366,8 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
 
     def _rotates_halves(self, call: Call) -> None:
         """Note the tensors that CALL negates; and, where it joins one of them, computed from weights, with others, a
-        rotary embedding: of halves if it concatenates them, of neighbours if it stacks them.
+        rotary embedding: of halves if it concatenates them, of neighbours if it stacks them. It is noted in `rotary`,
+        unless there is a kind already, and in the facts of the matrices that made what is joined (`_rotates`).
         """
         if call.name in ("neg", "__neg__", "negative"):
             self._negated.add(id(call.result))
@@ -367,8 +379,9 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
                 self._rotates(kind, part, sum(one.shape[-1] for one in parts))
 
     def _divided(self, call: Call) -> None:
-        """Note how CALL, which returned several tensors, divides the output of a fused projection: along the last of
-        the sizes that it was reshaped to, or into blocks, which are parts of the projection if they have one shape.
+        """Note in the layout of a fused projection how CALL, which returned several tensors, divides its output:
+        "inside" if CALL cuts it along the last of the sizes that it was reshaped to, "block" if it was not reshaped.
+        Such blocks are noted as parts of the projection if they have one shape, but not those of `unbind`.
         """
         if not isinstance(call.result, tuple | list):
             return
@@ -434,8 +447,9 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
                 self.uses[mean].facts.behind = None
 
     def _after(self, kind: str, what: Any, call: Call, first: Any) -> tuple[str, Any] | None:
-        """Return what the result of CALL is, whose first argument FIRST is (KIND, WHAT): by the function for that kind.
-        None if it is none of these any more.
+        """Return what the result of CALL is, whose first argument FIRST is (KIND, WHAT): by the function for that kind,
+        which may also note facts of the projection; flattened features stay what they are if the sizes stay. None if it
+        is none of these any more.
         """
         if kind == "features":
             return _after_features(what, call, first)
@@ -541,7 +555,8 @@ def _letters(args: Any, value: torch.Tensor) -> tuple[str, str, str]:
 
 def _after_features(order: str, call: Call, first: Any) -> tuple[str, Any] | None:
     """Return what the result of CALL is, whose first argument FIRST is a feature map with its dimensions in ORDER
-    ("nchw"): a map with its dimensions in the new order, or flattened features. None if it is neither.
+    ("nchw"): ("features", new order) for a map, the same order unless CALL turns it; ("flat", `Flattened`) if CALL
+    flattens all but the first dimension n of maps of several pixels. None if it is neither.
     """
     if call.result.ndim == 4 and call.name in _TURNS:
         turned = _turned_to(call.name, call.args)

@@ -45,7 +45,14 @@ class Gating:
         self._taken: dict[str, tuple[int, tuple[int, ...]]] = {}  # what a weight works on, and its sizes
 
     def see(self, call: Call, keys: Mapping[int, str]) -> None:
-        """Note what CALL, which has run, shows about gates. KEYS has id of a parameter or buffer -> its key."""
+        """Note in the attributes what CALL, which has run, shows about gates. KEYS has id of a parameter or buffer ->
+        its key.
+
+        A product or a convolution of one weight (a matrix or more) and one other tensor gives the output of that
+        weight. The result of another call comes from the same output, or half of it, as its tensors, if all of them of
+        which that is known agree (`_go_on`). Where two tensors are multiplied element by element, one of them may be
+        the gate of the other (`_judge`).
+        """
         if call.name in PRODUCTS or call.name.startswith("conv"):
             self._begin(call.tensors, call.result, keys)
             return
@@ -57,8 +64,9 @@ class Gating:
 
     def _go_on(self, call: Call, key: str, half: int | None) -> None:
         """Note what the result of CALL is, whose arguments come from the output of the weight KEY, or from that HALF of
-        it: one of the two halves that CALL cuts, or the same as its arguments. The second half of what torch's `glu`
-        takes is noted as the gate.
+        it: one of the two equal halves that CALL cuts, or the same as its arguments, with the activation that it went
+        through. The second half of what torch's `glu` takes is noted as the gate. Nothing is noted of parts that are
+        more than two, unequal, or parts of a half.
         """
         if call.name == "glu" and half is None:
             self.halves.setdefault(key, Gate(1, "glu"))
@@ -71,7 +79,9 @@ class Gating:
             self._pass_activation(call)
 
     def _pass_activation(self, call: Call) -> None:
-        """Note the activation that the result of CALL went through: CALL itself, or that of one of its arguments."""
+        """Note the activation that the result of CALL went through: CALL itself, or else that of the first of its
+        arguments that went through one. Nothing is noted if there is none.
+        """
         before = next((self._active[id(t)] for t in call.tensors if id(t) in self._active), None)
         active = call.name if call.name in _ACTIVATIONS else before
         if active is not None:
@@ -93,8 +103,8 @@ class Gating:
 
     def _judge(self, one: Any, other: Any) -> None:
         """Note in `roles`, `opens` or `halves` which of ONE and OTHER, two tensors that are multiplied, is the gate:
-        the one that went through an activation, or, if both did, through a sigmoid (van den Oord et al., "WaveNet",
-        2016). Nothing is noted if both or neither did.
+        the only one that went through an activation, or, if both did, the only one whose activation is a sigmoid (van
+        den Oord et al., "WaveNet", 2016). Nothing is noted if there is no such one.
         """
         made = [self._active.get(id(tensor)) for tensor in (one, other)]
         opens = [name is not None and (None in made or name in _SIGMOIDS) for name in made]
@@ -103,10 +113,10 @@ class Gating:
             self._note_gate(gate, up, alone=None in made)
 
     def _note_gate(self, gate: Any, up: Any, *, alone: bool) -> None:
-        """Note that the tensor GATE is the gate of UP: in `halves` if they are two halves of the output of one weight;
-        if they are the outputs of two weights of one size on one input, in `roles`, or in `opens` unless GATE ALONE
-        went through an activation, because recurrent cells multiply such layers as well. Nothing is noted of other
-        tensors.
+        """Note that the tensor GATE is the gate of UP. If they are the two halves of the output of one weight: in
+        `halves`, with the activation of GATE. If they are the outputs of two weights of equal sizes, which take one
+        input: in `roles` if GATE ALONE went through an activation, else in `opens`, because recurrent cells multiply
+        such layers as well. Nothing is noted of other tensors. The first note for a weight stays.
         """
         own, theirs = self._origin.get(id(gate)), self._origin.get(id(up))
         if own is None or theirs is None:
@@ -122,10 +132,10 @@ class Gating:
 
 def _half(args: Any) -> int | None:
     """Return which half of the last dimension a call of `__getitem__` with ARGS, (tensor, index), takes: 0 for the
-    first, 1 for the second.
+    first, 1 for the second, as in `x[..., n:]`. What the index takes of other dimensions does not matter.
 
-    None if the index is no tuple that reaches the last dimension, if it takes no slice there or another one, or if the
-    size of that dimension is odd.
+    None if the index is no tuple that reaches the last dimension, if it takes something else there than a slice of just
+    one half, or if the size of that dimension is odd.
     """
     index = args[1] if len(args) > 1 else None
     if not isinstance(index, tuple) or not index:

@@ -56,8 +56,8 @@ def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, ...]
 
 
 def with_leaves(value: Any, new: Sequence[Any]) -> Any:
-    """Return inputs of the same structure as VALUE with the values NEW, in the order of `leaves`. Tuples become lists;
-    mappings become dicts, `Fields` stay `Fields`.
+    """Return inputs of the same structure as VALUE with the values NEW, in the order of `leaves`, of which there are as
+    many. Tuples become lists; mappings become dicts, `Fields` stay `Fields`.
     """
     left = iter(new)
 
@@ -214,10 +214,11 @@ _SIZES = (32, 64, 16, 224, 28, 24, 8, 128, 96, 48, 256, 299, 384, 512, 12, 20, 4
 def guess_inputs(model: torch.nn.Module) -> Iterator[Any]:
     """Yield inputs that MODEL may take, the likeliest first, by the names of its arguments and by its first layers.
 
-    They are lists of specs for the arguments of `forward` that need a value. If none does, they are dicts for the main
-    argument, alone or together with another usual one (`decoder_input_ids`, a picture beside a text); if it takes only
-    `*maps`, lists of one to four equal specs, and []; if it takes nothing, []. Nothing is yielded if Python does not
-    know its arguments.
+    They are lists of specs for the arguments of `forward` that need a value (without those by keyword only), if there
+    are any. If not, they are dicts argument -> spec: first for a text and a picture, if it has arguments for both; then
+    for the main argument and `decoder_input_ids`, if it has that; then for the main argument alone. That is the one
+    that `main_input_name` of MODEL names, or the first. If it takes only `*maps`, they are lists of one to four equal
+    specs, and then []; if it takes nothing, []. Nothing is yielded if Python does not know its arguments.
     """
     try:
         parameters = list(inspect.signature(model.forward).parameters.values())
@@ -253,8 +254,10 @@ def _combined(model: torch.nn.Module, wanted: list[str], *, by_name: bool) -> It
     """Yield inputs for the arguments WANTED of MODEL, the likeliest combinations first: lists of specs in the order of
     WANTED, or, if BY_NAME, dicts argument -> spec.
 
-    If the first two arguments have the same guesses, equal inputs for all come first. At most 150 combinations are
-    yielded of several arguments, beside those.
+    For one argument, they are all its guesses (`inputs_for`). If the first two of several arguments have the same
+    guesses, equal inputs for all come first, and then at most 64 combinations; else at most 150 combinations of the
+    first guesses of each. If an argument is about edges, integers for the others are tried first as one for each node
+    or edge of a graph.
     """
     options = [list(inputs_for(model, name, len(wanted))) for name in wanted]
     if any(_EDGES.search(name) for name in wanted):  # one number for each node or edge of a graph
@@ -378,7 +381,8 @@ def _pictures(found: _Layers) -> Iterator[InputSpec]:
 
 
 def _extents(found: _Layers, dims: int, channels: int) -> list[tuple[int, ...]]:
-    """Return spatial sizes to try for the input of a convolution, the likeliest first.
+    """Return spatial sizes to try for the input of a convolution, the likeliest first. For lines, those that suit the
+    position tables come first; for pictures, those that suit the linear layers (`_sides`), then usual squares.
 
     Args:
         found: facts about the layers of the model, such as the lengths of its position tables.
@@ -410,9 +414,11 @@ _POSITIONS = re.compile(r"pos(ition)?")
 
 
 def inputs_for(model: torch.nn.Module, name: str, among: int) -> Iterator[InputSpec]:
-    """Yield specs for the argument NAME of MODEL, the likeliest first: tokens, pictures or vectors, of which NAME says
-    which come first ("input_ids", "image"), or else whether the model has embeddings or convolutions. Their sizes are
-    those of the model's layers. Names of edges, lengths, labels and times get such inputs before.
+    """Yield specs for the argument NAME of MODEL, the likeliest first: tokens (int64), pictures and vectors or
+    sequences of them (float32). NAME says which of them come first ("input_ids", "image"); if it does not, tokens do
+    for a model with embeddings and no convolutions, pictures for one with convolutions, vectors for others. Their sizes
+    are those of the model's layers, and of `config.image_size`, if it has that. Names of edges, lengths, labels and
+    times get such inputs before. The same spec may come twice.
 
     AMONG is the number of arguments whose inputs are combined: if it is more than one, few of each kind are yielded,
     and names of masks, coordinates, numbers, vectors and sequences get such inputs first.
@@ -474,10 +480,12 @@ def inputs_for(model: torch.nn.Module, name: str, among: int) -> Iterator[InputS
 
 
 def read_inputs(inputs: Any, option: str = "--input") -> Any:
-    """Return INPUTS with texts read as specs: a list by position, or a dict by name; None for None or no inputs.
+    """Return INPUTS with texts read as specs: a list by position, or a dict by name; None for None or no inputs by
+    position.
 
     INPUTS are one text, tensor or spec, several, or a mapping name -> one of these. Several are read only if all are
-    texts, which may name them as in `parse_inputs`. OPTION is as there.
+    texts, which may name them as in `parse_inputs`; else they are returned as they are, as a list. Texts in a mapping
+    are read one by one, and must have no names. OPTION is as there.
     Raises:
         RuleError: as `parse_inputs`.
     """

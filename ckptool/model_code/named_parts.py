@@ -78,10 +78,11 @@ class NamedParts:
 
     def see(self, call: Call, key: str) -> None:
         """Note in `parts` the parts that CALL divides its first argument into, a tensor that was computed with the
-        weight KEY alone.
+        weight KEY.
 
         They are the 2 to 16 results of `chunk`, `split` or `unbind`, or slices of one dimension from several calls, as
-        soon as they cover it without a gap or an overlap. The first note for a weight stays.
+        soon as they cover it without a gap or an overlap, in the order of their places. Each has the name in the code,
+        or "", and its size along the dimension that is divided; 0 for `unbind`. The first note for a weight stays.
         """
         if key in self.parts:
             return
@@ -103,7 +104,12 @@ class NamedParts:
 
 
 def slice_of(whole: Any, index: Any) -> tuple[int, int, int] | None:
-    """Return (dimension, start, stop) of what INDEX takes of the tensor WHOLE, if it cuts one dimension only."""
+    """Return (dimension, start, stop) of what INDEX takes of the tensor WHOLE, if it cuts one dimension only: (1, 0, 4)
+    for `x[:, :4]`, (2, 4, 8) for `x[..., 4:]` of three dimensions and size 8.
+
+    None if INDEX has something else than slices and `...` in it, if it cuts no dimension or several (each slice but `:`
+    is a cut), if the slice takes steps or nothing, or if its ends are neither integers nor left out.
+    """
     places = list(index) if isinstance(index, tuple) else [index]
     if not all(one is Ellipsis or isinstance(one, slice) for one in places):
         return None
@@ -147,10 +153,10 @@ def _names(function: str, count: int) -> Sequence[str]:
 
 def _gives(value: ast.AST, function: str) -> bool:
     """Return whether the expression VALUE is a call of FUNCTION, or makes something of each of its results: `[f(part)
-    for part in x.chunk(2)]`, `map(f, x.chunk(2))`.
+    for part in x.chunk(2)]`, `map(f, x.chunk(2))`. Only the last part of the name of what is called counts (`chunk`).
 
-    Any other call, except of `chunk`, `split` and the like, passes for `unbind`: its result is then a tensor that is
-    unpacked.
+    For `unbind`, it may be any expression but a call of `chunk`, `split` and the like, because a tensor is unpacked by
+    `unbind` (`a, b = x`).
     """
     if isinstance(value, ast.GeneratorExp | ast.ListComp):
         value = value.generators[0].iter

@@ -35,11 +35,13 @@ class Patches:
 
     def see(self, call: Call, learned: Callable[[Any], bool]) -> None:
         """Note which dimensions of a picture or a video each dimension of the result of CALL holds, if its first
-        argument is followed and the function only reshapes, turns, unfolds or copies it.
+        argument is followed and the function only reshapes, turns, unfolds or copies it. The results of other functions
+        are not followed.
 
-        A tensor with four or five dimensions that LEARNED (tensor -> whether it was computed from weights) says no of
-        is taken for a picture [n, c, h, w] or a video [n, c, t, h, w], and followed from there. A result whose first
-        dimension is n and c together is followed no longer.
+        A tensor with four or five dimensions that is not followed and was not computed from weights (LEARNED: tensor ->
+        whether it was) is taken for a picture [n, c, h, w] or a video [n, c, t, h, w], and followed from there.
+        `unfold` counts only for a picture that is not cut yet. A result whose first dimension is n and c together is
+        not followed.
         """
         first, result = call.first, call.result
         if not hasattr(result, "shape") or not hasattr(first, "shape"):
@@ -75,8 +77,9 @@ def _cut_or_joined(dims: tuple[str, ...], before: Sequence[int], after: Sequence
     """Return the letters in each dimension after a reshape from the sizes BEFORE to the sizes AFTER. DIMS are the
     letters in each dimension before it.
 
-    Each dimension has to be kept, joined with the ones after it (their letters side by side), or, if it is all of t, h
-    or w, be cut in two: "h" into "H" (which patch) and "h" (the place in it). None if a dimension is none of these.
+    Each dimension has to be kept, or, if it is all of t, h or w, be cut in two ("h" into "H", which patch, and "h", the
+    place in it), or be joined with the ones after it (their letters side by side), whichever fits the sizes first. None
+    if nothing does, or if dimensions are left over.
     """
     made: list[str] = []
     left, at = list(zip(dims, before, strict=True)), 0

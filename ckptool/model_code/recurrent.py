@@ -78,7 +78,9 @@ class Cells:
             self._sums[id(call.result)] = frozenset().union(*sums)
 
     def _cut(self, call: Call) -> None:
-        """Note the parts that CALL takes of a sum of outputs: four equal results, or a slice of a fourth."""
+        """Note the parts that CALL takes of a sum of outputs, each with its place from 0 to 3: the results of a
+        function that cuts it into four equal ones, or a slice of a fourth of one dimension.
+        """
         weights = self._sums.get(id(call.first))
         if weights is None:
             return
@@ -97,7 +99,10 @@ class Cells:
             self._squashed.add(id(call.result))
 
     def gates(self) -> dict[str, tuple[str, ...]]:
-        """Return key of a weight or bias -> its gates in the order of its rows, "i", "f", "g" and "o"."""
+        """Return key of a weight or bias -> its gates in the order of its rows: "i", "f", "g" and "o", such as ("i",
+        "f", "g", "o"). All weights and biases of one sum have the same. Left out are those for which the calls do not
+        show just one gate for each of the four parts, each gate once.
+        """
         orders = {}
         for weights, found in self._found.items():
             said = [next(iter(found[at])) if len(found[at]) == 1 else "" for at in range(_GATES)]
@@ -106,9 +111,10 @@ class Cells:
         return orders
 
     def _multiply(self, one: Any, other: Any) -> None:
-        """Note which gates ONE and OTHER are, two tensors that are multiplied, for each that is a part after a sigmoid:
-        "i", and the other "g", if the other is a part of the same weights after a tanh; "o" if it is the tanh of no
-        part; "f" if it is no part after either.
+        """Note which gates ONE and OTHER are, two tensors that are multiplied. For each of them that is a part after a
+        sigmoid, the other factor decides. Times a part of the same weights after a tanh, it is "i", and the other "g".
+        Times the tanh of a tensor that is no part, it is "o". Times a tensor that is neither a part after a sigmoid or
+        a tanh nor such a tanh, it is "f". In other cases nothing is noted.
         """
         opened = self._opened.get(id(one)), self._opened.get(id(other))
         for own, theirs, beside in ((*opened, other), (*opened[::-1], one)):
@@ -122,8 +128,10 @@ class Cells:
                 self._found[weights][theirs[1]].add("g")
 
     def _take(self, call: Call, weights: list[str], made_with: Callable[[Any, str], bool]) -> None:
-        """Note in `hidden` which of the two tensors that are concatenated for CALL was computed with its only weight,
-        of WEIGHTS, before: the hidden state. Nothing is noted if both or neither were.
+        """Note in `hidden` which of the two tensors that are concatenated for CALL is the hidden state: the only one
+        that was computed, earlier, with the weight that CALL takes. WEIGHTS are the keys of the matrices in CALL.
+        Nothing is noted if CALL takes several or none, or no concatenation, or if both or neither of the two were. The
+        first note for a weight stays.
         """
         parts = next((self._joined[id(t)] for t in call.tensors if id(t) in self._joined), None)
         recurs = [made_with(part, weights[0]) for part in parts or ()] if len(weights) == 1 else []

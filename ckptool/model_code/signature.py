@@ -280,11 +280,11 @@ class Signature:
 
 
 def of_state_dict(weights: StateDict, ckpt: Checkpoint, *, ordered: bool = True) -> Signature:
-    """Return the signature of WEIGHTS, a state dict of a file: its dense tensors with shape and dtype; other entries
-    are left out.
+    """Return the signature of WEIGHTS, a state dict of a file: its dense tensors with shape and dtype, in its order;
+    other entries are left out.
 
-    A tensor with elements that is the same in the file as an earlier one is tied to that one. What only code shows
-    (class, parameter or buffer, use) is unknown.
+    A tensor with elements that is the same in the file as earlier ones is tied to the first of these. What only code
+    shows (class, parameter or buffer, use) is unknown.
 
     Args:
         weights: the state dict.

@@ -37,7 +37,8 @@ def signature_of(
     """Return the signature of MODEL: its keys, shapes and order, and facts from a forward pass of a copy without
     values, or, if that fails, of a small model itself.
 
-    Entries of the state dict that are no tensors are left out.
+    Entries of the state dict that are no tensors are left out. One that is the same parameter or buffer as earlier ones
+    is tied to the first of these, and has its use and facts.
 
     Args:
         model: the model; it is not changed.
@@ -45,7 +46,8 @@ def signature_of(
         inputs: example inputs (positional, or by name); guessed and searched for if None.
         trace: follow a forward pass. If that fails, the signature has only the other facts; its `rotary` is then
             "unknown" if names of classes or buffers show a rotary embedding. A model that the ranks of a run share
-            (with DTensors) is not followed, so that all ranks get the same result.
+            (with DTensors) is not followed, so that all ranks get the same result; its `rotary` is None, as if TRACE
+            were false.
     """
     state = model.state_dict()
     owners = {
@@ -136,11 +138,12 @@ _SMALL = 50_000_000
 
 def _follow(model: torch.nn.Module, live: Mapping[str, torch.Tensor], inputs: Any) -> _Followed:
     """Return what a forward pass of MODEL shows, on the first inputs on which it runs to its end: INPUTS, or, if that
-    is None, guessed and then searched ones.
+    is None, guessed and then searched ones. Guesses that are too large (`_is_small`) are left out.
 
-    Copies of the model without values are run, and then the model itself if it has values and few elements; each for a
-    limited time. If no pass ends, return what the pass that used most tensors shows, if it used nine tenths of LIVE,
-    the parameters and buffers; else nothing.
+    Copies of the model without values are run, one after the other, and then the model itself if it has values and less
+    than 50 million elements; each for at most 20 seconds. If no pass ends, return what the pass that used most tensors
+    shows (the first of several), without inputs, if it used nine tenths of LIVE, the parameters and buffers; else
+    nothing.
     """
     small = sum(t.numel() for t in live.values()) < _SMALL and not any(t.is_meta for t in live.values())
     best = _Nothing

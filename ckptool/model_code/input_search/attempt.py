@@ -31,7 +31,7 @@ class Stop:
     Attributes:
         message: the text of the error.
         error: the name of the error's class.
-        furthest: how far the try got: mainly the number of parameters that were used.
+        furthest: how far the try got: the number of parameters and buffers that were used, plus at most 0.5 for calls.
         name, args: the operation that failed, with its arguments. If the model's own code failed, `name` is "" and
             `args` are those of the operation before.
         blamed: places of the inputs that these arguments come from; first those that came there without weights.

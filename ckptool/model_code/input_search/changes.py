@@ -18,8 +18,8 @@ from .wanted import ATTENTION, BY_ELEMENT, NUMBER, wanted_dimensions, wanted_siz
 
 def changes(one: InputSpec, stop: Stop) -> Iterator[InputSpec]:
     """Yield specs to try in place of the input ONE, the likeliest first, as the error of the failed try STOP suggests:
-    another type, range, number of dimensions, or size. Some may be yielded twice; nothing if the error suggests
-    nothing.
+    another type, range, number of dimensions, or size. If the error asks for integers, these alone (nothing if ONE has
+    integers). Some may be yielded twice; nothing if the error suggests nothing.
     """
     said, name = stop.message, stop.name
     floats = getattr(torch, one.dtype).is_floating_point
@@ -165,8 +165,9 @@ def deeper(one: InputSpec, rank: tuple[int, int]) -> InputSpec:
 
 def _resized(one: InputSpec, have: int, want: int) -> Iterator[InputSpec]:
     """Yield specs for the input ONE with other sizes, with which a tensor that was computed from it with size HAVE may
-    get size WANT: sizes that equal HAVE become WANT, others are scaled by the same ratio or changed by the same
-    difference, and pictures become square.
+    get size WANT: sizes that equal HAVE become WANT, one at a time and then all; others are scaled by the same ratio,
+    if the result is whole; of four or more dimensions, the last two become square or are scaled together; at last
+    others are changed by the same difference. The first dimension comes last and is not changed by a difference.
     """
     shape = one.shape
     places = [*range(1, len(shape)), 0] if len(shape) > 1 else [0]

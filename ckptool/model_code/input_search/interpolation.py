@@ -28,11 +28,11 @@ class SizesSeen:
 
     def fitting(self, spec: Any, stop: Stop) -> Iterator[Any]:
         """Yield inputs like SPEC with one size changed in proportion, so that the operation where the try STOP failed
-        gets the size it needs; and remember SPEC for later calls.
+        gets the size it needs, rounded down and up; and, when all are taken, remember SPEC for later calls.
 
-        Each comes from one of the last twelve tries that stopped at this operation, with the same need, and differ from
-        SPEC in one size of one input. Nothing is yielded if there is none, or if no operation on two tensors failed
-        over a size.
+        Each comes from one of the last twelve tries that stopped at this operation, equally far, with the same need,
+        and differ from SPEC in one size of one input. Only the first way to read the error counts (`wanted_sizes`).
+        Nothing is yielded, or remembered, if no operation on two tensors failed over a size.
         """
         args = [a for a in flat(stop.args) if isinstance(a, torch.Tensor)]
         if not stop.name or len(args) < 2:

@@ -35,14 +35,14 @@ def find_inputs(
     patience: float = _PATIENCE,
 ) -> Iterator[Any]:
     """Yield inputs on which the forward pass of MODEL runs, the likeliest first: lists of specs by position, or dicts
-    by name.
+    by name. Nothing is yielded if none are found.
 
     A second search, in which the earlier suggestions count half, is made if the first found nothing.
     Args:
         model: the model; its weights need no values.
         like: inputs to begin with, before any guess.
         shortcut: replaces operations of which only shapes matter.
-        patience: seconds of CPU time, so that a busy machine finds the same inputs.
+        patience: seconds of CPU time for both searches, half for each, so that a busy machine finds the same inputs.
     """
     found = False
     for memory in (1.0, 0.5):
@@ -57,12 +57,15 @@ def _searched(
     model: torch.nn.Module, like: Sequence[Any], shortcut: Shortcut | None, patience: float, memory: float
 ) -> Iterator[Any]:
     """Yield inputs on which MODEL runs, from one search of at most 160 tries and PATIENCE seconds of CPU time. LIKE and
-    SHORTCUT are as in `find_inputs`. Inputs that leave more than 5 percent of the parameters (tensors) unused come
-    last; the search ends 24 tries after the first of these.
+    SHORTCUT are as in `find_inputs`. Inputs that are found are first changed to show more of the model (`_fuller`), but
+    for those in LIKE. Inputs that leave more than 5 percent of the parameters (tensors) unused come last, those that
+    use most first; the search ends 25 turns after the first of these.
 
-    Tries that got further go first; of those that got equally far, those made by likelier suggestions. Each sixth try
-    is the one that has waited longest. MEMORY is the weight of the earlier suggestions that led to a try: with 0, the
-    rank of the latest suggestion counts alone.
+    LIKE and the first guesses (`_seeds`) go first, and then what the error of a failed try suggests: suggestions of
+    tries that got further before others, and of those that got equally far, the likelier ones. Suggestions with
+    integers of more than three dimensions go later. Each sixth try is the one that has waited longest. None is tried
+    twice, and none that is too large even after `_smaller`. MEMORY is the weight of the earlier suggestions that led to
+    a try: with 0, the rank of the latest suggestion counts alone.
     """
     until = time.thread_time() + patience
     count = itertools.count()
@@ -117,9 +120,10 @@ def _searched(
 
 def _smaller(spec: Any) -> Any:
     """Return the inputs SPEC with the sizes of all pictures (all dimensions behind the second, if there are more than
-    three) halved until they have few enough elements. All are halved together, so that they still suit each other.
+    three) halved until all inputs are small (`_is_small`). All are halved together, so that they still suit each other.
 
-    Halving ends before a size would not be even, so the result may be too large still, as are inputs without pictures.
+    Halving ends when one of these sizes is odd, so the result may be too large still, as are large inputs without
+    pictures.
     """
     while not _is_small(spec):
         told = [one for _, one in leaves(spec)]
@@ -153,11 +157,12 @@ _LONGER = 24
 
 
 def _fuller(model: torch.nn.Module, spec: Any, done: Done, shortcut: Shortcut | None) -> tuple[Any, Done]:
-    """Return inputs like SPEC, which run, that show more of MODEL, and how their try ended: without unused last inputs,
-    with every word of a vocabulary, and with pictures 8, 4 or 2 times as large if they are smaller than 8.
+    """Return inputs like SPEC, which run, that show more of MODEL, and how their try ended: without unused last inputs
+    (of a list), with every word of a vocabulary, and with all pictures 8, 4 or 2 times as large (the first that runs)
+    if one is smaller than 8.
 
-    DONE is how the try of SPEC ended. A change is kept if it runs and uses as many weights; without any, SPEC and DONE
-    are returned.
+    DONE is how the try of SPEC ended. Each change is tried on top of those before it, and kept if it runs and uses as
+    many parameters; without any, SPEC and DONE are returned.
     """
 
     def tried(other: Any) -> bool:
@@ -213,10 +218,11 @@ _SMALL = 50_000_000
 
 
 def _seeds(model: torch.nn.Module) -> Iterator[Any]:
-    """Yield the first inputs of MODEL to try: all arguments annotated as tensors (see `_said_to_be_tensors`); the first
-    guess for each combination of names, element types and numbers of dimensions, up to 12 combinations, and for
-    matrices of integers alone also vectors; then vectors and sequences of them for all arguments that need a value, or
-    five inputs and one for `*args`.
+    """Yield the first inputs of MODEL to try, in this order: all arguments annotated as tensors (see
+    `_said_to_be_tensors`); the first guess (`guess_inputs`) for each combination of names, element types and numbers of
+    dimensions, up to 12 combinations, and right after one of several matrices of integers alone also one of vectors;
+    vectors [2, 12] and sequences [2, 12, 16] for all arguments that need a value; and if there is only `*args`, five
+    equal inputs and one.
     """
     kinds = set()
     yield from _said_to_be_tensors(model)
@@ -243,8 +249,9 @@ def _seeds(model: torch.nn.Module) -> Iterator[Any]:
 
 
 def _said_to_be_tensors(model: torch.nn.Module) -> Iterator[Any]:
-    """Yield a dict argument -> spec for all arguments of MODEL annotated as tensors, if there are two to eight, some
-    have None as their default, and all arguments that need a value are among them; else nothing.
+    """Yield one dict argument -> spec, its first guess, for all arguments of MODEL annotated as tensors, if there are
+    two to eight, some have None as their default, and all arguments that need a value are among them; else nothing.
+    Arguments by keyword only do not count.
     """
     try:
         parameters = list(inspect.signature(model.forward).parameters.values())

@@ -19,8 +19,12 @@ from .wanted import BY_ELEMENT, wanted_dimensions, wanted_sizes
 
 
 def suggestions(model: torch.nn.Module, spec: Any, stop: Stop) -> Iterator[Any]:
-    """Yield other inputs than SPEC for MODEL that the error of the failed try STOP suggests, in the form of SPEC, the
-    likeliest first. Some may be yielded twice.
+    """Yield other inputs than SPEC for MODEL that the error of the failed try STOP suggests, in the form of SPEC but
+    for arguments and entries that are added, the likeliest first. Some may be yielded twice.
+
+    They have one column per layer (`_counted`), more arguments or entries (`_named`), entries that code asked an input
+    for, fewer inputs (without unused last ones), a list of inputs in place of one, or other dimensions and sizes of
+    several inputs; then of one input at a time (`changes`), first of those that the failed operation was computed from.
     """
     told = leaves(spec)
     specs = [one for _, one in told]
@@ -92,11 +96,12 @@ def _beside(specs: Sequence[InputSpec], stop: Stop) -> Iterator[list[InputSpec]]
 
 
 def _together(specs: Sequence[InputSpec], blamed: Sequence[int], stop: Stop) -> Iterator[list[InputSpec]]:
-    """Yield inputs of which several get another size at once: those that share the size that is wrong get the needed
-    one, or those that share a dimension and size are changed so that their sum is right.
+    """Yield inputs of which two or more get another size at once. Those change together that have the same size in the
+    same dimension. If that is the wrong size, they get the needed one; if it is smaller, each takes an equal part of
+    the difference, if that is whole, as if the tensor had their sum.
 
-    SPECS are the inputs of the try STOP, whose error says which sizes are needed, BLAMED the places of the inputs to
-    change.
+    SPECS are the inputs of the try STOP, whose error says which sizes are wrong and needed (`wanted_sizes`), BLAMED the
+    places of the inputs to change.
     """
     args = [a for a in flat(stop.args) if isinstance(a, torch.Tensor)]
     x, weight = (args[0] if args else None), (args[1] if len(args) > 1 else None)
@@ -135,11 +140,14 @@ def _first(model: torch.nn.Module, name: str, like: InputSpec) -> InputSpec:
 
 
 def _named(model: torch.nn.Module, spec: Any, stop: Stop) -> Iterator[Any]:
-    """Yield inputs like SPEC with the arguments and entries added whose names the error of the try STOP mentions; by
-    name, if an argument is added.
+    """Yield inputs like SPEC with entries and arguments added whose names the error of the try STOP mentions; by name,
+    if an argument is added.
 
-    Only arguments with None as their default are added. If the error is about a None and names none of them, all but
-    unlikely ones (caches, flags) are tried, one at a time.
+    An entry is added to each `Fields` that lacks it; an input that is one tensor becomes a `Fields` with this entry
+    alone, if tensors have no attribute of that name. Only arguments with None as their default are added, the first six
+    that the error names, one at a time, each with two guesses; and then the first three together, unless the error is
+    about a None. If it is about a None and names none of them, all but unlikely ones (caches, flags) count as named,
+    masks and labels last.
     """
     key = re.fullmatch(r"'(\w+)'", stop.message) if stop.error == "KeyError" else None
     attribute = re.search(r"object has no attribute '(\w+)'", stop.message)

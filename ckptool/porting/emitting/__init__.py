@@ -141,8 +141,9 @@ class _Module:
         return "\n".join(lines) + "\n" + "".join(f"\n{one}" for one in below)
 
     def _standard(self, nested: bool, computes: bool) -> list[str]:
-        """Return the lines that import from Python's library, with an empty line behind them if there are any. NESTED:
-        the module flattens dicts (`_FLAT_HELPER`); COMPUTES: it computes in float32 (`IN_FLOAT32`).
+        """Return the lines that import from Python's library, with an empty line behind them; [] if there are none.
+        `re` is imported if the mapping has unused keys, for `LEFT_BEHIND`. NESTED: the module flattens dicts
+        (`_FLAT_HELPER`); COMPUTES: it computes in float32 (`IN_FLOAT32`).
         """
         lines = ["import functools"] * computes + ["import re"] * bool(self.mapping.unused)
         if computes or nested:
@@ -157,8 +158,9 @@ class _Module:
         return name != "add" or any("total(" in line for line in self.body)
 
     def _docstring(self) -> Iterator[str]:
-        """Yield the lines of the module's docstring: what it converts, the command, how many tensors are guesses, and
-        which the checkpoint has nothing for.
+        """Yield the lines of the module's docstring, and an empty line: what it converts, the command (if there is
+        one), how many tensors are guesses, and patterns of the keys that the checkpoint has nothing for. The last two
+        are left out if there are no such entries.
         """
         source, target = (_plain(text) for text in (self.mapping.source or "a checkpoint", self.mapping.target))
         yield f'"""Convert weights of {source} to `{target}`.'
@@ -183,8 +185,8 @@ class _Module:
         yield ""
 
     def _left_behind(self) -> Iterator[str]:
-        """Yield the lines that set `LEFT_BEHIND`, the regular expression of the keys of the source that nothing reads;
-        none if there are no such keys.
+        """Yield the lines that set `LEFT_BEHIND`, the regular expression of the keys of the source that nothing reads,
+        in one line or, if it is long, with a line for each pattern (`_patterns`). None if there are no such keys.
         """
         if not self.mapping.unused:
             return
@@ -204,8 +206,12 @@ class _Module:
         yield ")"
 
     def _convert(self, nested: bool, views: bool) -> Iterator[str]:
-        """Yield the lines of the function `convert`. NESTED: keys of the source lie in dicts inside of the state dict.
-        VIEWS: some results are views of tensors of the source, so that all results get memory of their own.
+        """Yield the lines of the function `convert`: its docstring, its inner functions `take` and (if the body copies
+        several tensors at once) `move`, the body, and a check that raises ValueError for keys of the checkpoint that
+        are neither read nor in `LEFT_BEHIND`.
+
+        NESTED: keys of the source lie in dicts inside of the state dict, which is made flat first. VIEWS: some results
+        are views of tensors of the source, so that all results get memory of their own.
         """
         kind = "dict[str, Any]" if nested else "dict[str, Tensor]"
         yield ""
@@ -258,9 +264,10 @@ class _Module:
             yield from self._group(some, names, indent)
 
     def _group(self, some: Sequence[_Templated], names: Sequence[str], indent: int) -> Iterator[str]:
-        """Yield the lines of SOME, a group of `_tables`: a loop over the ends of their keys for operations on several
-        names; a loop over a table of modules for three or more copies; else the lines of each step. NAMES are the
-        variables of the loop around them.
+        """Yield the lines of SOME, a group of `_tables`. NAMES are the variables of the loop around them.
+
+        For operations on several names, a loop over these names with the lines of each step; for three or more copies,
+        a loop over a table of the ends of their keys on both sides, with one copy in it; else the lines of each step.
         """
         step = some[0][0]
         if step.expr is not None and not step.expr.is_copy and len(step.names) > 1:
@@ -284,11 +291,11 @@ class _Module:
     def _texts(
         self, x: Expr, templates: Sequence[Template], names: Sequence[str], hole: str = "", end: str = ""
     ) -> list[str]:
-        """Return TEMPLATES, the key of the target and then the texts of X (see `texts_of`), as Python code: keys as
-        strings, indices as numbers.
+        """Return TEMPLATES, the key of the target and then the texts of X (see `texts_of`), as Python code in that
+        order: keys as strings, indices as numbers.
 
         NAMES are the variables of the loop; HOLE is a placeholder such as `{name}` after each key, END a text after
-        each key.
+        that.
         """
         are_keys = [True, *are_keys_of(x)]
         return [
@@ -297,8 +304,8 @@ class _Module:
         ]
 
     def _step(self, step: Step, templates: Sequence[Template], names: Sequence[str], indent: int) -> Iterator[str]:
-        """Yield the lines of STEP, with at most one name unless it is a copy: zeros, a copy, or an expression.
-        TEMPLATES are its texts, NAMES the variables of the loop.
+        """Yield the lines of STEP, which has at most one name unless it is a copy: zeros (`torch.tensor(0)` for one
+        int64, else `torch.zeros`), a copy, or an expression. TEMPLATES are its texts, NAMES the variables of the loop.
         """
         if step.expr is None:
             shape, dtype = step.zeros or ((), "int64")
@@ -312,19 +319,19 @@ class _Module:
             yield from self._make(step.expr, self._texts(step.expr, templates, names, end=end), indent)
 
     def _make(self, expr: Expr, texts: Sequence[str], indent: int) -> Iterator[str]:
-        """Yield the lines that set a tensor of the target to EXPR. TEXTS are the code of its key, and that of the texts
-        of EXPR (`texts_of`).
+        """Yield the lines that set a tensor of the target to EXPR. TEXTS are the code of its key, and then that of the
+        texts of EXPR (`texts_of`), which takes their place. Each key is read with `take`.
         """
         x = with_texts(expr, iter(texts[1:]))
         yield from self._assign(f"out[{texts[0]}]", x, lambda text: f"take({text})", indent)
 
     def _assign(self, left: str, x: Expr, name: Callable[[str], str], indent: int) -> Iterator[str]:
-        """Yield the lines of the statement `LEFT = X`, indented. NAME returns the code of a key.
+        """Yield the lines of the statement `LEFT = X`, indented by INDENT. NAME returns the code of a key.
 
-        If the line is too long and X ends with a method call or an index, there is a statement before it that sets a
-        variable `x` to the argument of X, in turn split if it is too long. Then, or if X has no such end, and if the
-        first line is still too long, X itself is set to `x` before `LEFT = x`. What is too long after this is broken
-        over several lines.
+        If the statement is longer than a line and the outermost operation of X is written behind its only argument
+        (`x.mT`, `x[0]`, `x * 2.0`), a statement before it sets a variable `x` to that argument, in turn split if it is
+        too long. A statement that is still too long is broken inside of brackets (`laid_out`). If even the first line
+        of that is too long, because of the key, X is set to `x` first, before `LEFT = x`.
         """
         like = f"take({_quoted(self.like)})" if self.like else "torch.empty(0)"
         made = f"{left} = {torch_text(x, name, like)}"
@@ -346,7 +353,7 @@ class _Module:
         indent: int,
         tails: tuple[str, str] = ("", ""),
     ) -> Iterator[str]:
-        """Yield the lines of STEP, which copies tensors: one assignment for one tensor, else a call of `move` with the
+        """Yield the lines of STEP, which copies tensors: one assignment for one name, else a call of `move` with the
         names. TEMPLATES are the keys of target and source, NAMES the variables of the loop, TAILS a placeholder after
         each of the two keys, such as `{new}` and `{old}`, or "".
         """
@@ -366,9 +373,11 @@ _Templated = tuple[Step, tuple[Template, ...]]
 
 
 def _tables(steps: Sequence[_Templated]) -> list[list[_Templated]]:
-    """Return STEPS in groups, in the order of their first steps: copies of the same names below the same numbers, which
-    can be rows of one table; and operations on the same names, which can share a loop over these. Steps of a group have
-    the same comments; each other step is a group of its own.
+    """Return STEPS in groups, in the order of their first steps, also of steps that are not neighbours. Copies are a
+    group if their names and the beginnings of their keys up to the last number (`_apart`) are equal on both sides, and
+    text follows on both: they can be rows of one table. Other expressions on the same two or more names are a group:
+    they can share a loop over these. All steps of a group have the same comments. Each other step is a group of its
+    own.
     """
     groups: dict[Any, list[_Templated]] = {}
     for at, (step, templates) in enumerate(steps):
@@ -384,8 +393,8 @@ def _tables(steps: Sequence[_Templated]) -> list[list[_Templated]]:
 
 
 def _apart(templates: Sequence[Template]) -> tuple[tuple[Template, ...], tuple[str, ...]]:
-    """Return (beginnings, ends) of TEMPLATES, each cut after its last number and the dot or slash behind it; a template
-    without numbers has no beginning.
+    """Return (beginnings, ends) of TEMPLATES, each cut after its last number and the dots or slashes behind it: `h.`,
+    n, `.` and `attn.q.` for `h.{n}.attn.q.`. A template without numbers is all end, behind an empty beginning.
     """
     heads, tails = [], []
     for template in templates:
@@ -411,8 +420,9 @@ def _heads(loop: Loop, names: Sequence[str]) -> list[str]:
     """Return the `for` lines that begin LOOP, without indentation, the outermost first; [] if LOOP has no numbers.
     NAMES are its variables.
 
-    Numbers of the target have a line each if all their combinations are there, or if they are two and those of
-    `_heads_of_counts` fit. Else one line runs over a table.
+    One variable has a line alone. Several numbers of the target have a line each if all their combinations are there,
+    or if they are two and the lines of `_heads_of_counts` fit. Else, and for a table of both sides, one line runs over
+    all rows.
     """
     rows = loop.rows
     if not rows:
@@ -427,8 +437,9 @@ def _heads(loop: Loop, names: Sequence[str]) -> list[str]:
 
 
 def _heads_of_counts(rows: Sequence[Numbers]) -> list[str]:
-    """Return the lines of a loop over i, and of one over j from 0 up to a count for each i, which run over ROWS, the
-    pairs of i and j; [] if j does not run from 0 without a gap for each i.
+    """Return the two lines of a loop over i, and of one over j from 0 up to a count for each i, which run over ROWS,
+    the pairs of i and j: `for i, count in enumerate((2, 3)):`, or over pairs (i, count) if i does not grow by 1. [] if
+    for some i, j does not run from 0 upwards without a gap.
     """
     inner: dict[int, list[int]] = {}
     for i, j in rows:
@@ -445,7 +456,9 @@ def _heads_of_counts(rows: Sequence[Numbers]) -> list[str]:
 
 
 def _sequence(numbers: Sequence[int]) -> str:
-    """Return NUMBERS as Python code: a `range`, if they are two or more with equal steps upwards, else a tuple."""
+    """Return NUMBERS as Python code, in their order: a `range`, if they are two or more with equal steps upwards, else
+    a tuple.
+    """
     if len(numbers) > 1:
         step = numbers[1] - numbers[0]
         if step > 0 and list(numbers) == list(range(numbers[0], numbers[-1] + 1, step)):
@@ -459,9 +472,9 @@ def _sequence(numbers: Sequence[int]) -> str:
 
 
 def _string(template: Template, names: Sequence[str], hole: str = "", end: str = "") -> str:
-    """Return TEMPLATE, the placeholder HOLE such as `{name}` and the text END, one after the other, as a Python string:
-    an f-string if it has numbers or HOLE, the name in HOLE alone if there is nothing else. NAMES are the variables of
-    the loop.
+    """Return TEMPLATE, the placeholder HOLE such as `{name}`, and the text END, one after the other, as a Python
+    string: an f-string if it has numbers or HOLE, else a plain one. If HOLE is all there is, the name in it alone
+    (`name`). NAMES are the variables of the loop.
     """
     template = template if hole else (*template[:-1], f"{template[-1]}{end}")
     if len(template) == 1 and not hole:
@@ -531,9 +544,12 @@ def _raw(text: str) -> str:
 
 
 def _patterns(unused: Sequence[str], every: Sequence[str]) -> list[str]:
-    """Return regular expressions that together match the keys UNUSED, in order. The outermost module of a key of which
-    no key in EVERY is used has one for all its keys, if they are several, without line breaks. A number at the top is
-    no such module. Whole numbers between dots or slashes stand for any number (`_numbers_out`).
+    """Return regular expressions that together match the keys UNUSED, each once, in the order of the keys.
+
+    All keys of a module have one expression (`head` and `.*`) if none of its keys in EVERY, all keys of the source, is
+    used, if they are several, and if none has a line break. The outermost such module counts; a module at the top whose
+    name is a number is none. Other keys have one each. Whole numbers between dots or slashes stand for any number
+    (`_numbers_out`).
     """
     kept = set(every) - set(unused)
     heads = {key[: at + 1] for key in kept for at, char in enumerate(key) if char in "./"}

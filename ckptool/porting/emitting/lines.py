@@ -10,9 +10,10 @@ _OPENING, _CLOSING = "([{", ")]}"
 
 
 def laid_out(statement: str, indent: int = 0, after: int = 0) -> Iterator[str]:
-    """Yield the lines of STATEMENT, each indented by INDENT. A statement that is longer than a line is broken inside of
-    its last call, list, tuple or dict (`_breakable`), with one item and its comma on each line, which are broken in the
-    same way; without one it stays whole.
+    """Yield the lines of STATEMENT, the first and the last indented by INDENT. A statement that is longer than a line
+    (`WIDTH`, with INDENT and AFTER) is broken inside of its last call, list, tuple or dict (`_breakable`): each item is
+    on a line with a comma, indented by 4 more and broken in the same way if it is too long. A statement without such
+    brackets stays whole, however long it is.
 
     AFTER is the number of characters that will follow on the last line.
     """
@@ -33,7 +34,10 @@ def laid_out(statement: str, indent: int = 0, after: int = 0) -> Iterator[str]:
 
 
 def _characters(text: str) -> Iterator[tuple[int, str, int]]:
-    """Yield (index, character, depth of brackets) for each character of TEXT outside of strings."""
+    """Yield (index, character, depth) for each character of TEXT outside of strings; quotes are left out with their
+    strings. The depth is the number of brackets `([{` around the character; a bracket has that of the text around its
+    pair.
+    """
     depth, quote, at = 0, "", 0
     while at < len(text):
         char = text[at]
@@ -52,8 +56,9 @@ def _characters(text: str) -> Iterator[tuple[int, str, int]]:
 
 
 def _breakable(text: str) -> tuple[int, int] | None:
-    """Return the indices of the last pair of brackets in TEXT that is not empty, not inside another and holds items:
-    not the index of a tensor, and not what only groups a sum, as in `a * (b + c)`. None if there is no such pair.
+    """Return (index of the opening bracket, index of the closing one) of the last pair of brackets in TEXT that is not
+    empty, not inside another and holds items: a call, a list, a dict, or a tuple with a comma. The index of a tensor
+    (`x[0]`) and what only groups a sum, as in `a * (b + c)`, are none. None if there is no such pair.
     """
     found = None
     opened, items = None, True

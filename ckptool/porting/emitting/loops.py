@@ -36,7 +36,7 @@ class Step:
     Attributes:
         target: the key, or the common beginning of the keys before `names`.
         expr: the expression, over keys or their beginnings before `names`; None for zeros.
-        names: ends of the keys, equal in the target and in the source; () for one whole key.
+        names: ends of the keys, equal in the target and in the source. For whole keys, ("",) for a copy, else ().
         zeros: sizes and type of zeros; None if there is an expression.
         comments: a line for each doubt about it.
     """
@@ -113,11 +113,12 @@ def _keys(x: Expr) -> list[str]:
 
 
 def steps_of(entries: Iterable[Entry]) -> list[Step]:
-    """Return the steps for ENTRIES that have a source, and for counters without one, which are zeros, in the order of
-    the entries. Other entries are left out.
+    """Return the steps for ENTRIES that have a source, and for counters without one, which are zeros. Other entries are
+    left out. A step is at the place of its first entry. A guess has a comment for each of its doubts.
 
-    Entries of one module that differ only in the end of their keys (`weight`, `bias`) become one step, if the end is
-    the same in the source and they have the same doubts.
+    Entries of one module that differ only in the end of their keys become one step, if the end is the same in the
+    source and they have the same comments: copies with any end, other expressions with the ends `weight` and `bias`
+    (`_general`).
     """
     found: dict[Any, Step] = {}
     for entry in entries:
@@ -134,10 +135,12 @@ def steps_of(entries: Iterable[Entry]) -> list[Step]:
 
 
 def _general(entry: Entry, comments: tuple[str, ...]) -> Step:
-    """Return the step for ENTRY, which has an expression, with COMMENTS.
+    """Return the step for ENTRY, which has an expression, with COMMENTS. It has one name or none; entries that differ
+    only in it can share a step.
 
-    If its key and all keys that it reads end in the same components, that end is put in `names`, so that entries with
-    other ends can share the step. For an expression that is no copy, only `weight` and `bias` are such ends.
+    For a copy, the name is the common end of the two keys (`_heads`): `w` with `a.0.` and `b.0.` before it for `a.0.w`
+    made of `b.0.w`; "" if they have none. For another expression, it is `weight` or `bias`, if that is the last
+    component of the key of the target and of all keys that it reads; else `names` is ().
     """
     expr = entry.expr
     assert expr is not None
@@ -153,8 +156,9 @@ def _general(entry: Entry, comments: tuple[str, ...]) -> Step:
 
 
 def _heads(target: str, source: str) -> tuple[str, str]:
-    """Return (beginning of TARGET, beginning of SOURCE): the two keys without their common end of whole components,
-    which contains no number: ("a.0.", "b.0.") for `a.0.w` and `b.0.w`. If they have no such end, the whole keys.
+    """Return (beginning of TARGET, beginning of SOURCE): the two keys without their common end, which is of whole
+    components and has no number (`_NUMBER`): ("a.0.", "b.0.") for `a.0.w` and `b.0.w`; ("", "") for equal keys without
+    numbers. If they have no such end (`a.w` and `a.v`, or `a.0` and `b.0`), the whole keys.
     """
     own, theirs = different(target, source)
     if len(own) > len(target):
@@ -174,8 +178,9 @@ def _heads(target: str, source: str) -> tuple[str, str]:
 
 def loops_of(steps: Sequence[Step]) -> list[Loop]:
     """Return loops of those STEPS that differ only in numbers (`_alike`, `_folded`), in the order of their first steps.
-    Loops over the same rows become one if the keys of their targets begin alike. Successive steps in no loop become one
-    `Loop` without rows.
+    Loops over the same rows become one, also if others are between them, if the keys of their targets begin with the
+    same text before their first number; the steps in a loop are in the order of STEPS. Successive steps in no loop
+    become one `Loop` without rows.
     """
     loops: dict[Any, Loop] = {}
     for loop in [loop for group in _alike(steps) for loop in _folded(group)]:
@@ -197,8 +202,9 @@ def loops_of(steps: Sequence[Step]) -> list[Loop]:
 
 
 def _alike(steps: Sequence[Step]) -> list[list[Step]]:
-    """Return STEPS in groups that differ only in the numbers in their texts: the words around these, the operations,
-    names, zeros and comments are equal.
+    """Return STEPS in groups that differ only in the numbers (`_NUMBER`) in their texts: the words around these, the
+    operations and their other parameters, names, zeros and comments are equal. The groups are in the order of their
+    first steps.
     """
     alike: dict[Any, list[Step]] = defaultdict(list)
     for step in steps:
@@ -220,9 +226,13 @@ def _shape(x: Expr) -> Any:
 
 
 def _folded(steps: list[Step]) -> list[Loop]:
-    """Return STEPS, which differ only in numbers, as loops, in the first way that is possible: one loop over the
-    changing numbers of the target (`_over_targets`); loops for each value of the first such number, if there are
-    several; one loop over a table of up to three changing numbers, for three or more steps; else each step alone.
+    """Return STEPS, which differ only in numbers, as loops, in the first way that is possible:
+
+    1. a single step as a `Loop` without rows;
+    2. one loop over the changing numbers of the target, from which the others follow (`_over_targets`);
+    3. if the target has several changing numbers: the steps with each value of the first of them, again in these ways;
+    4. one loop over a table, for three or more steps with at most three changing numbers on both sides;
+    5. each step alone.
     """
     rows = [tuple(int(n) for text in step.texts for n in _NUMBER.split(text)[1::2]) for step in steps]
     if len(steps) == 1:
@@ -244,8 +254,8 @@ def _folded(steps: list[Step]) -> list[Loop]:
 
 
 def _over_targets(first: Step, rows: Sequence[Numbers], targets: Sequence[int], others: Sequence[int]) -> Loop | None:
-    """Return a loop over the numbers of the target that change, from which the other numbers follow (`_rule`); None if
-    they are more than three or none, or if some other number follows in no way.
+    """Return a loop over the numbers of the target that change, from which the other numbers follow (`_rule`). None if
+    more than three numbers of the target change, or none does, or if some other number does not follow.
 
     Args:
         first: the first of the steps that differ only in numbers.
@@ -267,8 +277,8 @@ def _over_targets(first: Step, rows: Sequence[Numbers], targets: Sequence[int], 
 
 
 def _over_table(first: Step, rows: Sequence[Numbers], varying: Sequence[int]) -> Loop:
-    """Return a loop over a table of the numbers at the places VARYING of ROWS, with one variable for places whose
-    numbers are always equal. FIRST is the first step.
+    """Return a loop over a table of the numbers at the places VARYING of ROWS, a row for each step, with one variable
+    for places whose numbers are equal in each row. FIRST is the first step; `targets` of the loop is 0.
     """
     columns = {at: tuple(row[at] for row in rows) for at in varying}
     table = list(dict.fromkeys(columns.values()))
@@ -294,11 +304,12 @@ def _numbers_of_places(step: Step) -> set[int]:
 
 
 def _rule(rows: Sequence[Numbers], values: Sequence[int], *, is_place: bool) -> tuple[int, Numbers] | None:
-    """Return (constant, factors), none negative, so that each of VALUES is the constant plus the sum of each factor
-    times the number at its place in the row of ROWS; None if there are none.
+    """Return (constant, factors) so that each of VALUES is the constant plus the sum of each factor times the number at
+    its place in the row of ROWS: (1, (2,)) for ROWS (0,), (1,) and VALUES 1, 3. All are integers from 0 on. None if
+    there are none, or if for some place no two rows differ in it alone.
 
-    Widths grow from stage to stage in many ways, and any two values are on a line. Therefore indices (IS_PLACE) count
-    only if they equal the number of the row, or if they have three or more different values.
+    Widths grow from stage to stage in many ways, and any two values are on a line. Therefore indices (IS_PLACE) with
+    only two different values count only if they equal a number of the row; else None.
     """
     width = len(rows[0])
     factors = []
@@ -323,8 +334,8 @@ def _rule(rows: Sequence[Numbers], values: Sequence[int], *, is_place: bool) -> 
 def _neighbours(
     rows: Sequence[Numbers], values: Sequence[int], at: int
 ) -> tuple[tuple[int, int], tuple[int, int]] | None:
-    """Return the first two rows of numbers that differ only in the number at the place AT, each as (that number, its
-    value in VALUES); None if there are none.
+    """Return two of ROWS that differ only in the number at the place AT, in their order, each as (that number, its
+    value in VALUES). Of several such pairs, the one whose second row comes first counts. None if there are none.
     """
     seen: dict[Numbers, tuple[int, int]] = {}
     for row, value in zip(rows, values, strict=True):

@@ -12,14 +12,14 @@ from .filling import Filling
 
 
 def doubt_background(filling: Filling) -> None:
-    """Ask about the rows of layers for three classes or more, if the two codes may count the background in different
-    places. The options have the last row first, and the first row last; if the source has boxes for all classes, in
-    the opposite order.
+    """Ask about the rows of layers for classes, if the two codes may count the background in different places: about
+    each filled tensor of a role that both units have. The options have the last row first, and the first row last; in
+    the opposite order if the source's layer for boxes has four rows for each of its rows.
 
-    A layer counts the background if a layer for boxes in its module has four rows for each class but one (in other
-    code, for each class). It is asked about if the model's layer does, and some pair of the two models has unequal last
-    names; or if on one side it does, and on the other side a layer for boxes has four rows for each class. Which layers
-    are for classes and for boxes, names say.
+    With N rows, three or more, a side counts the background if a layer for boxes in the same module has 4 * (N - 1)
+    rows; in other code such a layer has 4 * N. A pair is asked about in two cases: one side has a layer of 4 * (N - 1)
+    rows and the other side one of 4 * N; or the model has one of 4 * (N - 1), and the last names of some filled pair of
+    the whole mapping are not equal. Which layers are for classes and for boxes, names say.
     """
     pairs = {id(t): (t, s) for t, s in filling.unit_of.values()}.values()
     renamed = any(t.path[-1:] != s.path[-1:] for t, s in pairs)

@@ -58,8 +58,8 @@ def _heads_outside(expr: Expr, hole: Name, t: Unit, s: Unit, heads: int) -> Expr
 
 
 def doubt_flattened(filling: Filling) -> None:
-    """Reorder the columns of each layer that takes flattened feature maps (`_after_maps`), if the two codes flatten in
-    different orders.
+    """Reorder the columns of each layer that takes flattened feature maps (`_after_maps`), or ask about them, if the
+    two codes flatten in different orders (`_AfterMaps.reorder`).
     """
     for hole, filled in filling.holes.items():
         layer = _after_maps(filling, filled, *filling.unit_of[hole], hole.role)
@@ -109,7 +109,7 @@ class _AfterMaps:
 
 def _after_maps(filling: Filling, filled: Filled, t: Unit, s: Unit, role: str) -> _AfterMaps | None:
     """Return the tensor ROLE of T, which FILLED fills from S, as the weight of a layer after flattened maps; None if
-    the model's forward pass does not show that it is one.
+    the model's forward pass does not show that it is one, or if its columns are not as many as the maps have numbers.
 
     The orders are shown if both forward passes flatten maps of the same sizes, and the weight is a copy. If they are
     not, None for a layer of the same code; else the order of the source is channels last if its framework or the name

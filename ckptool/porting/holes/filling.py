@@ -99,7 +99,9 @@ class Filling:
 
     def fill(self, t: Unit, s: Unit) -> None:
         """Fill the holes of the unit T of the target with the pieces of the unit S of the source (`_source_for`), and
-        copy the questions about T and about these pieces. Holes for which S has no piece stay empty.
+        copy the questions about T, about these pieces, and about those of T. Holes for which S has no piece stay empty.
+        The pairs of the matching are not changed. If T is a GRU with more biases than S (`_may_reset_before`), a
+        question is added to T first.
         """
         if _may_reset_before(t, s):
             t.ask(ask(Reason.RESET_BEFORE))
@@ -114,9 +116,12 @@ class Filling:
             self.put(piece, (t, s), Filled(expr, _evidence_text(t), questions))
 
     def guess(self, targets: list[Unit], sources: list[Unit]) -> None:
-        """Pair TARGETS and SOURCES, units that no evidence tells apart, and fill them with a question about each pair,
-        which has the other SOURCES as options. Each target, in the order of use, takes the likeliest of the sources
-        that are left (`_likeliest`), or stays without one. Buffers get no question if all SOURCES have equal values.
+        """Fill each of TARGETS, units that no evidence tells apart, from one of SOURCES, with a question about each
+        pair, which is added to the target and has all other SOURCES as options. The pairs of the matching are not
+        changed.
+
+        Each target, in the order of use, takes the likeliest of the sources that are left (`_likeliest`), or stays
+        without one. A buffer gets no question if all SOURCES have equal values.
         """
         free = sorted(sources, key=lambda u: u.order)
         for t in sorted(targets, key=lambda u: u.used if u.used is not None else u.order):

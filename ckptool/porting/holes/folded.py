@@ -44,20 +44,23 @@ class _Norm:
     eps: float | None
 
     def become(self, filling: Filling, scale: Unit) -> None:
-        """Fill SCALE, a weight and a bias of the model, with what the norm multiplies and adds, with a question."""
+        """Fill SCALE, a weight and a bias of the model, with what the norm multiplies and adds, with a question. The
+        layer before it stays as it is.
+        """
         one, zero = ex.shift(ex.zeros(*scale.main.shape), 1.0), ex.zeros(*scale.main.shape)
         asked: list[Question[Expr]] = [ask(Reason.NORM_AS_SCALE, f"{self._eps():g}")]
         for role, expr in (("weight", self._weight(one)), ("bias", self._bias(zero))):
             filling.put(scale.pieces[role], (scale, self.unit), Filled(expr, "folded", asked))
 
     def leave_out(self, filling: Filling) -> None:
-        """Ask about each tensor of the layer whether the norm may be left out."""
+        """Ask about each tensor of the layer whether the norm may be left out. The tensors stay as they are."""
         for piece in self.t.pieces.values():
             filling.holes[piece.name].ask(Reason.UNREAD_NORM, ".".join(self.unit.path))
 
     def fold(self, filling: Filling) -> None:
-        """Fold the norm into weight and bias of the layer; the bias is zeros if the source has none. The plain tensors
-        are the options of the question, which is answered if the source's code shows the eps.
+        """Fold the norm into weight and bias of the layer; the bias is zeros if the source has none. Each gets a
+        question instead of those that it had, with the plain tensor as the option; it is answered if the source's code
+        shows the eps.
         """
         weight, bias = self.t.pieces["weight"].name, self.t.pieces["bias"]
         plain = filling.holes[weight].expr
@@ -92,8 +95,9 @@ class _Norm:
 
 
 def _norm_behind(filling: Filling, norm: Unit) -> _Norm | None:
-    """Return NORM with the layer that the source registers directly before it; None if that layer has no partner in the
-    model, or no weight of two or more dimensions with as many outputs as the norm has numbers.
+    """Return NORM with the layer that the source registers directly before it, and the eps, if the source's code shows
+    the norm right behind this layer. None if that layer has no partner in the model, if one of the two has no weight,
+    or if the source's weight does not have two or more dimensions and as many outputs as the norm has numbers.
     """
     before = max(
         (u for u in filling.matcher.cells.sources if u.order < norm.order), key=lambda u: u.order, default=None

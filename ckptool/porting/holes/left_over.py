@@ -71,8 +71,8 @@ def _families(units: Sequence[Unit]) -> list[list[Unit]]:
 
 def _counterpart(pairs: Sequence[Pair], module: Path, *, of_target: bool) -> Path | None:
     """Return the path of the innermost module of the other side around all partners of the units in MODULE; if none of
-    these has a partner, of those in the nearest module around it that has one. None if only the outermost module has.
-    OF_TARGET says which side MODULE is of.
+    these has a partner, of those in the nearest module around it that has one. None if only the outermost module has
+    one, or if MODULE is that. OF_TARGET says which side MODULE is of.
     """
     for at in range(len(module), 0, -1):
         others = [(s if of_target else t).path for t, s in pairs if (t if of_target else s).path[:at] == module[:at]]
@@ -117,7 +117,9 @@ def _cut(held: Sequence[Unit], whole: Unit, dim: int) -> Iterator[Proposal]:
 
 
 def _joined(held: Sequence[Unit], whole: Unit, dim: int) -> Iterator[Proposal]:
-    """Yield, for each tensor of WHOLE, those of HELD side by side along DIM; the option is the opposite order."""
+    """Yield, for each tensor of WHOLE, a proposal with those of HELD side by side along DIM, and with the first of HELD
+    as its source; the option is the opposite order.
+    """
     asked: Question[Expr] = ask(Reason.JOINED_LAYERS, ".".join(whole.path))
     for role in whole.pieces:
         exprs = [u.pieces[role].expr for u in held]
@@ -125,8 +127,9 @@ def _joined(held: Sequence[Unit], whole: Unit, dim: int) -> Iterator[Proposal]:
 
 
 def segments(pairs: Sequence[Pair], targets: Sequence[Unit], sources: Sequence[Unit]) -> Iterator[Proposal]:
-    """Yield zeros, which add nothing, as proposals for each segment table of the model without a source. Nothing is
-    yielded if the source has a segment table, or if no word table is paired.
+    """Yield zeros, which add nothing, as proposals for each segment table (an `Embedding`) of the model without a
+    source. As their source, they have that of the first paired word table. Nothing is yielded if the source has a
+    segment table, or if no word table is paired.
 
     Args:
         pairs: the pairs so far.
@@ -143,12 +146,15 @@ def segments(pairs: Sequence[Pair], targets: Sequence[Unit], sources: Sequence[U
 
 
 def shared(pairs: Sequence[Pair], targets: Sequence[Unit], sources: Sequence[Unit]) -> Iterator[Proposal]:
-    """Yield copies as proposals for layers in blocks of the model that are equal, in path but for numbers and in
-    colour, to a paired layer, whose source is the only one of its own path but for numbers and colour. The question is
-    answered if the source's code runs it as often as the model has it.
+    """Yield copies as proposals for those of TARGETS in blocks that are like a paired unit of the model: equal in path
+    but for numbers and in colour. They are copies of its source, which has to be the only unit of the source with its
+    own path but for numbers and colour. Tensors of other sizes, and of roles that one of the three lacks, are left out.
+
+    The question is answered if the source's code runs that unit as often as the model has it: once for the pair, and
+    once for each of TARGETS like it.
 
     Args:
-        pairs: the pairs so far.
+        pairs: the pairs so far. The first of several like pairs counts.
         targets: units without a source.
         sources: all units of the source.
     """

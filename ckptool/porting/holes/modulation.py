@@ -26,8 +26,9 @@ def doubt_modulation(filling: Filling) -> None:
     done if the two sides have the same names, or for pairs with an equal name or the same code
     (`Filling.written_once`).
 
-    If the model was not traced, layers with names for scale and shift on a side (`_first_by_name`) and 2, 3, 6 or 9
-    parts are asked about.
+    If the model was not traced, pairs with a name for scale and shift on a side (`_first_by_name`), 2, 3, 6 or 9 parts,
+    unequal names in the last two components, and not of the same code, are asked about; the exchanged parts are the
+    option.
     """
     if filling.same_names:
         return

@@ -40,8 +40,8 @@ def doubt_what_is_out_of_place(filling: Filling) -> None:
 
 def _against_other_blocks(filling: Filling, pairs: Sequence[Pair]) -> None:
     """Ask about each pair whose two names (`_names`) are paired in this block alone, if each is paired with another
-    name in other blocks, that of the target at least twice with the same one. Pairs with a number as a last name do not
-    count: in a block without its first layer, all layers have other numbers.
+    name in other blocks, that of the target at least twice with the same one, which the question names. Pairs with a
+    number as a last name do not count: in a block without its first layer, all layers have other numbers.
     """
     of_target: dict[str, Counter[str]] = defaultdict(Counter)
     of_source: dict[str, Counter[str]] = defaultdict(Counter)
@@ -60,12 +60,13 @@ def _against_other_blocks(filling: Filling, pairs: Sequence[Pair]) -> None:
 
 def _against_their_order(filling: Filling, pairs: Sequence[Pair]) -> None:
     """Ask about two look-alikes of one module that the source lists in another order than the model, if nothing says
-    which of them is which. The question about each names the partner of the other.
+    which of them is which. The question about each names the partner of the other. Only two that follow one another in
+    the model, among all such look-alikes of the module, are looked at.
 
-    In no block, evidence of another kind than the modules around the two and other blocks (`_BY_PLACE`) made a pair of
-    their names (`_names`); such evidence in one block counts in all. And in no block of one module with both names do
-    the two have different sizes. If the model takes the output of one of the two for the other, that is their order in
-    the model.
+    Both have evidence, but nothing except the modules around the two and other blocks (`_BY_PLACE`) told a pair of
+    their names (`_names`) in any block: evidence of another kind in one block counts in all. And in no block of one
+    module with both names do the two have different sizes. If the model takes the output of one of the two for the
+    other, that is their order in the model.
 
     A block that lacks one of two norms makes the other norm look like that of another block, whose pairs then count as
     evidence for the first: no name, no word and no order has told which is which.
@@ -94,8 +95,9 @@ _BY_PLACE = frozenset({Kind.SCOPE, Kind.OTHER_BLOCKS})
 
 
 def _in_other_blocks(filling: Filling, pairs: Sequence[Pair]) -> None:
-    """Ask about pairs whose blocks are paired with others (`_strays`), and about blocks in the opposite order on the
-    two sides (`_crossed`); not about these in lists that the sides have to count from opposite ends (`Levels.turned`).
+    """Ask about pairs whose blocks are paired with others (`_strays`), unless they are between two blocks
+    (`_between_two_blocks`), and about blocks in the opposite order on the two sides (`_crossed`), unless the sides have
+    to count their list from opposite ends (`Levels.turned`).
     """
     votes: dict[_Lists, Counter[tuple[int, int]]] = defaultdict(Counter)
     inside: dict[_Lists, dict[int, dict[str, Pair]]] = defaultdict(lambda: defaultdict(dict))
@@ -117,9 +119,10 @@ def _in_other_blocks(filling: Filling, pairs: Sequence[Pair]) -> None:
 def _strays(
     places: Sequence[tuple[Pair, list[_Place]]], votes: Mapping[_Lists, Counter[tuple[int, int]]]
 ) -> list[tuple[Pair, _Lists, tuple[int, int]]]:
-    """Return (pair, lists, its numbers there) for each pair whose two blocks are paired with others: at least as many
-    pairs link each of them with one other block of the list (`_Rivals`). Only lists with the same blocks are looked at
-    (`_go_together`).
+    """Return (pair, lists, its numbers there) for each pair whose two blocks are paired with others: some other block
+    of the source has at least as many pairs with the block of the target as these two blocks have with each other, and
+    some other block of the target has as many with the block of the source (`_Rivals`). Only lists with the same blocks
+    are looked at (`_go_together`). A pair may come several times, for several lists.
 
     Pairs of one name, but for numbers, that are out of place by the same number of blocks at least twice are left out:
     that is a way of writing the code. PLACES has (pair, its places), VOTES lists -> numbers -> how many pairs have
@@ -140,8 +143,8 @@ def _strays(
 def _between_two_blocks(t: Unit, s: Unit, pairs: Sequence[Pair], blocks: int) -> bool:
     """Return whether T and S are between two blocks, such as a `downsample`, which one code counts to the block before,
     the other to the block after. BLOCKS is the difference of the numbers of the blocks of T and S, which has to be 1 or
-    -1. The names have equal last components and another word in common, and all PAIRS of other modules are before T
-    and S on both sides, or behind them on both sides.
+    -1. The names have equal last components and some similarity (`similarity`), and all PAIRS of other modules of the
+    model are before T and S on both sides, or behind them on both sides, in the order of registration.
     """
     same = abs(blocks) == 1 and s.path[-1:] == t.path[-1:] and similarity(t, s) > 0
     others = [(a, b) for a, b in pairs if a.path[:-1] != t.path[:-1]]
@@ -319,7 +322,7 @@ def _places(t: Unit, s: Unit) -> Iterator[_Place]:
 def _numbered(path: Sequence[str]) -> list[tuple[str, int]]:
     """Return (path to it with `{}` in place of its number, number) for each module around a unit with this PATH that
     has a number in its name, the outermost first; of several numbers in one name, the first counts. [] if there are
-    none.
+    none. Left out are modules with a brace in their path.
     """
     out = []
     for place, part in enumerate(path[:-1]):

@@ -59,7 +59,8 @@ def _of_kernel(wanted: Shape, have: Shape, expr: Expr, is_input: bool) -> Remedy
 
 def _of_patches(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
     """Return EXPR reshaped, and the question about it, if there are equally many outputs and elements, in two, four or
-    five dimensions: a linear layer over patches is a kernel. Else None.
+    five dimensions: a linear layer over patches is a kernel. Else None. If just one of the two is a matrix, the option
+    has the columns of the matrix pixel by pixel (`_by_pixels`); else there is none.
     """
     if prod(wanted) != prod(have) or wanted[:1] != have[:1] or not {len(wanted), len(have)} <= {2, 4, 5}:
         return None
@@ -228,7 +229,9 @@ def of_channels(wanted: Shape, have: Shape, expr: Expr) -> tuple[Expr, Question[
 
 
 def _more(wanted: Shape, have: int, x: Expr) -> dict[str, Expr]:
-    """Return rule -> the kernel X, of HAVE input channels, with more channels (sizes WANTED), the likeliest first."""
+    """Return rule -> the kernel X, of HAVE input channels, with more channels (sizes WANTED), the likeliest first:
+    "repeat", "zeros" and "mean", the last only for two channels or more (of one, it is "repeat").
+    """
     times, rest = divmod(wanted[1], have)
     if rest:
         turns = ex.cat(1, *[x] * times, ex.part(x, 1, 0, rest))
@@ -240,7 +243,9 @@ def _more(wanted: Shape, have: int, x: Expr) -> dict[str, Expr]:
 
 
 def _fewer(wanted: Shape, have: int, x: Expr) -> dict[str, Expr]:
-    """Return rule -> the kernel X, of HAVE input channels, with fewer channels (sizes WANTED), the likeliest first."""
+    """Return rule -> the kernel X, of HAVE input channels, with fewer channels (sizes WANTED), the likeliest first: for
+    one channel "sum", "mean" and "first", for several "first" and "sum", the sum of all slices of so many channels.
+    """
     n = wanted[1]
     first = ex.part(x, 1, 0, n)
     if n == 1:
@@ -253,7 +258,8 @@ def _fewer(wanted: Shape, have: int, x: Expr) -> dict[str, Expr]:
 
 
 def rule_of(expr: Expr) -> str:
-    """Return the rule for input channels (a key of RULES) that made the kernel EXPR, by its operations. For an
+    """Return the rule for input channels (a key of RULES) that made the kernel EXPR, by its operations: "mean" or "sum"
+    if it adds something up, the first of them if it also scales or repeats; else "zeros", "repeat" or "first". For an
     expression that no rule made, some rule is returned.
     """
     operations = set(expr.operations())
@@ -275,7 +281,10 @@ def by_rule(mapping: Mapping, rule: str) -> Mapping:
 
 
 def _by_rule(entry: Entry, rule: str) -> Entry:
-    """Return ENTRY with RULE applied, as in `by_rule`; as it is if it has no such question or no expression."""
+    """Return ENTRY with RULE applied, as in `by_rule`, and with the text for this as its evidence. It is returned as it
+    is if it has no such open question or no expression. If the question has no options, as for the bias beside such a
+    kernel, the expression stays, and only the question is answered.
+    """
     asked = next((q for q in entry.questions if q.is_open and q.reason is Reason.OTHER_CHANNELS), None)
     if asked is None or entry.expr is None:
         return entry

@@ -56,8 +56,8 @@ def _turned_by_model(filling: Filling, hole: Name) -> _Rows | None:
 
 def _kind_in_model(filling: Filling, t: Unit) -> str | None:
     """Return how the model pairs the rows of T: "half", "interleaved", "unknown" if it turns them in a way that was not
-    seen, None if it does not turn them. If the forward pass does not show this for any tensor, what is known of the
-    whole model is returned.
+    seen, None if it does not turn them. If the forward pass shows this for no tensor at all, what is known of the whole
+    model is returned; if it does for others and T is not seen in it, "unknown".
     """
     if not any(entry.facts.rotary for entry in filling.target.signature.entries.values()):
         return filling.target.signature.rotary

@@ -21,8 +21,8 @@ AS_IT_IS = frozenset({"select", "reshape"})
 
 def turn_bare_squares(filling: Filling) -> None:
     """Decide for each square bare parameter of the file whether it is transposed (`_decide`): as all bare parameters of
-    the file are that are not square. It is left as it is if its last name is the model's, or if a step changed its
-    layout (`may_be_turned`).
+    the file are that are not square; if some of these are and some are not, it stays. It is also left as it is if its
+    last name is the model's, or if a step changed its layout (`may_be_turned`).
     """
     uses = list(_bare_uses(filling))
     shown = Counter(turned for use in uses if (turned := use.shows_turned()) is not None)
@@ -112,7 +112,8 @@ def _taken_whole(expr: Expr, pieces: Iterable[Piece]) -> Piece | None:
 
 def turn_squares_of_layers(filling: Filling) -> None:
     """Decide for each square matrix of a layer, whose layout nothing states (`has_open_layout`), whether it is
-    transposed (`_decide`): matrices of the same name (`kin`) that are not square show whether their rows are inputs.
+    transposed (`_decide`): matrices of the same name (`kin`) that are not square show whether their rows are inputs. If
+    these differ, it stays.
 
     Most code has outputs first; graph convolutions and layers from TensorFlow have inputs first. Bare parameters of the
     source are left as they are.

@@ -124,8 +124,8 @@ def _near_misses_once(filling: Filling, joined: list[Unit]) -> bool:
 
 
 def _fill_of_equal_sizes(filling: Filling, t: Unit, s: Unit, joined: list[Unit]) -> None:
-    """Fill T from S, of its sizes, if their names are similar or related, or if JOINED has any units. In the second
-    case, ask about T if a unit of JOINED has a doubt.
+    """Fill T from S, of its sizes, if their names are similar or related. If they are not, fill T only if JOINED has
+    any units, and add a question to T if one of these has a doubt.
     """
     agree = similarity(t, s) > SOME or related(t, s)
     if not agree and any(filling.holes[one.main.name].doubts for one in joined):
@@ -138,8 +138,9 @@ def _fill_of_other_sizes(filling: Filling, t: Unit, s: Unit) -> bool:
     """Fill T from S, changed to the sizes of T, if a rule for that is known (`remedy`); return whether one is. It is a
     question unless sizes show how (`_sizes_show`), or all options are the same (`_is_one_way`).
 
-    The two units are then a pair. Other tensors of T are filled from those of S with the same role and as many numbers.
-    If T is a word table, output layers over the vocabulary are filled, too (`_other_vocabulary`).
+    The two units are then a pair of the matching. Other tensors of T are filled from those of S with the same role and
+    as many numbers, with the same question, but no options. If T is a word table, output layers over the vocabulary are
+    filled, too (`_other_vocabulary`).
     """
     kind = label_of(t, "embedding") or label_of(s, "embedding") or ("token" if _is_looked_up(filling, t) else None)
     found = remedy(t.main.shape, s.main.shape, s.main.expr, kind, is_input=_takes_inputs(filling, t))
@@ -290,7 +291,8 @@ def _reordered_pixels(t: Unit, s: Unit, order: str, expr: Expr) -> Expr:
 def _tied_sources(filling: Filling) -> None:
     """Fill the weight of each unit without a source, if it is not filled, from a key that the source ties to another
     tensor. The key has the shape and the last two components of the model's key; of several such keys, it is the one
-    that is equal as a whole. Nothing is filled if that leaves none or several.
+    that is equal as a whole. Nothing is filled if that leaves none or several. There is no question, and the unit
+    itself is noted as its source in `unit_of`.
     """
     tied = [e for e in filling.source.signature.entries.values() if e.tied is not None]
     for t in filling.matching.free_targets if tied else ():
@@ -319,7 +321,7 @@ def _tables_of_words(filling: Filling) -> list[Pair]:
 
 def _tied_tables(filling: Filling) -> None:
     """Fill each word table that is not filled with what fills another one (of encoder or decoder), with a question. The
-    model looks up rows of both, and no third filled word table of which it does has these sizes.
+    model looks up rows of both, and the other is the only filled word table of these sizes of which it does.
     """
     free = [t for t in filling.matching.free_targets if t.main.name not in filling.holes]
     for t in [t for t in free if label_of(t, "embedding") == "token" and t.main.entry.how == "embedding"]:

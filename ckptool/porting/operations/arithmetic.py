@@ -283,7 +283,8 @@ def unshifted(x: Expr) -> Expr:
 
 def unscaled(x: Expr) -> Expr:
     """Return X without its factors: without each `scale` that is outermost, or has only operations around it that
-    rearrange (`_REARRANGE`).
+    rearrange (`_REARRANGE`) and other such `scale`. All parts that a `cat` or `stack` joins lose theirs. X itself below
+    any other operation.
     """
     if x.op == "scale":
         return unscaled(x.args[0])

@@ -56,12 +56,13 @@ class Slice(Cut):
         return sliced(x, *params)
 
     def simplified(self, x: Expr, shapes: Mapping[str, Shape]) -> Expr:
-        """Return an expression that equals the slice X, with fewer operations if possible.
+        """Return an expression that equals the slice X, with fewer operations if possible; the first of these that
+        fits.
 
         A slice of all elements is the tensor itself, a slice of a slice along the same dimension is one slice, and a
-        slice of a concatenation along its dimension is the parts that it covers, cut where it begins and ends. Rows of
-        a reshape that keeps the number of rows are a reshape of these rows; rows of zeros are zeros. Others are
-        returned as they are.
+        slice of a concatenation along its dimension is the parts that it covers, cut where it begins and ends. Rows
+        (dimension 0) of a reshape that keeps the number of rows are a reshape of these rows; rows of zeros are zeros.
+        The results are simplified in turn. Other slices are returned as they are.
         """
         (inner,), (dim, start, stop) = x.args, map(int, x.params)
         if start == 0 and stop == shape_of(inner, shapes)[dim]:
@@ -92,8 +93,8 @@ class Slice(Cut):
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
         """Return the torch code of a slice, `x[:, start:stop]`, for the text ARGS[0] and PARAMS (dim, start, stop),
-        where start and stop are numbers or codes. A start or stop of 0 is left out; if a code has a space in it, the
-        colon has spaces, too.
+        where start and stop are numbers or codes. A start or stop of 0 is left out. If one of them has a space in it,
+        the colon has spaces, too: `x[2 * n : 2 * n + 2]`, or `x[: n + 1]` without a start.
         """
         start, stop = ("" if place in (0, "0") else str(place) for place in params[1:])
         between = ":"
@@ -184,8 +185,8 @@ def of_heads(x: Tensor, heads: int, parts: int, start: int, stop: int) -> Tensor
         return (shape[0] // n * (stop - start), *shape[1:])
 
     def view(self, x: LazyTensor, params: tuple[Any, ...]) -> LazyTensor:
-        """Return the rows of X in the parts that PARAMS (heads, n, i, j) name: reshaped to [heads, n, rows of a part],
-        sliced along the second dimension, and reshaped to rows again.
+        """Return the rows of X in the parts that PARAMS (heads, n, i[, j]) name, in their old order: X reshaped to
+        [heads, n, rows of a part], sliced along the second dimension, and reshaped to rows again (see `reshaped`).
         """
         heads, n, start, stop = _with_end(params)
         d = x.shape[0] // (heads * n)
@@ -218,8 +219,8 @@ def of_heads(x: Tensor, heads: int, parts: int, start: int, stop: int) -> Tensor
 
 
 def _across(parts: Sequence[Expr], dim: int, start: int, stop: int, shapes: Mapping[str, Shape]) -> Expr:
-    """Return elements START to STOP - 1 of PARTS joined along dimension DIM: the parts that they cover, joined, of
-    which the first and the last are cut.
+    """Return the expression of elements START to STOP - 1 of PARTS joined along dimension DIM: the parts that they
+    cover, joined, of which the first and the last are cut if they are not covered whole. A single part is not joined.
     """
     at, kept = 0, []
     for piece in parts:
@@ -243,8 +244,8 @@ class Join(Operation):
     takes = 0
 
     def simplified(self, x: Expr, shapes: Mapping[str, Shape]) -> Expr:
-        """Return the tensor itself if X joins all parts of one tensor, which the inverse of this operation cut from it,
-        in their old order; else X.
+        """Return the tensor itself if X joins all parts of one tensor in their old order, each cut from it by the
+        inverse of X's operation (`stack(select(t, 0, 0), select(t, 0, 1))` is `t` if t has two rows); else X.
         """
         first = x.args[0]
         cut = OPERATIONS.get(first.op)
@@ -265,7 +266,7 @@ class Cat(Join):
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
         """Return the sizes of `cat(dim, x, y, …)`: in dimension dim the sum, in the others the sizes that all tensors
-        share. Raise RuleError if these differ, or if a tensor has no dimension dim.
+        share. Raise RuleError if these or the numbers of dimensions differ, or if a tensor has no dimension dim.
         """
         (dim,) = params
         need(all(dim < len(s) for s in shapes), f"there is no dimension {dim} to join along")
@@ -277,15 +278,16 @@ class Cat(Join):
     def result(
         self, parts: Sequence[LazyTensor], params: tuple[Any, ...], shape: Shape, like: LazyTensor
     ) -> LazyTensor:
-        """Return a lazy tensor of sizes SHAPE that has the bytes of PARTS one after the other; if they are joined along
-        a later dimension than the first, these of each of its rows in turn. Raise RuleError if PARTS are of different
-        types.
+        """Return a lazy tensor of sizes SHAPE that concatenates PARTS along the dimension in PARAMS: their bytes one
+        after the other, or, along a later dimension than the first, the bytes of one row of each part in turn. It has
+        the type and the location of the first of PARTS. Raise RuleError if PARTS are of different types.
         """
         return join(params[0], parts, widest(parts), shape)
 
     def simplified(self, x: Expr, shapes: Mapping[str, Shape]) -> Expr:
-        """Return an expression that equals the concatenation X: concatenations along the same dimension inside of it,
-        and slices of one tensor that continue each other, are merged. A single tensor that is left is not concatenated.
+        """Return an expression that equals the concatenation X: concatenations along the same dimension directly inside
+        of it, and slices of one tensor that continue each other, are merged. A slice that has become all of its tensor
+        is that tensor. A single tensor that is left is not concatenated.
         """
         merged = _merged(x.args, int(x.params[0]))
         return cat(int(x.params[0]), *(simplified(arg, shapes) if arg.op == "slice" else arg for arg in merged))
@@ -314,8 +316,8 @@ class Cat(Join):
 
 
 def _merged(parts: Sequence[Expr], dim: int) -> list[Expr]:
-    """Return PARTS of a concatenation along dimension DIM without concatenations along DIM in them, and with slices of
-    one tensor that continue each other as one slice.
+    """Return PARTS of a concatenation along dimension DIM, with the parts of each concatenation along DIM among them in
+    its place, and with neighbouring slices of one tensor that continue each other as one slice. The order stays.
     """
     out: list[Expr] = []
     flat = [one for x in parts for one in (x.args if x.op == "cat" and x.params[0] == dim else (x,))]
@@ -351,8 +353,8 @@ class Stack(Join):
     def result(
         self, parts: Sequence[LazyTensor], params: tuple[Any, ...], shape: Shape, like: LazyTensor
     ) -> LazyTensor:
-        """Return a lazy tensor of sizes SHAPE that has the bytes of PARTS, one after the other. Raise RuleError if
-        PARTS are of different types.
+        """Return a lazy tensor of sizes SHAPE that has the bytes of PARTS, one after the other, and the type and
+        location of the first of them. Raise RuleError if PARTS are of different types.
         """
         return join(0, [reshaped(p, 1, *p.shape) for p in parts], widest(parts), shape)
 
@@ -445,7 +447,8 @@ def of_heads(x: Expr, heads: int, n: int, index: int) -> Expr:
 
 def cut_by_heads(x: Expr, heads: int, rows: Sequence[int]) -> list[Expr]:
     """Return the expressions of the parts of X, one for each of ROWS, where each of the HEADS heads holds ROWS[0] rows
-    of the first part, then ROWS[1] of the second, and so on.
+    of the first part, then ROWS[1] of the second, and so on. Each is an `of_heads` whose n equal parts have as many
+    rows as the largest number that divides all ROWS: for ROWS [4, 2, 2], n is 4 and the first takes parts 0 to 1.
     """
     unit = gcd(*rows)
     n, at, found = sum(rows) // unit, 0, []

@@ -80,8 +80,9 @@ class Expr:
         return replace(self, args=tuple(arg.replaced(new) for arg in self.args))
 
     def written(self, name: Callable[[str], str]) -> str:
-        """Return the text of the expression for a mapping file. NAME returns the text of a key, for instance with
-        quotes.
+        """Return the text of the expression for a mapping file, `slice(a.weight, 0, 0, 4)` or `cat(0, a, b)`: the first
+        few parameters stand before the tensors (`Operation.first`), the others behind them. A copy is the key alone.
+        NAME returns the text of a key, for instance with quotes.
         """
         if self.is_copy:
             return name(self.key)
@@ -227,8 +228,10 @@ OPERATIONS: dict[str, Operation] = {}
 
 
 def torch_text(x: Expr, name: Callable[[str], str], like: str) -> str:
-    """Return X as Python code over torch tensors. NAME returns the code of a key; LIKE is the code of some tensor, for
-    zeros. `torch_helpers` has the functions that the code calls.
+    """Return X as Python code over torch tensors. NAME returns the code of a key, and is all of the text for a copy;
+    LIKE is the code of some tensor, for zeros. An argument that is a sum or a product (`Operation.infix`) gets
+    brackets, unless the operation around it is a call (`Operation.calls`). `torch_helpers` has the functions that the
+    code calls.
     """
     if x.is_copy:
         return name(x.key)
@@ -241,7 +244,9 @@ def torch_text(x: Expr, name: Callable[[str], str], like: str) -> str:
 
 
 def torch_helpers(x: Expr) -> dict[str, str]:
-    """Return name of an operation -> code of the function that `torch_text` of X calls for it."""
+    """Return name of an operation -> code of the function that `torch_text` of X may call for it, for all operations in
+    X that have such a helper; inner ones come first. `add` is there for sums of two as well, which need no call.
+    """
     found = {name: helper for arg in x.args for name, helper in torch_helpers(arg).items()}
     if not x.is_copy and (helper := OPERATIONS[x.op].helper):
         found[x.op] = helper
@@ -267,10 +272,11 @@ def shape_of(x: Expr, shapes: Mapping[str, Shape]) -> Shape:
 
 
 def shapes_read(x: Expr, shape: Shape, found: MutableMapping[str, Shape]) -> None:
-    """Add to FOUND (key -> sizes) the sizes of the source tensors that X reads if X gives SHAPE, as far as SHAPE shows
-    them.
+    """Add to FOUND (key -> sizes) the sizes of the source tensors that X reads if X gives SHAPE. Left out are tensors
+    inside of an operation that does not show the sizes that it takes (`Operation.taken` is []: `reshape`, `lora`).
 
-    For a tensor that is read in several parts, the sizes cover all these parts: the largest in each dimension.
+    If FOUND has other sizes for a key, the larger of the two counts in each dimension, because the tensor may be read
+    in several parts. With another number of dimensions, the new sizes replace them.
     """
     if x.is_copy:
         before = found.get(x.key, ())
@@ -281,8 +287,9 @@ def shapes_read(x: Expr, shape: Shape, found: MutableMapping[str, Shape]) -> Non
 
 
 def simplified(x: Expr, shapes: Mapping[str, Shape]) -> Expr:
-    """Return an expression that equals X with fewer operations, if there is one: parts that were cut and joined again
-    are a copy. SHAPES has the sizes of each key.
+    """Return an expression that equals X with fewer operations, or X if there is none: parts that were cut and joined
+    again are a copy. The arguments of X are simplified first, from the inside out, then X by the rules of its operation
+    (`Operation.simplified`). SHAPES has the sizes of each key.
     """
     if x.is_copy:
         return x

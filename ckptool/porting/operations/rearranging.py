@@ -71,7 +71,8 @@ class Permute(View):
 
     def simplified(self, x: Expr, shapes: Mapping[str, Shape]) -> Expr:
         """Return an expression that equals the permutation X: two permutations in a row are one, one that changes
-        nothing is left out, and one that moves only dimensions of size 1 after a reshape is another reshape.
+        nothing is left out, and one that moves only dimensions of size 1 of a reshape is another reshape in place of
+        both.
         """
         inner, dims = x.args[0], [int(d) for d in x.params]
         if inner.op == "reshape":
@@ -245,7 +246,7 @@ def transpose(x: Expr) -> Expr:
 
 def permute(x: Expr, *dims: int) -> Expr:
     """Return the expression of X with its dimensions in the order DIMS, as torch.permute. Two permutations in a row
-    become one; X itself if DIMS change nothing.
+    become one. X itself if DIMS change nothing; the tensor inside of X if two permutations cancel each other.
     """
     if dims == tuple(range(len(dims))):
         return x
@@ -255,8 +256,8 @@ def permute(x: Expr, *dims: int) -> Expr:
 
 
 def reshape(x: Expr, shape: Sequence[int], old: Sequence[int] | None = None) -> Expr:
-    """Return the expression of X reshaped to SHAPE, or X itself if OLD, the sizes of X, equals SHAPE. A reshape
-    directly inside of X is left out.
+    """Return the expression of X reshaped to SHAPE, or X itself if OLD, the sizes of X, equals SHAPE; without OLD,
+    always a reshape. Of a reshape X only its tensor is taken, so that there are never two in a row.
     """
     if old is not None and tuple(shape) == tuple(old):
         return x

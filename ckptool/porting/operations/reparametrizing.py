@@ -33,7 +33,8 @@ def weight_norm(g: Tensor, v: Tensor) -> Tensor:
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
         """Return the sizes of `weight_norm(g, v)`: those of v. Raise RuleError if g has neither one element nor one for
-        each element of that dimension of v.
+        each element of its dimension of v: the first in which g is not of size 1, or the rows, if g has another number
+        of dimensions than v.
         """
         g, v = shapes
         own = next((d for d, n in enumerate(g) if n != 1), 0) if len(g) == len(v) else 0
@@ -42,8 +43,9 @@ def weight_norm(g: Tensor, v: Tensor) -> Tensor:
         return v
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
-        """Return v * g / |v| for ARRAYS (g, v), where |v| is the norm over all other dimensions than that of g. If g
-        has one element, it is the norm of all of v.
+        """Return v * g / |v| for ARRAYS (g, v), where |v| is the norm over all dimensions but that of g: the first in
+        which g is not of size 1, or the rows, if g has another number of dimensions than v. If g has one element, |v|
+        is the norm of all of v.
         """
         import numpy as np
 
@@ -113,7 +115,9 @@ def spectral_norm(w: Tensor, u: Tensor, v: Tensor) -> Tensor:
         return w
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
-        """Return w / (u w v) for ARRAYS (w, u, v)."""
+        """Return w / (u w v) for ARRAYS (w, u, v), where w counts as a matrix [rows, all other dimensions] in the
+        product; the result has the sizes of w.
+        """
         w, u, v = arrays
         return w / (u @ (w.reshape(w.shape[0], -1) @ v))
 
@@ -144,7 +148,9 @@ def lora(w: Tensor, a: Tensor, b: Tensor, scale: float | Tensor) -> Tensor:
         return w
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
-        """Return w + scale * b a for ARRAYS (w, a, b) and the scale in PARAMS; the product gets the sizes of w."""
+        """Return w + scale * b a for ARRAYS (w, a, b) and the scale in PARAMS. b counts as the matrix [outputs, rank],
+        a as [rank, inputs]; their product gets the sizes of w.
+        """
         w, a, b = arrays
         return w + float(params[0]) * (b.reshape(b.shape[0], -1) @ a.reshape(a.shape[0], -1)).reshape(w.shape)
 
@@ -267,7 +273,9 @@ def lora(w: Expr, a: Expr, b: Expr, scale: float) -> Expr:
 
 
 def rescaled(x: Expr, scale: float) -> Expr:
-    """Return X with SCALE as the scale of every adapter merged in it (`lora`), also of one inside of another."""
+    """Return X with SCALE as the scale of every adapter merged in it by `lora`, also of one inside of another
+    operation. `lora_alpha`, which takes its scale from a tensor, stays.
+    """
     args = tuple(rescaled(arg, scale) for arg in x.args)
     return replace(x, args=args, params=(scale,) if x.op == "lora" else x.params)
 

@@ -69,8 +69,8 @@ def grow(x: Tensor, dim: int, size: int) -> Tensor:
         return (*shape[:dim], size, *shape[dim + 1 :])
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
-        """Return the only array with its mean along dimension dim appended until it has n elements there; PARAMS are
-        (dim, n).
+        """Return the only array with n elements along dimension dim: behind its own, each new one is the mean of its
+        own along dim. PARAMS are (dim, n).
         """
         import numpy as np
 
@@ -127,8 +127,9 @@ def resize(x: Tensor, prefix: int, h: int, w: int, new_h: int, new_w: int) -> Te
 
 
 def _resampling(old: int, new: int) -> Any:
-    """Return the matrix [NEW, OLD] that resamples OLD values to NEW values: cubic convolution with a = -0.5, widened by
-    OLD / NEW when it shrinks. Each row sums up to 1.
+    """Return the matrix [NEW, OLD] that resamples OLD values to NEW values, as float64: cubic convolution with a =
+    -0.5, widened by OLD / NEW when it shrinks. Values outside of the old ones are left out, and each row is divided by
+    its sum, so that it sums up to 1.
     """
     import numpy as np
 

@@ -20,8 +20,8 @@ def permuted(x: LazyTensor, *dims: int) -> LazyTensor:
 
 
 def reshaped(x: LazyTensor, *sizes: int) -> LazyTensor:
-    """Return the values of X in C order with the sizes SIZES: a view, or over a storage of their own (see
-    `contiguous`).
+    """Return the values of X in C order with the sizes SIZES: a view of X if X fills its storage, else over a storage
+    of its own (see `contiguous`). SIZES are not checked against the number of elements.
     """
     return contiguous(x).changed(shape=sizes, stride=contiguous_stride(sizes))
 
@@ -40,7 +40,7 @@ def selected(x: LazyTensor, dim: int, index: int) -> LazyTensor:
 
 def contiguous(x: LazyTensor) -> LazyTensor:
     """Return the values of X in C order over a storage of their own, which reads the bytes of the source when it is
-    read; X itself if it fills its storage.
+    read; X itself if it is all of its storage in C order.
     """
     if x.fills_storage:
         return x
@@ -59,7 +59,8 @@ def over(source: Source, like: LazyTensor, shape: tuple[int, ...]) -> LazyTensor
 
 def join(dim: int, parts: Sequence[LazyTensor], like: LazyTensor, shape: tuple[int, ...]) -> LazyTensor:
     """Return a lazy tensor of sizes SHAPE that concatenates PARTS along dimension DIM, with the type and location of
-    LIKE.
+    LIKE. Nothing is read before the result is. Along a later dimension than the first, it takes one row of each part in
+    turn.
 
     Raises:
         RuleError: a part does not have the type of LIKE.
@@ -112,7 +113,7 @@ class _Joined:
 @dataclass(frozen=True, eq=False, slots=True)
 class _Turns:
     """The bytes of several sources of ROWS rows each, in turns: the first row of each source, the second row of each, …
-    Rows of two sources may have different lengths.
+    Rows of two sources may have different lengths. `read` reads whole rows of the sources.
     """
 
     parts: list[Source]

@@ -65,7 +65,9 @@ def weigh(matching: Matching, sequences: Sequences) -> None:
 
 
 def _count_backwards(pairs: list[Pair]) -> None:
-    """Note on each unit of PAIRS the lists around it that the two sides count from opposite ends."""
+    """Add to `backwards` of each unit of PAIRS the lists around it that the two sides count from opposite ends, as
+    PAIRS show (`directions`).
+    """
     turned = [both for both, way in directions(pairs).items() if way < 0]
     for pair in pairs:
         for side, unit in enumerate(pair):
@@ -73,13 +75,17 @@ def _count_backwards(pairs: list[Pair]) -> None:
 
 
 def _pair_by_flow(weighing: Weighing) -> None:
-    """Pair layers by the graphs of both codes, and see the new pairs (`pair_by_flow`)."""
+    """Pair layers by the graphs of both codes (`pair_by_flow`), and update the evidence about swaps if pairs were
+    changed.
+    """
     if pair_by_flow(weighing.matching):
         weighing.swaps.see_pairs()
 
 
 def _weigh_in_blocks(swaps: Swaps) -> None:
-    """Ask about the swaps of look-alikes in each block of the target (`_weigh_block`)."""
+    """Ask about the swaps of look-alikes in each block of the target (`_weigh_block`). All swaps are judged
+    (`Swaps.reason`) before the first question is asked.
+    """
     belief = Belief(swaps.pairs, swaps.orders, swaps.overall)
     blocks = list(by_block(swaps.pairs).values())
     asked = [
@@ -91,11 +97,15 @@ def _weigh_in_blocks(swaps: Swaps) -> None:
 
 
 def _weigh_block(swaps: Swaps, pairs: list[Pair], found: list[tuple[Pair, Pair, Said]]) -> None:
-    """Ask about two of PAIRS, those of a block, if FOUND (pair, pair, what `Swaps.reason` says) has a question about
-    their swap, unless contents exclude it (`fit_only_so`), or certain pairs of the block, of which two show that the
-    pairs are right (`in_company`). A pair that is no longer in question counts as certain.
+    """Ask about the swaps of two of PAIRS, those of one block. FOUND has (pair, pair, what `Swaps.reason` says) for
+    each two look-alikes among them.
 
-    Ask also if FOUND has none, the certain pairs are for the swap, and neither names nor tensors exclude it.
+    If it says a question, that is asked about both, unless contents exclude the swap (`fit_only_so`), or certain pairs
+    of the block show that the two are right (`in_company`, at least two). Certain are pairs without an open question,
+    none of whose swaps is in question; a pair counts as certain as soon as all its swaps are excluded.
+
+    If it says none, COMPANY_FOR_SWAP is asked if the certain pairs are for the swap, unless names are sure or tensors
+    exclude it (`by_names`, `held_so`).
     """
     left = [(one, other, why) for one, other, why in found if why and not swaps.contents.fit_only_so(one, other)]
     while True:
@@ -115,7 +125,8 @@ def _weigh_block(swaps: Swaps, pairs: list[Pair], found: list[tuple[Pair, Pair, 
 
 def _weigh_across_blocks(swaps: Swaps) -> None:
     """Ask about swaps of look-alikes in different blocks (`across_blocks`), unless contents exclude the swap, or
-    certain pairs of the two blocks show that the pairs are right (`in_company`).
+    certain pairs of the two blocks, the first 64, show that the pairs are right (`in_company`). Certain are pairs
+    without an open question that `across_blocks` does not return.
     """
     blocks = by_block(swaps.pairs)
     found = across_blocks(swaps)

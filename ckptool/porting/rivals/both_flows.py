@@ -49,11 +49,12 @@ def settle_by_flow(matching: Matching) -> None:
 
 def pair_by_flow(matching: Matching) -> bool:
     """Give targets the sources that have their places in the graphs of both codes, if pairs of MATCHING contradict the
-    graphs (`_contradicted`). Return whether pairs were changed.
+    graphs (`_contradicted`). Return whether this was done.
 
     Pairs with one label on both sides (`_refined`, by colours alone) stay. The sources of the others are handed out
-    anew (`_handed_out`), and only if no pair contradicts the graphs then. Nothing is done if the graphs have more than
-    1500 pairs.
+    anew (`_handed_out`), and only if no pair contradicts the graphs then. A target with another source than before
+    loses its evidence (`Unit.exchange`), and all questions about which of several look-alikes it is. Nothing is done if
+    the graphs have more than 1500 pairs, or if colours and graphs tell no units apart.
     """
     places = [at for at, pair in enumerate(matching.pairs) if all(unit.flow is not None for unit in pair)]
     placed = [matching.pairs[at] for at in places]
@@ -80,8 +81,8 @@ def pair_by_flow(matching: Matching) -> bool:
 
 
 def _contradicted(sides: Sequence[_Graph], sources: Sequence[int]) -> bool:
-    """Return whether some unit of the first of SIDES, number N, has other units before it than the unit number
-    SOURCES[N] of the second, if each unit is counted as its source.
+    """Return whether some unit of the first of SIDES has other units before it than its source has in the second, if
+    each of these is counted as its source. SOURCES has, for each unit of the first side, the number of its source.
     """
     own, theirs = sides
     return any({sources[n] for n in before} != {*theirs.before[sources[at]]} for at, before in enumerate(own.before))
@@ -96,7 +97,10 @@ def _last(labels: Iterable[list[list[int]]]) -> list[list[int]]:
 
 
 def _handed_out(placed: Sequence[Pair], labels: list[list[int]]) -> list[int] | None:
-    """Return, for the target of each pair in PLACED, the number of the pair whose source it gets: one with its label.
+    """Return, for the target of each pair in PLACED, the number of the pair whose source it gets: its own if target and
+    source have one label, else that of a source with its label. LABELS has the labels of the targets and of the
+    sources.
+
     None if the sides have unequally many units with some label, if words do not exclude all but one of the sources that
     a target may get, or if a target would lose a source of its own path.
     """
@@ -120,10 +124,12 @@ def _handed_out(placed: Sequence[Pair], labels: list[list[int]]) -> list[int] | 
 
 
 class _Graph:
-    """What comes before each unit of one side, and what behind it.
+    """What comes before each unit of one side, and what behind it, at any distance.
 
     Args:
         units: the units, which all have a place in the graph.
+    Attributes:
+        before, behind: for each unit, the numbers (places in UNITS) of those before it, and of those behind it.
     """
 
     def __init__(self, units: Sequence[Unit]) -> None:

@@ -191,7 +191,7 @@ def _features(unit: Unit) -> set[tuple[str, Any]]:
 
 
 class Certain:
-    """The pairs without an open question, grouped by the blocks around their targets.
+    """Pairs that count as certain, mostly those without an open question, grouped by the blocks around their targets.
 
     Args:
         pairs: these pairs.
@@ -204,8 +204,9 @@ class Certain:
                 self._held[part].append(pair)
 
     def around(self, one: Pair, other: Pair) -> list[Pair]:
-        """Return certain pairs around the targets of ONE and OTHER, without these two: for each of the two, the first
-        twelve in the innermost block around it that holds more than one; the first twelve of all if none does.
+        """Return certain pairs around the targets of ONE and OTHER, without these two: for each of the two targets, the
+        first twelve in the innermost block around it that holds two or more certain pairs; the first twelve of all if
+        none does.
         """
         found: dict[int, Pair] = {}
         for t, _ in (one, other):

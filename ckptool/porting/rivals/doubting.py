@@ -33,9 +33,9 @@ def settle(matching: Matching, swaps: Swaps) -> None:
     """Answer the questions about orders and about equal parts of each pair whose swap with each of its look-alikes is
     excluded (`_answer`).
 
-    A swap is excluded for both topics if contents exclude it (`fit_only_so`); for orders, also by `Swaps.excluded`, or
-    if certain neighbours are for the pairs and not for the swap (`in_company`); for parts, if there is no question
-    about it (`Swaps.reason`), and not only because of an order.
+    A swap is excluded for both topics if contents exclude it (`fit_only_so`). For orders, it is also excluded by
+    `Swaps.excluded`, or if certain neighbours are for the pairs and not for the swap (`in_company`; two are needed for
+    pairs in different blocks). For parts, it is also excluded if `Swaps.reason` is None: an order alone does not count.
     """
     certain = Certain(pair for pair in matching.pairs if not pair[0].doubts)
 
@@ -78,7 +78,7 @@ def _answer(matching: Matching, topic: Topic, excluded: Callable[[Pair, Pair], b
 def spread(pairs: list[Pair]) -> None:
     """Give the first doubt about whole blocks (`Question.of_parts`) in a block of the target, without its options, to
     the other units of the block, if more than half of its units have such a doubt. Units that have one, or whose names
-    are equal on both sides, do not get it.
+    are equal on both sides, do not get it. The pairs outside of all blocks count as no block.
     """
     parts: dict[Path, list[Unit]] = defaultdict(list)
     for t, _ in pairs:
@@ -121,8 +121,9 @@ def left_over(matching: Matching, swaps: Swaps) -> None:
 
 def _wanted_elsewhere(matching: Matching) -> None:
     """Ask about each pair whose source would fit another unit as well: a look-alike of its target in the same block
-    that has no partner. The name of the source has more words in common with that unit alone than with the target alone
-    (`own_words`); or as many, and `soft_words` is not lower for that unit than for the target.
+    that has no partner; the first such unit is named. The name of the source has more words in common with that unit
+    alone than with the target alone (`own_words`); or as many, and `soft_words` is not lower for that unit than for the
+    target.
 
     Pairs with equal names or a doubt are not asked about. Units do not count whose words exclude the source, if those
     of the target do not; nor, for a pair of word tables, units that are none: an output layer may be tied to the table.

@@ -58,8 +58,11 @@ def _settle_block(
     pairs: list[Pair], held: Sequence[int], block: Path, counterpart: Path, known: Mapping[Path, Path], kinds: _Kinds
 ) -> None:
     """Give each target in BLOCK the source that is at its place in COUNTERPART, in exchange with the look-alike in the
-    block that has this source. Such targets, exchanged or not, note their place in `settled`; their look-alikes in the
-    block without a known place note ().
+    block that has this source. Nothing is exchanged if no look-alike in the block has it, or if that look-alike has got
+    the source of its own place already. Exchanged units note that as their only evidence (`Unit.exchange`).
+
+    Targets that now have the source at their place, exchanged or not, note their place in `settled`; their look-alikes
+    in the block without a known place note ().
 
     PAIRS has all pairs, HELD the places in this list of those of the block, KNOWN path in the block -> path in the
     counterpart. KINDS are the two paths without digits.

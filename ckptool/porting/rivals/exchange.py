@@ -20,10 +20,11 @@ from .swaps import Swaps
 
 def take_up(matching: Matching) -> None:
     """Pair the units of undecided cells that have equally many of both sides, at most 64; later rules can swap them.
+    Other cells stay undecided.
 
     Each target, in the order of execution (or of the keys, if that is not known), gets the source that fits best of
     those that are left (`_fitness`, with the twelve pairs nearest to the target), if possible one whose words do not
-    exclude it. The pair is a question with the other sources of the cell as options. The pairs of MATCHING stay in the
+    exclude it. The pair is a question with all other sources of the cell as options. The pairs of MATCHING stay in the
     order of the target's keys.
     """
     left = []
@@ -53,8 +54,11 @@ def _fitness(t: Unit, s: Unit, around: list[Pair]) -> float:
 
 
 def rearrange(swaps: Swaps) -> None:
-    """Exchange the sources of look-alikes (`_exchanged`) as long as all evidence together is for it, and ask about the
-    exchanged pairs unless they are settled (`_is_settled`). More than 64 look-alikes are left as they are.
+    """Exchange the sources of look-alikes (`_exchanged`) in the list of pairs as long as all evidence together is for
+    it, and ask about both pairs of each exchange unless they are settled (`_is_settled`). More than 64 look-alikes are
+    left as they are. SWAPS is updated at the end if pairs have changed.
+
+    Certain pairs, as neighbours, are those without a doubt, or with doubts about whole blocks alone.
     """
     pairs = swaps.pairs
     certain = Certain(pair for pair in pairs if all(doubt.of_parts for doubt in pair[0].doubts))
@@ -72,7 +76,8 @@ def rearrange(swaps: Swaps) -> None:
 def _exchanged(group: Sequence[int], swaps: Swaps, certain: Certain) -> list[tuple[int, int]]:
     """Exchange the sources of two pairs of GROUP, places of look-alikes in the list of pairs: the two that may be
     swapped (`_in_question`) and for whose swap the evidence is strongest (`_balance`). Go on until it is for no swap,
-    or until there were as many as places in GROUP. Return the places of the two pairs of each exchange.
+    or until there were as many as places in GROUP. Return the places of the two pairs of each exchange, in order. The
+    exchanged targets note it as their only evidence (`Unit.exchange`).
     """
     pairs, exchanged = swaps.pairs, []
     for _ in group:

@@ -50,9 +50,14 @@ def by_names(one: Pair, other: Pair, *, soft: bool = True) -> Said:
 
 def _decided(one: Pair, other: Pair) -> int:
     """Return more than 0 if strong evidence excludes the swap of ONE and OTHER, less than 0 if it is for the swap, 0 if
-    there is none. The first of these that decides counts: equal names in both pairs; parts of one tensor
-    (`_parts_of_one`); words for tables (`_looked_up`); different places in `settled`; fewer names that exclude each
-    other, as they are or swapped; more labels of words that exclude each other in common (`_agreed`).
+    there is none. The first of these that decides counts:
+
+      - both pairs were made by equal names, or they are parts of one tensor (`_parts_of_one`): more than 0;
+      - words for tables (`_looked_up`);
+      - different places in `settled`: more than 0;
+      - names that exclude each other: more than 0 if more pairs would have them after the swap, less if fewer;
+      - equal labels of words that exclude each other (`_agreed`): more than 0 if the pairs would have fewer after the
+        swap, less if more.
     """
     if (one[0].told_by(Kind.NAME) and other[0].told_by(Kind.NAME)) or _parts_of_one(one, other):
         return 1
@@ -105,7 +110,8 @@ def _parts_of_one(one: Pair, other: Pair) -> bool:
 
 def _looked_up(one: Pair, other: Pair) -> int:
     """Return 1 if only the source of ONE has a word for a table in its name, -1 if only that of OTHER has. 0 if both or
-    neither have, or unless the model looks up rows of the target of ONE and is known to use that of OTHER otherwise.
+    neither have. 0, too, if the model does not look up rows of the target of ONE, if it does of that of OTHER, or if it
+    is not known how the model uses that of OTHER.
     """
     hows = [pair[0].main.entry.how for pair in (one, other)]
     if hows[0] != "embedding" or hows[1] in ("", "embedding"):
@@ -169,8 +175,8 @@ def own_words(a: Unit, b: Unit, not_a: Unit, not_b: Unit) -> int:
 
 def word_more(one: Path, other: Path) -> str | None:
     """Return the word that only the longer of the names ONE and OTHER has, if they are equal without this word:
-    "temporal" for `norm1` and `temporal_norm1`. None if they differ in more than one word, or if the word is the last
-    one or a number.
+    "temporal" for `norm1` and `temporal_norm1`. None if they are equal or differ in more than one word, or if the word
+    is the last one or has a digit.
     """
     short, long = sorted((words_of(one), words_of(other)), key=len)
     at = next((at for at, word in enumerate(long[:-1]) if short[at : at + 1] != (word,)), None)

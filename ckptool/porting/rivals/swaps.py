@@ -74,7 +74,8 @@ class Swaps:
             one, other: the pairs.
             belief: name of an order -> how reliable it is for these two pairs, 0 to 1; as in the whole model if None.
         Returns:
-            The question; False if only an order excludes the swap; None if names, places or modules exclude it.
+            The question; None if names, numbers, places or modules exclude the swap; False if only an order excludes
+            it, or if nothing tells the two apart.
         """
         belief = self.overall if belief is None else belief
         found = self.reason_in_row(one, other, belief)
@@ -145,7 +146,7 @@ class Swaps:
           the swap only and nothing shows that the list is counted from the same end (`_counted_as_beside`);
         - orders for the swap: ORDERS_ABOUT_SWAP if others are for the pairs, else ORDER_FOR_SWAP;
         - orders that do not count, but tell the two apart, and none that counts: NO_ORDER_KEPT;
-        - else False.
+        - else False: orders are for the pairs, or none says anything.
         """
         against = [name for name, vote in believed.items() if vote < 0]
         behind = [name for name, vote in believed.items() if vote > 0]

@@ -16,11 +16,12 @@ from .twins import join_twins
 
 
 def join_parts(one: Canon, other: Canon) -> None:
-    """Join tensors of ONE that are one tensor on the side OTHER, such as matrices of single heads. If both sides have
-    equally many tensors of each size, none are joined.
+    """Join tensors of ONE that are one tensor on the side OTHER, such as matrices of single heads: lists first, then
+    twins, then families, these again and again until none is left to join. Both sides are changed.
 
-    Before, parameters of OTHER that hold such joined rows with inputs first are transposed, and modules of ONE whose
-    layers belong together are moved beside each other.
+    Before, bare parameters of OTHER that hold such joined rows with inputs first are transposed (`turn_spelled`).
+    Nothing more is done if both sides then have equally many tensors of each size. Else modules of ONE whose layers
+    belong together are first moved into lists, or beside each other (`count_spelled`, `line_up`).
     """
     turn_spelled(one, other)
     if SizeCounts(one, other).are_equal:

@@ -21,10 +21,11 @@ _Key = tuple[tuple[str, ...], tuple[str, ...], Shape]
 
 def join_complex_parts(one: Canon, other: Canon) -> None:
     """Join the real and imaginary parts of complex weights of ONE (`_halves`) to tensors whose last dimension holds
-    both, the real part first.
+    both, the real part first. `w_real` and `w_imag` become `w`; a name of nothing but the word for the part becomes
+    `complex`.
 
-    They are joined if OTHER has exactly as many more tensors of the joined sizes, in any order of dimensions, as ONE
-    has such pairs, and if the name without the word for the part is free.
+    They are joined if OTHER has more tensors of the joined sizes, in any order of dimensions, than ONE, by exactly the
+    number of such pairs in ONE, and if ONE has no other weight with the new name.
     """
     both = {key: held for key, held in _halves(one).items() if len(held) == 2}
     made = Counter(_sizes((*shape, 2)) for _, _, shape in both)
@@ -48,8 +49,9 @@ def join_complex_parts(one: Canon, other: Canon) -> None:
 
 
 def _halves(one: Canon) -> dict[_Key, dict[str, Piece]]:
-    """Return (path of a module, words of a name without that for the part, sizes) -> part ("real", "imaginary") ->
-    weight of ONE, for the weights whose name has a word for a part of a complex number (`w_real`, `w_imag`).
+    """Return (path of the module around, words of the last name without that for the part, sizes) -> part ("real",
+    "imaginary") -> weight of ONE, for the weights whose last name has a word for a part of a complex number (`w_real`,
+    `w_imag`). A weight of which ONE has only one part is there, too, with that part alone.
     """
     halves: dict[_Key, dict[str, Piece]] = defaultdict(dict)
     for piece in one.pieces.values():

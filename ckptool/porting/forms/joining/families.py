@@ -30,10 +30,11 @@ _LETTERS = "abcdefgh"
 
 
 def siblings(one: Canon, other: Canon) -> dict[_Path, list[Piece]]:
-    """Return path of a module -> weights of ONE in it that may be parts of one tensor of OTHER: OTHER has no namesake
-    of them, and they are not keys or values with fewer heads than there.
+    """Return path of a module -> weights of layers in it, in ONE, that may be parts of one tensor of OTHER: OTHER has
+    no namesake of them, and they are not keys or values with fewer heads than there.
 
-    The weight of the module itself is among them if all are matrices: `words.weight` beside `words.more.weight`.
+    The weight of the module itself comes last, if it has one and all have two or more dimensions: `words.weight` beside
+    `words.more.weight`. It may have a namesake.
     """
     siblings: dict[_Path, list[Piece]] = defaultdict(list)
     labelled = {(label, p.shape) for p in other.pieces.values() if (label := part_label(p.path)) and len(p.shape) > 1}
@@ -67,8 +68,8 @@ def join_families(one: Canon, other: Canon) -> bool:
     OTHER has more tensors of the joined sizes, and their biases, if they fit. Return whether any were joined.
 
     If more families may become tensors of one size than OTHER has more, only those are joined whose order names or code
-    show, and none if these are still too many. The joined tensor has a question, unless names or code show the order of
-    its parts for certain.
+    show, and none of this size if these are still too many. The joined tensor has a question, unless names or code show
+    the order of its parts for certain.
     """
     sizes = SizeCounts(one, other)
     wholes: dict[Shape, list[Piece]] = defaultdict(list)
@@ -108,9 +109,10 @@ def _plans(one: Canon, other: Canon, sizes: SizeCounts) -> list[tuple[_Path, Fam
 
 
 def _ordered(family: Family, join: Join, order: _Order) -> tuple[Family, Join]:
-    """Return FAMILY and JOIN with the parts in ORDER; both as they are if nothing shows the order. If code shows the
-    order, the parts follow one another. Rows of queries, keys and values of different sizes may be stored head by head,
-    unless code shows the order: a name says what comes first, in the whole or in each head.
+    """Return FAMILY and JOIN with the parts in ORDER, and with FAMILY.numbered if ORDER is certain; both as they are if
+    nothing shows the order. If code shows the order, the parts follow one another, not interleaved. Else the rows of
+    queries, keys and values that are not all of one size may be stored head by head (FAMILY.by_heads): a name such as
+    `qkv` gives the order, but not whether it is that of the whole tensor or of each head.
     """
     if order.parts is None:
         return family, join
@@ -140,10 +142,12 @@ def _order(family: Family, join: Join, wholes: Sequence[Piece]) -> _Order:
     """Return the order of the parts of FAMILY in WHOLES, the tensors of the other side that they may become as JOIN
     says.
 
-    The first of these that shows an order counts: a name of WHOLES that spells the parts, or that gives shift and
-    scale; a gate and its value, if the code of the parts shows a gate; code that divides WHOLES; a gate and its value
-    by name; for rows whose names do not count, the order in which the code of the parts concatenates their outputs,
-    which is not certain.
+    The first of these that shows an order counts:
+      - a name of WHOLES that spells the parts, or that gives shift, scale and gate, if the parts are named so: certain;
+      - a gate and its value, if the code of the parts shows a gate: certain;
+      - code that divides WHOLES: certain, unless the parts are gate and value, and their names do not surely say so;
+      - a gate and its value by name (`_by_gate`);
+      - for rows, unless FAMILY.numbered: the code of the parts, which concatenates their outputs: not certain.
     """
     named = spelled_parts(family.parts, {piece.last for piece in wholes if piece.path})
     if named is None and any(map(gives_shift_first, wholes)):
@@ -249,8 +253,9 @@ def families(pieces: list[Piece], sizes: SizeCounts) -> list[Family]:
 
 
 def _counted(pieces: list[Piece]) -> list[Family]:
-    """Return the families of PIECES whose names differ in a number, in a letter that counts (`_counts`), or in q, k and
-    v. The order is certain for numbers and letters without a gap.
+    """Return the families of PIECES whose names differ in a number, then those in a letter that counts (`_counts`),
+    then those in q, k and v. The parts are in this order: by number, by the alphabet, or q, k, v. It is certain for
+    numbers and letters without a gap.
     """
     found = []
     for known in (_number, _letter, _label):
@@ -305,9 +310,9 @@ def _of_like_sizes(pieces: list[Piece]) -> list[Family]:
 
 
 def _of_positions(group: Sequence[Piece], dim: int) -> list[Family]:
-    """Return the family of the tables of positions in GROUP, if they are several, and others are beside them: a token
-    for the class, which the other side has apart, too. Their sizes differ along DIM. The order is certain if the first
-    one is a row for a token, and DIM is 1.
+    """Return the family of the tables of positions in GROUP, if they are several and not all of GROUP; [] else. The
+    others are a token for the class, which the other side has apart, too. Their sizes differ along DIM. The order is
+    that of GROUP, and certain if the first table is a row for a token and DIM is 1.
     """
     tables = [p for p in group if label(table().group("embedding"), p.words) == "position"]
     if not 1 < len(tables) < len(group):
@@ -415,11 +420,11 @@ def join_of_family(family: Family, sizes: SizeCounts) -> Join | None:
 def join_family(one: Canon, parent: _Path, family: Family, join: Join) -> None:
     """Replace the weights of FAMILY in the side ONE by what JOIN makes of them, in the module PARENT, under the stem of
     their names, or all names joined with "+". Their biases are joined if all have one and the sizes fit; beside weights
-    joined along their inputs, they are added.
+    joined along their inputs, those that there are are added up, if their sizes are equal. Other biases stay.
 
     A joined tensor has a question: whether its parts are stored head by head (FAMILY.by_heads), or else about their
-    order, unless FAMILY is numbered. Parts that are the weight and the bias of one thing by name (`q_scale`) get that
-    role.
+    order, unless FAMILY is numbered. If the stem of the names is a word for a role in torch (`q_scale`, `k_scale`: a
+    weight; `q_shift`, `k_shift`: a bias), the tensor gets this role and the name `parts`.
     """
     leaf = table().leaves.get(family.stem)  # q_scale and q_shift are weight and bias of one thing
     stem = ("parts",) if leaf is not None else family.stem or ("+".join(p.last for p in family.parts),)
@@ -447,7 +452,8 @@ def _fits_bias(join: Join, shapes: Sequence[Shape]) -> bool:
 
 
 def asked(one: Canon, parts: Sequence[Piece], new: Piece, join: Join) -> Piece:
-    """Return the joined tensor NEW with a question about the order of its PARTS, which JOIN joined.
+    """Return the joined tensor NEW with a question about the order of its PARTS, which JOIN joined. ONE is their side,
+    and is not changed.
 
     Its option is the order one after the other for parts that are interleaved, and the reverse for two parts. Three or
     more parts that follow one another have no option.

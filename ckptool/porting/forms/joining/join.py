@@ -90,7 +90,9 @@ class SizeCounts:
         return self._own == self._theirs
 
     def wanted(self, shape: Shape) -> int:
-        """Return how many more tensors of SHAPE the side OTHER has than the side ONE; below 0 if it has fewer."""
+        """Return how many more tensors of SHAPE, but for sizes of 1, the side OTHER has than the side ONE; below 0 if
+        it has fewer. The counts are those of when this object was made.
+        """
         return self._theirs[squeezed(shape)] - self._own[squeezed(shape)]
 
     def join(self, part: Shape, count: int, *, biased: bool) -> Join:
@@ -123,7 +125,7 @@ def _counted(canon: Canon) -> Counter[Shape]:
 
 def merge(one: Canon, parts: Sequence[Piece], new: Piece, join: Join) -> Piece:
     """Replace PARTS in the side ONE by the tensor NEW, which JOIN makes of them. Return NEW with the joined sizes, the
-    first place of any part in both orders, and the questions of all parts before its own.
+    first place of any part in both orders, and the questions of all parts before its own, each only once.
     """
     rest = parts[0].shape[1:]
     new = replace(

@@ -25,10 +25,11 @@ _MOST_BESIDE = 8
 
 
 def turn_spelled(one: Canon, other: Canon) -> None:
-    """Transpose bare matrices [inputs, rows] of OTHER that hold the joined rows of layers of one module of ONE, as
-    their name shows (`conv_zr` for `conv_z` and `conv_r`).
+    """Transpose bare matrices [inputs, rows] of OTHER, no squares, that hold the joined rows of layers of one module of
+    ONE, as their name shows (`conv_zr` for `conv_z` and `conv_r`).
 
     The layers are all matrices of the module with as many inputs, two to four, that OTHER does not have by name.
+    Nothing is joined here, and ONE is not changed.
     """
     wholes = [p for p in other.pieces.values() if is_bare(p) and len(p.shape) == 2 and p.shape[0] != p.shape[1]]
     turned: set[Name] = set()
@@ -55,7 +56,8 @@ def _of_equal_inputs(one: Canon, other: Canon) -> Iterator[list[Piece]]:
 
 def line_up(one: Canon, other: Canon) -> None:
     """Move the layers at one place in several modules of ONE beside each other, if OTHER has, for each place, one layer
-    that joins them. The most modules for which it does count.
+    that joins them. Of each group of equal modules, two to four are moved: the first choice of the most modules for
+    which OTHER has such layers.
 
     The modules are in one module, are no members of a list, and hold the same two or more layers, equal but for their
     rows (`_alike`): `filters.0`, `gates.0`, `filters.1`, `gates.1`, in code with a list for each kind of layer; or
@@ -74,8 +76,8 @@ def line_up(one: Canon, other: Canon) -> None:
 
 def _alike(one: Canon) -> list[tuple[_Path, dict[str, dict[str, Piece]]]]:
     """Return (path of the module around, name of a module -> name of a layer in it -> its weight) for each group of two
-    or more modules in one module of ONE that hold weights with the same names and sizes, but for their rows, two or
-    more. Members of lists are left out. The weights are in the order of their names.
+    or more modules in one module of ONE that hold the same layers: two or more, with equal names, and weights of equal
+    sizes but for their rows. Members of lists are left out. The weights are in the order of their names.
     """
     modules: dict[_Path, dict[str, dict[str, Piece]]] = defaultdict(lambda: defaultdict(dict))
     for piece in one.pieces.values():
@@ -114,9 +116,10 @@ def _are_wanted(blocks: Sequence[Sequence[Piece]], sizes: SizeCounts) -> bool:
 
 
 def count_spelled(one: Canon, other: Canon) -> None:
-    """Move modules of ONE in one module, with equal contents, into a list, in order, if OTHER has one module whose name
-    spells theirs and whose tensors have the sizes of theirs joined by rows, and the list can be joined
-    (`plan_of_list`).
+    """Move modules of ONE in one module, with equal contents, into a list, in the order of the name, if OTHER has one
+    module whose name spells theirs and whose tensors have the sizes of theirs joined by rows, and the list can be
+    joined (`plan_of_list`). Two to four modules become one list; the others of the same contents may become further
+    lists.
 
     `main_conv` and `short_conv`, each a layer with its norm, are `main_short_conv` there; they become
     `main_conv+short_conv.0` and `main_conv+short_conv.1`.
@@ -167,8 +170,8 @@ def _spelled_by_one(names: Sequence[str], content: _Content, wholes: Mapping[_Lo
 
 
 def _modules(canon: Canon) -> dict[_Path, dict[str, _Content]]:
-    """Return path of a module -> name of a module in it, which holds further modules and is no member of a list -> its
-    tensors, as (path inside of it, role) -> piece.
+    """Return path of a module -> name of a module directly in it -> all tensors in that module, as (path inside of it,
+    role) -> piece. Modules without modules in them, and members of lists, are left out.
     """
     held: dict[_Path, dict[str, _Content]] = defaultdict(lambda: defaultdict(dict))
     for piece in canon.pieces.values():

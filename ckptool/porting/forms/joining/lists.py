@@ -39,8 +39,8 @@ class _Planned(NamedTuple):
 
 def join_lists(one: Canon, other: Canon) -> None:
     """Join each tensor of the members of a numbered list in ONE (`heads.0.q`, `heads.1.q`) to one tensor, as planned
-    for the list (`_planned`), if OTHER has as many more of the joined tensors, vectors aside, as all such lists make.
-    Inner lists come first.
+    for the list (`_planned`). A list is joined if OTHER has more tensors of each joined size than ONE, at least as many
+    as all lists at the same depth make; the sizes of joined vectors do not count. The innermost lists come first.
     """
     for at in sorted({at for p in one.pieces.values() for at, c in enumerate(p.path) if c.isdecimal()}, reverse=True):
         sizes = SizeCounts(one, other)
@@ -66,14 +66,14 @@ def _lists_at(one: Canon, at: int) -> dict[_Path, _Inner]:
 def _planned(
     head: _Path, inner: _Inner, parents: dict[_Path, set[_Path]], sizes: SizeCounts, other: Canon
 ) -> _Planned | None:
-    """Return what of the list HEAD, with the tensors INNER, is joined: all members (`plan_of_list`), or, if that is not
-    possible, one layer of each alone (`_plan_of_layer`); None for nothing.
+    """Return what of the list HEAD, with the tensors INNER, is joined: the tensors of all layers (`plan_of_list`), or,
+    if that is not possible, only single layers of the members (`_plan_of_layer`); None for nothing.
 
-    If every block of the list holds layers that can be joined with each other (PARENTS, see `_parents`), two joins are
-    possible: the layers of each block, or the same layer of all blocks. The first is left to `join_families` if OTHER
-    has the joined layers in a list of as many blocks (then this is None), or if such layers can be joined in other
-    modules, too (then only one layer may be joined here). Else the second is made, with a question unless OTHER has
-    layers with the names of the joined ones.
+    If the layers inside of each block of the list can be joined with each other (PARENTS, see `_parents`), two joins
+    are possible: the layers of each block, or the same layer of all blocks. The first is left to `join_families` if
+    OTHER has the joined layers in a list of as many blocks (then this is None), or if such layers can be joined in
+    other modules, too (then only single layers may be joined here). Else the second is made, with a question unless
+    OTHER has layers with the names of the joined ones.
     """
     plan = plan_of_list(inner, sizes)
     if plan is not None:
@@ -112,11 +112,13 @@ def plan_of_list(inner: _Inner, sizes: SizeCounts) -> _Plan | None:
 
 
 def _plan_of_matrices(inner: _Inner, sizes: SizeCounts) -> _Plan | None:
-    """Return how to join each matrix or kernel of INNER: the first way that the other side lacks tensors of, as
-    `SizeCounts.join` says, or by columns. Those without a way are left out.
+    """Return how to join each matrix or kernel of INNER (as in `plan_of_list`): along its rows, as `SizeCounts.join`
+    says, or else along its columns. It is the first of these ways for whose joined size the other side has more tensors
+    than this side; matrices without a way are left out. If the members hold nothing but single numbers, these count as
+    matrices.
 
-    None if the other side has as many of a matrix as this side, or if half of the matrices or more have no way. If the
-    members hold nothing but single numbers, these count as matrices.
+    None if the other side has at least as many tensors of the size of some matrix as this side, if half of the matrices
+    or more have no way, or if there are no matrices.
     """
     numbers_alone = all(prod(p.shape) == 1 == len(p.shape) for members in inner.values() for p in members.values())
     plan: _Plan = {}
@@ -140,8 +142,8 @@ def _plan_of_matrices(inner: _Inner, sizes: SizeCounts) -> _Plan | None:
 
 def _plan_of_vectors(inner: _Inner, plan: _Plan) -> _Plan:
     """Return how to join the vectors of INNER, and those that weight norm has as columns: along their rows, interleaved
-    as the matrix of their module. Vectors that PLAN has, and those beside a matrix that PLAN does not join by rows, are
-    left out.
+    as the weight of their module in PLAN, with its question; one after the other if PLAN does not join that weight.
+    Left out are vectors that PLAN has, and those beside a weight that PLAN joins by columns.
     """
     found: _Plan = {}
     for (path, role), members in inner.items():
@@ -155,9 +157,10 @@ def _plan_of_vectors(inner: _Inner, plan: _Plan) -> _Plan:
 
 
 def _plan_of_layer(inner: _Inner, sizes: SizeCounts) -> _Plan | None:
-    """Return how to join one layer of each member of a list, two or more, and its bias, if the other side has one layer
-    over all members, and both sides have no other tensors of these two sizes (`SizeCounts.only_whole`); None if there
-    is no such layer. INNER and the result are as in `plan_of_list`.
+    """Return how to join single layers of the members of a list: each matrix or kernel that two or more members have,
+    in one size, if the other side has one layer over all of these, and both sides have no other tensors of these two
+    sizes (`SizeCounts.only_whole`). Its bias is joined alike, if it has one of its rows in each of these members. None
+    if there is no such layer. INNER and the result are as in `plan_of_list`.
 
     For example, one layer computes the filters of all blocks, and all other layers are in the blocks on both sides.
     """
@@ -189,8 +192,9 @@ def _parents(one: Canon, other: Canon, sizes: SizeCounts) -> dict[_Path, set[_Pa
 
 
 def _families_elsewhere(head: _Path, inner: _Inner, parents: dict[_Path, set[_Path]]) -> bool:
-    """Return whether the tensors inside of each member of the list HEAD, which has INNER, can be joined with each
-    other, and tensors with these names also in a module outside of such lists. PARENTS is from `_parents`.
+    """Return whether the weights inside of each member of the list HEAD, which has INNER, can be joined with each
+    other, and weights with the same names also in a module outside: its path does not begin with that of the list,
+    whatever the numbers in both are. PARENTS is from `_parents`.
     """
     members = _modules(inner)
     own = template(head)
@@ -198,13 +202,15 @@ def _families_elsewhere(head: _Path, inner: _Inner, parents: dict[_Path, set[_Pa
 
 
 def _modules(inner: _Inner) -> set[_Path]:
-    """Return the paths of the modules around the weights of INNER, without the outermost module."""
+    """Return the paths of the modules around the weights of INNER: `heads.0` for `heads.0.q`. The outermost module of
+    the model is left out.
+    """
     return {p.path[:-1] for pieces in inner.values() for p in pieces.values() if p.role == "weight" and len(p.path) > 1}
 
 
 def _joined_by_block(inner: _Inner, parents: dict[_Path, set[_Path]]) -> bool:
-    """Return whether the list with the tensors INNER has several members, and the layers inside of each of them can be
-    joined with each other. PARENTS is from `_parents`.
+    """Return whether the weights of the list with the tensors INNER are in several modules (`heads.0`, `heads.1`), and
+    weights of the same names can be joined with each other in each of these modules. PARENTS is from `_parents`.
     """
     members = _modules(inner)
     return len(members) > 1 and any(members <= there for there in parents.values())
@@ -219,8 +225,9 @@ def _wholes_of(inner: _Inner, plan: _Plan, other: Canon) -> list[Piece]:
 
 
 def _wholes_are_listed(inner: _Inner, plan: _Plan, other: Canon) -> bool:
-    """Return whether OTHER has layers with the joined sizes, all of them in lists with the same numbers as the list
-    with the members INNER.
+    """Return whether OTHER has layers with the joined sizes, all of them in numbered lists, and each of these lists has
+    such layers for the numbers of the list with the members INNER, for all of them and no others. The last number in a
+    path counts.
     """
     numbers = {str(n) for members in inner.values() for n in members}
     rows: dict[_Path, set[str]] = defaultdict(set)
@@ -243,10 +250,12 @@ def _wholes_are_named(inner: _Inner, plan: _Plan, other: Canon) -> bool:
 
 
 def _join_list(one: Canon, head: _Path, planned: _Planned) -> None:
-    """Replace the tensors of the members of the list HEAD in ONE, as PLANNED, by one for each path in a member, which
-    it has in HEAD. Vectors that are not joined are added up; other tensors that are not joined stay.
+    """Replace the tensors of the members of the list HEAD in ONE, as PLANNED, by one for each path in a member and
+    role: the one of `heads.0.q` and `heads.1.q` is at `heads.q`. Vectors that are not joined are added up; other
+    tensors that are not joined stay. On the source, the counters of batch norms move, too (`_move_counters`).
 
-    There is a question for a layer norm (`_by_channel`), for PLANNED.open, and for parts that may be interleaved.
+    A joined tensor has a question if it is a vector of a layer norm (a layer that is not `_by_channel`), if
+    PLANNED.open is set, and if its parts may be interleaved.
     """
     inner, plan, is_open = planned
     for (path, role), members in inner.items():

@@ -115,8 +115,8 @@ def _clearest(fits: dict[tuple[int, int], int], free: Set[int], *, silent: bool)
 
 
 def words_apart(named: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
-    """Return the words of each name in NAMED (lists of words, at least one) without those that all of them have; a word
-    that a name has more often than all others stays once for each more.
+    """Return the words of each name in NAMED (lists of words, at least one) without those that all of them have. A word
+    that all have, but some more often than others, stays as often as it is more than in the name that has it least.
     """
     common = reduce(and_, map(Counter, named))
     return [tuple((Counter(words) - common).elements()) for words in named]
@@ -124,8 +124,8 @@ def words_apart(named: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
 
 def _says(own: Sequence[str], theirs: Sequence[str]) -> int:
     """Return how much the words OWN of a name and THEIRS, those of the code for a part, say that they mean the same: 2
-    for an equal meaning or word, 1 if one of them is only letters, the first of which begins a word of the other, -1 if
-    both mean different parts of a fused projection or of a complex number, else 0.
+    for an equal meaning or word, 1 if one of them is only single letters, the first of which begins a word of the
+    other, -1 if both mean different parts of a fused projection or of a complex number, else 0.
     """
     for meaning in (said_part, _complex):
         a, b = meaning(own), meaning(theirs)

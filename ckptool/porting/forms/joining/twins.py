@@ -44,7 +44,7 @@ def join_twins(one: Canon, other: Canon) -> None:
 
 def _layers_of_modules(one: Canon) -> dict[_Path, dict[str, dict[_Path, Piece]]]:
     """Return path of a numbered block of ONE -> name of a module directly in it -> path inside of that module -> weight
-    of two or more dimensions there.
+    of two or more dimensions there. A layer that is directly in the block is no such module, and is left out.
     """
     blocks: dict[_Path, dict[str, dict[_Path, Piece]]] = defaultdict(lambda: defaultdict(dict))
     for piece in one.pieces.values():
@@ -74,9 +74,10 @@ def _family_of(rows: Sequence[Sequence[Piece]], other: Canon) -> tuple[Family, J
     """Return (family of all layers in ROWS, the layers of equal modules, one module after the other; how to join them,
     by rows).
 
-    The layers of a module are in the order of shift, scale and gate if the names in all modules say it, and the modules
-    are registered in the order of ROWS. This order is certain if all tensors of OTHER with the joined sizes give the
-    shift first by their names. Else the layers are in the order of ROWS, which is not certain.
+    If the names say it in all modules, and the modules are registered in the order of ROWS, the layers of each module
+    are in the order shift, scale, gate; this is certain if all tensors of OTHER with the joined sizes give the shift
+    first by their names. Without such names, or with modules in another order, the layers stay in the order of ROWS,
+    and nothing is certain.
     """
     named = [shift_first(row) for row in rows]
     known = None not in named and all(a[0].order < b[0].order for a, b in pairwise(rows))
