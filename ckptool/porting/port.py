@@ -22,6 +22,7 @@ from .forms.pieces import squeezed, substituted
 from .holes.background import doubt_background
 from .holes.conventions import doubt_conventions
 from .holes.filling import Filled, Filling, Values
+from .holes.folded import finish_folds
 from .holes.out_of_place import doubt_what_is_out_of_place
 from .holes.substitutes import substitute
 from .mapping import Entry, Mapping, Part
@@ -86,6 +87,7 @@ def _matched(source: Signature, target: Signature, values: Values | None, lora_s
     doubt_background(filling)
     doubt_what_is_out_of_place(filling)
     doubt_copies(filling, copied)
+    finish_folds(filling)
     made = _Entries(filling, shapes, copied).mapping()
     return with_target_networks(made, target, twins) if twins else made
 

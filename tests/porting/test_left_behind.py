@@ -150,3 +150,18 @@ def test_a_new_layer_takes_no_layers_that_the_model_has_under_their_names(prefix
     expected = {key: key.replace(prefix, "encoder", 1) for key in trunk(prefix)}
     assert pairing(mapping) == expected
     assert {e.status for e in mapping.entries if e.target in expected} == {"mapped"}
+
+
+def test_a_layer_that_takes_a_norm_keeps_its_own_questions() -> None:
+    """A square bare matrix may be transposed, with the norm folded into it or without."""
+    norm = {f"bn.{leaf}": (6,) for leaf in ("weight", "bias", "running_mean", "running_var")}
+    source = {"enc.W": (6, 6), "enc.b": (6,), **norm, "dec.W": (6, 6), "dec.b": (6,)}
+    model = {f"{name}.{leaf}": shape for name in ("enc", "dec") for leaf, shape in (("weight", (6, 6)), ("bias", (6,)))}
+    target = wanted(model, used=model)
+    entries = {key: replace(e, how="linear", module="Linear") for key, e in target.entries.items()}
+    entry = found(port(signature(source), replace(target, entries=entries)), "enc.weight")
+    assert str(entry.expr) == "fold_weight(transpose(enc.W), bn.weight, bn.running_var, 1e-05)"
+    assert {question.reason.name: [str(option) for option in question.options] for question in entry.questions} == {
+        "INPUTS_FIRST": ["fold_weight(enc.W, bn.weight, bn.running_var, 1e-05)"],
+        "FOLDED_NORM": ["transpose(enc.W)"],
+    }

@@ -16,8 +16,8 @@ def fold_norms(filling: Filling) -> None:
     model has in its place.
 
     If the model multiplies and adds one number to each channel behind the layer (`_scale_after`), these numbers take
-    the norm. Else the layer takes it, unless another unit of the model without a partner has the sizes of the norm. If
-    the layer has no bias, the norm is left out, and a question says so.
+    the norm. Else the layer takes it at the end (`finish_folds`), unless another unit of the model without a partner
+    has the sizes of the norm. If the layer has no bias, the norm is left out, and a question says so.
     """
     free = [u for u in filling.matching.free_sources if u.pieces.keys() >= {"running_mean", "running_var", "weight"}]
     for norm in filter(None, [_norm_behind(filling, unit) for unit in free]):
@@ -25,7 +25,13 @@ def fold_norms(filling: Filling) -> None:
         if scale is not None:
             norm.become(filling, scale)
         elif not any(u.main.shape == norm.unit.main.shape for u in filling.matching.free_targets):
-            norm.fold(filling) if "bias" in norm.t.pieces else norm.leave_out(filling)
+            norm.plan(filling) if "bias" in norm.t.pieces else norm.leave_out(filling)
+
+
+def finish_folds(filling: Filling) -> None:
+    """Fold the norms that layers take into these layers, after all that decides about the layers themselves."""
+    for fold in filling.planned:
+        fold(filling)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +63,23 @@ class _Norm:
         for piece in self.t.pieces.values():
             filling.holes[piece.name].ask(Reason.UNREAD_NORM, ".".join(self.unit.path))
 
-    def fold(self, filling: Filling) -> None:
-        """Fold the norm into weight and bias of the layer; the bias is zeros if the source has none. Each gets a
-        question instead of those that it had, with the plain tensor as the option; it is answered if the source's code
-        shows the eps.
+    def plan(self, filling: Filling) -> None:
+        """Note that the norm is to be folded into the layer, and that the layer's bias comes from the norm, too."""
+        bias = self.t.pieces["bias"]
+        known = filling.holes.get(bias.name) if "bias" in self.s.pieces else None
+        filling.put(bias, (self.t, self.unit), known or Filled(self._zeros(), "folded", []))
+        filling.planned.append(self._fold)
+
+    def _fold(self, filling: Filling) -> None:
+        """Fold the norm into weight and bias of the layer. The questions about each stay, with the norm folded into
+        their options. One more has the plain tensor as its option; it is answered if the source's code shows the eps.
         """
-        weight, bias = self.t.pieces["weight"].name, self.t.pieces["bias"]
-        plain = filling.holes[weight].expr
-        own = filling.holes[bias.name].expr if bias.name in filling.holes and "bias" in self.s.pieces else self._zeros()
-        filling.holes[weight] = Filled(self._weight(plain), "folded", [self._question().about(plain)])
-        filling.put(bias, (self.t, self.unit), Filled(self._bias(own), "folded", [self._question().about(own)]))
+        for role, fold in (("weight", self._weight), ("bias", self._bias)):
+            name = self.t.pieces[role].name
+            plain = filling.holes[name]
+            questions = [question.translated(fold) for question in plain.questions]
+            questions.append(self._question().about(plain.expr))
+            filling.holes[name] = Filled(fold(plain.expr), "folded", questions)
 
     def _question(self) -> Question[Expr]:
         if self.eps is None:
