@@ -89,8 +89,8 @@ class Entry:
         return tuple(option for option in options if option != self.expr)
 
     def asking(self, *questions: Question[Expr]) -> Entry:
-        """Return the entry with QUESTIONS added. If a question with the same reason and names is open, it gets the
-        options of the new one instead, up to eight.
+        """Return the entry with QUESTIONS added at the end. If a question with the same reason and names is open, and
+        so is the new one, the old one gets the options of the new one instead, up to eight.
         """
         every = self.questions
         for question in questions:
@@ -99,8 +99,9 @@ class Entry:
 
     def tried(self, expr: Expr) -> Entry:
         """Return the entry with the expression EXPR, which a proof found by trial. If it had no expression, its
-        questions are answered. If no question is open, one with the reason FOUND_BY_TRIAL is added. The old expression,
-        if there is one, becomes the first option of the first open question.
+        questions are answered. If no question is open then, one with the reason FOUND_BY_TRIAL is added. The old
+        expression, if there is one, becomes the first option of the first open question. The entry is a guess, and not
+        `default`.
         """
         had = () if self.expr is None else (self.expr,)
         found = Question(Reason.FOUND_BY_TRIAL, (), had)
