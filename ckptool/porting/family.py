@@ -121,8 +121,8 @@ class Family:
             leave: ignore tensors that the family does not know.
         Raises:
             RuleError: the file does not belong to the family, lacks a tensor or has other sizes than the lines need; it
-                has tensors that the family does not know (without LEAVE); or the family has no number of a name in
-                GIVEN.
+                has tensors that no line reads and `beside` does not name (without LEAVE); or the family has no number
+                of a name in GIVEN.
             NotFound: a number is neither in the weights nor in the configuration.
             Malformed: a line or a number of the family cannot be read.
         """

@@ -137,7 +137,9 @@ class Entry:
         return self.expr.keys() if self.expr is not None else []
 
     def as_json(self) -> dict[str, Any]:
-        """Return the entry as `--json` prints it: key -> value."""
+        """Return the entry as `--json` prints it: key -> value. "ops" has the names of the operations, ["default"] if
+        the key needs no source; "questions" has the answered ones, too.
+        """
         return {
             "target": self.target,
             "status": self.status,
