@@ -195,8 +195,8 @@ class Mapping:
 
     @property
     def coverage(self) -> dict[str, list[int]]:
-        """Return how many keys and elements have a source or need none: {"keys": [n, of all], "parameters": [n, of
-        all]}, where "parameters" counts elements, those of buffers, too.
+        """Return how many keys and elements have a source, also as a guess, or need none: {"keys": [n, of all],
+        "parameters": [n, of all]}, where "parameters" counts elements, those of buffers, too.
         """
         covered = [entry for entry in self.entries if entry.status != "unmapped"]
         return {

@@ -385,8 +385,9 @@ def _counts(key: str, shapes: MappingOf[str, Shape]) -> bool:
 
 
 def _called_alike(module: str, source: str) -> bool:
-    """Return whether the last name of MODULE that is no number is a component of the key SOURCE, but for its last; also
-    if MODULE has no such name.
+    """Return whether the last component of MODULE that is no number is also one of the key SOURCE, before its last one;
+    True if MODULE has only numbers or is empty. `blocks.3.proj` is called as `h.0.proj.weight`, but not as
+    `h.0.fc.proj`.
     """
     own = next((part for part in reversed(module.split(".")) if not part.isdigit()), "")
     return not own or own in source.split(".")[:-1]
