@@ -79,8 +79,9 @@ class Mapping(data.Mapping):
         """Return how one KEY of the model or of the source was matched, as `ckptool transfer --explain` prints it.
 
         The text about a key of the model has the operations on it, the rules that told it from its look-alikes, its
-        questions, and what decided. That about a key of the source has the keys of the model that are made of it, or
-        for which it is an option. If both sides have the key, the text about the model's comes first.
+        questions, and what decided. That about a key of the source has the keys of the model that are made of it, and
+        those for which it is an option; if there are none of both, the keys of the model that have its sizes (at most
+        five of each). If both sides have the key, the text about the model's comes first.
         Raises:
             NotFound: neither side has the key.
         """
@@ -102,8 +103,8 @@ class Mapping(data.Mapping):
         save(self, path, overwrite=overwrite)
 
     def emit(self, path: StrPath, *, overwrite: bool = False) -> None:
-        """Write the mapping to the file PATH as a Python module that needs only torch. OVERWRITE replaces an existing
-        file.
+        """Write the mapping to the file PATH as a Python module that needs only torch. A file with the same text is
+        left as it is; OVERWRITE replaces another one.
 
         Its function `convert(state_dict)` makes the model's state dict from any checkpoint with these names, as `apply`
         does. It raises KeyError if the checkpoint lacks a tensor that the mapping reads, and ValueError if it has a
@@ -117,7 +118,8 @@ class Mapping(data.Mapping):
         """Return the model's state dict, made of SOURCE (a path, a Checkpoint or a dict of tensors), as a Checkpoint
         for `ckptool.save`.
 
-        Tensors are read when they are written. Keys without a source are left out, except counters, which are 0.
+        Tensors are read when they are written. Guesses are applied, too. Keys without an expression are left out,
+        except counters, which are 0.
         Raises:
             NotFound: the source does not have a key that the mapping reads.
             RuleError: an operation does not fit the sizes of the source, or gives other sizes than the model's.
@@ -171,14 +173,15 @@ def transfer(
         first: with `by="position"`: fill only so many tensors.
         start: with `by="position"`: skip the first so many tensors of the source.
         prove: run both models on the same inputs, and settle doubts by comparing outputs. Needs SOURCE_MODEL; without
-            effect if REFERENCE is given.
+            effect if REFERENCE is given. It may also fill keys for which matching found no source.
         reference: a file of inputs and outputs saved where the source's code runs (`input`, `input.NAME` …, `output`
             …), to compare with instead of running that code, also without PROVE.
         patience: time limit of a proof, in seconds.
         progress: called with a line of text whenever a proof begins another step.
     Returns:
         The mapping: an entry for each key of the model's state dict, each mapped, guessed or unmapped. Printed, it is
-        the report of `ckptool transfer`.
+        the report of `ckptool transfer`. After matching, it has a note if the forward pass of the model could not be
+        followed and a key is anything but a copy of its namesake.
     Raises:
         CheckpointError: the source cannot be read, the model cannot be built, an argument does not fit the two, the
             source has complex weights for real tensors of the model, or (when matching) next to no key of the model has
@@ -247,7 +250,8 @@ def load_into(
 ) -> Mapping:
     """Match SOURCE with MODEL, load the tensors into the model, and return the mapping.
 
-    If all keys and sizes are equal, nothing is matched, unless HINTS or INPUTS are given.
+    If all keys and sizes are equal, nothing is matched (each key is a copy of its namesake), unless HINTS or INPUTS are
+    given.
     Use it in place of `model.load_state_dict(torch.load(path), strict=False)`. A model that is already wrapped
     (DataParallel, DistributedDataParallel, torch.compile) is filled as it is. For a model that several ranks share
     (FSDP2, tensor parallel), each rank calls this and reads only its part; if something does not fit, all ranks raise
@@ -262,7 +266,8 @@ def load_into(
         inputs: example inputs for a forward pass, as in `ckptool.transfer`.
         accept_guesses: load guesses, too: all (True), or those that match one of these patterns.
         partial: keep the model's values for keys without a source: all (True), or those that match these patterns.
-        mapping: use this mapping instead of matching. HINTS and INPUTS then have no effect.
+        mapping: use this mapping instead of matching. HINTS and INPUTS then have no effect; INPUT_CHANNELS still
+            settles guesses about a first layer.
     Returns:
         The mapping: an entry for each key of the model's state dict.
     Raises:
@@ -325,8 +330,11 @@ def _replayed(
     """Return MAPPING, which was read or made before, or its inverse, with the sizes and all keys of TARGET, for the
     source CKPT. The other arguments are as in `transfer`.
 
+    A mapping for a family is first made one for this source (`apply_mapping`); tensors that the family does not know
+    are ignored. NUMBERS have an effect only then. AT takes the place of the path that the mapping has.
     Raises:
         RuleError: its sizes or keys are not those of the model and the source, or its inverse would lose values.
+        NotFound: a number that the family needs is missing.
     """
     from . import mapping_file
     from .family import Family
@@ -352,6 +360,8 @@ def apply_mapping(
 ) -> Mapping:
     """Return MAPPING for SOURCE without a model; the method `apply(source)` of the result makes the weights.
 
+    The sizes of the result are those that its expressions give. In a mapping for one model, an expression that reads a
+    key that SOURCE lacks keeps the sizes it had, and only `apply` refuses it.
     Args:
         source: a path, a Checkpoint or a dict of torch tensors.
         mapping: the name of a built-in mapping (`ckptool mappings` lists them), the path of a file, or a mapping that
@@ -360,7 +370,7 @@ def apply_mapping(
         invert: use the mapping in the opposite direction. Only for a family of models: the inverse of a mapping for one
             model needs that model (see `transfer`).
         numbers: for a family: numbers that the weights do not show, such as {"heads": 32}. Those left out are read from
-            params.json or config.json beside the file.
+            params.json, or else config.json, beside the file.
         leave: for a family: ignore tensors that the mapping does not know. A mapping for one model ignores them always.
 
     Raises:

@@ -25,7 +25,9 @@ _MOST_TRIED = 16
 
 def stand_ins(signature: Signature) -> dict[str, str]:
     """Return key -> short name for the keys of SIGNATURE that are too long to match (over 400 characters or 64
-    components); {} if there are none. No two keys get one short name, and none gets that of another key.
+    components); {} if there are none. A short name is made of the first 40 characters of the key, with `_` for dots, a
+    number, and up to 40 characters of the key's last component. No two keys get one short name, and none gets that of
+    another key.
     """
     long = [key for key in signature.entries if len(key) > _LONGEST or key.count(".") >= _DEEPEST]
     found = {}
@@ -65,8 +67,8 @@ def require_size(source: Signature, target: Signature) -> None:
 
 def likely(found: Sequence[StateDict], target: Signature) -> list[StateDict]:
     """Return the state dicts of FOUND to try for the model TARGET, in their order: all if there are at most 16, else
-    the 16 with the most tensors of the model's sizes. Each size counts as often as both the model and the state dict
-    have it.
+    the 16 with the most tensors of the model's sizes, of equals the first. Each size counts as often as both the model
+    and the state dict have it.
     """
     if len(found) <= _MOST_TRIED:
         return list(found)

@@ -53,7 +53,8 @@ class _Block(NamedTuple):
         content: for each of its tensors, in the order of keys, what is the same in equal blocks: the path inside the
             block, the other tensors that it names, and its sizes, type and facts.
         orders: the places of its tensors in three orders: of registration, of execution and of the graph of the forward
-            pass. Tensors without a place are left out; if the keys are sorted by name, all are in the first.
+            pass. Tensors without a place in an order are left out of it. The first is empty if the keys are sorted by
+            name.
         before: for each of its tensors, the numbers of the weights that its first input was computed from, as bits; 0
             if not known.
     """
@@ -130,8 +131,9 @@ class _Side:
 
     def equal_from(self, name: str) -> int:
         """Return the index of the first of the equal blocks at the end of the list NAME: blocks with one content that
-        follow each other at one distance in every order. The number of its blocks if these are fewer than two, or if
-        they do not take their inputs alike (`_flow_alike`).
+        follow each other at one distance in every order. Blocks before one that differs do not count, whether they are
+        equal or not. The number of its blocks if the equal ones are fewer than two, or if they do not take their inputs
+        alike (`_flow_alike`).
         """
         blocks = self.blocks[name]
         steps = _steps(*blocks[-2:])
@@ -145,8 +147,9 @@ class _Side:
         return start if _flow_alike(blocks[start:]) else len(blocks)
 
     def shortened(self, kept: MappingOf[int, int]) -> Signature | None:
-        """Return the side with only the first blocks of its lists: KEPT has length of a list -> how many. Lists of
-        other lengths stay whole. None if a tensor that stays names one that is left out.
+        """Return the side with only the first blocks of its long lists that are in no other (`blocks`): KEPT has length
+        of a list -> how many blocks stay. Lists of other lengths, and all other keys, stay whole. None if a tensor that
+        stays names one that is left out (`_others`).
         """
         entries = {}
         for key, entry in self.signature.entries.items():
@@ -180,7 +183,7 @@ def _others(entry: Tensor) -> list[str | None]:
 
 def _steps(one: _Block, other: _Block) -> list[set[int]]:
     """Return, for each order of `_Block.orders`, the set of distances from the tensors of ONE to the corresponding
-    tensors of OTHER.
+    tensors of OTHER, the first to the first and so on; an empty set if either has none in that order.
     """
     return [{b - a for a, b in zip(*both, strict=False)} for both in zip(one.orders, other.orders, strict=True)]
 
@@ -191,8 +194,8 @@ def _flow_alike(blocks: Sequence[_Block]) -> bool:
 
     For each tensor, the weights before the first of BLOCKS that its input was computed from have to be the same in all
     blocks. The later ones have to change from each block to the next in one way, apart from the distance between two
-    blocks; usually they are the same ones of the next block. The first two blocks have to be at one distance in each
-    order.
+    blocks; usually they are the same ones of the next block. The tensors of the first two blocks have to be at one
+    distance in each order that they are in, and in the graph the first block has to come first.
     """
     if len(blocks) < 2 or any(len(steps) > 1 for steps in _steps(*blocks[:2])):
         return False
@@ -225,15 +228,15 @@ class Shortened:
 
     def carried(self, made: Mapping, looked_at: set[str]) -> Mapping | None:
         """Return the mapping of the whole sides: each block that was left out is filled as the last equal block that
-        was matched.
+        was matched (`_as_last`). The entries are in the order of the whole target; `notes` are added.
 
         Args:
             made: the mapping of the shorter sides.
             looked_at: the source keys whose values were looked at.
         Returns:
-            The mapping; None if the equal blocks that were matched do not have one result, if a buffer in them reads a
-            key of LOOKED_AT (other blocks may hold other values), if MADE has both unused keys and keys without a
-            source, or if the source lacks a key that a block would read.
+            The mapping. None if the equal blocks that were matched do not have one result, apart from the evidence; if
+            a buffer in them reads a key of LOOKED_AT (other blocks may hold other values); if MADE has both unused keys
+            and keys without a source; or if the source lacks a key that a block would read.
         """
         source, target = (side.signature.entries for side in self.whole)
         found = {entry.target: entry for entry in made.entries}
@@ -265,7 +268,8 @@ class Shortened:
 
     def _as_last(self, found: MappingOf[str, Entry], place: _Place) -> Entry:
         """Return the entry for PLACE: that of this place in the last equal block that was matched, from FOUND (key ->
-        entry), with the number of its block changed in all names.
+        entry), with the number of its block changed in all names: in the expression, the evidence and the questions.
+        In each part of its `way`, the evidence that the two blocks are equal is added.
         """
         last = place._replace(number=self.equal[place.list][-1])
         like, by = found[str(last)], place.number - last.number
@@ -301,7 +305,10 @@ def shortened(source: Signature, target: Signature) -> Shortened | None:
     """Return both sides without most of their equal blocks. None if no long lists of the two sides have one length and,
     from some block on, at least 66 equal blocks, or if a tensor that stays needs one that is left out.
 
-    Lists of one length stay of one length, and others differ as before: a list may be known by its length.
+    Only lists that are in no other long list are shortened: those of a length that both sides have, if in each of them,
+    on both sides, the last 66 blocks or more are equal. Left are the blocks before the first place from which all of
+    them are equal, and 33 equal ones, or a few more: lists of one length stay of one length, and others differ as
+    before, because a list may be known by its length.
     """
     whole = _Side(source), _Side(target)
     if not all(side.first for side in whole):

@@ -206,12 +206,12 @@ def _number(text: str) -> Number:
 
 
 def inverted(target: str | Expr, x: Expr, shapes: Mapping[str, Shape]) -> dict[str, list[tuple[Expr, Expr]]] | None:
-    """Return how to make the keys that X reads from TARGET, a key or an expression that is the result of X; None if X
-    loses values. SHAPES has the sizes of the keys that X reads.
+    """Return how to make the keys that X reads from TARGET, a key or an expression that is the result of X; None if an
+    operation of X loses values. SHAPES has the sizes of the keys that X reads.
 
     The result is key -> [(expression over TARGET, the part of the key that it gives: the key itself, or a cut of it)].
     For `cat(0, a, slice(b, 0, 0, 2))` of t it is a -> [(the first rows of t, a)], b -> [(the others, slice(b, 0, 0,
-    2))].
+    2))]. A cut of a key loses nothing here, although it gives a part of the key only: see `reassembled`.
     """
     out: dict[str, list[tuple[Expr, Expr]]] = {}
     return out if _undo(x, of(target) if isinstance(target, str) else target, out, shapes) else None

@@ -121,8 +121,8 @@ class Family:
             leave: ignore tensors that the family does not know.
         Raises:
             RuleError: the file does not belong to the family, lacks a tensor or has other sizes than the lines need; it
-                has tensors that the family does not know (without LEAVE); or the family has no number of a name in
-                GIVEN.
+                has tensors that no line reads and `beside` does not name (without LEAVE); or the family has no number
+                of a name in GIVEN.
             NotFound: a number is neither in the weights nor in the configuration.
             Malformed: a line or a number of the family cannot be read.
         """
@@ -177,8 +177,8 @@ class _Instance:
     # ------------------------------------------------------------------------------------------------ numbers
 
     def number(self, name: str, letters: Mapping[str, int]) -> int:
-        """Return the value of the number NAME for LETTERS (letter of a line -> its value): of the letter, as given by
-        the user, or computed, once for the same letters.
+        """Return the value of the number NAME for LETTERS (letter of a line -> its value): that of the letter if NAME
+        is one, else the one given by the user, else computed by its formula, once for the same letters (`values`).
 
         Raises:
             Malformed: the family does not define the number, or its formula cannot be read.
@@ -203,8 +203,9 @@ class _Instance:
         value). NAME is the number that it defines, for messages.
 
         Raises:
-            Malformed: TEXT is no formula, or its value is larger than 2**40.
-            RuleError, NotFound: the file lacks a tensor or number that the formula needs, or a division leaves a rest.
+            Malformed: TEXT is no formula, or its value is larger than 2**40 or smaller than -2**40.
+            RuleError, NotFound: the file lacks a tensor or number that the formula needs, or a division leaves a rest
+                or is by 0.
         """
         try:
             found = self._value(ast.parse(text.strip(), mode="eval").body, letters, name)
@@ -361,6 +362,11 @@ class _Instance:
     def mapping(self, *, leave: bool) -> Port:
         """Return the mapping for the file, or its inverse, with the names of the file; as `Family.mapping`, also for
         LEAVE and what it raises.
+
+        The entries come in the order of the lines, block by block (`_written`); those of lines for any key come last.
+        Inverted, they come in the order in which the lines read them, with those of `back` behind them. A line of which
+        the file has no tensor makes no entry if it is optional. A file that only lines of `{...}` alone take is
+        refused.
         """
         entries = self._back() if self.invert else self._forth()
         if all(entry.line in self._takes_all for entry in entries):
@@ -477,7 +483,8 @@ class _Instance:
 
     def _other_file(self, wanted: Sequence[str]) -> RuleError:
         """Return the error for a file that the family does not take, with WANTED[0], if there is one, as an example of
-        a key that it takes. The error says if the file suits the opposite direction.
+        a key that it takes. Its hint says whether the file suits the opposite direction (`fits`); in the instance that
+        is made to find that out (`_is_other`), the error is a short one without a hint.
         """
         family = self.family
         takes = family.target if self.invert else family.source

@@ -39,8 +39,8 @@ def named(text: str) -> Family | Port:
     """Return the built-in mapping called TEXT; if there is none, the mapping in the file with the path TEXT.
 
     Raises:
-        NotFound: there is no such mapping and no such file.
-        Unreadable, Malformed: it is not a mapping file.
+        NotFound: TEXT is a plain name (letters, digits, `_` and `-`) of no mapping and no file.
+        Unreadable, Malformed: there is no file with the path TEXT, or it is not a mapping file.
     """
     own = file_of(text)
     if own is None and re.fullmatch(r"[\w-]+", text) and not Path(text).exists():
@@ -55,8 +55,9 @@ def named(text: str) -> Family | Port:
 
 
 def read(path: StrPath) -> Family | Port:
-    """Return the mapping in the file PATH: for a family, if it has a section or a `{...}` that only those have, else
-    for one model, without sizes.
+    """Return the mapping in the file PATH: a Family (named as the file, without its ending) if it has a section that
+    only those have (`numbers`, `back`, `below`, `beside`, `needs`) or a key under `mapping` with `{...}`; else the
+    mapping for one model, without sizes.
 
     Raises:
         Unreadable, Malformed: there is no such file, or it is no mapping file.

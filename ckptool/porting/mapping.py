@@ -89,8 +89,8 @@ class Entry:
         return tuple(option for option in options if option != self.expr)
 
     def asking(self, *questions: Question[Expr]) -> Entry:
-        """Return the entry with QUESTIONS added. If a question with the same reason and names is open, it gets the
-        options of the new one instead, up to eight.
+        """Return the entry with QUESTIONS added at the end. If a question with the same reason and names is open, and
+        so is the new one, the old one gets the options of the new one instead, up to eight.
         """
         every = self.questions
         for question in questions:
@@ -99,8 +99,9 @@ class Entry:
 
     def tried(self, expr: Expr) -> Entry:
         """Return the entry with the expression EXPR, which a proof found by trial. If it had no expression, its
-        questions are answered. If no question is open, one with the reason FOUND_BY_TRIAL is added. The old expression,
-        if there is one, becomes the first option of the first open question.
+        questions are answered. If no question is open then, one with the reason FOUND_BY_TRIAL is added. The old
+        expression, if there is one, becomes the first option of the first open question. The entry is a guess, and not
+        `default`.
         """
         had = () if self.expr is None else (self.expr,)
         found = Question(Reason.FOUND_BY_TRIAL, (), had)
@@ -136,7 +137,9 @@ class Entry:
         return self.expr.keys() if self.expr is not None else []
 
     def as_json(self) -> dict[str, Any]:
-        """Return the entry as `--json` prints it: key -> value."""
+        """Return the entry as `--json` prints it: key -> value. "ops" has the names of the operations, ["default"] if
+        the key needs no source; "questions" has the answered ones, too.
+        """
         return {
             "target": self.target,
             "status": self.status,
@@ -192,8 +195,8 @@ class Mapping:
 
     @property
     def coverage(self) -> dict[str, list[int]]:
-        """Return how many keys and elements have a source or need none: {"keys": [n, of all], "parameters": [n, of
-        all]}, where "parameters" counts elements, those of buffers, too.
+        """Return how many keys and elements have a source, also as a guess, or need none: {"keys": [n, of all],
+        "parameters": [n, of all]}, where "parameters" counts elements, those of buffers, too.
         """
         covered = [entry for entry in self.entries if entry.status != "unmapped"]
         return {

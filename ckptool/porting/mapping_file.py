@@ -47,8 +47,10 @@ _VERSION = 1
 
 
 def text_of(mapping: Mapping) -> str:
-    """Return MAPPING as the text of a mapping file. Keys that need no source are left out; a guess has its doubts
-    before it and its options behind it, as comments.
+    """Return MAPPING as the text of a mapping file: its source, target and `at`, guesses under `doubts`, mapped keys
+    under `mapping`, and unmapped keys under `left`, with equal blocks in one line. Keys that need no source are left
+    out; a guess has its doubts before it and its options behind it, as comments. Guesses with equal doubts are
+    together.
     """
     lines = [f"ckptool-mapping: {_VERSION}"]
     lines += [
@@ -104,7 +106,8 @@ def _yaml_value(text: str) -> str:
 def folded(entries: Sequence[Entry]) -> list[tuple[str, str, list[Entry]]]:
     """Return ENTRIES, which have expressions, as lines of a mapping file, in the order of their first entries: (pattern
     of target keys, expression with holes for their numbers, the entries of the line). For a.0.w and a.1.w, made of
-    b.0.w and b.1.w: ("a.{0..1}.w", "b.{}.w", both entries).
+    b.0.w and b.1.w: ("a.{0..1}.w", "b.{}.w", both entries). Only keys and expressions decide which entries share a
+    line, not sizes, doubts or evidence.
     """
     groups: dict[tuple[str, ...], list[Entry]] = defaultdict(list)
     for entry in entries:
@@ -257,9 +260,10 @@ def document_of(path: StrPath) -> dict[str, Any]:
 
 
 def mapping_of(document: dict[str, Any], path: StrPath) -> Mapping:
-    """Return the mapping for one model in DOCUMENT, the sections of the file PATH. If a key has several lines, the last
-    one counts, where those under `doubts` come after those under `mapping`. A key under `left` that has a line
-    elsewhere is not left.
+    """Return the mapping for one model in DOCUMENT, the sections of the file PATH, without sizes. If a key has several
+    lines, the last one counts, where those under `doubts` come after those under `mapping`. A key under `left` that has
+    a line elsewhere is not left; else its entry is unmapped. An expression in `guess( )` makes a guess, without
+    options.
 
     Raises:
         Malformed: as `read`.
@@ -324,11 +328,12 @@ _HOW_WRITTEN = "`ckptool inspect FILE -v` shows the shapes; docs/transfer.md, Op
 
 
 def for_target(mapping: Mapping, target: Signature, shapes: dict[str, Shape]) -> Mapping:
-    """Return MAPPING, from a file, for the model TARGET and a source of SHAPES (key -> sizes): with the model's sizes
-    and types, and with an entry for each key of the model in its order.
+    """Return MAPPING, from a file, for the model TARGET and a source of SHAPES (key -> sizes): with the model's sizes,
+    types, name and metadata, and with an entry for each key of the model in its order.
 
     A key that the mapping does not name needs no source if it is a counter or a buffer that holds no statistics; else
-    it is unmapped. If the source lacks a key that an expression reads, its sizes are not compared.
+    it is unmapped, as a key under `left` always is. If the source lacks a key that an expression reads, its sizes are
+    not compared. Keys of the source are renamed if it has them with or without a wrapper (`fitted`).
     Raises:
         RuleError: the mapping names keys that the model does not have, or an expression cannot be applied to these
             sizes or gives another shape than the model's.
@@ -371,8 +376,8 @@ def for_target(mapping: Mapping, target: Signature, shapes: dict[str, Shape]) ->
 
 def fitted(mapping: Mapping, keys: Iterable[str]) -> Mapping:
     """Return MAPPING for a source with the names KEYS: if KEYS lacks a key that it reads, but has all of them apart
-    from components of wrappers (`module.`), these are renamed to those of KEYS. Else, and if two of KEYS differ only in
-    such components, MAPPING is returned as it is.
+    from components of wrappers (`module.`), these are renamed in its expressions to those of KEYS, and its unused keys
+    are found anew. Else, and if two of KEYS differ only in such components, MAPPING is returned as it is.
     """
     there = set(keys)
     own = list(dict.fromkeys(key for entry in mapping.entries for key in entry.sources))
@@ -389,12 +394,15 @@ def fitted(mapping: Mapping, keys: Iterable[str]) -> Mapping:
 
 
 def invert(mapping: Mapping, shapes: dict[str, Shape]) -> Mapping:
-    """Return the inverse of MAPPING: an entry for each key that it reads. SHAPES has the sizes of these keys, under
-    names with or without the prefix of a wrapper. Entries without an expression count for nothing.
+    """Return the inverse of MAPPING: an entry for each key that it reads, with the names of source and target
+    exchanged. SHAPES has the sizes of these keys, under names with or without the prefix of a wrapper. Entries without
+    an expression count for nothing; questions, notes and `at` are not kept.
 
+    If several entries read a key, their parts of it are joined; the first that has all of it is enough, whatever others
+    lose.
     Raises:
-        RuleError: values are lost, an expression cannot be applied to its keys, or a key has no sizes; the message
-            names the keys.
+        RuleError: a key cannot be made whole, since values are lost; an expression cannot be applied to its keys; or
+            SHAPES lacks a key. The message names the keys.
     """
     mapping = fitted(mapping, shapes)
     pieces: dict[str, list[tuple[Expr, Expr]]] = defaultdict(list)

@@ -26,7 +26,8 @@ def mapping_text(mapping: Mapping, *, everything: bool = False, width: int = 100
 
     Args:
         mapping: the mapping.
-        everything: print one line for each key, with its evidence, and all unused keys.
+        everything: print one line for each key, with its evidence, and all unused keys. Otherwise the latter have at
+            most twelve lines, and keys without a source have one each only if they are at most sixty.
         width: columns to fill.
     """
     return "\n".join(line.rstrip() for line in _lines(mapping, everything, width))
@@ -159,9 +160,9 @@ class _Row:
 
 
 def _folded(line: str, width: int, indent: int) -> list[str]:
-    """Return LINE as lines of at most WIDTH columns, if no word is longer. All but the first are indented by INDENT, or
-    by less, but at least by 6, if the longest word would not fit then. No line ends at a no-break space; it becomes a
-    plain one.
+    """Return LINE as lines of at most WIDTH columns, if no word is longer; words are not broken. All but the first are
+    indented by INDENT, or by less if the longest word would not fit then, but always by at least 6. No line ends at a
+    no-break space; it becomes a plain one.
     """
     if len(line) <= width:
         return [line.replace(_SPACE, " ")]
@@ -195,7 +196,8 @@ def _unused(mapping: Mapping) -> list[str]:
 
 def _blocks_left(mapping: Mapping) -> Iterator[str]:
     """Yield a line for each group of equal blocks in a list of the source of which some are wholly unused and others
-    are not: the model has fewer layers. Equal blocks have the same keys, at least four, and the same sizes.
+    are not: the model has fewer layers. Equal blocks have the same keys, at least four, and the same sizes. The line
+    has the unused ones: `12 of 24 equal blocks of the source are not used: h.{12..23}`.
     """
     unused = set(mapping.unused)
     blocks: dict[str, dict[str, list[str]]] = {}
@@ -243,7 +245,10 @@ def _by_doubts(entries: Sequence[Entry]) -> list[list[Entry]]:
 def _from_one_prefix(entries: Sequence[Entry]) -> _Row | None:
     """Return one row for ENTRIES if all are copies from below one prefix to below another (`* <- student.*`), they are
     at least eight, and their options are copies, too, that differ from the copy only in the prefix: some have options,
-    and all that have any have the same prefixes. Else None.
+    and all that have any have the same prefixes, in the same order. Else None.
+
+    The prefixes are what the key and the source of the first entry do not share (`different`). The row has the number
+    of tensors in place of their sizes.
     """
     first = entries[0]
     if len(entries) < _WORTH_A_STAR or first.expr is None or not first.expr.is_copy:
@@ -269,7 +274,9 @@ _WORTH_A_STAR = 8
 
 def _rows(entries: Sequence[Entry]) -> list[_Row]:
     """Return ENTRIES as rows of the report: one for equal blocks, and one for successive keys of a module that are all
-    copied from one module, with one set of doubts.
+    copied from tensors of the same names in one module, with options from the same modules and one set of doubts
+    (`_modules`). The latter has modules with a dot at the end (`h.{0..11}.ln.`), and in place of sizes the last names
+    of the first two keys with theirs, and the number of the others.
     """
     rows: list[_Row] = []
     found = [_Row(pattern, made, _sizes(some), some, _rivals(some)) for pattern, made, some in folded(entries)]
@@ -347,7 +354,9 @@ def divergence_table(rows: Sequence[MappingOf[str, Any]], width: int) -> Iterato
             it is the first that differs; "difference", how much its outputs differ relative to the largest of them,
             None for other sizes.
         width: columns to fill. If the names need more, those of each side lose their common beginning, which is printed
-            once, and then their middle.
+            once, and then their middle. The source's names have a column only if one differs.
+
+    A line before and one behind the layers that are shown give the largest difference of those that are not.
     """
     first = next((n for n, row in enumerate(rows) if row["first"]), None)
     if first is None:

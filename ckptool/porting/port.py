@@ -39,8 +39,9 @@ def port(
     values: Values | None = None,
     lora_scale: float | None = None,
 ) -> Mapping:
-    """Return the mapping from the source to the target: which tensor goes where. Most of many equal blocks are not
-    matched: they are filled as the others (see `equal_blocks`).
+    """Return the mapping from the source to the target: which tensor goes where, with an entry for each key of the
+    target, in its order. Most of many equal blocks are not matched: they are filled as the others (see `equal_blocks`),
+    unless the blocks that are matched have different results; then all are matched.
 
     Args:
         source: the keys and shapes of the file.
@@ -66,6 +67,12 @@ def port(
 def _matched(source: Signature, target: Signature, values: Values | None, lora_scale: float | None) -> Mapping:
     """Return the mapping from SOURCE to TARGET as they are, with all of their blocks. VALUES and LORA_SCALE are as in
     `port`.
+
+    Of several copies of the model in SOURCE only the preferred one is matched, and the others become options
+    (`copies`). A target network of TARGET that SOURCE lacks gets what fills the network that it follows
+    (`target_networks`). What is left is brought into the common form and matched, pairs are weighed against their
+    swaps, and the holes are filled; then come substitutes for units without a partner, and questions about conventions,
+    the background, pairs that are out of place, and copies.
     """
     shapes = {key: entry.shape for key, entry in source.entries.items()}
     source = called_as_in(source, target)
@@ -113,7 +120,9 @@ class _Entries:
         self._unused: list[Tensor] | None = None
 
     def mapping(self) -> Mapping:
-        """Return the mapping with an entry for each key of the target, in its order."""
+        """Return the mapping with an entry for each key of the target, in its order, and with the notes of both sides.
+        It also has the questions, and sums of biases, of `_without_company`.
+        """
         source, target = self._source, self._target
         entries = [self._entry(key) for key in target.signature.entries]
         made = Mapping(
@@ -130,9 +139,13 @@ class _Entries:
     def _without_company(self, made: Mapping) -> Mapping:
         """Return MADE with a question about each key that is made of a layer whose other tensor no key reads (an
         adapter, a mask, a scale): LEFT_BESIDE, with the name of that tensor (`_left_beside`). If there is none, but the
-        source's code runs an unused layer beside one that the key's module reads (`_left_out`), it is LEFT_OUT_BESIDE;
-        else, if it reads one tensor, a trained key of its module has no source, and the module has another name than
-        the source's (`_called_alike`), NEW_BESIDE, with that key.
+        source's code runs an unused layer beside one that a key of the same module reads (`_left_out`), it is
+        LEFT_OUT_BESIDE, with that layer (that of the last such key); else, if the key reads one tensor, a key of its
+        module that may be trained has no source, and the module has another name than the source's (`_called_alike`),
+        NEW_BESIDE, with the first such key. Each key gets at most one of them. Keys without an expression get none.
+
+        Then a bias that is alone may become a sum with biases that were left out (`_with_left_biases`); these no longer
+        count as unused.
         """
         left = self._left(made)
         gaps: dict[str, dict[Shape, str]] = defaultdict(dict)
@@ -170,9 +183,10 @@ class _Entries:
         return left
 
     def _may_belong(self, key: str) -> bool:
-        """Return whether the source's tensor KEY is of floating point numbers, and no tied tensor, count of statistics,
-        average, tensor that models compute themselves, or tensor that the source's code never reads, although it reads
-        others of that module.
+        """Return whether the source's tensor KEY may be part of a layer: it is of floating point numbers and not tied.
+        Not if it is a count of statistics (`_counts`), an average (`is_average`), or has a name of what models compute
+        themselves (`Words.derived`); nor if the source's code never reads it, but reads others of its module. Keys that
+        are not in the source, such as those of further copies, may not.
         """
         entry = self._source.signature.entries.get(key)
         if entry is None or entry.tied is not None or not entry.dtype.startswith(("float", "bfloat")):
@@ -184,8 +198,8 @@ class _Entries:
 
     def _left_beside(self, one: Entry, left: MappingOf[str, list[str]], gaps: Set[Shape]) -> str | None:
         """Return the first tensor of LEFT, module -> unused keys, that changes a tensor that ONE reads (`_left_in`);
-        else one directly in a layer that ONE reads, with one of the sizes GAPS of trained keys without a source in
-        ONE's module; else None.
+        else the last one directly in a layer that ONE reads, with one of GAPS, which are the sizes, without those of 1,
+        of trained keys of ONE's module without a source; else None. Of several layers the first counts.
         """
         layers = [key.rpartition(".") for key in one.sources]
         found = next((rest for path, _, leaf in layers if (rest := _left_in(left, path, leaf))), None)
@@ -196,8 +210,8 @@ class _Entries:
         return next((key for key in direct if squeezed(self._shapes[key]) in gaps), None)
 
     def _unused_layers(self, made: Mapping) -> list[Tensor]:
-        """Return the matrices and kernels of the source that no key of MADE reads, and whose output flows into a layer
-        that some key reads.
+        """Return the tensors of the source with two or more dimensions (matrices, kernels) that no key of MADE reads,
+        and whose output flows into a layer that some key reads; [] if no forward pass of the source's code is known.
         """
         tensors = self._source.signature.entries
         flows = {key: e.facts.flow for key, e in tensors.items() if e.facts.flow is not None}
@@ -206,9 +220,12 @@ class _Entries:
         return [tensors[key] for key in left_out if len(tensors[key].shape) > 1]
 
     def _with_left_biases(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Return ENTRIES with the sum of all for each bias of the model that stands alone in its module, if a bias of
-        its size was left out of a layer (LEFT_BESIDE): code that adds the outputs of layers may keep one bias for them.
-        This is a question, in place of that about the layer.
+        """Return ENTRIES, in which each bias of the model that is the only key of its module, and has an expression,
+        becomes the sum of it and of all biases of its size that are left out of layers (those that a question
+        LEFT_BESIDE names): code that adds the outputs of layers may keep one bias for them.
+
+        It gets the question BIAS_FOR_ALL, with the expression without these biases as option. The questions LEFT_BESIDE
+        about these biases are removed from all entries. Without such a bias, ENTRIES stay as they are.
         """
         left = {q.named[0] for one in entries for q in one.questions if q.reason is Reason.LEFT_BESIDE}
         biases = {key for key in left if key.rpartition(".")[2] == "bias"}
@@ -237,9 +254,10 @@ class _Entries:
         ]
 
     def _left_out(self, one: Entry, unused: Sequence[Tensor]) -> str | None:
-        """Return the path of a layer (its key, if it is in no module) that the source's code runs on the same input as
-        a layer that ONE reads, by the same function (but no embedding) and with as many outputs and inputs; None if
-        there is none. The model may need the sum of the two. UNUSED has the unused matrices and kernels of the source.
+        """Return the path of the first layer of UNUSED (its key, if it is in no module) that the source's code runs on
+        the same input as a matrix or kernel that ONE reads, by the same function (but no embedding) and with as many
+        outputs and inputs; None if there is none. The model may need the sum of the two. UNUSED has the unused matrices
+        and kernels of the source. A tensor that is ONE's by another name does not count.
         """
         for key in one.sources if unused else ():
             used = self._source.signature.entries.get(key)
@@ -300,8 +318,9 @@ class _Entries:
         """Return the questions about a key, from those about its holes, with options for the whole key.
 
         ASSEMBLY is the key's expression over its holes, FILLED has hole -> what fills it. A question about several
-        holes becomes one: its option number n has option n of each of these holes, and what fills them now in all
-        others.
+        holes (of one reason, names and answer) becomes one: its option number n has option n of each of these holes,
+        and what fills them now in all others, also in a hole with fewer options. Each option is there once, at most
+        eight in all. A question without options stays one.
         """
         values = {hole: one.expr for hole, one in filled.items()}
         asked: dict[object, dict[str, Question[Expr]]] = defaultdict(dict)
@@ -339,7 +358,8 @@ class _Entries:
 
     def _could_fill(self, key: str) -> str | None:
         """Return the first unused key of the source with the sizes, in any order and without those of 1, and the kind
-        of type (float, int …) of the buffer KEY of the model; None if there is none.
+        of type (float, int …) of the buffer KEY of the model; None if there is none. Counters, tied keys, and keys of
+        further copies of the model do not count. Fills in `_unused` at the first call.
         """
         if self._unused is None:
             used = {k for filled in self._holes.values() for k in filled.expr.keys()}  # noqa: SIM118 - a method of ours
@@ -367,8 +387,9 @@ def _counts(key: str, shapes: MappingOf[str, Shape]) -> bool:
 
 
 def _called_alike(module: str, source: str) -> bool:
-    """Return whether the last name of MODULE that is no number is a component of the key SOURCE, but for its last; also
-    if MODULE has no such name.
+    """Return whether the last component of MODULE that is no number is also one of the key SOURCE, before its last one;
+    True if MODULE has only numbers or is empty. `blocks.3.proj` is called as `h.0.proj.weight`, but not as
+    `h.0.fc.proj`.
     """
     own = next((part for part in reversed(module.split(".")) if not part.isdigit()), "")
     return not own or own in source.split(".")[:-1]
@@ -376,11 +397,11 @@ def _called_alike(module: str, source: str) -> bool:
 
 def _left_in(left: MappingOf[str, Sequence[str]], path: str, leaf: str) -> str | None:
     """Return an unused key that seems to change the tensor LEAF ("weight") of the layer PATH; None if there is none.
-    LEFT has path -> unused keys below it.
+    LEFT has path -> unused keys at any depth in it.
 
-    That is the first unused key in the layer, if LEAF is a common name of a weight, bias or statistic, else the first
-    whose name in the layer begins with LEAF. If the layer's own name is `module`, the key may also be in the module
-    around it, and begins with LEAF.
+    That is the first unused key in the layer, if LEAF is a common name of a weight, bias or statistic (`Words.leaves`),
+    else the first whose name in the layer begins with LEAF. If there is none, and the layer's own name is `module`, it
+    is the first in the module around it whose name there begins with LEAF.
     """
     for layer in (path, path.removesuffix(".module")):
         for key in left.get(layer, ()):

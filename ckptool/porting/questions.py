@@ -88,7 +88,8 @@ def still_open(questions: Iterable[Question[T]]) -> list[Question[T]]:
 
 def joined(questions: Iterable[Question[T]], more: Question[T]) -> list[Question[T]]:
     """Return QUESTIONS with MORE added at the end. But if both MORE and one of QUESTIONS with the same reason and names
-    are open, that one gets the options of MORE after its own instead. Either has at most eight options then.
+    are open, that one (the first) gets the options of MORE after its own instead, each once. The question that was
+    added or changed has at most eight options then, the first.
     """
     found = list(questions)
     for place, question in enumerate(found):
@@ -100,8 +101,8 @@ def joined(questions: Iterable[Question[T]], more: Question[T]) -> list[Question
 
 
 def answered(questions: Sequence[Question[T]], topic: Topic | None, answer: str) -> list[Question[T]]:
-    """Return QUESTIONS with ANSWER as the answer of those that are open and of this TOPIC, or of all that are open if
-    TOPIC is None.
+    """Return QUESTIONS, all in their order, with ANSWER as the answer of those that are open and of this TOPIC, or of
+    all that are open if TOPIC is None. Their options stay; questions that were answered before keep their answer.
     """
     return [
         replace(one, answer=answer) if one.is_open and topic in (None, one.reason.topic) else one for one in questions

@@ -74,8 +74,9 @@ def line(pattern: str, value: str | None, path: StrPath) -> Line:
 
 
 def within_limits(lines: Iterable[Line], path: StrPath) -> list[Line]:
-    """Return LINES of the file PATH as a list, if all that they stand for is within limits: 1,000,000 parts and
-    67,108,864 characters. A key, its expression, and each comma and bracket in it are a part.
+    """Return LINES of the file PATH as a list, if all that they stand for together is within limits: 1,000,000 parts
+    and 67,108,864 characters. A key, its expression, and each comma and opening bracket in that are a part, once for
+    each key of a line.
 
     Raises:
         Malformed: they stand for more; the message names the line that exceeds a limit.

@@ -49,7 +49,8 @@ def require_accepted(
 
     Raises:
         NoMatch: a pattern matches no key of the model.
-        Doubtful: some were not accepted; the message ends with the options that accept them.
+        Doubtful: some were not accepted. The message shows up to eight of them, one of several that differ in numbers
+            only, says how to settle guesses, and ends with the options that accept them.
     """
     for name, patterns in (("--accept-guesses", guesses), ("--partial", gaps)):
         _require_known(mapping, patterns or (), name if command else name[2:].replace("-", "_"))
@@ -77,8 +78,9 @@ def require_accepted(
 
 def _ways_to_settle(mapping: Mapping, guessed: Sequence[Entry], command: str) -> list[str]:
     """Return lines that say how to settle GUESSED, the guesses that were not accepted, which is better than accepting
-    them: by a hint for the first option that copies another key (if a hint leads there), and by a proof or an edited
-    mapping file. [] if none has options. COMMAND is as in `require_accepted`.
+    them: by a hint for the first option that copies a key which its entry does not read (if a hint leads there,
+    `_rule`), and by a proof or an edited mapping file. [] if none has options. COMMAND is as in `require_accepted`:
+    options that it has (`--prove`, `--source-model`) are not proposed again.
     """
     if not any(entry.rivals for entry in guessed):
         return []
@@ -162,7 +164,8 @@ _WHOLE, _CUT_SHORT = 600, 60
 
 def accepting_command(mapping: Mapping, guessed: Sequence[Entry], unmapped: Sequence[Entry], command: str) -> str:
     """Return COMMAND with the options that accept the guesses GUESSED (all guesses of MAPPING are then accepted) and
-    the gaps UNMAPPED; if COMMAND is empty, these as arguments of `load_into`.
+    the gaps UNMAPPED (`gap_patterns`); if COMMAND is empty, only these, as arguments of `load_into`:
+    `accept_guesses=True, partial=['head.*']`. Either is left out if there are no such keys.
     """
     parts = []
     if guessed:
@@ -179,9 +182,9 @@ def accepting_command(mapping: Mapping, guessed: Sequence[Entry], unmapped: Sequ
 
 
 def gap_patterns(mapping: Mapping, unmapped: Sequence[Entry]) -> list[str]:
-    """Return patterns that match the keys UNMAPPED, and no others of MAPPING but those that need no source: a whole
-    module (`head.*`) if it has no other such keys, else single keys. If they would be more than eight, return ["*"],
-    which matches all keys.
+    """Return patterns that match the keys UNMAPPED, and no others of MAPPING but those that need no source: the
+    outermost module (`head.*`) in which all keys are UNMAPPED or need no source, else single keys. If they would be
+    more than eight, return ["*"], which matches all keys.
     """
     wanted = {e.target for e in unmapped}
     kept = {e.target for e in mapping.entries if not e.default} - wanted

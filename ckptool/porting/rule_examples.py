@@ -87,8 +87,9 @@ def signature(side: Mapping[str, Any], *, is_target: bool) -> Signature:
     parameters) or a file.
 
     SIDE has `tensors` (key -> sizes). It may have `used` (the keys in the order of execution, without which it was not
-    traced), `known` (key -> attributes of `Entry`, with `facts` as name -> value), `sorted` (whether the order of the
-    keys means nothing) and `rotary` (as in `Signature`).
+    traced), `known` (key -> attributes of `Entry`, with `facts` as name -> value, which replace those from elsewhere),
+    `sorted` (whether the order of the keys means nothing) and `rotary` (as in `Signature`). An assertion fails if
+    `known` has a name that is no attribute.
     """
     used = {key: place for place, key in enumerate(side.get("used", ()))}
     learned = {field.name for field in fields(Entry)}

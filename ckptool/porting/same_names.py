@@ -19,16 +19,17 @@ if TYPE_CHECKING:
 
 
 def by_same_names(ckpt: Checkpoint, model: torch.nn.Module, at: str | None = None) -> Mapping | None:
-    """Return the mapping that takes each key of MODEL from the same key of a checkpoint.
+    """Return the mapping that takes each key of MODEL from the same key of a checkpoint, in the order of the model.
 
     Args:
         ckpt: the source.
         model: the model; for a parameter that ranks share, the whole size counts.
         at: the path of the weights in the file, if there are several.
     Returns:
-        The mapping. None if the two sides do not have the same keys with the same sizes, if the state dict of either
-        holds anything but dense tensors, if the file states that a tensor has its axes in another order than torch's,
-        or if there is no state dict at AT (without AT: not exactly one).
+        The mapping, without guesses and gaps; its `at` is AT. None if the two sides do not have the same keys (in any
+        order) with the same sizes, if the state dict of either holds anything but dense tensors, if the file states
+        that a tensor has its axes in another order than torch's, or if there is no state dict at AT (without AT: not
+        exactly one). Element types may differ.
     """
     try:
         weights = ckpt.state_dict(at)

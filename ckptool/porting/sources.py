@@ -49,9 +49,15 @@ def match_signature(
     """Return the mapping from SOURCE to TARGET.
 
     Of several state dicts (the 16 likeliest), that which fills most elements of the model is used; of equals, first
-    that with a word of the model in its path, then that with the more usual name. All are one source together if they
-    are more than eight that hold one module each, or if at most eight fill more of the model together: also with
-    tensors beside them, or joined as the shares of ranks.
+    that with a word of the model in its path (`_named_by_model`), then that with the more usual name (`_preference`),
+    then the first. If it has equals, and no such word, every entry with an expression becomes a guess
+    (`_one_of_several`). A note says if state dicts were not tried; those without the keys of SOURCE_CODE are passed
+    over.
+
+    All state dicts are one source together (`_all_together`, or joined as the shares of ranks) if they are more than
+    eight that hold one module each; or if they are two to eight, and together fill over 5% more of the model than the
+    best alone, or none alone has keys of SOURCE_CODE. Without AT, tensors beside state dicts belong to these, if that
+    fills more (`_beside`). The mapping has the path of the state dict (`at`) if AT is given or there are several.
     Args:
         source: a path, a Checkpoint or a dict of torch tensors.
         target: the signature of a model.
@@ -131,8 +137,8 @@ def _beside(ckpt: Checkpoint, found: Sequence[StateDict]) -> list[StateDict]:
 
 
 def _could_use(mapping: Mapping, beside: Sequence[StateDict]) -> bool:
-    """Return whether a tensor in BESIDE has the sizes, apart from those of 1, of a key of MAPPING that has no
-    expression and is no counter.
+    """Return whether a tensor in BESIDE has the sizes, in order and apart from those of 1, of a key of MAPPING that has
+    no expression and is no counter (it may be one that needs no source).
     """
     sizes = {squeezed(tensor.shape) for weights in beside for tensor in weights.tensors.values()}
     return any(e.expr is None and not is_counter(e.target) and squeezed(e.shape) in sizes for e in mapping.entries)
@@ -156,9 +162,10 @@ def _all_together(
     """Return the mapping from all state dicts FOUND in a file as one source, because the file stores the parts of the
     model separately.
 
-    They are matched as if their keys began with the path of their state dict; but not if FOUND is one state dict, and
-    what is beside it. In the mapping a key is PATH/KEY, and the key itself at the root; its `at` is the path of the
-    first. The other arguments are as in `match_signature`; SCALE is that of low-rank adapters, CODE is SOURCE_CODE.
+    They are matched as if their keys began with the path of their state dict, with dots between its components, or "/"
+    if a component has a "/"; but not if FOUND is one state dict, and what is beside it. In the mapping a key is
+    PATH/KEY, and the key itself at the root; its `at` is the path of the first. The other arguments are as in
+    `match_signature`; SCALE is that of low-rank adapters, CODE is SOURCE_CODE.
     """
     tensors: dict[str, LazyTensor] = {}
     entries: dict[str, Wanted] = {}
@@ -187,7 +194,7 @@ def _wanted(mapping: Mapping) -> int:
 
 def _renamed(mapping: Mapping, names: MappingOf[str, str]) -> Mapping:
     """Return MAPPING over the same tensors of the source under other names: NAMES has old key -> new key; other keys
-    stay.
+    stay. Changed are expressions, options, sizes and unused keys, but not texts such as evidence.
     """
 
     def new(key: str) -> str:
@@ -242,9 +249,9 @@ def _named_by_model(paths: Sequence[str], target: Signature) -> str | None:
 
 
 def _one_of_several(mapping: Mapping, weights: StateDict, others: Sequence[tuple[StateDict, Mapping]]) -> Mapping:
-    """Return MAPPING with a question on every entry that has an expression: OTHERS, state dicts of the file with their
-    mappings, fill as much of the model as WEIGHTS. Its options are their expressions for this key, with PATH/KEY for
-    their keys.
+    """Return MAPPING with a question on every entry that has an expression, before its other questions: OTHERS, state
+    dicts of the file with their mappings, fill as much of the model as WEIGHTS, the one that MAPPING reads. Its options
+    are their expressions for this key, with PATH/KEY for their keys; its sentence names the first eight.
     """
     names = ", ".join(printable(other.path, 60) or "the root" for other, _ in others[:_MOST_PARTS])
     asked: Question[Expr] = ask(Reason.SEVERAL_SETS, f"{printable(weights.path, 60)}, {names}")
@@ -263,7 +270,11 @@ def _with_code(signature: Signature, code: Signature | None) -> Signature:
     is if CODE is None.
 
     A key of the file is that of the code with the same name, also without wrappers, and with the same sizes. If fewer
-    than half of the code's keys are in the file, names in an older form and names that matching pairs count, too.
+    than half of the code's keys are in the file by name, those below a prefix of the file count instead, if there are
+    any (`named_alike`). If fewer than half are found in either way, those that matching pairs without a doubt count,
+    too (`port`): if such a key is only a part of the code's tensor, or is rearranged in it, its place in the order of
+    execution, its function and whether it is trained are taken over, and nothing else. The result counts as traced if
+    the code is, and nine tenths of its keys were found.
     Raises:
         NotFound: no key of the file is one of the code's.
     """
@@ -390,10 +401,10 @@ def _open(mapping: Mapping) -> tuple[int, int]:
 
 def _hinted(signature: Signature, hints: Sequence[str | Rename]) -> tuple[Signature, dict[str, str]]:
     """Return (SIGNATURE with its keys renamed by HINTS, old key -> new key for all keys). The first hint that matches a
-    key renames it. Without hints the dict is empty.
+    key renames it, and no other. A key that none matches keeps its name. Without hints the dict is empty.
 
     Raises:
-        NoMatch: a hint matches no key.
+        NoMatch: a hint renames no key, also because earlier hints match the same keys.
         RuleError: two keys would have one name.
     """
     if not hints:
@@ -427,8 +438,9 @@ def _doubt_what_is_against(mapping: Mapping, new: MappingOf[str, str], source: S
     hint, which is evidence among other evidence, was overruled.
 
     NEW has old key -> new key for each key of the file; SOURCE and MAPPING have the new keys. The module that a hint
-    names is the beginning of a new key before the components that it shares with the old key at the end. A tied tensor
-    of SOURCE counts under either name; tied keys of TARGET do not count and are not asked about.
+    names is the beginning of a new key before the components that it shares with the old key at the end (`different`);
+    hints that name a whole model (an empty beginning) are not looked at. A tied tensor of SOURCE counts under either
+    name; tied keys of TARGET do not count and are not asked about. The question names the hint as OLD=NEW.
     """
 
     def tensor(key: str) -> str:
@@ -460,8 +472,9 @@ def _lora_scale(ckpt: Checkpoint) -> float | None:
     """Return the scale of low-rank adapters, alpha / rank, or alpha / sqrt(rank) with `use_rslora`, as the first dict
     in the file says that has both numbers; None if there is none.
 
-    The rank is `r`, `lora_r` or `lora_rank`, or `rank` in a dict whose name has "lora" or "peft". Also None if that
-    dict has other values for some layers (`rank_pattern`, `alpha_pattern`), or numbers that no scale has.
+    Alpha is `lora_alpha`, or else `alpha`. The rank is `r`, `lora_r` or `lora_rank`, or `rank` in a dict whose name has
+    "lora" or "peft"; it has to be above 0. Also None if that dict has other values for some layers (`rank_pattern`,
+    `alpha_pattern`), or numbers that no scale has (1e9 or more, NaN).
     """
     for trail, node in walk(ckpt.root):
         if isinstance(node, Dict):
@@ -481,15 +494,16 @@ def _lora_scale(ckpt: Checkpoint) -> float | None:
 def by_position(
     source: Any, target: Signature, *, at: str | None = None, first: int | None = None, start: int = 0
 ) -> Mapping:
-    """Return the mapping that pairs tensors by their order. Counters of both sides are passed over and need no source;
-    a tied key of the target gets what the key gets that it is tied to.
+    """Return the mapping that pairs tensors by their order, as certain. Counters of both sides are passed over and need
+    no source; a tied key of the target gets what the key gets that it is tied to. Further tensors of the source are
+    unused.
 
     Args:
         source, target, at: as in `match_signature`.
         first: how many tensors of the target to fill; all if None. The others are without a source.
-        start: how many tensors of the source to skip.
+        start: how many tensors of the source to skip, counters not counted.
     Raises:
-        RuleError: two paired tensors have different shapes, or there are too few.
+        RuleError: two paired tensors have different shapes, or either side has fewer tensors than are to be filled.
         NotFound, Ambiguous: there is no state dict, or there are several and AT does not say which.
     """
     ckpt = open_source(source)
@@ -564,9 +578,9 @@ def require_fit(mapping: Mapping, source: Any, target: Signature) -> None:
 
 def _misses(mapping: Mapping, target: Signature) -> list[str]:
     """Return lines about near misses: the first four keys without a source, with two or more dimensions, for which the
-    source has a key of the same last name and number of dimensions. Each line has the nearest such key, and in which
-    dimensions and by which factor its sizes differ. If there are none, return one line with the first four keys of the
-    source.
+    source has a key of the same last name and number of dimensions. Each line has such a key, that of the same name or
+    else of the most similar one, and in which dimensions and by which factor its sizes differ. If there are none,
+    return one line with the first four keys of the source.
     """
     lines: list[str] = []
     tails: dict[str, list[str]] = {}

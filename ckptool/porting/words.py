@@ -306,8 +306,8 @@ def alike(a: str, b: str) -> bool:
     """Return whether the words A and B are equal, or one abbreviates the other: "attn" and "attention", "residual" and
     "res".
 
-    A word of three letters or more abbreviates one that begins with it, or that has the same first letter and
-    consonants that begin with its consonants (at least three letters, see `consonants`). Words in `Words.whole` ("key",
+    A word of three letters or more abbreviates a longer one that begins with it; also one with the same first letter
+    whose `consonants` begin with those of the word, if these are three letters or more. Words in `Words.whole` ("key",
     "post") abbreviate nothing and are not abbreviated.
     """
     if a == b:
@@ -368,9 +368,11 @@ def _words_of(path: tuple[str, ...]) -> tuple[str, ...]:
 
 @cache
 def _apart(word: str) -> tuple[str, ...]:
-    """Return WORD as two words, if no group knows it: ("skip", "bn") for "skipbn", which ends in a kind of layer after
-    three or more letters; ("q", "proj") for "qproj", which has a letter for queries, keys, values or weights before a
-    known word. Else (WORD,), also if the rest after such a letter is a word for a copy of a model.
+    """Return WORD as two words, if it is not known (a word of a group, or in `Words.empty`): ("skip", "bn") for
+    "skipbn", which ends in a kind of layer after three or more letters (bn, norm, conv, proj, attn; the first that fits
+    counts); else ("q", "proj") for "qproj", which has a letter for queries, keys, values or weights (q, k, v, w) before
+    a known word of two letters or more, or "content". Else (WORD,), also if the rest after such a letter is a word for
+    a copy of a model.
     """
     if word not in _known():
         for end in table().endings:
@@ -390,8 +392,8 @@ def _known() -> frozenset[str]:
 
 @cache
 def singular(words: tuple[str, ...]) -> tuple[str, ...]:
-    """Return WORDS with the singular in place of each plural with s: if the singular is a known word and the plural is
-    not. Lists have plurals as names (`norms.0`).
+    """Return WORDS with the singular in place of each plural with s, if the singular is a known word (of a group, or in
+    `Words.empty`) and the plural is not. Lists have plurals as names (`norms.0`).
     """
     known = _known()
     return tuple(w[:-1] if w.endswith("s") and w not in known and w[:-1] in known else w for w in words)
@@ -470,15 +472,16 @@ _NOTHING = "nothing"
 @cache
 def telling_words(path: tuple[str, ...]) -> frozenset[str]:
     """Return the words of PATH that tell it from others: no numbers, no words for kinds of layers (`_kinds`) or
-    containers ("layers"). A word such as "post" is one with the word after it ("postattention").
+    containers ("layers", `Words.empty`). "post" or "after" is one word with the next word of its component
+    ("postattention", `_placed`).
     """
     words = (word for component in path for word in _placed(words_of((component,))))
     return frozenset(w for w in words if w not in table().empty and w not in _kinds() and not w.isdecimal())
 
 
 def _placed(words: tuple[str, ...]) -> Iterator[str]:
-    """Yield the words of a name, with "post" or "after" joined to the next word, unless that is a word for a kind of
-    layer.
+    """Yield WORDS, those of a name, with "post" or "after" joined to the next word, unless there is none or it is a
+    word for a kind of layer (`_kinds`): then it stays as a word of its own.
 
     `post_attention_norm` is not a part of the attention: it may be the norm of the next part.
     """
@@ -504,7 +507,7 @@ def numbers(path: tuple[str, ...]) -> tuple[int, ...]:
     """Return the numbers in the words of the components of PATH, in order: (2, 1) for ("layer2", "first").
 
     "first" to "fifth" and "one" to "five" are 1 to 5, and so are "thr", "fou" and "fiv". Numbers of ten or more digits
-    are passed over.
+    are passed over. A component may give several numbers, or none.
     """
     ordinals = table().ordinals
     return tuple(
