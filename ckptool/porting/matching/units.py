@@ -89,7 +89,9 @@ class Unit:
         self.questions = joined(self.questions, question)
 
     def exchange(self, rule: str, kind: Kind) -> None:
-        """Note that RULE exchanged the partner of this unit with that of a look-alike, for evidence of KIND alone."""
+        """Note that RULE exchanged the partner of this unit with that of a look-alike, for evidence of KIND alone: this
+        is its only evidence afterwards.
+        """
         self.evidence = [Evidence(kind)]
         self.told.append(Told(rule, str(self.evidence[0]), 2, 1, ()))
 
