@@ -32,7 +32,8 @@ def settle(
     copies: MappingOf[str, Sequence[str]] = MappingProxyType({}),
 ) -> Mapping:
     """Return MAPPING with the result of its proof as its `proof`, with doubts settled and new doubts added. The
-    settings of the model are as before afterwards.
+    settings of the model are as before afterwards. If the model cannot be run, or no output can be compared and the
+    source's code was not followed, only the `proof` is new, and says so.
 
     Args:
         mapping: the mapping to prove.
@@ -124,8 +125,8 @@ def _without_vain_changes(entries: dict[str, Entry], mapping: Mapping, expected:
 
 def _of_copies(entry: Entry, copies: MappingOf[str, Sequence[str]]) -> Entry:
     """Return ENTRY with the question which of several copies in the file is right, and no other, if it reads a key in
-    COPIES (key -> other keys that suit the source's code as well); else as it is. Each option reads one of the other
-    copies.
+    COPIES (key -> other keys that suit the source's code as well); else as it is. The first option reads the first
+    other key of each, the second the second, and so on; a key with fewer other keys stays.
     """
     if entry.expr is None or not any(key in copies for key in entry.sources):
         return entry
