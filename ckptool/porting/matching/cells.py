@@ -130,8 +130,9 @@ class Cells:
         return bool(moved)
 
     def pair_off(self, evidence: Evidence, pairs: Iterable[Pair], doubt_of: DoubtOf) -> list[Pair]:
-        """Move each of PAIRS, (target, source) of one open cell, to a new cell. Its units note EVIDENCE. DOUBT_OF
-        returns the question about a pair, or None; the other units of the cell get it, too (see `split`).
+        """Move each of PAIRS, (target, source) of one open cell, to a new cell. Its units note EVIDENCE; the target
+        also notes in `told` what was excluded. DOUBT_OF returns the question about a pair, or None; the other units of
+        the cell get it, too (see `split`).
 
         Returns:
             The pairs that are decided now: PAIRS, and pairs of two units that are left alone in their cell.

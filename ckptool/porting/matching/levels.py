@@ -112,9 +112,9 @@ class Levels:
         """Return list of the target -> number -> (list of the source, number there), for each two lists that have equal
         contents if one of them is read from its end.
 
-        The model runs its list from the last member to the first (`runs_back`): contents alone may also differ because
-        layers are missing. Neither list has the contents of a list of the other side read from the start, and no third
-        list fits one of the two.
+        Left out are lists that the model does not run from the last member to the first (`runs_back`): contents alone
+        may also differ because layers are missing. So are lists that have the contents of a list of the other side read
+        from the start, and those of which one fits several lists.
         """
         ours, theirs = ({row: _in_turn(m) for row, m in self._lists[side].items()} for side in (True, False))
         in_turn = {*ours.values()}, {*theirs.values()}

@@ -69,8 +69,9 @@ class SameInputs:
 
     def made(self, seed: int) -> tuple[Any, Any] | None:
         """Return (inputs of the source's code, inputs of the model) with the same random values, drawn from SEED; what
-        only the model takes gets values of its own. None if a module inside of the source's code, whose input the model
-        takes, was not run.
+        only the model takes gets values of its own. As a rule, an input of the model is made of its origin, as its link
+        says; for "grey", the source's code gets the model's one channel in place of each of its channels. None if a
+        module inside of the source's code, whose input the model takes, was not run.
         """
         values = made(self.theirs, generator=torch.Generator().manual_seed(seed))
         given = [t for _, t in leaves(values)]
@@ -152,8 +153,10 @@ def same_inputs(
 
 
 def _refuse_given(theirs: torch.nn.Module, own: torch.nn.Module, inputs: Any, source_inputs: Any) -> None:
-    """Raise the error for the given inputs INPUTS and SOURCE_INPUTS (or None), which do not suit both models; it names
-    the model that does not take them. THEIRS is the source's code, OWN the model.
+    """Raise the error for the given inputs INPUTS and SOURCE_INPUTS (or None), which do not suit both models. THEIRS is
+    the source's code, OWN the model. The error names the first that cannot be run on its own: the model on INPUTS, the
+    source's code on SOURCE_INPUTS. If each can, it says that the source's code cannot be run on INPUTS, or, with
+    SOURCE_INPUTS, that the two have nothing in common.
 
     Raises:
         CannotCarry: always.

@@ -110,9 +110,10 @@ _WEAK = 1e-4
 
 
 def nearly_equal(trial: Trial, entries: MappingOf[str, Entry], unfelt: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield pairs of keys of equal sizes whose weights, as TRIAL has loaded them, differ, but by at most 1e-3 of the
-    largest: outputs may be equal up to rounding if the two are exchanged. Of weights of one size, those with
-    neighbouring means are compared. Keys in UNFELT, without a source, or of one element are left out.
+    """Yield pairs of keys of equal sizes, each in alphabetical order, whose weights, as TRIAL has loaded them, differ,
+    but by at most 1e-3 of the largest: outputs may be equal up to rounding if the two are exchanged. Of weights of one
+    size, only those with neighbouring means are compared. Keys in UNFELT, without a source, of one element or of whole
+    numbers are left out.
     """
     groups: dict[Shape, list[tuple[float, str]]] = {}
     for key, tensor in trial.state.items():

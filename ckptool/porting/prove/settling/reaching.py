@@ -91,9 +91,10 @@ def _confirm(reached: Reached) -> None:
 
 
 def _measure(reached: Reached, *, all_outputs: bool) -> None:
-    """Compare the models of REACHED in float64 (`Reached.sharply`). If outputs that count as equal are not exactly
-    equal there, look for a setting as the cause, and, if there is none, search finely. The verdict is not equal
-    afterwards if there is a cause, or if the difference is larger than rounding explains.
+    """Compare the models of REACHED in float64 (`Reached.sharply`; also `after`, if settings and weights were changed).
+    If outputs that count as equal are not exactly equal there, look for a setting as the cause, and, if there is none,
+    search finely. The verdict is not equal afterwards if there is a cause, or if the difference is larger than rounding
+    explains.
 
     ALL_OUTPUTS is False if outputs that depend on keys without a source shall be left out.
     """
