@@ -51,8 +51,8 @@ class Classes:
     def _relations(self) -> dict[tuple[int, int], Relation[Path]]:
         """Return (class of the target, class of the source) -> which path inside of the one goes to which path inside
         of the other, as certain pairs show. Only pairs count that have no evidence but names, words, tensors, modules
-        or classes (a pair that its shape alone made counts, too). Of the modules around a target, those count that are
-        not around the innermost one that an order paired.
+        or classes (a pair that its shape alone made counts, too). Modules around a scope that only an order paired do
+        not count.
         """
         relations: dict[tuple[int, int], Relation[Path]] = defaultdict(Relation)
         for t, s in self._cells.certain():

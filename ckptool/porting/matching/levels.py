@@ -97,7 +97,7 @@ class Levels:
 
     def _counts_by_levels(self, theirs: Row, levels: list[dict[int, _Part]]) -> bool:
         """Return whether the numbers of the list THEIRS are parts of names (`stage3`), and another list of the source
-        has such names, the same numbers and the contents of one of LEVELS, in any order.
+        has such names, too, the same numbers, and the contents of one of LEVELS (in any order).
         """
         numbers = self._lists[False].get(theirs, {}).keys()
         looks = [Counter(_in_turn(members)) for members in levels]
@@ -114,7 +114,7 @@ class Levels:
 
         Left out are lists that the model does not run from the last member to the first (`runs_back`): contents alone
         may also differ because layers are missing. So are lists that have the contents of a list of the other side read
-        from the start, and those of which one fits several lists.
+        from the start, and any two of which one fits a third list.
         """
         ours, theirs = ({row: _in_turn(m) for row, m in self._lists[side].items()} for side in (True, False))
         in_turn = {*ours.values()}, {*theirs.values()}

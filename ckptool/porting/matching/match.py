@@ -154,8 +154,8 @@ class Matcher:
 
         The pairs are the decided pairs that count (`_accepted`) and are no new heads (`_new_heads`), in the order of
         the target. The undecided cells are the open ones without heads of another model (`_heads_of_others`). All other
-        units are without a partner, also those of both kinds of heads, whose targets are the new ones, and the buffers
-        that code computes.
+        units are without a partner, also those of both kinds of heads (their targets are `Matching.new`), and the
+        buffers that code computes.
         """
         cells = list(self.cells.groups().values())
         accepted, lone = self._accepted()
@@ -255,8 +255,8 @@ class Matcher:
         return self._alike[s.colour][0] > 0
 
     def _supported(self, t: Unit, s: Unit) -> bool:
-        """Return whether a name, a scope or neighbours support the pair of T and S, which only its shape made; the
-        first row of `SUPPORT` with an answer decides, and T notes its name. False if no row has an answer.
+        """Return whether a name, a scope or neighbours support T and S, a decided pair; the first row of `SUPPORT` with
+        an answer (True or False) decides, and T notes its name in `support`. False if no row has an answer.
         """
         for rule in SUPPORT:
             verdict = rule.run(self, t, s)
@@ -452,13 +452,12 @@ class Matcher:
         ]
 
     def _new_heads(self, pairs: list[Pair]) -> list[Pair]:
-        """Return the pairs whose target is a new head: of the pairs with other names (`_strangers_among_namesakes`),
-        those whose names exclude each other (a class token and a mask token), and those whose target the model uses
-        after the targets of all PAIRS that are not among these pairs with other names.
+        """Return the pairs whose target is a new head, of those of PAIRS with other names
+        (`_strangers_among_namesakes`); the rest of PAIRS are known ones. A head is new if the two names exclude each
+        other (a class token and a mask token), or if the model uses its target after the targets of all known ones.
 
-        If one of the pairs that are not among these is renamed (`Naming.renamed`), the second condition is not enough:
-        T and S also have to be vectors behind layers without partners (`_behind_new`), or both in modules without other
-        decided pairs (`in_unused_parts`).
+        If a known one is renamed (`Naming.renamed`), the latter is not enough: T and S also have to be vectors behind
+        layers without partners (`_behind_new`), or both in modules without other decided pairs (`in_unused_parts`).
         """
         strangers = self._strangers_among_namesakes(pairs)
         inside = {id(t) for t, _ in strangers}
@@ -487,9 +486,9 @@ class Matcher:
         return before is not None and earlier is not None and paired.isdisjoint((id(before), id(earlier)))
 
     def _parts_without_names(self, pairs: list[Pair]) -> None:
-        """Ask about each of PAIRS of which one side is the queries, keys or values in one tensor (several of these have
-        its key) and the name of the other side has no word for a part of an attention. Pairs that equal names made are
-        not asked about.
+        """Ask about each of PAIRS of which one side is the queries, keys or values, by its name, in a tensor that holds
+        several of these, while the name of the other side has no word for a part of an attention. Pairs that equal
+        names made are not asked about.
         """
         group = table().group("attention")
         for side in (0, 1):

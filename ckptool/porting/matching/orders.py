@@ -214,8 +214,8 @@ class Orders:
         """Return the question about the pairs that the first of VOTES makes of TARGETS and SOURCES; None if there is
         none.
 
-        - If a later vote makes other pairs, the numbers do not make the same ones, and names or numbers corroborate
-          (`_corroborated`) all pairs but two or more: that orders disagree.
+        - If a later vote makes other pairs, the numbers do not make the same ones, and at least two pairs are not
+          corroborated by names or numbers (`_corroborated`): that orders disagree.
         - If the first vote is that of numbers: that only numbers tell the units apart, if the source is not ordered and
           the two sides have different numbers (places in one row are no numbers here).
         - If it is an order, and the numbers do not make the same pairs: the result of `_doubt_of_order`.

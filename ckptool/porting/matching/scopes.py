@@ -225,8 +225,8 @@ class Scopes:
 
     def _votes(self, targets: list[Scope], sources: list[Scope]) -> list[_Vote]:
         """Return (name of an order, SOURCES in the order of the TARGETS that this order pairs them with): the numbers
-        in the names first, if no two scopes of a side have equal ones, then the orders of execution and registration,
-        the more reliable first.
+        in the names first, if no two scopes of a side have equal ones, then the orders of execution and registration of
+        the target with registration of the source, the more reliable first. [] if there are none.
 
         An order of execution that lacks one of TARGETS is left out. So are execution and registration if the source's
         keys are in no order.

@@ -200,8 +200,8 @@ def _called_alike(entry: Entry) -> bool:
 def refuted(entries: dict[str, Entry], seen: Flow, expected: Flow, trial: Trial) -> dict[str, Entry]:
     """Return ENTRIES without the sources of guessed matrices that have a bias without a source, if all that such a
     matrix takes agrees, and what it gives, but for the bias, is in no output of EXPECTED, the flow of the source's
-    code, at any of its uses: it is a new layer. Its entry has no evidence then, and that question alone. SEEN is the
-    flow of the model.
+    code, at any of its uses: it is a new layer. Its entry then has no evidence, and only the question that says so.
+    SEEN is the flow of the model.
 
     The model of TRIAL runs with zeros for these biases, and keeps them. ENTRIES stay as they are if there is no such
     matrix, or if the model cannot be run so.
@@ -243,8 +243,8 @@ def _zeros_for_bias(use: Use, entries: MappingOf[str, Entry]) -> dict[str, Entry
 
 def unseen(entries: dict[str, Entry], mapping: Mapping, alone: set[str] | None) -> dict[str, Entry]:
     """Return ENTRIES with a question about each key that had no source before the proof and has one now, for a proof
-    without equal outputs. If no layer differs, ALONE has the keys that no later layer confirms, and the others are not
-    asked about; else it is None.
+    without equal outputs. If all that was compared is equal, ALONE has the keys that no later layer confirms, and only
+    these are asked about; else it is None.
 
     Any layer that gets the same input and weights as a layer of the source gives the same output, even a new head.
     """

@@ -78,9 +78,12 @@ def _look_at_influence(reached: Reached) -> list[str]:
 
 
 def _settled_entries(reached: Reached, unfelt: Sequence[str]) -> dict[str, Entry]:
-    """Return the entries (key -> entry) after a proof. If it succeeded, doubts are settled about the keys that outputs
-    depend on, and those of rows that were not read, or of outputs that changed places, are added; UNFELT are the keys
-    that the outputs do not depend on. If it failed, vain changes are taken back.
+    """Return the entries (key -> entry) after a proof. UNFELT are the keys that the outputs do not depend on.
+
+    If it succeeded, doubts are settled about keys that outputs depend on (`felt`), and the others follow the rest of
+    their block (`carried_along`). Doubts are added about rows that were not read (`doubt_unseen_rows`), and about
+    outputs that changed places (`doubt_turned`). If no outputs were compared, sources of layers that it refuted are
+    taken away (`refuted`). If it failed, vain changes are taken back (`_without_vain_changes`).
 
     In both cases, keys without a source that trials filled are questioned, or have none again, if no later layer
     confirms them (`taken_back`, `unseen`).
