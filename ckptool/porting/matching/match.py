@@ -72,10 +72,10 @@ class Matching:
 class Matcher:
     """Matches two sides in their common form.
 
-    Some units are left out from the start: buffers of the target that code computes (`_constants`), its blocks that the
-    source does not have (`later_blocks`), and, of the source, running averages and what code computes. If the order of
-    the source's keys means nothing (they were sorted by name), its units get the order of their names with numbers by
-    value.
+    Some units are left out from the start: buffers of the target that code computes (`_constants`), and its repeated
+    blocks of which the source has only the first (`later_blocks`); of the source, running averages
+    (`_without_averages`), and what code computes if the target has no unit of that colour. If the source's keys were
+    sorted by name, or have no order, its units get the order of their names, with numbers by value.
 
     Attributes:
         cells: the units that may still be partners.
