@@ -41,12 +41,13 @@ def along_branches(cells: Cells) -> dict[int, Hashable]:
 
 def _found(targets: Sequence[Unit], sources: Sequence[Unit], beside: Sequence[Pair]) -> dict[int, Unit]:
     """Return `id` of a target -> the source that certain pairs (BESIDE) show to be in its branch. TARGETS for which no
-    source, or several, are found are left out.
+    source, or several, are found are left out. Two targets may get one source.
 
-    A pair shows it if its target takes the output of this one of TARGETS alone, or gives its output to this one alone,
-    and the name of its source has a word of this one of SOURCES alone. If the flow of that source is known, it has to
-    flow into the source of the pair, or the reverse, in the same way. If it is not, the name may say what the layer
-    takes, and not where its output goes: the caller makes that a question.
+    A pair shows that a target and a source are in one branch if, of TARGETS, only this one gives its output to the
+    target of the pair, or only this one takes the output of it, and if, of SOURCES, only this one shares a word with
+    the path of the pair's source that no other of SOURCES has. If the flow of this source is known, it has to flow into
+    the source of the pair, or the reverse, in the same way. If it is not, the name may say what the layer takes, and
+    not where its output goes: the caller makes that a question.
     """
     said = [set(words_of(s.path)) for s in sources]
     own = [words - set().union(*(other for other in said if other is not words)) for words in said]

@@ -98,14 +98,17 @@ class Cells:
         doubt_of: DoubtOf | None = None,
     ) -> bool:
         """Split cells by a label: the units with a label that both sides of a cell have equally often leave it for a
-        new cell. A label that all units of a cell have splits nothing. Return whether any unit left its cell.
+        new cell. A label that all units of a cell have splits nothing. If one unit of each side is left behind, these
+        two are a decided pair, too. Return whether any unit left its cell.
 
         Args:
-            evidence: what the label comes from; units that leave note it.
+            evidence: what the label comes from; units that leave note it. Targets that leave also note in `told` what
+                was excluded.
             labels: `id` of a unit -> its label, or a function that returns the label of a unit, given the unit and
                 whether it is of the target. Units without one (None) stay, except with mode "all".
             mode: when a cell is split. "some": always. "all": if both sides have every label (also None) equally often.
-                "fair": if the function `fair` says so. "one": only labels that exactly one unit of each side has count.
+                "fair": if the function `fair` says so. "one": always, but only labels that exactly one unit of each
+                side has count.
             cells: the cells to look at; all open ones if None.
             doubt: a question that all units of a split cell get (`_ask`); None for no question.
             doubt_of: returns that question, or None, for a target and a source that leave as a pair, if DOUBT is None.
@@ -127,8 +130,9 @@ class Cells:
         return bool(moved)
 
     def pair_off(self, evidence: Evidence, pairs: Iterable[Pair], doubt_of: DoubtOf) -> list[Pair]:
-        """Move each of PAIRS, (target, source) of one open cell, to a new cell. Its units note EVIDENCE. DOUBT_OF
-        returns the question about a pair, or None; the other units of the cell get it, too (see `split`).
+        """Move each of PAIRS, (target, source) of one open cell, to a new cell. Its units note EVIDENCE; the target
+        also notes in `told` what was excluded. DOUBT_OF returns the question about a pair, or None; the other units of
+        the cell get it, too (see `split`).
 
         Returns:
             The pairs that are decided now: PAIRS, and pairs of two units that are left alone in their cell.
@@ -181,7 +185,8 @@ class Cells:
 
     def join(self, target: Unit, source: Unit) -> None:
         """Pair TARGET and SOURCE, units of two different cells, which a rule for different sizes found: they move to a
-        new cell, so that rules about neighbours count them as a pair. They note no evidence.
+        new cell, so that rules about neighbours count them as a pair. They note no evidence. The other units of the two
+        cells stay there.
         """
         moved: dict[int, _Cell] = {}
         self._count += 1
@@ -211,8 +216,8 @@ class Cells:
 
 def _ask(question: Question[Unit], part: _Cell, cell: _Cell) -> None:
     """Ask QUESTION about all units of CELL, (targets, sources), of which PART leaves: of each target that leaves, with
-    the other sources of the cell as options; of each source that leaves, without options; of each other unit, which
-    stays only because of this guess, with the sources that leave.
+    all sources of the cell but the first that leaves as options; of each source that leaves, without options; of each
+    other unit, which is where it is only because of this guess, with the sources that leave.
     """
     (targets, sources), (cell_targets, cell_sources) = part, cell
     for t in targets:

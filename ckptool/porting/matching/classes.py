@@ -31,9 +31,10 @@ class Classes:
         self._places = {**_places(cells.targets), **_places(cells.sources)}
 
     def split(self) -> bool:
-        """Split cells by paths inside of two classes that correspond (`_relations`): at least two paths always go
+        """Split open cells by paths inside of two classes that correspond (`_relations`): at least two paths always go
         together, and no path of the target's class has an exception. The first two classes that split a cell end the
-        search; the targets that they split off note it in `settled`. Return whether any cell was split.
+        search; the targets that they split off note (class, class) -> path of the source in `settled`. Return whether
+        any cell was split.
         """
         open_ = [[unit for cell in self._cells.open() for unit in cell[side]] for side in (0, 1)]
         for kinds, relation in self._relations().items():
@@ -49,8 +50,9 @@ class Classes:
 
     def _relations(self) -> dict[tuple[int, int], Relation[Path]]:
         """Return (class of the target, class of the source) -> which path inside of the one goes to which path inside
-        of the other, as certain pairs show. Only pairs count whose evidence is names, words, tensors, modules or
-        classes, and no modules around the innermost one that an order paired.
+        of the other, as certain pairs show. Only pairs count that have no evidence but names, words, tensors, modules
+        or classes (a pair that its shape alone made counts, too). Modules around a scope that only an order paired do
+        not count.
         """
         relations: dict[tuple[int, int], Relation[Path]] = defaultdict(Relation)
         for t, s in self._cells.certain():

@@ -32,7 +32,7 @@ _UNLIKE = 3
 def direction(couples: Iterable[tuple[Member, Member]]) -> int:
     """Return 1 if the numbers of all COUPLES are in one order on both sides, -1 if those of all are in opposite orders;
     else 0. A couple is two members, each (number in the target's list, number in the source's list); those with equal
-    numbers in the target's list do not count.
+    numbers in the target's list do not count. 0 if no couple counts.
     """
     up = {(a[0] < b[0]) == (a[1] < b[1]) for a, b in couples if a[0] != b[0]}  # type: ignore[operator]
     return 0 if len(up) != 1 else 1 if up == {True} else -1
@@ -73,9 +73,10 @@ def directions(pairs: Collection[tuple[Unit, Unit]]) -> dict[tuple[Row, Row], in
     """Return (list of the target, list of the source) -> 1 if both sides count the members from the same end, -1 if
     from opposite ends, as PAIRS (target, source) show. Lists of which they do not show it are left out.
 
-    Members with different contents show it (`direction`). If there are none, all members do, and other lists of the two
-    modules around have to show the same: two or more for opposite ends, one for the same end, and none the opposite.
-    Of a list with more than 24 members, 24 to 47 are compared.
+    Couples of members with different contents show it (`direction`). If there are none, or they contradict each other,
+    all couples of members count. Then other lists of the same two modules around have to show the same by different
+    contents: two or more for opposite ends, one for the same end, and none the opposite. Of a list with more than 24
+    members, 24 to 47 are compared.
     """
     lists: dict[tuple[Row, Row], dict[tuple[int, int], Counter[Hashable]]] = defaultdict(lambda: defaultdict(Counter))
     for t, s in pairs:

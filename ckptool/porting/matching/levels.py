@@ -85,7 +85,8 @@ class Levels:
 
     def _opposite_levels(self, own: Row) -> list[dict[int, _Part]]:
         """Return the lists of the model whose outputs the members of the list OWN take one by one, in the opposite
-        order (`_takes`). They have another name than OWN and no more members, which do not take each other's outputs.
+        order (`_takes`). Their paths without numbers differ from that of OWN. They have 2 to 12 members, no more than
+        OWN, and these do not take each other's outputs.
         """
         members = self._lists[True][own]
         return [
@@ -96,7 +97,7 @@ class Levels:
 
     def _counts_by_levels(self, theirs: Row, levels: list[dict[int, _Part]]) -> bool:
         """Return whether the numbers of the list THEIRS are parts of names (`stage3`), and another list of the source
-        has such names, the same numbers and the contents of one of LEVELS.
+        has such names, too, the same numbers, and the contents of one of LEVELS (in any order).
         """
         numbers = self._lists[False].get(theirs, {}).keys()
         looks = [Counter(_in_turn(members)) for members in levels]
@@ -111,9 +112,9 @@ class Levels:
         """Return list of the target -> number -> (list of the source, number there), for each two lists that have equal
         contents if one of them is read from its end.
 
-        The model runs its list from the last member to the first (`runs_back`): contents alone may also differ because
-        layers are missing. Neither list has the contents of a list of the other side read from the start, and no third
-        list fits one of the two.
+        Left out are lists that the model does not run from the last member to the first (`runs_back`): contents alone
+        may also differ because layers are missing. So are lists that have the contents of a list of the other side read
+        from the start, and any two of which one fits a third list.
         """
         ours, theirs = ({row: _in_turn(m) for row, m in self._lists[side].items()} for side in (True, False))
         in_turn = {*ours.values()}, {*theirs.values()}
@@ -195,7 +196,8 @@ def _takes(members: dict[int, _Part], levels: dict[int, _Part]) -> int:
     same order, -1 in the opposite order.
 
     The member that takes a level is the first that the model uses of all that do. 0 if a level has no such member, if
-    two levels have the same one, if a member is a part of a level, or if the members are in no one order.
+    two levels have the same one, if a member is a part of a level, if the members are in no one order, or if there is
+    only one level.
     """
     if any(part.own & level.own for part in members.values() for level in levels.values()):
         return 0

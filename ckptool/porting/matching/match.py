@@ -72,6 +72,11 @@ class Matching:
 class Matcher:
     """Matches two sides in their common form.
 
+    Some units are left out from the start: buffers of the target that code computes (`_constants`), and its repeated
+    blocks of which the source has only the first (`later_blocks`); of the source, running averages
+    (`_without_averages`), and what code computes if the target has no unit of that colour. If the source's keys were
+    sorted by name, or have no order, its units get the order of their names, with numbers by value.
+
     Attributes:
         cells: the units that may still be partners.
         sequences: the orders of both sides.
@@ -115,8 +120,11 @@ class Matcher:
         self._alike = {colour: (own[colour], theirs[colour]) for colour in (*own, *theirs)}
 
     def run(self) -> Matching:
-        """Split cells until no rule splits any more, or 400 times, and return the result. Certain rules run until they
-        split nothing before the others do.
+        """Split cells until no rule splits any more, and return the result, with questions about its pairs (`_result`).
+
+        Each round pairs modules, and then runs the rules in their order up to the first that splits a cell. The certain
+        rules come first; if none splits, modules are also paired by their order, and all rules run. There are 400
+        rounds at most.
         """
         certain = [rule for rule in TELLING if rule.strength is Strength.CERTAIN]
         for _ in range(_MOST_ROUNDS):
@@ -142,8 +150,12 @@ class Matcher:
         return self._alike[unit.colour]
 
     def _result(self) -> Matching:
-        """Return the result for the cells as they are, and ask about its pairs: the decided pairs that count
-        (`_accepted`) and are no new heads, the units without a partner, and the undecided cells.
+        """Return the result for the cells as they are, and ask about its pairs (`_doubt_lone`, `_contradictions`).
+
+        The pairs are the decided pairs that count (`_accepted`) and are no new heads (`_new_heads`), in the order of
+        the target. The undecided cells are the open ones without heads of another model (`_heads_of_others`). All other
+        units are without a partner, also those of both kinds of heads (their targets are `Matching.new`), and the
+        buffers that code computes.
         """
         cells = list(self.cells.groups().values())
         accepted, lone = self._accepted()
@@ -166,9 +178,9 @@ class Matcher:
         """Return (the decided pairs that count, those of them that only their shape made).
 
         All pairs count if the source covers the model (`_covers_model`). Else a pair counts if it is in a series of
-        unlike sizes (`of_unlike_sizes`), if something supports it (`_supported`), if its shape allows no other pair
-        (`_only_so`), or if it is one of the `_last_vectors`. Pairs of layers with different outputs (`_gives_others`)
-        never count.
+        unlike sizes (`of_unlike_sizes`), if something supports it (`_supported`, which its target notes), if its shape
+        allows no other pair (`_only_so`), or if it is one of the `_last_vectors`; the last two are those that only
+        their shape made. Pairs of layers with different outputs (`_gives_others`) never count.
         """
         pairs, lone = [], []
         covered = self._covers_model()
@@ -185,9 +197,12 @@ class Matcher:
         return pairs + last, lone + last
 
     def _last_vectors(self, pairs: Sequence[Pair]) -> list[Pair]:
-        """Return the decided pairs of vectors beside PAIRS that their shape alone makes, if PAIRS hold at least half of
-        the model: those with statistics, which are alone with their size on both sides, and the only vector that is
-        left on both sides, such as the last norm. Both have the same roles and more than one element.
+        """Return the decided pairs of vectors that are not in PAIRS and count because their shape allows no others; []
+        if PAIRS hold less than half of the target's units.
+
+        A pair counts if each of the two is the only vector of its side that is in none of PAIRS, such as the last norm,
+        or if both are the only units of their colour and have running statistics. Both hold the same roles, have more
+        than one element, and have no different outputs (`_gives_others`).
         """
         if 2 * len(pairs) < len(self.cells.targets):
             return []
@@ -217,11 +232,12 @@ class Matcher:
         return len(uneven) == len(spare) and sum(map(len, spare)) <= _FEW_SPARE * len(self.cells.sources)
 
     def _doubt_lone(self, lone: list[Pair], pairs: list[Pair], free_s: Sequence[Unit], *, whole: bool) -> None:
-        """Ask about each of LONE, pairs that only their shape made, unless all units of the model have partners (WHOLE)
-        and the pair is in its place (`_in_its_place`), or is the only one of its colour on both sides.
+        """Ask about each of LONE, pairs that only their shape made. A pair is not asked about if all units of the model
+        have partners (WHOLE), and it is the only one of its colour on both sides or in its place (`_in_its_place`).
 
         The only one is asked about all the same if FREE_S, the units of the source without a partner, have a matrix
-        whose colour the model does not have: a new layer of the model may replace it. PAIRS are all pairs.
+        whose colour the model does not have, and it is not in its place: a new layer of the model may replace it. PAIRS
+        are all pairs.
         """
         nothing_left = not free_s
         positions_left = all(label_of(u, "embedding") == "position" for u in free_s)
@@ -239,8 +255,8 @@ class Matcher:
         return self._alike[s.colour][0] > 0
 
     def _supported(self, t: Unit, s: Unit) -> bool:
-        """Return whether a name, a scope or neighbours support the pair of T and S, which only its shape made; the
-        first row of `SUPPORT` with an answer decides, and T notes its name. False if no row has an answer.
+        """Return whether a name, a scope or neighbours support T and S, a decided pair; the first row of `SUPPORT` with
+        an answer (True or False) decides, and T notes its name in `support`. False if no row has an answer.
         """
         for rule in SUPPORT:
             verdict = rule.run(self, t, s)
@@ -280,11 +296,12 @@ class Matcher:
 
     def _in_its_place(self, t: Unit, s: Unit, pairs: list[Pair], *, nothing_left: bool) -> bool:
         """Return whether T and S stand before another certain pair on both sides (the output of T flows into its
-        target, and S is registered before its source), or at the end of both sides (`_are_last`). A layer that is new
-        in the model, or missing there, would be at the end of one side only.
+        target, and S is registered before its source), or at the end of both sides (`_are_last`, which NOTHING_LEFT is
+        for). A layer that is new in the model, or missing there, would be at the end of one side only.
 
         False if the order of the source's keys means nothing, if T and S hold different roles, if the sides have
-        unequally many units of their colour or one of these has a doubt, or if none of PAIRS but this is certain.
+        unequally many units of their colour or another of these in PAIRS has a doubt, or if none of PAIRS but this is
+        certain.
         """
         own, theirs = self._alike[t.colour]
         others = [(a, b) for a, b in pairs if a is not t]
@@ -296,9 +313,10 @@ class Matcher:
         return before or self._are_last(t, s, certain, nothing_left=nothing_left)
 
     def _are_last(self, t: Unit, s: Unit, certain: list[Pair], *, nothing_left: bool) -> bool:
-        """Return whether the model runs T after the targets of all pairs CERTAIN, and S is the last unit of the module
-        that holds the sources of these pairs. With NOTHING_LEFT, S may be anywhere, because all other units of the
-        source have partners.
+        """Return whether the model runs T after the targets of all pairs CERTAIN, and S is the last unit of the
+        innermost module that holds the sources of these pairs. With NOTHING_LEFT, S may be anywhere, because all other
+        units of the source have partners. False if the place of one of the targets in the order of execution is not
+        known.
         """
         if t.turn is None or any(a.turn is None or a.turn >= t.turn for a, _ in certain):
             return False
@@ -314,9 +332,16 @@ class Matcher:
         return flows_into(one, other) if self.sequences.traced else one.order < other.order
 
     def _contradictions(self, pairs: list[Pair], *, whole: bool) -> None:
-        """Ask about each of PAIRS against which something speaks: parts without names, names that differ where nearly
-        all are equal, words that exclude each other, layers beside the model, or modules (`Scopes.doubts_of`). WHOLE:
-        each cell has equally many units of both sides.
+        """Ask about each of PAIRS against which something speaks. WHOLE: each cell has equally many units of both
+        sides.
+
+        - Parts without names (`_parts_without_names`), and words that exclude each other (`_excluding_words`).
+        - Another name where nearly all are equal (`_strangers_among_namesakes`); not with WHOLE for a pair that is
+          between the same neighbours on both sides (`Orders.between`) and before a certain pair, if the source is
+          ordered.
+        - A layer beside the model on one side alone (`_is_beside`), unless equal names made the pair; with WHOLE, only
+          if that side is the source.
+        - Modules (`Scopes.doubts_of`).
         """
         self._parts_without_names(pairs)
         for t, s in self._strangers_among_namesakes(pairs):
@@ -334,8 +359,8 @@ class Matcher:
 
     def _excluding_words(self, pairs: list[Pair], *, whole: bool) -> None:
         """Ask about each of PAIRS whose words exclude each other, unless equal names made it. With WHOLE, two words
-        that exclude each other in few pairs are not asked about, unless a side has both words (`_tells`): in nearly all
-        of a model, it would be another model.
+        that exclude each other in few pairs (at most 10 percent) may be other words for the same: they are not asked
+        about, unless one side has both words (`_tells`).
         """
         conflicts = [hard_conflict(t.words, s.words) for t, s in pairs]
         said = [{word for pair in pairs for word in labels(pair[side].words, hard=True).items()} for side in (0, 1)]
@@ -348,6 +373,9 @@ class Matcher:
         """Return those of PAIRS that `_other_names` returns and whose names exclude each other, or differ (`_unlike`)
         without a reason: one role (`_of_one_role`) or a renamed module (`_in_a_renamed_module`) is a reason. Such a
         target may be a new layer that only has the shape of the source.
+
+        If equal names are below several couples of different prefixes, a pair does not count as `_unlike` whose source
+        is in the same list as one of these.
         """
         renamed = [(t, s) for t, s in self._namesakes(pairs) if self.naming.renamed(t)]
         strangers = self._other_names(pairs, renamed)
@@ -424,13 +452,12 @@ class Matcher:
         ]
 
     def _new_heads(self, pairs: list[Pair]) -> list[Pair]:
-        """Return the pairs whose target is a new head: of the pairs with other names (`_strangers_among_namesakes`),
-        those whose names exclude each other (a class token and a mask token), and those whose target the model uses
-        after the targets of all other PAIRS.
+        """Return the pairs whose target is a new head, of those of PAIRS with other names
+        (`_strangers_among_namesakes`); the rest of PAIRS are known ones. A head is new if the two names exclude each
+        other (a class token and a mask token), or if the model uses its target after the targets of all known ones.
 
-        If one of the other pairs is renamed (`Naming.renamed`), the second condition is not enough: T and S also have
-        to be vectors behind layers without partners (`_behind_new`), or both in modules without other decided pairs
-        (`in_unused_parts`).
+        If a known one is renamed (`Naming.renamed`), the latter is not enough: T and S also have to be vectors behind
+        layers without partners (`_behind_new`), or both in modules without other decided pairs (`in_unused_parts`).
         """
         strangers = self._strangers_among_namesakes(pairs)
         inside = {id(t) for t, _ in strangers}
@@ -459,9 +486,9 @@ class Matcher:
         return before is not None and earlier is not None and paired.isdisjoint((id(before), id(earlier)))
 
     def _parts_without_names(self, pairs: list[Pair]) -> None:
-        """Ask about each of PAIRS of which one side is the queries, keys or values in one tensor (several of these have
-        its key) and the name of the other side has no word for a part of an attention. Pairs that equal names made are
-        not asked about.
+        """Ask about each of PAIRS of which one side is the queries, keys or values, by its name, in a tensor that holds
+        several of these, while the name of the other side has no word for a part of an attention. Pairs that equal
+        names made are not asked about.
         """
         group = table().group("attention")
         for side in (0, 1):

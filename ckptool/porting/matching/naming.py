@@ -125,10 +125,11 @@ class Naming:
 
     def by_other_blocks(self) -> bool:
         """Split cells by pairs in other blocks: if `h.{}.a` is paired with `layers.{}.b` in another block, and neither
-        with anything else, it is in this block, too. Return whether any cell was split.
+        with anything else, it is in this block, too. Also if `conv1` is paired with `first` in another module whose
+        layers have the same names. The first of these ways (`_places_in_blocks`) that splits a cell ends the search.
+        Return whether any cell was split.
 
-        Also if `conv1` is paired with `first` in another module whose layers have the same names. If a pair that showed
-        this has a doubt, the new pairs get the same question.
+        If a pair that showed this has a doubt, the new pairs get the first question of it.
         """
         for (own, theirs), pairs in self._places_in_blocks():
             labels = Relation((own[id(t)], theirs[id(s)]) for t, s in pairs).labels(own, theirs)
@@ -144,7 +145,7 @@ class Naming:
 
         The ways: the path with `{}` for its numbers; the last name with those beside it on the target, the last name
         alone on the source; and the same with the two sides exchanged. The first has all decided pairs, the others
-        certain pairs of units in modules whose last names are no numbers.
+        certain pairs of units that are in a module and whose last names are no numbers.
         """
         sides = self.cells.targets, self.cells.sources
         yield [{id(unit): template(unit.path) for unit in side} for side in sides], self.cells.pairs()
@@ -159,12 +160,13 @@ class Naming:
         yield [own, _last_names_in_company(sides[1])], sure
 
     def by_series(self) -> bool:
-        """Split cells by how other members of a numbered series, or of a series in the same module, are paired with
-        certainty. Return whether any cell was split.
+        """Split cells by how other members of a numbered series, or else of a series in the same module, are paired
+        with certainty. Return whether any cell was split.
 
         If `h.0.a` and `h.1.a` are paired with `layers.0.b` and `layers.1.b`, `h.2.a` is paired with `layers.2.b`. A
         series in the same module only counts for a cell with equally many units of both sides, which are one series on
-        each side, if its rule takes all numbers of the targets to those of the sources.
+        each side, if its rule takes all numbers of the targets to those of the sources; the first such cell that is
+        split ends the search.
         """
         known = Ways((t.path, s.path) for t, s in self.cells.certain())
         if self.cells.split(Evidence(Kind.SERIES), lambda u, is_target: known.label(u.path, is_target), mode="one"):
@@ -254,8 +256,8 @@ class Naming:
 
     def by_roles(self) -> bool:
         """Split cells by the roles that a unit holds (a weight alone, or a weight with a bias) and their sizes, without
-        sizes of 1, if both sides of a cell have each such set equally often, or else by the roles alone. Return whether
-        any cell was split.
+        sizes of 1, and then by the roles alone. Each time, only cells are split in which both sides have each such set
+        equally often. Return whether any cell was split.
 
         The sizes tell a norm, with a bias as long as its weight, from a layer with one output.
         """

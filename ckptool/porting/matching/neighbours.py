@@ -124,7 +124,8 @@ class _Row:
     def found(self) -> Iterable[tuple[Kind, list[Pair]]]:
         """Yield (kind of evidence, pairs of units in one open cell) three times: those between two pairs, those
         directly behind a pair, those directly before one. The two ends of an order count as a pair. Of the last two
-        kinds, only those are yielded whose cell has equally many units of both sides.
+        kinds, only those are yielded whose cell has equally many units of both sides. Noted units that are in no one
+        open cell any more are forgotten.
         """
         for beside in self._beside:
             for key in [key for key, pair in beside.items() if not self._is_open(*pair)]:

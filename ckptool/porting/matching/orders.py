@@ -59,8 +59,8 @@ class Orders:
 
     def by_numbers(self) -> bool:
         """Split cells with equally many units on both sides by the ranks of numbers: the lowest number is paired with
-        the lowest, and so on, or the lists are counted from opposite ends (see `_number_ranks`). Return whether any
-        cell was split.
+        the lowest, and so on, or the lists are counted from opposite ends (see `_number_ranks`, which may fill
+        `backwards` of the units). Return whether any cell was split.
 
         If the order of execution or of registration contradicts the ranks (`_order_conflict`), a cell is split only if
         both sides have the same numbers, and these do not count members of several lists. If no pair of the list is
@@ -82,13 +82,14 @@ class Orders:
         return changed
 
     def _number_ranks(self, targets: list[Unit], sources: list[Unit]) -> dict[int, int] | None:
-        """Return `id` of a unit -> rank of its numbers, from 0. None as in `units.number_ranks`.
+        """Return `id` of a unit -> rank of its numbers, from 0, for TARGETS and SOURCES, the units of a cell. None as
+        in `units.number_ranks`. Unless TARGETS are of one series, and SOURCES, too, these ranks are the result.
 
-        If TARGETS are of one series and SOURCES, too, the sources are ranked from the other end if decided pairs of the
-        two series show it or, without any, if the forward pass and the names do (`Levels.against` is -1), or other
-        series in the list of TARGETS (`_others_turned`); without such pairs, the units note it in `backwards`. None,
-        too, if such pairs contradict both ways to count, or if two units of a side have one rank and are counted from
-        the other end.
+        If they are, decided pairs of the two series show whether the sources are ranked from the other end. Without
+        such pairs, they are if the forward pass and the names show it (`Levels.against` is -1), or other series in the
+        list of TARGETS (`_others_turned`); then all units note the lists around them in `backwards`. None, too, if the
+        decided pairs contradict both ways to count, or if two units of a side have one rank and are counted from the
+        other end.
         """
         ranks = number_ranks(targets, sources)
         if ranks is None or len({series(u) for u in targets}) > 1 or len({series(u) for u in sources}) > 1:
@@ -213,8 +214,8 @@ class Orders:
         """Return the question about the pairs that the first of VOTES makes of TARGETS and SOURCES; None if there is
         none.
 
-        - If a later vote makes other pairs, the numbers do not make the same ones, and names or numbers corroborate
-          (`_corroborated`) all pairs but two or more: that orders disagree.
+        - If a later vote makes other pairs, the numbers do not make the same ones, and at least two pairs are not
+          corroborated by names or numbers (`_corroborated`): that orders disagree.
         - If the first vote is that of numbers: that only numbers tell the units apart, if the source is not ordered and
           the two sides have different numbers (places in one row are no numbers here).
         - If it is an order, and the numbers do not make the same pairs: the result of `_doubt_of_order`.

@@ -89,6 +89,9 @@ class Scopes:
         """Pair scopes without a partner that hold equally many units of each cell, and set `settled`. Then do the same
         with the units of those cells alone that have equally many units of both sides. A scope has at least two such
         units. How the pairs are found, also with IN_ORDER: see `_pair_class`.
+
+        Also sets `whole` of these scopes: True for both of a pair of the first kind whose scopes are both `all`, else
+        False.
         """
         open_before = self._count_open()
         cells = self.cells.groups().keys()
@@ -193,10 +196,12 @@ class Scopes:
         return True
 
     def _pair_in_order(self, targets: list[Scope], sources: list[Scope]) -> None:
-        """Pair TARGETS and SOURCES, equally many scopes with equal contents, in the first of their orders (`_votes`).
-        If the sides count a list of them from opposite ends (`_other_end`), pair them so, and note it in `backwards` of
-        their units. Nothing is done if no order has all of the scopes. The pairs are a question if `_other_end` has
-        one, or else if `_disagreement` has one.
+        """Pair TARGETS and SOURCES, equally many scopes with equal contents, in the first of their orders (`_votes`),
+        and set `in_order` of the targets. If the sides count a list of them from opposite ends (`_other_end`), pair
+        them so, and note it in `backwards` of their units. Nothing is done if no order has all of the scopes.
+
+        The pairs, and all units in the targets, get the question of `_other_end`, or else that of `_disagreement`, if
+        one of them has one.
         """
         votes = self._votes(targets, sources)
         if not votes:
@@ -220,8 +225,8 @@ class Scopes:
 
     def _votes(self, targets: list[Scope], sources: list[Scope]) -> list[_Vote]:
         """Return (name of an order, SOURCES in the order of the TARGETS that this order pairs them with): the numbers
-        in the names first, if no two scopes of a side have equal ones, then the orders of execution and registration,
-        the more reliable first.
+        in the names first, if no two scopes of a side have equal ones, then the orders of execution and registration of
+        the target with registration of the source, the more reliable first. [] if there are none.
 
         An order of execution that lacks one of TARGETS is left out. So are execution and registration if the source's
         keys are in no order.

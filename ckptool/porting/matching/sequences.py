@@ -47,7 +47,9 @@ class Sequences:
         return self._around[id(units)]
 
     def _ordered(self) -> list[Sequence]:
-        """Return the result of `all`."""
+        """Return the orders for `all`: those that the class names, the most reliable first. How well each agrees is
+        noted for `credit_of`.
+        """
         found = []
         stored = sorted(self._cells.sources, key=lambda u: u.order)
         if self.source_traced and self.traced:

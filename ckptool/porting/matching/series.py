@@ -100,7 +100,8 @@ class Ways:
 
     def label(self, path: Sequence[str], is_target: bool) -> tuple[Series, int] | None:
         """Return (series of the source, number there) for PATH: by the rule of its series if it is of the target, else
-        as it is. None if no rule is known. It is equal for a target and a source that correspond.
+        as it is. The first of the path's series that has a rule, or is the source's series of one, counts. None if no
+        rule is known. It is equal for a target and a source that correspond.
         """
         for row, number in series_of(path):
             if is_target and (way := self._known.get(row)) is not None:

@@ -180,8 +180,8 @@ def _by_evidence(_: Matcher, t: Unit, s: Unit) -> bool | None:
 
 
 def _by_similar_name(matcher: Matcher, t: Unit, s: Unit) -> bool | None:
-    """Return True if the names of T and S are similar or related; else None. None, too, if T has no evidence but the
-    modules around it, and T or S is in a part without other pairs (`in_unused_parts`).
+    """Return True if the names of T and S are similar or related; else None. None, too, if T has no evidence, or none
+    but the modules around it, and T or S is in a part without other pairs (`in_unused_parts`).
     """
     if all(e.kind is Kind.SCOPE for e in t.evidence) and matcher.in_unused_parts(t, s):
         return None

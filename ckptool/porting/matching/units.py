@@ -89,7 +89,9 @@ class Unit:
         self.questions = joined(self.questions, question)
 
     def exchange(self, rule: str, kind: Kind) -> None:
-        """Note that RULE exchanged the partner of this unit with that of a look-alike, for evidence of KIND alone."""
+        """Note that RULE exchanged the partner of this unit with that of a look-alike, for evidence of KIND alone: this
+        is its only evidence afterwards.
+        """
         self.evidence = [Evidence(kind)]
         self.told.append(Told(rule, str(self.evidence[0]), 2, 1, ()))
 
@@ -127,7 +129,8 @@ _MAIN = ("weight", "weight_ih", "weight_v", "weight_orig", "weight_mean", "runni
 
 def units_of(canon: Canon) -> list[Unit]:
     """Return the units (modules with their tensors) of CANON, one side in the common form, in the order of its state
-    dict. Their `turn` is set.
+    dict. A unit has the first place of its pieces in each order, and the words of the piece with the most. Its `turn`
+    is set.
     """
     grouped: dict[Path, dict[str, Piece]] = {}
     for piece in sorted(canon.pieces.values(), key=lambda p: p.order):
@@ -152,8 +155,9 @@ def take_turns(units: Iterable[Unit]) -> None:
 
 
 def _colour(unit: Unit) -> tuple[Shape, str]:
-    """Return the shape of the main tensor of UNIT, without sizes of 1, and the kind of UNIT by its roles: "statistics"
-    (a batch norm), "recurrent", "normed" (with `weight_g`), "bias" (nothing else), "row" (`_is_row`); "" for others.
+    """Return the shape of the main tensor of UNIT, without sizes of 1, and the kind of UNIT by its roles, the first of
+    these: "statistics" (a batch norm), "recurrent", "normed" (with `weight_g`), "bias" (nothing else), "row"
+    (`_is_row`); "" for others.
     """
     family = ""
     if unit.pieces.keys() & STATISTICS:

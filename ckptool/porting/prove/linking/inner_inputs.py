@@ -18,8 +18,9 @@ _PARTS, _BEGINS = 24, 3
 
 
 def inputs_inside(code: torch.nn.Module, values: Any, wanted: frozenset[str]) -> dict[str, torch.Tensor]:
-    """Run CODE (the source's code) on VALUES and return path -> first input, where that is a tensor, for the modules
-    inside of CODE that have children, or whose paths are in WANTED, in the order in which they run. Empty if CODE
+    """Run CODE (the source's code) on VALUES and return path -> first input, a copy, for the modules inside of CODE
+    that have children, or whose paths are in WANTED, in the order in which they run. Of a module that runs several
+    times, the first time with a tensor as its first input counts; modules without one are left out. Empty if CODE
     cannot be run.
     """
     found: dict[str, torch.Tensor] = {}
@@ -52,8 +53,10 @@ def beginnings(
     theirs: torch.nn.Module, own: torch.nn.Module, values: Any, known: frozenset[str]
 ) -> Iterator[tuple[str, Any]]:
     """Yield (path, inputs of the model) for a model OWN that equals a module inside of the source's code THEIRS: the
-    path of a module there, and its input, when the code runs on VALUES, in up to three forms that OWN may take. Up to
-    three modules in KNOWN come first, then one of the others for each shape of their inputs.
+    path of a module there, and its input, when the code runs on VALUES, in up to three forms that OWN may take, each
+    with one input. Up to three modules in KNOWN come first, then those that are not in KNOWN, one for each further
+    shape of their inputs; the search ends after 24 shapes. In place of a module, the outermost one around it is named
+    that gets an input with the same values.
 
     A module is left out if its input is the code's own input with channels in another order (BGR for RGB): the model
     then takes the same pictures as the code, and its weights have to be reordered.

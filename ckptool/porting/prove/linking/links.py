@@ -40,8 +40,9 @@ def links(theirs: Any, own: Any) -> Iterator[tuple[Link, ...]]:
     """Yield the origins of the model's inputs, OWN, among the inputs of the source's code, THEIRS: each a tuple with
     one link per input, none twice. In each, at least one input has an origin.
 
-    The likeliest comes first (`_likeliest`), then those in which inputs with the same values and sizes change places,
-    up to 16, then those in which one input has another of its options.
+    The likeliest comes first (`_likeliest`). If the model has several inputs, up to 16 follow in which they take the
+    same values as they are, or with their dimensions in another order, each from another input (`_one_for_each`). Last
+    come those that differ from the likeliest in one input, which has another of its options (`_options`).
     """
     first, second = leaves(theirs), leaves(own)
     every = [_options(first, path, one) for path, one in second]

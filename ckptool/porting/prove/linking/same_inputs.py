@@ -69,8 +69,9 @@ class SameInputs:
 
     def made(self, seed: int) -> tuple[Any, Any] | None:
         """Return (inputs of the source's code, inputs of the model) with the same random values, drawn from SEED; what
-        only the model takes gets values of its own. None if a module inside of the source's code, whose input the model
-        takes, was not run.
+        only the model takes gets values of its own. As a rule, an input of the model is made of its origin, as its link
+        says; for "grey", the source's code gets the model's one channel in place of each of its channels. None if a
+        module inside of the source's code, whose input the model takes, was not run.
         """
         values = made(self.theirs, generator=torch.Generator().manual_seed(seed))
         given = [t for _, t in leaves(values)]
@@ -103,9 +104,12 @@ def same_inputs(
     known: frozenset[str],
     late: Callable[[], bool],
 ) -> SameInputs:
-    """Return inputs with the same values for both models; of several, those with which the models agree most. The
-    search ends at the first with equal outputs, or, once some are found, when it is late or has had 20 seconds of CPU
-    time.
+    """Return inputs with the same values for both models; of several, those with which the models agree most (`_rank`),
+    the first of several that agree equally. The search ends at the first with equal outputs, or, once some are found,
+    when it is late or has had 20 seconds of CPU time.
+
+    If INPUTS are given, the inputs of modules inside of the source's code are tried only if both models could be run on
+    others before, and count only if outputs are equal.
 
     Args:
         theirs: the source's code.
@@ -149,8 +153,10 @@ def same_inputs(
 
 
 def _refuse_given(theirs: torch.nn.Module, own: torch.nn.Module, inputs: Any, source_inputs: Any) -> None:
-    """Raise the error for the given inputs INPUTS and SOURCE_INPUTS (or None), which do not suit both models; it names
-    the model that does not take them. THEIRS is the source's code, OWN the model.
+    """Raise the error for the given inputs INPUTS and SOURCE_INPUTS (or None), which do not suit both models. THEIRS is
+    the source's code, OWN the model. The error names the first that cannot be run on its own: the model on INPUTS, the
+    source's code on SOURCE_INPUTS. If each can, it says that the source's code cannot be run on INPUTS, or, with
+    SOURCE_INPUTS, that the two have nothing in common.
 
     Raises:
         CannotCarry: always.
@@ -237,8 +243,9 @@ def _candidates(
     INPUTS and SOURCE_INPUTS are given by the user, or None. KNOWN are modules of the source's code where the model may
     begin.
 
-    First come pairs of inputs (`_pairs`), each in up to eight ways to link them, and last the inputs of modules inside
-    of the source's code, which may change what it is given before the model's part of it begins.
+    First come pairs of inputs (`_pairs`), each in up to eight ways to link them; a pair that equals an earlier one by
+    the names of its arguments is left out. Last come the inputs of modules inside of the source's code (`beginnings`),
+    run on its inputs in the first pair: it may change what it is given before the model's part of it begins.
     """
     begun: Any = None
     done: set[str] = set()
@@ -256,7 +263,8 @@ def _candidates(
 
 def _linked(theirs: torch.nn.Module, first: Any, own: torch.nn.Module, second: Any) -> Iterator[SameInputs]:
     """Yield FIRST and SECOND, the inputs of the source's code THEIRS and of the model OWN, in up to eight ways to link
-    them, or in one if they have the same names.
+    them (`links`), or in one if they have the same names (`links_by_name`). Those whose links have the sources of the
+    first way in another order have this one as their `plain`.
     """
     named = links_by_name(theirs, first, own, second)
     if named is not None:
@@ -269,10 +277,12 @@ def _linked(theirs: torch.nn.Module, first: Any, own: torch.nn.Module, second: A
 
 
 def _pairs(theirs: torch.nn.Module, own: torch.nn.Module, inputs: Any, source_inputs: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield (inputs of the source's code THEIRS, inputs of the model OWN): those of the source's code in each form that
-    the model may take, then with each that the model was found to take, mixtures of the two, and others of the
-    source's code in the form of the model's, unless SOURCE_INPUTS are given. If INPUTS of the model are given, only
-    with these.
+    """Yield (inputs of the source's code THEIRS, inputs of the model OWN), for up to four inputs of the source's code
+    (`_specs_of`). If INPUTS of the model are given, each is paired with these alone.
+
+    Else each is paired with itself in every form that the model may take (`spellings`), then with up to three inputs
+    that the model was found to take. After each of the three come up to six mixtures of the two, and, unless
+    SOURCE_INPUTS are given, the same inputs of the model with up to two others of the source's code in their form.
     """
     for spec in islice(_specs_of(theirs, inputs, source_inputs), _THEIRS):
         if inputs is not None:

@@ -21,9 +21,12 @@ _NAMED = 4
 
 
 def account(reached: Reached, unfelt: Sequence[str]) -> dict[str, Any]:
-    """Return the dict that becomes `Mapping.proof`: "equal", "text", "first_divergence", "runs", measured differences,
-    "changes", "unfelt", "stopped", "causes", "suspects", and, if the proof failed and the source's code was followed,
-    "layers". UNFELT are the keys that the outputs do not depend on.
+    """Return the dict that becomes `Mapping.proof`: "equal", "text", "first_divergence", "runs", measured differences
+    ("difference", "bound", "largest"), "changes", "unfelt", "stopped", "causes", "suspects", and, if the proof failed
+    and the source's code was followed, "layers". UNFELT are the keys that the outputs do not depend on.
+
+    "first_divergence" is None if the proof succeeded. "stopped" is None, and there are no "suspects", if it succeeded
+    or if causes were found.
     """
     may_be: list[Setting] = []
     if not reached.is_proved and not reached.causes:
@@ -86,7 +89,8 @@ def _what_is_equal(reached: Reached) -> str:
 
 def _what_differs(reached: Reached, may_be: Sequence[Setting]) -> str:
     """Return the sentence about a proof that failed: by how much outputs differ, where the models diverge, and the
-    causes, with what remains when they are changed; without causes, how many uses agree, and the settings MAY_BE.
+    causes (four at most), with what remains when they are changed; without causes, how many uses agree, and the
+    settings MAY_BE. It ends after the first of these if there are no causes and the source's code was not followed.
     """
     differ = f"outputs differ on {reached.shown}{_by_how_much(reached)}"
     if not reached.causes and not reached.codes.expected.uses:

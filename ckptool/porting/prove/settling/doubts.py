@@ -20,10 +20,14 @@ from ..verdict import shown_by
 
 
 def felt(entries: dict[str, Entry], mapping: Mapping, trial: Trial, unfelt: set[str]) -> dict[str, Entry]:
-    """Return ENTRIES in which doubts about keys are settled if equal outputs depend on them, on other keys of their
-    module, or on their kin in the same blocks. Another key with a doubt that trials changed gets one more question.
-    MAPPING is that before the trials, UNFELT are the keys that outputs do not depend on. The model of TRIAL has the
-    weights of ENTRIES afterwards.
+    """Return ENTRIES in which the doubts of guessed keys are settled if equal outputs prove them. MAPPING is that
+    before the trials, UNFELT are the keys that outputs do not depend on; all other keys with a source are proved. The
+    model of TRIAL has the weights of ENTRIES afterwards.
+
+    Doubts are settled about a key that is proved itself, and one with a proved key in its module; also about one of
+    which a proved key is the same layer of another block (`_kind`), if any proved key is in the same blocks of both
+    sides (`_blocks`). Another guessed key whose expression trials changed gets one more question; the rest stay as they
+    are.
     """
     out = dict(entries)
     before = {e.target: e for e in mapping.entries}
@@ -135,10 +139,12 @@ def _with_its_block(
 def doubt_unseen_rows(
     entries: dict[str, Entry], mapping: Mapping, seen: Flow, shapes: MappingOf[str, Shape]
 ) -> dict[str, Entry]:
-    """Return ENTRIES with a question, in place of others, about the last piece of each table joined from pieces of
-    which the run SEEN read no row; a piece of zeros counts only if the key had no expression in MAPPING. Entries that
-    were certain in MAPPING and kept their expression stay, and so do tables of which it is not known which rows each
-    use read. SHAPES has the sizes of the source.
+    """Return ENTRIES with a question about each table that is joined from pieces (rows after rows) if the run SEEN read
+    no row of one of them. The question replaces the others of the entry, and names the rows of that piece, of several
+    the last. A piece of zeros counts only if the key had no expression in MAPPING. SHAPES has the sizes of the source.
+
+    Left as they are: entries that were certain in MAPPING and kept their expression, tables that SEEN does not use, and
+    those of which it is not known which rows each use read.
     """
     used: dict[str, list[tuple[int, int]] | None] = {}
     for held in (held for use in seen.uses for held in use.held.values()):
@@ -194,7 +200,11 @@ def _called_alike(entry: Entry) -> bool:
 def refuted(entries: dict[str, Entry], seen: Flow, expected: Flow, trial: Trial) -> dict[str, Entry]:
     """Return ENTRIES without the sources of guessed matrices that have a bias without a source, if all that such a
     matrix takes agrees, and what it gives, but for the bias, is in no output of EXPECTED, the flow of the source's
-    code: it is a new layer. SEEN is the flow of the model.
+    code, at any of its uses: it is a new layer. Its entry then has no evidence, and only the question that says so.
+    SEEN is the flow of the model.
+
+    The model of TRIAL runs with zeros for these biases, and keeps them. ENTRIES stay as they are if there is no such
+    matrix, or if the model cannot be run so.
     """
     fine = shown_by([expected.gives(use.given) for use in seen.uses], seen)
     found: dict[str, list[int]] = {}
@@ -233,8 +243,8 @@ def _zeros_for_bias(use: Use, entries: MappingOf[str, Entry]) -> dict[str, Entry
 
 def unseen(entries: dict[str, Entry], mapping: Mapping, alone: set[str] | None) -> dict[str, Entry]:
     """Return ENTRIES with a question about each key that had no source before the proof and has one now, for a proof
-    without equal outputs. If no layer differs, ALONE has the keys that no later layer confirms, and the others are not
-    asked about; else it is None.
+    without equal outputs. If all that was compared is equal, ALONE has the keys that no later layer confirms, and only
+    these are asked about; else it is None.
 
     Any layer that gets the same input and weights as a layer of the source gives the same output, even a new head.
     """

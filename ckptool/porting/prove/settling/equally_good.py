@@ -43,8 +43,11 @@ def _may_be_exchanged(pair: tuple[str, str], reached: Reached) -> bool:
 
 def settle_hidden_factors(reached: Reached) -> None:
     """Take factors that trials found out of weights where nothing but the layer itself shows them, all at once or else
-    one by one. Then answer questions about factors that outputs do not answer as they answered them about other keys.
-    The entries of REACHED and its `hidden` keys change.
+    one by one (32 at most), if outputs stay equal (`_put_if_equal`). Their keys are added to `hidden` of REACHED.
+
+    Then, if outputs were compared, answer questions about factors that outputs do not answer as they answered them
+    about other keys, all at once. These keys leave `hidden`. The entries of REACHED, its flow and its verdict change
+    with each step that succeeds.
     """
     bare = without_factors(reached.entries, reached.mapping.entries, reached.trial.shapes)
     if bare and _put_if_equal(reached, bare):
@@ -59,9 +62,12 @@ def settle_hidden_factors(reached: Reached) -> None:
 
 
 def _put_if_equal(reached: Reached, new: MappingOf[str, Expr]) -> bool:
-    """Put the expressions NEW (key -> expression) into REACHED, and return True, if outputs stay equal, in float64, and
-    on further inputs, too. If no outputs were compared, or they are equal only up to the last use (`Verdict.beyond`),
-    all uses have to agree that agreed, but those that read these keys. Else return False.
+    """Put the expressions NEW (key -> expression) into REACHED, with the flow and the verdict for them, and return
+    True, if outputs stay equal, in float64, and on further inputs, too. If no outputs were compared, or they are equal
+    only up to the last use (`Verdict.beyond`), all uses have to agree that agreed, but those that read these keys. Else
+    return False, and leave REACHED as it is.
+
+    A key whose expression in NEW is that before the proof gets its entry of that time; the others are noted as tried.
     """
     before = {entry.target: entry for entry in reached.mapping.entries}
     entries = reached.entries | {

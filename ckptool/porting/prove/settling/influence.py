@@ -23,7 +23,8 @@ _SEED = 20
 
 def unfelt_keys(trial: Trial, seen: Flow, expected: Flow, entries: MappingOf[str, Entry]) -> list[str]:
     """Return the keys with a source that the compared outputs do not depend on, in the order of ENTRIES: the forward
-    pass never uses them, or their influence is too small to measure.
+    pass never uses them, no equal output is made with them, or their influence is too small to measure
+    (`_without_slope`). If no output is equal, all outputs count.
 
     SEEN is the flow of the model, EXPECTED that of the source's code. Keys of a use whose output is not all zero and
     occurs in EXPECTED are left out, but for a bias without influence beside weights with influence.
@@ -75,8 +76,10 @@ def _slopes(
     trial: Trial, parameters: Sequence[torch.nn.Parameter], which: Sequence[int] | None
 ) -> Sequence[torch.Tensor | None] | None:
     """Return the gradient of each of PARAMETERS of the model (None if the outputs do not depend on it), of a sum of the
-    numbers of the outputs with the indices WHICH (all outputs if None), each times a random number. None if no such
-    output depends on parameters, or if the code cannot be differentiated.
+    numbers of the outputs with the indices WHICH (all floating point outputs if None), each times a random number. None
+    if no such output depends on parameters, or if the code cannot be differentiated.
+
+    Also seeds the random numbers of torch. Whether PARAMETERS require gradients is as before afterwards.
     """
     before = [p.requires_grad for p in parameters]
     torch.manual_seed(_SEED)
@@ -107,9 +110,10 @@ _WEAK = 1e-4
 
 
 def nearly_equal(trial: Trial, entries: MappingOf[str, Entry], unfelt: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield pairs of keys of equal sizes whose weights, as TRIAL has loaded them, differ, but by at most 1e-3 of the
-    largest: outputs may be equal up to rounding if the two are exchanged. Of weights of one size, those with
-    neighbouring means are compared. Keys in UNFELT, without a source, or of one element are left out.
+    """Yield pairs of keys of equal sizes, each in alphabetical order, whose weights, as TRIAL has loaded them, differ,
+    but by at most 1e-3 of the largest: outputs may be equal up to rounding if the two are exchanged. Of weights of one
+    size, only those with neighbouring means are compared. Keys in UNFELT, without a source, of one element or of whole
+    numbers are left out.
     """
     groups: dict[Shape, list[tuple[float, str]]] = {}
     for key, tensor in trial.state.items():
@@ -130,13 +134,14 @@ _NEAR = 1e-3
 def by_itself_alone(
     seen: Flow, expected: Flow, entries: MappingOf[str, Entry], mapping: Mapping, verdict: Verdict
 ) -> set[str]:
-    """Return the keys that the model uses whose place in the model no later layer confirms, and that were not certain
-    before the proof. Empty if there is no flow of the source's code.
+    """Return the keys that the model uses whose place in the model no later layer confirms, but for those that were
+    certain before the proof, in MAPPING, and have the same expression in ENTRIES. Empty if there is no flow of the
+    source's code (EXPECTED has no uses).
 
     Any layer that gets the same input and the same weights as a layer of the source gives the same output, even a new
-    head that has nothing to do with it. It is confirmed by an equal output of the model that depends on it (by any
+    head that has nothing to do with it. It is confirmed by an equal output of the model SEEN that depends on it (by any
     output if they differ only by steps after the last use, see VERDICT), or by a later layer that agrees and was
-    certain before the proof, in MAPPING.
+    certain before the proof.
     """
     if not expected.uses:
         return set()

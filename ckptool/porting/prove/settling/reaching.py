@@ -67,7 +67,7 @@ def _state(reached: Reached) -> tuple[dict[str, Entry], Flow, Verdict]:
 
 def _let_outputs_change_places(reached: Reached) -> None:
     """Judge REACHED again, so that outputs of one size may change places, and keep that verdict if all outputs are
-    equal by it, not only up to the last use.
+    equal by it, not only up to the last use. Then the text of the inputs (`shown`) says so.
     """
     verdict = judge(reached.codes.expected, reached.seen, reached.entries, turned=True)
     if verdict.equal and verdict.compared and not verdict.beyond:
@@ -77,7 +77,8 @@ def _let_outputs_change_places(reached: Reached) -> None:
 
 def _confirm(reached: Reached) -> None:
     """Require of REACHED, whose outputs agree, that they agree on further inputs as well: if they do not, change
-    settings once more, and search finely. Its verdict is not equal afterwards if nothing helps.
+    settings once more, and search finely. If nothing helps, its verdict is not equal afterwards, and the text of the
+    inputs (`shown`) says so.
     """
     if not reached.holds_on_others() and not reached.causes:
         # the first inputs differed by just less than the comparison allows: a setting may be the cause all the same
@@ -90,9 +91,10 @@ def _confirm(reached: Reached) -> None:
 
 
 def _measure(reached: Reached, *, all_outputs: bool) -> None:
-    """Compare the models of REACHED in float64 (`Reached.sharply`). If outputs that count as equal are not exactly
-    equal there, look for a setting as the cause, and, if there is none, search finely. The verdict is not equal
-    afterwards if there is a cause, or if the difference is larger than rounding explains.
+    """Compare the models of REACHED in float64 (`Reached.sharply`; also `after`, if settings and weights were changed).
+    If outputs that count as equal are not exactly equal there, look for a setting as the cause, and, if there is none,
+    search finely. The verdict is not equal afterwards if there is a cause, or if the difference is larger than rounding
+    explains.
 
     ALL_OUTPUTS is False if outputs that depend on keys without a source shall be left out.
     """
@@ -169,9 +171,9 @@ def _may_be_of_others(reached: Reached, begun: dict[str, Entry]) -> bool:
 
 
 def _search_before_settings(reached: Reached, begun: dict[str, Entry]) -> None:
-    """Search for weights with the model's own settings, from the entries BEGUN on, and, if outputs are not equal with
-    the settings that were found, for settings after that. Change REACHED if outputs are equal then; else leave it and
-    the settings as they are.
+    """Search for weights with the model's own settings, from the entries BEGUN on. If outputs are equal neither with
+    those found nor in REACHED, search for settings with them as well. Change REACHED if outputs are equal then; else
+    leave it and the settings as they are. Trials in vain are counted anew.
 
     Around wrong weights, the steps of two layers are compared that have nothing to do with each other, and a difference
     between them may look like a cause.
@@ -199,7 +201,7 @@ def _search_before_settings(reached: Reached, begun: dict[str, Entry]) -> None:
 def _search_finely(reached: Reached) -> bool:
     """Search in float64 for other weights, if the outputs are farther apart than rounding explains. If outputs are
     equal with those found, in float64 and in float32, and the changed layers agree, put them into REACHED and return
-    True; else return False.
+    True. Else return False, also if the models cannot be compared in float64.
 
     Branches of small effect, or an eps that a weight already holds, are told apart by no comparison in float32.
     """

@@ -32,7 +32,8 @@ def settle(
     copies: MappingOf[str, Sequence[str]] = MappingProxyType({}),
 ) -> Mapping:
     """Return MAPPING with the result of its proof as its `proof`, with doubts settled and new doubts added. The
-    settings of the model are as before afterwards.
+    settings of the model are as before afterwards. If the model cannot be run, or no output can be compared and the
+    source's code was not followed, only the `proof` is new, and says so.
 
     Args:
         mapping: the mapping to prove.
@@ -77,9 +78,12 @@ def _look_at_influence(reached: Reached) -> list[str]:
 
 
 def _settled_entries(reached: Reached, unfelt: Sequence[str]) -> dict[str, Entry]:
-    """Return the entries (key -> entry) after a proof. If it succeeded, doubts are settled about the keys that outputs
-    depend on, and those of rows that were not read, or of outputs that changed places, are added; UNFELT are the keys
-    that the outputs do not depend on. If it failed, vain changes are taken back.
+    """Return the entries (key -> entry) after a proof. UNFELT are the keys that the outputs do not depend on.
+
+    If it succeeded, doubts are settled about keys that outputs depend on (`felt`), and the others follow the rest of
+    their block (`carried_along`). Doubts are added about rows that were not read (`doubt_unseen_rows`), and about
+    outputs that changed places (`doubt_turned`). If no outputs were compared, sources of layers that it refuted are
+    taken away (`refuted`). If it failed, vain changes are taken back (`_without_vain_changes`).
 
     In both cases, keys without a source that trials filled are questioned, or have none again, if no later layer
     confirms them (`taken_back`, `unseen`).
@@ -124,8 +128,8 @@ def _without_vain_changes(entries: dict[str, Entry], mapping: Mapping, expected:
 
 def _of_copies(entry: Entry, copies: MappingOf[str, Sequence[str]]) -> Entry:
     """Return ENTRY with the question which of several copies in the file is right, and no other, if it reads a key in
-    COPIES (key -> other keys that suit the source's code as well); else as it is. Each option reads one of the other
-    copies.
+    COPIES (key -> other keys that suit the source's code as well); else as it is. The first option reads the first
+    other key of each, the second the second, and so on; a key with fewer other keys stays.
     """
     if entry.expr is None or not any(key in copies for key in entry.sources):
         return entry

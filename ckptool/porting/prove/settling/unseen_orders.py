@@ -61,9 +61,10 @@ def _order(model: torch.nn.Module) -> str | None:
 
 
 def doubt_turned(entries: dict[str, Entry], seen: Flow, reason: Reason) -> dict[str, Entry]:
-    """Return ENTRIES with the question REASON about each key with a source that serves some of the outputs of the model
-    and not all, or is directly before one; for another REASON than `OUTPUTS_TURNED`, the same of its inputs. SEEN is
-    the flow of the model.
+    """Return ENTRIES with the question REASON about each key with a source that a use reads which does not serve all of
+    the outputs of the model (also one that serves none), or is directly before one. For another REASON than
+    `OUTPUTS_TURNED`, the same of its inputs: about keys of uses that are first, or do not depend on all first uses.
+    SEEN is the flow of the model.
     """
     ends = _ends(seen) if reason is Reason.OUTPUTS_TURNED else _starts(seen)
     some = {key for at, reached in enumerate(ends) if not all(reached) for key in seen.uses[at].keys}
