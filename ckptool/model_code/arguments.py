@@ -144,12 +144,12 @@ def _fields(kind: Any) -> str:
     """Return the fields of the dataclass KIND as a JSON object with their default values; `VALUE` for fields without
     one, or with None. Fields whose default is made by a function, and those that are no arguments, are left out.
     """
-    found = {}
+    fields = []
     for field in dataclasses.fields(kind):
         if field.init and field.default_factory is dataclasses.MISSING:
-            found[field.name] = None if field.default is dataclasses.MISSING else field.default
-    text = json.dumps(found, default=str)
-    return text.replace(": null", ": VALUE") if any(value is None for value in found.values()) else text
+            value = None if field.default is dataclasses.MISSING else field.default
+            fields.append(f"{json.dumps(field.name)}: {'VALUE' if value is None else json.dumps(value, default=str)}")
+    return f"{{{', '.join(fields)}}}"
 
 
 def _takes_nothing(kind: type) -> bool:

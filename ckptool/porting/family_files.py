@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -151,17 +152,13 @@ def _lines(document: Mapping[str, Any], name: str, path: StrPath) -> tuple[Famil
 
 
 def configuration_beside(path: Any) -> dict[str, Any]:
-    """Return the contents of params.json, or else config.json, in the folder PATH or beside the file PATH. {} if
-    neither holds an object, if one cannot be read, or if PATH is no path.
+    """Return the contents of params.json, or else config.json, in the folder PATH or beside the file PATH. {} if none
+    of them can be read as an object, or if PATH is no path.
     """
-    try:
-        place = Path(path)
-        folder = place if place.is_dir() else place.parent
-        for name in ("params.json", "config.json"):
-            if (folder / name).is_file():
-                found = read_json(read_text(folder / name))
-                if isinstance(found, dict):
-                    return found
-    except (CheckpointError, OSError, TypeError, ValueError):
-        pass
+    for name in ("params.json", "config.json"):
+        with suppress(CheckpointError, OSError, TypeError, ValueError):
+            place = Path(path)
+            found = read_json(read_text((place if place.is_dir() else place.parent) / name))
+            if isinstance(found, dict):
+                return found
     return {}

@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping as MappingOf
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -259,10 +260,15 @@ def _one_of_several(mapping: Mapping, weights: StateDict, others: Sequence[tuple
     for place, entry in enumerate(mapping.entries):
         if entry.expr is not None:
             found = [(other.path, made.entries[place].expr) for other, made in others]
-            options = [expr.rename(f"{path}/{{}}".format) for path, expr in found if expr is not None]
+            options = [expr.rename(partial(_below, path)) for path, expr in found if expr is not None]
             entry = replace(entry, questions=(asked.about(*options), *entry.questions))
         entries.append(entry)
     return replace(mapping, entries=tuple(entries))
+
+
+def _below(path: str, key: str) -> str:
+    """Return KEY of the state dict at PATH as a name in the whole file."""
+    return f"{path}/{key}" if path else key
 
 
 def _with_code(signature: Signature, code: Signature | None) -> Signature:

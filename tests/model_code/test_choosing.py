@@ -1,5 +1,6 @@
 """MODEL.py as people have it: a model is found in it, or one line says what to type."""
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ torch = pytest.importorskip("torch")
 import ckptool
 from ckptool.cli import main
 from ckptool.errors import Ambiguous, NotFound, RuleError, Unreadable
+from ckptool.model_code.arguments import _fields
 from ckptool.model_code.building import build, find_model
 
 HEAD = "import torch\nfrom torch import nn\n\n"
@@ -154,3 +156,13 @@ def test_a_configuration_is_given_as_json(capsys):
     with pytest.raises(SystemExit) as left:
         main(["transfer", "a.pth", path, "-o", "b.pth", "--kwargs", 'cfg={"model": {"dim": 3}, "classes": 4}'])
     assert not left.value.code, capsys.readouterr().err
+
+
+def test_the_fields_of_a_configuration_are_shown_with_their_values():
+    @dataclasses.dataclass
+    class Settings:
+        width: int
+        note: str = "a: null"
+        depth: int | None = None
+
+    assert _fields(Settings) == '{"width": VALUE, "note": "a: null", "depth": VALUE}'

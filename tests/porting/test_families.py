@@ -114,6 +114,10 @@ def test_a_number_that_is_not_in_the_weights_is_asked_for_or_found_beside_them(t
     with pytest.raises(NotFound, match="needs a number that is not in the weights: heads") as caught:
         apply_mapping(path, "llama-to-hf")
     assert (caught.value.hint or "").startswith("--number heads=N")
+    (tmp_path / "config.json").write_text(json.dumps({"n_heads": 4, "dim": 32}))
+    (tmp_path / "params.json").write_text("no JSON")  # the other one counts then
+    assert len(apply_mapping(path, "llama-to-hf").entries) > 1
+    (tmp_path / "config.json").unlink()
     (tmp_path / "params.json").write_text(json.dumps({"n_heads": 4, "dim": 32}))
     found = apply_mapping(path, "llama-to-hf")
     assert str(found["model.layers.0.self_attn.k_proj.weight"].expr) == (

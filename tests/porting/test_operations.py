@@ -431,3 +431,19 @@ def test_the_text_in_torch_of_operations_in_each_other_says_the_same(
     told = evaluated(torch, x, {key: torch.from_numpy(value) for key, value in tensors.items()})
     assert tuple(told.shape) == made.shape
     np.testing.assert_allclose(told.numpy(), made, rtol=2e-3, atol=1e-3, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("dim", "one", "other"),
+    [
+        (1, (0, 3), (0, 4)),
+        (1, (5000, 0), (5000, 0)),
+        (1, (2, 0), (2, 3)),
+        (1, (5000, 2), (5000, 0)),
+        (0, (0, 3), (0, 3)),
+    ],
+)
+def test_tensors_without_elements_are_joined(dim: int, one: Shape, other: Shape) -> None:
+    tensors = {"x": values(one, 0), "y": values(other, 1)}
+    made = given_by(ex.parse(f"cat({dim}, x, y)"), tensors)
+    np.testing.assert_array_equal(made, np.concatenate(list(tensors.values()), dim))

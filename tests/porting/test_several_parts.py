@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
+
+import ckptool
+
 nn = torch.nn
 
 
@@ -191,3 +194,11 @@ def test_modules_that_a_framework_of_functions_keeps_by_their_names_are_one_mode
     account = ckptool.load_into(ours, tmp_path / "params.pth")
     assert {entry.status for entry in account.entries} == {"mapped"}
     assert all(torch.equal(a, b) for a, b in zip(theirs.parameters(), ours.parameters(), strict=True))
+
+
+def test_another_state_dict_that_fits_may_have_a_path_with_braces() -> None:
+    model = torch.nn.Linear(3, 2)
+    state = model.state_dict()
+    other = {key: value + 1 for key, value in state.items()}
+    entry = ckptool.transfer(ckptool.from_torch({"a": state, "b{x}": other}), model)["weight"]
+    assert [str(option) for option in entry.questions[0].options] == ["b{x}/weight"]

@@ -60,7 +60,7 @@ class _Norm:
 
     def leave_out(self, filling: Filling) -> None:
         """Ask about each tensor of the layer whether the norm may be left out. The tensors stay as they are."""
-        for piece in self.t.pieces.values():
+        for piece in [piece for piece in self.t.pieces.values() if piece.name in filling.holes]:
             filling.holes[piece.name].ask(Reason.UNREAD_NORM, ".".join(self.unit.path))
 
     def plan(self, filling: Filling) -> None:

@@ -73,8 +73,8 @@ def join(dim: int, parts: Sequence[LazyTensor], like: LazyTensor, shape: tuple[i
     if rows == 1:
         cut = [p.source() for p in parts]
     else:
-        flat = [reshaped(p, rows, p.numel // rows) for p in parts]
-        if rows > _MOST_TURNS:
+        flat = [reshaped(p, rows, prod(p.shape[dim:])) for p in parts]
+        if rows > _MOST_TURNS and 0 not in shape:
             return over(_Turns([p.source() for p in flat], rows), like, shape)
         cut = [sliced(p, 0, row, row + 1).source() for row in range(rows) for p in flat]
     return over(_Joined(tuple(cut)), like, shape)

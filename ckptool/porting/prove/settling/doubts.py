@@ -162,13 +162,13 @@ def doubt_unseen_rows(
         joined = ex.rows_joined(entry.expr)
         if certain or joined is None:
             continue
-        at = 0
+        at, unseen = 0, entry.settled(entry.evidence)
         for piece in joined:
             start, at = at, at + ex.shape_of(piece, shapes)[0]
             asks = piece.keys() or before[key].expr is None
             if asks and not any(first < at and start < last for first, last in seen_rows):
                 asked: Question[Expr] = ask(Reason.ROWS_NOT_SEEN, f"{start:,}", f"{at - 1:,}")
-                out[key] = entry.settled(entry.evidence).asking(asked)
+                out[key] = unseen = unseen.asking(asked)
     return out
 
 
