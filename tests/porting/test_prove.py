@@ -479,3 +479,14 @@ def test_what_the_last_block_throws_away_is_as_in_the_blocks_before_it(turned: b
     assert mapping.proof["equal"], mapping.proof
     assert mapping["blocks.2.g.weight"].status == "mapped"
     assert (mapping["blocks.2.k.weight"].status == "mapped") == (not turned)
+
+
+@pytest.mark.parametrize("proof", [False, True])
+def test_a_port_leaves_the_random_numbers_of_torch_alone(proof: bool) -> None:
+    source, model = (
+        nn.Sequential(nn.Linear(4, 4), nn.Dropout(), nn.Linear(4, 4)),
+        nn.Sequential(*map(nn.Linear, (4, 4), (4, 4))),
+    )
+    before = torch.get_rng_state()
+    ckptool.transfer(source.state_dict(), model, source_model=source, inputs=["float32[2,4]"], prove=proof)
+    assert torch.equal(torch.get_rng_state(), before)

@@ -79,14 +79,15 @@ def _slopes(
     numbers of the outputs with the indices WHICH (all floating point outputs if None), each times a random number. None
     if no such output depends on parameters, or if the code cannot be differentiated.
 
-    Also seeds the random numbers of torch. Whether PARAMETERS require gradients is as before afterwards.
+    Torch's random numbers, and whether PARAMETERS require gradients, are as before afterwards.
     """
     before = [p.requires_grad for p in parameters]
-    torch.manual_seed(_SEED)
     try:
         for p in parameters:
             p.requires_grad_(True)
-        with modes_kept(trial.model), warnings.catch_warnings(), torch.enable_grad():
+        random = torch.random.fork_rng(devices=[])
+        with random, modes_kept(trial.model), warnings.catch_warnings(), torch.enable_grad():
+            torch.manual_seed(_SEED)
             warnings.simplefilter("ignore")
             out = called(trial.model, trial.inputs)
             every = [t for t in tensors(out) if t.is_floating_point()]
