@@ -426,6 +426,9 @@ def _hinted(signature: Signature, hints: Sequence[str | Rename]) -> tuple[Signat
                 new[key], used[index] = made, True
                 break
     for rule, hit in zip(rules, used, strict=True):
+        if not hit and any(rule.apply(key) is not None for key in signature.entries):
+            what = f"{printable(str(rule))!r} renames no key: earlier hints match all keys that it matches"
+            raise NoMatch(what, where="--hint", hint="give it before the others, or leave it out")
         if not hit:
             near = closest(str(rule.old), list(signature.entries))
             raise NoMatch(

@@ -365,6 +365,8 @@ def test_the_command_of_a_refusal_works_after_the_mapping_was_saved(run: Run, tw
 def test_a_hint_that_fits_nothing_is_an_error(run: Run, twins: Path) -> None:
     ran = run("transfer", "twins.safetensors", "twins.py", "--hint", "c=left")
     assert (ran.code, "no key of the source matches" in ran.err) == (2, True)
+    ran = run("transfer", "twins.safetensors", "twins.py", "--hint", "a=left", "--hint", "a.weight=left.weight")
+    assert (ran.code, "earlier hints match all keys that it matches" in ran.err) == (2, True), ran.err
 
 
 # ------------------------------------------------------------------------------------------ the mapping file
