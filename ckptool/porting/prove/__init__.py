@@ -63,8 +63,8 @@ def prove(
     Args:
         mapping: the mapping to prove.
         source: the checkpoint.
-        source_model: the source's code: a module, a `ModelSource` or `MODEL.py:Name`.
-        target_model: the model, likewise.
+        source_model: the source's code: a module, a `ModelSource` or `MODEL.py:Name`. The file is loaded into it.
+        target_model: the model, likewise. One mapping after another is loaded into it; it keeps the last one.
         inputs: inputs of the model; searched for if None.
         source_inputs: inputs of the source's code, if it takes another form.
         patience: time limit of a proof, in seconds, from when both models are built. The first comparison of outputs

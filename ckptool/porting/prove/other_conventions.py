@@ -19,8 +19,9 @@ _OF_ONE_MODULE, _APART = 6, 11
 
 def changes(entries: dict[str, Entry]) -> Iterator[tuple[str, dict[str, Expr]]]:
     """Yield changes (label, key -> new expression) of the whole mapping ENTRIES, in this order: another option for all
-    keys with the same doubts; another convention of code for all tensors; another option for one module of several with
-    the same doubts; exchanges of two guessed modules.
+    keys with the same doubts; another convention of code for all tensors; another option, one of the first six, for one
+    module of several with the same doubts, in exchange with the keys that have it now (`_exchanged`); exchanges of two
+    guessed modules.
     """
     groups = _with_equal_doubts(entries.values())
     for members in groups:

@@ -207,8 +207,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
     # -- weights
 
     def held(self, value: Any) -> Held | None:
-        """Return VALUE as a `Held` if it is a tensor made only of weights; else None. Its expression is None if none
-        makes this view of them.
+        """Return VALUE as a `Held` if it is a tensor made only of weights; else None. Of several tensors of weights in
+        its storage, the one counts in which it begins, or else the first. The expression is None if none makes this
+        view of that tensor.
         """
         if not isinstance(value, torch.Tensor) or self._place(value) in self._flowing:
             return None

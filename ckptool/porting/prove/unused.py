@@ -237,7 +237,7 @@ def _with_one_beside(theirs: Family, left: MappingOf[str, Shape]) -> Iterator[Fa
 
 def _parts(family: Family, count: int) -> Iterator[Family]:
     """Yield FAMILY, and, if it has three to five members, each choice of COUNT of them, in order. If COUNT is 1, these
-    are the choices of two or more, for sums. FAMILY alone if COUNT is not smaller than it.
+    are the choices of two or more, for sums. In all other cases, or if COUNT is no smaller than FAMILY, FAMILY alone.
     """
     yield family
     if 2 < len(family) <= _IN_EACH_ORDER + 1:
