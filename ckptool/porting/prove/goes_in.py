@@ -221,8 +221,9 @@ def tables(ground: Ground, f: Use, matched: Sequence[Use]) -> Iterator[Change]:
 def made_together(ground: Ground, f: Use) -> Iterator[Change]:
     """Yield changes (label, key -> expression) for a use F with a weight that the model computes from several keys;
     nothing for other uses. For each use of the source's code that reads sources of some of the keys of F, the remaining
-    keys of both, equally many and at most four, are paired in every order, and square matrices also transposed. Left
-    out are pairs of unlike sizes, and changes that change nothing.
+    keys of both, equally many and at most four, are paired in every order: as they are or transposed, whichever fits,
+    and square matrices in both ways. Left out are changes in which a pair fits in neither way, and those that change
+    nothing.
     """
     if not any(held.is_computed for held in f.held.values()):
         return
