@@ -63,8 +63,8 @@ def prove(
     Args:
         mapping: the mapping to prove.
         source: the checkpoint.
-        source_model: the source's code: a module, a `ModelSource` or `MODEL.py:Name`.
-        target_model: the model, likewise.
+        source_model: the source's code: a module, a `ModelSource` or `MODEL.py:Name`. The file is loaded into it.
+        target_model: the model, likewise. One mapping after another is loaded into it; it keeps the last one.
         inputs: inputs of the model; searched for if None.
         source_inputs: inputs of the source's code, if it takes another form.
         patience: time limit of a proof, in seconds, from when both models are built. The first comparison of outputs
@@ -90,7 +90,9 @@ def prove(
     entries = {e.target: e for e in mapping.entries}
 
     def judged(flow: Flow, values: Any) -> tuple[Flow | None, Verdict]:
-        """Return the flow of the model on VALUES, and the verdict on it against FLOW, that of the source's code."""
+        """Run the model on VALUES, which are the inputs of TRIAL from then on. Return its flow (None if it cannot be
+        run), and the verdict on that against FLOW, that of the source's code.
+        """
         trial.inputs = values
         told.say(f"looking for inputs that both models take; {counted(trial.runs + 1, 'run')} of the model so far")
         seen = trial.run(mapping.entries)
@@ -122,7 +124,7 @@ def _is_equal(found: Mapping) -> bool:
 def _doubt_inputs(found: Mapping, trial: Trial, both: SameInputs) -> Mapping:
     """Return FOUND, whose outputs are equal on the inputs BOTH, with a question about each key that serves some of the
     inputs only: inputs of one size have changed places, and the same holds if the layers of two inputs were exchanged.
-    TRIAL runs the model; if that is not possible, FOUND stays as it is.
+    The text of the proof says so, too. TRIAL runs the model; if that is not possible, FOUND stays as it is.
     """
     trial.inputs = both.values
     seen = trial.run(found.entries)
@@ -136,7 +138,8 @@ def _doubt_inputs(found: Mapping, trial: Trial, both: SameInputs) -> Mapping:
 def _proved(mapping: Mapping, trial: Trial, code: OwnCode, both: SameInputs, theirs: Any, own: Any) -> Mapping:
     """Return MAPPING with the result of its proof on the inputs BOTH of the two models, also on other values of these,
     and with a doubt about colours if their order may differ (see `doubt_colours`). If the models agree on the first
-    values and differ on others, the proof begins again with those.
+    values and differ on others, the proof begins again with those, unless time is over; that result counts only if its
+    outputs are equal up to rounding.
 
     CODE is the source's code with the file loaded, as data; THEIRS is the module of that code, and OWN the model. TRIAL
     runs OWN with other expressions for its weights.

@@ -27,9 +27,10 @@ _HEAD_COUNTS = (2, 4, 8, 12, 16, 3, 6, 24, 32, 1, 5, 10)
 
 
 def twice(ground: Ground, f: Use) -> Iterator[Change]:
-    """Yield changes (label, key -> expression) of the weights before the use F that reorder their parts or heads (see
-    `_orders`) and then the rows of queries and keys for another rotary embedding. A group of layers with one input (see
-    `_groups_before`) is left out if one of its weights has no expression now (see `Ground.now`).
+    """Yield changes (label, key -> expression) of the weights before the use F that first reorder their parts or heads
+    (see `_orders`) and then the rows of queries and keys for another rotary embedding (see `_turns`). Each group of
+    layers with one input (see `_groups_before`) is changed by itself; left out is one with a weight that has no
+    expression now (see `Ground.now`).
 
     They are for models that need both at once, where neither change alone makes more agree.
     """
@@ -44,9 +45,9 @@ def twice(ground: Ground, f: Use) -> Iterator[Change]:
 
 def arrangements(ground: Ground, f: Use) -> Iterator[Change]:
     """Yield changes (label, key -> expression) that reorder the rows of the weights before the use F and of their
-    biases: first gates of recurrent layers, then chunks of one layer, then parts, heads and pairs of rotary embeddings
-    of each group of layers with one input. A group is left out if one of its weights has no expression now (see
-    `Ground.now`).
+    biases: first gates of recurrent layers; then chunks of one layer directly before F; then, for each group of layers
+    with one input (see `_groups_before`), parts and heads, and pairs of rotary embeddings. A group is left out if one
+    of its weights has no expression now (see `Ground.now`).
 
     After such a change F takes the same set of channels in another order.
     """
@@ -87,9 +88,10 @@ def at_the_end(ground: Ground) -> Iterator[Change]:
 
 
 def exchanged_outputs(ground: Ground) -> Iterator[Change]:
-    """Yield changes (label, key -> expression), each of which exchanges what two outputs of one size are made of, layer
-    by layer, but for the layers that serve both. Only outputs whose names say which output is which (see `by_name`) and
-    that are made of weights of equal sizes in equal order are exchanged.
+    """Yield changes (label, key -> expression), each of which exchanges what two outputs with equally many numbers are
+    made of, layer by layer, but for the layers that serve both. Only outputs whose names say which output is which (see
+    `by_name`) and that are made of weights of equal sizes in equal order are exchanged. A key stays as it is if the
+    other one has no source.
     """
     named = by_name(ground.theirs, ground.own)
     made_of = [ground.own.reaching(behind) for behind in ground.own.behind]
@@ -106,9 +108,9 @@ def exchanged_outputs(ground: Ground) -> Iterator[Change]:
 
 
 def _chunks(ground: Ground, f: Use, u: Use) -> Iterator[tuple[str, list[Rows]]]:
-    """Yield (label, [new rows]) for the rows of the use U in other orders of its two to nine chunks of the width that F
-    takes, such as scale, shift and gate: each order of up to four, two exchanged of more. Nothing if U does not give so
-    many.
+    """Yield (label, [new rows]) for the rows of the use U, and of its bias, in other orders of its two to nine chunks
+    of the width that F takes, such as scale, shift and gate: each order of two to four chunks, each exchange of two of
+    more. Nothing if U does not give so many whole chunks, or if its weight has no expression now.
     """
     width = 0 if f.taken is None else len(f.taken)
     n = u.rows // width if width and u.rows % width == 0 else 0
@@ -123,9 +125,10 @@ def _chunks(ground: Ground, f: Use, u: Use) -> Iterator[tuple[str, list[Rows]]]:
 
 def _gates(ground: Ground, f: Use, groups: Sequence[Sequence[Use]]) -> Iterator[Change]:
     """Yield changes (label, key -> expression) that reorder the gates of a recurrent layer before the use F: the rows,
-    in four or three parts, of all weights directly before F alike (for the input and for the hidden state). A weight
-    may lack the last parts, whose gates are computed elsewhere. Nothing if there are not two weights. GROUPS are the
-    uses before F, by their input.
+    in four or three parts, of all weights directly before F alike (for the input and for the hidden state), and of
+    their biases. A weight may have only the first parts, two or more: the other gates are computed elsewhere. Left out
+    are orders by which it would need a part that it lacks. Nothing if there are not two weights. GROUPS are the uses
+    before F, by their input.
     """
     direct = [u for group in groups for u in group if u.index in f.before or f.before & ground.own.after(u)]
     direct = list({u.told: u for u in direct}.values())
@@ -144,8 +147,9 @@ def _gates(ground: Ground, f: Use, groups: Sequence[Sequence[Use]]) -> Iterator[
 
 def _groups_before(ground: Ground, f: Use) -> list[list[Use]]:
     """Return the matrices whose outputs the use F takes, directly or through up to three uses of another kind, and
-    others that take the same input as one of these, grouped by the uses before them: queries, keys and values form one
-    group. At most four groups of eight uses, each in order of execution.
+    others that take the same input as one of these (`Ground.twins`), grouped by the uses before them: queries, keys and
+    values form one group. What comes before these matrices is not looked at. At most four groups of eight uses, all in
+    order of execution.
     """
     found: list[Use] = []
     open_ = set(f.before)
@@ -175,9 +179,9 @@ def _rearranged(ground: Ground, label: str, group: Sequence[Use], rows: Sequence
 
 
 def _orders(rows: Sequence[Rows]) -> Iterator[tuple[str, list[Rows]]]:
-    """Yield (label, new rows) for each way to reorder ROWS, the rows of weights with the same input; the new rows are
-    as many pieces as ROWS, of the same numbers of rows: parts in another order, parts head by head, and groups of
-    several queries with a key and a value.
+    """Yield (label, new rows) for each way to reorder ROWS, the rows of weights with the same input: parts in another
+    order, parts head by head, and groups of several queries with a key and a value. The new rows are as many as ROWS,
+    each with as many rows as before.
     """
     yield from _in_another_order(rows)
     whole = joined(sorted(rows, key=place_of))
@@ -219,9 +223,12 @@ def _two_exchanged(rows: Sequence[Rows]) -> Iterator[tuple[str, list[Rows]]]:
 
 
 def _equal_parts(rows: Sequence[Rows], whole: Rows) -> Iterator[tuple[str, list[Rows]]]:
-    """Yield (label, new rows) for three, two or four equal parts of WHOLE, the rows of one weight or of as many
-    weights as there are parts: in any order, if ROWS is one; and, but for four, head by head in any order, for each
-    number of heads. Such rows are put part by part, and, if ROWS is one, rows part by part are put head by head.
+    """Yield (label, new rows) for WHOLE cut into three, two or four equal parts (N). ROWS is the one weight that is
+    WHOLE, or N weights of one size, which are the parts.
+
+    If ROWS is one, the parts come in each other order. For two and three parts and each number of heads that divides a
+    part (and with single rows as heads), rows that hold the parts head by head are put part by part, in each order; if
+    ROWS is one, the parts are also joined head by head, in each order.
     """
     for n in (3, 2, 4):
         if whole.rows % n or (len(rows) > 1 and (len(rows) != n or len({r.rows for r in rows}) > 1)):
@@ -257,9 +264,12 @@ def _grouped_queries(rows: Sequence[Rows], whole: Rows) -> Iterator[tuple[str, l
 
 
 def _turns(group: Sequence[Use]) -> Iterator[tuple[str, Turn]]:
-    """Yield (label, turn) for each pair of uses in GROUP that may be queries and keys, those named so first, each size
-    of heads that fits, and each order of a rotary embedding ("half", "interleaved"). A turn is a function from the rows
-    of GROUP to reordered rows. One use alone may hold queries, keys and values.
+    """Yield (label, turn) for each pair of uses in GROUP that may be queries and keys, each usual size of heads that
+    divides the rows of both, and each order of a rotary embedding ("half", "interleaved"). A turn is a function from
+    the rows of GROUP to reordered rows (see `turned`).
+
+    If just two uses are named as queries or keys, they come first. All other pairs follow if GROUP has fewer than five
+    uses. One use alone, with rows that three divides, is taken to hold queries, keys and values.
     """
     said = [part_label(tuple(u.keys[0].split(".")[:-1])) if u.keys else None for u in group]
     named = [i for i, part in enumerate(said) if part in ("q", "k")]

@@ -47,7 +47,8 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
 
 def placed(value: Any, place: Place = ()) -> Iterator[tuple[Place, torch.Tensor]]:
     """Yield (place, tensor) for all tensors in VALUE (lists, tuples, dicts and dataclasses within each other), in their
-    order; a place is the keys, names of fields and indices that lead to the tensor, after the beginning PLACE.
+    order; nothing for other values. A place is the keys, names of fields and indices that lead to the tensor, after the
+    beginning PLACE; keys of a dict that are not whole numbers are given as text.
     """
     if isinstance(value, torch.Tensor):
         yield place, value

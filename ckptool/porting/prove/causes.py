@@ -106,7 +106,7 @@ def sharp(
     codes: Codes, trial: Trial, entries: dict[str, Entry], seen: Flow, *, all_outputs: bool = True
 ) -> Sharp | None:
     """Compare the models in float64, with the mapping ENTRIES (key -> entry); return None if one of them cannot be run
-    in float64.
+    in float64. If no outputs can be compared, the layers are measured in their place (`apart_at_most`).
 
     SEEN is the flow of the model in float32. ALL_OUTPUTS is False if outputs computed from keys without a source shall
     be left out. The flow of the source's code in float64 compares channels from then on as finely as rounding allows.
@@ -152,10 +152,11 @@ def causes(
     codes: Codes, trial: Trial, entries: dict[str, Entry], seen: Flow
 ) -> tuple[list[Setting], Sharp | None, Sharp | None]:
     """Return (the settings of the source's code with which more agrees, the comparison before any was changed, the
-    comparison with all of them changed). At most four settings are found, one after the other.
+    comparison with all of them changed). They are found one after the other, each beside those before it, at most four.
 
     Both comparisons are None if no setting that can be tried differs, or if the models cannot be run in float64. TRIAL
-    runs the model with the changed settings from then on. SEEN is the flow of the model with ENTRIES in float32.
+    runs the model with the changed settings from then on, until `restored`. SEEN is the flow of the model with ENTRIES
+    in float32.
     """
     found: list[Setting] = []
     if not _candidates(codes, entries, seen, found):
@@ -173,8 +174,9 @@ def causes(
 
 
 def suspects(codes: Codes, entries: dict[str, Entry], seen: Flow, front: set[str]) -> list[Setting]:
-    """Return the settings that differ between both codes in the modules of the model whose paths are in FRONT, where
-    the models diverge. No trial has shown that they matter. SEEN is the flow of the model with ENTRIES.
+    """Return the settings that differ between both codes and have one of their places in a module of the model whose
+    path is in FRONT, where the models diverge; also those that cannot be tried. No trial has shown that they matter.
+    SEEN is the flow of the model with ENTRIES.
     """
     every = settings(codes.expected, seen, entries, codes.modules)
     return [one for one in every if any(own in front for _, own in one.places)]
@@ -193,9 +195,11 @@ def _better(
     codes: Codes, trial: Trial, entries: dict[str, Entry], seen: Flow, found: list[Setting], now: Sharp
 ) -> Sharp | None:
     """Try each setting that differs and is not in FOUND, in all of its places. Add the first with which more agrees
-    than in NOW, the comparison so far, to FOUND, leave it in the model, and return the new comparison.
+    than in NOW, the comparison so far (`Sharp.is_ahead_of`), to FOUND, leave it in the model, note in TRIAL how to undo
+    it, and return the new comparison.
 
-    None if there is none, or if time is over. SEEN is the flow of the model with ENTRIES in float32.
+    None if there is none, or if time is over; the model then has the settings that it had. SEEN is the flow of the
+    model with ENTRIES in float32.
     """
     for one in _candidates(codes, entries, seen, found):
         if trial.progress.late:

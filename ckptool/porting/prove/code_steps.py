@@ -101,8 +101,9 @@ def is_step(name: str) -> bool:
 
 def step_of(number: int, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Step | None:
     """Return step NUMBER of a forward pass, for a call FUNC(*ARGS, **KWARGS) that torch runs, with its settings (see
-    `_settings`). An attention operation has its scale as its only setting. None for arithmetic with a second tensor
-    that has dimensions.
+    `_settings`). An attention operation has its scale as its only setting: if none is given, 1 / sqrt(size of a head).
+    None for arithmetic (`add`, `mul`, `pow` …) whose second argument is a tensor with dimensions; one without
+    dimensions counts as a number.
     """
     name = func._overloadpacket.__name__.rstrip("_")
     if name in _NUMBERS:
@@ -119,8 +120,9 @@ def step_of(number: int, func: Any, args: Sequence[Any], kwargs: dict[str, Any])
 
 
 def _settings(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return name -> value for the arguments of a call FUNC(*ARGS, **KWARGS) that hold no tensor, also those left out,
-    but for None and those in `_NO_SETTINGS`. A stride that is left out is the size of the kernel.
+    """Return name -> value for the arguments of a call FUNC(*ARGS, **KWARGS) that hold no tensor. An argument that is
+    left out has its default value. Not returned are those that are None and those in `_NO_SETTINGS` (sizes, types,
+    momentum). A stride that is left out is the size of the kernel.
     """
     names = [argument.name for argument in func._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -213,7 +215,8 @@ def times(factor: float, *, before: bool = False) -> Swap:
 
 def _on_what_comes(change: Callable[[torch.Tensor], torch.Tensor]) -> Swap:
     """Return a swap: a function that runs a call on its input as CHANGE returns it, and returns what the call gives; in
-    place, if the call works in place.
+    place, if the call works in place. The input is the first argument; where a bias comes first (`addmm`, `baddbmm`),
+    the second.
     """
 
     def swap(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -227,8 +230,8 @@ def _on_what_comes(change: Callable[[torch.Tensor], torch.Tensor]) -> Swap:
 
 
 def left_out(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Skip a call of the model (this is a swap): return its first argument unchanged, or, for the mask of a dropout, a
-    tensor full of the probability to keep a number, so that all are kept.
+    """Skip a call of the model (this is a swap): return its first argument, a copy unless the call works in place. For
+    the mask of a dropout, return a tensor full of the probability to keep a number, so that all are kept.
     """
     if func._overloadpacket.__name__.startswith("bernoulli"):
         return args[0].fill_(args[1]) if _in_place(func) else torch.full_like(args[0], args[1])

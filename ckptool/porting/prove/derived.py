@@ -33,8 +33,10 @@ class Derived:
     shapes: dict[str, Shape]
 
     def of(self, name: str, args: Sequence[Any], kwargs: MappingOf[str, Any], out: torch.Tensor) -> Expr | None:
-        """Return the expression of OUT, which the operation NAME of torch makes of ARGS and KWARGS; None if no
-        operation of expressions does the same.
+        """Return the expression of OUT, which the operation NAME of torch makes of ARGS and KWARGS: a copy, `cat`,
+        `stack`, `add`, `sub`, `mul`, `div`, `neg`, `flip`, `repeat`, `index_select`, or rows of a table (`embedding`).
+        None if no operation of expressions does the same, if one of the tensors that it takes has no expression, or if
+        the expression has another size than OUT or more than 256 operations and keys.
         """
         made = self._made(name.removesuffix("_"), args, kwargs, out)
         try:
@@ -45,7 +47,9 @@ class Derived:
         return made if _count(made) <= _OPERATIONS else None
 
     def _made(self, name: str, args: Sequence[Any], kwargs: MappingOf[str, Any], out: torch.Tensor) -> Expr | None:
-        """Return the expression of OUT as in `of`, which may still be of another size, or too long."""
+        """Return the expression of OUT as in `of`, None for the same reasons; but it may still be of another size, or
+        too long.
+        """
         if not args:
             return None
         if name in ("cat", "stack"):
@@ -83,7 +87,9 @@ class Derived:
         return ex.cat(dim, *made)
 
     def _whole(self, tensor: Any) -> Expr | None:
-        """Return the expression of TENSOR with all of its elements, also of those that it only repeats."""
+        """Return the expression of TENSOR with all of its elements, also of those that it only repeats (stride 0). None
+        if it is no tensor or has no expression, or if that has not as many numbers as TENSOR without repetitions.
+        """
         expr = self.known(tensor) if isinstance(tensor, torch.Tensor) else None
         if expr is None:
             return None
@@ -128,7 +134,9 @@ class Derived:
         return ex.reshape(x, (1,) * (len(shape) - len(have)) + have, have)
 
     def _rows(self, table: Any, places: torch.Tensor, shape: Shape) -> Expr | None:
-        """Return the rows of TABLE at PLACES, if they follow one another."""
+        """Return the expression of the rows of TABLE at PLACES, which follow one another, reshaped to SHAPE. None if
+        they do not, if there are none, if TABLE has no expression, or if SHAPE has another number of rows.
+        """
         x = self._whole(table)
         if x is None or not places.numel() or places.numel() != prod(shape[:-1]):
             return None
@@ -160,7 +168,7 @@ def _broadcast(x: Expr, have: Shape, shape: Shape) -> Expr:
 
 def _tiled(x: Expr, have: Shape, times: Sequence[int]) -> Expr | None:
     """Return X, of sizes HAVE, joined along each dimension as many times as TIMES has, which may have more dimensions,
-    first; None for more than 64 copies.
+    first. None for more than 64 copies, or if TIMES has fewer dimensions than X.
     """
     if prod(times) > _TILES or len(times) < len(have):
         return None

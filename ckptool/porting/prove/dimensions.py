@@ -160,8 +160,9 @@ def _ordered(x: Expr, now: Sequence[int], then: Sequence[int], sizes: Sequence[i
 
 @lru_cache(maxsize=256)
 def ways(have: Shape, want: Shape) -> tuple[Way, ...]:
-    """Return up to 48 ways from a family to another, the cheapest first. HAVE and WANT are the number of members, and
-    the sizes of one. () if the numbers of elements differ or are 0, or if there are more than seven dimensions.
+    """Return up to 48 ways from a family to another, the cheapest first, none twice. HAVE and WANT are the number of
+    members, and the sizes of one. Dimensions are cut as in `_factored`, and a search over many cuts ends after about
+    4,000 ways. () if the numbers of elements differ or are 0, or if HAVE or WANT has more than seven numbers.
     """
     if prod(have) != prod(want) or 0 in have or len(have) > 7 or len(want) > 7:
         return ()
@@ -178,8 +179,8 @@ def ways(have: Shape, want: Shape) -> tuple[Way, ...]:
 
 
 def _factored(shape: Shape) -> Iterator[list[tuple[int, ...]]]:
-    """Yield SHAPE with each dimension as its factors: uncut first, then with one or two dimensions cut in two, then
-    with one cut in three: a kernel of two dimensions beside channels.
+    """Yield SHAPE with each dimension as its factors: first uncut, then with one and with two dimensions cut in two,
+    then with one cut in three: a kernel of two dimensions beside channels. A dimension of 1 has no factors.
     """
     plain: list[tuple[int, ...]] = [(size,) if size > 1 else () for size in shape]
     for count in range(_CUTS + 1):
@@ -206,7 +207,8 @@ def _cuts_in_three(size: int) -> list[tuple[int, int, int]]:
 
 def _joined(factors: Sequence[tuple[int, ...]], parts: Sequence[tuple[int, ...]]) -> Iterator[Way]:
     """Yield the ways to make dimensions with the factors PARTS from dimensions with FACTORS: one for each way to assign
-    factors of equal size. A way that joins a cut dimension again as it was is left out.
+    factors of equal size. Left out is a way in which two successive factors of one dimension follow one another in a
+    dimension of the second family, too: without that cut it is the same.
 
     Args:
         factors: for each dimension of the first family, its factors.
@@ -232,8 +234,9 @@ def _joined(factors: Sequence[tuple[int, ...]], parts: Sequence[tuple[int, ...]]
 
 def bordered(want: Shape, shapes: MappingOf[str, Shape]) -> Iterator[tuple[int, str, Expr]]:
     """Yield (cost, a name for what is done, expression) for tensors of sizes WANT that are a tensor of SHAPES (key ->
-    sizes) with a border of 1 along one dimension or two, first or last, made of other tensors of SHAPES. Along two
-    dimensions, at most one of the three parts of the border may be missing; it is 0.
+    sizes) with a border of 1 along one dimension or two, first or last, made of other tensors of SHAPES, each read
+    once. Along two dimensions, at most one of the three parts of the border may be missing; it is 0. Dimensions of 1 do
+    not count. At most 64 choices of borders are tried for each tensor.
 
     Code that gives its inputs a column of ones stores the terms for one input alone, and the constant, at the edges of
     one matrix.

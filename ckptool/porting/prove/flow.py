@@ -140,8 +140,8 @@ class Flow:
 
     @property
     def repeated(self) -> dict[tuple[Any, ...], Use]:
-        """Return the uses of weights that run several times with outputs of one size, as in a loop over time, each
-        joined into one: `Use.told` -> the joined use. Empty if there are none.
+        """Return the uses of weights that run several times, as in a loop over time, those of each joined into one:
+        `Use.told` -> the joined use. Left out are those with outputs of several sizes. Empty if there are none.
         """
         if self._repeated is None:
             self._repeated = _repeated(self.uses)
@@ -253,8 +253,9 @@ def _renamed(use: Use, made_of: MappingOf[str, Expr]) -> Use:
 
 
 def _repeated(uses: Sequence[Use]) -> dict[tuple[Any, ...], Use]:
-    """Return those of USES that are equal (`Use.told`) and have outputs of one size, joined into one: `Use.told` -> the
-    joined use. Its input is known if the inputs of all are, with equally many channels.
+    """Return those of USES that are equal (`Use.told`), two or more, joined into one: `Use.told` -> the joined use,
+    with the index and the weights of the first. Left out are those with outputs of several sizes. The input of a joined
+    use is known if the inputs of all are, with equally many channels.
     """
     groups: dict[tuple[Any, ...], list[Use]] = {}
     for use in uses:

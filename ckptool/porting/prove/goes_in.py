@@ -25,10 +25,11 @@ _JOINED = 8
 
 def takes_the_same(ground: Ground, f: Use) -> list[tuple[Use, list[int]]]:
     """Return (use in the source's code, order) for each use there that is like F (see `Use.is_like`) and has the input
-    channels of the use F of the model, in any order; uses of the same weights once. ORDER has, for each channel of the
-    input of F, its place in the input there. [] if there is none, or if the input of F is not known.
+    channels of the use F of the model, in any order; the first of several uses of the same weights. ORDER has, for each
+    channel of the input of F, its place in the input there. [] if there is none, or if the input of F is not known.
 
-    If F runs again and again, its first run and all runs together count, too.
+    If F runs again and again, its first run and all runs together count, too. A use of the source's code that does so
+    counts once more with all runs together.
     """
     if f.taken is None:
         return []
@@ -46,8 +47,9 @@ def takes_the_same(ground: Ground, f: Use) -> list[tuple[Use, list[int]]]:
 
 
 def at_once(ground: Ground, fronts: Sequence[Use]) -> Iterator[Change]:
-    """Yield one change (label, key -> expression) that gives all matrices in FRONTS the weights of the source's use
-    with the same input and as many rows, where there is just one. Nothing if there is none, or if they have these
+    """Yield one change (label, key -> expression) that gives all matrices in FRONTS the weights and biases of the
+    source's use with the same input and as many rows, where there is just one; a bias that it lacks is zeros. Weights
+    that no expressions for their keys make are left out (`Ground.put`). Nothing if none is left, or if they have these
     weights already. It is for the members of a stack, of which one alone would not show in an output.
     """
     by_keys: dict[tuple[str, ...], list[tuple[Held | None, Expr | None]]] = {}
@@ -68,8 +70,10 @@ def at_once(ground: Ground, fronts: Sequence[Use]) -> Iterator[Change]:
 
 
 def tables_of_one(ground: Ground, fronts: Sequence[Use]) -> Iterator[Change]:
-    """Yield changes (label, key -> expression) that cut the tables without a source in FRONTS from one table of the
-    source, in the order of use: its code adds to each column of words where the rows of that column begin.
+    """Yield changes (label, key -> expression) that cut the tables without a source in FRONTS, two or more, from one
+    table of the source with as many columns, in the order of use: its code adds to each column of words where the rows
+    of that column begin. The first table begins so that the last one ends with the source's, or at row 0, 1, 2 …: at
+    most eight changes for each table of the source. Nothing for one with fewer rows than all of them.
     """
     own = [f for f in fronts if f.kind == "table" and ground.now(f.held["weight"]) is None]
     sizes = [f.held["weight"].shape[0] for f in own]
@@ -193,9 +197,9 @@ def _key_by_key(ground: Ground, f: Use, s: Use) -> Iterator[Change]:
 
 def tables(ground: Ground, f: Use, matched: Sequence[Use]) -> Iterator[Change]:
     """Yield changes (label, key -> expression) that fill the table (of words or positions) of the use F from the tables
-    of MATCHED, uses of the source's code. A table there of as many columns fills it whole, or, if it has more rows,
-    from row 0, 1 or 2 on, or with its last rows. One of as many rows, with several times as many columns, fills it with
-    each part of its columns, those that no key has first.
+    of MATCHED, uses of the source's code. One with as many columns and as many rows fills it whole; one with more rows
+    fills it from row 0 on, with its last rows, and from row 1 and 2 on; one with fewer rows is left out. One of as many
+    rows, with several times as many columns, fills it with each part of its columns, those that no key has first.
     """
     own = f.held["weight"]
     for s in matched:
@@ -215,9 +219,11 @@ def tables(ground: Ground, f: Use, matched: Sequence[Use]) -> Iterator[Change]:
 
 
 def made_together(ground: Ground, f: Use) -> Iterator[Change]:
-    """Yield changes (label, key -> expression) for a use F with a weight that the model computes from several keys. For
-    each use of the source's code that reads sources of some of these keys, the remaining keys of both, equally many
-    and at most four, are paired in every order, and square matrices also transposed.
+    """Yield changes (label, key -> expression) for a use F with a weight that the model computes from several keys;
+    nothing for other uses. For each use of the source's code that reads sources of some of the keys of F, the remaining
+    keys of both, equally many and at most four, are paired in every order: as they are or transposed, whichever fits,
+    and square matrices in both ways. Left out are changes in which a pair fits in neither way, and those that change
+    nothing.
     """
     if not any(held.is_computed for held in f.held.values()):
         return

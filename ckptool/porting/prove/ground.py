@@ -79,8 +79,8 @@ class Ground:
 
     def put(self, pairs: Sequence[tuple[Held | None, Expr | None]], *, in_part: bool = False) -> dict[str, Expr] | None:
         """Return key of the model -> expression, so that each weight in PAIRS, (weight as the model uses it, its new
-        expression), gets its new value. Pairs with None are skipped. If IN_PART, the rest of a key without an
-        expression may be zeros until other uses show it.
+        expression), gets its new value, reshaped to its sizes. Pairs with None are skipped; {} if no others are left.
+        If IN_PART, the rest of a key without an expression may be zeros until other uses show it.
 
         None if the code computes one of the weights, if sizes do not fit, or if no expression for its key gives the new
         value.

@@ -62,7 +62,9 @@ def search(
 
     SEEN is the flow of the model with ENTRIES, VERDICT compares it with EXPECTED, the flow of the source's code. SEEN
     and EXPECTED are in float64 if TRIAL compares finely (`Trial.finely`). MOST trials may be in vain, fewer for models
-    with many uses of weights, but at least 80.
+    with many uses of weights, but at least 80; this becomes the `patience` of TRIAL, and trials in vain before this
+    search count.
+
     Returns:
         (the entries, the flow of the model with them, the verdict about it, the labels of the changes that were kept,
             as keys). All are as given, without labels, if nothing was kept.
@@ -83,8 +85,9 @@ def search(
 def _better(state: _State, trial: Trial, expected: Flow, changed: MappingOf[str, None]) -> tuple[str, _State] | None:
     """Return the label of a change with which more agrees than in STATE, and the state after it; None if there is none.
 
-    The first change that helps counts, in all blocks, if one of what the models diverge at helps (`_guesses`); else the
-    best of those of the whole mapping (`changes`). CHANGED has the labels of the changes that were kept so far.
+    First come the changes at what the models diverge at (`_guesses`): the first that helps counts, and is made in all
+    blocks, if that helps, too. If none helps, all changes of the whole mapping (`changes`) are tried, and the best
+    counts; one with which outputs are equal ends this. CHANGED has the labels of the changes that were kept so far.
     """
     ground = Ground(state.entries, state.seen, expected, trial.shapes, trial.factors)
     fronts = state.verdict.front if expected.uses else ()
@@ -103,11 +106,13 @@ def _better(state: _State, trial: Trial, expected: Flow, changed: MappingOf[str,
 
 
 def _guesses(ground: Ground, fronts: Sequence[Use], trial: Trial, changed: MappingOf[str, None]) -> Iterator[Change]:
-    """Yield changes (label, key -> expression) for the weights at the uses FRONTS, or before them, the likeliest first,
-    until the limits of TRIAL are reached. Without FRONTS, the last weights before the outputs are changed, too.
+    """Yield changes (label, key -> expression) for the weights at the uses FRONTS, or before them, until the limits of
+    TRIAL are reached: the likeliest (`_for_all`; without FRONTS, these change the last weights before the outputs),
+    then unused tensors, then `_others` for each use, then two changes at once (`twice`) for the first two of FRONTS.
 
-    What has a label in CHANGED, because it worked elsewhere, comes first. The others come in steps, each of which is
-    made when all before it were in vain: fillings take long to make.
+    Those with a label in CHANGED, which worked elsewhere, come first, and all of them come again in their step. Each
+    step is made when all before it were in vain, since unused tensors take long; they come first only if some of them
+    worked.
     """
     apart = _of_unlike_keys(fronts)
     steps: list[Callable[[], Iterable[Change]]] = [
@@ -125,7 +130,8 @@ def _guesses(ground: Ground, fronts: Sequence[Use], trial: Trial, changed: Mappi
 
 def _for_all(ground: Ground, fronts: Sequence[Use], apart: Sequence[Use], trial: Trial) -> Iterator[Change]:
     """Yield the likeliest changes for the weights of all FRONTS and before them (of the last uses before the outputs,
-    if there are none), and then for each of APART, those of FRONTS whose keys have at most four uses.
+    if there are none), then for each of APART, which is FRONTS with few uses of the same keys, at most 200 each, and
+    then for recurrent layers (`_of_a_loop`). All but the first few end when the limits of TRIAL are reached.
     """
     yield from without_shifts(ground)
     if len(fronts) > 1:
@@ -231,10 +237,11 @@ def _in_all_blocks(
     label: str, entries: dict[str, Entry], new: MappingOf[str, Expr], found: _State, trial: Trial, expected: Flow
 ) -> _State:
     """Try the change NEW (key -> expression) of ENTRIES, called LABEL, which worked in one block, in all other blocks
-    at once, with changes kept from earlier blocks that showed nothing in the others yet.
+    at once, with changes kept from earlier blocks that showed nothing in the others yet (`Trial.elsewhere`).
 
-    Return the state (entries, flow, verdict) after it. If no more agrees, or if there are no such blocks, return FOUND,
-    the state after the change in one block; the change of the others is then kept in TRIAL.
+    Return the state (entries, flow, verdict) after it; TRIAL keeps no changes then. If no more agrees, or if there are
+    no such blocks, return FOUND, the state after the change in one block; the change of the others is then kept in
+    TRIAL.
     """
     there = _in_other_blocks(entries, new)
     if not there:
@@ -256,9 +263,9 @@ def _tried(label: str, state: _State, new: MappingOf[str, Expr], trial: Trial, e
     """Return the state after the change NEW (key -> expression) of STATE, called LABEL, if more agrees with EXPECTED.
 
     More has to agree than in STATE, and the check of TRIAL (`confirms`) must not say no; in a fine search, with a
-    smaller tolerance, more inputs and outputs of uses have to agree. Else the trial was in vain, and None is returned;
-    None without a trial if nothing changes, if the search is over, or if only keys without a source may change
-    (`confirms`), and others would.
+    smaller tolerance, more inputs and outputs of uses have to agree. Else the trial was in vain, which TRIAL counts
+    (`misses`), and None is returned; None without a trial if nothing changes, if the search is over, or if only keys
+    without a source may change (`confirms`), and others would. The model keeps the weights of the trial.
     """
     if trial.is_over or (trial.confirms and any(state.entries[key].expr is not None for key in new)):
         return None
@@ -317,9 +324,9 @@ def _in_block(
     entries: MappingOf[str, Entry], new: MappingOf[str, Expr], numbers: MappingOf[int, str]
 ) -> dict[str, Expr] | None:
     """Return, as key -> expression, the change NEW repeated in the block with these NUMBERS (position in the path of a
-    key -> number), over the keys of the source that this block reads. None if it lacks a changed key, if its present
-    expressions are not those of the first block over other keys, or if a key that NEW reads has no counterpart
-    (`_moved`).
+    key -> number), over the keys of the source that this block reads. None if it lacks a changed key, if such a key has
+    no expression in one of the two blocks, if its present expressions are not those of the first block over other keys,
+    or if a key that NEW reads has no counterpart (`_moved`).
     """
     names: dict[str, str] = {}
     others = {key: ".".join(_at(key.split("."), numbers)) for key in new}
@@ -341,7 +348,9 @@ def _in_block(
 
 def _moved(key: str, names: MappingOf[str, str]) -> str | None:
     """Return the key of the source that corresponds to KEY in another block, by NAMES, the pairs (key of this block ->
-    key of the other block) known so far. None if no pair begins with the block of KEY.
+    key of the other block) known so far: with `h.0.q` -> `h.3.q`, `h.0.k` becomes `h.3.k`. The first pair counts that
+    has KEY in the same block: it begins like the pair's own key, up to the last name in which the two of the pair
+    differ. None if there is none.
     """
     for here, there in names.items():
         a, b, path = here.split("."), there.split("."), key.split(".")

@@ -60,8 +60,10 @@ def _partners(ground: Ground, f: Use) -> list[tuple[Use, bool]]:
 
 def _ways(ground: Ground, own: Iterable[int], theirs: Iterable[int], back: int) -> Iterator[list[_Pair]]:
     """Yield ways to pair the uses OWN of the model and THEIRS of the source's code, without those that give the same,
-    and, for each pair with unequal inputs, the uses before it, at most BACK steps back. The only way is without pairs
-    if one side has no uses left, or one has more than six, or if BACK is 0.
+    and, for each pair of single uses with unequal inputs, the uses before them, at most BACK steps back: at most 24
+    ways for each pairing of these, of which at most 24 count. The only way is without pairs if one side has no uses
+    left, or one has more than six, or if BACK is 0. No way at all if they, or those before a pair, cannot be paired
+    (`_pairings`).
     """
     mine, others = _left(_layers(ground.own, own), _layers(ground.theirs, theirs))
     if not mine or not others or back == 0 or max(len(mine), len(others)) > _BEFORE:
@@ -78,7 +80,9 @@ def _ways(ground: Ground, own: Iterable[int], theirs: Iterable[int], back: int) 
 
 
 def _layers(flow: Flow, indices: Iterable[int]) -> list[Use]:
-    """Return the uses at INDICES, for the addition of a bias the matrix to which it is added."""
+    """Return the uses of FLOW at INDICES in order, each once. For a use that only adds a bias to the output of a
+    matrix, this is the matrix. Indices that FLOW has no use for are left out.
+    """
     uses = {use.index: use for use in flow.uses}
     found: dict[int, Use] = {}
     for use in (uses[i] for i in sorted(indices) if i in uses):
@@ -103,7 +107,8 @@ def _left(mine: Sequence[Use], others: Sequence[Use]) -> tuple[list[Use], list[U
 
 def _pairings(mine: Sequence[Use], others: Sequence[Use]) -> Iterator[list[_Pair]]:
     """Yield ways to pair the uses MINE of the model and OTHERS of the source's code: one by one with uses that are
-    alike, if they are as many; else all with all, in each order of OTHERS, if all are matrices with as many rows.
+    alike (`_are_alike`), in each such order, if they are as many; else all with all, in each order of OTHERS, if all
+    are matrices and their rows add up to the same. Nothing in other cases.
     """
     if len(mine) == len(others):
         for order in permutations(others):

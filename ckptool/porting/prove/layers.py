@@ -19,8 +19,8 @@ _MOST = 2000
 
 def layers(expected: Flow, seen: Flow, entries: MappingOf[str, Entry], verdict: Verdict) -> list[dict[str, Any]]:
     """Return a row for each use of weights in the model, in order of execution, that compares its output with that of
-    its counterpart in the source's code. Only the first 2,000 uses count; successive uses with the same two modules
-    share a row.
+    its counterpart in the source's code. Only the first 2,000 uses count. Successive uses with the same two modules
+    share a row, with the larger difference.
 
     Returns:
         {"layer", "source", "difference", "first"} for each: the modules of the model and of the source's code (None if

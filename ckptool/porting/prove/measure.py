@@ -30,7 +30,8 @@ class Measured:
 
     Attributes:
         difference: the largest difference between the two models, in float64.
-        bound: the largest difference that rounding in float32 explains: four times its effect on either model.
+        bound: the largest difference that rounding in float32 explains: four times its effect on either model, but at
+            most a thousandth of `largest`.
         largest: the largest value of this output in the source's code; 1 if all are 0.
         of_outputs: whether outputs were compared; else the outputs of each layer, relative to their largest value.
     """
@@ -118,8 +119,8 @@ def _short(value: float) -> str:
 
 def noise_of_uses(narrow: Flow, wide: Flow) -> float:
     """Return how far rounding in float32 moves the fingerprints of channels, relative to the largest of the same use,
-    at the use where that is most; at most 2.5e-4, and that if the numbers of uses differ. NARROW and WIDE are the flows
-    of one model in float32 and in float64.
+    at the use where that is most: at least 2^-24, at most 2.5e-4, and that if the numbers of uses differ. NARROW and
+    WIDE are the flows of one model in float32 and in float64.
     """
     if len(narrow.uses) != len(wide.uses):
         return _MOST / _TIMES

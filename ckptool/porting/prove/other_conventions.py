@@ -19,8 +19,9 @@ _OF_ONE_MODULE, _APART = 6, 11
 
 def changes(entries: dict[str, Entry]) -> Iterator[tuple[str, dict[str, Expr]]]:
     """Yield changes (label, key -> new expression) of the whole mapping ENTRIES, in this order: another option for all
-    keys with the same doubts; another convention of code for all tensors; another option for one module of several with
-    the same doubts; exchanges of two guessed modules.
+    keys with the same doubts; another convention of code for all tensors; another option, one of the first six, for one
+    module of several with the same doubts, in exchange with the keys that have it now (`_exchanged`); exchanges of two
+    guessed modules.
     """
     groups = _with_equal_doubts(entries.values())
     for members in groups:
@@ -118,8 +119,8 @@ def _exchanged(entries: dict[str, Entry], members: Sequence[Entry], number: int)
 
 
 def _exchanges(entries: dict[str, Entry]) -> Iterator[tuple[str, dict[str, Expr]]]:
-    """Yield changes (label, key -> expression), each of which exchanges the sources of two guessed modules with equal
-    shapes, at most 11 modules apart.
+    """Yield changes (label, key -> expression), each of which exchanges the sources of two modules with guessed entries
+    of equal shapes in equal order, at most 11 such modules apart. Entries that are not guessed stay.
     """
     modules: dict[str, list[tuple[Entry, Expr]]] = {}
     for entry in entries.values():
@@ -172,7 +173,8 @@ def _rotary_orders(made: Sequence[_Made]) -> Iterator[tuple[str, dict[str, Expr]
 
 def _cut_by_heads(made: Sequence[_Made]) -> Iterator[tuple[str, dict[str, Expr]]]:
     """Yield changes that cut all parts of fused tensors, thirds or halves, head by head, for each usual number of heads
-    that divides the rows of all parts.
+    that divides the rows of all parts. These are the rows that the mapping cuts now at the first, second or third
+    place, each of their own size.
     """
     parts = [(e, rows) for e, x in made if (rows := ex.rows_cut(x)) is not None]
     for n in (3, 2):
@@ -196,8 +198,9 @@ def _joined_by_heads(made: Sequence[_Made]) -> Iterator[tuple[str, dict[str, Exp
 
 
 def _fused_by_heads(made: Sequence[_Made]) -> Iterator[tuple[str, dict[str, Expr]]]:
-    """Yield two changes of all fused projections that are whole tensors of the source, for each usual number of heads
-    that divides a third of one: their thirds are put head by head, or, if they are so, apart.
+    """Yield two changes for each usual number of heads, of all fused projections (by name) that are whole tensors of
+    the source and have thirds whose rows it divides: one puts the three parts head by head, and one takes them for head
+    by head and puts them apart.
     """
     whole = [(e, x, e.shape[0] // 3) for e, x in made if x.is_copy and _is_fused(e)]
     for heads in _HEAD_COUNTS:
@@ -214,8 +217,8 @@ def _fused_by_heads(made: Sequence[_Made]) -> Iterator[tuple[str, dict[str, Expr
 
 
 def _norms_around_one(made: Sequence[_Made]) -> Iterator[tuple[str, dict[str, Expr]]]:
-    """Yield a change that adds 1 to the weights of all norms, by their names, and one that subtracts 1, in place of
-    what the mapping adds.
+    """Yield a change that adds 1 to the weights of all norms, and one that subtracts 1, in place of what the mapping
+    adds. Norms are the vectors whose keys have "norm" in them and end in "weight". Nothing without any.
     """
     norms = [
         (e.target, ex.unshifted(x))
@@ -228,8 +231,8 @@ def _norms_around_one(made: Sequence[_Made]) -> Iterator[tuple[str, dict[str, Ex
 
 def _flattened(entries: list[Entry]) -> Iterator[tuple[str, dict[str, Expr]]]:
     """Yield changes of one matrix each, with 8 or more columns and a whole tensor of the source, perhaps transposed, as
-    its expression: the order in which the features that it takes are flattened, for numbers of channels of layers
-    before it that leave a square map.
+    its expression: the order in which the features that it takes are flattened, "nhwc" and "nchw", for numbers of
+    channels of convolutions before it (`_channels_before`) that leave a square map of more than one place.
     """
     for place, e in enumerate(entries):
         x = e.expr

@@ -160,7 +160,7 @@ def _attributes(theirs: torch.nn.Module, own: torch.nn.Module, notes: _Notes) ->
 
 def _of_step(theirs: Step, own: Step, notes: _Notes) -> None:
     """Add the settings that differ between a step of the source's code, THEIRS, and one of the model, OWN, to NOTES, as
-    one setting, with a swap that runs THEIRS; nothing if none differ.
+    one setting, with a swap that runs THEIRS; nothing if none differ. Only settings that both have count.
     """
     a, b = dict(theirs.settings), dict(own.settings)
     differ = [name for name in a if name in b and not _is_same(a[name], b[name])]
@@ -293,7 +293,7 @@ def _between(theirs: Sequence[Step], own: Sequence[Step], use: Step | None, note
 def _instead_of(theirs: list[_Token], own: list[_Token], following: Step | None, notes: _Notes) -> None:
     """Add to NOTES what differs between the steps THEIRS of the source's code and the steps OWN of the model in their
     place: first settings of steps with one name, then an activation, if each has just one left, then what only one code
-    has. FOLLOWING is the next step of the model, or None.
+    has. Steps that are paired are removed from both lists. FOLLOWING is the next step of the model, or None.
 
     Each note gets the change of the model that makes up for it, where one is known: the other activation, a factor, a
     step that is left out, or one that is put in before FOLLOWING.

@@ -19,11 +19,11 @@ _OF_THESE_SIZES = 16
 
 
 def options(ground: Ground, f: Use) -> Iterator[Change]:
-    """Yield changes (label, key -> expression) that take another option of the open questions about the weights of the
-    use F and of the uses directly before it (at most eight).
+    """Yield changes (label, key -> expression) that take another option of the questions about the weights of the use F
+    and of the uses directly before it (the last eight of them).
 
-    Option N is taken for all of these keys at once, then for each of several modules alone, and then for each module in
-    exchange: the keys that had these expressions get the old ones.
+    Option N is taken for all of these keys at once, then, if they are of several modules, for each module alone, and
+    then for each module in exchange, if other keys have its new expressions: these get the old ones.
     """
     near = [f, *(ground.own.uses[i] for i in sorted(f.before)[-8:])]
     keys = dict.fromkeys(key for u in near for key in u.keys if key in ground.entries)
@@ -48,8 +48,9 @@ def options(ground: Ground, f: Use) -> Iterator[Change]:
 
 
 def options_at_once(ground: Ground, fronts: Sequence[Use]) -> Iterator[Change]:
-    """Yield changes (label, key -> expression) that take option N of the open questions about the weights of all
-    FRONTS: of two layers whose outputs are added, one alone gives nothing that agrees.
+    """Yield changes (label, key -> expression), one for each N, that take option N of the questions about the weights
+    of all FRONTS at once, for the keys with so many. Left out are changes of one module alone. It is for two layers
+    whose outputs are added: one alone gives nothing that agrees.
     """
     keys = dict.fromkeys(key for use in fronts for key in use.keys if key in ground.entries)
     doubtful = [ground.entries[key] for key in keys if ground.entries[key].rivals]

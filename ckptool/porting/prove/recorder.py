@@ -207,8 +207,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
     # -- weights
 
     def held(self, value: Any) -> Held | None:
-        """Return VALUE as a `Held` if it is a tensor made only of weights; else None. Its expression is None if none
-        makes this view of them.
+        """Return VALUE as a `Held` if it is a tensor made only of weights; else None. Of several tensors of weights in
+        its storage, the one counts in which it begins, or else the first. The expression is None if none makes this
+        view of that tensor.
         """
         if not isinstance(value, torch.Tensor) or self._place(value) in self._flowing:
             return None
@@ -238,7 +239,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     def _note(self, name: str, args: Any, kwargs: Any, out: torch.Tensor) -> None:
         """Add the use of weights that is the operation NAME with these arguments and the output OUT, or several uses,
-        if it computes several layers at once.
+        if it computes several layers at once. They are then the uses that the present data comes from (`_before`).
         """
         flat = list(args)
         first = len(self.uses)
@@ -293,8 +294,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         self._add(kind, {role: self.held(weight)}, taken, fingerprints(out, dim))
 
     def _product(self, name: str, args: list[Any], out: torch.Tensor) -> None:
-        """Add the use that is NAME, a product of matrices with the output OUT: a linear layer, or several with a weight
-        each; a shift if only the bias that is added is a weight.
+        """Add the use that is NAME, a product of matrices with the output OUT: a linear layer, whichever of the two
+        matrices is the weight, or one for each member of a stack of weights; a shift if only the bias that is added is
+        a weight. The first of ARGS, such a bias, is removed from ARGS.
         """
         bias = args.pop(0) if name.startswith(("add", "badd")) else None
         a, b = args[0], args[1]

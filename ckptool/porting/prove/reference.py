@@ -84,7 +84,8 @@ def _under(raw: Any, names: Sequence[str]) -> dict[str, Any]:
 
 def _inputs(found: dict[str, Any], path: StrPath, model: torch.nn.Module) -> Any:
     """Return the inputs FOUND in the file PATH (name -> value) as MODEL takes them: a list if they have no names or
-    only numbers, else a dict. Floating point tensors get the type of the model's parameters.
+    only numbers, sorted by these, else a dict. A list or dict under the plain name `input` is all inputs. Floating
+    point tensors get the type of the model's parameters.
 
     Raises:
         RuleError: some inputs have a name and some have none.

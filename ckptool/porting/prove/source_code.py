@@ -98,7 +98,9 @@ class OwnCode:
 
 def load_own(model: torch.nn.Module, ckpt: Checkpoint, mapping: Mapping) -> OwnCode:
     """Load the file CKPT into MODEL, the code that it was saved from, and return how their keys correspond: by equal
-    names and sizes, or else by matching. MAPPING is the mapping to prove. Keys that the file lacks keep their values.
+    names and sizes, or else by matching, or, if that leaves more than a tenth of the keys open, by the names of at
+    least nine tenths. MAPPING is the mapping to prove. Keys that the file lacks keep their values. A guess counts as
+    lacking, a buffer that may keep its value does not.
 
     Raises:
         NotFound: the file lacks more than a tenth of the keys of the code.

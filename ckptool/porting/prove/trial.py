@@ -138,7 +138,8 @@ class Trial:
 
     def run(self, entries: Iterable[Entry], *, wider: bool = False) -> Flow | None:
         """Load ENTRIES into the model, run it on the inputs with the `swaps`, and return its flow, in float64 if WIDER.
-        None if an expression does not have the size of its key (then nothing is loaded), or if the model raises.
+        None if an expression does not have the size of its key (then nothing is loaded), or if the model raises. Each
+        run is counted (`runs`).
         """
         entries = list(entries)
         for entry in entries:

@@ -182,8 +182,9 @@ def _by_number(key: str) -> list[tuple[int, str]]:
 
 
 def _fillings(ground: Ground, family: Family, left: MappingOf[str, Shape], most: int) -> list[Filling]:
-    """Return ways to make FAMILY of families of LEFT (key -> sizes) with as many numbers, and of sums and bordered
-    tensors, the cheapest first: of the 12 nearest families, at most MOST of each.
+    """Return ways to make FAMILY of families of LEFT (key -> sizes) with as many numbers, and of sums and repeated
+    vectors, the cheapest first: of the 12 nearest families, at most MOST of each. If FAMILY is one tensor with two
+    dimensions or more, MOST bordered tensors (`bordered`) are added.
     """
     shape = ground.entries[family[0]].shape
     wanted = len(family) * prod(shape)
@@ -235,8 +236,8 @@ def _with_one_beside(theirs: Family, left: MappingOf[str, Shape]) -> Iterator[Fa
 
 
 def _parts(family: Family, count: int) -> Iterator[Family]:
-    """Yield FAMILY, and, if it has three to five members, each choice of COUNT of them, or of two or more if COUNT is
-    1, in order.
+    """Yield FAMILY, and, if it has three to five members, each choice of COUNT of them, in order. If COUNT is 1, these
+    are the choices of two or more, for sums. In all other cases, or if COUNT is no smaller than FAMILY, FAMILY alone.
     """
     yield family
     if 2 < len(family) <= _IN_EACH_ORDER + 1:
@@ -329,8 +330,9 @@ def _closeness(theirs: Family, near: Iterable[str]) -> int:
 
 
 def _several(ground: Ground, open_: MappingOf[str, Shape], left: MappingOf[str, Shape]) -> Iterator[Filling]:
-    """Yield fillings for all keys of OPEN_ (key -> sizes) at once that can be filled, two to four families made of
-    different tensors of LEFT, the cheapest first. The largest family of a key that can be filled is taken.
+    """Yield up to 160 fillings for all keys of OPEN_ (key -> sizes) at once that can be filled, made of different
+    tensors of LEFT, the cheapest first. Of each key, the largest family that can be filled is taken. Nothing unless
+    these are two to four families.
     """
     groups: list[list[Filling]] = []
     taken: set[str] = set()
@@ -353,8 +355,9 @@ def _several(ground: Ground, open_: MappingOf[str, Shape], left: MappingOf[str, 
 
 
 def _together(key: str, open_: MappingOf[str, Shape], beside: Iterable[set[str]], done: set[str]) -> Iterator[Family]:
-    """Yield the keys of OPEN_ that are filled together with KEY: the other keys of a use of KEY (BESIDE has all of
-    them), those of its module, and those of all modules beside that. A module in DONE is left out; this one is added.
+    """Yield the keys of OPEN_ that are filled together with KEY, in several choices: for each use of KEY with two open
+    keys or more (BESIDE has those of each use), these; then all below the module of KEY; then all below the module
+    above that. The last two are left out for a module in DONE; it is added to DONE.
     """
     yield from dict.fromkeys(tuple(k for k in open_ if k in keys) for keys in beside if len(keys) > 1)
     path = _module(key)

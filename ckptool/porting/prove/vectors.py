@@ -88,7 +88,10 @@ def _slots(ground: Ground, uses: Sequence[Use]) -> list[Held]:
 
 
 def _values(ground: Ground, uses: Sequence[Use]) -> list[Expr]:
-    """Return the vectors of USES, of the source's code, each once, and the vectors that it computes with."""
+    """Return the vectors of USES, of the source's code, as expressions of one dimension, each once: those that the uses
+    take, or, if the code computes them, the keys that it computes them from. Left out are those with keys that the file
+    lacks.
+    """
     found: dict[Expr, None] = {}
     for held in (held for use in uses for held in use.held.values()):
         for x in [ex.of(key) for key in held.keys] if held.is_computed else [held.expr]:
@@ -154,8 +157,8 @@ def _scale_and_shift(
 
 def with_the_norm_after_it(ground: Ground, f: Use) -> Iterator[Change]:
     """Yield changes that give the matrix F, which has a bias, the weight of each use in the source's code with the same
-    input and as many rows that a batch norm follows, with the norm folded in; its bias is that of the use, or zeros.
-    Nothing if anything but an added vector follows F in its row.
+    input and as many rows that a batch norm follows, with the norm folded in; its bias is that of the use, or zeros,
+    with the norm folded in, too. Nothing if F has no bias, or if a norm or scale follows F in its row (`_row`).
     """
     own_bias = ground.own.bias(f)
     if f.kind not in MATRICES or "weight" not in f.held or own_bias is None:

@@ -143,8 +143,9 @@ def given_by(expected: Flow, seen: Flow) -> list[bool]:
 
 
 def _entering(expected: Flow, seen: Flow, entries: MappingOf[str, Entry]) -> list[bool]:
-    """Return, for each use in SEEN, whether a use in EXPECTED takes its input, also of all runs of a loop at once. The
-    input does not count if it comes from a use of keys without a source in ENTRIES that leaves it as it was.
+    """Return, for each use in SEEN, whether uses in EXPECTED take all channels of its input (`Flow.takes`), or those of
+    all of its runs in a loop at once; False for all if EXPECTED has no uses. An input does not count that comes from a
+    use of keys without a source in ENTRIES which gives what uses in EXPECTED give: such a use has changed nothing yet.
     """
     if not expected.uses:
         return [False] * len(seen.uses)
@@ -158,9 +159,11 @@ def _entering(expected: Flow, seen: Flow, entries: MappingOf[str, Entry]) -> lis
 
 
 def _fine(known: Sequence[bool], entering: Sequence[bool], expected: Flow, seen: Flow) -> list[bool]:
-    """Return, for each use of weights in SEEN, whether nothing is wrong up to it: as in `shown_by`, or a use takes what
-    it gives, perhaps added to what others give, and a use of that kind in EXPECTED takes the same. Layers that one code
-    adds up may be one layer in the other. ENTERING says of each use whether its input is taken there at all.
+    """Return, for each use of weights in SEEN, whether nothing is wrong up to it: it is KNOWN to agree (a value for
+    each use); or a use takes its output, perhaps added to others, and a use of like kind in EXPECTED takes the same
+    channels, not all zero; or its output flows into a use that is fine by one of these (`shown_by`). Layers that one
+    code adds up may be one layer in the other. ENTERING says of each use whether its input is taken in EXPECTED at all;
+    without that, it shows nothing of the uses before it.
     """
     fine = list(known)
     for use in seen.uses:

@@ -34,8 +34,8 @@ class Base:
 def viewed(base: Base, view: torch.Tensor) -> Expr | None:
     """Return VIEW, a view of a storage, as an expression over BASE, a tensor in that storage with an expression: BASE
     itself, a part of it with its dimensions in another order, or a reshaped part, if one of its strides is none of BASE
-    (`_reshaped`). A dimension along which VIEW repeats its numbers is left out. None if VIEW is empty, or begins at no
-    element of BASE.
+    (`_reshaped`). A dimension along which VIEW repeats its numbers is left out. None if VIEW is empty, begins at no
+    element of BASE, or is of another kind.
     """
     assert base.expr is not None
     shape, stride = tuple(view.shape), view.stride()
