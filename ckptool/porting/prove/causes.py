@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Mapping as MappingOf
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ _LESS = 0.5
 _SEED = 23
 
 
-@dataclass(slots=True)
+@dataclass
 class Codes:
     """The source's code as a proof has it, and how its modules correspond to those of the model.
 
@@ -47,16 +48,13 @@ class Codes:
     wider: Callable[[], Flow | None] = lambda: None
     modules: MappingOf[str, tuple[torch.nn.Module, torch.nn.Module]] = field(default_factory=dict)
     coarse: float = 0.0
-    _wide: Flow | None = None
 
-    @property
+    @cached_property
     def wide(self) -> Flow | None:
         """Return the flow of the source's code in float64, which `wider` makes when it is first needed; None if the
         code cannot be run in float64.
         """
-        if self._wide is None:
-            self._wide = self.wider()
-        return self._wide
+        return self.wider()
 
 
 @dataclass(frozen=True, slots=True)
