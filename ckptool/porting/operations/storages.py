@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, ClassVar
 
+from ...disk.composing import Joined, Zeros
 from ...disk.files import CHUNK, Source
 from ...errors import RuleError
 from ...tensor import LazyTensor, Storage, contiguous_stride
@@ -77,37 +78,11 @@ def join(dim: int, parts: Sequence[LazyTensor], like: LazyTensor, shape: tuple[i
         if rows > _MOST_TURNS and 0 not in shape:
             return over(_Turns([p.source() for p in flat], rows), like, shape)
         cut = [sliced(p, 0, row, row + 1).source() for row in range(rows) for p in flat]
-    return over(_Joined(tuple(cut)), like, shape)
+    return over(Joined(tuple(cut)), like, shape)
 
 
 #: Rows of more than so many turns are not held as sources of their own.
 _MOST_TURNS = 4096
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class _Joined:
-    """The bytes of several sources, one after the other."""
-
-    parts: tuple[Source, ...]
-
-    @property
-    def length(self) -> int:
-        return sum(part.length for part in self.parts)
-
-    def chunks(self) -> Iterator[bytes | memoryview]:
-        for one in self.parts:
-            yield from one.chunks()
-
-    def read(self, offset: int, length: int) -> bytes:
-        out = bytearray()
-        for one in self.parts:
-            if offset < one.length and length > 0:
-                take = min(one.length - offset, length)
-                out += one.read(offset, take)
-                offset, length = 0, length - take
-            else:
-                offset = max(offset - one.length, 0)
-        return bytes(out)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -140,23 +115,9 @@ class _Turns:
         return out[offset - first * row : offset - first * row + length]
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class _Zeros:
-    """LENGTH bytes that are 0."""
-
-    length: int
-
-    def chunks(self) -> Iterator[bytes]:
-        for at in range(0, self.length, CHUNK):
-            yield bytes(min(CHUNK, self.length - at))
-
-    def read(self, offset: int, length: int) -> bytes:
-        return bytes(length)
-
-
 def zeros(like: LazyTensor, shape: tuple[int, ...]) -> LazyTensor:
     """Return a lazy tensor of zeros with the sizes SHAPE, and the type and location of LIKE."""
-    return over(_Zeros(prod(shape) * like.dtype.itemsize), like, shape)
+    return over(Zeros(prod(shape) * like.dtype.itemsize), like, shape)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
