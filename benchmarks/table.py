@@ -1,7 +1,7 @@
 """`make bench`: one table of ckptool beside `cp`, torch, safetensors and programs of others, all in the same run.
 
 All ways to do a job run in turn, and a ratio is of wall times within one round. The reference and ckptool run in every
-round; the others, which take several times as long, in three, or in one where there are more than 2 GB.
+round; the others, which take several times as long, in two, or in one where there are more than 2 GB.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from time import monotonic
 from .measure import Failed, Run, ckptool_path, run_once
 from .points import PEERS, Point, Row, rows
 
-_OTHERS = 3
+_OTHERS = 2
 _LARGE = 2 * 10**9
 _QUICK = 64 * 10**6
 _HOME = Path(__file__).parents[1]
@@ -32,7 +32,7 @@ _BEGIN, _END = "<!-- make bench: {} -->", "<!-- end of make bench: {} -->"
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.table", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="64 MB for 1 GB, three rounds, fewer points")
-    parser.add_argument("--rounds", type=int, help="rounds of each row (default: 7)")
+    parser.add_argument("--rounds", type=int, help="rounds of each row (default: 9)")
     parser.add_argument("--minutes", type=float, help="stop beginning rows after this time (default: 55; quick: 2.5)")
     parser.add_argument("--dir", type=Path, help="where to write; on the disk that matters (default: benchmarks/out)")
     parser.add_argument("--peers", type=Path, default=_HOME / "build/peers/bin", help="where programs of others are")
@@ -43,7 +43,7 @@ def main() -> None:
         help="put the table into docs/performance.md and the README; with --only, its rows in place of theirs",
     )
     options = parser.parse_args()
-    options.rounds = options.rounds or (2 if options.quick else 7)
+    options.rounds = options.rounds or (2 if options.quick else 9)
     options.minutes = options.minutes or (2.5 if options.quick else 55)
     wanted = [
         row
