@@ -80,25 +80,27 @@ def _packed_in(weights: StateDict) -> list[Packed]:
         return []  # as for most: a look at each key takes long
     found: list[Packed] = []
     tensors = weights.tensors
-    modules: dict[str, list[Any]] = {}  # of each, the name and the view of one tensor after the other
+    modules: dict[str, list[Any]] = {}  # path with its last dot -> the name and the view of one tensor after the other
     for key, tensor in tensors.items():
-        module, _, name = key.rpartition(".")
+        begin = key.rfind(".") + 1
+        module = key[:begin]
         if module in modules:
-            modules[module] += (name, tensor.view)
+            modules[module] += (key[begin:], tensor.view)
         else:
-            modules[module] = [name, tensor.view]
+            modules[module] = [key[begin:], tensor.view]
     known: dict[tuple[Any, ...], list[tuple[str, list[str], tuple[Any, ...]]]] = {}
     for module, held in modules.items():
-        beside, told = f"{module}." if module else "", tuple(held)
+        told = tuple(held)
         here = known.get(told)  # modules are many, and alike
         if here is None:
             here = known[told] = _in_module(dict(zip(held[::2], held[1::2], strict=True)))
         for family, parts, look in here:
-            keys = tuple([beside + part for part in parts])
+            keys = tuple([module + part for part in parts])
             found.append(Packed(family, keys[0], keys, look))
-        if "absmax" in held and module in tensors and tensors[module].dtype.name == "uint8":
-            others = [key for name in _BITSANDBYTES if (key := beside + name) in tensors]
-            found.append(Packed("bitsandbytes, 4 bits", module, (module, *others)))
+        weight = module.removesuffix(".")
+        if module and "absmax" in held and weight in tensors and tensors[weight].dtype.name == "uint8":
+            others = [key for name in _BITSANDBYTES if (key := module + name) in tensors]
+            found.append(Packed("bitsandbytes, 4 bits", weight, (weight, *others)))
     return found
 
 

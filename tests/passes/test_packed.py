@@ -3,6 +3,8 @@
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
@@ -138,3 +140,25 @@ def test_values_that_overflow_name_their_tensors(tmp_path):
         "4 values beyond the range of the new type: a (3), b (1)",
         "1 value NaN, as before: c (1)",
     ]
+
+
+@given(
+    st.dictionaries(
+        st.tuples(
+            st.sampled_from(["", ".", "a.", "..", "a.weight."]),
+            st.sampled_from(
+                ["", "weight", "qweight", "scales", "g_idx", "absmax", "quant_map", "weight_scale", "weight.absmax"]
+            ),
+        ).map("".join),
+        st.sampled_from(["int32", "uint8", "int8", "float32"]),
+        max_size=8,
+    )
+)
+def test_what_belongs_together_is_in_one_module_and_in_the_state_dict(types):
+    weights = ckptool.from_torch(
+        {key: ones(2, dtype=getattr(torch, name)) for key, name in types.items()}
+    ).state_dicts()
+    for one in packed_in(weights[0]) if weights else []:
+        assert one.name in one.keys
+        assert set(one.keys) <= types.keys()
+        assert all(key.startswith(one.name[: one.name.rfind(".") + 1]) for key in one.keys)
