@@ -45,7 +45,8 @@ def flows_into(one: Unit, other: Unit) -> bool:
 
 def in_channel_order(units: Sequence[Unit]) -> None:
     """Change the order of execution (`used`, `turn`) of UNITS in branches that one layer concatenates, to the order of
-    the concatenation. Units that are in several of the branches, or in none, stay.
+    the concatenation. Units that are in several of the branches, or in none, stay, and so do all branches if one of
+    their last layers is no used unit of UNITS with a known flow. The `turn` of all UNITS is counted anew in any case.
 
     Code may compute branches in any order. The order of their channels is in the weights of the layer that takes them,
     which both sides share, and code usually registers branches in that order: some code computes the pooled features of
@@ -223,5 +224,5 @@ def _kind(path: tuple[str, ...], held: Iterable[str]) -> Hashable:
 
 
 def _first(pairs: list[Pair]) -> Pair | None:
-    """Return the first of PAIRS without a doubt; None if all have one."""
+    """Return the first of PAIRS whose unit of the target has no doubt; None if all have one."""
     return next((pair for pair in pairs if not pair[0].doubts), None)

@@ -78,7 +78,8 @@ def _named(signature: Signature, *, is_target: bool, counted: Mapping[str, int] 
 
     Left out are keys that are tied to an earlier one, the second copy of a weight that is stored twice (`_kept_raw`:
     the raw one stays), and counters of batch norms, which `counters` of the result has. A tensor with a name that is
-    taken gets "again" behind its path.
+    taken gets "again" behind its path. In `assembly`, each key of a target that is a piece has its own hole, and the
+    second copy of a weight that of the raw one.
     Args:
         signature: the side's keys and shapes.
         is_target: whether it is the target.

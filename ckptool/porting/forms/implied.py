@@ -196,7 +196,8 @@ def _add(canon: Canon, piece: Piece, word: str) -> None:
 
 def count_letters(source: Canon, target: Canon) -> None:
     """Replace letters by numbers in the paths of modules on both sides: `conv_a`, `conv_b` become `conv_1`, `conv_2`
-    (see `counted_by_letters`), unless the names of the other side end in all of these letters as words.
+    (see `counted_by_letters`), unless the names of the other side end in all of these letters as words. The paths of
+    counters change with them.
 
     This comes after the parts of tensors are joined: their letters (`b_q`, `b_k`) do not count anything.
     """

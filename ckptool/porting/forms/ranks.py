@@ -51,7 +51,8 @@ class Ranks:
 
     def mapping(self, joined: Port) -> Port:
         """Return JOINED, a mapping over the keys of the joined state dict, as a mapping over the keys `PATH/KEY` of the
-        file, with the questions about joined shares that it reads, and a note that names the ranks.
+        file, with the questions about joined shares that it reads, and a note that names the first eight ranks. Its
+        source is at the path of the first rank, with the sizes of the shares.
         """
         entries = []
         for entry in joined.entries:

@@ -86,7 +86,8 @@ def _merge_spectral_norms(source: Canon, target: Canon) -> None:
 
 def merge_masks(source: Canon, target: Canon) -> None:
     """Turn pruned weights (`weight_orig` times `weight_mask`) of both sides into plain weights, unless both have
-    equally many of them. Those with one name on both sides stay. On the target, this is a question.
+    equally many of them. Those with one name on both sides stay, and those whose two tensors are not both there in one
+    size. On the target, this is a question.
     """
     pruned = {id(side): [p for p in side.pieces.values() if p.role.endswith("_mask")] for side in (source, target)}
     if len(pruned[id(source)]) == len(pruned[id(target)]):

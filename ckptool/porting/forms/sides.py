@@ -57,7 +57,8 @@ def _cut(one: Canon, piece: Piece, inputs: int, hidden: int) -> None:
     torch's order, and put the gates of its bias, `bias_ih`, into this order.
 
     The hidden state comes first if the code shows it, else last, with a question if the code does not show it. The
-    order of the gates is a question if the code does not show it (`_orders`). Options are those of the source.
+    order of the gates is a question if the code does not show it (`_orders`); they stay if no kind of cell has so many
+    rows. Options are those of the source.
     """
     rows, hidden_at = piece.shape[0], piece.entry.facts.hidden
     have, other, cell = _orders(piece, hidden)
