@@ -102,9 +102,9 @@ def _change(one: tuple[str, ...], other: tuple[str, ...]) -> _Change | None:
 
 
 def _next(path: _Path, free: set[_Path], layers: dict[_Path, dict[str, Piece]]) -> _Path | None:
-    """Return the path of the layer directly after the statistics at PATH, in the order of execution, or, where that is
-    not known of one of the two, in that of the state dict. None if it is not in FREE, in another module or of another
-    size. LAYERS has path -> role -> tensor.
+    """Return the path of the layer directly after the statistics at PATH, in the order of execution, or of the state
+    dict if that is not known. None if it is not in FREE, in another module or of another size. LAYERS has path -> role
+    -> tensor.
     """
     mean = layers[path]["running_mean"]
 

@@ -382,8 +382,9 @@ def _join(one: Canon, scope: _Path, cell: RecurrentCell, held: _Held, pieces: li
 
 def _in_torch_layout(one: Canon, cell: RecurrentCell, held: _Held) -> _Held:
     """Return HELD, (side, gate) -> matrix or kernel of CELL, with outputs first: as it is, if both sides have equally
-    many outputs; else with all matrices transposed, if all have inputs first (parameters of their own), so that their
-    second sizes are the outputs. {} if HELD is empty, if a side has gates of several sizes, or if neither layout fits.
+    many outputs; else with all matrices transposed in ONE, if all have inputs first (parameters of their own), so that
+    their second sizes are the outputs. {} if HELD is empty, if a side has gates of several sizes, or if neither layout
+    fits.
     """
     if not held or any(len({held[side, gate].shape for gate in cell.gates}) > 1 for side in _SIDES):
         return {}

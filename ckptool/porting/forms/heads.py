@@ -187,8 +187,8 @@ def add_key_biases(source: Canon, target: Canon) -> None:
 
 
 def _attentions(source: Canon) -> list[dict[str, Piece]]:
-    """Return part ("q", "k", "v") -> its matrix, for each module of SOURCE around layers or parts of a fused projection
-    with all three.
+    """Return part ("q", "k", "v") -> its matrix, for each module of SOURCE that has all three by name, as layers or as
+    parts of a fused projection in it. The last of several with one name counts. Kernels are matrices, too.
     """
     blocks: dict[tuple[str, ...], dict[str, Piece]] = defaultdict(dict)
     for piece in source.pieces.values():

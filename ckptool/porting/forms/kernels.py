@@ -49,7 +49,7 @@ def _layout_of_file(shapes: Sequence[Shape], wanted: Counter[Shape], of_layers: 
     It has to be the only way for more than two thirds of the kernels that fit the sizes WANTED by the model in one way
     only, as they are or in one of the two layouts. Kernels that fit as they are and in a layout do not count, nor those
     that fit in both layouts. Kernels with three dimensions count for a layout only if code uses the new sizes in a
-    convolution (OF_LAYERS). The first of two layouts with equal numbers counts, which is then too few.
+    convolution (OF_LAYERS).
     """
     votes: Counter[_Way | None] = Counter()
     for shape in shapes:

@@ -131,9 +131,9 @@ def counted_by_letters(
 
 def _numbers_for_letters(components: Set[str], beside: Collection[str]) -> dict[str, str]:
     """Return component -> component with a number, for COMPONENTS of one module that are counted by letters: two or
-    more of one stem, from a on without a gap, up to h, all or none in capitals by stem (`norm_a`, `normA`). Others are
-    left out, and words for parts of adapters (`lora_A`); so are stems that are numbered as well (`norm_1` beside
-    `norm_a`), and those whose letters are all in BESIDE.
+    more of one stem, from a on without a gap, up to h, behind "_" or as capitals (`norm_a`, `normA`). `conv1A` becomes
+    `conv1_1`. Others are left out, and words for parts of adapters (`lora_A`); so are stems that are numbered as well
+    (`norm_1` beside `norm_a`), and those whose letters are all in BESIDE.
     """
     rows: dict[str, set[str]] = defaultdict(set)
     for component in components - table().adapters.keys():
