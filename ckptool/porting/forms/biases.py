@@ -103,7 +103,7 @@ def _used_before(bias: Piece, matrices: list[Piece]) -> list[Piece]:
 def _part_of_sum(lone: list[Piece], matrices: list[Piece], other: Canon) -> None:
     """Treat the bias of a sum of layers alike on both sides: where OTHER has it inside of one of the layers, it is
     moved beside them there, with a question. LONE has the biases of one side that are stored by themselves; those that
-    belong to such a sum are removed from it. MATRICES are the matrices of that side.
+    belong to such a sum are removed from it, and stay where they are. MATRICES are the matrices of that side.
 
     `lin_rel(x) + lin_root(y)` with a bias in one of the two is `fc_neigh(x) + fc_self(y) + bias`. It is done if both
     sides have equally many sums with biases of one size.
@@ -210,8 +210,8 @@ def _nearest(piece: Piece, matrices: list[Piece]) -> list[Piece]:
 
 
 def _lone_biases(canon: Canon) -> list[Piece]:
-    """Return the vectors of CANON that are alone under their path and are biases by their name (`_is_called_bias`), by
-    matrices of a similar name, or as the only vector beside a matrix (`_of_the_matrix`).
+    """Return the vectors and single numbers of CANON that are alone under their path and are biases by their name
+    (`_is_called_bias`), by matrices of a similar name, or as the only vector beside a matrix (`_of_the_matrix`).
     """
     together = Counter(piece.path for piece in canon.pieces.values())
     matrices = {piece.path for piece in canon.pieces.values() if len(piece.shape) > 1}

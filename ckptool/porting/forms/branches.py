@@ -128,7 +128,8 @@ class Branches:
 
     def _count(self, path: tuple[str, ...], held: Mapping[str, list[Pair]]) -> None:
         """Count for each order how the branches in the module PATH keep it: couples of the first 24 parts HELD in it
-        that have different contents, neither of which takes the other's output.
+        that have different contents, neither of which takes the other's output. The first pair without a doubt stands
+        for a part; a couple is left out if a part has none, or if these two are not known to be parallel (`beside`).
 
         A couple that confirms an order counts only once for several of these: beside layers that follow each other; and
         for look-alikes, unless they are in a numbered list. It counts once for all modules of one kind.
@@ -177,10 +178,11 @@ class Branches:
         """Return whether both sides keep the order named ORDER between parallel branches, so that it may tell the pairs
         ONE and OTHER apart. The branches are the two where the paths of their target units part.
 
-        If the same two branches are known from modules of this kind, none may be reversed there. Else other branches in
-        modules of this kind decide, if there are two, or one that is reversed; else, on this condition, those of all
-        modules: at least two, and 85 percent of them, have to keep the order. False if nothing decides. Look-alikes
-        beside one branch count once, unless one side has the two pairs in a numbered list.
+        If the same two branches are known from modules of this kind, none may be reversed there, and nothing else
+        counts. Else other branches decide: those in modules of this kind, if there are two or more, or a reversed one;
+        else, on the same condition, those of all modules. At least two of those that decide, and 85 percent of them,
+        have to keep the order. False if none decide. Look-alikes beside one branch count once, unless one side has the
+        two pairs in a numbered list.
         """
         at = next(i for i, (a, b) in enumerate(zip(one[0].path, other[0].path, strict=False)) if a != b)
         kind = self._kind[one[0].path[:at]]

@@ -22,8 +22,9 @@ from .step_table import bring_together
 
 
 def canonical(source: Signature, target: Signature, *, lora_scale: float | None = None) -> tuple[Canon, Canon]:
-    """Return (SOURCE, TARGET) in the common form, after all steps. LORA_SCALE is the factor of the source's adapters,
-    None if the file does not state it.
+    """Return (SOURCE, TARGET) in the common form, after all steps. Names of the target that count from 1 where those of
+    the source count from 0, or the reverse, are counted as in the source (`_counted_otherwise`). LORA_SCALE is the
+    factor of the source's adapters, None if the file does not state it.
     """
     s, t = _named(source, is_target=False), _named(target, is_target=True, counted=_counted_otherwise(target, source))
     s.adapter_scale = lora_scale

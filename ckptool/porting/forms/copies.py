@@ -30,10 +30,10 @@ def copies(source: Signature, target: Signature) -> tuple[dict[str, str], set[st
     """Return (key of a further copy of the model -> the same key in the preferred copy, keys to leave out because they
     belong to other parts of a larger model). Both are empty for a file without copies.
 
-    Copies are modules of SOURCE with equal tensors (`_alike`), which are more than TARGET holds (`_Sizes.too_many`),
-    unless names say that they are parts of one model (`_parts_by_name`). An encoder and a decoder are no copies either:
-    they are left out if a third such module is neither, and TARGET names no encoder or decoder. Which copy is preferred
-    is in the vocabulary (`copies`).
+    Copies are modules of SOURCE with tensors of equal names and sizes, whatever their values (`_alike`), which are more
+    than TARGET holds (`_Sizes.too_many`), unless names say that they are parts of one model (`_parts_by_name`). An
+    encoder and a decoder are no copies either: they are left out if a third such module is neither, and TARGET names no
+    encoder or decoder. Which copy is preferred is in the vocabulary (`copies`).
     """
     below = _below(source)
     sizes = _Sizes(source, target)
@@ -65,9 +65,9 @@ def _below(source: Signature) -> dict[_Path, dict[_Path, Shape]]:
 
 
 def _alike(below: Mapping[_Path, Mapping[_Path, Shape]]) -> list[tuple[frozenset[tuple[_Path, Shape]], list[_Path]]]:
-    """Return (tensors, as (path inside, sizes); paths of the modules that hold them) for modules with equal tensors:
-    two or more in one module, each with four tensors or more, whose last names are no numbers. Those with most tensors
-    come first. BELOW is from `_below`.
+    """Return (tensors, as (path inside, sizes); paths of the modules that hold them) for modules with tensors of equal
+    names and sizes: two or more in one module, each with four tensors or more, whose last names are no numbers. Those
+    with most tensors come first. BELOW is from `_below`.
     """
     groups: dict[tuple[_Path, frozenset[tuple[_Path, Shape]]], list[_Path]] = defaultdict(list)
     for prefix, inner in below.items():
@@ -121,7 +121,7 @@ def target_networks(source: Signature, target: Signature) -> dict[str, str]:
 
     The result is empty unless no name of SOURCE has the word "target", each key of TARGET with this word has a twin of
     equal size without it, and SOURCE has no more tensors of each of these sizes than TARGET has without its target
-    networks. Keys with this word that have no twin make it empty, too.
+    networks.
     """
 
     def without(path: Sequence[str]) -> tuple[tuple[str, ...], ...]:

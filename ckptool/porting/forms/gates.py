@@ -135,7 +135,7 @@ def _divide_letters(one: Canon, other: Canon) -> bool:
     were any to split.
 
     A vector of the module that is named as the bias of all gates (`bias_ifgo`), and is as long as these, is split, too.
-    Nothing is split of a module in which OTHER has weights of the sizes of these matrices.
+    Nothing is split in a module if OTHER has a weight with the sizes of a matrix of several gates in it.
     """
     theirs = {p.shape for p in other.pieces.values() if p.role == "weight"}
     found = False

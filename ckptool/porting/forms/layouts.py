@@ -175,8 +175,8 @@ def kin(piece: Piece) -> str:
 
 
 def follow_names(source: Canon, target: Canon) -> None:
-    """Transpose a matrix of the source if the model transposes the matrix of that name (`_pairs_by_name`), and stores
-    it in the same sizes: tensors with one name and one shape usually have one layout.
+    """Transpose each matrix of the source if the model transposes the matrix of that name (`_pairs_by_name`), and
+    stores it in the same sizes: tensors with one name and one shape usually have one layout.
 
     Of such pairs, without square ones, those of equal sizes must be at least as many as the others; else nothing is
     done. If all are square, the source lacks a parameter of the model, and the model's matrix is not bare, the

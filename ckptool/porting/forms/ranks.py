@@ -77,7 +77,7 @@ def joined_ranks(found: Sequence[StateDict], target: Signature) -> Ranks | None:
 
     What is equal in all is taken from the first. Other shares are joined along the first dimension that gives a size
     that TARGET has, in any order of its dimensions, or else the first of all. It is a question if several dimensions
-    do, or if the tensor is a fused projection by name.
+    do, or else if the tensor is a fused projection by name.
     """
     ranks = _in_order(found)
     if not ranks:

@@ -178,8 +178,9 @@ def role_of(path: tuple[str, ...], siblings: set[str]) -> tuple[tuple[str, ...],
     """Return (path of the module, role) of the tensor whose key has the components PATH. SIBLINGS are the last
     components of the keys in the same module.
 
-    The first of `_READINGS` that reads the key decides. Everything else is a "weight" whose path is PATH: a parameter
-    with a name of its own, a numbered one, a shift without a factor beside it.
+    The first of `_READINGS` that reads the key decides: `fc.weight` is "weight" of `fc`, `norm.gamma` "weight" of
+    `norm`, `fc_bias` "bias" of `fc`. Everything else is a "weight" whose path is PATH: a parameter with a name of its
+    own, a numbered one, a shift without a factor beside it.
     """
     return next((found for read in _READINGS if (found := read(path, siblings)) is not None), (path, "weight"))
 

@@ -22,9 +22,9 @@ def cut_sides(one: Canon, other: Canon) -> None:
     `weight_hh`, if OTHER has cells of these sizes with both (`_cells`), all with equally many inputs. A bias of the
     layer becomes `bias_ih`.
 
-    This is done for all weights of one size, if they are at most as many as those cells, and OTHER has no weight of
-    that size. That the hidden state may come first is a question, and the order of the gates is another, if the layer
-    has as many rows as all gates of a kind of cell.
+    This is done for all weights of one size, if they are at most as many as those cells, and OTHER has no weight (or
+    `weight_ih`) of that size. That the hidden state may come first is a question, and the order of the gates is
+    another, if the layer has as many rows as all gates of a kind of cell.
     """
     for whole, widths in _cells(other).items():
         wholes = [p for p in one.pieces.values() if p.role == "weight" and p.shape == whole]

@@ -283,9 +283,9 @@ def _join_cells(source: Canon, pieces: Sequence[Piece], have: tuple[str, ...], w
     """Split PIECES, the weights [directions, gates * width, …] and biases [directions, 2 * gates * width] of recurrent
     operators, into torch's weights for each direction, with the gates in the order WANT; HAVE is their present order.
 
-    Those of one layer are known by their order, which is a question if several layers have the same sizes. Nothing is
-    done if there are not equally many weights on inputs and on hidden states, and as many biases or none. Layers with
-    other sizes stay as they are.
+    The first weight on inputs, the first one on hidden states and the first biases are of one layer, and so on, which
+    is a question if several layers have the same sizes. Nothing is done if there are not equally many weights on inputs
+    and on hidden states, and as many biases or none. Layers with other sizes stay as they are.
     """
     inputs, states, biases = (
         [p for p in pieces if _part(p) == name] for name in ("kernel", "recurrent_kernel", "bias")
