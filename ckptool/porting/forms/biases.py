@@ -288,7 +288,9 @@ def _owners(canon: Canon, bias: Piece) -> list[Piece]:
 
 
 def _bias_of(owner: Piece, whole: Piece, start: int, stop: int) -> tuple[Piece, Callable[[Expr], Expr]]:
-    """Return the bias of the matrix OWNER, and the function that cuts it out of WHOLE, from START to STOP."""
+    """Return the bias of the matrix OWNER, and the function that cuts it out of WHOLE, from START to STOP. It has the
+    path and words of OWNER, a place directly behind it, and the questions of WHOLE.
+    """
     made = replace(
         owner,
         role="bias",

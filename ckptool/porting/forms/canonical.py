@@ -227,7 +227,8 @@ _RAW = "_raw"
 
 def _kept_raw(signature: Signature) -> dict[str, str]:
     """Return key of a raw weight -> key of its copy of equal size, for weights that WeightDrop stores twice:
-    `rnn.weight_hh_l0_raw`, and with dropout `rnn.module.weight_hh_l0` or `rnn.weight_hh_l0`.
+    `rnn.weight_hh_l0_raw`, and with dropout `rnn.module.weight_hh_l0` or else `rnn.weight_hh_l0`. Names that do not
+    begin with "weight" are left out.
     """
     found = {}
     for key, entry in signature.entries.items():

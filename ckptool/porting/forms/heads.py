@@ -176,7 +176,8 @@ def add_key_biases(source: Canon, target: Canon) -> None:
     """Add biases of zeros to keys of the source, in each attention that has biases only for queries and values, if the
     model has any bias of keys.
 
-    A bias of keys does not change the result of an attention, and some code has none.
+    They are added to the pieces of the source. A bias of keys does not change the result of an attention, and some code
+    has none.
     """
     if not any(part_label(p.path) == "k" and p.role == "bias" for p in target.pieces.values()):
         return

@@ -165,8 +165,9 @@ def name_third_norm(canon: Canon) -> None:
 
 
 def _norms_of_blocks(canon: Canon) -> dict[tuple[str, ...], dict[tuple[str, ...], list[Piece]]]:
-    """Return path of a block -> path in it of a norm -> vectors of the norm. The block is the member of the innermost
-    list around the norm, or else the module around it.
+    """Return path of a block -> path in it of a norm -> vectors of the norm, for modules of CANON that are norms by the
+    last name in their path. The block is the member of the innermost list around the norm, or else the module around
+    it.
     """
     group = table().group("purpose")
     blocks: dict[tuple[str, ...], dict[tuple[str, ...], list[Piece]]] = defaultdict(lambda: defaultdict(list))

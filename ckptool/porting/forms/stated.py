@@ -75,7 +75,7 @@ def take_what_is_stated(source: Canon, target: Canon) -> None:
 
 def _word_outputs(source: Canon) -> None:
     """Add the words "out" and "proj" to the names of the tensors of a layer that the file states to be the output of an
-    attention: its class is called an attention, and its kernel has two dimensions of inputs and one of outputs.
+    attention: its class has "attention" in its name, and its kernel has two dimensions of inputs and one of outputs.
     """
     found = {
         piece.path

@@ -226,10 +226,12 @@ def _alternating(target: Canon, weight: Piece, parts: int) -> int:
 
 
 def other_arrangement(target: Piece, source: Piece) -> Reason | None:
-    """Return the reason to ask whether TARGET and SOURCE, two paired projections, arrange their rows differently; None
-    if names or code show it, if neither is fused by name, or if another rule asks.
+    """Return the reason to ask whether TARGET and SOURCE, two paired projections, arrange their rows differently: for
+    queries (`_other_heads`), or for a gate (`_other_half`). What SOURCE holds by its name counts, or else what TARGET
+    does.
 
-    A layer with the same name on both sides is taken to have one layout, unless one of the two layers is a convolution.
+    None if names or code show it, if neither is fused by name, for keys and values alone, or if another rule asks. Also
+    None if both layers have the same name and number of dimensions: they are taken to have one layout.
     """
     own, theirs = fused_kind(target), fused_kind(source)
     kind = theirs or own
