@@ -39,12 +39,12 @@ class _Adapter:
 
 def merge_adapters(source: Canon, target: Canon) -> None:
     """Merge the low-rank adapters of the source into the weights that they adapt, unless the target has adapters, too.
-    A weight whose adapter cannot be merged gets a question. All tensors of the adapters are removed, also where nothing
-    is found that they adapt.
+    A weight whose adapter cannot be merged gets a question. All tensors of the source's adapters are removed then, also
+    where nothing is found that they adapt; if the target has adapters, they stay.
 
     The scale is alpha / rank, of the `alpha` beside the factors, or else the scale that the file states, or else 1,
-    with a question. On both sides, wrappers of adapted modules (`base_layer`) are removed, and trained copies of
-    modules replace their originals. If anything was merged, the source has a note.
+    with a question. In any case, on both sides, wrappers of adapted modules (`base_layer`) are removed from paths, and
+    trained copies of modules replace their originals. If anything was merged, the source has a note.
     """
     own, theirs = _adapters(source), _adapters(target)
     for canon, found in ((source, own), (target, theirs)):
@@ -68,8 +68,12 @@ def merge_adapters(source: Canon, target: Canon) -> None:
 
 
 def _adapters(canon: Canon) -> dict[_Path, _Adapter]:
-    """Return path of a module that is adapted -> its adapters, by the names of its tensors (`fc.lora_A.default` belongs
-    to `fc`). An `alpha` of one value belongs to all adapters of its module, if there are any.
+    """Return path of a module that is adapted -> its adapters, for the tensors of CANON with a word of the vocabulary
+    for a part of an adapter (`lora_A`) in their path. What comes before the first such word is the module, which is not
+    the outermost one; what comes after it is the name of the adapter: `fc.lora_A.default` is of the adapter "default"
+    of `fc`.
+
+    An `alpha` belongs to all adapters of its module, if there are any and it has one value; else it is left out.
     """
     found: dict[_Path, _Adapter] = defaultdict(_Adapter)
     alphas = []
@@ -89,8 +93,8 @@ def _adapters(canon: Canon) -> dict[_Path, _Adapter]:
 
 def _only_trained(canon: Canon) -> None:
     """Remove the original of each module that the file holds twice, as original and as trained copy
-    (`modules_to_save`). The tensors of the copy get the paths of the originals; those without an original stay as they
-    are.
+    (`modules_to_save`). The tensors of the copy get the paths of the originals (`fc.modules_to_save.default` becomes
+    `fc`, where `fc.original_module` is removed); those without an original stay as they are.
     """
     for copy, original in table().trained_instead.items():
         for piece in [p for p in canon.pieces.values() if copy in p.path]:
@@ -103,7 +107,8 @@ def _only_trained(canon: Canon) -> None:
 
 def _without_wrapper(canon: Canon, base: _Path) -> None:
     """Remove from paths below the module BASE the component that marks the original weight of an adapted module
-    (`base_layer`), unless BASE itself has a tensor with this role.
+    (`base_layer`), unless BASE itself has a tensor with this role. The words of the component are also removed from the
+    words of these tensors.
     """
     for piece in [p for p in canon.pieces.values() if p.path[: len(base)] == base and len(p.path) > len(base)]:
         if piece.path[len(base)] in table().adapted and Name(base, piece.role) not in canon.pieces:
@@ -113,9 +118,10 @@ def _without_wrapper(canon: Canon, base: _Path) -> None:
 
 
 def _base_of(source: Canon, base: _Path) -> Name | None:
-    """Return the name of the weight that the adapter at the path BASE adapts: that of this module; else the weight
-    whose whole path the last component spells with "_" behind a known prefix (`lora_unet_down_0` for `down.0`); else
-    the only one whose path ends like that. None if there is no such weight, or if several weights end in that name.
+    """Return the name of the weight that the adapter at the path BASE adapts: that of this module. Else, if the last
+    component begins with a known prefix word, the weight of two or more dimensions whose whole path is spelled with "_"
+    behind one to three words (`lora_unet_down_0` for `down.0`). Else the only such weight whose path ends like that,
+    with the fewest words left out for which just one does. None if there is no such weight.
     """
     name = Name(base, "weight")
     if name in source.pieces:
@@ -132,7 +138,8 @@ def _base_of(source: Canon, base: _Path) -> Name | None:
 
 def _factors(parts: dict[str, Piece]) -> tuple[Piece, Piece, bool] | None:
     """Return (factor that takes the inputs, factor that gives the outputs, whether their product is transposed) of an
-    adapter; None if one of the two factors is missing. PARTS has role -> tensor.
+    adapter; None if one of the two factors is missing. PARTS has role -> tensor. Factors "down" and "up" come before
+    "turned_down" and "turned_up", whose product is transposed.
     """
     for prefix in ("", "turned_"):
         if f"{prefix}down" in parts and f"{prefix}up" in parts:
@@ -142,8 +149,8 @@ def _factors(parts: dict[str, Piece]) -> tuple[Piece, Piece, bool] | None:
 
 def _ways(weight: Piece, a: Piece, b: Piece) -> set[bool]:
     """Return whether the product of the factors A [rank, inputs] and B [outputs, rank] of an adapter has the sizes of
-    WEIGHT as it is (False), transposed (True), or both; empty if neither. A kernel, which is never transposed, has to
-    have as many elements, and outputs that divide the rows of B.
+    WEIGHT as it is (False), transposed (True), or both; empty if neither. A weight without two dimensions (a kernel) is
+    never transposed; it has to have as many elements, and outputs that divide the rows of B.
     """
     if len(a.shape) < 2 or len(b.shape) < 2 or a.shape[0] != prod(b.shape[1:]):
         return set()
@@ -156,7 +163,8 @@ def _ways(weight: Piece, a: Piece, b: Piece) -> set[bool]:
 
 def _all_turned(source: Canon, adapters: dict[_Path, _Adapter], bases: dict[_Path, Name | None]) -> bool:
     """Return whether the weights with adapters have inputs first: at least one that is not square shows it by its
-    sizes, and none shows the opposite. Square weights of the file most likely have the same layout.
+    sizes, and none shows the opposite. Square weights of the file most likely have the same layout. Adapters whose
+    product is transposed by its name, and those of no known weight, do not count.
 
     ADAPTERS has path -> adapters, BASES path -> name of the adapted weight, or None.
     """
@@ -174,12 +182,14 @@ def _all_turned(source: Canon, adapters: dict[_Path, _Adapter], bases: dict[_Pat
 def _merged(
     source: Canon, weight: Piece, adapter: _Adapter, scale: float | None, all_turned: bool
 ) -> Question[Expr] | None:
-    """Merge ADAPTER into WEIGHT in SOURCE, and return None; or return the question why this was not possible: several
-    adapters, unknown or missing tensors, or factors whose sizes do not fit.
+    """Merge ADAPTER into WEIGHT in SOURCE, where the merged weight replaces WEIGHT and all tensors of the adapter, and
+    return None; or return the question why this was not possible: several adapters, unknown or missing tensors, or
+    factors whose sizes do not fit.
 
     SCALE is that of all adapters, None if the file has none; an alpha of the adapter comes before it. Without both, the
     scale is 1, and the merged weight has a question. It also has one if it is not sure along which dimension the
-    magnitudes of the adapter are. ALL_TURNED says whether a square weight has inputs first.
+    magnitudes of the adapter are. ALL_TURNED says whether a square weight has inputs first, unless the names of the
+    factors say it.
     """
     if len(adapter.parts) > 1:
         return ask(Reason.SEVERAL_ADAPTERS, str(len(adapter.parts)), ", ".join(sorted(adapter.parts)))

@@ -21,7 +21,8 @@ def join_affine(one: Canon, other: Canon) -> None:
 
     Scale and shift are a layer with a weight and a bias as long as the statistics, and no other tensors. Its name
     differs from the name of the statistics by one word that is the same in the whole model (`_by_name`), or it is the
-    next layer in the same module (`_next`). Norms without such a layer stay as they are.
+    next layer in the same module (`_next`). Norms without such a layer stay as they are. The weight and the bias get
+    the path of the statistics; one whose shape is not just that of the statistics (`[1, c]` for `[c]`) stays.
     """
     layers = _layers(one)
     bare = [path for path, held in layers.items() if _has_only_statistics(held)]
@@ -58,8 +59,9 @@ def _layers(canon: Canon) -> dict[_Path, dict[str, Piece]]:
 
 def _by_name(bare: list[_Path], free: dict[_Path, int], layers: dict[_Path, dict[str, Piece]]) -> dict[_Path, _Path]:
     """Return path of statistics -> path of their scale and shift, for names that differ in the one word in which most
-    of them differ, if that is at least half of them. Statistics with several such layers are left out, and layers of
-    several statistics.
+    of them differ, if that is at least half of them. Only layers with as many values count, and names with as many
+    words as those of the statistics, or one more. Statistics with several such layers are left out, and layers of
+    several statistics. The first of several words that are equally frequent counts.
 
     BARE are the paths of the statistics. FREE has path -> size of the layers that may be a scale and shift. LAYERS has
     path -> role -> tensor.

@@ -71,8 +71,9 @@ def ways(role: Role, framework: str, rank: int) -> list[Way]:
     mirrored.
 
     There are two for a kernel that may be of a transposed convolution, because the file does not state its layer: as a
-    plain one, as a transposed one. [] if the file does not state axes for each dimension, for less than two dimensions,
-    and for letters that do not make up a matrix, table or kernel.
+    plain one, as a transposed one. A letter may occur several times in a matrix, a table or a depthwise kernel: these
+    axes become one. [] if the file does not state axes for each dimension, for less than two dimensions, and for
+    letters that do not make up a matrix, table or kernel.
     """
     axes = role.axes
     if len(axes) != rank or rank < 2 or not set(axes) <= set("IOMVN" + _SPACE):

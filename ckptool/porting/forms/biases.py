@@ -19,8 +19,12 @@ from .pieces import Canon, Name, Piece, squeezed
 
 
 def attach_biases(one: Canon, other: Canon) -> None:
-    """Move each bias of ONE that is stored by itself into the module of its matrix (`_owner`); without one, it stays.
-    If OTHER stores biases of this size by themselves, too, it only gets the role of a bias.
+    """Move each bias of ONE that is stored by itself (`_lone_biases`) into the module of its matrix (`_owner`), with
+    the role "bias"; without one, it stays. A matrix gets one bias at most, and none if it has one. It is transposed if
+    it has another number of rows than the bias has values.
+
+    If OTHER stores biases of this size by themselves, too, a bias only gets the role. OTHER is changed where it has the
+    bias of a sum of layers in one of these (`_part_of_sum`).
     """
     lone = _to_attach(one, other)
     matrices = [p for p in one.pieces.values() if p.role == "weight" and len(p.shape) > 1 and p not in lone]
@@ -37,8 +41,9 @@ def attach_biases(one: Canon, other: Canon) -> None:
 
 
 def _to_attach(one: Canon, other: Canon) -> list[Piece]:
-    """Return the biases of ONE that are stored by themselves, if OTHER has none of this size; the rest get the role of
-    a bias. Those that OTHER has as a table of one column, of each user, say, are left as they are.
+    """Return the biases of ONE that are stored by themselves (`_lone_biases`), if OTHER has none of this size; the rest
+    are left out, and get the role of a bias in ONE. Left out, and left as they are, are those [n, 1] that OTHER has as
+    a weight of these sizes: a table of one column, of each user, say.
     """
     apart = {squeezed(piece.shape) for piece in _lone_biases(other)}
     tables = {piece.shape for piece in other.pieces.values() if piece.role == "weight" and piece.shape[1:] == (1,)}
@@ -75,9 +80,10 @@ def _fitting(bias: Piece, matrices: list[Piece], layers: _Layers) -> list[Piece]
 
 
 def _of_several(bias: Piece, fitting: list[Piece], layers: _Layers) -> Piece | None:
-    """Return the one of FITTING that the first of these tells apart: the name of BIAS or else the numbers in its path,
-    the nearest path, layers of the other side of these sizes (LAYERS), the last use before that of BIAS, or that both
-    are of the output layer by name. None if nothing does. Where paths are near, no layer of another place counts.
+    """Return the one of FITTING that the first of these leaves alone: the name of BIAS (`_called_as`, `_same_part`) or,
+    where that finds none, the numbers in its path; of these (of all, if there are none) the nearest path; of the
+    nearest, layers of the other side of these sizes (LAYERS), then the last one that is used before BIAS; of all, those
+    of the output layer, if both are so by name. None if each leaves none or several.
     """
     named = _called_as(bias, fitting) or _same_part(bias, fitting)
     said = named or [m for m in fitting if numbers(m.path) == numbers(bias.path)]
@@ -97,7 +103,7 @@ def _used_before(bias: Piece, matrices: list[Piece]) -> list[Piece]:
 def _part_of_sum(lone: list[Piece], matrices: list[Piece], other: Canon) -> None:
     """Treat the bias of a sum of layers alike on both sides: where OTHER has it inside of one of the layers, it is
     moved beside them there, with a question. LONE has the biases of one side that are stored by themselves; those that
-    belong to such a sum are removed from it. MATRICES are the matrices of that side.
+    belong to such a sum are removed from it, and stay where they are. MATRICES are the matrices of that side.
 
     `lin_rel(x) + lin_root(y)` with a bias in one of the two is `fc_neigh(x) + fc_self(y) + bias`. It is done if both
     sides have equally many sums with biases of one size.
@@ -204,8 +210,8 @@ def _nearest(piece: Piece, matrices: list[Piece]) -> list[Piece]:
 
 
 def _lone_biases(canon: Canon) -> list[Piece]:
-    """Return the vectors of CANON that are alone under their path and are biases by their name (`_is_called_bias`), by
-    matrices of a similar name, or as the only vector beside a matrix (`_of_the_matrix`).
+    """Return the vectors and single numbers of CANON that are alone under their path and are biases by their name
+    (`_is_called_bias`), by matrices of a similar name, or as the only vector beside a matrix (`_of_the_matrix`).
     """
     together = Counter(piece.path for piece in canon.pieces.values())
     matrices = {piece.path for piece in canon.pieces.values() if len(piece.shape) > 1}
@@ -282,7 +288,9 @@ def _owners(canon: Canon, bias: Piece) -> list[Piece]:
 
 
 def _bias_of(owner: Piece, whole: Piece, start: int, stop: int) -> tuple[Piece, Callable[[Expr], Expr]]:
-    """Return the bias of the matrix OWNER, and the function that cuts it out of WHOLE, from START to STOP."""
+    """Return the bias of the matrix OWNER, and the function that cuts it out of WHOLE, from START to STOP. It has the
+    path and words of OWNER, a place directly behind it, and the questions of WHOLE.
+    """
     made = replace(
         owner,
         role="bias",

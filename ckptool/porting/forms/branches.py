@@ -45,7 +45,8 @@ def flows_into(one: Unit, other: Unit) -> bool:
 
 def in_channel_order(units: Sequence[Unit]) -> None:
     """Change the order of execution (`used`, `turn`) of UNITS in branches that one layer concatenates, to the order of
-    the concatenation. Units that are in several of the branches, or in none, stay.
+    the concatenation. Units that are in several of the branches, or in none, stay, and so do all branches if one of
+    their last layers is no used unit of UNITS with a known flow. The `turn` of all UNITS is counted anew in any case.
 
     Code may compute branches in any order. The order of their channels is in the weights of the layer that takes them,
     which both sides share, and code usually registers branches in that order: some code computes the pooled features of
@@ -127,7 +128,8 @@ class Branches:
 
     def _count(self, path: tuple[str, ...], held: Mapping[str, list[Pair]]) -> None:
         """Count for each order how the branches in the module PATH keep it: couples of the first 24 parts HELD in it
-        that have different contents, neither of which takes the other's output.
+        that have different contents, neither of which takes the other's output. The first pair without a doubt stands
+        for a part; a couple is left out if a part has none, or if these two are not known to be parallel (`beside`).
 
         A couple that confirms an order counts only once for several of these: beside layers that follow each other; and
         for look-alikes, unless they are in a numbered list. It counts once for all modules of one kind.
@@ -176,10 +178,11 @@ class Branches:
         """Return whether both sides keep the order named ORDER between parallel branches, so that it may tell the pairs
         ONE and OTHER apart. The branches are the two where the paths of their target units part.
 
-        If the same two branches are known from modules of this kind, none may be reversed there. Else other branches in
-        modules of this kind decide, if there are two, or one that is reversed; else, on this condition, those of all
-        modules: at least two, and 85 percent of them, have to keep the order. False if nothing decides. Look-alikes
-        beside one branch count once, unless one side has the two pairs in a numbered list.
+        If the same two branches are known from modules of this kind, none may be reversed there, and nothing else
+        counts. Else other branches decide: those in modules of this kind, if there are two or more, or a reversed one;
+        else, on the same condition, those of all modules. At least two of those that decide, and 85 percent of them,
+        have to keep the order. False if none decide. Look-alikes beside one branch count once, unless one side has the
+        two pairs in a numbered list.
         """
         at = next(i for i, (a, b) in enumerate(zip(one[0].path, other[0].path, strict=False)) if a != b)
         kind = self._kind[one[0].path[:at]]
@@ -223,5 +226,5 @@ def _kind(path: tuple[str, ...], held: Iterable[str]) -> Hashable:
 
 
 def _first(pairs: list[Pair]) -> Pair | None:
-    """Return the first of PAIRS without a doubt; None if all have one."""
+    """Return the first of PAIRS whose unit of the target has no doubt; None if all have one."""
     return next((pair for pair in pairs if not pair[0].doubts), None)

@@ -22,8 +22,9 @@ from .step_table import bring_together
 
 
 def canonical(source: Signature, target: Signature, *, lora_scale: float | None = None) -> tuple[Canon, Canon]:
-    """Return (SOURCE, TARGET) in the common form, after all steps. LORA_SCALE is the factor of the source's adapters,
-    None if the file does not state it.
+    """Return (SOURCE, TARGET) in the common form, after all steps. Names of the target that count from 1 where those of
+    the source count from 0, or the reverse, are counted as in the source (`_counted_otherwise`). LORA_SCALE is the
+    factor of the source's adapters, None if the file does not state it.
     """
     s, t = _named(source, is_target=False), _named(target, is_target=True, counted=_counted_otherwise(target, source))
     s.adapter_scale = lora_scale
@@ -78,7 +79,8 @@ def _named(signature: Signature, *, is_target: bool, counted: Mapping[str, int] 
 
     Left out are keys that are tied to an earlier one, the second copy of a weight that is stored twice (`_kept_raw`:
     the raw one stays), and counters of batch norms, which `counters` of the result has. A tensor with a name that is
-    taken gets "again" behind its path.
+    taken gets "again" behind its path. In `assembly`, each key of a target that is a piece has its own hole, and the
+    second copy of a weight that of the raw one.
     Args:
         signature: the side's keys and shapes.
         is_target: whether it is the target.
@@ -225,7 +227,8 @@ _RAW = "_raw"
 
 def _kept_raw(signature: Signature) -> dict[str, str]:
     """Return key of a raw weight -> key of its copy of equal size, for weights that WeightDrop stores twice:
-    `rnn.weight_hh_l0_raw`, and with dropout `rnn.module.weight_hh_l0` or `rnn.weight_hh_l0`.
+    `rnn.weight_hh_l0_raw`, and with dropout `rnn.module.weight_hh_l0` or else `rnn.weight_hh_l0`. Names that do not
+    begin with "weight" are left out.
     """
     found = {}
     for key, entry in signature.entries.items():

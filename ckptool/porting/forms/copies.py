@@ -30,10 +30,10 @@ def copies(source: Signature, target: Signature) -> tuple[dict[str, str], set[st
     """Return (key of a further copy of the model -> the same key in the preferred copy, keys to leave out because they
     belong to other parts of a larger model). Both are empty for a file without copies.
 
-    Copies are modules of SOURCE with equal tensors (`_alike`), which are more than TARGET holds (`_Sizes.too_many`),
-    unless names say that they are parts of one model (`_parts_by_name`). An encoder and a decoder are no copies either:
-    they are left out if a third such module is neither, and TARGET names no encoder or decoder. Which copy is preferred
-    is in the vocabulary (`copies`).
+    Copies are modules of SOURCE with tensors of equal names and sizes, whatever their values (`_alike`), which are more
+    than TARGET holds (`_Sizes.too_many`), unless names say that they are parts of one model (`_parts_by_name`). An
+    encoder and a decoder are no copies either: they are left out if a third such module is neither, and TARGET names no
+    encoder or decoder. Which copy is preferred is in the vocabulary (`copies`).
     """
     below = _below(source)
     sizes = _Sizes(source, target)
@@ -65,9 +65,9 @@ def _below(source: Signature) -> dict[_Path, dict[_Path, Shape]]:
 
 
 def _alike(below: Mapping[_Path, Mapping[_Path, Shape]]) -> list[tuple[frozenset[tuple[_Path, Shape]], list[_Path]]]:
-    """Return (tensors, as (path inside, sizes); paths of the modules that hold them) for modules with equal tensors:
-    two or more in one module, each with four tensors or more, whose last names are no numbers. Those with most tensors
-    come first. BELOW is from `_below`.
+    """Return (tensors, as (path inside, sizes); paths of the modules that hold them) for modules with tensors of equal
+    names and sizes: two or more in one module, each with four tensors or more, whose last names are no numbers. Those
+    with most tensors come first. BELOW is from `_below`.
     """
     groups: dict[tuple[_Path, frozenset[tuple[_Path, Shape]]], list[_Path]] = defaultdict(list)
     for prefix, inner in below.items():
@@ -120,7 +120,8 @@ def target_networks(source: Signature, target: Signature) -> dict[str, str]:
     for a file without target networks, which starts as a copy of the other network, in training alone.
 
     The result is empty unless no name of SOURCE has the word "target", each key of TARGET with this word has a twin of
-    equal size without it, and SOURCE has too few tensors of these sizes for both.
+    equal size without it, and SOURCE has no more tensors of each of these sizes than TARGET has without its target
+    networks.
     """
 
     def without(path: Sequence[str]) -> tuple[tuple[str, ...], ...]:
@@ -187,8 +188,9 @@ def _preference(name: str) -> tuple[int, str]:
 
 
 def doubt_copies(filling: Filling, copies: Mapping[str, str]) -> None:
-    """Add a question to every expression in FILLING that reads one of several copies, with the other copies as options.
-    COPIES has key of another copy -> the same key in the preferred copy. If it is empty, nothing changes.
+    """Add a question to every expression in FILLING that reads one of several copies, with an option for each other
+    copy, which reads all keys from it. COPIES has key of another copy -> the same key in the preferred copy. If it is
+    empty, nothing changes.
     """
     others: dict[str, list[str]] = defaultdict(list)
     for other, key in copies.items():
@@ -274,8 +276,8 @@ def _of_tables(
     another layer, before or after them: an output layer with the matrix of a table, and a bias, which may be alone,
     too. Keys in REPEATED are left out; LAYERS and CONTENT are as in `_repeated_layers`.
 
-    Of such a layer, a matrix with unequal values counts; if one of its tensors repeats another, so do its others with
-    unequal values.
+    Of such a layer, a matrix with unequal values counts, if the sizes are equal, too; if one of its tensors is known to
+    repeat another, any equal tensor with unequal values counts, as a bias does.
     """
     alone = {
         content[one]: one for (one, *more) in layers.values() if not more and one in content if one not in repeated
@@ -328,7 +330,7 @@ def _varies(tensor: LazyTensor) -> bool:
 
 def called_as_in(source: Signature, target: Signature) -> Signature:
     """Return SOURCE with each tensor that a block holds under two names (tied keys) under the name that the target has:
-    its key is then no longer tied, and the other key is tied to it.
+    its key is then no longer tied, and the other keys of this tensor are tied to it.
 
     This is done if the target has a tensor of this size with the last three components of the later key, and none with
     those of the first. Code may register a norm as a part of the block, and again in a list of layers. Neither name is

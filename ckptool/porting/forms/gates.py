@@ -38,7 +38,7 @@ def join_gates(source: Canon, target: Canon) -> None:
     First, matrices of several gates that are named by their letters (`iou`) are split (`_divide_letters`); if there are
     any, and each side has layers for all gates, both sides join theirs in any case. A side whose gates are joined
     without a size to fit, also gets torch's roles for layers of all gates (`_name_sides`). Layers of single gates that
-    are left get the gate's name among their words.
+    are left get the words "cell" and "gate", and the letter of the gate (`_name_apart`).
     """
     lettered = [_divide_letters(one, other) for one, other in ((source, target), (target, source))]
     both = any(lettered) and _has_gates(source) and _has_gates(target)
@@ -135,6 +135,7 @@ def _divide_letters(one: Canon, other: Canon) -> bool:
     were any to split.
 
     A vector of the module that is named as the bias of all gates (`bias_ifgo`), and is as long as these, is split, too.
+    Nothing is split in a module if OTHER has a weight with the sizes of a matrix of several gates in it.
     """
     theirs = {p.shape for p in other.pieces.values() if p.role == "weight"}
     found = False
@@ -349,8 +350,9 @@ def _halves(piece: Piece, *, asked: bool) -> dict[str, tuple[Piece, Callable[[Ex
 
 def _join(one: Canon, scope: _Path, cell: RecurrentCell, held: _Held, pieces: list[Piece], depth: int) -> None:
     """Replace the matrices of a recurrent cell, and their biases, by `weight_ih`, `weight_hh`, `bias_ih`, `bias_hh` in
-    the module SCOPE ("cell" if it is the outermost), with the gates in torch's order. Nothing is done if the sizes are
-    not those of one cell (`_in_torch_layout`).
+    the module SCOPE ("cell" if it is the outermost), with the gates in torch's order. Vectors beside the matrices that
+    are biases by name, one for each gate, become `bias_ih`. Nothing is done if the sizes are not those of one cell
+    (`_in_torch_layout`).
 
     If all matrices are square and of one size, and the first is bare, all of them may have inputs first, which is a
     question.
@@ -380,8 +382,9 @@ def _join(one: Canon, scope: _Path, cell: RecurrentCell, held: _Held, pieces: li
 
 def _in_torch_layout(one: Canon, cell: RecurrentCell, held: _Held) -> _Held:
     """Return HELD, (side, gate) -> matrix or kernel of CELL, with outputs first: as it is, if both sides have equally
-    many outputs; else with all matrices transposed, if all have inputs first (parameters of their own), so that their
-    second sizes are the outputs. {} if HELD is empty, if a side has gates of several sizes, or if neither layout fits.
+    many outputs; else with all matrices transposed in ONE, if all have inputs first (parameters of their own), so that
+    their second sizes are the outputs. {} if HELD is empty, if a side has gates of several sizes, or if neither layout
+    fits.
     """
     if not held or any(len({held[side, gate].shape for gate in cell.gates}) > 1 for side in _SIDES):
         return {}
@@ -404,7 +407,8 @@ def _lone_biases(cell: RecurrentCell, vectors: Sequence[Piece], depth: int) -> d
 
 def _join_side(one: Canon, own: Sequence[Piece], new: Piece, side: str, *, unsure: bool) -> None:
     """Replace OWN, the matrices of the gates of one SIDE, by one with path and order of NEW, and their biases by one,
-    if there are any, all as long as a gate. UNSURE: ask whether the matrices have inputs first.
+    if there are any, all as long as a gate; a missing one is zeros. The new pieces have the roles `weight_SIDE` and
+    `bias_SIDE`, and the matrix has the questions of all OWN. UNSURE: ask whether the matrices have inputs first.
     """
     width = own[0].shape[0]
     biases = [one.pieces.get(Name(_layer(p), "bias")) for p in own]
@@ -441,8 +445,10 @@ def _stack(one: Canon, parts: Sequence[Piece | None], new: Piece) -> None:
 
 def _name_sides(one: Canon) -> None:
     """Give the two layers of a recurrent cell, for the input and for the hidden state (`_named_sides`), torch's names
-    (`weight_ih`, `weight_hh`), and `bias_ih` to a bias of the cell itself, with as many rows. The gates are put in
-    torch's order (`_order_gates`). Their two weights have equally many rows, as a cell has (`_cell_of`).
+    (`weight_ih`, `weight_hh`), and the path of the module around them ("cell" for the outermost); their biases become
+    `bias_ih` and `bias_hh`, and a bias of that module with as many values `bias_ih`. The gates are put in torch's order
+    (`_order_gates`). Layers without both weights, with different numbers of rows, or without the sizes of a cell
+    (`_cell_of`) stay.
     """
     for scope, sides in _named_sides(one).items():
         ih, hh = (next((p for p in sides[side] if p.role == "weight"), None) for side in _SIDES)

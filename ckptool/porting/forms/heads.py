@@ -63,8 +63,9 @@ def flat_vectors(one: Canon, other: Canon) -> None:
     """Flatten biases [heads, width] of ONE, which a relative attention adds to its queries (Dai et al.,
     "Transformer-XL", 2019), to the vectors that OTHER has.
 
-    A bias is a parameter with a name such as `q_bias`. This is done for one size only if all bare matrices of ONE with
-    it are such biases, and OTHER has no bias of this size and at least as many more biases of the flat size than ONE.
+    A bias is a parameter with a name such as `q_bias`. This is done for each size of which all bare matrices of ONE are
+    such biases, if OTHER has no such bias of this size, and has more of the flat size than ONE, by at least their
+    number.
     """
     own, theirs = (Counter(p.shape for p in side.pieces.values() if _is_bias(p)) for side in (one, other))
     by_heads = Counter(
@@ -148,8 +149,9 @@ def _inputs_by_size(piece: Piece, wanted: Counter[Shape]) -> list[int]:
 
 def repeat_shared_heads(source: Canon, target: Canon) -> None:
     """Repeat the heads of keys and values of the source, and their biases, so that they have as many rows as the
-    queries. This is done if all keys of the model have the size of the source's queries, its code shows their heads,
-    and the source's keys and values have equal sizes, with the rows of fewer whole heads.
+    queries, in each attention that names all three (`_attentions`). This is done if all keys of the model have the size
+    of the source's queries, its code shows their heads, and the source's keys and values have equal sizes, with the
+    rows of fewer whole heads.
 
     Queries that share a head are usually adjacent (Ainslie et al., "GQA: Training Generalized Multi-Query Transformer
     Models", 2023), so each head is repeated in place. Other code repeats all heads one after the other; therefore this
@@ -174,7 +176,8 @@ def add_key_biases(source: Canon, target: Canon) -> None:
     """Add biases of zeros to keys of the source, in each attention that has biases only for queries and values, if the
     model has any bias of keys.
 
-    A bias of keys does not change the result of an attention, and some code has none.
+    They are added to the pieces of the source. A bias of keys does not change the result of an attention, and some code
+    has none.
     """
     if not any(part_label(p.path) == "k" and p.role == "bias" for p in target.pieces.values()):
         return
@@ -187,8 +190,8 @@ def add_key_biases(source: Canon, target: Canon) -> None:
 
 
 def _attentions(source: Canon) -> list[dict[str, Piece]]:
-    """Return part ("q", "k", "v") -> its matrix, for each module of SOURCE around layers or parts of a fused projection
-    with all three.
+    """Return part ("q", "k", "v") -> its matrix, for each module of SOURCE that has all three by name, as layers or as
+    parts of a fused projection in it. The last of several with one name counts. Kernels are matrices, too.
     """
     blocks: dict[tuple[str, ...], dict[str, Piece]] = defaultdict(dict)
     for piece in source.pieces.values():

@@ -15,7 +15,7 @@ from .roles import counted_by_letters
 def name_in_company(canon: Canon) -> None:
     """Add a word to the names of layers that the vocabulary lists together (`in_company`), in each module that has all
     names of a row: `gate` to `w1` beside `w2` and `w3`. Where the row says so, they may also be modules with layers in
-    them (`theta`). Upper and lower case are the same.
+    them (`theta`). Upper and lower case are the same. All tensors with such a name in their path get the word.
     """
     for known in table().in_company:
         beside: dict[tuple[str, ...], set[str]] = defaultdict(set)
@@ -37,8 +37,8 @@ def name_seen_gates(source: Canon, target: Canon) -> None:
     output of one, the gate, with that of the other. Layers that their names call a part of an attention stay as they
     are.
 
-    Layers that both go through an activation, such as those of a recurrent cell, count only if the codes of SOURCE and
-    TARGET show equally many of their sizes.
+    Layers that both go through an activation, such as those of a recurrent cell, count only if SOURCE and TARGET have
+    equally many weights with these sizes that their codes use so.
     """
     shown = [Counter((p.shape, p.entry.facts.opens) for p in side.pieces.values()) for side in (source, target)]
     attention = table().group("attention")
@@ -53,8 +53,8 @@ def name_seen_gates(source: Canon, target: Canon) -> None:
 
 
 def forget_plain_words(one: Canon, other: Canon) -> None:
-    """Drop the words for expanding ("up") and contracting ("down"), and what follows them, from the names of two layers
-    of ONE that are a gate and the layer multiplied with it.
+    """Drop the words for expanding ("up") and contracting ("down"), and what follows them, from the words of all
+    tensors of two layers of ONE that are a gate and the layer multiplied with it.
 
     They are the only two weights in one module with the sizes of weights of OTHER that are gate or value by its forward
     pass; the forward pass of ONE shows no gate, and no name says "gate", or "up" as one of the parts. The numbers of
@@ -165,8 +165,9 @@ def name_third_norm(canon: Canon) -> None:
 
 
 def _norms_of_blocks(canon: Canon) -> dict[tuple[str, ...], dict[tuple[str, ...], list[Piece]]]:
-    """Return path of a block -> path in it of a norm -> vectors of the norm. The block is the member of the innermost
-    list around the norm, or else the module around it.
+    """Return path of a block -> path in it of a norm -> vectors of the norm, for modules of CANON that are norms by the
+    last name in their path. The block is the member of the innermost list around the norm, or else the module around
+    it.
     """
     group = table().group("purpose")
     blocks: dict[tuple[str, ...], dict[tuple[str, ...], list[Piece]]] = defaultdict(lambda: defaultdict(list))
@@ -196,7 +197,8 @@ def _add(canon: Canon, piece: Piece, word: str) -> None:
 
 def count_letters(source: Canon, target: Canon) -> None:
     """Replace letters by numbers in the paths of modules on both sides: `conv_a`, `conv_b` become `conv_1`, `conv_2`
-    (see `counted_by_letters`), unless the names of the other side end in all of these letters as words.
+    (see `counted_by_letters`), unless the names of the other side end in all of these letters as words. The paths of
+    counters change with them.
 
     This comes after the parts of tensors are joined: their letters (`b_q`, `b_k`) do not count anything.
     """

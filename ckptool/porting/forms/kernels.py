@@ -47,8 +47,9 @@ def _layout_of_file(shapes: Sequence[Shape], wanted: Counter[Shape], of_layers: 
     if that is not clear.
 
     It has to be the only way for more than two thirds of the kernels that fit the sizes WANTED by the model in one way
-    only, as they are or in one of the two layouts. Kernels with three dimensions count for it only if code uses the
-    new sizes in a convolution (OF_LAYERS).
+    only, as they are or in one of the two layouts. Kernels that fit as they are and in a layout do not count, nor those
+    that fit in both layouts. Kernels with three dimensions count for a layout only if code uses the new sizes in a
+    convolution (OF_LAYERS).
     """
     votes: Counter[_Way | None] = Counter()
     for shape in shapes:
@@ -111,8 +112,8 @@ def _lists_of_kernels(source: Canon) -> list[list[Piece]]:
 
 
 def _turn_kernel(source: Canon, piece: Piece, shape: Shape, why: str | None) -> None:
-    """Swap and flip the kernel PIECE of SOURCE to the sizes SHAPE, with a question that names WHY. Without a reason, it
-    stays, and the other kernel is the option of its question.
+    """Swap and flip the kernel PIECE of SOURCE to the sizes SHAPE, with a question that names WHY. Without a reason (""
+    or None), it stays, and the turned kernel is the option of its question.
     """
     flipped = partial(_flipped, rank=len(shape))
     if why:
@@ -125,8 +126,9 @@ def _turn_kernel(source: Canon, piece: Piece, shape: Shape, why: str | None) -> 
 
 def _why_turned(source: Canon, kernels: Sequence[Piece], plain: Counter[Shape]) -> str | None:
     """Return what shows that KERNELS, one list of SOURCE, are those of transposed convolutions, as a text: the source's
-    code, if it uses all that it uses so; without code, the lengths of biases or the sizes PLAIN of the model's
-    convolutions (`_all_turned`). "" if nothing shows it; None if code shows that they are not.
+    code, if all KERNELS that it is known to use are used so; without code, the lengths of biases or the sizes PLAIN of
+    the model's convolutions (`_all_turned`). "" if nothing shows it; None if code uses one of them in a plain
+    convolution.
     """
     seen = {_is_transposed(piece) for piece in kernels} - {None}
     if seen:

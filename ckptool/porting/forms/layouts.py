@@ -28,7 +28,8 @@ _TURNED = {2: (1, 0), 3: (2, 1, 0), 4: (3, 2, 0, 1), 5: (4, 3, 0, 1, 2)}
 def torch_layout(canon: Canon, piece: Piece, bare: Collection[Shape]) -> None:
     """Bring PIECE of the side CANON from inputs first into torch's layout, if its use or its name says that it has
     inputs first: `_is_stored_turned` for the target, and for a matrix of the source whose name says nothing and whose
-    layout the source's code shows; `_turn_depthwise` for names of depthwise kernels; `_layout_of_name` for others.
+    layout the source's code shows; `_turn_depthwise` for names of depthwise kernels; `_layout_of_name` for others. A
+    matrix of the source whose layout its code shows is marked as `placed`, turned or not.
 
     BARE are sizes [a, b, c] that are not those of a kernel: a source tensor with them stays as it is, unless it is
     named as a depthwise kernel.
@@ -174,8 +175,8 @@ def kin(piece: Piece) -> str:
 
 
 def follow_names(source: Canon, target: Canon) -> None:
-    """Transpose a matrix of the source if the model transposes the matrix of that name (`_pairs_by_name`), and stores
-    it in the same sizes: tensors with one name and one shape usually have one layout.
+    """Transpose each matrix of the source if the model transposes the matrix of that name (`_pairs_by_name`), and
+    stores it in the same sizes: tensors with one name and one shape usually have one layout.
 
     Of such pairs, without square ones, those of equal sizes must be at least as many as the others; else nothing is
     done. If all are square, the source lacks a parameter of the model, and the model's matrix is not bare, the
@@ -276,7 +277,8 @@ def _turn_stored_alike(source: Canon, target: Canon, wanted: Collection[Shape]) 
 
 def _may_be_transposed(source: Canon, target: Canon, wanted: Collection[Shape]) -> list[Piece]:
     """Return the bare matrices and stacks of the source that are not square, and whose transposed sizes are in WANTED.
-    Those of a size are left out, if the target has as many bare parameters of it outside of matrix products.
+    Those of a size are left out, if the target has as many bare parameters of it that its forward pass uses outside of
+    matrix products.
     """
     bare = [p for p in source.pieces.values() if is_bare(p) and len(p.shape) in (2, 3)]
     fitting = [p for p in bare if p.shape[-1] != p.shape[-2] and (*p.shape[:-2], p.shape[-1], p.shape[-2]) in wanted]
@@ -356,9 +358,9 @@ def general_dense(source: Canon, target: Canon) -> None:
 
 def _inputs_of(source: Canon, target: Canon) -> dict[Name, int]:
     """Return name of a kernel of the source -> how many of its first dimensions are inputs, for kernels of three to
-    five dimensions. It follows from its bias (`_inputs_by_bias`), or else from the sizes of the biases of other layers
-    in its module, which are the first ones, or else from the target's matrices (`_as_matrix_of`). Kernels for which
-    none of these tells are left out.
+    five dimensions. It follows from its bias (`_inputs_by_bias`); or else from another kernel in its module, whose
+    outputs by its bias, [heads, width], are the first sizes of this one: these are its inputs; or else from the
+    target's matrices (`_as_matrix_of`). Kernels for which none of these shows it are left out.
     """
     kernels = [p for p in source.pieces.values() if p.leaf in table().inputs_first and 2 < len(p.shape) < 6]
     inputs = _inputs_by_bias(source, kernels)

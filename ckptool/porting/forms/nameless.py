@@ -32,9 +32,9 @@ def named_by_position(source: Signature, target: Signature) -> tuple[Signature, 
     number gets the model's first key, and so on, among all of the model's tensors, or without its counters, buffers or
     tied tensors.
 
-    The model's list that is used has as many tensors as SOURCE, with equal numbers of dimensions and the most equal
-    sizes, at least 60 %. If there is none, if the keys of SOURCE are not numbered in a row, or if one is a key of
-    TARGET: (SOURCE as it is, {}).
+    The model's list that is used has as many tensors as SOURCE, with equal numbers of dimensions at each place and the
+    most equal sizes, at least 60 %; the first of several in `_registered`. If there is none, if the keys of SOURCE are
+    not numbered in a row, or if one is a key of TARGET: (SOURCE as it is, {}).
     """
     keys = _in_order(source)
     if not keys or any(key in target.entries for key in keys):

@@ -38,7 +38,8 @@ def named_alike(
         If prefixes have all keys that are needed: one dict for each of the shortest of them (several if the file holds
         several copies of the model). Else, if each of these keys is below some prefix: one dict, with each key from the
         nearest. Else, if SHARE is less than 1, and a prefix has at least SHARE of the keys: one dict for each of the
-        shortest with the most keys. Else []. Optional keys are in a dict where they are found.
+        shortest with the most keys. Else []. Optional keys are in a dict where they are found. Several dicts are in the
+            order of their prefixes.
     """
     found = _below_prefixes(code, file)
     needed = [key for key in code if key not in optional]
@@ -55,7 +56,8 @@ def named_alike(
 
 def _below_prefixes(code: Mapping[str, Shape], file: Mapping[str, Shape]) -> _Found:
     """Return key of CODE -> prefix of FILE -> the key of FILE that has the name and sizes of the first below this
-    prefix, None if there are two. The name is that in CODE, or that without wrappers around all keys of CODE.
+    prefix, None if there are two; {} for a key that is nowhere. Prefixes have at most seven components. The name is
+    that in CODE, or that without wrappers around all keys of CODE.
     """
     ends: dict[_Path, list[tuple[_Path, str]]] = {}
     for key in file:
@@ -90,7 +92,8 @@ def _one_way(found: _Found, place: _Path) -> dict[str, str]:
 
 def _from_several_places(found: _Found, needed: Sequence[str]) -> list[dict[str, str]]:
     """Return [key of the code -> key of the file], each below the shortest prefix that has it. [] if a key of NEEDED is
-    below no prefix, or below two that are equally short, or if two keys would get one. FOUND is from `_below_prefixes`.
+    below no prefix, below two that are equally short, or below one with two keys of its name, or if two keys would get
+    one; other keys are left out then. FOUND is from `_below_prefixes`.
     """
     way: dict[str, str] = {}
     for key, below in found.items():

@@ -85,8 +85,8 @@ class Piece:
         return self.asked(Question(reason, named, () if option is None else (option,)))
 
     def asked(self, question: Question[Expr]) -> Piece:
-        """Return the same piece with QUESTION added at the end. If it has an open question with the same sentence, that
-        gets the options of QUESTION instead.
+        """Return the same piece with QUESTION added at the end. If both are open and have the same sentence, one that
+        it has gets the options of QUESTION instead. A question keeps its first eight options.
         """
         return replace(self, questions=tuple(joined(self.questions, question)))
 

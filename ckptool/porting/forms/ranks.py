@@ -51,7 +51,8 @@ class Ranks:
 
     def mapping(self, joined: Port) -> Port:
         """Return JOINED, a mapping over the keys of the joined state dict, as a mapping over the keys `PATH/KEY` of the
-        file, with the questions about joined shares that it reads, and a note that names the ranks.
+        file, with the questions about joined shares that it reads, and a note that names the first eight ranks. Its
+        source is at the path of the first rank, with the sizes of the shares.
         """
         entries = []
         for entry in joined.entries:
@@ -76,7 +77,7 @@ def joined_ranks(found: Sequence[StateDict], target: Signature) -> Ranks | None:
 
     What is equal in all is taken from the first. Other shares are joined along the first dimension that gives a size
     that TARGET has, in any order of its dimensions, or else the first of all. It is a question if several dimensions
-    do, or if the tensor is a fused projection by name.
+    do, or else if the tensor is a fused projection by name.
     """
     ranks = _in_order(found)
     if not ranks:

@@ -56,7 +56,7 @@ _LAST = re.compile(r"(.*?)([a-z]+)((?::\d+)?)\Z")
 def merge_norms(one: Canon, other: Canon) -> None:
     """Turn each weight norm of ONE into a plain weight, unless OTHER has a weight norm of this size, or has weight
     norms and no plain weight of this size. If ONE is the source, turn its spectral norms into plain weights, too
-    (`_merge_spectral_norms`). A norm of which a tensor is missing stays.
+    (`_merge_spectral_norms`). A norm of which a tensor is missing stays. The plain weight has the role "weight".
 
     Before, vectors of the source that may be gains of a weight norm are taken as such (`_name_gains`).
     """
@@ -86,7 +86,8 @@ def _merge_spectral_norms(source: Canon, target: Canon) -> None:
 
 def merge_masks(source: Canon, target: Canon) -> None:
     """Turn pruned weights (`weight_orig` times `weight_mask`) of both sides into plain weights, unless both have
-    equally many of them. Those with one name on both sides stay. On the target, this is a question.
+    equally many of them. Those with one name on both sides stay, and those whose two tensors are not both there in one
+    size. On the target, this is a question.
     """
     pruned = {id(side): [p for p in side.pieces.values() if p.role.endswith("_mask")] for side in (source, target)}
     if len(pruned[id(source)]) == len(pruned[id(target)]):
@@ -105,8 +106,8 @@ def merge_masks(source: Canon, target: Canon) -> None:
 
 
 def take_unknown_as_plain(one: Canon, other: Canon) -> None:
-    """Take weights of ONE with an unknown parametrization (`weight_orig` without other tensors for it) as plain
-    weights, with a question, unless OTHER has a tensor with this role.
+    """Take weights of ONE with an unknown parametrization (`weight_orig` without another tensor `weight_…` in the
+    module) as plain weights, with a question, unless OTHER has a tensor with this role.
     """
     for piece in [p for p in one.pieces.values() if p.role.endswith("_orig")]:
         base = piece.role.removesuffix("_orig")

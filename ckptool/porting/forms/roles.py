@@ -131,8 +131,9 @@ def counted_by_letters(
 
 def _numbers_for_letters(components: Set[str], beside: Collection[str]) -> dict[str, str]:
     """Return component -> component with a number, for COMPONENTS of one module that are counted by letters: two or
-    more of one stem, from a on without a gap. Others are left out; so are stems that are numbered as well (`norm_1`
-    beside `norm_a`), and those whose letters are all in BESIDE.
+    more of one stem, from a on without a gap, up to h, behind "_" or as capitals (`norm_a`, `normA`). `conv1A` becomes
+    `conv1_1`. Others are left out, and words for parts of adapters (`lora_A`); so are stems that are numbered as well
+    (`norm_1` beside `norm_a`), and those whose letters are all in BESIDE.
     """
     rows: dict[str, set[str]] = defaultdict(set)
     for component in components - table().adapters.keys():
@@ -177,8 +178,9 @@ def role_of(path: tuple[str, ...], siblings: set[str]) -> tuple[tuple[str, ...],
     """Return (path of the module, role) of the tensor whose key has the components PATH. SIBLINGS are the last
     components of the keys in the same module.
 
-    The first of `_READINGS` that reads the key decides. Everything else is a "weight" whose path is PATH: a parameter
-    with a name of its own, a numbered one, a shift without a factor beside it.
+    The first of `_READINGS` that reads the key decides: `fc.weight` is "weight" of `fc`, `norm.gamma` "weight" of
+    `norm`, `fc_bias` "bias" of `fc`. Everything else is a "weight" whose path is PATH: a parameter with a name of its
+    own, a numbered one, a shift without a factor beside it.
     """
     return next((found for read in _READINGS if (found := read(path, siblings)) is not None), (path, "weight"))
 
@@ -187,8 +189,10 @@ _Read = tuple[tuple[str, ...], str]
 
 
 def _parametrized(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
-    """Read a tensor of a parametrization of torch, `…parametrizations.weight.original0`: the role "weight_g". None
-    without `parametrizations`.
+    """Read a tensor of a parametrization of torch: its path is that before `parametrizations`, its role the name behind
+    that with an ending. `fc.parametrizations.weight.original0` is "weight_g" of `fc`, `original1` is "weight_v", and
+    `original` is "weight_orig"; `_u` and `_v` of spectral norm are "weight_u" and "weight_sv"; any other `NAME` is
+    "weight_NAME". None without `parametrizations`.
     """
     if "parametrizations" not in path:
         return None
@@ -210,8 +214,8 @@ def _recurrent(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
 
 
 def _pruned(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
-    """Read `NAME_orig` and `NAME_mask`, which torch's pruning stores beside each other: the role of NAME, and "_orig"
-    or "_mask". None for other names.
+    """Read `NAME_orig` and `NAME_mask`, which torch's pruning stores beside each other: the path and the role of NAME,
+    with "_orig" or "_mask" behind the role. None for other names, and for one without the other.
     """
     whole, _, half = path[-1].rpartition("_")
     if half not in ("orig", "mask") or not {f"{whole}_orig", f"{whole}_mask"} <= siblings:
@@ -222,7 +226,7 @@ def _pruned(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
 
 def _weight_norm(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
     """Read `weight_g` and `weight_v` of weight norm, as they are called; `weight_v` beside `weight_orig`, of spectral
-    norm, is "weight_sv". None for other names.
+    norm, is "weight_sv". None for other names, and for one of the two without the other.
     """
     head, leaf = path[:-1], path[-1]
     if leaf == "weight_v" and "weight_orig" in siblings:
@@ -320,8 +324,8 @@ def _of_queries(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
 
 
 def _with_suffix(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
-    """Read a name that ends with "_" and a role: `fc_weight`, `norm_gamma`, `bn_running_mean` belong to a module `fc`,
-    `norm`, `bn`. None for other names.
+    """Read a name that ends with "_" and a role: `fc_weight`, `norm_gamma`, `bn_running_mean` are "weight", "weight"
+    and "running_mean" of the modules `fc`, `norm` and `bn`. None for other names.
     """
     found = _SUFFIX.match(path[-1])
     return None if found is None else ((*path[:-1], found[1]), table().leaves[cut(found[2])])

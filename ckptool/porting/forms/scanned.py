@@ -50,8 +50,8 @@ def divide_layers(source: Canon, target: Canon) -> None:
 
 def _dimension(pieces: Sequence[Piece], lists: Mapping[int, Sequence[Sequence[int]]], tolerance: float) -> int | None:
     """Return the first dimension, 0 or 1, in which all PIECES are equally long, above 1, and hold a list of so many
-    layers (`_holds`); None if there is none. LISTS has number of members -> elements of each tensor in a member, for
-    the lists of the target.
+    layers (`_holds`, with the share TOLERANCE); None if there is none. LISTS has number of members -> elements of each
+    tensor in a member, for the lists of the target.
     """
     for dim in (0, 1):
         counts = {p.shape[dim] if len(p.shape) > dim else 1 for p in pieces}

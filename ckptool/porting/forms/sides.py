@@ -22,9 +22,9 @@ def cut_sides(one: Canon, other: Canon) -> None:
     `weight_hh`, if OTHER has cells of these sizes with both (`_cells`), all with equally many inputs. A bias of the
     layer becomes `bias_ih`.
 
-    This is done for all weights of one size, if they are at most as many as those cells, and OTHER has no weight of
-    that size. That the hidden state may come first is a question, and the order of the gates is another, if the layer
-    has as many rows as all gates of a kind of cell.
+    This is done for all weights of one size, if they are at most as many as those cells, and OTHER has no weight (or
+    `weight_ih`) of that size. That the hidden state may come first is a question, and the order of the gates is
+    another, if the layer has as many rows as all gates of a kind of cell.
     """
     for whole, widths in _cells(other).items():
         wholes = [p for p in one.pieces.values() if p.role == "weight" and p.shape == whole]
@@ -57,7 +57,8 @@ def _cut(one: Canon, piece: Piece, inputs: int, hidden: int) -> None:
     torch's order, and put the gates of its bias, `bias_ih`, into this order.
 
     The hidden state comes first if the code shows it, else last, with a question if the code does not show it. The
-    order of the gates is a question if the code does not show it (`_orders`). Options are those of the source.
+    order of the gates is a question if the code does not show it (`_orders`); they stay if no kind of cell has so many
+    rows. Options are those of the source.
     """
     rows, hidden_at = piece.shape[0], piece.entry.facts.hidden
     have, other, cell = _orders(piece, hidden)

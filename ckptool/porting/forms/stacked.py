@@ -30,7 +30,8 @@ _Look = tuple[int, tuple[tuple[str, Shape], ...]]
 
 def unstack(one: Canon, other: Canon) -> None:
     """Split the stacks of ONE, tensors that hold all members of a list along the first dimension, into one tensor for
-    each member. The lists and stacks of OTHER show which tensors are stacks (`_stacks`).
+    each member. The lists and stacks of OTHER show which tensors are stacks (`_stacks`); nothing is done if it has
+    neither.
 
     Before that, vectors for the layers of a list are split (`_unstack_vectors`), and flat matrices of experts are
     reshaped to stacks (`_stand_up`). The stacks of a module are split together, those whose members have sizes of the
@@ -125,7 +126,7 @@ def _into_members(canon: Canon, stacks: Sequence[Piece], cut_at: int, first: Pie
     for each member. The number of the member stands behind CUT_AT components of the path.
 
     The tensors of one member come one after the other, in the order of STACKS. Their places in both orders are counted
-    from that of the stack FIRST.
+    from that of the stack FIRST. Each has the questions of its stack, with the options cut out of it, too.
     """
     for place, piece in enumerate(stacks):
         new: list[tuple[Piece, Callable[[Expr], Expr]]] = []
@@ -206,8 +207,8 @@ def _sizes_alone(members: Sequence[Piece], lists: Sequence[List]) -> set[Shape]:
 
 
 def _beside_others(one: Canon, piece: Piece) -> Piece:
-    """Return the stack PIECE with the last component of its key added to its path, so that it can become a list, if its
-    module holds other modules or parameters below this path; else as it is.
+    """Return the stack PIECE, in ONE with the last component of its key added to its path, so that it can become a
+    list, if its module holds other modules or parameters below this path; else as it is.
     """
     at = len(piece.path)
     if not any(p.path[:at] == piece.path and len(p.path) > at for p in one.pieces.values()):
@@ -218,7 +219,8 @@ def _beside_others(one: Canon, piece: Piece) -> Piece:
 
 def _other_stacks(one: Canon, other: Canon) -> dict[int, set[Shape]]:
     """Return number of layers -> sizes of the layers (of one part, if they are fused) in stacks of OTHER with as many
-    layers, for the numbers for which a stack is fused on one side only (`_is_fused_here_only`).
+    layers, for the numbers of layers for which ONE or OTHER has a stack that is fused there only
+    (`_is_fused_here_only`). Stacks of biases [layers, rows] count, too.
     """
     own, theirs = ([p for p in side.pieces.values() if _is_stack_of_matrices(p)] for side in (one, other))
     fused = [p for p in own if _is_fused_here_only(p, theirs)] + [p for p in theirs if _is_fused_here_only(p, own)]
@@ -257,7 +259,7 @@ def _stand_up(one: Canon, other: Canon) -> None:
     """Reshape matrices of ONE, [experts * rows, columns] and [rows, experts * columns], to stacks [experts, rows,
     columns], if the words of the matrix have one for experts, and OTHER has a list with a word for experts and as many
     members, with matrices of these sizes (for the first form, also transposed), and no tensor of the sizes of the
-    whole.
+    whole. The first number of members that fits counts.
     """
     theirs = Counter(squeezed(p.shape) for p in other.pieces.values())
     inside = numbered_lists(other, of=table().experts)
@@ -328,8 +330,8 @@ def _word(piece: Piece) -> str:
 
 
 def _laid_out(one: Canon, piece: Piece, inside: set[Shape], votes: Counter[bool]) -> Piece:
-    """Return the stack PIECE of ONE in torch's layout, transposed or as it is. INSIDE has the sizes of the layers on
-    the other side, VOTES what other stacks show (see `_turned`).
+    """Bring the stack PIECE of ONE into torch's layout, transposed or as it is, and return it. INSIDE has the sizes of
+    the layers on the other side, VOTES what other stacks show (see `_turned`).
 
     A stack of the target whose layout the forward pass shows follows that (`_used_with_inputs_first`). Else a stack
     with the sizes of INSIDE in one way only gets these sizes; in neither way, it stays. If it has them both ways, or is

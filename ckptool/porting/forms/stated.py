@@ -75,7 +75,7 @@ def take_what_is_stated(source: Canon, target: Canon) -> None:
 
 def _word_outputs(source: Canon) -> None:
     """Add the words "out" and "proj" to the names of the tensors of a layer that the file states to be the output of an
-    attention: its class is called an attention, and its kernel has two dimensions of inputs and one of outputs.
+    attention: its class has "attention" in its name, and its kernel has two dimensions of inputs and one of outputs.
     """
     found = {
         piece.path
@@ -148,9 +148,9 @@ def _ways(source: Canon, piece: Piece) -> list[Way]:
 
 
 def _named(source: Canon, piece: Piece) -> Piece:
-    """Return PIECE of SOURCE with torch's role for the part that the file states ("gamma" -> "weight"), and, if the
-    last component of its path is its own name (`gamma`), with the path of the module around. PIECE itself if the part
-    has no role of torch, or if the name is taken.
+    """Return PIECE, changed in SOURCE to have torch's role for the part that the file states ("gamma" -> "weight"),
+    and, if the last component of its path is its own name, one that the vocabulary lists as a role (`gamma`), the path
+    of the module around. PIECE itself if the part has no role of torch, or if the name is taken.
     """
     role = _PARTS.get(_part(piece), piece.role)
     alone = len(piece.path) > 1 and piece.last == piece.leaf and cut(piece.leaf) in table().leaves
@@ -163,8 +163,8 @@ def _named(source: Canon, piece: Piece) -> Piece:
 
 def _lay_out(source: Canon, piece: Piece, wanted: _Wanted, names_hold: bool | None) -> None:
     """Bring PIECE of SOURCE into torch's layout, as its stated role says (`_fitting_ways`): in the first way whose
-    sizes are WANTED by the model, or the first way of all. It stays if there is no way. A bias with a dimension for
-    heads becomes a vector, unless the model has it as it is.
+    sizes are WANTED by the model, or the first way of all. It is marked as `placed` then. It stays if there is no way.
+    A bias with a dimension for heads becomes a vector, unless the model has it as it is.
 
     NAMES_HOLD is from `_names_hold`. What else the tensor may be is the option of a question (`_other_layout`).
     """
@@ -186,9 +186,9 @@ def _fitting_ways(source: Canon, piece: Piece, wanted: _Wanted, names_hold: bool
     """Return the ways to bring PIECE of SOURCE into torch's layout whose sizes are WANTED by the model; without any,
     [the first way of all].
 
-    [] if its role gives no way; if it has heads in a dimension, and the model has tensors of these sizes, and none of
-    the new ones; or if only its name states the layout, and no way has sizes of the model, or it is vague
-    (`_is_vague`), and the other kernels show that names do not hold (NAMES_HOLD is False).
+    [] if its role gives no way, and if two axes have one letter (heads in a dimension of their own), the model has
+    tensors of these sizes, and the first way does not fit. If only its name states the layout, also [] if no way fits,
+    or if it is vague (`_is_vague`) and the other kernels show that names do not hold (NAMES_HOLD is False).
     """
     role, shape = _stated(piece), piece.shape
     found = _ways(source, piece)
@@ -212,8 +212,9 @@ def _is_vague(piece: Piece) -> bool:
 def _other_layout(piece: Piece, found: Sequence[Way], *, unproven: bool) -> Expr | None:
     """Return what else PIECE may be, if it is laid out in the first of the ways FOUND; None if that is certain.
 
-    It is the second way; or the tensor as it is, if the way is UNPROVEN; or, for a square matrix whose layout only its
-    name states, and whose way mirrors the kernel, the way for a tensor whose last two axes are outputs and inputs.
+    It is the second way; or the tensor as it is, if the way is UNPROVEN; or, for a kernel with equally many inputs and
+    outputs, whose layout only its name states, and whose way mirrors it, the way for a tensor whose last two axes are
+    outputs and inputs.
     """
     way, shape = found[0], piece.shape
     if len(found) > 1:
@@ -250,10 +251,10 @@ def _join_operators(source: Canon) -> None:
 
 
 def _join_layers(source: Canon, pieces: Sequence[Piece]) -> None:
-    """Give vectors among PIECES, the weights of one kind of operator in SOURCE, the path of their layer: that of a
-    kernel or scale with as many outputs, which has no tensor of their role. Vectors that have a weight beside them
-    stay, and so do those of one role and length that are not as many as such layers. If there are several, the order
-    decides, which is a question.
+    """Give vectors among PIECES, the weights of one kind of operator in SOURCE, the path and the words of their layer:
+    that of a kernel or scale with as many outputs, which has no tensor of their role. Vectors that have a weight beside
+    them stay, and so do those of one role and length that are not as many as such layers. If there are several, the
+    order decides, which is a question.
     """
     leads: dict[int, list[Piece]] = defaultdict(list)
     others: dict[tuple[int, str], list[Piece]] = defaultdict(list)
@@ -282,9 +283,9 @@ def _join_cells(source: Canon, pieces: Sequence[Piece], have: tuple[str, ...], w
     """Split PIECES, the weights [directions, gates * width, …] and biases [directions, 2 * gates * width] of recurrent
     operators, into torch's weights for each direction, with the gates in the order WANT; HAVE is their present order.
 
-    Those of one layer are known by their order, which is a question if several layers have the same sizes. Nothing is
-    done if there are not equally many weights on inputs and on hidden states, and as many biases or none. Layers with
-    other sizes stay as they are.
+    The first weight on inputs, the first one on hidden states and the first biases are of one layer, and so on, which
+    is a question if several layers have the same sizes. Nothing is done if there are not equally many weights on inputs
+    and on hidden states, and as many biases or none. Layers with other sizes stay as they are.
     """
     inputs, states, biases = (
         [p for p in pieces if _part(p) == name] for name in ("kernel", "recurrent_kernel", "bias")
@@ -358,9 +359,9 @@ def is_numbered(piece: Piece) -> bool:
 
 
 def name_exported(source: Canon, target: Canon) -> None:
-    """Give tensors of the source that an ONNX export named by numbers a path. Kernels of convolutions get one of their
-    own (`Conv_193`), with their biases. Matrices get that of their layer, or, if that is not known, one of their own
-    (`MatMul_211`), and torch's layout.
+    """Give tensors of the source that an ONNX export named by numbers a path. Kernels of convolutions, and matrices of
+    Gemm, get one of their own (`Conv_193`), with their biases. Matrices get that of their layer, or, if that is not
+    known, one of their own (`MatMul_211`), and torch's layout.
 
     A matrix without an operator in its name (`val_308`) counts only if its outputs are as many as a bias without a
     weight has values. Between several layers of equal sizes, the order of the numbers decides, which is a question
@@ -388,7 +389,8 @@ def name_exported(source: Canon, target: Canon) -> None:
 
 def _convolutions(source: Canon, numbered: Sequence[tuple[str, Piece]]) -> None:
     """Give each kernel of a convolution or Gemm in NUMBERED, (operator, tensor) in the order of numbers, a path of its
-    own (`Conv_193`); the next vector of that operator becomes its bias.
+    own (`Conv_193`); the next vector of that operator becomes its bias, with this path. Both get the word "conv" alone.
+    Other tensors stay.
     """
     before: Piece | None = None
     for op, piece in numbered:
@@ -424,8 +426,8 @@ def _layers(source: Canon, target: Canon, shape: Shape, lone: Sequence[Piece], c
 def _linear(source: Canon, matrices: Sequence[Piece], layers: Sequence[tuple[_Path, bool]]) -> None:
     """Transpose MATRICES of an ONNX export, which have one size, to torch's layout, and give them the paths in LAYERS,
     (path, whether it is certain), in their order; a path of their own (`MatMul_211`) if LAYERS is empty. A matrix is
-    put before the bias with its path, and gets its words. If a path is not certain, this is a question, with another of
-    MATRICES as the option.
+    put before the bias with its path, and gets its words. If a path is not certain, this is a question, with the first
+    other one of MATRICES as the option.
     """
     for place, piece in enumerate(matrices):
         path, certain = layers[place] if layers else ((f"MatMul_{piece.leaf.rpartition('_')[2]}",), True)

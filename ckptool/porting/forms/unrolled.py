@@ -19,7 +19,7 @@ def later_blocks(targets: Sequence[Unit], sources: Sequence[Unit]) -> list[Unit]
     has one partner; compared with all, several. The blocks of such a list have equal units, four or more, and the
     source has as many units of each kind as the target would have with one block. A list does not count if the source
     numbers layers of such kinds above 0 (it has a list of its own, with blocks missing), or if another list of the
-    model has such layers, too.
+    model has such layers, too. Blocks are in the order of their numbers.
     """
     blocks = _blocks(targets)
     own, theirs = (Counter(u.colour for u in units) for units in (targets, sources))

@@ -65,8 +65,8 @@ def split_again(source: Canon, target: Canon) -> None:
 def split_fused(one: Canon, other: Canon, both: set[Shape]) -> None:
     """Split the fused projections of ONE, and their biases, into their parts, if OTHER has the parts (`_Fused.splits`).
     Projections of the shapes BOTH, which are fused on both sides, and those that stay as they are (`_Fused.stays`) are
-    only split if OTHER has another layout (`_conflicting_layout`). Projections whose rows cannot be divided
-    (`_part_sizes`) stay.
+    only split if OTHER has another layout (`_conflicting_layout`), on the source with a question, where nothing is sure
+    (`_or_by_heads`). Projections whose rows cannot be divided (`_part_sizes`) stay.
     """
     fused = [(p, kind) for p in one.pieces.values() if p.role == "weight" and (kind := fused_kind(p))]
     if not fused:
@@ -184,8 +184,8 @@ def _conflicting_layout(one: Canon, other: Canon, weight: Piece, kind: Fused) ->
     the model's code takes it head by head, and the source's name says that its parts follow one another.
 
     Of the weights of OTHER with its sizes, in order, the first counts that shows such a conflict (True), or that is not
-    fused, has the path of WEIGHT, or is in a module with the same contents (False). False if there is none. KIND is
-    what the name of WEIGHT says.
+    fused, has the path of WEIGHT, or is in a module with the same contents (False, also if it shows a conflict). False
+    if there is none. KIND is what the name of WEIGHT says.
     """
     rivals = [p for p in other.pieces.values() if p.role == "weight" and p.shape == weight.shape]
     for rival in rivals:
@@ -226,10 +226,12 @@ def _alternating(target: Canon, weight: Piece, parts: int) -> int:
 
 
 def other_arrangement(target: Piece, source: Piece) -> Reason | None:
-    """Return the reason to ask whether TARGET and SOURCE, two paired projections, arrange their rows differently; None
-    if names or code show it, if neither is fused by name, or if another rule asks.
+    """Return the reason to ask whether TARGET and SOURCE, two paired projections, arrange their rows differently: for
+    queries (`_other_heads`), or for a gate (`_other_half`). What SOURCE holds by its name counts, or else what TARGET
+    does.
 
-    A layer with the same name on both sides is taken to have one layout, unless one of the two layers is a convolution.
+    None if names or code show it, if neither is fused by name, for keys and values alone, or if another rule asks. Also
+    None if both layers have the same name and number of dimensions: they are taken to have one layout.
     """
     own, theirs = fused_kind(target), fused_kind(source)
     kind = theirs or own
@@ -242,9 +244,10 @@ def other_arrangement(target: Piece, source: Piece) -> Reason | None:
 
 
 def _other_heads(target: Piece, source: Piece, own: Fused | None, theirs: Fused | None) -> Reason | None:
-    """Return the reason to ask about queries, keys and values if both sides fuse them by name, OWN and THEIRS, TARGET
-    has them in blocks, by its code or else by a sure name, and neither is the source's name sure nor do both codes cut
-    the two into blocks with the same names in the same order (`_blocks_in_both`); else None.
+    """Return the reason to ask about queries, keys and values; None unless both sides fuse them by name, OWN and
+    THEIRS, and TARGET has them in blocks, by its code or, if that shows no layout, by a sure name. Also None if the
+    source's name is sure, or if both codes cut them into blocks with the same names in the same order
+    (`_blocks_in_both`).
     """
     if own is None or theirs is None or theirs.sure or _blocks_in_both(target, source, len(own.parts)):
         return None
@@ -273,9 +276,9 @@ def _other_half(target: Piece, own: Fused | None, theirs: Fused | None) -> Reaso
 
 
 def _part_sizes(weight: Piece, kind: Fused, rows: Mapping[str, Counter[Shape]]) -> list[int] | None:
-    """Return the rows of each part of the projection WEIGHT, with the parts KIND: for queries, keys and values as the
-    other side has them (`_rows_of_three`), else equally many; None if its rows cannot be divided so. ROWS has the
-    weights of the other side by their parts.
+    """Return the rows of each part of the projection WEIGHT, with the parts KIND: for three parts as the other side has
+    queries, keys and values (`_rows_of_three`); else, and if it has none that add up, equally many. None if its rows
+    cannot be divided so. ROWS has the weights of the other side by their parts.
     """
     total, n = weight.shape[0], len(kind.parts)
     rest = flat_kernel(weight.shape)[1:]
@@ -286,7 +289,8 @@ def _part_sizes(weight: Piece, kind: Fused, rows: Mapping[str, Counter[Shape]]) 
 def _rows_of_three(total: int, queries: list[int], keys: list[int], values: list[int]) -> list[int] | None:
     """Return the rows of queries, keys and values that add up to TOTAL, with as many for keys as for values. Each is in
     QUERIES, KEYS or VALUES; or else the rows of queries are in all three, and are a multiple of those of keys (fewer
-    heads of keys than on the other side). None if there are no such rows.
+    heads of keys than on the other side). The first that fit count, in the order of QUERIES, then of KEYS. None if
+    there are no such rows.
     """
     for first, rest in product(queries, keys):
         if first + 2 * rest == total and rest in values:
@@ -300,7 +304,7 @@ def _rows_of_three(total: int, queries: list[int], keys: list[int], values: list
 
 def missing_key_bias(canon: Canon) -> None:
     """Replace biases `q_bias` [n] and `v_bias` in the module of a fused projection with 3 * n rows and no bias by one
-    bias for the projection, with zeros for the keys.
+    bias for the projection, with zeros for the keys. Other biases stay, and so do both if one is missing.
     """
     for piece in [p for p in canon.pieces.values() if p.role == "bias" and p.last == "q_bias"]:
         base, (n, *_) = piece.path[:-1], piece.shape
@@ -313,7 +317,9 @@ def missing_key_bias(canon: Canon) -> None:
 
 
 def _fused_in(canon: Canon, base: tuple[str, ...], rows: int) -> Piece | None:
-    """Return the weight of the fused projection with ROWS rows in the module BASE; None if there is none."""
+    """Return the first weight in the module BASE with ROWS rows and a name of the vocabulary for a fused projection;
+    None if there is none.
+    """
     return next(
         (
             p

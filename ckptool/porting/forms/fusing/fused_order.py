@@ -39,8 +39,8 @@ class Parts:
 
     def heads(self, rows: int) -> int:
         """Return into how many heads the code of this side splits keys with ROWS rows; the most frequent number, in
-        which a layer for keys counts twice, and one for queries once (`_heads_of_keys`). 0 if the code does not show
-        it.
+        which a layer for keys counts twice, and one for queries once (`_heads_of_keys`). The first of several that are
+        equally frequent counts. 0 if the code does not show it.
         """
         if rows not in self._heads:
             found: Counter[int] = Counter()
@@ -122,7 +122,8 @@ def form_of(one: Canon, other: Parts, weight: Piece, kind: Fused, sizes: Sequenc
 
 def _projection(one: Canon, other: Parts, weight: Piece, kind: Fused, sizes: tuple[int, ...]) -> _Projection:
     """Return the projection WEIGHT of ONE, with its parts in the order in which its code names them, if it names the
-    same parts.
+    same parts and WEIGHT is what the code uses (`_as_code_has_it`); else as its name KIND has them. SIZES are the rows
+    of the parts in the order of KIND. Heads that the code shows but that do not divide all SIZES do not count.
     """
     called = parts_in_code(weight.entry) if _as_code_has_it(one, weight) else ()
     named = sorted(called) == sorted(kind.parts)
@@ -144,7 +145,9 @@ def _divides(heads: int, sizes: Sequence[int]) -> bool:
 
 
 def _half_in_code(p: _Projection) -> Form | None:
-    """The code shows which half is the gate: certain. None for other projections."""
+    """Return the form with the gate in the half in which code uses it, without a question. None if code shows no gate,
+    if P holds none by name, or if P is a tensor of the source that a step has changed.
+    """
     gate = p.weight.entry.facts.gate
     if gate is None or "gate" not in p.parts or not _as_code_has_it(p.one, p.weight):
         return None
@@ -153,23 +156,25 @@ def _half_in_code(p: _Projection) -> Form | None:
 
 
 def _as_model_splits(p: _Projection) -> Form | None:
-    """The model's code, or torch, shows the layout: certain, in as many heads as its code shows. None for a source, and
-    if neither shows it.
+    """Return the form of a projection of the target whose layout its code shows or torch defines, in as many heads as
+    the code shows (0: the parts follow one another), without a question. None for a source, and if neither shows the
+    layout.
     """
     known = p.layout or p.kind.fixed or p.weight.entry.module == "MultiheadAttention"
     return p.form(p.seen) if p.one.is_target and known else None
 
 
 def _as_named(p: _Projection) -> Form | None:
-    """The name fixes the layout, or is sure and the model's: the parts follow one another, certain. None for other
-    names.
+    """Return the form with one part after the other, without a question, if the name fixes the layout, or is sure and
+    one of the target. None for other names.
     """
     return p.form() if p.kind.fixed or (p.one.is_target and p.kind.sure) else None
 
 
 def _of_experts(p: _Projection) -> Form | None:
-    """Halves of a weight of the source that a step has changed, and that has a bias, as experts in products have: they
-    follow one another, with a question whether their rows take turns. None for other projections.
+    """Return the form of a gate and its value, one after the other, with a question whether their rows take turns, if P
+    is a weight of the source that a step has changed, and has a bias: experts in products have them so. None for other
+    projections.
     """
     bias = p.one.pieces.get(p.weight.name.beside("bias"))
     if _has_heads(p) or p.weight.expr.is_copy or bias is None or p.one.is_target:
@@ -183,8 +188,8 @@ def _has_heads(p: _Projection) -> bool:
 
 
 def _halves(p: _Projection) -> Form | None:
-    """A gate and its value: one after the other, with a question which is first unless the name is sure. None for
-    queries, keys and values.
+    """Return the form of a gate and its value, one after the other, without a question if the name is sure; else with
+    the question which is first, and the swapped order as the other form. None for queries, keys and values.
     """
     if _has_heads(p):
         return None
@@ -193,16 +198,17 @@ def _halves(p: _Projection) -> Form | None:
 
 
 def _as_library_splits(p: _Projection) -> Form | None:
-    """The library of the file is known to store heads: certain, with the heads of the model's keys. None if code shows
-    the layout, if no such library is known, or if the number of heads is not.
+    """Return the form in as many heads as the model's keys have, without a question, if the library of the file is
+    known to store heads. None if code shows the layout, if no such library is known, or if the number of heads is not.
     """
     library = None if p.layout else of_library(p.one, p.weight.path)
     return p.form(p.heads()) if library is not None and library.by_heads and p.heads() else None
 
 
 def _as_model_registers(p: _Projection) -> Form | None:
-    """The model registers the parts in another order than the source, whose order nothing shows: one after the other in
-    the source's order, with a question. None for other projections.
+    """Return the form of a source with one part after the other, in the order P has, with a question, if the model
+    registers the parts in another order, which is the other form. None if the orders are equal, if code or a sure name
+    shows that of P, and for a target.
     """
     order = p.other.order(p.parts)
     if order == p.parts or p.one.is_target or p.ordered:
@@ -212,9 +218,11 @@ def _as_model_registers(p: _Projection) -> Form | None:
 
 
 def _keys_or_values_first(p: _Projection) -> Form | None:
-    """Three parts of a source whose order nothing shows: as their name has them, with a question whether values come
-    before keys. It is asked about shares of several devices (`_of_devices`), and about parts of one size with a sure
-    name if code shows no layout. None for other projections.
+    """Return the form of three parts of a source whose order nothing shows, in the order and the heads P has, with a
+    question whether the third part comes before the second (values before keys), which is the other form.
+
+    It is asked about shares of several devices (`_of_devices`), and about parts of one size with a sure name if code
+    shows no layout. None for other projections.
     """
     unseen = p.kind.sure and not p.layout and not p.seen and len(set(p.sizes)) == 1
     if len(p.parts) != 3 or p.one.is_target or p.ordered or not (unseen or _of_devices(p)):
@@ -230,7 +238,9 @@ def _of_devices(p: _Projection) -> bool:
 
 
 def _as_source_splits(p: _Projection) -> Form | None:
-    """The source's code shows the layout: no open question. None if it does not show it."""
+    """Return the form that the code of P shows, blocks or heads, with a question that this code has answered. None if
+    the code shows no layout.
+    """
     if p.layout != "block" and not p.seen:
         return None
     how = f"cuts it into {p.seen} heads first" if p.seen else "cuts it into blocks"
@@ -238,8 +248,8 @@ def _as_source_splits(p: _Projection) -> Form | None:
 
 
 def _without_heads(p: _Projection) -> Form | None:
-    """The name is sure, or the model has one head of keys or no heads: the parts follow one another, certain. None for
-    other projections.
+    """Return the form with one part after the other, without a question, if the name is sure, or the model has one head
+    of keys for all queries (`_has_one_head`), or uses keys whole (`_has_no_heads`). None for other projections.
     """
     return p.form() if p.kind.sure or _has_one_head(p) or _has_no_heads(p) else None
 
@@ -255,8 +265,10 @@ def _has_no_heads(p: _Projection) -> bool:
 
 
 def _heads_by_name(p: _Projection) -> Form | None:
-    """The name says that each head holds all parts: so, with a question. None without heads in the model, and where the
-    name may also be that of parts of different sizes, and the file's feed-forward layers have a gate.
+    """Return the form in as many heads as the model's keys have, each with its share of all parts, if the name says so,
+    with a question whether the parts follow one another. None for other names, if the number of heads is not known, and
+    if the name may also be that of parts of different sizes, these differ, and a feed-forward layer of the file has a
+    gate.
     """
     gated = p.kind.ungated and len(set(p.sizes)) > 1 and _gate_and_up(p.one)
     if not p.kind.by_heads or not p.heads() or gated:
@@ -265,7 +277,9 @@ def _heads_by_name(p: _Projection) -> Form | None:
 
 
 def _one_after_the_other(p: _Projection) -> Form:
-    """The parts follow one another, with a question whether each head holds all parts, if heads are known."""
+    """Return the form with one part after the other, with a question whether each head holds a share of all parts; that
+    is the other form, if the number of the model's heads is known.
+    """
     rival = (p.parts, p.sizes, p.heads()) if p.heads() else None
     return Form(p.parts, p.sizes, 0, ask(Reason.BY_HEADS), rival)
 
@@ -288,8 +302,8 @@ _RULES: tuple[Callable[[_Projection], Form | None], ...] = (
 
 
 def _gate_and_up(one: Canon) -> bool:
-    """Return whether a feed-forward layer of ONE that expands has twice as many outputs as a layer that contracts has
-    inputs, with as many inputs as that has outputs, so that it holds gate and up.
+    """Return whether a layer of ONE that expands, by its name, [2 * inner, width], holds gate and up, because a layer
+    that contracts has the sizes [width, inner].
     """
     neck = table().group("neck")
     sizes: dict[str | None, set[Shape]] = defaultdict(set)

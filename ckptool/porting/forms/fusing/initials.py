@@ -16,8 +16,9 @@ _Initials = dict[str, list[Piece]]
 
 
 def split_by_initials(one: Canon, other: Canon) -> None:
-    """Split each layer of ONE whose name spells layers that OTHER has in one module, and its bias (`_form`). Layers
-    that OTHER has itself, and those that a fused projection is known by, stay whole.
+    """Split each layer of ONE whose name has a word that spells layers that OTHER has in one module, and its bias
+    (`_form`). The first such word counts. Layers that OTHER has itself, and those that a fused projection is known by,
+    stay whole.
     """
     matrices = [p for p in one.pieces.values() if p.role == "weight" and len(p.shape) > 1 and not other.has(p)]
     wholes = [p for p in matrices if any(map(_spells, cut(p.last))) and fused_kind(p) is None]

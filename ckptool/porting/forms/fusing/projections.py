@@ -20,7 +20,7 @@ _CONVOLUTIONS = frozenset("conv dwconv depthwise dw conv1d conv2d conv3d".split(
 def fused_kind(piece: Piece) -> Fused | None:
     """Return which projections PIECE holds together, as the name of its module (`qkv`), or its own name in a torch
     module (`in_proj_weight`), says; None if the names do not say so, for a single number, and for a part that was split
-    off.
+    off. What torch fixes (`in_proj_weight`) comes before the name of the module.
 
     `sure` is False for kernels of size 1 if the vocabulary is sure of the name only for linear layers.
     """
@@ -135,7 +135,10 @@ def layout_of(entry: Entry, parts: int, sizes: Sequence[int] = ()) -> tuple[str,
 
 def _layout_of_view(inner: tuple[int, ...], parts: int) -> tuple[str, int]:
     """Return the layout of a projection of PARTS parts, as `layout_of` does, whose output is viewed with the sizes
-    INNER: its parts or heads come first. What is viewed as [heads, width] first holds its parts inside of each head.
+    INNER.
+
+    [parts, …] is ("block", 0), unless it has more than two sizes and the second is PARTS, too. [heads, parts, width] is
+    ("heads", heads), and so is [heads, n] if PARTS divides n: each head then holds all parts. Others are ("", 0).
     """
     if not inner:
         return "", 0
