@@ -386,6 +386,22 @@ def test_whatever_the_keys_every_entry_ends_in_one_of_three_ways(data: st.DataOb
         pytest.param({"weight_ih_l0": (8,), "weight_hh_l0": (8,)}, {"a.weight": (8, 8)}, id="gates in a row"),
         pytest.param({"/": (2, 3)}, {"a.weight": (2, 3)}, id="a key of nothing but slashes"),
         pytest.param({"embed_tokens.weight": (16,)}, {"token_embed.weight": (0,)}, id="a vocabulary of nothing"),
+        pytest.param({"a.q_bias": (), "a.v_bias": ()}, {"a.qkv.weight": (12, 4)}, id="biases of no dimension"),
+        pytest.param(
+            {"a.q_bias": (4,), "a.v_bias": (4,), "a.logit_scale.weight": (), "a.qkv.weight": (12, 4)},
+            {"a.qkv.weight": (12, 4), "a.qkv.bias": (12,)},
+            id="a number beside a projection",
+        ),
+        pytest.param(
+            {"m.wh": (1,), "m.W": (16,), "m.scale": (8, 4), "m.U": ()},
+            {"weight_ih_l0": (16, 4), "weight_hh_l0": (), "bias_ih_l0": (0,)},
+            id="a hidden state of no dimension",
+        ),
+        pytest.param(
+            {"a.q_bias": (4, 4), "a.v_bias": (2, 4, 4), "a.in_proj_bias": (4, 4, 3), "b.in_proj_weight": (12, 4)},
+            {"a.q_bias": (4, 4), "a.v_bias": (2, 4, 4), "a.in_proj_bias": (4, 4, 3), "b.in_proj_weight": (0, 4)},
+            id="no queries",
+        ),
     ],
 )
 def test_no_name_and_no_size_makes_the_matching_raise(ours: Shapes, theirs: Shapes) -> None:

@@ -209,7 +209,7 @@ def _divide(one: Canon, scope: _Path, piece: Piece, side: str, gates: Sequence[s
     gate, both only get this name.
     """
     for whole in (piece, one.pieces.get(piece.name.beside("bias"))):
-        if whole is None:
+        if whole is None or not whole.shape:
             continue
         size = whole.shape[0] // len(gates)
         new: list[tuple[Piece, Callable[[Expr], Expr]]] = []
@@ -452,7 +452,7 @@ def _name_sides(one: Canon) -> None:
     """
     for scope, sides in _named_sides(one).items():
         ih, hh = (next((p for p in sides[side] if p.role == "weight"), None) for side in _SIDES)
-        cell = None if ih is None or hh is None or ih.shape[0] != hh.shape[0] else _cell_of(hh)
+        cell = None if ih is None or hh is None or ih.shape[:1] != hh.shape[:1] else _cell_of(hh)
         if cell is None or hh is None:
             continue
         lone = one.pieces.get(Name(scope, "bias"))

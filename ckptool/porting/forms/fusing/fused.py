@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
+from math import prod
 
 from ... import expression as ex
 from ...expression import Shape
@@ -147,7 +148,7 @@ class _Fused:
         """Return whether the other side has PART with a multiple of its rows, and not with its rows."""
         rows = self.rows[part]
         alike = (shape[0] for shape in self.theirs.by_part[part] if shape[1:] == self.shape[1:])
-        return not self._named(part) and any(n > rows and n % rows == 0 for n in alike)
+        return not self._named(part) and any(n > rows > 0 and n % rows == 0 for n in alike)
 
 
 def _or_by_heads(form: Form, one: Canon, other: Canon, weight: Piece, kind: Fused) -> Form:
@@ -307,9 +308,9 @@ def missing_key_bias(canon: Canon) -> None:
     bias for the projection, with zeros for the keys. Other biases stay, and so do both if one is missing.
     """
     for piece in [p for p in canon.pieces.values() if p.role == "bias" and p.last == "q_bias"]:
-        base, (n, *_) = piece.path[:-1], piece.shape
+        base, n = piece.path[:-1], prod(piece.shape)
         other = canon.pieces.get(Name((*base, "v_bias"), "bias"))
-        fused = _fused_in(canon, base, 3 * n)
+        fused = _fused_in(canon, base, 3 * n) if len(piece.shape) == 1 else None
         if other is not None and fused is not None and fused.name.beside("bias") not in canon.pieces:
             new = replace(piece, path=fused.path, role="bias", shape=(3 * n,))
             ends = [partial(ex.part, dim=0, start=start, stop=start + n) for start in (0, 2 * n)]
@@ -324,7 +325,7 @@ def _fused_in(canon: Canon, base: tuple[str, ...], rows: int) -> Piece | None:
         (
             p
             for p in canon.pieces.values()
-            if p.path[:-1] == base and p.role == "weight" and p.shape[0] == rows and cut(p.last) in table().fused
+            if p.path[:-1] == base and p.role == "weight" and p.shape[:1] == (rows,) and cut(p.last) in table().fused
         ),
         None,
     )

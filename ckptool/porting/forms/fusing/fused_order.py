@@ -54,7 +54,7 @@ class Parts:
         """Return whether this side has keys with ROWS rows, and the forward pass uses all of them without splitting
         them into heads.
         """
-        keys = [p for label, p in self._labelled if label == "k" and p.role == "weight" and p.shape[0] == rows]
+        keys = [p for label, p in self._labelled if label == "k" and p.role == "weight" and p.shape[:1] == (rows,)]
         return bool(keys) and all(p.entry.used is not None and not heads_of(p.entry) for p in keys)
 
 
