@@ -103,19 +103,14 @@ def _change(one: tuple[str, ...], other: tuple[str, ...]) -> _Change | None:
 
 def _next(path: _Path, free: set[_Path], layers: dict[_Path, dict[str, Piece]]) -> _Path | None:
     """Return the path of the layer directly after the statistics at PATH, in the order of execution, or of the state
-    dict if that is not known. None if it is not in FREE, in another module or of another size. LAYERS has path -> role
-    -> tensor.
+    dict if it is not known when the statistics are used. None if it is not in FREE, in another module or of another
+    size. LAYERS has path -> role -> tensor.
     """
     mean = layers[path]["running_mean"]
-
-    def place(piece: Piece) -> float:
-        return piece.order if mean.used is None or piece.used is None else piece.used
-
-    after = [
-        (place(piece), own)
-        for own, held in layers.items()
-        if own != path and place(piece := next(iter(held.values()))) > place(mean)
-    ]
+    firsts = {own: next(iter(held.values())) for own, held in layers.items() if own != path}
+    here = mean.order if mean.used is None else mean.used
+    places = {own: piece.order if mean.used is None else piece.used for own, piece in firsts.items()}
+    after = [(place, own) for own, place in places.items() if place is not None and place > here]
     nearest = min(after, default=None)
     if nearest is None or nearest[1] not in free or nearest[1][:-1] != path[:-1]:
         return None
