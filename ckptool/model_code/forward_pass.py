@@ -23,6 +23,7 @@ from .input_search import Budget
 from .named_parts import NamedParts
 from .patches import Patches
 from .recurrent import Cells
+from .side_by_side import SideBySide
 from .signature import PRODUCTS, BehindLayer, Facts, Flattened, Flow, Layout
 
 #: Functions that put dimensions in another order.
@@ -118,6 +119,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         self._channels = Channels(buffers)
         self._gating = Gating()
         self._patches = Patches()
+        self._side_by_side = SideBySide()
         self._bypasses = Bypasses()
         self._named_parts = NamedParts()
         self._cells = Cells()
@@ -148,6 +150,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         self._gating.see(call, self._keys)
         self._bypasses.see(call, self._keys)
         self._patches.see(call, self._channels.learned)
+        self._side_by_side.see(call, self._keys)
         self._see_parts(call)
         self._cells.see(call, self._keys, self._channels.made_with)
         self._named_parts.see_inputs(call, self._keys, self._channels.learned)
@@ -227,6 +230,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             use.facts.takes = self._named_parts.takes.get(key, ())
             use.facts.gates = gates.get(key, ())
             use.facts.hidden = self._cells.hidden.get(key)
+            use.facts.neighbours = self._side_by_side.found.get(key)
             if key in self._channels.before:
                 use.facts.flow = Flow(self._channels.bit[key], self._channels.before[key])
 
