@@ -106,13 +106,13 @@ class SideBySide:
         at_end, wide = self._channels[id(bases[0])]
         row = (numbers.flatten(0, -2)[0] if last else numbers[0].flatten(1)[:, 0]).tolist()
         shape = _shape(bases[0]) or ()
-        if len(row) <= wide or len(row) % wide or wide < 2:
-            return None
+        count = len(row) // wide
+        if wide < 2 or len(row) % wide or not 1 < count < _product(shape) // (wide * shape[0]):
+            return None  # a map that is flattened is no neighbourhood
         inner = 1 if at_end else _product(shape[2:])
         channels = [n // inner % wide for n in row]
         places = [n // (inner * wide) * inner + n % inner for n in row]
         rank = {place: n for n, place in enumerate(sorted({*places}))}
-        count = len(row) // wide
         by_channel = channels[0] == channels[1]
         order = [rank[place] for place in (places[:count] if by_channel else places[::wide])]
         made = (
