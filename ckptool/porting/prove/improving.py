@@ -133,6 +133,7 @@ def _for_all(ground: Ground, fronts: Sequence[Use], apart: Sequence[Use], trial:
         yield from at_once(ground, fronts)
         yield from tables_of_one(ground, fronts)
     if not fronts:
+        yield from options_at_once(ground, ground.own.uses)  # of layers whose outputs have changed places
         ends = chain(exchanged_outputs(ground), at_the_end(ground), before_an_output(ground))
         yield from _in_time(islice(ends, _GUESSES), trial)
     for use in apart:
