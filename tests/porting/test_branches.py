@@ -76,7 +76,7 @@ def test_two_choices_of_other_modules_do_not_show_the_order_of_two_heads(more: i
     body = list(target)
     source |= {"p.weight": (5, 9), "q.weight": (2, 9), "r.weight": (2, 9)}
     target |= {"a.weight": (5, 9), "b.weight": (2, 9), "c.weight": (2, 9)}
-    before |= {key: body for key in ("a.weight", "b.weight", "c.weight")}
+    before |= dict.fromkeys(("a.weight", "b.weight", "c.weight"), body)
     mapping = port(signature(source), followed(target, before))
     assert guessed(mapping) == (set() if more else {"b.weight", "c.weight"})
 

@@ -21,8 +21,8 @@ Vote = Callable[[Pair, Pair], int]
 #: The place of a unit of the target in an order; None if it has none.
 Place = Callable[[Unit], float | None]
 
-#: So many couples of branches that cannot be confused have to be in order: in modules of the kind of a module, or in all
-#: modules; and this share of them.
+#: So many couples of branches that cannot be confused have to be in order: in modules of the kind of a module, or in
+#: all modules; and this share of them.
 _ENOUGH, _ENOUGH_ELSEWHERE, _KEPT = 2, 3, 0.85
 #: In modules with more children than this, not all couples are looked at.
 _MOST = 24
@@ -179,8 +179,8 @@ class Branches:
 
         If the same two branches are known from modules of this kind, none may be reversed there. Else other branches in
         modules of this kind decide, if there are two, or one that is reversed; else, on this condition, those of all
-        modules: at least two, or three of all modules, and 85 percent of them, have to keep the order. False if nothing decides. Look-alikes
-        beside one branch count once, unless one side has the two pairs in a numbered list.
+        modules: at least two, or three of all modules, and 85 percent of them, have to keep the order. False if nothing
+        decides. Look-alikes beside one branch count once, unless one side has the two pairs in a numbered list.
         """
         at = next(i for i, (a, b) in enumerate(zip(one[0].path, other[0].path, strict=False)) if a != b)
         kind = self._kind[one[0].path[:at]]
