@@ -167,7 +167,7 @@ class Matcher:
 
         All pairs count if the source covers the model (`_covers_model`). Else a pair counts if it is in a series of
         unlike sizes (`of_unlike_sizes`), if something supports it (`_supported`), if its shape allows no other pair
-        (`_only_so`), or if it is one of the `_last_vectors`. Pairs of layers with different outputs (`_gives_others`)
+        (`_only_so`), or if it is one of the `_last_ones`. Pairs of layers with different outputs (`_gives_others`)
         never count.
         """
         pairs, lone = [], []
@@ -181,22 +181,23 @@ class Matcher:
             elif self._only_so(t, s):
                 lone.append((t, s))
                 pairs.append((t, s))
-        last = self._last_vectors(pairs)
+        last = self._last_ones(pairs)
         return pairs + last, lone + last
 
-    def _last_vectors(self, pairs: Sequence[Pair]) -> list[Pair]:
-        """Return the decided pairs of vectors beside PAIRS that their shape alone makes, if PAIRS hold at least half of
-        the model: those with statistics, which are alone with their size on both sides, and the only vector that is
-        left on both sides, such as the last norm. Both have the same roles and more than one element.
+    def _last_ones(self, pairs: Sequence[Pair]) -> list[Pair]:
+        """Return the decided pairs of vectors and squares beside PAIRS that their shape alone makes, if PAIRS hold at
+        least half of the model: squares and vectors with statistics, which are alone with their size on both sides, and
+        the only vector that is left on both sides, such as the last norm. Both have the same roles and more than one
+        element, and no names that exclude each other.
         """
         if 2 * len(pairs) < len(self.cells.targets):
             return []
         taken = {id(unit) for pair in pairs for unit in pair}
         left = [
-            [u for u in side if id(u) not in taken and len(squeezed(u.main.shape)) == 1 and prod(u.main.shape) > 1]
+            [u for u in side if id(u) not in taken and len({*squeezed(u.main.shape)}) == 1 and prod(u.main.shape) > 1]
             for side in (self.cells.targets, self.cells.sources)
         ]
-        only = len(left[0]) == len(left[1]) == 1
+        vectors = [sum(len(squeezed(u.main.shape)) == 1 for u in side) for side in left]
         return [
             (t, s)
             for t, s in self.cells.pairs()
@@ -204,8 +205,14 @@ class Matcher:
             and s in left[1]
             and t.pieces.keys() == s.pieces.keys()
             and not _gives_others(t, s)
-            and (only or (self._alike[t.colour] == (1, 1) and not STATISTICS.isdisjoint(t.pieces)))
+            and not hard_conflict(t.words, s.words)
+            and (self._alone_by_size(t) or (vectors == [1, 1] and len(squeezed(t.main.shape)) == 1))
         ]
+
+    def _alone_by_size(self, t: Unit) -> bool:
+        """Return whether T is a matrix or a layer with statistics, and both sides have one unit of its colour."""
+        vector = len(squeezed(t.main.shape)) == 1 and STATISTICS.isdisjoint(t.pieces)
+        return self._alike[t.colour] == (1, 1) and not vector
 
     def _covers_model(self) -> bool:
         """Return whether each cell has equally many units of both sides, apart from cells of sources whose colour the
