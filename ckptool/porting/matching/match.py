@@ -569,14 +569,14 @@ def _without(units: Sequence[Unit], others: Sequence[Unit]) -> list[Unit]:
 
 
 def _as_plain(units: list[Unit], others: list[Unit]) -> None:
-    """Change the kind in the colour of UNITS from "bias" (a bias without a weight) or "row" (a table with one row) to
-    that of a plain parameter, if OTHERS, the other side, have no unit of the colour, and more plain parameters of this
-    shape than UNITS. Then they may be paired with these.
+    """Change the kind in the colour of UNITS from "bias" (a bias without a weight), "row" (a table with one row) or
+    "one" (a layer with one output) to that of a plain parameter, if OTHERS, the other side, have no unit of the colour,
+    and more plain parameters of this shape than UNITS. Then they may be paired with these.
     """
     theirs, own = (Counter(u.colour for u in side) for side in (others, units))
     for unit in units:
         shape, family = unit.colour
-        if family in ("bias", "row") and not theirs[unit.colour] and theirs[shape, ""] > own[shape, ""]:
+        if family in ("bias", "row", "one") and not theirs[unit.colour] and theirs[shape, ""] > own[shape, ""]:
             unit.colour = shape, ""
 
 

@@ -154,7 +154,8 @@ def take_turns(units: Iterable[Unit]) -> None:
 def _colour(unit: Unit) -> tuple[Shape, str]:
     """Return the shape of the main tensor of UNIT, without sizes of 1, and the kind of UNIT by its roles: "statistics"
     (a batch norm), "recurrent", "normed" (with `weight_g`), "bias" (nothing else), "row" (`_is_row`); "index" if it has
-    several whole numbers, which are no weights; "" for others.
+    several whole numbers, which are no weights; "one" for a layer with one output and a bias, which is no norm; "" for
+    others.
     """
     family = ""
     if unit.pieces.keys() & STATISTICS:
@@ -169,6 +170,8 @@ def _colour(unit: Unit) -> tuple[Shape, str]:
         family = "row"
     elif unit.main.entry.dtype in _INDICES and squeezed(unit.main.shape):
         family = "index"
+    elif len(squeezed(unit.main.shape)) == 1 and "bias" in unit.pieces and not squeezed(unit.pieces["bias"].shape):
+        family = "one"
     return squeezed(unit.main.shape), family
 
 
@@ -178,11 +181,14 @@ _INDICES = frozenset({"int64", "int32", "bool"})
 
 def _is_row(unit: Unit) -> bool:
     """Return whether UNIT is a table with one row: it holds only a weight of the sizes [1, n], code does not multiply
-    with it, and it is an `Embedding` or has the name of a token or segment table. Such a table is no vector, as the
-    weight of a norm is one.
+    with it, and it is an `Embedding` or has the name of a token or segment table; or a weight of the sizes [1, 1, n]
+    with the name of the token of a class or the like. Such a table is no vector, as the weight of a norm is one.
     """
-    if unit.pieces.keys() != {"weight"} or len(unit.main.shape) != 2 or unit.main.shape[0] != 1:
+    *ones, _ = unit.main.shape or (0,)
+    if unit.pieces.keys() != {"weight"} or ones not in ([1], [1, 1]):
         return False
+    if len(ones) == 2:
+        return label_of(unit, "embedding") in ("class", "distillation", "mask")
     if unit.main.entry.how in PRODUCTS:
         return False  # the model multiplies with it, so it is no table, whatever its name says
     return unit.main.entry.module == "Embedding" or label_of(unit, "embedding") in ("token", "segment")

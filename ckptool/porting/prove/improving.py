@@ -32,7 +32,7 @@ from .other_values import (
     without_shifts,
 )
 from .trial import Trial
-from .unused import UNUSED, fillings, from_unused
+from .unused import UNUSED, cut_from_few, fillings, from_unused
 from .vectors import vectors, with_the_norm_after_it
 from .verdict import Verdict, judge
 
@@ -128,6 +128,7 @@ def _for_all(ground: Ground, fronts: Sequence[Use], apart: Sequence[Use], trial:
     if there are none), and then for each of APART, those of FRONTS whose keys have at most four uses.
     """
     yield from without_shifts(ground)
+    yield from cut_from_few(ground)
     if len(fronts) > 1:
         yield from options_at_once(ground, fronts)
         yield from at_once(ground, fronts)
