@@ -231,6 +231,8 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             use.facts.gates = gates.get(key, ())
             use.facts.hidden = self._cells.hidden.get(key)
             use.facts.neighbours = self._side_by_side.found.get(key)
+            if not use.facts.layout.kind:
+                use.facts.layout = self._side_by_side.layouts.get(key, use.facts.layout)
             if key in self._channels.before:
                 use.facts.flow = Flow(self._channels.bit[key], self._channels.before[key])
 

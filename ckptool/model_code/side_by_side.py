@@ -1,4 +1,4 @@
-"""The order in which code puts neighbours of a feature map side by side, before a layer takes them as one place.
+"""The order in which code puts neighbours side by side, and how it divides the channels of a convolution.
 
 Swin Transformer (Liu et al., 2021) puts four neighbours side by side in the channels before each linear layer that
 halves a picture. Code does so by slices (`x[:, 0::2, 0::2]`), by a reshape and a permute, or by `pixel_unshuffle`.
@@ -7,13 +7,13 @@ Whatever it does, the same steps on a tensor of numbers 0, 1, 2 … show where e
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from .call import Call
-from .signature import PRODUCTS, Neighbours
+from .signature import PRODUCTS, Layout, Neighbours
 
 #: Functions that only move numbers, and give some of them or all.
 _MOVES = frozenset(
@@ -25,6 +25,10 @@ _TURNS = frozenset("permute transpose swapaxes swapdims movedim moveaxis t".spli
 _NORMS = frozenset("layer_norm rms_norm batch_norm group_norm instance_norm".split())
 _LAST = frozenset("linear embedding layer_norm rms_norm".split())
 
+_CUTS = frozenset("split split_with_sizes chunk tensor_split unbind".split())
+#: Parts that code divides the output of a layer into, at most.
+_MOST_PARTS = 4
+
 #: Steps are not repeated on tensors with more elements than this.
 _MOST = 1 << 20
 
@@ -34,16 +38,17 @@ class SideBySide:
 
     Attributes:
         found: key of a weight -> the neighbours that the layer takes side by side.
+        layouts: key of the weight of a convolution -> how code divides its output into parts.
     """
 
     def __init__(self) -> None:
         self.found: dict[str, Neighbours] = {}
-        self._channels: dict[
-            int, tuple[bool, int]
-        ] = {}  # id of a tensor -> (whether they are its last dimension, how many)
-        self._moved: dict[
-            int, tuple[Call, int | None]
-        ] = {}  # id of a tensor -> the call that gave it, which of results
+        self.layouts: dict[str, Layout] = {}
+        # id of a tensor -> (whether its channels are the last dimension, or the second; how many)
+        self._channels: dict[int, tuple[bool, int]] = {}
+        # id of a tensor -> (the call that gave it, which of the results it is)
+        self._moved: dict[int, tuple[Call, int | None]] = {}
+        self._made_by: dict[int, str] = {}  # id of a tensor -> key of the convolution that gave it
 
     def see(self, call: Call, keys: Mapping[int, str]) -> None:
         """Note where the numbers in the result of CALL come from; and in `found` what the weights in CALL take.
@@ -57,6 +62,8 @@ class SideBySide:
             self._note(call, keys, norm=not layer)
         if call.result is call.first:
             return
+        if call.name.startswith("conv") and len(call.args) > 1 and id(call.args[1]) in keys:
+            self._made_by[id(call.result)] = keys[id(call.args[1])]
         data = [tensor for tensor in call.tensors if id(tensor) not in keys]
         if call.name in _MOVES | _JOINS and any(
             id(tensor) in self._channels or id(tensor) in self._moved for tensor in data
@@ -64,9 +71,33 @@ class SideBySide:
             results = call.result if isinstance(call.result, tuple | list) else [call.result]
             for place, one in enumerate(results):
                 self._moved[id(one)] = call, place if one is not call.result else None
+            if call.name in _CUTS and isinstance(call.result, tuple | list) and 1 < len(call.result) <= _MOST_PARTS:
+                self._note_parts(call.result)
         elif len(data) == 1 and id(data[0]) in self._moved and _shape(data[0]) == _shape(call.result) and not layer:
             self._moved[id(call.result)] = call, None  # a norm, an activation
         self._note_channels(call, data)
+
+    def _note_parts(self, parts: Sequence[torch.Tensor]) -> None:
+        """Note in `layouts` how PARTS divide the output of a convolution, if each has an equal share of its channels:
+        one share after the other, or a share of each of several heads.
+        """
+        bases: list[Any] = []
+        numbers = [self._numbers(part, bases, {}) for part in parts]
+        key = self._made_by.get(id(bases[0])) if bases else None
+        if key is None or key in self.layouts or any(one is None for one in numbers):
+            return
+        wide, inner = bases[0].shape[1], _product(tuple(bases[0].shape[2:]))
+        shares = [torch.unique(one // inner % wide).tolist() for one in numbers]
+        size = wide // len(parts)
+        first = next((n for n, channel in enumerate(shares[0]) if channel != n), size)  # as many of the first head
+        step = first * len(parts)
+        for place, share in enumerate(shares):
+            start = place * first
+            if share != [
+                start + head * step + n for head in range(size // first if first else 0) for n in range(first)
+            ]:
+                return
+        self.layouts[key] = Layout("block") if first == size else Layout("inside", (size // first, step))
 
     def _note_channels(self, call: Call, data: list[Any]) -> None:
         """Note which dimension of the results of CALL has the channels, and how many, if that is known: of a layer or a

@@ -92,3 +92,51 @@ def test_a_model_that_takes_them_as_others_do_is_no_question(own: Any) -> None:
 
 def test_the_same_code_is_no_question() -> None:
     assert not ported(model(OLD, by_rows), model(OLD, by_rows), code=False).having("guessed")
+
+
+class Attention(nn.Module):  # type: ignore[misc]
+    """An attention over 1d maps whose queries, keys and values are one convolution, cut into heads first or last."""
+
+    def __init__(self, *, heads_first: bool) -> None:
+        super().__init__()
+        self.heads_first = heads_first
+        self.stem, self.qkv, self.proj_out = nn.Conv1d(3, 8, 1), nn.Conv1d(8, 24, 1), nn.Conv1d(8, 8, 1)
+
+    def forward(self, x: Any) -> Any:
+        x = self.stem(x)
+        n, c, t = x.shape
+        if self.heads_first:
+            q, k, v = self.qkv(x).reshape(n * 2, 12, t).split(4, dim=1)
+        else:
+            q, k, v = (one.reshape(n * 2, 4, t) for one in self.qkv(x).chunk(3, dim=1))
+        weight = torch.einsum("bct,bcs->bts", q / 2, k).softmax(-1)
+        return x + self.proj_out(torch.einsum("bts,bcs->bct", weight, v).reshape(n, c, t))
+
+
+class Apart(nn.Module):  # type: ignore[misc]
+    """The same attention with linear layers for queries, keys and values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv1d(3, 8, 1)
+        self.to_q, self.to_k, self.to_v, self.to_out = (nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x: Any) -> Any:
+        x = self.first(x)
+        rows = x.transpose(1, 2)
+        q, k, v = (f(rows).unflatten(-1, (2, 4)).transpose(1, 2) for f in (self.to_q, self.to_k, self.to_v))
+        rows = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return x + self.to_out(rows).transpose(1, 2)
+
+
+@pytest.mark.parametrize("heads_first", [False, True])
+def test_code_shows_how_it_cuts_the_channels_of_a_convolution_into_queries_keys_and_values(heads_first: bool) -> None:
+    torch.manual_seed(3)
+    source, target = Attention(heads_first=heads_first), Apart()
+    mapping = ckptool.transfer(source.state_dict(), target, inputs=["float32[2,3,5]"], source_model=source)
+    made = mapping.apply(source.state_dict()).state_dicts()[0]
+    target.load_state_dict({key: torch.from_numpy(tensor.numpy().copy()) for key, tensor in made.tensors.items()})
+    x = torch.randn(2, 3, 5)
+    with torch.no_grad():
+        assert torch.allclose(source(x), target(x), atol=1e-5)
+    assert bool(mapping.having("guessed")) != heads_first  # by blocks, heads may still be inside of the channels
