@@ -596,7 +596,7 @@ def test_words_that_exclude_each_other_are_no_question_where_neither_side_has_bo
     assert status(mapping, "classifier.weight") == expected
 
 
-def test_a_layer_with_one_output_and_a_token_are_no_look_alikes_of_a_norm() -> None:
+def test_a_norm_is_told_from_a_token_and_from_a_layer_with_one_output() -> None:
     source = {
         f"layers.{n}.{leaf}.weight": shape for n in (0, 1) for leaf, shape in {"mix": (6, 6), "up": (9, 6)}.items()
     }
@@ -608,4 +608,3 @@ def test_a_layer_with_one_output_and_a_token_are_no_look_alikes_of_a_norm() -> N
     assert pairing(mapping)["out.0.weight"] == "last.weight"
     assert pairing(mapping)["out.2.weight"] == "head.weight"
     assert "cls_token" not in pairing(mapping)
-    assert not mapping.having("guessed")

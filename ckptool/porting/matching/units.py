@@ -181,14 +181,11 @@ _INDICES = frozenset({"int64", "int32", "bool"})
 
 def _is_row(unit: Unit) -> bool:
     """Return whether UNIT is a table with one row: it holds only a weight of the sizes [1, n], code does not multiply
-    with it, and it is an `Embedding` or has the name of a token or segment table; or a weight of the sizes [1, 1, n]
-    with the name of the token of a class or the like. Such a table is no vector, as the weight of a norm is one.
+    with it, and it is an `Embedding` or has the name of a token or segment table. Such a table is no vector, as the
+    weight of a norm is one.
     """
-    *ones, _ = unit.main.shape or (0,)
-    if unit.pieces.keys() != {"weight"} or ones not in ([1], [1, 1]):
+    if unit.pieces.keys() != {"weight"} or len(unit.main.shape) != 2 or unit.main.shape[0] != 1:
         return False
-    if len(ones) == 2:
-        return label_of(unit, "embedding") in ("class", "distillation", "mask")
     if unit.main.entry.how in PRODUCTS:
         return False  # the model multiplies with it, so it is no table, whatever its name says
     return unit.main.entry.module == "Embedding" or label_of(unit, "embedding") in ("token", "segment")
