@@ -44,6 +44,8 @@ _ADDS = frozenset("add __add__ __radd__ add_ __iadd__".split())
 
 _MULTIPLIES = frozenset("mul multiply __mul__ __rmul__ mul_ __imul__".split())
 
+_SUBTRACTS = frozenset("sub subtract __sub__ sub_ __isub__".split())
+
 #: Functions that may put a dimension of one element somewhere.
 _ONES = frozenset({"__getitem__", "unsqueeze", "squeeze"})
 
@@ -113,6 +115,8 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         self._from: dict[int, tuple[str, Any]] = {}  # what a tensor is: ("features", "nchw"), ("fused", key) ...
         self._negated: set[int] = set()
         self._halves: dict[int, tuple[int, int]] = {}  # id of a half of a tensor -> (id of that tensor, 0 or 1)
+        self._scaled: dict[int, tuple[int, int]] = {}  # the same of a half times something
+        self._turned_halves: set[int] = set()  # what a rotary embedding gives for the first half of a tensor
         self._of_halves: set[int] = set()  # tensors whose pairs, in the last dimension, are of two such halves
         self._whole = frozenset(keys)  # the parameters themselves
         self._turned: set[int] = set()  # transposed views of parameters
@@ -345,9 +349,20 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
 
     def _pair_halves(self, call: Call) -> None:
         """Note that the results of CALL are the two halves of a tensor, cut along its last dimension, or that its
-        result is a stack of two such halves in a new last dimension.
+        result is a stack of two such halves in a new last dimension; that it is a half, or a half times something; or
+        that it is the difference of two such products, of the first and of the second half.
         """
         first, result = call.first, call.result
+        if call.name == "__getitem__" and (place := _half(call.args, result)) is not None:
+            self._halves[id(result)] = id(first), place
+        elif call.name in _MULTIPLIES:
+            half = next((self._halves[id(one)] for one in call.args[:2] if id(one) in self._halves), None)
+            if half is not None:
+                self._scaled[id(result)] = half
+        elif call.name in _SUBTRACTS and len(call.args) > 1:
+            (whole, one), (other_whole, other) = (self._scaled.get(id(part), (0, -1)) for part in call.args[:2])
+            if whole == other_whole and (one, other) == (0, 1):
+                self._turned_halves.add(id(result))
         if call.name in _CUTS and isinstance(result, tuple | list) and _along_last(call.args, call.kwargs, first):
             if len(result) == 2 and result[0].shape == result[1].shape:
                 self._halves.update({id(half): (id(first), place) for place, half in enumerate(result)})
@@ -361,7 +376,8 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
 
     def _rotates_halves(self, call: Call) -> None:
         """Note the tensors that CALL negates; and, where it joins one of them, computed from weights, with others, a
-        rotary embedding: of halves if it concatenates them, of neighbours if it stacks them.
+        rotary embedding: of halves if it concatenates them, of neighbours if it stacks them. So is the difference of
+        two halves, each times something, that it concatenates with others: of halves.
         """
         if call.name in ("neg", "__neg__", "negative"):
             self._negated.add(id(call.result))
@@ -371,6 +387,10 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             self.rotary = self.rotary or kind
             for part in parts:
                 self._rotates(kind, part, sum(one.shape[-1] for one in parts))
+        for part in parts if call.name != "stack" else ():
+            if id(part) in self._turned_halves and self._channels.learned(part):
+                self.rotary = self.rotary or "half"
+                self._rotates("half", part, 2 * part.shape[-1])
 
     def _divided(self, call: Call) -> None:
         """Note how CALL, which returned several tensors, divides the output of a fused projection: along the last of
@@ -603,6 +623,18 @@ def _sorts_pairs(before: Any, after: torch.Tensor) -> bool:
     """
     swapped = isinstance(before, torch.Tensor) and before.ndim >= 4 and before.shape[-1] == 2 != before.shape[-2]
     return swapped and after.shape == (*before.shape[:-2], 2, before.shape[-2])
+
+
+def _half(args: Any, half: Any) -> int | None:
+    """Return whether a call of `__getitem__` with ARGS, (tensor, index), gives the first (0) or the second (1) half of
+    the last dimension, and all of the others: HALF, its result. None if it gives neither.
+    """
+    tensor, index = args[0], args[1] if len(args) > 1 else None
+    last = index[-1] if isinstance(index, tuple) and index else None
+    size = tensor.shape[-1] if isinstance(tensor, torch.Tensor) and tensor.ndim > 1 else 0
+    if not isinstance(last, slice) or size % 2 or getattr(half, "shape", None) != (*tensor.shape[:-1], size // 2):
+        return None
+    return {range(size // 2): 0, range(size // 2, size): 1}.get(range(size)[last])
 
 
 def _every_second(args: Any) -> bool:
