@@ -23,6 +23,7 @@ from .input_search import Budget
 from .named_parts import NamedParts
 from .patches import Patches
 from .recurrent import Cells
+from .side_by_side import SideBySide
 from .signature import PRODUCTS, BehindLayer, Facts, Flattened, Flow, Layout
 
 #: Functions that put dimensions in another order.
@@ -42,6 +43,8 @@ _VIEWS = frozenset(
 _ADDS = frozenset("add __add__ __radd__ add_ __iadd__".split())
 
 _MULTIPLIES = frozenset("mul multiply __mul__ __rmul__ mul_ __imul__".split())
+
+_SUBTRACTS = frozenset("sub subtract __sub__ sub_ __isub__".split())
 
 #: Functions that may put a dimension of one element somewhere.
 _ONES = frozenset({"__getitem__", "unsqueeze", "squeeze"})
@@ -113,12 +116,15 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         self._from: dict[int, tuple[str, Any]] = {}  # what a tensor is: ("features", "nchw"), ("fused", key) ...
         self._negated: set[int] = set()
         self._halves: dict[int, tuple[int, int]] = {}  # id of a half of a tensor -> (id of that tensor, 0 or 1)
+        self._scaled: dict[int, tuple[int, int]] = {}  # the same of a half times something
+        self._turned_halves: set[int] = set()  # what a rotary embedding gives for the first half of a tensor
         self._of_halves: set[int] = set()  # tensors whose pairs, in the last dimension, are of two such halves
         self._whole = frozenset(keys)  # the parameters themselves
         self._turned: set[int] = set()  # transposed views of parameters
         self._channels = Channels(buffers)
         self._gating = Gating()
         self._patches = Patches()
+        self._side_by_side = SideBySide()
         self._bypasses = Bypasses()
         self._named_parts = NamedParts()
         self._cells = Cells()
@@ -149,6 +155,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         self._gating.see(call, self._keys)
         self._bypasses.see(call, self._keys)
         self._patches.see(call, self._channels.learned)
+        self._side_by_side.see(call, self._keys)
         self._see_parts(call)
         self._cells.see(call, self._keys, self._channels.made_with)
         self._named_parts.see_inputs(call, self._keys, self._channels.learned)
@@ -231,6 +238,9 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             use.facts.takes = self._named_parts.takes.get(key, ())
             use.facts.gates = gates.get(key, ())
             use.facts.hidden = self._cells.hidden.get(key)
+            use.facts.neighbours = self._side_by_side.found.get(key)
+            if not use.facts.layout.kind:
+                use.facts.layout = self._side_by_side.layouts.get(key, use.facts.layout)
             if key in self._channels.before:
                 use.facts.flow = Flow(self._channels.bit[key], self._channels.before[key])
 
@@ -350,9 +360,20 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
     def _pair_halves(self, call: Call) -> None:
         """Note that the two results of CALL are the equal halves of a tensor, cut along its last dimension; or that its
         result is a stack of two such halves, in their order, in a new last dimension, or the same numbers as such a
-        stack.
+        stack; that it is a half, or a half times something; or that it is the difference of two such products, of the
+        first and of the second half.
         """
         first, result = call.first, call.result
+        if call.name == "__getitem__" and (place := _half(call.args, result)) is not None:
+            self._halves[id(result)] = id(first), place
+        elif call.name in _MULTIPLIES:
+            half = next((self._halves[id(one)] for one in call.args[:2] if id(one) in self._halves), None)
+            if half is not None:
+                self._scaled[id(result)] = half
+        elif call.name in _SUBTRACTS and len(call.args) > 1:
+            (whole, one), (other_whole, other) = (self._scaled.get(id(part), (0, -1)) for part in call.args[:2])
+            if whole == other_whole and (one, other) == (0, 1):
+                self._turned_halves.add(id(result))
         if call.name in _CUTS and isinstance(result, tuple | list) and _along_last(call.args, call.kwargs, first):
             if len(result) == 2 and result[0].shape == result[1].shape:
                 self._halves.update({id(half): (id(first), place) for place, half in enumerate(result)})
@@ -366,8 +387,9 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
 
     def _rotates_halves(self, call: Call) -> None:
         """Note the tensors that CALL negates; and, where it joins one of them, computed from weights, with others, a
-        rotary embedding: of halves if it concatenates them, of neighbours if it stacks them. It is noted in `rotary`,
-        unless there is a kind already, and in the facts of the matrices that made what is joined (`_rotates`).
+        rotary embedding: of halves if it concatenates them, of neighbours if it stacks them. So is the difference of
+        two halves, each times something, that it concatenates with others: of halves. It is noted in `rotary`, unless
+        there is a kind already, and in the facts of the matrices that made what is joined (`_rotates`).
         """
         if call.name in ("neg", "__neg__", "negative"):
             self._negated.add(id(call.result))
@@ -377,6 +399,10 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             self.rotary = self.rotary or kind
             for part in parts:
                 self._rotates(kind, part, sum(one.shape[-1] for one in parts))
+        for part in parts if call.name != "stack" else ():
+            if id(part) in self._turned_halves and self._channels.learned(part):
+                self.rotary = self.rotary or "half"
+                self._rotates("half", part, 2 * part.shape[-1])
 
     def _divided(self, call: Call) -> None:
         """Note in the layout of a fused projection how CALL, which returned several tensors, divides its output:
@@ -612,6 +638,18 @@ def _sorts_pairs(before: Any, after: torch.Tensor) -> bool:
     """
     swapped = isinstance(before, torch.Tensor) and before.ndim >= 4 and before.shape[-1] == 2 != before.shape[-2]
     return swapped and after.shape == (*before.shape[:-2], 2, before.shape[-2])
+
+
+def _half(args: Any, half: Any) -> int | None:
+    """Return whether a call of `__getitem__` with ARGS, (tensor, index), gives the first (0) or the second (1) half of
+    the last dimension, and all of the others: HALF, its result. None if it gives neither.
+    """
+    tensor, index = args[0], args[1] if len(args) > 1 else None
+    last = index[-1] if isinstance(index, tuple) and index else None
+    size = tensor.shape[-1] if isinstance(tensor, torch.Tensor) and tensor.ndim > 1 else 0
+    if not isinstance(last, slice) or size % 2 or getattr(half, "shape", None) != (*tensor.shape[:-1], size // 2):
+        return None
+    return {range(size // 2): 0, range(size // 2, size): 1}.get(range(size)[last])
 
 
 def _every_second(args: Any) -> bool:

@@ -105,6 +105,18 @@ class Bypass(NamedTuple):
     layer: str
 
 
+class Neighbours(NamedTuple):
+    """Neighbours of a feature map that stand side by side in the channels that a layer takes.
+
+    Attributes:
+        order: the neighbours, each as its place among them row by row, in the order in which they stand.
+        by_channel: whether all neighbours of the first channel come first, and not all channels of one neighbour.
+    """
+
+    order: tuple[int, ...]
+    by_channel: bool
+
+
 class Layout(NamedTuple):
     """How a forward pass splits the output of a fused projection.
 
@@ -176,6 +188,7 @@ class Facts:
         hidden: which of the two tensors that the code concatenates to its input is the hidden state, 0 or 1; None if
             that is not known.
         pixels: the order in which each of its rows lists the numbers of a patch ("chw", "thwc"), if the code shows it.
+        neighbours: the neighbours of a feature map that it takes side by side, or None.
     """
 
     flow: Flow | None = None
@@ -203,6 +216,7 @@ class Facts:
     gates: tuple[str, ...] = ()
     hidden: int | None = None
     pixels: str = ""
+    neighbours: Neighbours | None = None
 
     def under(self, names: Mapping[str, str]) -> Facts:
         """Return these facts with the keys of other weights renamed by NAMES (old key -> new key).

@@ -621,6 +621,12 @@ class Reason(Enum):
         "columns were kept; check the order of the dimensions before flatten or view in the source's code: if it is "
         "{}, take the alternative below, with reordered columns",
     )
+    NEIGHBOURS = (
+        Topic.OTHER,
+        "the model's code puts four neighbours of a feature map side by side for this layer, row by row, and most code "
+        "for such layers does so column by column, so the channels were reordered; check the order of the neighbours "
+        "in the source's code, before this layer: if it takes them row by row, too, take the plain tensor",
+    )
     BRANCHES_JOINED = (
         Topic.OTHER,
         "this layer takes the output of a torch.cat, and the order of the source's layers suggests that its code "

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..checkpoint import Role
 from ..disk.documents import read_json
-from ..model_code.signature import Bypass, Entry, Facts, Flattened, Flow, Gate, Layout, Part, Signature
+from ..model_code.signature import Bypass, Entry, Facts, Flattened, Flow, Gate, Layout, Neighbours, Part, Signature
 
 #: How facts that are more than a number or a text are read.
 _FACTS: dict[str, Any] = {
@@ -29,6 +29,7 @@ _FACTS: dict[str, Any] = {
     "takes": lambda value: tuple(Part(*one) for one in value),
     "dims": tuple,
     "gates": tuple,
+    "neighbours": lambda value: Neighbours(tuple(value[0]), value[1]),
 }
 
 

@@ -208,3 +208,29 @@ def test_rows_of_tables_are_branches_too() -> None:
     assert {e.status for e in kept.entries} == {"mapped"}
     found = mapping(Tables("ab", "ab"), Tables("ba", "ba"), inputs=(2, 4))
     assert found["last.weight"].status == "guessed"
+
+
+class UnequalTowers(nn.Module):  # type: ignore[misc]
+    """Two towers over one input, whose outputs a layer takes side by side in the order of their registration."""
+
+    def __init__(self, registered: str, **names: str) -> None:
+        super().__init__()
+        self.names = {"a": names.get("a", "a"), "b": names.get("b", "b"), "c": names.get("c", "c")}
+        layers = {"a": nn.Conv2d(3, 4, 1), "b": nn.Conv2d(3, 5, 1), "c": nn.Conv2d(5, 4, 1)}
+        for letter in registered:
+            self.add_module(self.names[letter], layers[letter])
+        self.last = nn.Conv2d(8, 6, 1)
+        self.a_first = registered.startswith("a")
+
+    def forward(self, x: Any) -> Any:
+        a, b, c = (getattr(self, name) for name in self.names.values())
+        both = [a(x).relu(), c(b(x).relu())]
+        return self.last(torch.cat(both if self.a_first else both[::-1], 1))
+
+
+def test_towers_whose_first_layers_are_registered_in_another_order_are_asked_about() -> None:
+    names, target = {"a": "single", "b": "entry", "c": "exit"}, UnequalTowers("abc")
+    found = mapping(UnequalTowers("bac", **names), target)
+    assert {entry.target for entry in found.having("guessed")} == {"last.weight"}
+    assert str(found["last.weight"].expr) == "cat(1, slice(net.last.weight, 1, 4, 8), slice(net.last.weight, 1, 0, 4))"
+    assert not mapping(UnequalTowers("abc", **names), target).having("guessed")

@@ -28,6 +28,22 @@ def half_complex(x: Any) -> Any:
     return torch.cat(torch.chunk(out, 2, dim=-1), dim=-2).flatten(-2)
 
 
+def half_by_difference(x: Any) -> Any:
+    """As in the code of Phi by its authors."""
+    one, other = x.chunk(2, dim=-1)
+    return torch.cat([one * COS - other * SIN, one * SIN + other * COS], dim=-1)
+
+
+def half_sliced(x: Any) -> Any:
+    one, other = x[..., :3], x[..., 3:]
+    return torch.cat((COS * one - SIN * other, COS * other + SIN * one), -1)
+
+
+def interleaved_by_difference(x: Any) -> Any:
+    one, other = x[..., ::2], x[..., 1::2]
+    return torch.stack([one * COS - other * SIN, one * SIN + other * COS], dim=-1).flatten(-2)
+
+
 def interleaved_complex(x: Any) -> Any:
     """As in the code of Llama by its authors."""
     turned = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2)) * torch.complex(COS, SIN)
@@ -50,7 +66,11 @@ class Attention(nn.Module):
         return self.out((weights.softmax(-1) @ v).transpose(0, 1).reshape(4, 12))
 
 
-@pytest.mark.parametrize("turn", [half_negated, half_complex, interleaved_complex, interleaved_stacked])
+WAYS = [half_negated, half_complex, half_by_difference, half_sliced]
+WAYS += [interleaved_complex, interleaved_stacked, interleaved_by_difference]
+
+
+@pytest.mark.parametrize("turn", WAYS)
 def test_a_forward_pass_shows_which_outputs_are_turned_as_a_pair(turn: Callable[[Any], Any]) -> None:
     signature = signature_for(Attention(turn), inputs=[torch.rand(4, 12)])
     facts = {key: entry.facts for key, entry in signature.entries.items()}

@@ -61,6 +61,26 @@ def test_branches_that_cannot_be_confused_show_that_an_order_is_kept() -> None:
 BETWEEN: Shapes = {"stem.weight": (8, 3), "size.weight": (2, 8), "heat.weight": (5, 8), "offset.weight": (2, 8)}
 
 
+@pytest.mark.parametrize("more", [0, 1])
+def test_two_choices_of_other_modules_do_not_show_the_order_of_two_heads(more: int) -> None:
+    """A block and a head of another size keep the order, and so may a second kind of block."""
+    source = {"in.weight": (8, 3), "block.main.weight": (8, 8), "block.skip.weight": (8, 1), "mid.weight": (9, 8)}
+    target = {"stem.weight": (8, 3), "part.own.weight": (8, 8), "part.past.weight": (8, 1), "neck.weight": (9, 8)}
+    before = {"part.own.weight": ["stem.weight"], "part.past.weight": ["stem.weight"]}
+    before["neck.weight"] = list(target)[:3]
+    if more:
+        source |= {"other.x.weight": (7, 9), "other.y.weight": (6, 9), "end.weight": (9, 13)}
+        target |= {"unit.one.weight": (7, 9), "unit.two.weight": (6, 9), "join.weight": (9, 13)}
+        before |= {"unit.one.weight": list(target)[:4], "unit.two.weight": list(target)[:4]}
+        before["join.weight"] = list(target)[:6]
+    body = list(target)
+    source |= {"p.weight": (5, 9), "q.weight": (2, 9), "r.weight": (2, 9)}
+    target |= {"a.weight": (5, 9), "b.weight": (2, 9), "c.weight": (2, 9)}
+    before |= dict.fromkeys(("a.weight", "b.weight", "c.weight"), body)
+    mapping = port(signature(source), followed(target, before))
+    assert guessed(mapping) == (set() if more else {"b.weight", "c.weight"})
+
+
 def test_a_branch_before_two_look_alikes_does_not_show_their_order() -> None:
     """A heat map is computed first, then sizes and offsets: which of these two is which, the heat map does not say."""
     source = {"in.weight": (8, 3), "hm.weight": (5, 8), "reg.weight": (2, 8), "wh.weight": (2, 8)}

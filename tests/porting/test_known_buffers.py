@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 from sides import found, pairing, signature, wanted
 
+from ckptool.porting.forms.canonical import canonical
+from ckptool.porting.matching.units import units_of
 from ckptool.porting.port import port
 
 LAYERS = {"embed": (20, 8), "blocks.{}.attn.qkv": (24, 8), "blocks.{}.attn.out": (8, 8), "blocks.{}.fc": (16, 8)}
@@ -75,3 +77,14 @@ def test_a_buffer_that_tools_leave_in_every_module_is_dropped_everywhere(name: s
     around = {f"{parts}.{name}": shape for key in modules for parts in (key, key.rpartition(".")[0] or key)}
     mapping = port(signature({**layers(), **around}), wanted(layers(renamed=True)))
     assert {entry.status for entry in mapping.entries} == {"mapped"}
+
+
+@pytest.mark.parametrize("kind", ["int64", "int32", "bool"])
+def test_whole_numbers_are_no_look_alikes_of_weights(kind: str) -> None:
+    """A table of indices has the sizes of the layer beside it."""
+    file = signature({"attn.lookup": (8, 8), "attn.proj.weight": (8, 8)})
+    entries = {k: replace(entry, dtype=kind) if "lookup" in k else entry for k, entry in file.entries.items()}
+    index, layer = units_of(canonical(replace(file, entries=entries), wanted({"att.out.weight": (8, 8)}))[0])
+    assert index.colour != layer.colour
+    mapping = port(replace(file, entries=entries), wanted({"att.out.weight": (8, 8)}))
+    assert "attn.lookup" not in pairing(mapping).values()

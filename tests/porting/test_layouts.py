@@ -585,3 +585,33 @@ def test_a_buffer_of_a_layer_counts_as_part_of_it_unless_the_code_of_the_source_
     source, model = of_two("one", "two", Centred()), of_two("first", "second", Times(outputs_first=True, outputs=5))
     mapping = ckptool.transfer(source.state_dict(), model, source_model=source, inputs=[torch.randn(2, 6)])
     assert found(mapping, "first.weight").status == ("guessed" if reads else "mapped")
+
+
+class Spectral(torch.nn.Module):
+    """Multiplies each mode of a picture with a matrix, as a Fourier neural operator does."""
+
+    def __init__(self, names: tuple[str, str], equation: str) -> None:
+        super().__init__()
+        self.names, self.equation = names, equation
+        self.lift = torch.nn.Linear(3, 6)
+        for name in names:
+            self.register_parameter(name, torch.nn.Parameter(torch.randn(6, 6, 4, 4)))
+
+    def forward(self, x: Any) -> Any:
+        x = self.lift(x).permute(0, 3, 1, 2)
+        for name in self.names:
+            x = torch.einsum(self.equation, x, getattr(self, name))
+        return x
+
+
+@pytest.mark.parametrize("own", ["bihw,iohw->bohw", "bihw,oihw->bohw"])
+@pytest.mark.parametrize("theirs", ["bixy,ioxy->boxy", "bixy,oixy->boxy"])
+def test_a_matrix_for_each_mode_is_not_turned_along_the_modes(theirs: str, own: str) -> None:
+    source, model = Spectral(("weights1", "weights2"), theirs), Spectral(("w_pos", "w_neg"), own)
+    mapping = ckptool.transfer(source.state_dict(), model, source_model=source, inputs=["float32[2,4,4,3]"])
+    assert not mapping.having("guessed")
+    turned = theirs[5:7] != own[5:7]
+    assert str(mapping["w_pos"].expr) == ("permute(weights1, 1, 0, 2, 3)" if turned else "weights1")
+    by_names = ckptool.transfer(source.state_dict(), model, inputs=["float32[2,4,4,3]"])
+    assert str(by_names["w_pos"].expr) == "weights1"
+    assert bool(by_names.having("guessed")) == (own == "bihw,oihw->bohw")

@@ -245,6 +245,16 @@ def test_old_and_new_weight_norms_meet() -> None:
     assert pairing(plain)["conv.weight"] == "weight_norm(conv.weight_g, conv.weight_v)"
 
 
+def test_a_square_that_is_alone_with_its_size_is_a_guess() -> None:
+    source = {"shared": (4, 4), "a.weight": (8, 3), "b.weight": (9, 8), "c.weight": (5, 9), "all.weight": (20, 3)}
+    target = {"p.weight": (8, 3), "q.weight": (9, 8), "x.weight": (7, 3), "ids.weight": (4, 4), "r.weight": (5, 9)}
+    mapping = port(signature(source), wanted(target))
+    assert pairing(mapping)["ids.weight"] == "shared"
+    assert found(mapping, "ids.weight").status == "guessed"
+    several = port(signature(source | {"more": (4, 4)}), wanted(target))
+    assert "ids.weight" not in pairing(several)
+
+
 def test_a_weight_norm_over_kernels_with_outputs_last_is_merged_and_turned() -> None:
     old = {"conv.weight_g": (1, 1, 8), "conv.weight_v": (3, 4, 8), "conv.bias": (8,)}
     new = wanted({"conv.weight": (8, 4, 3), "conv.bias": (8,)})

@@ -594,3 +594,17 @@ def test_words_that_exclude_each_other_are_no_question_where_neither_side_has_bo
     mapping = port(signature(source), wanted(target, used=target))
     assert pairing(mapping)["classifier.weight"] == "projector.weight"
     assert status(mapping, "classifier.weight") == expected
+
+
+def test_a_norm_is_told_from_a_token_and_from_a_layer_with_one_output() -> None:
+    source = {
+        f"layers.{n}.{leaf}.weight": shape for n in (0, 1) for leaf, shape in {"mix": (6, 6), "up": (9, 6)}.items()
+    }
+    target = {f"h.{n}.{leaf}.weight": shape for n in (0, 1) for leaf, shape in {"a": (6, 6), "b": (9, 6)}.items()}
+    source |= {"last.weight": (6,), "last.bias": (6,), "head.weight": (1, 6), "head.bias": (1,)}
+    target = {"cls_token": (1, 1, 6)} | target
+    target |= {"out.0.weight": (6,), "out.0.bias": (6,), "out.2.weight": (1, 6), "out.2.bias": (1,)}
+    mapping = port(signature(source), wanted(target))
+    assert pairing(mapping)["out.0.weight"] == "last.weight"
+    assert pairing(mapping)["out.2.weight"] == "head.weight"
+    assert "cls_token" not in pairing(mapping)

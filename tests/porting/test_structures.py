@@ -310,6 +310,34 @@ def test_means_spreads_and_noise_of_noisy_layers_are_told_apart() -> None:
     assert mapping.is_sure
 
 
+def test_the_means_of_noisy_layers_are_the_weights_of_plain_ones() -> None:
+    kinds = ("mu", "sigma", "epsilon")
+    source = {
+        f"{layer}.{of}_{kind}": shape if of == "weight" else shape[:1]
+        for layer, shape in {"hidden_v": (6, 9), "hidden_a": (6, 9), "out_v": (2, 6), "out_a": (4, 6)}.items()
+        for of in ("weight", "bias")
+        for kind in kinds
+    }
+    target = {
+        f"{layer}.{of}": source[f"{layer}.{of}_mu"] for layer in ("hidden_v", "hidden_a") for of in ("weight", "bias")
+    }
+    target |= {f"{layer}.{of}": source[f"{layer}.{of}_mu"] for layer in ("out_v", "out_a") for of in ("weight", "bias")}
+    mapping = port(signature(source), wanted(target))
+    assert pairing(mapping) == {key: f"{key}_mu" for key in target}
+    assert mapping.is_sure
+
+
+def test_the_whole_weight_of_a_recurrent_layer_that_drops_weights_is_called_raw() -> None:
+    source = {"rnn.module.weight_ih_l0": (16, 5), "rnn.module.weight_hh_l0_raw": (16, 4)}
+    target = {"lstm.weight_ih_l0": (16, 5), "lstm.weight_hh_l0": (16, 4)}
+    mapping = port(signature(source), wanted(target))
+    assert pairing(mapping) == {
+        "lstm.weight_ih_l0": "rnn.module.weight_ih_l0",
+        "lstm.weight_hh_l0": "rnn.module.weight_hh_l0_raw",
+    }
+    assert mapping.is_sure
+
+
 def test_noise_is_no_weight() -> None:
     source = {f"value.weight_{kind}": (6, 9) for kind in ("mu", "rho", "epsilon")}
     mapping = port(signature(source), wanted({"head.mean_w": (6, 9), "head.std_w": (6, 9)}))

@@ -74,6 +74,30 @@ def test_a_model_that_returns_its_outputs_in_another_order_is_proved_with_this_d
     }
 
 
+class Heads(nn.Module):
+    """A stem and heads NAMES, of which the first has another size; the outputs are those of RETURNED."""
+
+    def __init__(self, names: str, returned: str) -> None:
+        super().__init__()
+        self.stem, self.returned = nn.Linear(3, 6), returned
+        for at, name in enumerate(names):
+            self.add_module(name, nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2 if at else 5)))
+
+    def forward(self, x: Any) -> Any:
+        h = self.stem(x).relu()
+        return [getattr(self, name)(h) for name in self.returned]
+
+
+def test_the_places_of_outputs_answer_which_of_two_heads_is_which() -> None:
+    source, model = random(Heads("prs", "psr")), Heads("abc", "abc").eval()
+    doubtful = ckptool.transfer(source.state_dict(), model, source_model=source, inputs=["float32[2,3]"])
+    assert {"b.0.weight", "c.0.weight"} <= {entry.target for entry in doubtful.having("guessed")}
+    mapping = transferred(source, model, "float32[2,3]")
+    assert mapping.proof["equal"]
+    assert not mapping.having("guessed")
+    assert [str(mapping[f"{name}.2.weight"].expr) for name in "abc"] == ["p.2.weight", "s.2.weight", "r.2.weight"]
+
+
 class Sum(nn.Module):
     """A critic with a layer for the state and one for the action."""
 

@@ -488,3 +488,39 @@ def test_chunks_of_one_layer_are_put_in_the_order_of_the_code() -> None:
     assert mapping.proof is not None
     assert mapping.proof["equal"], mapping.proof
     assert str(mapping["modulation1.bias"].expr) == "cat(0, gate1.bias, shift1.bias, scale1.bias)"
+
+
+class Columns(nn.Module):
+    """Rows for each column of numbers, and for a token; their weights and biases are in two tensors, or apart."""
+
+    def __init__(self, *, apart: bool) -> None:
+        super().__init__()
+        self.apart = apart
+        if apart:
+            self.weights, self.biases = nn.Parameter(torch.randn(4, 6)), nn.Parameter(torch.randn(4, 6))
+            self.extra, self.cls_token = nn.Parameter(torch.randn(3, 6)), nn.Parameter(torch.randn(1, 1, 6))
+        else:
+            self.weight, self.bias = nn.Parameter(torch.randn(5, 6)), nn.Parameter(torch.randn(7, 6))
+        self.mix, self.norm, self.head = nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 1)
+
+    def forward(self, x: Any) -> Any:
+        if self.apart:
+            rows = torch.cat([x[..., None] * self.weights + self.biases, self.extra.expand(len(x), 3, 6)], 1)
+            rows = torch.cat([self.cls_token.expand(len(x), 1, 6), rows], 1)
+        else:
+            one = torch.ones(len(x), 1)
+            rows = torch.cat([torch.cat([one, x], 1)[..., None] * self.weight, torch.zeros(len(x), 3, 6)], 1)
+            rows = rows + torch.cat([torch.zeros(1, 6), self.bias])
+        rows = rows + F.scaled_dot_product_attention(rows, rows, self.mix(rows))
+        return self.head(self.norm(rows)[:, 0].relu())
+
+
+def test_all_keys_are_cut_from_fewer_tensors_at_once() -> None:
+    source, own = Columns(apart=False), Columns(apart=True)
+    mapping = filled(source, own, "float32[5,4]")
+    assert str(mapping["cls_token"].expr) == "reshape(slice(weight, 0, 0, 1), 1, 1, 6)"
+    assert [str(mapping[key].expr) for key in ("weights", "biases", "extra")] == [
+        "slice(weight, 0, 1, 5)",
+        "slice(bias, 0, 0, 4)",
+        "slice(bias, 0, 4, 7)",
+    ]

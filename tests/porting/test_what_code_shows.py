@@ -689,3 +689,30 @@ def test_two_codes_that_cut_a_projection_into_blocks_need_no_question(theirs: st
     if not asked:
         assert same_outputs(mapping, source, model, torch.randn(2, 5, 8))
     assert ported(source, model, "float32[2,5,8]", code=False).having("guessed") != []
+
+
+class Stages(nn.Module):
+    """Blocks under the given names, one after the other."""
+
+    def __init__(self, *names: str, layers: tuple[str, str]) -> None:
+        super().__init__()
+        self.names, self.layers = names, layers
+        for name in names:
+            block = nn.ModuleDict({layer: nn.Conv2d(4, 4, 3, padding=1) for layer in layers})
+            self.add_module(name, block)
+        self.first, self.last = nn.Conv2d(3, 4, 1), nn.Linear(4, 5)
+
+    def forward(self, x: Any) -> Any:
+        x = self.first(x)
+        for name in self.names:
+            block = getattr(self, name)
+            x = x + block[self.layers[1]](block[self.layers[0]](x).relu())
+        return self.last(x.mean((2, 3)))
+
+
+def test_blocks_whose_numbers_are_no_order_are_no_question_where_both_codes_run_them_in_one() -> None:
+    theirs = Stages("conv_23", "conv_3", "conv_34", "conv_4", layers=("conv1", "conv2"))
+    own = Stages("block_0", "block_1", "block_2", "block_3", layers=("deep", "wide"))
+    mapping = ported(theirs, own, "float32[1,3,4,4]")
+    assert not mapping.having("guessed")
+    assert same_outputs(mapping, theirs, own, torch.randn(1, 3, 4, 4))

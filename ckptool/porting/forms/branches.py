@@ -21,8 +21,9 @@ Vote = Callable[[Pair, Pair], int]
 #: The place of a unit of the target in an order; None if it has none.
 Place = Callable[[Unit], float | None]
 
-#: So many couples of branches that cannot be confused have to be in order, and this share of them.
-_ENOUGH, _KEPT = 2, 0.85
+#: So many couples of branches that cannot be confused have to be in order: in modules of the kind of a module, or in
+#: all modules; and this share of them.
+_ENOUGH, _ENOUGH_ELSEWHERE, _KEPT = 2, 3, 0.85
 #: In modules with more children than this, not all couples are looked at.
 _MOST = 24
 
@@ -180,9 +181,9 @@ class Branches:
 
         If the same two branches are known from modules of this kind, none may be reversed there, and nothing else
         counts. Else other branches decide: those in modules of this kind, if there are two or more, or a reversed one;
-        else, on the same condition, those of all modules. At least two of those that decide, and 85 percent of them,
-        have to keep the order. False if none decide. Look-alikes beside one branch count once, unless one side has the
-        two pairs in a numbered list.
+        else, on the same condition, those of all modules. At least two of those that decide, or three of all modules,
+        and 85 percent of them, have to keep the order. False if none decide. Look-alikes beside one branch count once,
+        unless one side has the two pairs in a numbered list.
         """
         at = next(i for i, (a, b) in enumerate(zip(one[0].path, other[0].path, strict=False)) if a != b)
         kind = self._kind[one[0].path[:at]]
@@ -190,9 +191,10 @@ class Branches:
         if same[False] or same[True]:
             return not same[False]
         counted = any(series(one[side]) == series(other[side]) for side in (0, 1))  # which is an order of its own
-        for counts in (self._kept[order, kind, counted], self._kept[order, None, counted]):
-            if counts.total() >= _ENOUGH or counts[False]:
-                return counts[True] >= max(_KEPT * counts.total(), _ENOUGH)
+        here, elsewhere = (self._kept[order, one_kind, counted] for one_kind in (kind, None))
+        for counts, enough in ((here, _ENOUGH), (elsewhere, _ENOUGH_ELSEWHERE)):
+            if counts.total() >= enough or counts[False]:
+                return counts[True] >= max(_KEPT * counts.total(), enough)
         return False
 
 

@@ -1,4 +1,4 @@
-"""Weights that code computes from other tensors: weight norm, spectral norm, pruning masks."""
+"""Weights that code computes from other tensors: weight norm, spectral norm, pruning masks, noise."""
 
 from __future__ import annotations
 
@@ -103,6 +103,21 @@ def merge_masks(source: Canon, target: Canon) -> None:
             if one.is_target:
                 new = new.asking(Reason.PRUNED)
             one.merge([whole, mask], new, ex.mul, [unchanged, ex.nonzero])
+
+
+def take_means(source: Canon, target: Canon) -> None:
+    """Turn the means of noisy layers of SOURCE (`weight_mean`) into plain weights and biases, unless TARGET has noisy
+    layers, too. The spread and the noise beside a mean are left out.
+    """
+    if any(p.role in _MEANS for p in target.pieces.values()):
+        return
+    for mean in [p for p in source.pieces.values() if p.role in _MEANS]:
+        of = mean.role.removesuffix("mean")
+        beside = [p for p in source.pieces.values() if p.path == mean.path and p.role.startswith(of) and p is not mean]
+        source.merge([mean, *beside], replace(mean, role=of.rstrip("_")), lambda first, *_: first, [])
+
+
+_MEANS = frozenset({"weight_mean", "bias_mean"})
 
 
 def take_unknown_as_plain(one: Canon, other: Canon) -> None:

@@ -9,7 +9,7 @@ from functools import cache
 
 from ..words import cut, table
 
-_RNN = re.compile(r"(weight|bias)_(ih|hh|hr)(?:_l(\d+))?(_reverse)?\Z")
+_RNN = re.compile(r"((weight|bias)_(ih|hh|hr)(?:_l(\d+))?(_reverse)?)(_raw)?\Z")
 _SLOT = re.compile(r":\d+\Z")
 _COUNTED = re.compile(r"(.+)_(\d+)\Z")
 
@@ -205,12 +205,15 @@ def _parametrized(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
 def _recurrent(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
     """Read a tensor of a recurrent layer of torch: `weight_ih_l1_reverse` is "weight_ih" of the module 1, reverse. None
     for other names.
+
+    Code that drops weights in training (Merity et al., "Regularizing and Optimizing LSTM Language Models", 2018) stores
+    the whole weight under its name with `_raw`; it is read so if it stands without the name alone.
     """
     found = _RNN.match(path[-1])
-    if found is None:
+    if found is None or (found[6] and found[1] in siblings):
         return None
-    inner = ((found[3],) if found[3] else ()) + (("reverse",) if found[4] else ())
-    return (*path[:-1], *inner), f"{found[1]}_{found[2]}"
+    inner = ((found[4],) if found[4] else ()) + (("reverse",) if found[5] else ())
+    return (*path[:-1], *inner), f"{found[2]}_{found[3]}"
 
 
 def _pruned(path: tuple[str, ...], siblings: set[str]) -> _Read | None:

@@ -31,7 +31,7 @@ from .kernels import channels_first, lay_down, turn_kernels
 from .layouts import follow_names, general_dense, turn_all, turn_bare_matrices, turn_by_vote
 from .permuted import permute
 from .pieces import Canon
-from .reparametrized import merge_masks, merge_norms, take_unknown_as_plain
+from .reparametrized import merge_masks, merge_norms, take_means, take_unknown_as_plain
 from .scanned import divide_layers
 from .sides import cut_sides
 from .stacked import unstack, unstack_together
@@ -225,6 +225,13 @@ STEPS: tuple[Rule[Step], ...] = in_order(
         "A pruned weight and its mask became the plain weight.",
         "`weight_orig` times `weight_mask` is what torch computes.",
         merge_masks,
+    ),
+    Rule(
+        "noisy layers",
+        215,
+        "The mean of the weights of a noisy layer became the plain weight.",
+        "The model has plain layers; in evaluation, code of noisy layers uses the means.",
+        take_means,
     ),
     Rule(
         "unknown parametrization",

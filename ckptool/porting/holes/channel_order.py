@@ -18,7 +18,8 @@ from .filling import Filled, Filling
 def doubt_heads_of_channels(filling: Filling) -> None:
     """Ask about the tensors of attentions with two heads or more whether heads are the outer or the inner index of
     their channels, if the source computes the queries and this layer by 1d convolutions of size 1. Layers of queries
-    with `conv` in their last name (`conv_q`) do not count: they are those of Glow-TTS, with heads outside.
+    with `conv` in their last name (`conv_q`) do not count: they are those of Glow-TTS, with heads outside. Nor do
+    layers whose code shows that each head has a share of queries, keys and values.
 
     Code with channels first often has heads inside, as SuperGlue has, whose layers are a list. If the source's layer of
     queries is in a list, the reordered tensor (`_heads_outside`) is taken and the plain one is the option; else it is
@@ -27,7 +28,10 @@ def doubt_heads_of_channels(filling: Filling) -> None:
     attentions = {
         t.path[:-1]: (heads_of(t.main.entry), s.last.isdecimal())
         for t, s in filling.matching.pairs
-        if part_label(t.path) == "q" and _is_pointwise(s.main) and "conv" not in cut(s.last)
+        if part_label(t.path) == "q"
+        and _is_pointwise(s.main)
+        and "conv" not in cut(s.last)
+        and s.main.entry.facts.layout.kind != "inside"
     }
     for hole, filled in filling.holes.items():
         t, s = filling.unit_of[hole]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 from .. import expression as ex
 from ..expression import Expr
 from ..forms.pieces import Piece
-from ..matching.units import Unit
+from ..matching.units import Pair, Unit
 from ..questions import Reason
 from .filling import Filled, Filling
 
@@ -21,7 +22,11 @@ def doubt_concatenated(filling: Filling) -> None:
     if not filling.source.signature.traced and (filling.same_names or not filling.matcher.sequences.ordered):
         return
     weights = {p.entry.key: p for p in filling.target.pieces.values() if p.name in filling.unit_of}
-    for taker in [_taker(filling, filled, *filling.unit_of[h], h.role, weights) for h, filled in filling.holes.items()]:
+    placed = [pair for pair in filling.matching.pairs if pair[0].flow is not None]
+    takers = [
+        _taker(filling, filled, *filling.unit_of[h], h.role, weights, placed) for h, filled in filling.holes.items()
+    ]
+    for taker in takers:
         if taker is not None:
             taker.doubt()
 
@@ -34,7 +39,9 @@ class _Taker:
         filled: what fills its weight.
         dim: the dimension of the weight that has the channels of all branches.
         sizes: how many channels each branch has, in the model's order.
-        units: (target, source) of each branch.
+        units: (target, source) of the last layer of each branch.
+        firsts: the same of the layer of each branch that the source registers first; of the last layers, if the
+            branches have a layer in common.
         shown: the place of each branch in the concatenation of the source's code; None if that is not known of all.
         guessed: whether what fills a branch has a question.
     """
@@ -42,7 +49,8 @@ class _Taker:
     filled: Filled
     dim: int
     sizes: Sequence[int]
-    units: Sequence[tuple[Unit, Unit]]
+    units: Sequence[Pair]
+    firsts: Sequence[Pair]
     shown: Sequence[int] | None
     guessed: bool
 
@@ -53,24 +61,27 @@ class _Taker:
         if self.guessed:
             self.filled.ask(Reason.BRANCHES_GUESSED)
         if self.shown is None:
-            self._doubt_registered([s.order for _, s in self.units])
+            self._doubt_registered()
         elif len(set(self.shown)) == len(self.shown):
             self.filled.expr = self._moved(_places(self.shown))
 
-    def _doubt_registered(self, order: Sequence[float]) -> None:
-        """Ask about branches that the source registers at the places ORDER; as a rule, code concatenates them in this
-        order.
+    def _doubt_registered(self) -> None:
+        """Ask about branches by the order in which the source registers their last layers, or, if that is the model's
+        order, their first layers; as a rule, code concatenates branches in these orders.
 
-        If it is the model's order, only renamed tables are asked about, with the opposite order as the option: code
-        takes inputs in any order. If it is another, the reordered channels are taken if the model's code keeps to the
+        If both are the model's order, only renamed tables are asked about, with the opposite order as the option: code
+        takes inputs in any order. If one is another, the reordered channels are taken if the model's code keeps to the
         rule, and are the option if not. Nothing is asked if two branches have one place.
         """
-        if _is_sorted(order):
-            if self._are_renamed_tables():
-                self.filled.ask(Reason.TABLES_JOINED, options=[self._moved(_places(order)[::-1])])
-        elif len(set(order)) == len(order):
-            keeps = _is_sorted([t.order for t, _ in self.units])
-            self.filled.ask(Reason.BRANCHES_JOINED, options=[self._moved(_places(order))], exchange=keeps)
+        for units in (self.units, self.firsts):
+            order = [s.order for _, s in units]
+            if not _is_sorted(order):
+                if len(set(order)) == len(order):
+                    keeps = _is_sorted([t.order for t, _ in units])
+                    self.filled.ask(Reason.BRANCHES_JOINED, options=[self._moved(_places(order))], exchange=keeps)
+                return
+        if self._are_renamed_tables():
+            self.filled.ask(Reason.TABLES_JOINED, options=[self._moved([*reversed(range(len(self.units)))])])
 
     def _are_renamed_tables(self) -> bool:
         """Return whether the branches are two or more tables, one of them with another name on each side."""
@@ -93,10 +104,12 @@ def _is_sorted(order: Sequence[float]) -> bool:
     return list(order) == sorted(order)
 
 
-def _taker(filling: Filling, filled: Filled, t: Unit, s: Unit, role: str, weights: dict[str, Piece]) -> _Taker | None:
+def _taker(
+    filling: Filling, filled: Filled, t: Unit, s: Unit, role: str, weights: dict[str, Piece], placed: Sequence[Pair]
+) -> _Taker | None:
     """Return the layer T, whose tensor ROLE FILLED fills from S, as one that takes concatenated branches. None if it
     takes none, if a branch is not in WEIGHTS (key -> tensor of the model that is filled), or if it does not have the
-    channels of all branches together.
+    channels of all branches together. PLACED has the pairs whose targets have a place in the graph.
     """
     piece = t.pieces.get(role)
     joined = piece.entry.facts.joined if piece is not None else ()
@@ -108,7 +121,19 @@ def _taker(filling: Filling, filled: Filled, t: Unit, s: Unit, role: str, weight
     names = [weights[key].name for key, _ in joined]
     units = [filling.unit_of[name] for name in names]
     guessed = any(filling.holes[name].doubts for name in names)
-    return _Taker(filled, dim, sizes, units, _shown(s.pieces.get(role), units), guessed)
+    return _Taker(filled, dim, sizes, units, _firsts(units, placed), _shown(s.pieces.get(role), units), guessed)
+
+
+def _firsts(units: Sequence[Pair], placed: Sequence[Pair]) -> list[Pair]:
+    """Return, for the branch that ends in each of UNITS, its layer that the source registers first, of PLACED, the
+    pairs whose targets have a place in the graph. Return UNITS if the branches have a layer in common.
+    """
+    flows = [t.flow for t, _ in units]
+    ends = [0 if flow is None else flow.before | flow.bit for flow in flows]
+    if any(one & other for one, other in combinations(ends, 2)):
+        return list(units)
+    inside = [[one for one in placed if one[0].flow is not None and one[0].flow.bit & end] for end in ends]
+    return [min(branch, key=lambda one: one[1].order, default=last) for branch, last in zip(inside, units, strict=True)]
 
 
 def _shown(piece: Piece | None, units: Sequence[tuple[Unit, Unit]]) -> list[int] | None:

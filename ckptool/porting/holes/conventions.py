@@ -11,6 +11,7 @@ from .channel_order import doubt_flattened, doubt_heads_of_channels
 from .concatenated import doubt_concatenated
 from .factors import equalised, multiplied_in_code, scaled_tables
 from .filling import Filling
+from .gathered import doubt_neighbours
 from .modulation import doubt_gates, doubt_modulation
 from .norms_around_1 import doubt_norms_around_1
 from .rotary import doubt_rotary
@@ -91,6 +92,16 @@ CONVENTIONS: tuple[Rule[Callable[[Filling], None]], ...] = in_order(
         "Torch has channels first, TensorFlow channels last.",
         doubt_flattened,
         Strength.OPEN,
+    ),
+    Rule(
+        "neighbours side by side",
+        55,
+        "A layer takes neighbours of a feature map side by side, in an order that only code shows.",
+        "Swin Transformer and code after it take four neighbours column by column.",
+        doubt_neighbours,
+        Strength.OPEN,
+        when="the model takes them row by row, in a linear layer or a norm before it, and the source's code was not "
+        "followed",
     ),
     Rule(
         "branches side by side",

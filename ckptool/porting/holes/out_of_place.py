@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from ..forms.branches import flows_into
@@ -191,9 +191,9 @@ def _crossed(
     filling: Filling, inside: Mapping[int, Mapping[str, Pair]], lists: _Lists, votes: Counter[tuple[int, int]]
 ) -> None:
     """Ask about blocks of LISTS in the opposite order on the two sides, if each would also fit in the place of the
-    other (`_fitting`). The partner of a block is the block of the source with which it has the most pairs; blocks with
-    a single pair are left out. INSIDE has number of a block -> path inside of it -> pair; VOTES is as in
-    `_go_together`.
+    other (`_fitting`), unless the graphs of both codes have them in the same order (`_in_one_order`). The partner of a
+    block is the block of the source with which it has the most pairs; blocks with a single pair are left out. INSIDE
+    has number of a block -> path inside of it -> pair; VOTES is as in `_go_together`.
     """
     rows: dict[int, Counter[int]] = defaultdict(Counter)
     for (i, j), n in votes.items():
@@ -205,10 +205,22 @@ def _crossed(
         if (i, j) in turned:
             kinds[frozenset((name, tuple(_shapes(t).items())) for name, (t, _) in inside[i].items())].append((i, j))
     for one, other in _fitting(kinds):
+        numbers = {theirs: own for own, theirs in (*kinds[one], *kinds[other])}
         for (i, j), m in _inverted(kinds[one], kinds[other]):
+            if _in_one_order(inside[i].values(), inside[numbers[m]].values()):
+                continue
             high, low = (lists[1].format(n) for n in (max(j, m), min(j, m)))
             for t, _ in inside[i].values():
                 _ask(filling, t, Reason.BLOCKS_CHANGE_PLACES, high, low)
+
+
+def _in_one_order(block: Iterable[Pair], other: Iterable[Pair]) -> bool:
+    """Return whether both codes were followed, and the output of BLOCK flows into that of OTHER in both of them, or the
+    other way round in both. The two are given by their pairs.
+    """
+    (t, s), (t2, s2) = (next(iter(pairs)) for pairs in (block, other))
+    ways = [(flows_into(a, b), flows_into(b, a)) for a, b in ((t, t2), (s, s2))]
+    return any(ways[0]) and ways[0] == ways[1]
 
 
 def _fitting(kinds: Collection[_Kind]) -> Iterator[tuple[_Kind, _Kind]]:

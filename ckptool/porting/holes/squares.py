@@ -22,13 +22,50 @@ AS_IT_IS = frozenset({"select", "reshape"})
 def turn_bare_squares(filling: Filling) -> None:
     """Decide for each square bare parameter of the file whether it is transposed (`_decide`): as all bare parameters of
     the file are that are not square; if some of these are and some are not, it stays. It is also left as it is if its
-    last name is the model's, or if a step changed its layout (`may_be_turned`).
+    last name is the model's, or if a step changed its layout (`may_be_turned`). Those that are multiplied along other
+    dimensions than the last two are decided by `_turn_in_front`.
     """
+    _turn_in_front(filling)
     uses = list(_bare_uses(filling))
     shown = Counter(turned for use in uses if (turned := use.shows_turned()) is not None)
     for use in uses:
         if use.shows_turned() is None and use.may_be_turned():
             _decide(use.filled, shown, use.reason(), from_the_right=use.from_the_right())
+
+
+def _turn_in_front(filling: Filling) -> None:
+    """Swap the inputs and the outputs of each tensor of the file that fills a tensor with these in front of other
+    dimensions (`_in_front`), of equal sizes, if the source's code has them in the other order. If only the model's code
+    shows an order, and outputs are first, ask, unless names say that the tensor is written once; code of spectral
+    convolutions (Li et al., "Fourier Neural Operator", 2021) has inputs first.
+    """
+    for hole, filled in filling.holes.items():
+        t, s = filling.unit_of[hole]
+        piece, own = t.pieces.get(hole.role), _taken_whole(filled.expr, s.pieces.values())
+        places = None if piece is None or own is None else _in_front(piece)
+        if piece is None or own is None or places is None or own.shape != piece.shape:
+            continue
+        one, other = places
+        order = [*range(len(piece.shape))]
+        order[one], order[other] = other, one
+        turned = ex.permute(filled.expr, *order)
+        theirs = _in_front(own)
+        if theirs is not None:
+            filled.expr = turned if theirs == (other, one) else filled.expr
+        elif other < one and not filling.written_once(t, s):
+            filled.ask(Reason.INPUTS_FIRST, options=[turned])
+
+
+def _in_front(piece: Piece) -> tuple[int, int] | None:
+    """Return (place of the inputs, place of the outputs) among the dimensions of PIECE, if an einsum shows one of each,
+    of equal sizes, that are not the last two; else None.
+    """
+    dims = piece.entry.facts.dims
+    if len(dims) != len(piece.shape) or sorted(dims) != ["both"] * (len(dims) - 2) + ["input", "output"]:
+        return None
+    places = dims.index("input"), dims.index("output")
+    is_square = piece.shape[places[0]] == piece.shape[places[1]]
+    return places if is_square and {*places} != {len(dims) - 2, len(dims) - 1} else None
 
 
 def _decide(filled: Filled, shown: Counter[bool], reason: Reason | None, *, from_the_right: bool) -> None:
@@ -183,10 +220,13 @@ def _of_layers(filling: Filling) -> Iterator[_OfLayer]:
 
 def _as_matrix(piece: Piece) -> Shape | None:
     """Return the shape [outputs, inputs] of PIECE, a convolution of size 1, or its shape if it has two or more
-    dimensions and code multiplies with it, or it belongs to a `Linear`. None for other tensors.
+    dimensions and code multiplies with it, or it belongs to a `Linear`. None for other tensors, and if an einsum shows
+    that it multiplies along other dimensions than the last two.
     """
     if len(piece.shape) > 2 and (piece.entry.how.startswith("conv") or piece.entry.module.startswith("Conv")):
         return piece.shape[:2] if not squeezed(piece.shape[2:]) else None
+    if piece.entry.facts.dims and {*piece.entry.facts.dims[-2:]} != {"input", "output"}:
+        return None
     multiplied = piece.entry.how in PRODUCTS or piece.entry.module == "Linear"
     return piece.shape if len(piece.shape) > 1 and multiplied else None
 

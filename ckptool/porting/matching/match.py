@@ -179,8 +179,8 @@ class Matcher:
 
         All pairs count if the source covers the model (`_covers_model`). Else a pair counts if it is in a series of
         unlike sizes (`of_unlike_sizes`), if something supports it (`_supported`, which its target notes), if its shape
-        allows no other pair (`_only_so`), or if it is one of the `_last_vectors`; the last two are those that only
-        their shape made. Pairs of layers with different outputs (`_gives_others`) never count.
+        allows no other pair (`_only_so`), or if it is one of the `_last_ones`; the last two are those that only their
+        shape made. Pairs of layers with different outputs (`_gives_others`) never count.
         """
         pairs, lone = [], []
         covered = self._covers_model()
@@ -193,25 +193,26 @@ class Matcher:
             elif self._only_so(t, s):
                 lone.append((t, s))
                 pairs.append((t, s))
-        last = self._last_vectors(pairs)
+        last = self._last_ones(pairs)
         return pairs + last, lone + last
 
-    def _last_vectors(self, pairs: Sequence[Pair]) -> list[Pair]:
-        """Return the decided pairs of vectors that are not in PAIRS and count because their shape allows no others; []
-        if PAIRS hold less than half of the target's units.
+    def _last_ones(self, pairs: Sequence[Pair]) -> list[Pair]:
+        """Return the decided pairs of vectors and squares that are not in PAIRS and count because their shape allows no
+        others; [] if PAIRS hold less than half of the target's units.
 
-        A pair counts if each of the two is the only vector of its side that is in none of PAIRS, such as the last norm,
-        or if both are the only units of their colour and have running statistics. Both hold the same roles, have more
-        than one element, and have no different outputs (`_gives_others`).
+        A pair counts if both are the only units of their colour and are squares or have running statistics, or if each
+        of the two is the only vector of its side that is in none of PAIRS, such as the last norm. Both hold the same
+        roles, have more than one element, and have no names that exclude each other and no different outputs
+        (`_gives_others`).
         """
         if 2 * len(pairs) < len(self.cells.targets):
             return []
         taken = {id(unit) for pair in pairs for unit in pair}
         left = [
-            [u for u in side if id(u) not in taken and len(squeezed(u.main.shape)) == 1 and prod(u.main.shape) > 1]
+            [u for u in side if id(u) not in taken and len({*squeezed(u.main.shape)}) == 1 and prod(u.main.shape) > 1]
             for side in (self.cells.targets, self.cells.sources)
         ]
-        only = len(left[0]) == len(left[1]) == 1
+        vectors = [sum(len(squeezed(u.main.shape)) == 1 for u in side) for side in left]
         return [
             (t, s)
             for t, s in self.cells.pairs()
@@ -219,8 +220,14 @@ class Matcher:
             and s in left[1]
             and t.pieces.keys() == s.pieces.keys()
             and not _gives_others(t, s)
-            and (only or (self._alike[t.colour] == (1, 1) and not STATISTICS.isdisjoint(t.pieces)))
+            and not hard_conflict(t.words, s.words)
+            and (self._alone_by_size(t) or (vectors == [1, 1] and len(squeezed(t.main.shape)) == 1))
         ]
+
+    def _alone_by_size(self, t: Unit) -> bool:
+        """Return whether T is a matrix or a layer with statistics, and both sides have one unit of its colour."""
+        vector = len(squeezed(t.main.shape)) == 1 and STATISTICS.isdisjoint(t.pieces)
+        return self._alike[t.colour] == (1, 1) and not vector
 
     def _covers_model(self) -> bool:
         """Return whether each cell has equally many units of both sides, apart from cells of sources whose colour the
@@ -589,14 +596,14 @@ def _without(units: Sequence[Unit], others: Sequence[Unit]) -> list[Unit]:
 
 
 def _as_plain(units: list[Unit], others: list[Unit]) -> None:
-    """Change the kind in the colour of UNITS from "bias" (a bias without a weight) or "row" (a table with one row) to
-    that of a plain parameter, if OTHERS, the other side, have no unit of the colour, and more plain parameters of this
-    shape than UNITS. Then they may be paired with these.
+    """Change the kind in the colour of UNITS from "bias" (a bias without a weight), "row" (a table with one row) or
+    "one" (a layer with one output) to that of a plain parameter, if OTHERS, the other side, have no unit of the colour,
+    and more plain parameters of this shape than UNITS. Then they may be paired with these.
     """
     theirs, own = (Counter(u.colour for u in side) for side in (others, units))
     for unit in units:
         shape, family = unit.colour
-        if family in ("bias", "row") and not theirs[unit.colour] and theirs[shape, ""] > own[shape, ""]:
+        if family in ("bias", "row", "one") and not theirs[unit.colour] and theirs[shape, ""] > own[shape, ""]:
             unit.colour = shape, ""
 
 

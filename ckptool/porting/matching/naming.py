@@ -259,14 +259,28 @@ class Naming:
         sizes of 1, and then by the roles alone. Each time, only cells are split in which both sides have each such set
         equally often. Return whether any cell was split.
 
-        The sizes tell a norm, with a bias as long as its weight, from a layer with one output.
+        The sizes tell a norm, with a bias as long as its weight, from a layer with one output. If a cell has one source
+        only, and one of its several targets holds the same roles, these two are split off, too: a norm beside a token.
         """
 
         def sizes(unit: Unit, _: bool) -> Hashable:
             return frozenset((role, squeezed(piece.shape)) for role, piece in unit.pieces.items())
 
         by_sizes = self.cells.split(Evidence(Kind.TENSORS), sizes, mode="all")
-        return self.cells.split(Evidence(Kind.TENSORS), lambda u, _: frozenset(u.pieces), mode="all") or by_sizes
+        by_roles = self.cells.split(Evidence(Kind.TENSORS), lambda u, _: frozenset(u.pieces), mode="all")
+        return self._only_with_its_roles() or by_roles or by_sizes
+
+    def _only_with_its_roles(self) -> bool:
+        """Split the only source of each cell, and the one of its targets that holds the same roles, from the others, if
+        the words of the two do not exclude each other. Return whether any cell was split.
+        """
+        changed = False
+        for targets, sources in self.cells.open():
+            alike = [t for t in targets if t.pieces.keys() == sources[0].pieces.keys()]
+            if len(sources) == len(alike) == 1 < len(targets) and not hard_conflict(alike[0].words, sources[0].words):
+                pair: dict[int, Hashable] = {id(unit): "pair" for unit in (alike[0], sources[0])}
+                changed |= self.cells.split(Evidence(Kind.TENSORS), pair, mode="one", cells=[(targets, sources)])
+        return changed
 
     def by_similar_names(self) -> bool:
         """Split cells by the similarity of names: pairs with a similarity of 0.3 or more that is the highest for both

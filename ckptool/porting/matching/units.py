@@ -157,7 +157,8 @@ def take_turns(units: Iterable[Unit]) -> None:
 def _colour(unit: Unit) -> tuple[Shape, str]:
     """Return the shape of the main tensor of UNIT, without sizes of 1, and the kind of UNIT by its roles, the first of
     these: "statistics" (a batch norm), "recurrent", "normed" (with `weight_g`), "bias" (nothing else), "row"
-    (`_is_row`); "" for others.
+    (`_is_row`), "index" if it has several whole numbers, which are no weights; "one" for a layer with one output and a
+    bias, which is no norm; "" for others.
     """
     family = ""
     if unit.pieces.keys() & STATISTICS:
@@ -170,7 +171,15 @@ def _colour(unit: Unit) -> tuple[Shape, str]:
         family = "bias"
     elif _is_row(unit):
         family = "row"
+    elif unit.main.entry.dtype in _INDICES and squeezed(unit.main.shape):
+        family = "index"
+    elif len(squeezed(unit.main.shape)) == 1 and "bias" in unit.pieces and not squeezed(unit.pieces["bias"].shape):
+        family = "one"
     return squeezed(unit.main.shape), family
+
+
+#: Types of numbers that no weight has.
+_INDICES = frozenset({"int64", "int32", "bool"})
 
 
 def _is_row(unit: Unit) -> bool:

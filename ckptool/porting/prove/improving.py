@@ -32,7 +32,7 @@ from .other_values import (
     without_shifts,
 )
 from .trial import Trial
-from .unused import UNUSED, fillings, from_unused
+from .unused import UNUSED, cut_from_few, fillings, from_unused
 from .vectors import vectors, with_the_norm_after_it
 from .verdict import Verdict, judge
 
@@ -134,11 +134,13 @@ def _for_all(ground: Ground, fronts: Sequence[Use], apart: Sequence[Use], trial:
     then for recurrent layers (`_of_a_loop`). All but the first few end when the limits of TRIAL are reached.
     """
     yield from without_shifts(ground)
+    yield from cut_from_few(ground)
     if len(fronts) > 1:
         yield from options_at_once(ground, fronts)
         yield from at_once(ground, fronts)
         yield from tables_of_one(ground, fronts)
     if not fronts:
+        yield from options_at_once(ground, ground.own.uses)  # of layers whose outputs have changed places
         ends = chain(exchanged_outputs(ground), at_the_end(ground), before_an_output(ground))
         yield from _in_time(islice(ends, _GUESSES), trial)
     for use in apart:

@@ -41,6 +41,8 @@ _MOST = 200
 #: Of one family of the model, changes for each pair and in all that are combined with those of others; and changes of
 #: several at once.
 _FOR_SEVERAL, _OF_ONE, _TOGETHER = 16, 48, 160
+#: Keys that are cut from tensors of the source at once, these tensors, and ways to do so.
+_CUT, _WHOLES, _CUTS = 6, 4, 24
 #: Combinations that are looked at, of which those are the cheapest.
 _COMBINED = 4096
 #: Keys whose modules are filled as a whole.
@@ -76,6 +78,49 @@ def from_unused(ground: Ground, fronts: Sequence[Use]) -> Iterator[Change]:
     """
     for one in fillings(ground, fronts):
         yield f"{UNUSED}, {one.how}", one.new
+
+
+def cut_from_few(ground: Ground) -> Iterator[Change]:
+    """Yield changes (label, key -> expression) that cut all keys without a source at once from fewer tensors of two or
+    more dimensions that nothing uses: the parts of each, one after the other along its first dimension, have the sizes
+    of the whole, and no such tensor is left over. At most 24 changes; nothing with more than six keys or four tensors.
+    """
+    open_ = {key: e.shape for key, e in ground.entries.items() if e.status == "unmapped" and 0 not in e.shape}
+    left = {key: shape for key, shape in (_left(ground) if open_ else {}).items() if len(shape) > 1}
+    if len(left) < len(open_) <= _CUT and 0 < len(left) <= _WHOLES:
+        for chosen in islice(_covers(list(left), left, open_), _CUTS):
+            new = {}
+            for whole, keys in chosen:
+                start = 0
+                for key in keys:
+                    stop = start + prod(open_[key]) // prod(left[whole][1:])
+                    new[key] = ex.reshape(ex.part(ex.of(whole), 0, start, stop), open_[key])
+                    start = stop
+            yield f"{UNUSED}, all cut from {len(left)}", new
+
+
+def _covers(
+    wholes: Sequence[str], left: MappingOf[str, Shape], open_: MappingOf[str, Shape]
+) -> Iterator[list[tuple[str, Family]]]:
+    """Yield [(one of WHOLES, the keys that are cut from it, in their order)] in which each key of OPEN_ (key -> sizes)
+    is once. LEFT has the sizes of WHOLES. The keys of a tensor come in the order of OPEN_ first.
+    """
+    if not wholes:
+        yield from [[]] if not open_ else []
+        return
+    first, *others = wholes
+    width = left[first][1:]
+    fitting = [key for key, shape in open_.items() if _is_cut_so(shape, width)]
+    for count in range(1, len(fitting) + 1):
+        for keys in permutations(fitting, count):
+            if sum(prod(open_[key]) for key in keys) == prod(left[first]):
+                rest = {key: shape for key, shape in open_.items() if key not in keys}
+                yield from ([(first, keys), *more] for more in _covers(others, left, rest))
+
+
+def _is_cut_so(shape: Shape, width: Shape) -> bool:
+    """Return whether a tensor of sizes SHAPE may be rows of a tensor whose rows have the sizes WIDTH."""
+    return width in (squeezed(shape), shape[1:])
 
 
 def fillings(ground: Ground, fronts: Sequence[Use]) -> list[Filling]:
@@ -386,4 +431,4 @@ def _module(key: str) -> str:
     return key.rpartition(".")[0]
 
 
-__all__ = ["UNUSED", "fillings", "from_unused"]
+__all__ = ["UNUSED", "cut_from_few", "fillings", "from_unused"]

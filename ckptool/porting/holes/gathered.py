@@ -1,0 +1,74 @@
+"""Layers that take neighbours of a feature map side by side: only code shows the order of the neighbours."""
+
+from __future__ import annotations
+
+from ...model_code.signature import Neighbours
+from .. import expression as ex
+from ..expression import Expr
+from ..matching.units import Unit
+from ..questions import Reason
+from .filling import Filled, Filling
+
+#: Four neighbours, row by row and column by column.
+_BY_ROWS, _BY_COLUMNS = Neighbours((0, 1, 2, 3), False), Neighbours((0, 2, 1, 3), False)
+_NORMS_AND_MATRICES = frozenset({"linear", "layer_norm"})
+
+
+def doubt_neighbours(filling: Filling) -> None:
+    """Bring the channels of each layer that takes neighbours side by side into the model's order, if both forward
+    passes show their orders (`_shown`). If only the model's does, ask about linear layers and the norms before them
+    that take four neighbours row by row, unless the two sides have the same code: most code of such layers follows Swin
+    Transformer, which takes them column by column, so the reordered tensor is taken and the plain one is the option.
+    """
+    for hole, filled in filling.holes.items():
+        t, s = filling.unit_of[hole]
+        own, theirs = _shown(t, hole.role), _shown(s, hole.role)
+        if own is None or own == theirs:
+            continue
+        if theirs is not None:
+            moved = _moved(filled, t, hole.role, own, theirs)
+            if moved is not None:
+                filled.learn(moved, Reason.NEIGHBOURS, shows=f"takes neighbours in the order {theirs.order}")
+        elif own == _BY_ROWS and t.main.entry.how in _NORMS_AND_MATRICES and not filling.same_code(t, s):
+            moved = _moved(filled, t, hole.role, own, _BY_COLUMNS)
+            if moved is not None:
+                filled.ask(Reason.NEIGHBOURS, options=[moved], exchange=True)
+
+
+def _shown(unit: Unit, role: str) -> Neighbours | None:
+    """Return the neighbours that the tensor ROLE of UNIT takes, as a forward pass shows; None if it shows none, or if
+    that tensor was split or joined.
+    """
+    piece = unit.pieces.get(role)
+    return piece.entry.facts.neighbours if piece is not None and piece.shape == piece.entry.shape else None
+
+
+def _moved(filled: Filled, t: Unit, role: str, own: Neighbours, theirs: Neighbours) -> Expr | None:
+    """Return what FILLED has for the tensor ROLE of T, with its channels in the order OWN instead of THEIRS; None if
+    they have unequally many neighbours, or if the tensor does not have the channels of all.
+    """
+    shape, count = t.pieces[role].shape, len(own.order)
+    dim = min(len(shape) - 1, 1)
+    if len(theirs.order) != count or shape[dim] % count:
+        return None
+    wide = shape[dim] // count
+    x = filled.expr
+    if theirs.by_channel:
+        x = _exchanged(x, shape, dim, wide, count)
+    places = [theirs.order.index(place) for place in own.order]
+    if places != sorted(places):
+        x = ex.cat(dim, *(ex.part(x, dim, wide * at, wide * (at + 1)) for at in places))
+    return _exchanged(x, shape, dim, count, wide) if own.by_channel else x
+
+
+def _exchanged(x: Expr, shape: tuple[int, ...], dim: int, outer: int, inner: int) -> Expr:
+    """Return X, with the sizes SHAPE, whose dimension DIM counts OUTER times INNER channels, with the two counted the
+    other way round.
+    """
+    apart = ex.reshape(x, (*shape[:dim], outer, inner, *shape[dim + 1 :]))
+    turned = [*range(len(shape) + 1)]
+    turned[dim], turned[dim + 1] = dim + 1, dim
+    return ex.reshape(ex.permute(apart, *turned), shape)
+
+
+__all__ = ["doubt_neighbours"]
