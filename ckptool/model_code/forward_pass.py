@@ -164,8 +164,9 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
 
     def _name_views(self, call: Call) -> None:
         """Give the result of CALL the key of the parameter that it is a view of, if it has none, and note whether the
-        view is transposed; the matrices that CALL takes out of a stack get the key of the stack (`_members`). Only the
-        first argument of CALL counts, which may itself be such a view.
+        view is transposed; the matrices that CALL takes out of a stack get the key of the stack (`_members`), and a
+        weight that torch's weight norm computes gets that of its direction (`weight_v`). Only the first argument of
+        CALL counts, which may itself be such a view.
         """
         first = call.args[0] if call.args else None
         if id(first) not in self._keys:
@@ -175,6 +176,8 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             turns = call.name in ("t", "transpose") or (call.name == "permute" and call.result.ndim == 2)
             if turns != (id(first) in self._turned):
                 self._turned.add(id(call.result))
+        elif call.name == "_weight_norm":
+            self._keys.setdefault(id(call.result), self._keys[id(first)])
         elif call.name in _MEMBERS and first is not None and first.ndim > 2:
             self._members(call.args, call.result)
 
@@ -581,8 +584,9 @@ def _letters(args: Any, value: torch.Tensor) -> tuple[str, str, str]:
 
 def _after_features(order: str, call: Call, first: Any) -> tuple[str, Any] | None:
     """Return what the result of CALL is, whose first argument FIRST is a feature map with its dimensions in ORDER
-    ("nchw"): ("features", new order) for a map, the same order unless CALL turns it; ("flat", `Flattened`) if CALL
-    flattens all but the first dimension n of maps of several pixels. None if it is neither.
+    ("nchw"): ("features", new order) for any result with four dimensions, the same order unless CALL permutes them
+    (None if its arguments do not show how); ("flat", `Flattened`) if CALL flattens all but the first dimension n of
+    maps of several pixels. None if it is neither.
     """
     if call.result.ndim == 4 and call.name in _TURNS:
         turned = _turned_to(call.name, call.args)

@@ -2,7 +2,8 @@
 gate.
 
 In `down(silu(a(x)) * b(x))` the gate is a, whatever its name is. A layer that computes both has the gate in one half of
-its output (Shazeer, "GLU Variants Improve Transformer", 2020). No other module follows gates.
+its output (Shazeer, "GLU Variants Improve Transformer", 2020). Outputs of several layers may be added first, as where
+a condition comes in: `tanh(a(x) + c(y)) * sigmoid(b(x) + d(y))`. No other module follows gates.
 """
 
 from __future__ import annotations
@@ -22,8 +23,12 @@ _SIGMOIDS = frozenset("sigmoid sigmoid_ hardsigmoid".split())
 _MULTIPLIES = frozenset("mul multiply __mul__ __rmul__ mul_ __imul__".split())
 _CUTS = frozenset("chunk split tensor_split unsafe_chunk".split())
 
-#: What a tensor comes from: the key of a weight, and which half of its outputs, if one.
-_Origin = tuple[str, int | None]
+_ADDS = frozenset("add __add__ __radd__ add_ __iadd__".split())
+
+#: What a tensor comes from: the key of a weight, and which half of its outputs, if one. Of a sum, those of several.
+_Origins = tuple[tuple[str, int | None], ...]
+#: Outputs of so many weights in a sum are followed. The sums of residual blocks grow with each block.
+_MOST_ADDED = 4
 
 
 class Gating:
@@ -40,7 +45,7 @@ class Gating:
         self.roles: dict[str, str] = {}
         self.halves: dict[str, Gate] = {}
         self.opens: dict[str, str] = {}
-        self._origin: dict[int, _Origin] = {}
+        self._origins: dict[int, _Origins] = {}
         self._active: dict[int, str] = {}  # tensors that went through an activation, and which
         self._taken: dict[str, tuple[int, tuple[int, ...]]] = {}  # what a weight works on, and its sizes
 
@@ -49,33 +54,39 @@ class Gating:
         its key.
 
         A product or a convolution of one weight (a matrix or more) and one other tensor gives the output of that
-        weight. The result of another call comes from the same output, or half of it, as its tensors, if all of them of
-        which that is known agree (`_go_on`). Where two tensors are multiplied element by element, one of them may be
-        the gate of the other (`_judge`).
+        weight. The result of another call comes from the same outputs, or halves of them, as its tensors, if all of
+        them of which that is known agree (`_go_on`), or if it is their sum. Where two tensors are multiplied element by
+        element, one of them may be the gate of the other (`_judge`).
         """
         if call.name in PRODUCTS or call.name.startswith("conv"):
             self._begin(call.tensors, call.result, keys)
             return
-        origins = {self._origin[id(t)] for t in call.tensors if id(t) in self._origin}
+        found = {self._origins[id(t)] for t in call.tensors if id(t) in self._origins}
         if call.name in _MULTIPLIES and len(call.tensors) == 2:
             self._judge(call.tensors[0], call.tensors[1])
-        if len(origins) == 1:
-            self._go_on(call, *origins.pop())
+        if len(found) == 1:
+            self._go_on(call, *found)
+        elif call.name in _ADDS and len(found) == 2 and not any(id(t) in self._active for t in call.tensors):
+            added = sorted({origin for origins in found for origin in origins}, key=repr)
+            if len(added) <= _MOST_ADDED:
+                self._origins[id(call.result)] = tuple(added)
 
-    def _go_on(self, call: Call, key: str, half: int | None) -> None:
-        """Note what the result of CALL is, whose arguments come from the output of the weight KEY, or from that HALF of
-        it: one of the two equal halves that CALL cuts, or the same as its arguments, with the activation that it went
-        through. The second half of what torch's `glu` takes is noted as the gate. Nothing is noted of parts that are
-        more than two, unequal, or parts of a half.
+    def _go_on(self, call: Call, origins: _Origins) -> None:
+        """Note what the result of CALL is, whose arguments come from ORIGINS: one of the two equal halves that CALL
+        cuts, or the same as its arguments, with the activation that it went through. The second half of what torch's
+        `glu` takes is noted as the gate. Nothing is noted of parts that are more than two, unequal, or parts of a half.
         """
-        if call.name == "glu" and half is None:
-            self.halves.setdefault(key, Gate(1, "glu"))
-        elif call.name in _CUTS and half is None and isinstance(call.result, tuple | list):
+        whole = all(half is None for _, half in origins)
+        if call.name == "glu" and whole:
+            for key, _ in origins:
+                self.halves.setdefault(key, Gate(1, "glu"))
+        elif call.name in _CUTS and whole and isinstance(call.result, tuple | list):
             if len(call.result) == 2 and call.result[0].shape == call.result[1].shape:
-                self._origin.update((id(part), (key, place)) for place, part in enumerate(call.result))
+                for place, part in enumerate(call.result):
+                    self._origins[id(part)] = tuple((key, place) for key, _ in origins)
         elif hasattr(call.result, "ndim"):
-            taken = _half(call.args) if half is None and call.name == "__getitem__" else None
-            self._origin[id(call.result)] = key, half if taken is None else taken
+            taken = _half(call.args) if whole and call.name == "__getitem__" else None
+            self._origins[id(call.result)] = tuple((key, half if taken is None else taken) for key, half in origins)
             self._pass_activation(call)
 
     def _pass_activation(self, call: Call) -> None:
@@ -91,14 +102,14 @@ class Gating:
         """Return whether the tensor VALUE was computed from the output of the weight KEY, and of no other weight. False
         if a product without weights (`matmul` of two results) lies between.
         """
-        return self._origin.get(id(value), ("", None))[0] == key
+        return {own for own, _ in self._origins.get(id(value), ())} == {key}
 
     def _begin(self, tensors: list[Any], result: Any, keys: Mapping[int, str]) -> None:
         weights = [t for t in tensors if id(t) in keys and t.ndim > 1]
         data = [t for t in tensors if id(t) not in keys]
         if len(weights) == len(data) == 1 and hasattr(result, "ndim"):
             key = keys[id(weights[0])]
-            self._origin[id(result)] = key, None
+            self._origins[id(result)] = ((key, None),)
             self._taken[key] = id(data[0]), tuple(weights[0].shape)
 
     def _judge(self, one: Any, other: Any) -> None:
@@ -116,18 +127,26 @@ class Gating:
         """Note that the tensor GATE is the gate of UP. If they are the two halves of the output of one weight: in
         `halves`, with the activation of GATE. If they are the outputs of two weights of equal sizes, which take one
         input: in `roles` if GATE ALONE went through an activation, else in `opens`, because recurrent cells multiply
-        such layers as well. Nothing is noted of other tensors. The first note for a weight stays.
+        such layers as well. Of two sums, so is each output with its counterpart in the other sum, if that is the only
+        one. Nothing is noted of other tensors. The first note for a weight stays.
         """
-        own, theirs = self._origin.get(id(gate)), self._origin.get(id(up))
-        if own is None or theirs is None:
-            return
-        (key, half), (other, rest) = own, theirs
-        if key == other and half is not None and rest is not None and half != rest:
-            self.halves.setdefault(key, Gate(half, self._active.get(id(gate), "").rstrip("_")))
-        elif key != other and half is rest is None and self._taken[key] == self._taken[other]:
-            known = self.roles if alone else self.opens
-            known.setdefault(key, "gate")
-            known.setdefault(other, "up")
+        for key, half in self._origins.get(id(gate), ()):
+            others = [one for one in self._origins.get(id(up), ()) if self._are_counterparts((key, half), one)]
+            if len(others) == 1 and others[0][0] == key:
+                self.halves.setdefault(key, Gate(half or 0, self._active.get(id(gate), "").rstrip("_")))
+            elif len(others) == 1:
+                known = self.roles if alone else self.opens
+                known.setdefault(key, "gate")
+                known.setdefault(others[0][0], "up")
+
+    def _are_counterparts(self, one: tuple[str, int | None], other: tuple[str, int | None]) -> bool:
+        """Return whether ONE and OTHER are the two halves of the output of one weight, or the outputs of two weights of
+        equal sizes, which take one input.
+        """
+        (key, half), (other_key, rest) = one, other
+        if key == other_key:
+            return half is not None and rest is not None and half != rest
+        return half is rest is None and self._taken[key] == self._taken[other_key]
 
 
 def _half(args: Any) -> int | None:

@@ -245,3 +245,38 @@ def test_blocks_are_taken_apart_into_the_lists_of_a_model(gate: int) -> None:
     assert parts["gates.1.weight"] == "slice(layers.1.both.weight, 0, 6, 12)"
     guessed = {entry.target for entry in mapping.having("guessed")}
     assert guessed == set(parts), "which half is the gate is in the source's code only"
+
+
+class Conditioned(nn.Module):
+    """A gated block in which a condition is added to both parts, of layers of their own, or of one layer for both."""
+
+    def __init__(self, *, joined: bool, first: str = "tanh") -> None:
+        super().__init__()
+        self.joined, self.first = joined, first
+        for name, inputs in (("own", 8), ("cond", 4)):
+            if joined:
+                self.add_module(name, nn.Conv1d(inputs, 16, 1))
+            else:
+                self.add_module(f"{name}_a", nn.Conv1d(inputs, 8, 1))
+                self.add_module(f"{name}_b", nn.Conv1d(inputs, 8, 1))
+        self.back = nn.Conv1d(8, 8, 1)
+
+    def forward(self, x: Any, y: Any) -> Any:
+        if self.joined:
+            (a, b), (c, d) = self.own(x).split(8, dim=1), self.cond(y).chunk(2, 1)
+        else:
+            a, b, c, d = self.own_a(x), self.own_b(x), self.cond_a(y), self.cond_b(y)
+        a, b = a + c, b + d
+        return self.back(a.tanh() * b.sigmoid() if self.first == "tanh" else a.sigmoid() * b.tanh())
+
+
+@pytest.mark.parametrize("theirs", ["tanh", "sigmoid"])
+@pytest.mark.parametrize("ours", ["tanh", "sigmoid"])
+def test_a_gate_is_found_behind_the_sum_with_a_condition(ours: str, theirs: str) -> None:
+    source, model = Conditioned(joined=True, first=theirs), Conditioned(joined=False, first=ours)
+    given = ["float32[2,8,5]", "float32[2,4,5]"]
+    mapping = ckptool.transfer(source.state_dict(), model, source_model=source, inputs=given)
+    assert not mapping.having("guessed") + mapping.having("unmapped")
+    ckptool.load_into(model, source.state_dict(), mapping=mapping)
+    inputs = torch.rand(2, 8, 5), torch.rand(2, 4, 5)
+    torch.testing.assert_close(model(*inputs), source(*inputs))
