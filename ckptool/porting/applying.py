@@ -51,8 +51,10 @@ def source_tensors(source: Any, mapping: Mapping) -> dict[str, LazyTensor]:
     """Return key -> tensor for the keys that MAPPING reads from SOURCE, a path, a Checkpoint or a dict of torch
     tensors.
 
-    If the state dict of the mapping lacks a key, "PATH/KEY" is KEY in the state dict at PATH. A key without "/" is
-    then KEY in the root of the file, if the mapping has a path (`at`) and the root is a dict.
+    If the state dict of the mapping lacks a key, "PATH/KEY" is KEY in the state dict at PATH (cut at the last "/"). A
+    key without "/" that it lacks is KEY in the root of the file, if the mapping has a path (`at`) and the root is a
+    dict.
+
     Raises:
         NotFound: the source lacks some of these keys.
     """

@@ -376,7 +376,8 @@ class Reason(Enum):
         Topic.OTHER,
         "one matrix multiplies the input and the hidden state, concatenated, and the file does not show which of them "
         "comes first; the input was taken as the first; check the order of torch.cat in the code that has this "
-        "matrix: if the hidden state comes first, exchange the two parts in the mapping file",
+        "matrix: if the hidden state comes first, take the alternative below, or, if there is none, exchange the two "
+        "parts in the mapping file",
     )
     GATE_ORDER = (
         Topic.OTHER,
@@ -655,8 +656,8 @@ class Reason(Enum):
     NORMS_AROUND_1 = (
         Topic.OTHER,
         "the model's code adds 1 to its norm weights, and the source's norm weights lie around 1, as if its code does"
-        " not add 1; check the forward of the norm in the source's code: take the line with shift(…, -1.0) if it does "
-        "not add 1, and the plain one if it does",
+        " not add 1; they were copied as they are; check the forward of the norm in the source's code: take the line "
+        "with shift(…, -1.0) if it does not add 1, and leave the plain one if it does",
     )
     PLUS_IN_CODE = (
         Topic.OTHER,
@@ -909,8 +910,8 @@ class Reason(Enum):
     NO_OUTPUT_SHOWS_IT = (
         Topic.OTHER,
         "the proof filled this layer with the weights of a layer of the source that takes the same input, but no "
-        "output depends on it; compare the names of these two layers: if they name different layers, correct the pair "
-        "with --hint OLD=NEW",
+        "equal output confirms that the two are the same layer; compare the names of these two layers: if they name "
+        "different layers, correct the pair with --hint OLD=NEW",
     )
     ROWS_NOT_SEEN = (
         Topic.OTHER,

@@ -232,10 +232,10 @@ def _named_by_model(paths: Sequence[str], target: Signature) -> str | None:
     `self.online`.
 
     Only the last component of a path counts. If exactly one is the first component of a key of the model, it is
-    returned: `target_encoder` for a model that has a `target_encoder` and a head. Else a word of the model is one in
-    the name of its class, or in the first components of all its keys; words that several paths have (`netG_A` and
-    `netG_B`), and those of any model ("net"), do not count. None if no path or several have one, or if there is only
-    one path.
+    returned: `target_encoder` for a model that has a `target_encoder` and a head. In all other cases (none, or several)
+    a word of the model is one in the name of its class, or one that the first components of all its keys share; words
+    that several paths have (`netG_A` and `netG_B`), and those of any model ("net"), do not count. None if no path or
+    several have one, or if there is only one path.
     """
     components = {key.partition(".")[0] for key in target.entries}
     exact = [path for path in paths if path.rpartition("/")[2] in components]

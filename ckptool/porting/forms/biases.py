@@ -210,8 +210,9 @@ def _nearest(piece: Piece, matrices: list[Piece]) -> list[Piece]:
 
 
 def _lone_biases(canon: Canon) -> list[Piece]:
-    """Return the vectors and single numbers of CANON that are alone under their path and are biases by their name
-    (`_is_called_bias`), by matrices of a similar name, or as the only vector beside a matrix (`_of_the_matrix`).
+    """Return the vectors and single numbers of CANON that are alone under their path and whose name says that they are
+    biases: by a word (`_is_called_bias`), as `cell_b` beside matrices `cell_w…` (`_after_matrices`), or, as `offset`,
+    in a module with nothing else but a square matrix of as many rows (`_of_the_matrix`).
     """
     together = Counter(piece.path for piece in canon.pieces.values())
     matrices = {piece.path for piece in canon.pieces.values() if len(piece.shape) > 1}

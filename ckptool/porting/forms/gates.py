@@ -300,8 +300,9 @@ _READINGS: tuple[Callable[[_Path], _Path], ...] = (
 
 
 def _meaning(words: _Path, cell: RecurrentCell) -> tuple[str, str] | None:
-    """Return (side, gate) for WORDS, a word for a side or "", and a word for a gate of CELL; the side of "" is "". None
-    for other words.
+    """Return (side, gate), such as ("ih", "f"), for WORDS, if they are two: a word for a side of the cell ("ih" for the
+    input, "hh" for the hidden state) or "", and a word for a gate of CELL. The side of "" is "". None for all other
+    words, also for one alone.
     """
     sides = table().cell_sides
     if len(words) != 2 or words[1] not in cell.words or words[0] not in ("", *sides):

@@ -25,10 +25,10 @@ _PARTS = ("q", "k", "v")
 
 def flat_heads(one: Canon, other: Canon) -> None:
     """Reshape projections of ONE with three dimensions above 1, one of them for the heads ([heads, in, width], …), to
-    matrices [out, in], where it is known which dimensions are inputs (`_inputs`), and a bias with two dimensions, as
-    many numbers as outputs, to a vector.
+    matrices [out, in], where it is known which dimensions are inputs (`_inputs`). With the weight, its bias of two
+    dimensions, if it has as many numbers as outputs, becomes a vector.
 
-    Projections stay as they are if OTHER has a tensor of their sizes, or a list of as many members as the first
+    Both stay as they are if OTHER has a tensor of the sizes of the weight, or a list of as many members as the first
     dimension is long, with tensors of the other two sizes (`fits_inside`).
     """
     deep = [p for p in one.pieces.values() if p.role == "weight" and len(p.shape) == 3 and min(p.shape) > 1]

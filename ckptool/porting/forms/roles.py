@@ -283,10 +283,12 @@ def _last_letter(leaf: str, siblings: set[str]) -> tuple[str, str] | None:
 
 
 def _listed(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
-    """Read a last component that the vocabulary lists as a role: `kernel` is the "weight" of its module. None for other
-    names, tensors without a module, and numbered ones (`kernel1` beside `kernel2`).
+    """Return (path, role) for a last component that the vocabulary lists as a role: `kernel` is the "weight" of its
+    module. None for other names, tensors without a module, and numbered ones: `kernel1`, if SIBLINGS have `kernel2` or
+    the like.
 
-    The mean of what is normalized otherwise, and a bias of nothing (`_stands_alone`), are weights of their own.
+    A `mean` without a variance among SIBLINGS, and a bias that is not called `bias` (`offset`) without a factor among
+    them (`_stands_alone`), are weights of their own, at the whole path.
     """
     role = _role_in_vocabulary(path[-1], siblings)
     if role is None or len(path) < 2 or _is_numbered(path[-1], siblings):

@@ -102,10 +102,11 @@ def _near_misses(filling: Filling) -> None:
 
 
 def _near_misses_once(filling: Filling, joined: list[Unit]) -> bool:
-    """Fill each unit without a source from the one unit of the source that fills nothing and is alike (`Filling.alike`;
-    if none is, by `_cuts_patches`). If there are several, or if the unit is a new head, nothing is done. How it is
-    filled depends on the sizes (`_fill_of_equal_sizes`, `_fill_of_other_sizes`). Units filled from other sizes are
-    added to JOINED; return whether there were any.
+    """Fill units without a source, each from the one unit of the source that is alike (`Filling.alike`; if none is, by
+    `_cuts_patches`) and filled nothing when the call began, so two units may get the same one. A unit of equal sizes is
+    filled if its name or JOINED supports it (`_fill_of_equal_sizes`), one of other sizes if there is a rule for the
+    change (`_fill_of_other_sizes`). Nothing is done for new heads, or if several are alike. Units filled from other
+    sizes are added to JOINED; return whether this call added any.
     """
     new = set(map(id, filling.matching.new))
     free_t = [u for u in filling.matching.free_targets if u.main.name not in filling.holes and id(u) not in new]

@@ -302,12 +302,14 @@ class Matcher:
         return own == theirs == 1 or (own == theirs and (t.told_by(Kind.SCOPE) or t.pieces.keys() == s.pieces.keys()))
 
     def _in_its_place(self, t: Unit, s: Unit, pairs: list[Pair], *, nothing_left: bool) -> bool:
-        """Return whether T and S stand before another certain pair on both sides (the output of T flows into its
-        target, and S is registered before its source), or at the end of both sides (`_are_last`, which NOTHING_LEFT is
-        for). A layer that is new in the model, or missing there, would be at the end of one side only.
+        """Return whether T and S stand before the two units of another, certain pair, not always directly: the output
+        of T flows into its target, also through other layers (without a forward pass: T is registered before it), and S
+        is registered before its source. Also if T and S are at the end of both sides (`_are_last`; with NOTHING_LEFT,
+        all other units of the source have partners, and S may be anywhere). A layer that is new in the model, or
+        missing there, would be at the end of one side only.
 
         False if the order of the source's keys means nothing, if T and S hold different roles, if the sides have
-        unequally many units of their colour or another of these in PAIRS has a doubt, or if none of PAIRS but this is
+        unequally many units of their colour or another of these in PAIRS has a doubt, or if no other pair of PAIRS is
         certain.
         """
         own, theirs = self._alike[t.colour]

@@ -290,7 +290,8 @@ def _meaningful(unit: Unit) -> set[str]:
 
 def similarity(t: Unit, s: Unit) -> float:
     """Return how many meaningful words and labels (`_meaningful`) the names of T and S have in common, as a share of
-    all that either has, 0 to 1, and 0.05 more if their paths have equal numbers. 0 if a name has no such word.
+    all that either has, and 0.05 more if their paths have numbers, the same in the same order: 0 to 1.05. 0 if a name
+    has no such word.
     """
     a, b = _meaningful(t), _meaningful(s)
     if not a or not b:

@@ -106,9 +106,10 @@ def _left(mine: Sequence[Use], others: Sequence[Use]) -> tuple[list[Use], list[U
 
 
 def _pairings(mine: Sequence[Use], others: Sequence[Use]) -> Iterator[list[_Pair]]:
-    """Yield ways to pair the uses MINE of the model and OTHERS of the source's code: one by one with uses that are
-    alike (`_are_alike`), in each such order, if they are as many; else all with all, in each order of OTHERS, if all
-    are matrices and their rows add up to the same. Nothing in other cases.
+    """Yield ways to pair the uses MINE of the model and OTHERS of the source's code, each as a list of (uses of the
+    model, uses of the source's code): one by one with uses that are alike (`_are_alike`), in each such order, if they
+    are as many; else one pair of all with all, in each order of OTHERS, if all are matrices and their rows add up to
+    the same. Nothing in other cases.
     """
     if len(mine) == len(others):
         for order in permutations(others):

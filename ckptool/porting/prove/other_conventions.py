@@ -68,8 +68,8 @@ def without_factors(
 
 def factors_as_in_others(entries: MappingOf[str, Entry], before: Iterable[Entry], expected: Flow) -> dict[str, Expr]:
     """Return, as key -> option, the change that answers the questions about factors in one way: if trials took the same
-    option for all members of a group with the same questions that they changed, the other members take it as well, if
-    EXPECTED, the flow of the source's code, has that factor behind them.
+    option for all members of a group (entries with the same open questions) that they changed, each other member takes
+    it as well, if EXPECTED, the flow of the source's code, multiplies by that factor behind the layer of its tensor.
 
     BEFORE has the entries before any trial, ENTRIES those after. Empty if trials changed nothing of the kind.
     """
@@ -143,9 +143,11 @@ _Made = tuple[Entry, Expr]
 
 
 def _conventions(entries: list[Entry]) -> Iterator[tuple[str, dict[str, Expr]]]:
-    """Yield changes (label, key -> expression) of ENTRIES, each for one convention that shapes do not show, made in all
-    tensors that it concerns: rotary embeddings, parts that alternate by heads, norms around 1, flattened features,
-    transposed squares.
+    """Yield changes (label, key -> new expression) of ENTRIES for conventions that shapes do not show, several for
+    each, such as one for each usual number of heads: rotary embeddings, parts that alternate by heads, norms around 1,
+    flattened features, transposed squares. No question has to be open: certain entries change as well (of tensors with
+    joined parts, only guessed ones, if there are any). A change is made in all tensors that it concerns; for flattened
+    features, in one matrix.
     """
     made = [(e, e.expr) for e in entries if e.expr is not None]
     yield from _rotary_orders(made)

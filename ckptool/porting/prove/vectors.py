@@ -156,9 +156,10 @@ def _scale_and_shift(
 
 
 def with_the_norm_after_it(ground: Ground, f: Use) -> Iterator[Change]:
-    """Yield changes that give the matrix F, which has a bias, the weight of each use in the source's code with the same
-    input and as many rows that a batch norm follows, with the norm folded in; its bias is that of the use, or zeros,
-    with the norm folded in, too. Nothing if F has no bias, or if a norm or scale follows F in its row (`_row`).
+    """Yield changes that give the matrix F, which has a bias, the weight of each use in the source's code that takes
+    the same channels in any order (the columns are reordered) and gives as many, and that a batch norm follows, with
+    the norm folded in; its bias is that of the use, or zeros, with the norm folded in, too. Nothing if F has no bias,
+    or if a norm or scale follows F in its row (`_row`).
     """
     own_bias = ground.own.bias(f)
     if f.kind not in MATRICES or "weight" not in f.held or own_bias is None:
