@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from .call import Call
+from .call import ADDS, Call
 from .signature import Bypass
 
 _CUTS = frozenset("chunk split tensor_split unsafe_chunk".split())
 _JOINS = frozenset("cat concat concatenate".split())
-_ADDS = frozenset("add __add__ __radd__ add_ __iadd__".split())
 
 
 class _Part(NamedTuple):
@@ -106,7 +105,7 @@ class Bypasses:
         """
         tensors, result = call.tensors, call.result
         data = [t for t in tensors if id(t) not in keys and tuple(t.shape) == tuple(result.shape)]
-        if call.name in _ADDS and len(data) == 2:
+        if call.name in ADDS and len(data) == 2:
             data = [t for t in data if id(t) in self._parts] or data
         if len(data) != 1:
             return

@@ -8,6 +8,11 @@ from typing import Any
 
 import torch
 
+#: Functions that add, and those that multiply, element by element; and activations between 0 and 1.
+ADDS = frozenset("add __add__ __radd__ add_ __iadd__".split())
+MULTIPLIES = frozenset("mul multiply __mul__ __rmul__ mul_ __imul__".split())
+SIGMOIDS = frozenset("sigmoid sigmoid_ hardsigmoid".split())
+
 
 @dataclass(slots=True)
 class Call:

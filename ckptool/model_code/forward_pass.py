@@ -15,7 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from .bypass import Bypasses
-from .call import Call, flat, summed_dim
+from .call import ADDS, MULTIPLIES, Call, flat, summed_dim
 from .channels import Channels
 from .gating import Gating
 from .hollow import shape_only
@@ -39,10 +39,6 @@ _VIEWS = frozenset(
     "t transpose permute view reshape unsqueeze squeeze detach contiguous clone to float double half bfloat16 type"
     " expand expand_as".split()
 )
-
-_ADDS = frozenset("add __add__ __radd__ add_ __iadd__".split())
-
-_MULTIPLIES = frozenset("mul multiply __mul__ __rmul__ mul_ __imul__".split())
 
 _SUBTRACTS = frozenset("sub subtract __sub__ sub_ __isub__".split())
 
@@ -208,7 +204,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         else:
             each = [self._outputs.get(id(t), frozenset()) for t in taken]
             made = frozenset().union(*each)
-            if name in _MULTIPLIES and [len(keys) for keys in each] == [1, 1] and len(made) == 2:
+            if name in MULTIPLIES and [len(keys) for keys in each] == [1, 1] and len(made) == 2:
                 self._multiplied.add(id(result))
         if 0 < len(made) <= _MOST_CREDITED:
             for one in [result] if isinstance(result, torch.Tensor) else flat(result):
@@ -275,19 +271,19 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             use.facts.flattened = what
         if name in ("linear", "matmul", "__matmul__") and place == 1:
             use.facts.pixels = self._patches.order_of(first)
-        use.facts.plus = _number(name, args, _ADDS, 0.0)
-        use.facts.times = _number(name, args, _MULTIPLIES, 1.0)
+        use.facts.plus = _number(name, args, ADDS, 0.0)
+        use.facts.times = _number(name, args, MULTIPLIES, 1.0)
 
     def _with_rows(self, name: str, args: Any, facts: Facts) -> None:
         """Note in FACTS, those of a table, which function takes its rows: NAME, called with ARGS ("added" if it adds).
         Nothing changes if another function took them before; one that only reads a property is not noted. If it
         multiplies the rows by a number, that is the table's `times`; None if by something else.
         """
-        if name in _MULTIPLIES and facts.rows == "":  # to multiply the rows is to multiply the table
-            number = _number(name, args, _MULTIPLIES, 1.0)
+        if name in MULTIPLIES and facts.rows == "":  # to multiply the rows is to multiply the table
+            number = _number(name, args, MULTIPLIES, 1.0)
             facts.times = None if None in (number, facts.times) else number
         if facts.rows == "" and name not in _LOOKS:
-            facts.rows = "added" if name in _ADDS else name
+            facts.rows = "added" if name in ADDS else name
 
     def _stands(self, key: str, *, inputs_first: bool) -> None:
         """Note whether the matrix KEY is stored as [inputs, outputs] (INPUTS_FIRST), unless there is a note already."""
@@ -334,7 +330,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             self._divided(call)
             return
         self._take_rows(call)
-        if call.name in _ADDS | _MULTIPLIES:
+        if call.name in ADDS | MULTIPLIES:
             self._modulated(call.name, call.args, call.result)
         self._rotates_halves(call)
         if call.name == "batch_norm":
@@ -369,7 +365,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         first, result = call.first, call.result
         if call.name == "__getitem__" and (place := _half(call.args, result)) is not None:
             self._halves[id(result)] = id(first), place
-        elif call.name in _MULTIPLIES:
+        elif call.name in MULTIPLIES:
             half = next((self._halves[id(one)] for one in call.args[:2] if id(one) in self._halves), None)
             if half is not None:
                 self._scaled[id(result)] = half
@@ -533,14 +529,14 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             if kind != "part" or what[0] not in self.uses:
                 continue
             key, place, count = what
-            if count == 2 and name in _MULTIPLIES and self._gating.comes_from(other, key):
+            if count == 2 and name in MULTIPLIES and self._gating.comes_from(other, key):
                 continue  # a gate and what it is multiplied with
             if not isinstance(other, torch.Tensor) or other.ndim == 0:
                 self._from[id(result)] = kind, what  # such as 1 + scale
                 continue
             facts = self.uses[key].facts
             done = list(facts.modulates or [""] * count)
-            done[place] = done[place] or ("add" if name in _ADDS else "mul")
+            done[place] = done[place] or ("add" if name in ADDS else "mul")
             facts.modulates = tuple(done)
 
     def _inside(self, what: Any) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .call import Call
+from .call import ADDS, MULTIPLIES, SIGMOIDS, Call
 from .signature import PRODUCTS, Gate
 
 #: Functions that only torch's own activations have the names of.
@@ -19,11 +19,8 @@ _ACTIVATIONS = frozenset(
     "silu silu_ gelu sigmoid sigmoid_ tanh relu relu_ relu6 elu selu celu leaky_relu mish softplus hardswish "
     "hardsigmoid logsigmoid softsign hardtanh".split()
 )
-_SIGMOIDS = frozenset("sigmoid sigmoid_ hardsigmoid".split())
-_MULTIPLIES = frozenset("mul multiply __mul__ __rmul__ mul_ __imul__".split())
 _CUTS = frozenset("chunk split tensor_split unsafe_chunk".split())
 
-_ADDS = frozenset("add __add__ __radd__ add_ __iadd__".split())
 
 #: What a tensor comes from: the key of a weight, and which half of its outputs, if one. Of a sum, those of several.
 _Origins = tuple[tuple[str, int | None], ...]
@@ -62,11 +59,11 @@ class Gating:
             self._begin(call.tensors, call.result, keys)
             return
         found = {self._origins[id(t)] for t in call.tensors if id(t) in self._origins}
-        if call.name in _MULTIPLIES and len(call.tensors) == 2:
+        if call.name in MULTIPLIES and len(call.tensors) == 2:
             self._judge(call.tensors[0], call.tensors[1])
         if len(found) == 1:
             self._go_on(call, *found)
-        elif call.name in _ADDS and len(found) == 2 and not any(id(t) in self._active for t in call.tensors):
+        elif call.name in ADDS and len(found) == 2 and not any(id(t) in self._active for t in call.tensors):
             added = sorted({origin for origins in found for origin in origins}, key=repr)
             if len(added) <= _MOST_ADDED:
                 self._origins[id(call.result)] = tuple(added)
@@ -118,7 +115,7 @@ class Gating:
         den Oord et al., "WaveNet", 2016). Nothing is noted if there is no such one.
         """
         made = [self._active.get(id(tensor)) for tensor in (one, other)]
-        opens = [name is not None and (None in made or name in _SIGMOIDS) for name in made]
+        opens = [name is not None and (None in made or name in SIGMOIDS) for name in made]
         if opens[0] != opens[1]:
             gate, up = (one, other) if opens[0] else (other, one)
             self._note_gate(gate, up, alone=None in made)

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from .call import Call
+from .call import ADDS, Call
 from .signature import Part
 
 #: Of more parts of one tensor, none has a name of its own.
@@ -25,7 +25,6 @@ _MOST = 16
 
 _JOINS = frozenset("cat concat concatenate".split())
 
-_ADDS = frozenset("add __add__ __radd__ add_ __iadd__".split())
 
 _PRODUCTS = frozenset("linear matmul __matmul__ mm".split())
 
@@ -72,7 +71,7 @@ class NamedParts:
                 self._joined[id(call.result)] = dim, len(whole), tuple(map(Part, names, sizes))
         elif (found := self._joined.get(id(call.first))) and len(call.args) > 1 and (key := keys.get(id(call.args[1]))):
             dim, rank, parts = found
-            added = call.name in _ADDS and call.args[1].ndim == rank  # a table of places has the same parts
+            added = call.name in ADDS and call.args[1].ndim == rank  # a table of places has the same parts
             if dim == (1 if added or call.name.startswith("conv") else rank - 1 if call.name in _PRODUCTS else None):
                 self.takes.setdefault(key, parts)
 

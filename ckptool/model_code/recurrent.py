@@ -12,16 +12,13 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .call import Call
+from .call import ADDS, MULTIPLIES, SIGMOIDS, Call
 from .named_parts import slice_of
 
 _GATES = 4
 _PRODUCTS = frozenset("linear matmul __matmul__ mm addmm".split())
-_ADDS = frozenset("add __add__ __radd__ add_ __iadd__".split())
 _CUTS = frozenset("chunk split tensor_split unsafe_chunk".split())
-_MULTIPLIES = frozenset("mul multiply __mul__ __rmul__ mul_ __imul__".split())
 _JOINS = frozenset("cat concat concatenate".split())
-_SIGMOIDS = frozenset("sigmoid sigmoid_ hardsigmoid".split())
 _TANHS = frozenset("tanh tanh_".split())
 
 #: The weights whose outputs were added, with their biases.
@@ -58,15 +55,15 @@ class Cells:
         if name in _PRODUCTS or name.startswith("conv"):
             self._sums[id(call.result)] = frozenset(keys[id(t)] for t in call.tensors if id(t) in keys)
             self._take(call, [key for t in call.tensors if (key := keys.get(id(t))) and t.ndim > 1], made_with)
-        elif name in _ADDS:
+        elif name in ADDS:
             self._add(call, keys)
         elif name in _JOINS and isinstance(call.first, tuple | list) and len(call.first) == 2:
             self._joined[id(call.result)] = list(call.first)
         elif name in _CUTS or name == "__getitem__":
             self._cut(call)
-        elif name in _SIGMOIDS | _TANHS:
+        elif name in SIGMOIDS | _TANHS:
             self._open(call)
-        elif name in _MULTIPLIES and len(call.tensors) == 2:
+        elif name in MULTIPLIES and len(call.tensors) == 2:
             self._multiply(*call.tensors)
 
     def _add(self, call: Call, keys: Mapping[int, str]) -> None:
@@ -94,7 +91,7 @@ class Cells:
         """Note that the result of CALL is a part after a sigmoid or a tanh, or the tanh of what is no part."""
         part = self._parts.get(id(call.first))
         if part is not None:
-            self._opened[id(call.result)] = *part, call.name in _SIGMOIDS
+            self._opened[id(call.result)] = *part, call.name in SIGMOIDS
         elif call.name in _TANHS:
             self._squashed.add(id(call.result))
 
