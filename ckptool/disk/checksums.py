@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from ..errors import Malformed
-from .composing import Crc32Of, Joined, Piece, Recorded, Verify, flat, nested
+from .composing import OF_OTHERS, Joined, Piece, Recorded, Verify, flat, nested
 from .files import CHUNK, File, FileRange, Source
 
 if TYPE_CHECKING:
@@ -84,19 +84,22 @@ class Checksums:
     """
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
-        asked = {key_of(piece.source): piece.source for piece in pieces if isinstance(piece, Crc32Of | Verify)}
-        passed: set[Hashable] = set()
-        for piece in pieces if asked else ():
+        asked = {id(piece.source): piece.source for piece in pieces if isinstance(piece, OF_OTHERS)}
+        written = set(map(id, pieces)) if asked else set()
+        # mostly, what is asked for is one of the pieces itself
+        apart = {key_of(source): source for one, source in asked.items() if one not in written}
+        for piece in pieces if apart else ():
             if isinstance(piece, Joined):
-                passed.update(map(key_of, flat(piece.parts)))
-            if not isinstance(piece, Crc32Of | Verify):
-                passed.add(key_of(piece))
-        self._missing = set(asked)
+                for part in flat(piece.parts):
+                    apart.pop(key_of(part), None)
+            if not isinstance(piece, OF_OTHERS):
+                apart.pop(key_of(piece), None)
+        self._missing = set(map(key_of, asked.values()))
         self._found: dict[Hashable, int] = {}
         self._later: list[Verify] = []
         self._thread: Future[None] | None = None
         self._stopped = False
-        self.apart = [one for key, one in asked.items() if key not in passed and not is_told_by_reading(one)]
+        self.apart = [source for source in apart.values() if not is_told_by_reading(source)]
 
     def missing(self, piece: Source) -> bool:
         """Whether the checksum of a piece that is about to be written should be taken from its bytes."""

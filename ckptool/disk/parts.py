@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple, Protocol, TypeGuard
 
 from .checksums import is_told_by_reading, joined_crc32, key_of
-from .composing import Crc32Of, Gap, Piece, Verify, is_computed, nested, part_of
+from .composing import OF_OTHERS, Crc32Of, Gap, Piece, Verify, is_computed, nested, part_of
 from .files import Buffer, File, FileRange, Source
 
 
@@ -74,7 +74,7 @@ class Parts:
         for file, pieces in enumerate(files.values()):
             at = 0
             for piece in pieces:
-                if isinstance(piece, Crc32Of | Verify):
+                if isinstance(piece, OF_OTHERS):
                     asked.setdefault(key_of(piece.source), (piece.source, file, at))
                     if isinstance(piece, Verify):
                         self.verified.append(piece)
@@ -86,7 +86,7 @@ class Parts:
         self._pieces: list[Sequence[Piece]] = [*files.values(), [source for source, _, _ in further]]
         self._starts = [[0, *accumulate(piece.length for piece in pieces)] for pieces in self._pieces]
         self._wanted = [
-            {n for n, piece in enumerate(pieces) if not isinstance(piece, Crc32Of | Verify) and key_of(piece) in asked}
+            {n for n, piece in enumerate(pieces) if not isinstance(piece, OF_OTHERS) and key_of(piece) in asked}
             if asked
             else set()
             for pieces in self._pieces

@@ -12,9 +12,11 @@ from functools import cached_property
 
 from ..checkpoint import Checkpoint
 from ..disk.checksums import Damaged, crc32_of, recorded
-from ..disk.composing import Crc32Of, Piece, Recorded, Verify
+from ..disk.composing import OF_OTHERS, Piece, Recorded, Verify
 from ..disk.files import Buffer, FileRange, shell_quote
 from ..errors import Malformed, printable
+
+_WITHOUT_RECORD = (Buffer, *OF_OTHERS)
 
 
 class Checks:
@@ -36,7 +38,7 @@ class Checks:
         """
         last: dict[Recorded, int] = {}
         for number, piece in enumerate(pieces):
-            if isinstance(piece, Buffer | Crc32Of | Verify) or (carried and getattr(piece, "crc", None) is not None):
+            if isinstance(piece, _WITHOUT_RECORD) or (carried and getattr(piece, "crc", None) is not None):
                 continue
             for one in recorded(piece):
                 last[one] = number

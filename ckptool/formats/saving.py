@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..checkpoint import Checkpoint, settle_ties
 from ..disk.addresses import Url, as_path, is_remote
 from ..disk.checksums import Damaged
-from ..disk.composing import Piece, Tally, files_in, is_computed, patched_input, room_for, tallies_in
+from ..disk.composing import Piece, Tally, files_in, is_computed, patched_input, room_for, tallies_in, uncopied
 from ..disk.files import File, FileRange, StrPath, beside, is_folder, shell_path
 from ..disk.journals import has_journal
 from ..disk.targets import check_target, leftover_notes, replacing, require_room
@@ -180,8 +180,7 @@ def plan(
 
 def _how(draft: Draft) -> str:
     """How the bytes come about. What is computed is not copied as it is."""
-    pieces = (piece for pieces in (draft.pieces, *draft.folder.values()) for piece in pieces)
-    computed = any(map(is_computed, pieces))
+    computed = any(map(is_computed, uncopied(chain(draft.pieces, *draft.folder.values()))))
     return draft.how.replace("copied as they are", "computed or copied") if computed else draft.how
 
 

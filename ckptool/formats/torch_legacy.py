@@ -31,7 +31,7 @@ from ._torch import StorageForm, TorchReader
 from .base import Draft, Format
 from .beginnings import LEGACY_MAGIC, is_legacy
 from .pickle.reader import NeedsMore
-from .pickle.writer import names_class, write_pickle
+from .pickle.writer import write_pickle
 
 _PROTOCOL = 1001
 _FIRST_READ = 1 << 18
@@ -294,20 +294,13 @@ def draft_legacy(ckpt: Checkpoint) -> Draft:
     storages: dict[int, Storage] = {}
     names: dict[int, str] = {}
 
-    def persistent(storage: Storage) -> tuple[Any, ...]:
+    def name_of(storage: Storage) -> str:
         if id(storage) not in names:
             names[id(storage)] = str(len(names))
             storages[id(storage)] = storage
-        return (
-            "storage",
-            names_class(storage),
-            names[id(storage)],
-            storage.location,
-            storage.numel,
-            None,
-        )
+        return names[id(storage)]
 
-    tree = write_pickle(little_endian_throughout(ckpt).root, persistent)
+    tree = write_pickle(little_endian_throughout(ckpt).root, name_of, legacy=True)
     untyped = next((storage for storage in storages.values() if storage.class_name == "UntypedStorage"), None)
     if untyped is not None:
         raise CannotCarry(
@@ -315,7 +308,7 @@ def draft_legacy(ckpt: Checkpoint) -> Draft:
             where=ckpt.where,
             hint="-t torch-zip",
         )
-    plain = partial(write_pickle, persistent=persistent)
+    plain = partial(write_pickle, name_of=name_of)
     sizes = Dict([("short", 2), ("int", 4), ("long", 4)])
     info = Dict([("protocol_version", _PROTOCOL), ("little_endian", True), ("type_sizes", sizes)])
     keys = list(names.values())

@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import repeat, zip_longest
 from operator import attrgetter, eq
-from typing import Any
 
 from ..checkpoint import Checkpoint, little_endian_throughout
 from ..disk.composing import Crc32Of, Piece
@@ -35,7 +34,7 @@ from ._records import is_big_endian, is_numbered_in, read_pickle, small, storage
 from ._torch import TorchReader
 from .base import Draft, Format
 from .foreign import describe_zip
-from .pickle.writer import fit, names_class, write_pickle
+from .pickle.writer import fit, write_pickle
 from .zip.archive import Archive, holds_record, open_archive
 from .zip.columns import Members, odd_members
 from .zip.layout import CRC_IN_DESCRIPTOR, CRC_IN_ENTRY, Record, lay_out
@@ -139,16 +138,15 @@ def draft_zip(ckpt: Checkpoint) -> Draft:
 
 
 class _Keys:
-    """Gives persistent ids, and remembers the storages in the order in which the pickle names them."""
+    """Gives names to storages, and remembers these in the order in which the pickle names them."""
 
     def __init__(self, *, keep: bool) -> None:
         self.keep = keep
         self.numbers: dict[Storage, int] = {}
 
-    def __call__(self, storage: Storage) -> tuple[Any, ...]:
+    def __call__(self, storage: Storage) -> str:
         number = self.numbers.setdefault(storage, len(self.numbers))
-        key = storage.key if self.keep else str(number)
-        return ("storage", names_class(storage), key, storage.location, storage.numel)
+        return storage.key if self.keep else str(number)
 
     @property
     def storages(self) -> list[Storage]:

@@ -57,7 +57,7 @@ def rewritten(path, change):
     """Read `.metadata`, change its tree, and write it back."""
     root = Reader(path.read_bytes(), "", lambda pid: None).load()
     change(root)
-    path.write_bytes(write_pickle(root, lambda storage: ()))
+    path.write_bytes(write_pickle(root, lambda storage: ""))
 
 
 def divided(path, boxes, shape=(4, 6), dtype="float32"):

@@ -135,7 +135,7 @@ def test_a_length_of_64_bits_is_held_against_what_is_there():
 
 def test_a_text_that_is_too_long_for_protocol_2_is_written_in_protocol_4(monkeypatch):
     monkeypatch.setattr(_pickle_write, "_LONGEST_TEXT", 10)
-    written = _pickle_write.write_pickle(Dict([("x" * 11, "é")]), lambda storage: ())
+    written = _pickle_write.write_pickle(Dict([("x" * 11, "é")]), lambda storage: "")
     assert written[:2] == b"\x80\x04"
     back = Reader(written, "x", lambda pid: None).load()
     assert back.entries == [("x" * 11, "é")]

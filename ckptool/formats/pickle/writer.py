@@ -20,7 +20,7 @@ from itertools import repeat
 from typing import Any, NamedTuple, TypeVar
 
 from ...errors import CannotCarry, printable
-from ...tensor import LazyTensor, Storage
+from ...tensor import LazyTensor, Storage, View
 from ...tree import (
     ABSENT,
     ByteString,
@@ -111,28 +111,30 @@ class _Alike(NamedTuple):
     before: tuple[Any, ...]
     behind: tuple[Any, ...]
     uses: list[int]  # one number: how many tensors were written with them
-    pid: tuple[Any, ...]  # keeps its parts alive, which are known by their ids
+    view: View  # kept alive, since it is known by its id
 
 
 _REDUCE, _NEWOBJ, _NEWOBJ_EX, _OBJ = _Op(b"R"), _Op(b"\x81"), _Op(b"\x92"), _Op(b"o")
 _BUILD, _MARK, _APPENDS, _SETITEMS = _Op(b"b"), _Op(b"("), _Op(b"e"), _Op(b"u")
 
 
-def write_pickle(root: Any, persistent: Callable[[Storage], tuple[Any, ...]]) -> bytearray:
+def write_pickle(root: Any, name_of: Callable[[Storage], str], *, legacy: bool = False) -> bytearray:
     """The pickle of the tree below ROOT.
 
     Args:
         root: the tree.
-        persistent: gives the persistent id of a storage, called for each tensor in the order of the pickle, and for
+        name_of: gives the name of a storage in the file, called for each tensor in the order of the pickle, and for
             some once more later: it gives the same one then.
+        legacy: persistent ids are those of a legacy file, which end with the place of a view: None here.
 
     Raises:
         CannotCarry: a name that no pickle can spell.
     """
     repeated = _repeated(root)
-    emitter = _Emitter(persistent, *repeated)
+    end = b"NtQ" if legacy else b"tQ"
+    emitter = _Emitter(name_of, end, *repeated)
     pickle = emitter.run(root)
-    return pickle if emitter.protocol == 2 else _Emitter(persistent, *repeated, emitter.protocol).run(root)
+    return pickle if emitter.protocol == 2 else _Emitter(name_of, end, *repeated, emitter.protocol).run(root)
 
 
 def _repeated(root: Any) -> tuple[set[int], set[str]]:
@@ -171,18 +173,20 @@ class _Emitter:
 
     def __init__(
         self,
-        persistent: Callable[[Storage], tuple[Any, ...]],
+        name_of: Callable[[Storage], str],
+        end_of_id: bytes,
         repeated: set[int],
         repeated_keys: set[str],
         protocol: int = 2,
     ) -> None:
         self.protocol = protocol  # grows to 4 where the tree needs it; what was written then is written again
-        self._persistent = persistent
+        self._name_of = name_of
+        self._end_of_id = end_of_id
         self._shared = repeated
         self._shared_keys = repeated_keys
         self._out: list[bytes | int | tuple[bytes | int, ...] | _Run] = []
         self._alike: dict[tuple[Any, ...], _Alike] = {}
-        self._last: tuple[LazyTensor, tuple[Any, ...], _Alike] | None = None
+        self._last: tuple[LazyTensor, _Alike] | None = None
         self._repeated: list[tuple[list[int], list[int]]] = []  # values that are fetched together, and how often
         self._numbers_of: dict[Any, int] = {}
         self._fetched: list[int] = []  # how often each is fetched
@@ -241,11 +245,10 @@ class _Emitter:
 
     def _spell_run(self, run: _Run, before: bytes, behind: bytes, pickle: bytearray) -> None:
         """Add the opcodes of neighbours, some at a time, to PICKLE."""
-        name_of = self._persistent
         for at in range(0, len(run.keys), _BATCH):
             batch = slice(at, at + _BATCH)
-            pairs = zip(run.keys[batch], run.storages[batch], strict=True)
-            pickle += b"".join([_spelled(key) + before + _spelled(name_of(one)[2]) + behind for key, one in pairs])
+            pairs = zip(run.keys[batch], map(self._name_of, run.storages[batch]), strict=True)
+            pickle += b"".join([_spelled(key) + before + _spelled(name) + behind for key, name in pairs])
 
     def _fetch(self, key: Any) -> bool:
         """Emit a fetch if the value was put already."""
@@ -299,7 +302,7 @@ class _Emitter:
         elif kind is bytes:
             self._bytes(node)
         elif isinstance(node, Storage):
-            self._persistent_id(self._persistent(node))
+            self._persistent_id(node, self._name_of(node))
         elif not self._fetch(id(node)):
             self._new_node(node)
 
@@ -428,12 +431,12 @@ class _Emitter:
 
     def _tensor(self, tensor: LazyTensor) -> None:
         """A tensor. All but the name of its storage is as in most others, and their opcodes are those of the first."""
-        pid = self._persistent(tensor.storage)
-        alike = self._like(tensor, pid)
+        name = self._name_of(tensor.storage)
+        alike = self._like(tensor, name)
         if alike is None:
-            self._tensor_anew(tensor, pid)
+            self._tensor_anew(tensor, name)
         else:
-            self._out += (alike.before, _spelled(pid[2]), alike.behind)
+            self._out += (alike.before, _spelled(name), alike.behind)
             alike.uses[0] += 1
 
     def _entry(self, key: str, tensor: LazyTensor) -> None:
@@ -445,53 +448,50 @@ class _Emitter:
             self._text(key)
             self._tensor_or_fetch(tensor)
             return
-        pid = self._persistent(tensor.storage)
-        alike = self._like(tensor, pid)
+        storage = tensor.storage
+        name = self._name_of(storage)
+        alike = self._like(tensor, name)
         if alike is None:
             self._text_once(key)
-            self._tensor_anew(tensor, pid)
+            self._tensor_anew(tensor, name)
             return
         run = self._out[-1]
         if type(run) is not _Run or run.alike is not alike:
             run = _Run(alike)
             self._out.append(run)
         run.keys.append(key)
-        run.storages.append(tensor.storage)
+        run.storages.append(storage)
         alike.uses[0] += 1
 
-    def _like(self, tensor: LazyTensor, pid: tuple[Any, ...]) -> _Alike | None:
-        """The opcodes of a tensor that differs from this one in the name of its storage alone, if there was one, and if
+    def _like(self, tensor: LazyTensor, name: str) -> _Alike | None:
+        """The opcodes of a tensor that differs from this one in the NAME of its storage alone, if there was one, and if
         that name is a text that was not put into the memo.
         """
-        if type(pid[2]) is not str or pid[2] in self._numbers_of:
+        if type(name) is not str or name in self._numbers_of:
             return None
         if self._last is not None:  # mostly, the one before
-            last, its_pid, alike = self._last
-            if (
-                tensor.view is last.view
-                and tensor.offset == last.offset
-                and pid[0] is its_pid[0]
-                and pid[1] is its_pid[1]
-                and pid[3:] == its_pid[3:]
-            ):
+            last, alike = self._last
+            storage, other = tensor.storage, last.storage
+            alike_storages = storage.kind is other.kind and storage.nbytes == other.nbytes
+            if alike_storages and tensor.view is last.view and tensor.offset == last.offset:
                 return alike
-        known = self._alike.get(_told(tensor, pid))
+        known = self._alike.get(_told(tensor))
         if known is not None:
-            self._last = tensor, pid, known
+            self._last = tensor, known
         return known
 
-    def _tensor_anew(self, tensor: LazyTensor, pid: tuple[Any, ...]) -> None:
+    def _tensor_anew(self, tensor: LazyTensor, name: str) -> None:
         """The opcodes of a tensor, which are kept for those that are like it."""
         begin, number = len(self._out), len(self._fetched)
-        self._opcodes(tensor, pid)
+        self._opcodes(tensor, name)
         made = self._out[begin:]
-        if len(self._puts) == number + 1 and self._numbers_of.get(pid[2]) == number:  # the name is all that was put
+        if len(self._puts) == number + 1 and self._numbers_of.get(name) == number:  # the name is all that was put
             named = self._puts[number] - begin
             count = [0]
-            self._alike[_told(tensor, pid)] = _Alike(tuple(made[: named - 1]), tuple(made[named:]), count, pid)
+            self._alike[_told(tensor)] = _Alike(tuple(made[: named - 1]), tuple(made[named:]), count, tensor.view)
             self._repeated.append(([one for one in made if type(one) is int], count))
 
-    def _opcodes(self, tensor: LazyTensor, pid: tuple[Any, ...]) -> None:
+    def _opcodes(self, tensor: LazyTensor, name: str) -> None:
         out = self._out
         typed = tensor.storage.dtype is not None
         if typed and tensor.storage.dtype != tensor.dtype:  # torch rebuilds it as what the storage is
@@ -500,7 +500,7 @@ class _Emitter:
             self._global(_PARAMETER)
         self._global(_TENSOR_2 if typed else _TENSOR_3)
         out.append(b"(")
-        self._persistent_id(pid)
+        self._persistent_id(tensor.storage, name)
         out.append(_integer(tensor.offset))
         self._numbers(tensor.shape)
         self._numbers(tensor.stride)
@@ -520,18 +520,13 @@ class _Emitter:
             self._no_hooks()
             out.append(b"\x87R")
 
-    def _persistent_id(self, pid: tuple[Any, ...]) -> None:
+    def _persistent_id(self, storage: Storage, name: str) -> None:
         self._out.append(b"(")
-        for part in pid:
-            if part is None:
-                self._out.append(b"N")
-            elif isinstance(part, str):
-                self._text(str(part))
-            elif isinstance(part, Global):
-                self._global(part)
-            else:
-                self._out.append(_integer(part))
-        self._out.append(b"tQ")
+        self._text("storage")
+        self._global(_class_named(storage.class_name))
+        self._text(str(name))
+        self._text(storage.location)
+        self._out.append(_integer(storage.numel) + self._end_of_id)
 
     def _numbers(self, numbers: tuple[int, ...]) -> None:
         short = len(numbers) <= 3
@@ -543,9 +538,10 @@ class _Emitter:
         self._out.append(b")R")
 
 
-def _told(tensor: LazyTensor, pid: tuple[Any, ...]) -> tuple[Any, ...]:
+def _told(tensor: LazyTensor) -> tuple[Any, ...]:
     """All that the opcodes of a tensor tell but the name of its storage."""
-    return *map(id, pid[:2]), *pid[3:], id(tensor.view), tensor.offset
+    storage = tensor.storage
+    return storage.class_name, storage.location, storage.numel, id(tensor.view), tensor.offset
 
 
 def _spelled(text: str) -> bytes:
@@ -589,11 +585,6 @@ def fit(pickle: bytearray, length: int) -> bool:
         pickle += b"r\0\0\0\0" * count
     pickle += b"q\0" * (short // 2) + b"."
     return True
-
-
-def names_class(storage: Storage) -> Global:
-    """The class that a persistent id names for a storage."""
-    return _class_named(storage.class_name)
 
 
 @lru_cache(64)

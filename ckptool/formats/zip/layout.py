@@ -5,21 +5,22 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ...disk.composing import Crc32Of, Piece
 from ...disk.files import CHUNK, Buffer, FileRange, Source
 from ...errors import printable
+from ...records import record
 from .directory import name_fault
 from .structure import CAP16, CAP32, END, END64, ENTRY, FOLLOWS, LOCAL, LOCATOR, STORED, UTF8
 
 CRC_IN_ENTRY = 16  # where the CRC stands in an entry of the directory
 CRC_IN_DESCRIPTOR = 4
+_FILLING, _SIZES, _SIZES64 = struct.Struct("<2sH"), struct.Struct("<2I"), struct.Struct("<2Q")
 _SMALL = 64 << 10  # a payload in memory up to here is joined with its headers
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Record:
     """A record to be written, stored. A checksum that neither `crc` nor the source tells is computed while copying."""
 
@@ -45,15 +46,12 @@ def lay_out(
     if not 1 <= alignment <= 1 << 15:
         raise ValueError(f"alignment must be 1 to 32768, not {alignment}")
     out = _Pieces()
-    entries = [
-        _add_record(out, record.name if top is None else f"{top}/{record.name}", record, alignment)
-        for record in records
-    ]
+    entries = [_add_record(out, one.name if top is None else f"{top}/{one.name}", one, alignment) for one in records]
     if len({entry.name if case_counts else entry.name.casefold() for entry in entries}) != len(entries):
         raise ValueError("two records have the same name")
     offset = out.position
-    for entry, record in zip(entries, records, strict=True):
-        _add_entry(out, entry, record)
+    for entry, one in zip(entries, records, strict=True):
+        _add_entry(out, entry, one.source)
     size, count, at = out.position - offset, len(entries), out.position
     out.add(END64.pack(b"PK\6\6", END64.size - 12, 0x031E, 45, 0, 0, count, count, size, offset))
     out.add(LOCATOR.pack(b"PK\6\7", 0, at, 1))
@@ -73,13 +71,13 @@ class _Written(NamedTuple):
     header: int
 
 
-def _add_record(out: _Pieces, name: str, record: Record, alignment: int) -> _Written:
+def _add_record(out: _Pieces, name: str, one: Record, alignment: int) -> _Written:
     """Header, payload and descriptor of one record. Returns what the directory will say about it."""
     raw = name.encode()
     if len(raw) > CAP16 or name.endswith("/") or name.startswith("__MACOSX/") or name_fault(name):
         raise ValueError(f"a record cannot be called {printable(name)!r}")
-    header, size, source = out.position, record.source.length, record.source
-    crc = source.crc if record.crc is None and isinstance(source, FileRange) else record.crc
+    header, size, source = out.position, one.source.length, one.source
+    crc = source.crc if one.crc is None and isinstance(source, FileRange) else one.crc
     if not size:
         crc = 0
     elif crc is None and isinstance(source, Buffer) and size <= CHUNK:
@@ -87,24 +85,24 @@ def _add_record(out: _Pieces, name: str, record: Record, alignment: int) -> _Wri
     wide = _wide_field(size, 0, header)
     start = header + LOCAL.size + len(raw) + len(wide) + 4
     filling = -start % alignment
-    extra = wide + struct.pack("<2sH", b"FB", filling) + b"Z" * filling
+    extra = b"".join((wide, _FILLING.pack(b"FB", filling), b"Z" * filling))
     flags = UTF8 | (FOLLOWS if size else 0)
-    out.add(LOCAL.pack(b"PK\3\4", flags, STORED, 0, 0, 0, len(raw), len(extra)) + raw + extra)
+    out.add(b"".join((LOCAL.pack(b"PK\3\4", flags, STORED, 0, 0, 0, len(raw), len(extra)), raw, extra)))
     if size:
         out.add_source(source)
         out.add(b"PK\7\10")
         out.add_crc(crc, source)
-        out.add(struct.pack("<2Q" if wide else "<2I", size, size))
+        out.add((_SIZES64 if wide else _SIZES).pack(size, size))
     return _Written(raw, name, flags, crc, size, header)
 
 
-def _add_entry(out: _Pieces, entry: _Written, record: Record) -> None:
+def _add_entry(out: _Pieces, entry: _Written, source: Source) -> None:
     size, header = min(entry.size, CAP32), min(entry.header, CAP32)
     wide = _wide_field(entry.size, entry.size, entry.header)
     named, extra = len(entry.raw), len(wide)
     data = ENTRY.pack(b"PK\1\2", entry.flags, STORED, 0, size, size, named, extra, 0, 0, header)
     out.add(data[:CRC_IN_ENTRY])
-    out.add_crc(entry.crc, record.source)
+    out.add_crc(entry.crc, source)
     out.add(data[CRC_IN_ENTRY + 4 :] + entry.raw + wide)
 
 
@@ -122,10 +120,10 @@ class _Pieces:
     def __init__(self) -> None:
         self.position = 0
         self._pieces: list[Piece] = []
-        self._bytes = bytearray()
+        self._beside: list[bytes | memoryview] = []
 
     def add(self, data: bytes | memoryview) -> None:
-        self._bytes += data
+        self._beside.append(data)
         self.position += len(data)
 
     def add_source(self, source: Source) -> None:
@@ -145,7 +143,7 @@ class _Pieces:
         self.position += piece.length
 
     def finish(self) -> list[Piece]:
-        if self._bytes:
-            self._pieces.append(Buffer(bytes(self._bytes)))
-            self._bytes = bytearray()
+        if self._beside:
+            self._pieces.append(Buffer(b"".join(self._beside)))
+            self._beside.clear()
         return self._pieces
