@@ -40,6 +40,16 @@ _VIEWS = frozenset(
     " expand expand_as".split()
 )
 
+#: What gives numbers in the places of those that they are computed from.
+_IN_PLACE = (
+    ADDS
+    | MULTIPLIES
+    | frozenset(
+        "sub subtract __sub__ div divide true_divide __truediv__ div_ normalize renorm clamp clip clamp_min abs neg exp"
+        " square sqrt tanh sigmoid softplus relu sign round where masked_fill dropout".split()
+    )
+)
+
 _SUBTRACTS = frozenset("sub subtract __sub__ sub_ __isub__".split())
 
 #: Functions that may put a dimension of one element somewhere.
@@ -91,6 +101,11 @@ def _turned_to(name: str, args: Any) -> list[int] | None:
     return order
 
 
+def _turns(call: Call) -> bool:
+    """Return whether CALL, which gives a view, exchanges the last two dimensions, as `t` and `transpose` do."""
+    return call.name in ("t", "transpose") or (call.name == "permute" and call.result.ndim == 2)
+
+
 class Follower(TorchFunctionMode):  # type: ignore[misc]
     """A mode of torch that notes when each parameter is used, by which function, and what happens to the result.
 
@@ -124,6 +139,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         self._bypasses = Bypasses()
         self._named_parts = NamedParts()
         self._cells = Cells()
+        self._in_its_place: dict[int, tuple[str, bool]] = {}  # what stands for a parameter, and whether transposed
         self._alone: dict[int, str] = {}  # id of a tensor -> the only parameter that it was made of, in its sizes
         self._rows: dict[int, str] = {}  # id of a tensor -> the table whose rows it is
         self._made: dict[int, str] = {}  # id of a tensor -> the weight of the layer whose outputs it is
@@ -139,6 +155,9 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             key = self._keys.get(id(value))
             if key is not None and call.name not in _LOOKS | _VIEWS:  # what is done with the view counts
                 self._use(key, call, place, value)
+            elif id(value) in self._in_its_place:
+                key, turned = self._in_its_place[id(value)]
+                self._see_layout(key, call, place, value, turned=turned)
         self._taken_elsewhere(call.name, call.tensors)
         call.result = shape_only(call.name, call.args, kwargs)
         if call.result is None:
@@ -146,6 +165,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             call.result = func(*args, **kwargs)
         self._budget.after(call.result)
         self._name_views(call)
+        self._name_computed(call)
         self._learn(call)
         self._channels.see(call, self._keys)
         self._gating.see(call, self._keys)
@@ -169,13 +189,31 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             return
         if call.name in _VIEWS and isinstance(call.result, torch.Tensor):
             self._keys.setdefault(id(call.result), self._keys[id(first)])
-            turns = call.name in ("t", "transpose") or (call.name == "permute" and call.result.ndim == 2)
-            if turns != (id(first) in self._turned):
+            if _turns(call) != (id(first) in self._turned):
                 self._turned.add(id(call.result))
         elif call.name == "_weight_norm":
             self._keys.setdefault(id(call.result), self._keys[id(first)])
         elif call.name in _MEMBERS and first is not None and first.ndim > 2:
             self._members(call.args, call.result)
+
+    def _name_computed(self, call: Call) -> None:
+        """Note that the result of CALL stands for a matrix, if it has its sizes and each number is in the place of the
+        one that it is computed from (`normalize(w)`, `w * 2`), or if it is a view of such a result; also note whether
+        it is transposed. CALL takes just one such tensor of the sizes of the result.
+        """
+        result = call.result
+        if not isinstance(result, torch.Tensor) or call.name not in _IN_PLACE | _VIEWS:
+            return
+        computed = call.name in _IN_PLACE
+        taken = {
+            self._in_its_place.get(id(t)) or (self._keys[id(t)], id(t) in self._turned)
+            for t in call.tensors
+            if id(t) in self._in_its_place or (computed and id(t) in self._keys)
+            if not computed or t.shape == result.shape
+        }
+        if len(taken) == 1 and result.ndim == 2 and id(result) not in self._keys:
+            ((key, turned),) = taken
+            self._in_its_place[id(result)] = key, turned != _turns(call)
 
     def _see_parts(self, call: Call) -> None:
         """Note the parts that CALL divides its first argument into (`NamedParts.see`), if that is an output of one
@@ -230,6 +268,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             use.facts.bypasses = bypasses.get(key, ())
             use.facts.joined = self._channels.joined.get(key, ())
             use.facts.place = self._channels.places.get(key)
+            use.facts.input = self._gating.input_of(key)
             use.facts.beside_gate = self._gating.roles.get(key, "")
             use.facts.opens = self._gating.opens.get(key, "")
             use.facts.gate = self._gating.halves.get(key)
@@ -254,10 +293,16 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         self.uses[key].facts.runs += call.name == self.uses[key].how
         if call.name in PRODUCTS and self.uses[key].how in _MEMBERS:
             self.uses[key].how = call.name
+        self._see_layout(key, call, place, value, turned=id(value) in self._turned)
+
+    def _see_layout(self, key: str, call: Call, place: int, value: Any, *, turned: bool) -> None:
+        """Note which dimensions of the parameter KEY are inputs, if CALL multiplies with VALUE, argument number PLACE,
+        which is the parameter, or a tensor of its sizes that stands for it; TURNED if it is transposed.
+        """
         if call.name == "einsum":
-            self._summed(key, call.args, value)
+            self._summed(key, call.args, value, turned=turned)
         elif (dim := summed_dim(call, place, value)) is not None:
-            self._stands(key, inputs_first=(dim == -2) != (id(value) in self._turned))
+            self._stands(key, inputs_first=(dim == -2) != turned)
 
     def _first_use(self, key: str, name: str, place: int, args: Any) -> None:
         """Add to `uses` the first use of the parameter KEY, by the function NAME with ARGS, as argument number PLACE.
@@ -304,10 +349,10 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             if id(args[0]) in self._turned:
                 self._turned.add(id(one))
 
-    def _summed(self, key: str, args: Any, value: torch.Tensor) -> None:
+    def _summed(self, key: str, args: Any, value: torch.Tensor, *, turned: bool) -> None:
         """Note which dimensions of the parameter KEY are inputs, outputs or both, if ARGS, (equation, tensors …), are
-        those of an einsum with an arrow and a letter for each dimension. VALUE is the parameter or a view of it; only
-        for itself are all dimensions noted.
+        those of an einsum with an arrow and a letter for each dimension. VALUE is the parameter or what stands for it,
+        TURNED if it is transposed; only for the parameter itself are all dimensions noted.
 
         If just one of the last two dimensions is in the result, that one is the outputs.
         """
@@ -316,7 +361,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             return
         last, before = (letters[-1] in result, letters[-2] in result)
         if last != before:
-            self._stands(key, inputs_first=last != (id(value) in self._turned))
+            self._stands(key, inputs_first=last != turned)
         if id(value) in self._whole and not self.uses[key].facts.dims:
             kinds = ("input" if x not in result else "both" if x in others else "output" for x in letters)
             self.uses[key].facts.dims = tuple(kinds)

@@ -45,6 +45,7 @@ class Gating:
         self._origins: dict[int, _Origins] = {}
         self._active: dict[int, str] = {}  # tensors that went through an activation, and which
         self._taken: dict[str, tuple[int, tuple[int, ...]]] = {}  # what a weight works on, and its sizes
+        self._inputs: dict[int, int] = {}  # id of such a tensor -> how many were met before it
 
     def see(self, call: Call, keys: Mapping[int, str]) -> None:
         """Note in the attributes what CALL, which has run, shows about gates. KEYS has id of a parameter or buffer ->
@@ -94,6 +95,13 @@ class Gating:
         active = call.name if call.name in _ACTIVATIONS else before
         if active is not None:
             self._active[id(call.result)] = active
+
+    def input_of(self, key: str) -> int | None:
+        """Return a number for the tensor that the weight KEY works on, the same for weights that work on the same; None
+        if that is not known.
+        """
+        taken = self._taken.get(key)
+        return None if taken is None else self._inputs.setdefault(taken[0], len(self._inputs))
 
     def comes_from(self, value: Any, key: str) -> bool:
         """Return whether the tensor VALUE was computed from the output of the weight KEY, and of no other weight. False

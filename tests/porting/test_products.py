@@ -61,6 +61,28 @@ def test_a_forward_pass_shows_whether_a_matrix_has_inputs_first(way: str) -> Non
     assert (entry.used, entry.facts.inputs_first) == (2, WAYS[way][1])
 
 
+#: What code makes of a matrix, each number in its place, before it multiplies.
+COMPUTED: dict[str, Callable[[Any], Any]] = {
+    "normalize": lambda w: nn.functional.normalize(w),
+    "renorm, times": lambda w: w.renorm(2, 1, 1e-5).mul(1e5),
+    "less its mean": lambda w: w - w.mean(),
+    "over its norm, clamped": lambda w: (w / w.norm(dim=0, keepdim=True)).clamp(-1, 1),
+    "absolute": lambda w: w.abs() + 1e-3,
+    "softplus": lambda w: nn.functional.softplus(w),
+}
+
+
+@pytest.mark.parametrize("computed", COMPUTED)
+@pytest.mark.parametrize(
+    "way", ["x @ w", "x @ w.T", "(w @ x.T).T", "linear(x, w)", "linear(x, w.T)", "einsum(bi,io->bo)"]
+)
+def test_a_matrix_that_is_computed_from_a_parameter_shows_the_same(computed: str, way: str) -> None:
+    model = Net(way, "a", "mix", "z")
+    model.way = lambda x, w: WAYS[way][0](x, COMPUTED[computed](w))
+    entry = signature_for(model, inputs=[torch.randn(3, 6)]).entries["mix"]
+    assert entry.facts.inputs_first == WAYS[way][1]
+
+
 PAIRS = [(one, other) for number, (one, other) in enumerate(product(WAYS, WAYS)) if number % 11 == 0]
 
 

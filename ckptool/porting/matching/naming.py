@@ -72,7 +72,7 @@ class Naming:
     def _best_prefixes(self, targets: list[Unit], sources: list[Unit]) -> tuple[Path, Path, list[Pair]] | None:
         """Return (prefix of TARGETS, prefix of SOURCES, the pairs of one colour with equal paths below these) for the
         first two prefixes below which most paths agree; None if there are none. Of the prefixes, the 12 couples that
-        most units vote for (`prefix_votes`) are looked at.
+        most units vote for (`prefix_votes`) are looked at, if a unit of the source votes for them as well.
 
         "Most" is half of the paths of the side with fewer below its prefix; 90 percent if most last names of the target
         there are numbers. There are two pairs or more, and at most two equal paths of different colours, or a tenth of
@@ -82,12 +82,15 @@ class Naming:
         Without any prefix (all paths as they are), one pair is enough, and other prefixes may have as many votes. If no
         last name is a number, too few equal paths or too many different colours do not matter then, either.
         """
-        votes = prefix_votes(*(((u.path, u.colour) for u in side) for side in (targets, sources)))
+        looks = [[(u.path, u.colour) for u in side] for side in (targets, sources)]
+        votes, in_return = prefix_votes(*looks), prefix_votes(*reversed(looks))
         for (own, theirs), n in votes.most_common(12):
             full = own == theirs == ()
             rivals = any(m >= n and (a == own) != (b == theirs) for (a, b), m in votes.items())
             if (rivals and not full) or hard_conflict(words_of(own), words_of(theirs)):
                 continue  # what `text.` and `image.` hold may have one name, and is not one
+            if (theirs, own) not in in_return:
+                continue  # `pool.0` and `list.0.0` share a number, and `list.0.0` of this side shares more
             below_t, below_s = _below(own, targets), _below(theirs, sources)
             same = [(t, below_s[path]) for path, t in below_t.items() if path in below_s]
             alike = [(t, s) for t, s in same if t.colour == s.colour]
@@ -339,8 +342,9 @@ def _counted_alike(
 ) -> list[Pair]:
     """Return AGREED, pairs of equal names, without the pairs in lists that the two sides count differently: from
     another number (`_moved`: 1 to 4 and 0 to 3), from the other end (`turned`), or as a part of a longer list
-    (`_continued`). With UNLIKE, pairs in the outermost list without a name are left out, too, because the forward pass
-    speaks against equal numbers. BELOW_T and BELOW_S have path below the prefix -> unit, of the target and the source.
+    (`_continued`), unless contents leave only its beginning (`_is_the_beginning`). With UNLIKE, pairs in the outermost
+    list without a name are left out, too, because the forward pass speaks against equal numbers. BELOW_T and BELOW_S
+    have path below the prefix -> unit, of the target and the source.
     """
     both = {template(path) for path in below_t} & {template(path) for path in below_s}
     own, theirs = _lists(below_t, both), _lists(below_s, both)
@@ -351,7 +355,11 @@ def _counted_alike(
         and (
             _moved(sorted(members), sorted(theirs[row]))
             or turned(members, theirs[row])
-            or (len(members) < len(theirs[row]) and _continued(row, below_t, below_s))
+            or (
+                len(members) < len(theirs[row])
+                and not _is_the_beginning(members, theirs[row])
+                and _continued(row, below_t, below_s)
+            )
         )
     }
     if unlike and () in own:
@@ -406,6 +414,14 @@ def _continued(row: Path, below_t: Mapping[Path, Unit], below_s: Mapping[Path, U
         and beside.isdisjoint(held_s)
         and Counter(held_t.values()) == Counter(held_s.values())
     )
+
+
+def _is_the_beginning(own: Mapping[int, Hashable], theirs: Mapping[int, Hashable]) -> bool:
+    """Return whether the list OWN has the contents of the longer list THEIRS at its own numbers, and at no others that
+    are all higher or lower by one difference. Both have number of a member -> its contents.
+    """
+    shifts = [step for step in range(-max(own), max(theirs) + 1) if all(own[n] == theirs.get(n + step) for n in own)]
+    return shifts == [0]
 
 
 def _moved(own: Sequence[int], theirs: Sequence[int]) -> bool:

@@ -5,16 +5,17 @@ The order of the parts is a question, unless their names count or the name of th
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 from math import gcd
 from typing import NamedTuple
 
 from ... import expression as ex
 from ...expression import Shape
 from ...matching.namesakes import namesakes
+from ...matching.units import template
 from ...questions import Reason
 from ...words import cut, label, table
 from ..fusing.projections import part_label, said_part
@@ -68,7 +69,8 @@ def join_families(one: Canon, other: Canon) -> bool:
     OTHER has more tensors of the joined sizes, and their biases, if they fit. Return whether any were joined.
 
     If more families may become tensors of one size than OTHER has more, only those are joined whose order names or code
-    show, and none of this size if these are still too many. The joined tensor has a question, unless names or code show
+    show; if there are none, those in blocks of which there are not too many. None of this size is joined if these are
+    still too many. The joined tensor has a question, unless names or code show
     the order of its parts for certain.
     """
     sizes = SizeCounts(one, other)
@@ -82,7 +84,9 @@ def join_families(one: Canon, other: Canon) -> bool:
     joined = False
     for whole, found in made.items():
         if len(found) > sizes.wanted(whole):
-            found = [plan for plan in found if plan[-1].parts is not None]
+            blocks = Counter(template(plan[0]) for plan in found)
+            few = [plan for plan in found if blocks[template(plan[0])] <= sizes.wanted(whole)]
+            found = [plan for plan in found if plan[-1].parts is not None] or few
         for parent, family, join, order in found if len(found) <= sizes.wanted(whole) else ():
             join_family(one, parent, *_ordered(family, join, order))
             joined = True
@@ -102,10 +106,19 @@ def _plans(one: Canon, other: Canon, sizes: SizeCounts) -> list[tuple[_Path, Fam
         by_code = parts_by_code(surplus, lacking, other)
         for family in (*(Family(parts, (), numbered=True) for parts in by_code), *families(pieces, sizes)):
             join = join_of_family(family, sizes)
-            if join is not None and not taken & {p.name for p in family.parts}:
+            if join is not None and not taken & {p.name for p in family.parts} and not _in_turn(family, join):
                 taken |= {p.name for p in family.parts}
                 plans.append((parent, family, join))
     return plans
+
+
+def _in_turn(family: Family, join: Join) -> bool:
+    """Return whether a part of FAMILY takes what another one gives, and both are rows of one matrix, as JOIN says: a
+    layer computes all of its outputs at once. False for tensors whose place in the graph is not known.
+    """
+    flows = [part.entry.facts.flow for part in family.parts]
+    known = [flow for flow in flows if flow is not None]
+    return join.dim == 0 and not all(a.beside(b) for a, b in combinations(known, 2))
 
 
 def _ordered(family: Family, join: Join, order: _Order) -> tuple[Family, Join]:
@@ -234,7 +247,8 @@ def families(pieces: list[Piece], sizes: SizeCounts) -> list[Family]:
     The families are, in this order: names that the vocabulary lists together, in an order that is certain
     (`_listed_together`); three or more equal tensors whose names differ only in the last word; members of a list, if
     their sizes differ; names that differ in a number, in a letter, or in q, k and v (`_counted`); update and reset
-    gates; names that the vocabulary lists together in any order; tensors of nearly equal sizes (`_of_like_sizes`).
+    gates; names that the vocabulary lists together in any order; matrices of one input (`_of_one_input`); tensors of
+    nearly equal sizes (`_of_like_sizes`).
     """
     pieces = sorted((p for p in pieces if sizes.wanted(p.shape) < 0), key=lambda p: p.order)
     members = sorted((p for p in pieces if p.last.isdecimal()), key=lambda p: int(p.last))
@@ -248,6 +262,7 @@ def families(pieces: list[Piece], sizes: SizeCounts) -> list[Family]:
         *_counted(pieces),
         *_of_gates(pieces),
         *(family for family in listed if not family.numbered),
+        *_of_one_input(pieces),
         *_of_like_sizes(pieces),
     ]
 
@@ -269,6 +284,18 @@ def _counted(pieces: list[Piece]) -> list[Family]:
             if known is not _letter or _counts(members, ordered):
                 found.append(Family(ordered, stem, known is not _label and _in_a_row([int(k) for k in members])))
     return found
+
+
+def _of_one_input(pieces: list[Piece]) -> list[Family]:
+    """Return a family for each two or more matrices of PIECES that take the same tensor and have the same sizes, in
+    their order, which is not certain.
+    """
+    groups: dict[tuple[int, Shape], list[Piece]] = defaultdict(list)
+    for piece in pieces:
+        taken = piece.entry.facts.input
+        if taken is not None and len(piece.shape) == 2:
+            groups[taken, piece.shape].append(piece)
+    return [Family(tuple(group), (), numbered=False) for group in groups.values() if len(group) > 1]
 
 
 def _listed_together(pieces: list[Piece]) -> list[Family]:
