@@ -293,3 +293,22 @@ def test_rows_of_tables_are_concatenated_in_an_order_that_only_equal_names_show(
     asked = names[0] != "user_emb"
     assert [question.reason for question in entry.questions] == [Reason.TABLES_JOINED] * asked
     assert list(map(str, entry.rivals)) == ["cat(1, slice(fc1.weight, 1, 6, 10), slice(fc1.weight, 1, 0, 6))"] * asked
+
+
+def test_a_list_that_is_the_beginning_of_a_longer_one_keeps_its_numbers() -> None:
+    """The last member of the longer list stands apart in the model, and runs before the others."""
+
+    def members(path: str, conv: tuple[int, ...], at: int = 0) -> Shapes:
+        return {f"{path}.{at}.weight": conv, f"{path}.{at + 1}.weight": (4,)}
+
+    convs = [(4, 8, 1, 1), *[(4, 8, 3, 3)] * 3]
+    listed = [key for n, conv in enumerate(convs) for key in members(f"aspp.convs.{n}", conv)]
+    target = {key: conv for n, shape in enumerate(convs) for key, conv in members(f"aspp.convs.{n}", shape).items()}
+    source = {key.replace("aspp", "head.0"): size for key, size in target.items()}
+    target |= members("aspp.pool", convs[0])
+    source |= members("head.0.convs.4", convs[0], at=1)
+    body = {f"body.{n}.conv.weight": (8, 8, 3, 3) for n in range(3)}
+    used = [*body, *members("aspp.pool", convs[0]), *listed]
+    got = pairing(port(signature(body | source), wanted(body | target, used=used)))
+    assert all(got[key] == key.replace("aspp", "head.0") for key in listed)
+    assert [got[f"aspp.pool.{n}.weight"] for n in (0, 1)] == [f"head.0.convs.4.{n}.weight" for n in (1, 2)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -110,3 +111,33 @@ def test_a_proof_tells_what_it_is_at() -> None:
     assert any(line.endswith("of 10 uses of weights agree, looking for what makes more agree") for line in told)
     assert any("in vain: " in line for line in told)
     assert told[-1] == "looking which keys outputs depend on"
+
+
+class _Branches(nn.Module):
+    """Parallel convolutions of equal sizes with other dilations, concatenated, the nearest first."""
+
+    def __init__(self, names: Sequence[str], registered: Sequence[int]) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, 2, 1)
+        self.names = names
+        for at in registered:
+            self.add_module(names[at], nn.Conv2d(8, 4, 3, padding=6 * at + 6, dilation=6 * at + 6))
+        self.last = nn.Conv2d(12, 5, 1)
+
+    def forward(self, x: Any) -> Any:
+        x = self.first(x)
+        return self.last(torch.cat([getattr(self, name)(x).relu() for name in self.names], 1))
+
+
+@pytest.mark.parametrize(("size", "status"), [(8, "guessed"), (64, "mapped")])
+def test_branches_with_other_dilations_stay_a_guess_if_the_inputs_are_too_small(size: int, status: str) -> None:
+    torch.manual_seed(0)
+    source = _Branches(["a", "b", "c"], [0, 1, 2]).eval()
+    model = _Branches(["near", "middle", "wide"], [2, 1, 0]).eval()
+    found = ckptool.transfer(
+        source.state_dict(), model, source_model=source, prove=True, inputs=[torch.randn(1, 3, size, size)]
+    )
+    assert found.proof is not None
+    assert found.proof["equal"]
+    assert ("larger --input" in found.proof["text"]) == (status == "guessed")
+    assert {found[f"{name}.weight"].status for name in (*model.names, "last")} == {status}

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sides import found, lazy_tensor, pairing, signature, wanted, worked_out
 
-from ckptool.model_code.signature import Entry, Facts, Layout, Signature
+from ckptool.model_code.signature import Entry, Facts, Flow, Layout, Signature
 from ckptool.porting.expression import lazy
 from ckptool.porting.port import port
 
@@ -440,3 +440,20 @@ def test_shared_heads_are_repeated_for_a_model_that_holds_all_in_one_and_for_key
         key, value = (f"slice(blocks.{n}.attn.kv_proj.weight, 0, {at}, {at + 6})" for at in (0, 6))
         both = f"by_heads(2, {key}, {key}), by_heads(2, {value}, {value})"
         assert (str(entry.expr), entry.status) == (f"cat(0, blocks.{n}.attn.q_proj.weight, {both})", "guessed")
+
+
+def test_parts_of_a_fused_layer_take_one_input_and_none_of_them_the_output_of_another() -> None:
+    names = ("context", "glimpse_key", "glimpse_value", "logit_key", "glimpse_out")
+    before = {"context": 1, "glimpse_key": 1, "glimpse_value": 1, "logit_key": 1, "glimpse_out": 0b1101}
+    inputs = {"context": 0, "glimpse_key": 1, "glimpse_value": 1, "logit_key": 1, "glimpse_out": 2}
+    model = wanted({"stem.weight": (8, 2)} | {f"point.{name}.weight": (8, 8) for name in names})
+    entries = dict(model.entries)
+    for n, name in enumerate(names, 1):
+        facts = Facts(Flow(n, before[name]), input=inputs[name])
+        entries[f"point.{name}.weight"] = replace(entries[f"point.{name}.weight"], used=n, how="linear", facts=facts)
+    source = {"init.weight": (8, 2), "nodes.weight": (24, 8), "fixed_context.weight": (8, 8)}
+    source |= {"project_out.weight": (8, 8)}
+    got = pairing(port(signature(source), replace(model, entries=entries, traced=True)))
+    assert got["point.glimpse_out.weight"] == "project_out.weight"
+    assert got["point.context.weight"] == "fixed_context.weight"
+    assert {got[f"point.{name}.weight"].partition(",")[0] for name in names[1:4]} == {"slice(nodes.weight"}

@@ -13,7 +13,7 @@ from ....model_code.in_eval import modes_kept
 from ...expression import Shape
 from ...mapping import Entry, Mapping
 from ..calling import called, tensors
-from ..flow import Flow, Use
+from ..flow import MATRICES, Flow, Use
 from ..outputs import compared_outputs
 from ..trial import Trial
 from ..verdict import Verdict
@@ -106,6 +106,31 @@ def _slopes(
             p.requires_grad_(old)
 
 
+def branches_alike(trial: Trial, seen: Flow) -> set[str]:
+    """Return the keys of parallel convolutions of equal sizes that only settings tell apart, such as dilations, where
+    the inputs are too small to show these: some numbers of a kernel only meet padding. Also those of what takes their
+    outputs, up to the next matrix. SEEN is the flow of the model of TRIAL.
+
+    Such branches can be exchanged together with the columns that take them, and outputs stay equal.
+    """
+    rows: dict[tuple[frozenset[int], Shape], list[Use]] = {}
+    for use in seen.uses:
+        if use.kind in ("conv", "depthwise") and use.step is not None and len(use.held["weight"].keys) == 1:
+            rows.setdefault((use.before, use.held["weight"].shape), []).append(use)
+    unlike = [uses for uses in rows.values() if len({repr(use.step and use.step.settings) for use in uses}) > 1]
+    parameters = dict(trial.model.named_parameters(remove_duplicate=False))
+    kernels = {u.index: parameters.get(u.held["weight"].keys[0]) for uses in unlike for u in uses}
+    known = {at: p for at, p in kernels.items() if p is not None and p.ndim > 2}
+    slopes = _slopes(trial, [*known.values()], None) if known else None
+    small = {at for at, g in zip(known, slopes or (), strict=False) if g is not None and not g.abs().amax((0, 1)).all()}
+    keys = {key for at in small for key in seen.uses[at].keys}
+    for use in seen.uses:
+        if use.before & small:
+            keys.update(use.keys)
+            small |= set() if use.kind in MATRICES else {use.index}
+    return keys
+
+
 #: Influence on the outputs, relative to what is usual in the model, that counts as none.
 _WEAK = 1e-4
 
@@ -160,4 +185,4 @@ def by_itself_alone(
     return {key for use in seen.uses for key in use.keys if key in entries} - confirmed - sure
 
 
-__all__ = ["by_itself_alone", "nearly_equal", "unfelt_keys"]
+__all__ = ["branches_alike", "by_itself_alone", "nearly_equal", "unfelt_keys"]

@@ -17,7 +17,7 @@ from ..verdict import judge, shown_by
 from .account import account, nothing_compared
 from .doubts import carried_along, doubt_unseen_rows, felt, refuted, taken_back, unseen
 from .equally_good import exchangeable, settle_hidden_factors
-from .influence import by_itself_alone, unfelt_keys
+from .influence import branches_alike, by_itself_alone, unfelt_keys
 from .reached import Reached
 from .reaching import reach
 from .unseen_orders import doubt_turned
@@ -80,10 +80,11 @@ def _look_at_influence(reached: Reached) -> list[str]:
 def _settled_entries(reached: Reached, unfelt: Sequence[str]) -> dict[str, Entry]:
     """Return the entries (key -> entry) after a proof. UNFELT are the keys that the outputs do not depend on.
 
-    If it succeeded, doubts are settled about keys that outputs depend on (`felt`), and the others follow the rest of
-    their block (`carried_along`). Doubts are added about rows that were not read (`doubt_unseen_rows`), and about
-    outputs that changed places (`doubt_turned`). If no outputs were compared, sources of layers that it refuted are
-    taken away (`refuted`). If it failed, vain changes are taken back (`_without_vain_changes`).
+    If it succeeded, doubts are settled about keys that outputs depend on (`felt`), unless the inputs are too small to
+    tell them apart (`branches_alike`), and the others follow the rest of their block (`carried_along`). Doubts are
+    added about rows that were not read (`doubt_unseen_rows`), and about outputs that changed places (`doubt_turned`).
+    If no outputs were compared, sources of layers that it refuted are taken away (`refuted`). If it failed, vain
+    changes are taken back (`_without_vain_changes`).
 
     In both cases, keys without a source that trials filled are questioned, or have none again, if no later layer
     confirms them (`taken_back`, `unseen`).
@@ -92,6 +93,11 @@ def _settled_entries(reached: Reached, unfelt: Sequence[str]) -> dict[str, Entry
     mapping, trial = reached.mapping, reached.trial
     if reached.is_proved:
         open_still = set(unfelt) | by_itself_alone(seen, expected, entries, mapping, verdict)
+        if alike := branches_alike(trial, seen):
+            open_still |= alike
+            reached.shown += (
+                " (which is too small to tell branches with different dilations apart: larger --input does)"
+            )
         if not verdict.compared:
             fine = shown_by([expected.gives(use.given) for use in seen.uses], seen)
             open_still |= {key for use in seen.uses if not fine[use.index] for key in use.keys}
