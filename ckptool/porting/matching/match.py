@@ -200,10 +200,11 @@ class Matcher:
         """Return the decided pairs of vectors and squares that are not in PAIRS and count because their shape allows no
         others; [] if PAIRS hold less than half of the target's units.
 
-        A pair counts if both are the only units of their colour and are squares or have running statistics, or if each
-        of the two is the only vector of its side that is in none of PAIRS, such as the last norm. Both hold the same
-        roles, have more than one element, and have no names that exclude each other and no different outputs
-        (`_gives_others`).
+        A pair counts if both are the only units of their colour and are squares or have running statistics, if each of
+        the two is the only vector of its side that is in none of PAIRS, such as the last norm, or if both have running
+        statistics and are directly behind the two layers of one of PAIRS. Both hold the same roles, or a bias more in
+        the target, which a norm behind the source will give (`_may_be_folded`). They have more than one element, and no
+        names that exclude each other and no different outputs (`_gives_others`).
         """
         if 2 * len(pairs) < len(self.cells.targets):
             return []
@@ -213,16 +214,37 @@ class Matcher:
             for side in (self.cells.targets, self.cells.sources)
         ]
         vectors = [sum(len(squeezed(u.main.shape)) == 1 for u in side) for side in left]
+        known = {(id(t), id(s)) for t, s in pairs}
         return [
             (t, s)
             for t, s in self.cells.pairs()
             if t in left[0]
             and s in left[1]
-            and t.pieces.keys() == s.pieces.keys()
+            and (t.pieces.keys() == s.pieces.keys() or self._may_be_folded(t, s, taken))
             and not _gives_others(t, s)
             and not hard_conflict(t.words, s.words)
-            and (self._alone_by_size(t) or (vectors == [1, 1] and len(squeezed(t.main.shape)) == 1))
+            and (
+                self._alone_by_size(t)
+                or (vectors == [1, 1] and len(squeezed(t.main.shape)) == 1)
+                or (t.pieces.keys() & STATISTICS and tuple(map(id, self._before(t, s))) in known)
+            )
         ]
+
+    def _may_be_folded(self, t: Unit, s: Unit, taken: Set[int]) -> bool:
+        """Return whether T has a bias that S lacks, and a batch norm without a partner (its `id` is not in TAKEN) is
+        registered directly behind S.
+        """
+        behind = min((u for u in self.cells.sources if u.order > s.order), key=lambda u: u.order, default=None)
+        norm = behind is not None and bool(behind.pieces.keys() & STATISTICS) and id(behind) not in taken
+        return norm and t.pieces.keys() - s.pieces.keys() == {"bias"} and s.pieces.keys() <= t.pieces.keys()
+
+    def _before(self, t: Unit, s: Unit) -> tuple[Unit | None, Unit | None]:
+        """Return (the unit of the target that is used directly before T, that of the source registered directly before
+        S); None for what is first.
+        """
+        own = max((u for u in self.cells.targets if _turn(u) < _turn(t)), key=_turn, default=None)
+        theirs = max((u for u in self.cells.sources if u.order < s.order), key=lambda u: u.order, default=None)
+        return own, theirs
 
     def _alone_by_size(self, t: Unit) -> bool:
         """Return whether T is a matrix or a layer with statistics, and both sides have one unit of its colour."""
@@ -490,8 +512,7 @@ class Matcher:
         """
         if len(squeezed(t.main.shape)) != 1:
             return False
-        before = max((u for u in self.cells.targets if _turn(u) < _turn(t)), key=_turn, default=None)
-        earlier = max((u for u in self.cells.sources if u.order < s.order), key=lambda u: u.order, default=None)
+        before, earlier = self._before(t, s)
         return before is not None and earlier is not None and paired.isdisjoint((id(before), id(earlier)))
 
     def _parts_without_names(self, pairs: list[Pair]) -> None:
