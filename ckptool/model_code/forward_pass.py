@@ -142,6 +142,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         self._in_its_place: dict[int, tuple[str, bool]] = {}  # what stands for a parameter, and whether transposed
         self._alone: dict[int, str] = {}  # id of a tensor -> the only parameter that it was made of, in its sizes
         self._rows: dict[int, str] = {}  # id of a tensor -> the table whose rows it is
+        self._scaled_rows: dict[int, str] = {}  # the same of rows that were multiplied
         self._made: dict[int, str] = {}  # id of a tensor -> the weight of the layer whose outputs it is
         self._normed: dict[int, str] = {}  # id of such a tensor -> the statistics of the batch norm that took it
         self._outputs: dict[int, frozenset[str]] = {}  # id of a tensor -> the matrices that made what it holds
@@ -467,16 +468,24 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
 
     def _take_rows(self, call: Call) -> None:
         """Note that the result of CALL holds rows of a table, if it looks them up, or changes no number of such rows;
-        what else it does with rows is noted in the facts of the table (`_with_rows`).
+        what else it does with rows is noted in the facts of the table (`_with_rows`), and each further number that it
+        multiplies them by.
         """
         if call.name == "embedding" and len(call.args) > 1 and id(call.args[1]) in self._keys:
             self._rows[id(call.result)] = self._keys[id(call.args[1])]
         for one in call.args[:2]:
-            table = self._rows.get(id(one))
+            table, scaled = self._rows.get(id(one)), self._scaled_rows.get(id(one))
             if table in self.uses and call.name in _UNCHANGED:
                 self._rows[id(call.result)] = table
             elif table in self.uses:
                 self._with_rows(call.name, call.args, self.uses[table].facts)
+                if call.name in MULTIPLIES:
+                    self._scaled_rows[id(call.result)] = table
+            elif scaled in self.uses and call.name in MULTIPLIES:  # once more
+                facts, number = self.uses[scaled].facts, _number(call.name, call.args, MULTIPLIES, 1.0)
+                if facts.times is not None and number is not None:
+                    facts.times *= number
+                    self._scaled_rows[id(call.result)] = scaled
 
     def _come_from(self, call: Call) -> None:
         """Note what the result of CALL is: the output of a weight, the maps of a 2d convolution, the rows of a linear

@@ -39,6 +39,7 @@ SPELLINGS: dict[str, Spelling] = {
     "as the equations of torch": lambda kind, side, gate: f"{'i' if side == 'ih' else 'h'}{gate}",
     "gate, then side": lambda kind, side, gate: f"{WORDS[kind][gate]}_{'x' if side == 'ih' else 'h'}",
     "two letters": lambda kind, side, gate: f"{'W' if side == 'ih' else 'U'}_{gate}",
+    "u and v": lambda kind, side, gate: f"{'U' if side == 'ih' else 'V'}_{gate}",
     "a module for each gate": lambda kind, side, gate: f"{WORDS[kind][gate]}_gate.{'x' if side == 'ih' else 'h'}",
     "linear layers": lambda kind, side, gate: f"linear_{'x' if side == 'ih' else 'h'}_{WORDS[kind][gate]}",
 }

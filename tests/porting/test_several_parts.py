@@ -202,3 +202,24 @@ def test_another_state_dict_that_fits_may_have_a_path_with_braces() -> None:
     other = {key: value + 1 for key, value in state.items()}
     entry = ckptool.transfer(ckptool.from_torch({"a": state, "b{x}": other}), model)["weight"]
     assert [str(option) for option in entry.questions[0].options] == ["b{x}/weight"]
+
+
+@pytest.mark.parametrize(("name", "status"), [("Mixer", "mapped"), ("mixer", "mapped"), ("other", "unmapped")])
+def test_a_small_part_is_taken_with_the_others_if_it_is_called_as_a_module_of_the_model(
+    tmp_path: Path, name: str, status: str
+) -> None:
+    class Mixed(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.mixer = nn.Module()
+            self.mixer.weights = nn.Parameter(torch.randn(4))
+            self.upstream, self.body = nn.Linear(9, 9), Coder(8, 8, 8)
+
+        def forward(self, x: Any) -> Any:
+            return self.body(torch.einsum("kbn,k->bn", x, self.mixer.weights.softmax(0)))
+
+    theirs, path = Mixed(), tmp_path / "parts.pth"
+    torch.save({"Body": theirs.body.state_dict(), name: theirs.mixer.state_dict()}, path)
+    mapping = ckptool.transfer(path, Mixed())
+    assert mapping["mixer.weights"].status == status
+    assert mapping["body.layers.0.weight"].status == "mapped"

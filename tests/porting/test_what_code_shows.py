@@ -716,3 +716,22 @@ def test_blocks_whose_numbers_are_no_order_are_no_question_where_both_codes_run_
     mapping = ported(theirs, own, "float32[1,3,4,4]")
     assert not mapping.having("guessed")
     assert same_outputs(mapping, theirs, own, torch.randn(1, 3, 4, 4))
+
+
+@pytest.mark.parametrize("ways", [(1, 0.5), (0.5, 1), (2, 0.25), (0.5,)])
+def test_rows_of_a_table_may_be_multiplied_several_times(ways: tuple[float, ...]) -> None:
+    class Net(nn.Module):
+        def __init__(self, ways: tuple[float, ...]) -> None:
+            super().__init__()
+            self.words, self.out, self.ways = nn.Embedding(9, 8), nn.Linear(8, 4), ways
+
+        def forward(self, x: Any) -> Any:
+            x = self.words(x)
+            for number in self.ways:
+                x = x * number
+            return self.out(x)
+
+    inputs = [torch.randint(9, (2, 5))]
+    source, model = Net((0.5,)), Net(ways)
+    found = ckptool.transfer(source.state_dict(), model, source_model=source, inputs=inputs)
+    assert (found["words.weight"].status, str(found["words.weight"].expr)) == ("mapped", "words.weight")

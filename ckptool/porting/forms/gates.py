@@ -288,13 +288,23 @@ def _alone(words: _Path) -> _Path:
     return ("", *(words[1:] if words[:1] == ("w",) else words))
 
 
-#: The readings: a side and a gate, a gate and a side; these after "w"; these as two letters; a gate alone.
+def _u_and_v(words: _Path) -> _Path:
+    """Return WORDS with a word for the input in place of "u", and one for the hidden state in place of "v" (`U_i`,
+    `V_i`): beside "w", "u" stands for the hidden state. () if they do not begin with one of the two.
+    """
+    side = {"u": "ih", "v": "hh"}.get(words[0] if words else "")
+    return (side, *words[1:]) if side else ()
+
+
+#: The readings: a side and a gate, a gate and a side; these after "w"; these as two letters; "u" and "v" and a gate; a
+#: gate alone.
 _READINGS: tuple[Callable[[_Path], _Path], ...] = (
     lambda words: words,
     lambda words: words[::-1],
     lambda words: words[1:] if words[:1] == ("w",) else (),
     _two_letters,
     lambda words: _two_letters(words)[::-1],
+    _u_and_v,
     _alone,
 )
 
@@ -356,7 +366,7 @@ def _join(one: Canon, scope: _Path, cell: RecurrentCell, held: _Held, pieces: li
     (`_in_torch_layout`).
 
     If all matrices are square and of one size, and the first is bare, all of them may have inputs first, which is a
-    question.
+    question unless the code shows it.
     Args:
         one: the side.
         scope: the path of the module around the layers.
@@ -371,6 +381,7 @@ def _join(one: Canon, scope: _Path, cell: RecurrentCell, held: _Held, pieces: li
     first = held["ih", cell.gates[0]]
     width = first.shape[0]
     unsure = {p.shape for p in held.values()} == {(width, width)} and is_bare(first)
+    unsure = unsure and any(p.entry.facts.inputs_first is None for p in held.values())
     lone = _lone_biases(cell, [p for p in pieces if p.shape == (width,)], depth)
     new = replace(first, path=scope or ("cell",), words=tuple(w for c in scope for w in cut(c)))
     for place, side in enumerate(_SIDES):
