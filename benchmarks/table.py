@@ -79,7 +79,8 @@ def about(options: argparse.Namespace) -> str:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
     return (
         f"{date.today()}: {os.cpu_count()} cores, {memory:.0f} GB of memory, {platform.system()} {platform.release()}, "
-        f"Python {platform.python_version()}, {', '.join(programs)}; {options.rounds} rounds, inputs in the page cache."
+        f"Python {platform.python_version()}, {', '.join(programs)}; {options.rounds} rounds (others than the first "
+        f"two ways: {_OTHERS}), inputs in the page cache."
     )
 
 
@@ -152,7 +153,8 @@ def check(row: Row, source: Path, target: Path) -> None:
 def rounds(row: Row, folder: Path, options: argparse.Namespace) -> tuple[dict[str, list[Run]], list[str]]:
     """What every way took, round by round, and why others were left out.
 
-    The first round is not counted: it fills the caches, and what ckptool writes in it is checked.
+    The first round is not counted: it fills the caches, and what ckptool writes in it is checked. The first two ways
+    change places from round to round: what one leaves in memory and on the disk meets the next.
     """
     programs = {name: peer(name, options.peers) for name in PEERS}
     ways, skipped = {}, []
@@ -167,9 +169,9 @@ def rounds(row: Row, folder: Path, options: argparse.Namespace) -> tuple[dict[st
     runs: dict[str, list[Run]] = {way: [] for way in ways}
     others = 1 if options.quick or row.point.size > _LARGE else _OTHERS
     for number in range(options.rounds + 1):
-        for place, (way, command) in enumerate(list(ways.items())):
-            if place > 1 and (number > others or (options.quick and not number)):
-                continue
+        now = list(ways.items())[: None if number <= others and (number or not options.quick) else 2]
+        measured = [way for way, _ in now[:2]]
+        for way, command in [*(now[:2] if number % 2 else now[1::-1]), *now[2:]]:
             try:
                 run = run_once(command, source, target, other, row.ends)
                 if number:
@@ -177,7 +179,7 @@ def rounds(row: Row, folder: Path, options: argparse.Namespace) -> tuple[dict[st
                 elif way == "ckptool" and row.suffix and row.point.size <= _LARGE and not options.quick:
                     check(row, other, target)
             except Failed as error:
-                if place < 2:
+                if way in measured:
                     raise
                 skipped.append(f"{way}: {str(error).splitlines()[-1][:80]}")
                 del ways[way], runs[way]
