@@ -240,18 +240,21 @@ def _modules(tensors: _Held, kinds: _Kinds, sort: Order, everything: bool, width
     """A row for each module, or for each run of modules that differ in a number only, not wider than WIDTH."""
     usual = tuple(found[0][0] if (found := _summed(kinds, part).most_common(1)) else "" for part in (0, 1))
     width = 10**6 if everything else width - 4
-    leaves: dict[str, list[tuple[str, str]]] = {}
+    leaves: dict[str, Sequence[tuple[str, str]]] = {}
     sizes: dict[str, int] = {}
-    shown: dict[tuple[str, Kind], tuple[str, str]] = {}  # of the few kinds of tensors that there are
+    shown: dict[tuple[str, Kind], tuple[tuple[str, str]]] = {}  # of the few kinds of tensors that there are
     for key, t in zip(*tensors, strict=True):
         module, _, leaf = key.rpartition(".")
-        text = shown.get((leaf, t)) or shown.setdefault((leaf, t), _leaf(leaf, t, usual, everything))
+        text = shown.get((leaf, t)) or shown.setdefault((leaf, t), (_leaf(leaf, t, usual, everything),))
         held = leaves.get(module)
-        if held is None:
-            leaves[module], sizes[module] = [text], t.bytes
+        if held is None:  # one object for all modules with this leaf alone: there may be very many
+            leaves[module], sizes[module] = text, t.bytes
+            continue
+        if isinstance(held, list):
+            held += text
         else:
-            held.append(text)
-            sizes[module] += t.bytes
+            leaves[module] = [*held, *text]
+        sizes[module] += t.bytes
     folded: list[tuple[str, int, tuple[str, str, list[str]]]] = []
     for group in collapse(zip(leaves, map(tuple, leaves.values()), strict=True)):
         held = leaves[group.keys[0]]
