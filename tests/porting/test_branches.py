@@ -312,3 +312,14 @@ def test_a_list_that_is_the_beginning_of_a_longer_one_keeps_its_numbers() -> Non
     got = pairing(port(signature(body | source), wanted(body | target, used=used)))
     assert all(got[key] == key.replace("aspp", "head.0") for key in listed)
     assert [got[f"aspp.pool.{n}.weight"] for n in (0, 1)] == [f"head.0.convs.4.{n}.weight" for n in (1, 2)]
+
+
+@pytest.mark.parametrize("towers", [("actor", "critic"), ("critic", "actor")])
+def test_a_part_of_a_module_is_not_taken_out_of_a_module_beside_it(towers: tuple[str, str]) -> None:
+    """The critic lacks one layer of the policy, and has the hidden ones alone that the policy can use."""
+    hidden: Shapes = {"0.weight": (16, 8), "2.weight": (12, 16), "4.weight": (9, 12)}
+    last = {"actor": (4, 9), "critic": (1, 9)}
+    source = {f"{tower}.{key}": size for tower in towers for key, size in (hidden | {"6.weight": last[tower]}).items()}
+    target = {f"hidden.{n}.weight": size for n, size in enumerate(hidden.values())} | {"joints.weight": (4, 9)}
+    got = pairing(port(signature(source), wanted(target, used=target)))
+    assert got == dict(zip(target, (f"actor.{n}.weight" for n in (0, 2, 4, 6)), strict=True))

@@ -123,7 +123,8 @@ class Scopes:
     def _pair_class(self, targets: list[Scope], sources: list[Scope], *, in_order: bool) -> None:
         """Pair TARGETS and SOURCES, scopes with equal contents, as far as something tells them apart.
 
-        One scope of each side is a pair. Of several, the first label of `_labels` with which they can be divided does:
+        One scope of each side is a pair, unless the pair of a module around that of the target excludes it
+        (`_is_outside`). Of several, the first label of `_labels` with which they can be divided does:
         at least two labels, one of them on both sides equally often. If both sides have equally many scopes, the
         division also has to be `fair`. The parts with equally many scopes of both sides are then paired in the same
         way, and if there are equally many scopes in all, the others together are, too.
@@ -132,8 +133,9 @@ class Scopes:
         their order (`_pair_in_order`). Scopes that lie crosswise (`_crosswise`) are not paired.
         """
         if not targets or not sources or (len(targets) == len(sources) == 1):
-            if targets and sources:
-                _join_scopes(targets[0], sources[0])
+            for t, s in zip(targets, sources, strict=False):  # the only ones, if both are there
+                if not self._is_outside(t, s):
+                    _join_scopes(t, s)
             return
         if _crosswise(targets, sources):
             return
@@ -155,6 +157,12 @@ class Scopes:
             return
         if equal and not self._join_by_words(targets, sources) and in_order:
             self._pair_in_order(targets, sources)
+
+    def _is_outside(self, t: Scope, s: Scope) -> bool:
+        """Return whether S is not inside the partner of the innermost scope around T that has one without a doubt."""
+        around = (o for o in self._inner[id(t.units[0])] if o is not t and _begins(o.path, t.path))
+        partner = next((o.partner for o in around if o.partner is not None and not o.doubts), None)
+        return partner is not None and not _begins(partner.path, s.path)
 
     def _labels(self, targets: list[Scope], sources: list[Scope], *, in_order: bool) -> list[_Label]:
         """Return the labels that may tell TARGETS and SOURCES apart, the most reliable first: the pair of scopes around
@@ -522,6 +530,11 @@ def _said(path: Path) -> frozenset[str]:
     """
     meant = [labels(words_of((component,)), hard=False) for component in path]
     return telling_words(path) | {f"{group}:{label}" for found in meant for group, label in found.items()}
+
+
+def _begins(path: Path, other: Path) -> bool:
+    """Return whether OTHER is PATH, or a path inside of it."""
+    return other[: len(path)] == path
 
 
 def _shared_words(t: Scope, s: Scope) -> int:
