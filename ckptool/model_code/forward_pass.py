@@ -50,6 +50,9 @@ _IN_PLACE = (
     )
 )
 
+#: Functions that multiply their first argument with their second one from the right.
+_FROM_THE_RIGHT = frozenset("matmul __matmul__ mm bmm".split())
+
 _SUBTRACTS = frozenset("sub subtract __sub__ sub_ __isub__".split())
 
 #: Functions that may put a dimension of one element somewhere.
@@ -141,6 +144,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         self._cells = Cells()
         self._in_its_place: dict[int, tuple[str, bool]] = {}  # what stands for a parameter, and whether transposed
         self._alone: dict[int, str] = {}  # id of a tensor -> the only parameter that it was made of, in its sizes
+        self._data: set[str] = set()  # parameters that are no weights of layers
         self._rows: dict[int, str] = {}  # id of a tensor -> the table whose rows it is
         self._scaled_rows: dict[int, str] = {}  # the same of rows that were multiplied
         self._made: dict[int, str] = {}  # id of a tensor -> the weight of the layer whose outputs it is
@@ -299,8 +303,16 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
     def _see_layout(self, key: str, call: Call, place: int, value: Any, *, turned: bool) -> None:
         """Note which dimensions of the parameter KEY are inputs, if CALL multiplies with VALUE, argument number PLACE,
         which is the parameter, or a tensor of its sizes that stands for it; TURNED if it is transposed.
+
+        What a layer or another parameter is multiplied with from the left is data (learned features of nodes).
         """
-        if call.name == "einsum":
+        by_a_weight = call.name == "linear" or (call.name in _FROM_THE_RIGHT and id(call.args[1]) in self._keys)
+        if place == 0 and by_a_weight:
+            self._data.add(key)
+            self.uses[key].facts.inputs_first = None
+        elif key in self._data:
+            return
+        elif call.name == "einsum":
             self._summed(key, call.args, value, turned=turned)
         elif (dim := summed_dim(call, place, value)) is not None:
             self._stands(key, inputs_first=(dim == -2) != turned)

@@ -83,6 +83,22 @@ def test_a_matrix_that_is_computed_from_a_parameter_shows_the_same(computed: str
     assert entry.facts.inputs_first == WAYS[way][1]
 
 
+def test_a_parameter_that_layers_take_is_data_and_shows_no_layout() -> None:
+    """Learned features of nodes, whose neighbours are summed first."""
+
+    class Nodes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.nodes, self.w = nn.Parameter(torch.randn(6, 6)), nn.Parameter(torch.randn(6, 6))
+            self.out = nn.Linear(6, 4)
+
+        def forward(self, near: Any) -> Any:
+            return self.out(self.nodes) + self.out(near @ self.nodes @ self.w) + self.out(self.nodes @ self.w)
+
+    entries = signature_for(Nodes(), inputs=[torch.randn(6, 6)]).entries
+    assert (entries["nodes"].facts.inputs_first, entries["w"].facts.inputs_first) == (None, True)
+
+
 PAIRS = [(one, other) for number, (one, other) in enumerate(product(WAYS, WAYS)) if number % 11 == 0]
 
 

@@ -133,9 +133,9 @@ class Scopes:
         their order (`_pair_in_order`). Scopes that lie crosswise (`_crosswise`) are not paired.
         """
         if not targets or not sources or (len(targets) == len(sources) == 1):
-            for t, s in zip(targets, sources, strict=False):  # the only ones, if both are there
-                if not self._is_outside(t, s):
-                    _join_scopes(t, s)
+            for target, source in zip(targets, sources, strict=False):  # the only ones, if both are there
+                if not self._is_outside(target, source):
+                    _join_scopes(target, source)
             return
         if _crosswise(targets, sources):
             return
