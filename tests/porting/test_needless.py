@@ -61,11 +61,30 @@ def test_what_only_its_shape_tells_is_a_guess_where_one_side_has_it_at_its_end()
     assert status(mapping, "look.weight") != "mapped"
 
 
-def test_what_only_its_shape_tells_is_a_guess_where_the_model_wants_more_than_there_is() -> None:
+def test_what_only_its_shape_tells_is_a_guess_where_the_model_wants_more_than_a_new_head() -> None:
     target, source = within(first=True)
     target["extra.weight"] = (5, 12)
     mapping = port(signature(source), flowing(target, way=list(target)))
+    assert status(mapping, "look.weight") == "mapped"
+    mapping = port(
+        signature(source), flowing(target, way=["extra.weight", *(k for k in target if k != "extra.weight")])
+    )
     assert status(mapping, "look.weight") != "mapped"
+
+
+def test_a_norm_behind_a_certain_layer_is_certain_though_the_model_has_a_new_head() -> None:
+    statistics = ("weight", "bias", "running_mean", "running_var")
+
+    def layers(*names: str) -> Shapes:
+        sizes = [(12, 8), (12, 12), (9, 12)]
+        convs = {f"{name}.conv.weight": size for name, size in zip(names, sizes, strict=True)}
+        return convs | {f"{names[-1]}.norm.{leaf}": (9,) for leaf in statistics}
+
+    source = layers("a.0", "a.1", "a.2") | {"fc.weight": (5, 9), "fc.bias": (5,)}
+    target = layers("first", "second", "third") | {"head.weight": (3, 9), "head.bias": (3,)}
+    mapping = port(signature(source), flowing(target, way=list(target)))
+    assert pairing(mapping)["third.norm.running_mean"] == "a.2.norm.running_mean"
+    assert status(mapping, "third.norm.running_mean") == status(mapping, "third.conv.weight") == "mapped"
 
 
 # -- one tensor in place of several

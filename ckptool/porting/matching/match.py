@@ -169,7 +169,7 @@ class Matcher:
         new = [*(t for t, _ in heads), *(t for targets, _ in others for t in targets)]
         free_t += new
         free_s += [*(s for _, s in heads), *(s for _, sources in others for s in sources)]
-        self._doubt_lone(lone, pairs, free_s, whole=not free_t and not undecided)
+        self._doubt_lone(lone, pairs, free_s, open_targets=[*free_t, *(t for targets, _ in undecided for t in targets)])
         self._contradictions(pairs, whole=all(len(t) == len(s) for t, s in cells))
         pairs.sort(key=lambda pair: pair[0].order)
         return Matching(pairs, [*free_t, *self._constants], free_s, undecided, new, self._later)
@@ -260,21 +260,31 @@ class Matcher:
         uneven = [targets for targets, sources in cells if len(targets) != len(sources)]
         return len(uneven) == len(spare) and sum(map(len, spare)) <= _FEW_SPARE * len(self.cells.sources)
 
-    def _doubt_lone(self, lone: list[Pair], pairs: list[Pair], free_s: Sequence[Unit], *, whole: bool) -> None:
+    def _doubt_lone(
+        self, lone: list[Pair], pairs: list[Pair], free_s: Sequence[Unit], open_targets: Sequence[Unit]
+    ) -> None:
         """Ask about each of LONE, pairs that only their shape made. A pair is not asked about if all units of the model
-        have partners (WHOLE), and it is the only one of its colour on both sides or in its place (`_in_its_place`).
+        have partners (none is in OPEN_TARGETS), and it is the only one of its colour on both sides or in its place
+        (`_in_its_place`); nor if those without a partner are all behind it, as a new head is, and it stands before a
+        certain pair (`_flows_into`); nor a norm directly behind the two layers of a certain pair.
 
         The only one is asked about all the same if FREE_S, the units of the source without a partner, have a matrix
         whose colour the model does not have, and it is not in its place: a new layer of the model may replace it. PAIRS
         are all pairs.
         """
+        whole = not open_targets
         nothing_left = not free_s
         positions_left = all(label_of(u, "embedding") == "position" for u in free_s)
         replaced = any(len(squeezed(u.main.shape)) > 1 and not self._wanted(u) for u in free_s)
         for t, s in lone:
             only = not replaced and self._alike[t.colour] == (1, 1)
             left = nothing_left or ("bias" in s.pieces and positions_left)
-            if not (whole and (only or self._in_its_place(t, s, pairs, nothing_left=left))):
+            in_place = whole and (only or self._in_its_place(t, s, pairs, nothing_left=left))
+            heads = not whole and self.sequences.traced and all(_turn(u) > _turn(t) for u in open_targets)
+            certain = [(a, b) for a, b in pairs if a is not t and not a.doubts]
+            first = heads and self._alike[t.colour] == (1, 1) and self._flows_into(t, s, certain)
+            behind = t.pieces.keys() & STATISTICS and self._before(t, s) in certain
+            if not (in_place or first or behind):
                 t.ask(ask(Reason.ONLY_ITS_SHAPE))
 
     def _wanted(self, s: Unit) -> bool:
@@ -340,8 +350,13 @@ class Matcher:
         doubted = any(a.doubts for a, _ in others if a.colour == t.colour)
         if own != theirs or doubted or not certain or not self.sequences.ordered or t.pieces.keys() != s.pieces.keys():
             return False
-        before = any(b.order > s.order and self._comes_before(t, a) for a, b in certain)
-        return before or self._are_last(t, s, certain, nothing_left=nothing_left)
+        return self._flows_into(t, s, certain) or self._are_last(t, s, certain, nothing_left=nothing_left)
+
+    def _flows_into(self, t: Unit, s: Unit, certain: list[Pair]) -> bool:
+        """Return whether T and S stand before the two units of one of CERTAIN: the output of T flows into its target,
+        directly or not (`_comes_before`), and S is registered before its source.
+        """
+        return any(b.order > s.order and self._comes_before(t, a) for a, b in certain)
 
     def _are_last(self, t: Unit, s: Unit, certain: list[Pair], *, nothing_left: bool) -> bool:
         """Return whether the model runs T after the targets of all pairs CERTAIN, and S is the last unit of the
