@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from itertools import product
 from typing import Any
@@ -128,3 +129,21 @@ def test_a_square_matrix_that_is_multiplied_element_by_element_and_summed_is_a_g
     source, model = Net("x @ w", "a", "mix", "z"), Summed()
     entry = ckptool.transfer(source.state_dict(), model, inputs=[torch.randn(3, 6)])["blend"]
     assert (entry.status, str(entry.expr), [*map(str, entry.rivals)]) == ("guessed", "mix", ["transpose(mix)"])
+
+
+def test_a_square_matrix_that_the_code_normalizes_is_a_guess_without_the_code_of_the_file() -> None:
+    class Cosines(nn.Module):
+        def __init__(self, way: str) -> None:
+            super().__init__()
+            self.weight, self.way = nn.Parameter(torch.randn(6, 6)), WAYS[way][0]
+
+        def forward(self, x: Any) -> Any:
+            return self.way(nn.functional.normalize(x), nn.functional.normalize(self.weight))
+
+    inputs = [torch.randn(3, 8)]
+    source = nn.Sequential(OrderedDict(fc5=nn.Linear(8, 6), fc6=Cosines("x @ w")))
+    model = nn.Sequential(OrderedDict(body=nn.Linear(8, 6), head=Cosines("linear(x, w)")))
+    alone = ckptool.transfer(source.state_dict(), model, inputs=inputs)["head.weight"]
+    assert (alone.status, [*map(str, alone.rivals)]) == ("guessed", ["transpose(fc6.weight)"])
+    known = ckptool.transfer(source.state_dict(), model, source_model=source, inputs=inputs)["head.weight"]
+    assert (known.status, str(known.expr)) == ("mapped", "transpose(fc6.weight)")

@@ -17,6 +17,8 @@ from .filling import Filled, Filling
 
 #: What a matrix that is taken as it stands may have been through.
 AS_IT_IS = frozenset({"select", "reshape"})
+#: Functions that normalize the rows or columns of a matrix.
+_NORMALIZES = frozenset({"normalize", "renorm", "norm", "linalg_norm", "linalg_vector_norm"})
 
 
 def turn_bare_squares(filling: Filling) -> None:
@@ -149,20 +151,20 @@ def _taken_whole(expr: Expr, pieces: Iterable[Piece]) -> Piece | None:
 
 def turn_squares_of_layers(filling: Filling) -> None:
     """Decide for each square matrix of a layer, whose layout nothing states (`has_open_layout`), whether it is
-    transposed (`_decide`): matrices of the same name (`kin`) that are not square show whether their rows are inputs. If
-    these differ, it stays.
+    transposed (`_decide`): matrices of the same name (`kin`) that are not square, and normalized if it is, show whether
+    their rows are inputs. If these differ, it stays.
 
     Most code has outputs first; graph convolutions and layers from TensorFlow have inputs first. Bare parameters of the
     source are left as they are.
     """
     matrices = list(_of_layers(filling))
-    by_name: dict[str, Counter[bool]] = defaultdict(Counter)
+    by_name: dict[tuple[str, bool], Counter[bool]] = defaultdict(Counter)
     for one in matrices:
         if not one.is_square():
-            by_name[kin(one.own)][one.turned != ex.is_transposed(one.own.expr)] += 1
+            by_name[kin(one.own), one.is_normalized()][one.turned != ex.is_transposed(one.own.expr)] += 1
     for one in matrices:
         if one.is_square() and one.has_open_layout():
-            inputs_first = by_name[kin(one.own)]
+            inputs_first = by_name[kin(one.own), one.is_normalized()]
             shown = Counter({True: inputs_first[not one.turned], False: inputs_first[one.turned]})
             _decide(one.filled, shown, one.reason(), from_the_right=one.of_graph())
 
@@ -192,11 +194,18 @@ class _OfLayer:
         return self.own.expr.is_copy and not self.own.placed and self.own.leaf not in table().inputs_first
 
     def reason(self) -> Reason | None:
-        """Return the reason to ask: the model stores inputs first, or its forward pass does not use the bare parameter;
-        None for a matrix with outputs first, as most are.
+        """Return the reason to ask: the model stores inputs first, its forward pass does not use the bare parameter, or
+        it normalizes the matrix before it multiplies (the layout of such last layers, with cosines as their outputs,
+        is as often the other one), and the source's code does not show its layout. None for a matrix with outputs
+        first, as most are.
         """
-        unseen = self.piece.entry.used is None and is_bare(self.piece) and self.piece.entry.module != "Embedding"
-        return Reason.INPUTS_FIRST if self.turned or unseen else None
+        entry, shown = self.piece.entry, self.own.entry.facts.inputs_first is not None
+        unseen = entry.used is None and is_bare(self.piece) and entry.module != "Embedding"
+        return Reason.INPUTS_FIRST if self.turned or unseen or (self.is_normalized() and not shown) else None
+
+    def is_normalized(self) -> bool:
+        """Return whether the model's code normalizes the matrix before it multiplies."""
+        return self.piece.entry.how in _NORMALIZES
 
     def of_graph(self) -> bool:
         """Return whether the matrix is that of a graph convolution: the model stores inputs first, under a name for
