@@ -149,3 +149,18 @@ def followed(shapes: Shapes, used: list[str]) -> Signature:
     made = wanted(shapes, used=used)
     flows = {key: Flow(n, (1 << n) - 1) for n, key in enumerate(used)}
     return replace(made, entries={k: replace(e, facts=Facts(flows[k])) for k, e in made.entries.items()})
+
+
+def test_a_list_beside_one_that_is_counted_from_opposite_ends_is_a_guess() -> None:
+    """Lateral layers of a pyramid, whose sizes show it, and the smoothing ones, which are all alike."""
+    laterals = {n: (8, 4 + n, 1, 1) for n in range(3)}
+    target = {f"stages.{n}.weight": (4 + n, 4 + n - 1, 3, 3) for n in range(3)}
+    source = {f"layer{n + 1}.weight": shape for n, shape in enumerate(target.values())}
+    target |= {f"lateral.{n}.weight": shape for n, shape in laterals.items()}
+    target |= {f"output.{n}.weight": (8, 8, 3, 3) for n in range(3)}
+    source |= {f"smooth{n + 1}.weight": (8, 8, 3, 3) for n in range(3)}
+    source |= {f"lat{n + 1}.weight": laterals[2 - n] for n in range(3)}
+    entries = {entry.target: entry for entry in port(signature(source), wanted(target, used=target)).entries}
+    assert str(entries["lateral.0.weight"].expr) == "lat3.weight"
+    assert {entries[f"stages.{n}.weight"].status for n in range(3)} == {"mapped"}
+    assert {entries[f"output.{n}.weight"].status for n in (0, 2)} == {"guessed"}

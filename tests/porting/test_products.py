@@ -147,3 +147,20 @@ def test_a_square_matrix_that_the_code_normalizes_is_a_guess_without_the_code_of
     assert (alone.status, [*map(str, alone.rivals)]) == ("guessed", ["transpose(fc6.weight)"])
     known = ckptool.transfer(source.state_dict(), model, source_model=source, inputs=inputs)["head.weight"]
     assert (known.status, str(known.expr)) == ("mapped", "transpose(fc6.weight)")
+
+
+@pytest.mark.parametrize("own", ["x @ w", "linear(x, w)", "einsum(bi,io->bo)", "x @ w.T"])
+@pytest.mark.parametrize("theirs", ["x @ w", "x @ w.T"])
+def test_a_row_that_is_added_behind_a_product_does_not_turn_the_matrix_once_more(theirs: str, own: str) -> None:
+    class WithRow(Net):
+        def __init__(self, way: str, row: str, *names: str) -> None:
+            super().__init__(way, *names)
+            self.row = row
+            self.register_parameter(row, nn.Parameter(torch.randn(1, 6)))
+            self.way = lambda x, w: WAYS[way][0](x, w) + getattr(self, row)
+
+    source, model = WithRow(theirs, "mix_bias", "a", "mix_weight", "z"), WithRow(own, "bias", "first", "blend", "last")
+    inputs = [torch.randn(3, 6)]
+    right = "mix_weight" if WAYS[theirs][1] == WAYS[own][1] else "transpose(mix_weight)"
+    entry = ckptool.transfer(source.state_dict(), model, source_model=source, inputs=inputs)["blend"]
+    assert (entry.status, str(entry.expr)) == ("mapped", right)

@@ -21,7 +21,7 @@ from .pieces import Canon, Name, Piece, squeezed
 def attach_biases(one: Canon, other: Canon) -> None:
     """Move each bias of ONE that is stored by itself (`_lone_biases`) into the module of its matrix (`_owner`), with
     the role "bias"; without one, it stays. A matrix gets one bias at most, and none if it has one. It is transposed if
-    it has another number of rows than the bias has values.
+    it has another number of rows than the bias (a row [1, n] is added to x @ W), unless the code showed its layout.
 
     If OTHER stores biases of this size by themselves, too, a bias only gets the role. OTHER is changed where it has the
     bias of a sum of layers in one of these (`_part_of_sum`).
@@ -35,7 +35,7 @@ def attach_biases(one: Canon, other: Canon) -> None:
         owner = _owner(piece, matrices, layers)
         if owner is not None:
             matrices.remove(owner)
-            if _rows(owner) != _rows(piece):
+            if _rows(owner) != _rows(piece) and owner.entry.facts.inputs_first is None:
                 turn(one, owner)
             one.change(piece, replace(piece, path=owner.path, role="bias"))
 

@@ -168,8 +168,8 @@ class Naming:
 
         If `h.0.a` and `h.1.a` are paired with `layers.0.b` and `layers.1.b`, `h.2.a` is paired with `layers.2.b`. A
         series in the same module only counts for a cell with equally many units of both sides, which are one series on
-        each side, if its rule takes all numbers of the targets to those of the sources; the first such cell that is
-        split ends the search.
+        each side, if its rule takes all numbers of the targets to those of the sources, and no other series there has
+        a rule that takes them to these in another order; the first such cell that is split ends the search.
         """
         known = Ways((t.path, s.path) for t, s in self.cells.certain())
         if self.cells.split(Evidence(Kind.SERIES), lambda u, is_target: known.label(u.path, is_target), mode="one"):
@@ -178,12 +178,12 @@ class Naming:
             one, other = common(t.path for t in targets), common(s.path for s in sources)
             if one is None or other is None:
                 continue
-            for sign, offset in known.beside(one[0], other[0]):
-                numbers = [sign * n + offset for n in one[1]]
-                if set(numbers) == set(other[1]):
-                    ranks = {id(u): n for u, n in zip([*targets, *sources], [*numbers, *other[1]], strict=True)}
-                    if self.cells.split(Evidence(Kind.SERIES_BESIDE), ranks, mode="all", cells=[(targets, sources)]):
-                        return True
+            rules = known.beside(one[0], other[0])
+            fitting = {numbers for a, b in rules if {*(numbers := tuple(a * n + b for n in one[1]))} == {*other[1]}}
+            if len(fitting) == 1:
+                ranks = {id(u): n for u, n in zip([*targets, *sources], [*fitting.pop(), *other[1]], strict=True)}
+                if self.cells.split(Evidence(Kind.SERIES_BESIDE), ranks, mode="all", cells=[(targets, sources)]):
+                    return True
         return False
 
     def by_words_beside(self) -> bool:

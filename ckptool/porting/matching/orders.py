@@ -17,7 +17,7 @@ from .levels import reason_against
 from .neighbours import Neighbours
 from .scopes import Scopes
 from .sequences import Sequences
-from .series import common
+from .series import Ways, common
 from .units import (
     SOME,
     Pair,
@@ -64,7 +64,8 @@ class Orders:
 
         If the order of execution or of registration contradicts the ranks (`_order_conflict`), a cell is split only if
         both sides have the same numbers, and these do not count members of several lists. If no pair of the list is
-        known, and the levels that it takes speak against its numbers (`Levels.against`), the pairs are a question.
+        known, and the levels that it takes speak against its numbers (`Levels.against`), or another list beside it
+        that is counted from opposite ends (`_is_turned_beside`), the pairs are a question.
         """
         changed = False
         for targets, sources in self.cells.even():
@@ -74,7 +75,9 @@ class Orders:
             against = self._order_conflict(targets, sources, ranks)
             if against and (not same_numbers(targets, sources) or _of_several_rows(targets)):
                 continue
-            levels = not self._known(targets[0], sources[0]) and self._against_levels(targets, sources)
+            levels = not self._known(targets[0], sources[0]) and (
+                self._against_levels(targets, sources) or int(self._is_turned_beside(targets, sources))
+            )
             doubt: Question[Unit] | None = ask(reason_against(levels)) if levels else None
             changed |= self.cells.split(
                 Evidence(Kind.NUMBERS), ranks, mode="all", cells=[(targets, sources)], doubt=doubt
@@ -125,6 +128,16 @@ class Orders:
                 known[series(t), series(s)].append(((places[0][1],), s.numbers))
         ways = [direction(pairwise(sorted(members))) for members in known.values() if len({*dict(members)}) > 1]
         return len(ways) > 1 and {*ways} == {-1}
+
+    def _is_turned_beside(self, targets: list[Unit], sources: list[Unit]) -> bool:
+        """Return whether certain pairs show another list in the modules around those of TARGETS and SOURCES that the
+        two sides count from opposite ends. False if the paths of either do not differ in exactly one number.
+        """
+        own, theirs = common(t.path for t in targets), common(s.path for s in sources)
+        if own is None or theirs is None:
+            return False
+        known = Ways((t.path, s.path) for t, s in self.cells.certain())
+        return any(sign < 0 for sign, _ in known.beside(own[0], theirs[0]))
 
     def _against_levels(self, targets: list[Unit], sources: list[Unit]) -> int:
         """Return whether the levels that a list takes speak against its numbers: 0, 1 or -1 as in `Levels.against`. 0
