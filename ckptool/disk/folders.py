@@ -15,7 +15,9 @@ import os
 import stat
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from types import FunctionType, MethodType
 from typing import IO, TYPE_CHECKING, Any
 
 from ..errors import CheckpointError, Malformed, OutputExists, Unreadable, Unwritable, counted, printable
@@ -311,14 +313,19 @@ def fingerprints(files: Mapping[Any, Sequence[Piece]]) -> tuple[str, str]:
     return what, digest.hexdigest()
 
 
-def _tokens(value: Any, seen: dict[int, int], inputs: dict[int, File]) -> Iterator[str]:
-    """What a piece is made of, as texts. Pieces are dataclasses of dataclasses, of files and of plain values.
+#: `id` of an object -> its number, and the object: while it lives, no other one gets its `id`.
+_Seen = dict[int, tuple[int, object]]
+
+
+def _tokens(value: Any, seen: _Seen, inputs: dict[int, File]) -> Iterator[str]:
+    """What a piece is made of, as texts. Pieces are dataclasses of dataclasses, of files, of functions and of plain
+    values.
 
     SEEN are objects that came before, INPUTS the files among them.
     """
     if isinstance(value, File):
         inputs.setdefault(id(value), value)
-        yield f"file {seen.setdefault(id(value), len(seen))} {value.size}"
+        yield f"file {seen.setdefault(id(value), (len(seen), value))[0]} {value.size}"
     elif isinstance(value, Buffer):
         data = value.data
         yield hashlib.sha256(data).hexdigest() if len(data) <= _HASHED else f"{len(data)} {zlib.crc32(data)}"
@@ -330,13 +337,27 @@ def _tokens(value: Any, seen: dict[int, int], inputs: dict[int, File]) -> Iterat
         yield from _tokens(list(value.items()), seen, inputs)
     elif hasattr(value, "__match_args__") and not isinstance(value, type):
         if id(value) in seen:
-            yield f"again {seen[id(value)]}"
+            yield f"again {seen[id(value)][0]}"
             return
-        seen[id(value)] = len(seen)
+        seen[id(value)] = len(seen), value
         yield type(value).__name__
         for field in value.__match_args__:
             yield from _tokens(getattr(value, field), seen, inputs)
-    elif value is None or isinstance(value, str | int | float | bytes | enum.Enum):
+    elif value is None or isinstance(value, str | int | float | complex | bytes | range | enum.Enum):
         yield repr(value)
+    elif isinstance(value, partial):
+        yield from _tokens(["partial", value.func, value.args, value.keywords], seen, inputs)
+    elif isinstance(value, set | frozenset):
+        yield from _tokens(sorted(map(repr, value)), seen, inputs)
+    elif isinstance(value, MethodType):
+        of = value.__self__
+        yield f"{type(of).__qualname__} {getattr(of, 'name', '')}"
+        yield from _tokens([value.__func__, of if hasattr(of, "__match_args__") else None], seen, inputs)
+    elif isinstance(value, FunctionType) and id(value) not in seen:
+        seen[id(value)] = len(seen), value
+        held = [cell.cell_contents for cell in value.__closure__ or ()]
+        yield from _tokens([value.__qualname__, value.__defaults__, value.__kwdefaults__, held], seen, inputs)
+    elif hasattr(value, "tobytes"):  # an array
+        yield from _tokens([str(value.dtype), value.shape, Buffer(value.tobytes())], seen, inputs)
     else:
         yield getattr(value, "__qualname__", type(value).__name__)

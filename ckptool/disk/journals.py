@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 ENDING = ".ckptool-patch"
 #: Bytes that a patch may change: they are held in memory, old and new, and written twice.
 MOST = 256 << 20
+#: Ranges of one patch, at most: the line that tells them takes some 165 bytes for each (see `_LONGEST_LINE`).
+MOST_RANGES = 4096
 _LONGEST_NAME = 255
 _LONGEST_LINE = 1 << 20
 _BLOCK = 4096

@@ -21,6 +21,7 @@ from .files import File, FileRange, StrPath
 from .interrupts import put_off_signals
 from .journals import (
     MOST,
+    MOST_RANGES,
     Journaled,
     Range,
     StrangeJournal,
@@ -89,10 +90,16 @@ def obstacle(pieces: Sequence[Piece], base: File | None) -> str | None:
     size = sum(piece.length for piece in pieces)
     if size != base.size:
         return "what changes does not fit into its place"
-    at = changed = 0
+    at = changed = ranges = 0
+    stayed = True
     for piece in pieces:
-        changed += 0 if isinstance(piece, FileRange) and piece.file is base and piece.offset == at else piece.length
+        stays = isinstance(piece, FileRange) and piece.file is base and piece.offset == at
+        changed += 0 if stays else piece.length
+        ranges += stayed and not stays
+        stayed = stays
         at += piece.length
+    if ranges > MOST_RANGES:
+        return f"{ranges:,} ranges would change; {MOST_RANGES:,} is the limit"
     return f"{changed:,} bytes would change; {MOST:,} is the limit" if changed > MOST else None
 
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import tracemalloc
+import zipfile
 
 import pytest
 from strategies import state_dict_of, tensor_of
@@ -18,6 +19,7 @@ from ckptool.disk.runs import SUFFIX, find
 from ckptool.disk.targets import replacing
 from ckptool.disk.work import Work, remove
 from ckptool.errors import OutputExists, Unwritable
+from ckptool.formats.saving import plan
 
 
 @pytest.fixture
@@ -485,3 +487,48 @@ def test_without_a_finished_file_nothing_stays_and_nothing_is_said(tmp_path):
         )
     assert os.listdir(tmp_path) == []
     assert not hasattr(caught.value, "left_behind")
+
+
+# -- what makes a plan another one
+
+
+def _deflated(path, values):
+    """A torch archive that was zipped again, with compression."""
+    torch = pytest.importorskip("torch")
+    torch.save({"a": torch.full((600,), float(values)), "b": torch.full((600,), float(values + 1))}, path)
+    with zipfile.ZipFile(path) as old:
+        records = {name: old.read(name) for name in old.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as new:
+        for name, data in records.items():
+            new.writestr(name, data)
+    return ckptool.open(path)
+
+
+def _plan(ckpt, path):
+    planned = plan(ckpt, path, format="shards", max_shard_size="2KB")
+    return fingerprint(planned.draft.folder)
+
+
+def test_compressed_records_of_other_files_are_another_plan(tmp_path):
+    one, other = _deflated(tmp_path / "one.pth", 1), _deflated(tmp_path / "other.pth", 5)
+    assert _plan(one, tmp_path / "out") == _plan(ckptool.open(tmp_path / "one.pth"), tmp_path / "out")
+    assert _plan(one, tmp_path / "out") != _plan(other, tmp_path / "out")
+
+
+def test_another_computation_or_another_number_is_another_plan(tmp_path):
+    torch = pytest.importorskip("torch")
+    torch.save({"w": torch.ones(600), "v": torch.ones(600)}, tmp_path / "in.pth")
+    plans = []
+    for expression in ("scale(w, 0.125)", "scale(w, 0.25)", "shift(w, 0.25)", "scale(v, 0.25)"):
+        (tmp_path / "m.yaml").write_text(f"ckptool-mapping: 1\nmapping:\n  q: {expression}\n")
+        made = ckptool.read_mapping(tmp_path / "m.yaml").apply(tmp_path / "in.pth")
+        plans.append(_plan(made, tmp_path / "out"))
+    assert len(set(plans)) == len(plans)
+
+
+def test_of_two_runs_over_a_compressed_archive_the_second_notices_the_first(tmp_path):
+    path = tmp_path / "z.pth"
+    one, other = _deflated(path, 1), ckptool.open(path)
+    ckptool.save(ckptool.add_prefix(one, "module."), path, overwrite=True)
+    with pytest.raises(OutputExists, match="was replaced by another program meanwhile"):
+        ckptool.save(ckptool.remap(other, "cuda:0"), path, overwrite=True)

@@ -220,10 +220,12 @@ class Inflated:
     Bytes from the middle are had from an unnamed temporary file that the whole record is inflated to once.
 
     Attributes:
+        packed: the compressed bytes.
         crc: CRC-32 of the inflated bytes as it was recorded, or None.
         seen: that of what came out, once all of it did.
     """
 
+    __match_args__ = ("packed", "length", "crc")  # what it is made of: a plan has to tell it from another one
     seen: int | None = None
 
     def __init__(self, archive: Archive, member: Member) -> None:
@@ -232,16 +234,12 @@ class Inflated:
         self._file: IO[bytes] | None = None
         self._lock = threading.Lock()
         self.crc = member.crc or None
+        self.packed = archive.file.range(member.start, member.compressed)
 
     @property
     def length(self) -> int:
         """Bytes when inflated."""
         return self._member.size
-
-    @property
-    def packed(self) -> FileRange:
-        """The compressed bytes."""
-        return self._archive.file.range(self._member.start, self._member.compressed)
 
     def chunks(self) -> Iterator[bytes]:
         """All bytes, as they come out."""
