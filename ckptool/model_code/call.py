@@ -110,7 +110,7 @@ def summed_dim(call: Call, place: int, matrix: torch.Tensor) -> int | None:
         return None
     match call.name:
         case "linear":
-            return -1 if place == 1 else None
+            return -1 if call.kwargs.get("weight", matrix if place == 1 else None) is matrix else None
         case "inner":
             return -1
         case "matmul" | "__matmul__" | "mm" | "bmm" | "mv" | "grouped_mm" | "_grouped_mm":

@@ -65,6 +65,10 @@ class Channels:
             if all(id(v) in self._only_weights or id(v) in keys for v in tensors):
                 self._only_weights.add(id(call.result))
 
+    def is_of_weights(self, tensor: object) -> bool:
+        """Return whether TENSOR was computed from weights alone."""
+        return id(tensor) in self._only_weights
+
     def _note_several(self, call: Call, behind: int) -> None:
         """Note that each tensor in the tuple or list that CALL returned was computed from the weights BEHIND, a set of
         bits, or that the tensor that `__setitem__` changed was. Nothing is noted of other results, or without weights.

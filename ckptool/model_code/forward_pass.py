@@ -40,8 +40,8 @@ _VIEWS = frozenset(
     " expand expand_as".split()
 )
 
-#: What gives numbers in the places of those that they are computed from.
-_IN_PLACE = (
+#: Functions whose result has each number in the place of the one that it is computed from.
+_NUMBER_BY_NUMBER = (
     ADDS
     | MULTIPLIES
     | frozenset(
@@ -142,9 +142,9 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         self._bypasses = Bypasses()
         self._named_parts = NamedParts()
         self._cells = Cells()
-        self._in_its_place: dict[int, tuple[str, bool]] = {}  # what stands for a parameter, and whether transposed
+        self._stands_for: dict[int, tuple[str, bool]] = {}  # what stands for a parameter, and whether transposed
         self._alone: dict[int, str] = {}  # id of a tensor -> the only parameter that it was made of, in its sizes
-        self._data: set[str] = set()  # parameters that are no weights of layers
+        self._data: set[str] = set()  # parameters that linear layers take
         self._rows: dict[int, str] = {}  # id of a tensor -> the table whose rows it is
         self._scaled_rows: dict[int, str] = {}  # the same of rows that were multiplied
         self._made: dict[int, str] = {}  # id of a tensor -> the weight of the layer whose outputs it is
@@ -160,8 +160,8 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             key = self._keys.get(id(value))
             if key is not None and call.name not in _LOOKS | _VIEWS:  # what is done with the view counts
                 self._use(key, call, place, value)
-            elif id(value) in self._in_its_place:
-                key, turned = self._in_its_place[id(value)]
+            elif id(value) in self._stands_for:
+                key, turned = self._stands_for[id(value)]
                 self._see_layout(key, call, place, value, turned=turned)
         self._taken_elsewhere(call.name, call.tensors)
         call.result = shape_only(call.name, call.args, kwargs)
@@ -202,23 +202,29 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             self._members(call.args, call.result)
 
     def _name_computed(self, call: Call) -> None:
-        """Note that the result of CALL stands for a matrix, if it has its sizes and each number is in the place of the
-        one that it is computed from (`normalize(w)`, `w * 2`), or if it is a view of such a result; also note whether
-        it is transposed. CALL takes just one such tensor of the sizes of the result.
+        """Note that the result of CALL stands for a parameter, and whether it is transposed, if it is computed from
+        weights alone, of which one has its sizes, and each number is in the place of that one's (`normalize(w)`,
+        `w * 2`), or if it is a view of such a result. Only matrices are noted.
         """
         result = call.result
-        if not isinstance(result, torch.Tensor) or call.name not in _IN_PLACE | _VIEWS:
+        if not isinstance(result, torch.Tensor) or result.ndim != 2 or id(result) in self._keys:
             return
-        computed = call.name in _IN_PLACE
-        taken = {
-            self._in_its_place.get(id(t)) or (self._keys[id(t)], id(t) in self._turned)
-            for t in call.tensors
-            if id(t) in self._in_its_place or (computed and id(t) in self._keys)
-            if not computed or t.shape == result.shape
-        }
-        if len(taken) == 1 and result.ndim == 2 and id(result) not in self._keys:
-            ((key, turned),) = taken
-            self._in_its_place[id(result)] = key, turned != _turns(call)
+        if call.name in _VIEWS:
+            taken = {self._stands_for.get(id(call.first))} - {None}
+        elif call.name in _NUMBER_BY_NUMBER and all(map(self._is_of_weights, call.tensors)):
+            taken = {
+                self._stands_for.get(id(t)) or (self._keys[id(t)], id(t) in self._turned)
+                for t in call.tensors
+                if t.shape == result.shape and (id(t) in self._stands_for or id(t) in self._keys)
+            }
+        else:
+            return
+        if len(taken) == 1 and (known := taken.pop()) is not None:
+            self._stands_for[id(result)] = known[0], known[1] != _turns(call)
+
+    def _is_of_weights(self, tensor: Any) -> bool:
+        """Return whether TENSOR is a parameter, or computed from parameters alone."""
+        return id(tensor) in self._keys or self._channels.is_of_weights(tensor)
 
     def _see_parts(self, call: Call) -> None:
         """Note the parts that CALL divides its first argument into (`NamedParts.see`), if that is an output of one
@@ -304,13 +310,16 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         """Note which dimensions of the parameter KEY are inputs, if CALL multiplies with VALUE, argument number PLACE,
         which is the parameter, or a tensor of its sizes that stands for it; TURNED if it is transposed.
 
-        What a layer or another parameter is multiplied with from the left is data (learned features of nodes).
+        What a linear layer takes is data, such as learned features of nodes, whatever else is done with it. Of two
+        parameters, a product shows the layout of the second one alone.
         """
-        by_a_weight = call.name == "linear" or (call.name in _FROM_THE_RIGHT and id(call.args[1]) in self._keys)
-        if place == 0 and by_a_weight:
+        from_left = place == 0 and bool(call.args) and call.args[0] is value
+        if from_left and call.name == "linear":
             self._data.add(key)
             self.uses[key].facts.inputs_first = None
-        elif key in self._data:
+        elif key in self._data or (
+            from_left and call.name in _FROM_THE_RIGHT and len(call.args) > 1 and id(call.args[1]) in self._keys
+        ):
             return
         elif call.name == "einsum":
             self._summed(key, call.args, value, turned=turned)
@@ -490,8 +499,10 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             if table in self.uses and call.name in _UNCHANGED:
                 self._rows[id(call.result)] = table
             elif table in self.uses:
+                is_first = self.uses[table].facts.rows == ""
                 self._with_rows(call.name, call.args, self.uses[table].facts)
-                if call.name in MULTIPLIES:
+                if is_first and call.name in MULTIPLIES:  # of a table that is looked up again, the first time counts
+                    self._rows.pop(id(call.result), None)  # multiplied where it stands
                     self._scaled_rows[id(call.result)] = table
             elif scaled in self.uses and call.name in MULTIPLIES:  # once more
                 facts, number = self.uses[scaled].facts, _number(call.name, call.args, MULTIPLIES, 1.0)

@@ -97,8 +97,8 @@ class Gating:
             self._active[id(call.result)] = active
 
     def input_of(self, key: str) -> int | None:
-        """Return a number for the tensor that the weight KEY works on, the same for weights that work on the same; None
-        if that is not known.
+        """Return a number for the tensor that the weight KEY took last, the same for weights that took the same object;
+        None if that is not known.
         """
         taken = self._taken.get(key)
         return None if taken is None else self._inputs.setdefault(taken[0], len(self._inputs))

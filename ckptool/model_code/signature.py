@@ -169,7 +169,8 @@ class Facts:
         turned: how many outputs of each attention head are rotated, or 0 if that is not known.
         gate: which half of its output is a gate for the other half, or None.
         runs: how often the same function takes it.
-        input: a number, the same for the layers that take the same tensor, or None if that is not known.
+        input: a number, the same for layers of which each took the same tensor (one object) last; None if that is not
+            known.
         beside_gate: "gate" or "up" for two layers with one input, of which one is the gate of the other.
         opens: the same for two layers that both go through an activation, if that of the gate is a sigmoid.
         modulates: for each part of its output, "add" (a shift), "mul" (a scale), or "".

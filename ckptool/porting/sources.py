@@ -57,9 +57,9 @@ def match_signature(
 
     All state dicts are one source together (`_all_together`, or joined as the shares of ranks) if they are more than
     eight that hold one module each; or if they are two to eight, and together fill over 5% more of the model than the
-    best alone (more at all, if another one is called as a module of the model, `_called_as_parts`), or none alone has
-    keys of SOURCE_CODE. Without AT, tensors beside state dicts belong to these, if that
-    fills more (`_beside`). The mapping has the path of the state dict (`at`) if AT is given or there are several.
+    best alone (more at all, if another one that is then read has the name of a module of the model, `_named_as_parts`),
+    or none alone has keys of SOURCE_CODE. Without AT, tensors beside state dicts belong to these, if that fills more
+    (`_beside`). The mapping has the path of the state dict (`at`) if AT is given or there are several.
     Args:
         source: a path, a Checkpoint or a dict of torch tensors.
         target: the signature of a model.
@@ -106,8 +106,10 @@ def match_signature(
         if apart and source_code is None and (ranks := joined_ranks(found, target)) is not None:
             together.insert(0, ranks.mapping(_ported(ranks.signature(ckpt), target, ranks.tensors, hints, scale)))
         whole = max(together, key=_covered)
-        is_part = any(weights.path != path for path in _called_as_parts([w.path for w in found], target))
-        if _covered(whole) > (1.05 if apart and not is_part else 1) * _covered(best):
+        parts_of_model = [path for path in _named_as_parts([w.path for w in found], target) if path != weights.path]
+        read = {key for entry in whole.entries for key in entry.sources}
+        needed = any(key.startswith(f"{path}/") for path in parts_of_model for key in read)
+        if _covered(whole) > (1.05 if apart and not needed else 1) * _covered(best):
             return whole
     if at is not None:
         return replace(best, at=weights.path)
@@ -229,7 +231,7 @@ def _preference(path: str) -> int:
 _OF_ANY_MODEL = frozenset("model net network module state dict params weights".split())
 
 
-def _called_as_parts(paths: Sequence[str], target: Signature) -> list[str]:
+def _named_as_parts(paths: Sequence[str], target: Signature) -> list[str]:
     """Return those of PATHS, of state dicts of a file, whose last component is the first one of a key of the model, in
     capital or small letters: "Featurizer" for a model that has a `featurizer`.
     """
@@ -247,7 +249,8 @@ def _named_by_model(paths: Sequence[str], target: Signature) -> str | None:
     that several paths have (`netG_A` and `netG_B`), and those of any model ("net"), do not count. None if no path or
     several have one, or if there is only one path.
     """
-    exact, components = _called_as_parts(paths, target), {key.partition(".")[0] for key in target.entries}
+    components = {key.partition(".")[0] for key in target.entries}
+    exact = [path for path in paths if path.rpartition("/")[2] in components]
     if len(exact) == 1 and len(paths) > 1:
         return exact[0]
     firsts = [set(cut(component)) for component in components]

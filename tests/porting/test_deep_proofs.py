@@ -114,14 +114,21 @@ def test_a_proof_tells_what_it_is_at() -> None:
 
 
 class _Branches(nn.Module):
-    """Parallel convolutions of equal sizes with other dilations, concatenated, the nearest first."""
+    """Parallel convolutions of equal sizes with other dilations, concatenated, the nearest first; with SEPARABLE, each
+    is a depthwise one with a pointwise one and a norm behind it.
+    """
 
-    def __init__(self, names: Sequence[str], registered: Sequence[int]) -> None:
+    def __init__(self, names: Sequence[str], registered: Sequence[int], *, separable: bool = False) -> None:
         super().__init__()
         self.first = nn.Conv2d(3, 8, 3, 2, 1)
         self.names = names
         for at in registered:
-            self.add_module(names[at], nn.Conv2d(8, 4, 3, padding=6 * at + 6, dilation=6 * at + 6))
+            reach = {"padding": 6 * at + 6, "dilation": 6 * at + 6}
+            if separable:
+                parts = nn.Conv2d(8, 8, 3, groups=8, **reach), nn.Conv2d(8, 4, 1), nn.BatchNorm2d(4)
+                self.add_module(names[at], nn.Sequential(*parts))
+            else:
+                self.add_module(names[at], nn.Conv2d(8, 4, 3, **reach))
         self.last = nn.Conv2d(12, 5, 1)
 
     def forward(self, x: Any) -> Any:
@@ -139,5 +146,20 @@ def test_branches_with_other_dilations_stay_a_guess_if_the_inputs_are_too_small(
     )
     assert found.proof is not None
     assert found.proof["equal"]
-    assert ("larger --input" in found.proof["text"]) == (status == "guessed")
+    assert ("larger inputs" in found.proof["text"]) == (status == "guessed")
     assert {found[f"{name}.weight"].status for name in (*model.names, "last")} == {status}
+
+
+def test_whole_branches_stay_a_guess_up_to_the_layer_that_takes_all_of_them() -> None:
+    torch.manual_seed(0)
+    source = _Branches(["a", "b", "c"], [0, 1, 2], separable=True).eval()
+    model = _Branches(["near", "middle", "wide"], [2, 1, 0], separable=True).eval()
+    for part in source.modules():
+        if isinstance(part, nn.BatchNorm2d):
+            nn.init.normal_(part.running_mean)
+    inputs = [torch.randn(1, 3, 8, 8)]
+    found = ckptool.transfer(source.state_dict(), model, source_model=source, prove=True, inputs=inputs)
+    assert found.proof is not None
+    assert found.proof["equal"]
+    ends = [f"{name}.{leaf}" for name in model.names for leaf in ("0.weight", "1.weight", "2.running_mean")]
+    assert {found[key].status for key in (*ends, "last.weight")} == {"guessed"}

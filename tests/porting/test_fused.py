@@ -457,3 +457,17 @@ def test_parts_of_a_fused_layer_take_one_input_and_none_of_them_the_output_of_an
     assert got["point.glimpse_out.weight"] == "project_out.weight"
     assert got["point.context.weight"] == "fixed_context.weight"
     assert {got[f"point.{name}.weight"].partition(",")[0] for name in names[1:4]} == {"slice(nodes.weight"}
+
+
+@pytest.mark.parametrize("keys", [True, False])
+def test_biases_of_queries_and_values_are_one_with_that_of_the_keys_or_zeros(keys: bool) -> None:
+    names = ["q_bias", *(["k_bias"] if keys else []), "v_bias"]
+    source = {f"blocks.0.attn.{name}": RANDOM.standard_normal(WIDTH).astype(np.float32) for name in names}
+    source |= {"blocks.0.attn.qkv.weight": RANDOM.standard_normal((3 * WIDTH, WIDTH)).astype(np.float32)}
+    target = {"layers.0.attn.qkv.weight": (3 * WIDTH, WIDTH), "layers.0.attn.qkv.bias": (3 * WIDTH,)}
+    made = worked_out(source, target)["layers.0.attn.qkv.bias"].values
+    held = {
+        name: source.get(f"blocks.0.attn.{name}", np.zeros(WIDTH, np.float32))
+        for name in ("q_bias", "k_bias", "v_bias")
+    }
+    np.testing.assert_array_equal(made, np.concatenate([*held.values()]))

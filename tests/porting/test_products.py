@@ -37,6 +37,8 @@ WAYS: dict[str, tuple[Callable[[Any, Any], Any], bool]] = {
     "einsum(bi,io->bo)": (lambda x, w: torch.einsum("bi,io->bo", x, w), True),
     "linear(x, w)": (lambda x, w: nn.functional.linear(x, w), False),
     "linear(x, w.T)": (lambda x, w: nn.functional.linear(x, w.T), True),
+    "matmul(x, other=w)": (lambda x, w: torch.matmul(x, other=w), True),
+    "linear(weight=w, input=x)": (lambda x, w: nn.functional.linear(weight=w, input=x), False),
 }
 
 
@@ -90,14 +92,16 @@ def test_a_parameter_that_layers_take_is_data_and_shows_no_layout() -> None:
     class Nodes(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.nodes, self.w = nn.Parameter(torch.randn(6, 6)), nn.Parameter(torch.randn(6, 6))
+            self.nodes, self.places, self.w = (nn.Parameter(torch.randn(6, 6)) for _ in range(3))
             self.out = nn.Linear(6, 4)
 
         def forward(self, near: Any) -> Any:
-            return self.out(self.nodes) + self.out(near @ self.nodes @ self.w) + self.out(self.nodes @ self.w)
+            seen = near @ (near + self.places)  # what is computed from data is no weight
+            return self.out(self.nodes) + self.out(near @ self.nodes @ self.w) + self.out(self.nodes @ self.w + seen)
 
     entries = signature_for(Nodes(), inputs=[torch.randn(6, 6)]).entries
-    assert (entries["nodes"].facts.inputs_first, entries["w"].facts.inputs_first) == (None, True)
+    shown = {key: entries[key].facts.inputs_first for key in ("nodes", "places", "w")}
+    assert shown == {"nodes": None, "places": None, "w": True}
 
 
 PAIRS = [(one, other) for number, (one, other) in enumerate(product(WAYS, WAYS)) if number % 11 == 0]
@@ -164,3 +168,13 @@ def test_a_row_that_is_added_behind_a_product_does_not_turn_the_matrix_once_more
     right = "mix_weight" if WAYS[theirs][1] == WAYS[own][1] else "transpose(mix_weight)"
     entry = ckptool.transfer(source.state_dict(), model, source_model=source, inputs=inputs)["blend"]
     assert (entry.status, str(entry.expr)) == ("mapped", right)
+
+
+@pytest.mark.parametrize("own", ["x @ w", "linear(x, w)"])
+def test_a_square_parameter_of_another_name_that_the_code_normalizes_is_a_guess_too(own: str) -> None:
+    model = Net(own, "first", "centers", "last")
+    model.way = lambda x, w: WAYS[own][0](x, nn.functional.normalize(w, dim=0))
+    source = Net("x @ w", "a", "prototypes", "z")
+    entry = ckptool.transfer(source.state_dict(), model, inputs=[torch.randn(3, 6)])["centers"]
+    assert entry.status == "guessed"
+    assert {"prototypes", "transpose(prototypes)"} <= {str(entry.expr), *map(str, entry.rivals)}

@@ -732,6 +732,6 @@ def test_rows_of_a_table_may_be_multiplied_several_times(ways: tuple[float, ...]
             return self.out(x)
 
     inputs = [torch.randint(9, (2, 5))]
-    source, model = Net((0.5,)), Net(ways)
+    source, model = Net((0.5,)), Net(ways)  # a factor of 0.5 on both sides
     found = ckptool.transfer(source.state_dict(), model, source_model=source, inputs=inputs)
     assert (found["words.weight"].status, str(found["words.weight"].expr)) == ("mapped", "words.weight")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Set
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate, combinations, pairwise
+from math import prod
 
 from .. import expression as ex
 from ..expression import Expr, Shape
@@ -21,7 +22,8 @@ from .pieces import Canon, Name, Piece, squeezed
 def attach_biases(one: Canon, other: Canon) -> None:
     """Move each bias of ONE that is stored by itself (`_lone_biases`) into the module of its matrix (`_owner`), with
     the role "bias"; without one, it stays. A matrix gets one bias at most, and none if it has one. It is transposed if
-    it has another number of rows than the bias (a row [1, n] is added to x @ W), unless the code showed its layout.
+    it has another number of rows than the bias has values, or if the bias is a row [1, n], as in x @ W + b, unless the
+    code showed its layout, and it has as many rows.
 
     If OTHER stores biases of this size by themselves, too, a bias only gets the role. OTHER is changed where it has the
     bias of a sum of layers in one of these (`_part_of_sum`).
@@ -35,7 +37,8 @@ def attach_biases(one: Canon, other: Canon) -> None:
         owner = _owner(piece, matrices, layers)
         if owner is not None:
             matrices.remove(owner)
-            if _rows(owner) != _rows(piece) and owner.entry.facts.inputs_first is None:
+            shown = owner.entry.facts.inputs_first is not None and owner.shape[0] == prod(piece.shape)
+            if _rows(owner) != _rows(piece) and not shown:
                 turn(one, owner)
             one.change(piece, replace(piece, path=owner.path, role="bias"))
 

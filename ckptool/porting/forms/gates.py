@@ -65,9 +65,10 @@ def _name_apart(one: Canon) -> None:
     """Add ("cell", "gate", letter of the gate) to the words of layers of ONE that are each one gate of a recurrent
     cell.
 
-    This is done for a module with three or more weights, of which those with two or more dimensions, equal sizes and
-    equal numbers in their names are one layer for each gate: `Wi`, `Wf`, `Wg`, `Wo`. So one module may hold several
-    cells: `convz1`, `convr1`, `convq1` and `convz2`, `convr2`, `convq2`.
+    In a module with three or more weights, those with two or more dimensions, equal sizes and equal numbers in their
+    names are a group. All of a group get the words if their names are those of all gates of one kind of cell, each
+    once, such as `Wi`, `Wf`, `Wg`, `Wo`. If one has another name (`Wq`, `Wk`, `Wv`), none of the group gets them. A
+    module may have several groups: `convz1`, `convr1`, `convq1` and `convz2`, `convr2`, `convq2`.
     """
     for pieces in _weights_in(one, 1).values():
         for held in _numbered_alike(pieces) if len(pieces) > 2 else ():
@@ -245,7 +246,8 @@ def _join_scope(one: Canon, scope: _Path, pieces: list[Piece], depth: int, whole
     """
     matrices = [p for p in pieces if len(p.shape) >= 2]
     for cell in table().cells:
-        for read in _READINGS:
+        with_w = any(_tokens(p.path[-depth:])[:1] == ("w",) for p in matrices)
+        for read in (read for read in _READINGS if not (with_w and read is _u_and_v)):
             said = [(key, p) for p in matrices if (key := _meaning(read(_tokens(p.path[-depth:])), cell)) is not None]
             held = dict(said)
             if len(said) != len(held):
@@ -290,7 +292,8 @@ def _alone(words: _Path) -> _Path:
 
 def _u_and_v(words: _Path) -> _Path:
     """Return WORDS with a word for the input in place of "u", and one for the hidden state in place of "v" (`U_i`,
-    `V_i`): beside "w", "u" stands for the hidden state. () if they do not begin with one of the two.
+    `V_i`); () if they do not begin with one of the two. This is no reading where a name beside them begins with "w":
+    then "u" stands for the hidden state.
     """
     side = {"u": "ih", "v": "hh"}.get(words[0] if words else "")
     return (side, *words[1:]) if side else ()

@@ -283,12 +283,13 @@ def _last_letter(leaf: str, siblings: set[str]) -> tuple[str, str] | None:
 
 
 def _listed(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
-    """Return (path, role) for a last component that the vocabulary lists as a role: `kernel` is the "weight" of its
-    module. None for other names, tensors without a module, and numbered ones: `kernel1`, if SIBLINGS have `kernel2` or
-    the like.
+    """Return (path of the module, role) for a last component that the vocabulary lists as a role: `kernel` is the
+    "weight" of its module. None for other names, for tensors without a module, and for a listed name with a number if
+    SIBLINGS, the last components in the module, have one that differs from it in the number only: `lambda1` beside
+    `lambda2`.
 
-    A `mean` without a variance among SIBLINGS, and a bias that is not called `bias` (`offset`) without a factor among
-    them (`_stands_alone`), are weights of their own, at the whole path.
+    A `mean` without a variance among SIBLINGS, and a bias that is not called `bias` (`offset`) without a factor
+    (`scale`) among them (`_stands_alone`), are weights of their own: (path, "weight").
     """
     role = _role_in_vocabulary(path[-1], siblings)
     if role is None or len(path) < 2 or _is_numbered(path[-1], siblings):

@@ -18,7 +18,7 @@ from .filling import Filled, Filling
 #: What a matrix that is taken as it stands may have been through.
 AS_IT_IS = frozenset({"select", "reshape"})
 #: Functions that normalize the rows or columns of a matrix.
-_NORMALIZES = frozenset({"normalize", "renorm", "norm", "linalg_norm", "linalg_vector_norm"})
+_NORMALIZES = frozenset({"normalize", "renorm"})
 
 
 def turn_bare_squares(filling: Filling) -> None:
@@ -101,8 +101,10 @@ class _BareUse:
     shape: Shape
 
     def shows_turned(self) -> bool | None:
-        """Return whether the parameter was transposed, if it has the sizes that the model multiplies with; None if
-        these are square. If it has other sizes, return whether these are those of the model's key.
+        """Return whether a step transposed this parameter of the file, which shows how bare parameters of the file are
+        stored; None if it shows nothing. With the sizes that the model multiplies with, it is shown by a `transpose` in
+        the expression, and by nothing if they are square. With other sizes, it was transposed if its sizes are those of
+        the model's key.
         """
         if self.own.shape != self.shape:
             return self.own.shape == self.piece.entry.shape
@@ -151,8 +153,8 @@ def _taken_whole(expr: Expr, pieces: Iterable[Piece]) -> Piece | None:
 
 def turn_squares_of_layers(filling: Filling) -> None:
     """Decide for each square matrix of a layer, whose layout nothing states (`has_open_layout`), whether it is
-    transposed (`_decide`): matrices of the same name (`kin`) that are not square, and normalized if it is, show whether
-    their rows are inputs. If these differ, it stays.
+    transposed (`_decide`): matrices of the same name (`kin`) that are not square, and that the model's code normalizes
+    if and only if it normalizes this one, show whether their rows are inputs. If these differ, it stays.
 
     Most code has outputs first; graph convolutions and layers from TensorFlow have inputs first. Bare parameters of the
     source are left as they are.
@@ -196,12 +198,11 @@ class _OfLayer:
     def reason(self) -> Reason | None:
         """Return the reason to ask: the model stores inputs first, its forward pass does not use the bare parameter, or
         it normalizes the matrix before it multiplies (the layout of such last layers, with cosines as their outputs,
-        is as often the other one), and the source's code does not show its layout. None for a matrix with outputs
-        first, as most are.
+        is as often the other one). None for a matrix with outputs first, as most are.
         """
-        entry, shown = self.piece.entry, self.own.entry.facts.inputs_first is not None
+        entry = self.piece.entry
         unseen = entry.used is None and is_bare(self.piece) and entry.module != "Embedding"
-        return Reason.INPUTS_FIRST if self.turned or unseen or (self.is_normalized() and not shown) else None
+        return Reason.INPUTS_FIRST if self.turned or unseen or self.is_normalized() else None
 
     def is_normalized(self) -> bool:
         """Return whether the model's code normalizes the matrix before it multiplies."""
@@ -229,14 +230,15 @@ def _of_layers(filling: Filling) -> Iterator[_OfLayer]:
 
 def _as_matrix(piece: Piece) -> Shape | None:
     """Return the shape [outputs, inputs] of PIECE, a convolution of size 1, or its shape if it has two or more
-    dimensions and code multiplies with it, or it belongs to a `Linear`. None for other tensors, and if an einsum shows
-    that it multiplies along other dimensions than the last two.
+    dimensions and code multiplies with it, or with what it computes from it, or it belongs to a `Linear`. None for
+    other tensors, and if an einsum shows that it multiplies along other dimensions than the last two.
     """
     if len(piece.shape) > 2 and (piece.entry.how.startswith("conv") or piece.entry.module.startswith("Conv")):
         return piece.shape[:2] if not squeezed(piece.shape[2:]) else None
     if piece.entry.facts.dims and {*piece.entry.facts.dims[-2:]} != {"input", "output"}:
         return None
-    multiplied = piece.entry.how in PRODUCTS or piece.entry.module == "Linear"
+    shown = piece.entry.facts.inputs_first is not None
+    multiplied = piece.entry.how in PRODUCTS or piece.entry.module == "Linear" or shown
     return piece.shape if len(piece.shape) > 1 and multiplied else None
 
 

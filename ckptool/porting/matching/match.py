@@ -10,7 +10,7 @@ that only weak or contradictory evidence splits, are reported as guesses.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence, Set
+from collections.abc import Collection, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from math import prod
 
@@ -214,7 +214,7 @@ class Matcher:
             for side in (self.cells.targets, self.cells.sources)
         ]
         vectors = [sum(len(squeezed(u.main.shape)) == 1 for u in side) for side in left]
-        known = {(id(t), id(s)) for t, s in pairs}
+        known = _ids(pairs)
         return [
             (t, s)
             for t, s in self.cells.pairs()
@@ -226,25 +226,40 @@ class Matcher:
             and (
                 self._alone_by_size(t)
                 or (vectors == [1, 1] and len(squeezed(t.main.shape)) == 1)
-                or (t.pieces.keys() & STATISTICS and tuple(map(id, self._before(t, s))) in known)
+                or self._is_directly_behind(t, s, known)
             )
         ]
 
     def _may_be_folded(self, t: Unit, s: Unit, taken: Set[int]) -> bool:
-        """Return whether T has a bias that S lacks, and a batch norm without a partner (its `id` is not in TAKEN) is
-        registered directly behind S.
+        """Return whether T has a bias that S lacks, and a batch norm for the outputs of S is registered directly behind
+        it: one without a partner (its `id` is not in TAKEN), of a size that the source has more of than the model.
+        False if the order of the source's keys means nothing.
         """
         behind = min((u for u in self.cells.sources if u.order > s.order), key=lambda u: u.order, default=None)
-        norm = behind is not None and bool(behind.pieces.keys() & STATISTICS) and id(behind) not in taken
-        return norm and t.pieces.keys() - s.pieces.keys() == {"bias"} and s.pieces.keys() <= t.pieces.keys()
+        if behind is None or id(behind) in taken or not self.sequences.ordered:
+            return False
+        own, theirs = self._alike[behind.colour]
+        fits = bool(behind.pieces.keys() & STATISTICS) and behind.main.shape[:1] == s.main.shape[:1] and own < theirs
+        return fits and t.pieces.keys() - s.pieces.keys() == {"bias"} and s.pieces.keys() <= t.pieces.keys()
 
-    def _before(self, t: Unit, s: Unit) -> tuple[Unit | None, Unit | None]:
-        """Return (the unit of the target that is used directly before T, that of the source registered directly before
-        S); None for what is first.
+    def _is_directly_behind(self, t: Unit, s: Unit, known: Set[tuple[int, int]]) -> bool:
+        """Return whether T and S are norms with running statistics directly behind the two layers of a pair in KNOWN,
+        the `id` of both: the model normalizes the output of the one (by the forward pass; of what runs before T if that
+        does not show it), and S is registered directly behind the other. False if the order of the source's keys means
+        nothing, or if it is not known when T runs.
         """
-        own = max((u for u in self.cells.targets if _turn(u) < _turn(t)), key=_turn, default=None)
+        mean = t.pieces.get("running_mean")
+        if mean is None or t.turn is None or not self.sequences.ordered:
+            return False
+        behind = mean.entry.facts.behind
+        if behind is None:
+            ran = [u for u in self.cells.targets if u.turn is not None and u.turn < t.turn]
+            own = max(ran, key=lambda u: u.turn or 0, default=None)
+        else:
+            named = (u for u in self.cells.targets if u.pieces.keys() >= {"weight"})
+            own = next((u for u in named if u.pieces["weight"].entry.key == behind.weight), None)
         theirs = max((u for u in self.cells.sources if u.order < s.order), key=lambda u: u.order, default=None)
-        return own, theirs
+        return (id(own), id(theirs)) in known
 
     def _alone_by_size(self, t: Unit) -> bool:
         """Return whether T is a matrix or a layer with statistics, and both sides have one unit of its colour."""
@@ -265,27 +280,44 @@ class Matcher:
     ) -> None:
         """Ask about each of LONE, pairs that only their shape made. A pair is not asked about if all units of the model
         have partners (none is in OPEN_TARGETS), and it is the only one of its colour on both sides or in its place
-        (`_in_its_place`); nor if those without a partner are all behind it, as a new head is, and it stands before a
-        certain pair (`_flows_into`); nor a norm directly behind the two layers of a certain pair.
+        (`_in_its_place`); nor if it is before new heads (`_is_before_heads`), nor a norm directly behind the two layers
+        of a certain pair (`_is_directly_behind`).
 
-        The only one is asked about all the same if FREE_S, the units of the source without a partner, have a matrix
-        whose colour the model does not have, and it is not in its place: a new layer of the model may replace it. PAIRS
-        are all pairs.
+        The only one of a model whose units all have partners is asked about all the same if FREE_S, the units of the
+        source without a partner, have a matrix whose colour the model does not have, and it is not in its place: a new
+        layer of the model may replace it. PAIRS are all pairs.
         """
         whole = not open_targets
         nothing_left = not free_s
         positions_left = all(label_of(u, "embedding") == "position" for u in free_s)
         replaced = any(len(squeezed(u.main.shape)) > 1 and not self._wanted(u) for u in free_s)
+        by_shape = _ids(lone)
+        certain = [(t, s) for t, s in pairs if (id(t), id(s)) not in by_shape and not t.doubts] if lone else []
+        known = _ids(certain)
         for t, s in lone:
             only = not replaced and self._alike[t.colour] == (1, 1)
             left = nothing_left or ("bias" in s.pieces and positions_left)
-            in_place = whole and (only or self._in_its_place(t, s, pairs, nothing_left=left))
-            heads = not whole and self.sequences.traced and all(_turn(u) > _turn(t) for u in open_targets)
-            certain = [(a, b) for a, b in pairs if a is not t and not a.doubts]
-            first = heads and self._alike[t.colour] == (1, 1) and self._flows_into(t, s, certain)
-            behind = t.pieces.keys() & STATISTICS and self._before(t, s) in certain
-            if not (in_place or first or behind):
+            if whole and (only or self._in_its_place(t, s, pairs, nothing_left=left)):
+                continue
+            if not (self._is_directly_behind(t, s, known) or self._is_before_heads(t, s, certain, open_targets)):
                 t.ask(ask(Reason.ONLY_ITS_SHAPE))
+
+    def _is_before_heads(self, t: Unit, s: Unit, certain: list[Pair], open_targets: Sequence[Unit]) -> bool:
+        """Return whether all of OPEN_TARGETS, units without a partner, run behind T, as new heads do, and T has the
+        place of S: its output flows into the targets of just those of CERTAIN, one or more, whose sources are
+        registered behind S. T and S hold the same roles, and are the only ones of their colour. False if the order of
+        the source's keys means nothing, or if it is not known when one of these units runs.
+        """
+        turns = [u.turn for u in (t, *open_targets)]
+        ran = [turn for turn in turns if turn is not None]
+        if len(ran) < len(turns) or len(ran) < 2 or min(ran[1:]) < ran[0] or not self.sequences.ordered:
+            return False
+        if self._alike[t.colour] != (1, 1) or t.pieces.keys() != s.pieces.keys():
+            return False
+        behind = [b.order > s.order for _, b in certain]
+        return any(behind) and all(
+            self._comes_before(t, a) == is_so for (a, _), is_so in zip(certain, behind, strict=True)
+        )
 
     def _wanted(self, s: Unit) -> bool:
         """Return whether the model has a unit, paired or not, with the colour of S, so that S may belong in its
@@ -350,13 +382,8 @@ class Matcher:
         doubted = any(a.doubts for a, _ in others if a.colour == t.colour)
         if own != theirs or doubted or not certain or not self.sequences.ordered or t.pieces.keys() != s.pieces.keys():
             return False
-        return self._flows_into(t, s, certain) or self._are_last(t, s, certain, nothing_left=nothing_left)
-
-    def _flows_into(self, t: Unit, s: Unit, certain: list[Pair]) -> bool:
-        """Return whether T and S stand before the two units of one of CERTAIN: the output of T flows into its target,
-        directly or not (`_comes_before`), and S is registered before its source.
-        """
-        return any(b.order > s.order and self._comes_before(t, a) for a, b in certain)
+        before = any(b.order > s.order and self._comes_before(t, a) for a, b in certain)
+        return before or self._are_last(t, s, certain, nothing_left=nothing_left)
 
     def _are_last(self, t: Unit, s: Unit, certain: list[Pair], *, nothing_left: bool) -> bool:
         """Return whether the model runs T after the targets of all pairs CERTAIN, and S is the last unit of the
@@ -527,7 +554,8 @@ class Matcher:
         """
         if len(squeezed(t.main.shape)) != 1:
             return False
-        before, earlier = self._before(t, s)
+        before = max((u for u in self.cells.targets if _turn(u) < _turn(t)), key=_turn, default=None)
+        earlier = max((u for u in self.cells.sources if u.order < s.order), key=lambda u: u.order, default=None)
         return before is not None and earlier is not None and paired.isdisjoint((id(before), id(earlier)))
 
     def _parts_without_names(self, pairs: list[Pair]) -> None:
@@ -568,6 +596,11 @@ def _gives_others(t: Unit, s: Unit) -> bool:
     """
     biases = [unit.pieces.get("bias") for unit in (t, s)]
     return len({prod(bias.shape) for bias in biases if bias is not None}) > 1
+
+
+def _ids(pairs: Iterable[Pair]) -> set[tuple[int, int]]:
+    """Return the `id` of both units of each of PAIRS."""
+    return {(id(t), id(s)) for t, s in pairs}
 
 
 def _turn(unit: Unit) -> float:

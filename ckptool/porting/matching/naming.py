@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import islice, pairwise
 
 from ...keys.known_buffers import STATISTICS
 from ..forms.pieces import squeezed
@@ -83,12 +83,13 @@ class Naming:
         last name is a number, too few equal paths or too many different colours do not matter then, either.
         """
         looks = [[(u.path, u.colour) for u in side] for side in (targets, sources)]
-        votes, in_return = prefix_votes(*looks), prefix_votes(*reversed(looks))
+        votes, in_return = prefix_votes(*looks), None
         for (own, theirs), n in votes.most_common(12):
             full = own == theirs == ()
             rivals = any(m >= n and (a == own) != (b == theirs) for (a, b), m in votes.items())
             if (rivals and not full) or hard_conflict(words_of(own), words_of(theirs)):
                 continue  # what `text.` and `image.` hold may have one name, and is not one
+            in_return = prefix_votes(*reversed(looks)) if in_return is None else in_return
             if (theirs, own) not in in_return:
                 continue  # `pool.0` and `list.0.0` share a number, and `list.0.0` of this side shares more
             below_t, below_s = _below(own, targets), _below(theirs, sources)
@@ -357,8 +358,8 @@ def _counted_alike(
             or turned(members, theirs[row])
             or (
                 len(members) < len(theirs[row])
-                and not _is_the_beginning(members, theirs[row])
                 and _continued(row, below_t, below_s)
+                and not _is_the_beginning(members, theirs[row])
             )
         )
     }
@@ -420,8 +421,10 @@ def _is_the_beginning(own: Mapping[int, Hashable], theirs: Mapping[int, Hashable
     """Return whether the list OWN has the contents of the longer list THEIRS at its own numbers, and at no others that
     are all higher or lower by one difference. Both have number of a member -> its contents.
     """
-    shifts = [step for step in range(-max(own), max(theirs) + 1) if all(own[n] == theirs.get(n + step) for n in own)]
-    return shifts == [0]
+    first = min(own)
+    steps = (n - first for n, held in theirs.items() if held == own[first])
+    fitting = (step for step in steps if all(theirs.get(n + step) == held for n, held in own.items()))
+    return list(islice(fitting, 2)) == [0]
 
 
 def _moved(own: Sequence[int], theirs: Sequence[int]) -> bool:

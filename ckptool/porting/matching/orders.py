@@ -17,7 +17,7 @@ from .levels import reason_against
 from .neighbours import Neighbours
 from .scopes import Scopes
 from .sequences import Sequences
-from .series import Ways, common
+from .series import common
 from .units import (
     SOME,
     Pair,
@@ -75,10 +75,7 @@ class Orders:
             against = self._order_conflict(targets, sources, ranks)
             if against and (not same_numbers(targets, sources) or _of_several_rows(targets)):
                 continue
-            levels = not self._known(targets[0], sources[0]) and (
-                self._against_levels(targets, sources) or int(self._is_turned_beside(targets, sources))
-            )
-            doubt: Question[Unit] | None = ask(reason_against(levels)) if levels else None
+            doubt = None if self._known(targets[0], sources[0]) else self._doubt_of_numbers(targets, sources)
             changed |= self.cells.split(
                 Evidence(Kind.NUMBERS), ranks, mode="all", cells=[(targets, sources)], doubt=doubt
             )
@@ -129,15 +126,17 @@ class Orders:
         ways = [direction(pairwise(sorted(members))) for members in known.values() if len({*dict(members)}) > 1]
         return len(ways) > 1 and {*ways} == {-1}
 
-    def _is_turned_beside(self, targets: list[Unit], sources: list[Unit]) -> bool:
-        """Return whether certain pairs show another list in the modules around those of TARGETS and SOURCES that the
-        two sides count from opposite ends. False if the paths of either do not differ in exactly one number.
+    def _doubt_of_numbers(self, targets: list[Unit], sources: list[Unit]) -> Question[Unit] | None:
+        """Return the question whether equal numbers of TARGETS and SOURCES mean equal layers: the levels that a list
+        takes speak against it (`_against_levels`), or the two sides count another list beside it from opposite ends
+        (`Scopes.counts_back_beside`). None if neither is so, or the paths of either do not differ in one number.
         """
+        levels = self._against_levels(targets, sources)
+        if levels:
+            return ask(reason_against(levels))
         own, theirs = common(t.path for t in targets), common(s.path for s in sources)
-        if own is None or theirs is None:
-            return False
-        known = Ways((t.path, s.path) for t, s in self.cells.certain())
-        return any(sign < 0 for sign, _ in known.beside(own[0], theirs[0]))
+        back = own is not None and theirs is not None and self.scopes.counts_back_beside(own[0], theirs[0])
+        return ask(Reason.AGAINST_LEVELS) if back else None
 
     def _against_levels(self, targets: list[Unit], sources: list[Unit]) -> int:
         """Return whether the levels that a list takes speak against its numbers: 0, 1 or -1 as in `Levels.against`. 0
@@ -269,8 +268,10 @@ class Orders:
         return used == sorted(used) and len({series(u) for u in sources}) == len({series(u) for u in targets}) == 1
 
     def by_chain(self) -> bool:
-        """Pair two units of one cell that directly follow a decided pair on both sides, or are the first of both sides
-        (`_next_source`). Each call makes at most one pair. Return whether any pair was made. The pair is a question if
+        """Pair two units of one cell that, in an order of both sides, directly follow the units of a decided pair,
+        which may be a guess, the unit of the source in the same module as that of the pair; or that are the first in
+        this order (`_next_source`). The orders of `Sequences.all` are tried one after the other, each from its
+        beginning. Each call makes at most one pair. Return whether it made one. The pair is a question if
         `_doubt_of_next` has one.
         """
         for name, targets, sources in self.sequences.all():

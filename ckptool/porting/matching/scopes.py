@@ -14,7 +14,7 @@ from .counting import counted, rows
 from .evidence import Evidence, Kind
 from .levels import Levels, reason_against
 from .sequences import Sequences
-from .series import Ways, common, members_of, series_of, translation
+from .series import Series, Ways, common, members_of, series_of, translation
 from .units import Path, Unit, number_ranks, same_numbers
 
 
@@ -78,6 +78,7 @@ class Scopes:
         self.settled = False
         self.levels = Levels(cells)
         self._ways: Ways | None = None
+        self._counted: Ways | None = None
         self._members = members_of(s.path for s in self.scopes[True]), members_of(s.path for s in self.scopes[False])
         self._inner: dict[int, list[Scope]] = defaultdict(list)
         for scopes in self.scopes.values():
@@ -93,7 +94,7 @@ class Scopes:
         Also sets `whole` of these scopes: True for both of a pair of the first kind whose scopes are both `all`, else
         False.
         """
-        open_before = self._count_open()
+        open_before, self._counted = self._count_open(), None
         cells = self.cells.groups().keys()
         even = {cell for cell in cells if self.cells.is_even(cell)}
         for counted_cells, all_count in ((cells, True), (even, False)):
@@ -159,10 +160,23 @@ class Scopes:
             self._pair_in_order(targets, sources)
 
     def _is_outside(self, t: Scope, s: Scope) -> bool:
-        """Return whether S is not inside the partner of the innermost scope around T that has one without a doubt."""
-        around = (o for o in self._inner[id(t.units[0])] if o is not t and _begins(o.path, t.path))
-        partner = next((o.partner for o in around if o.partner is not None and not o.doubts), None)
-        return partner is not None and not _begins(partner.path, s.path)
+        """Return whether S is not inside the partner of the innermost scope around T that has one without a doubt, or T
+        not inside that of the innermost scope around S.
+        """
+        for one, other in ((t, s), (s, t)):
+            around = (o for o in self._inner[id(one.units[0])] if o is not one and _begins(o.path, one.path))
+            partner = next((o.partner for o in around if o.partner and not (o.doubts or o.partner.doubts)), None)
+            if partner is not None and not _begins(partner.path, other.path):
+                return True
+        return False
+
+    def counts_back_beside(self, own: Series, theirs: Series) -> bool:
+        """Return whether certain pairs show a list in the modules around those of OWN and THEIRS, a series of the
+        target and one of the source, that the two sides count from opposite ends.
+        """
+        if self._counted is None:
+            self._counted = Ways((t.path, s.path) for t, s in self.cells.certain())
+        return any(sign < 0 for sign, _ in self._counted.beside(own, theirs))
 
     def _labels(self, targets: list[Scope], sources: list[Scope], *, in_order: bool) -> list[_Label]:
         """Return the labels that may tell TARGETS and SOURCES apart, the most reliable first: the pair of scopes around
@@ -191,7 +205,8 @@ class Scopes:
         whether all were paired. If not, none is.
 
         Certain pairs show which word of the other side means the same (`translation`); if they show none, equal words
-        count (`_namesakes`), and then equal ends (`_of_one_end`).
+        count (`_namesakes`), and then equal ends (`_of_one_end`). Words do not count against modules around them
+        (`_is_outside`).
         """
         known = ((t.path, s.path) for t, s in self.cells.certain())
         own, theirs = [t.path for t in targets], [s.path for s in sources]
@@ -199,6 +214,8 @@ class Scopes:
         if not found:
             return False
         partners = {s.path: s for s in sources}
+        if any(self._is_outside(t, partners[found[t.path]]) for t in targets):
+            return False
         for t in targets:
             _join_scopes(t, partners[found[t.path]])
         return True
@@ -280,8 +297,8 @@ class Scopes:
         (False, None) if the paths of TARGETS, or of SOURCES, do not differ in exactly one number.
 
         Pairs of the list decide, if there are any; opposite ends are a question then. Else the forward pass decides
-        (`Levels.against`): it is a question if that speaks against equal numbers, or if the model runs the list from
-        its end (`Levels.runs_back`).
+        (`Levels.against`): it is a question if that speaks against equal numbers, if the model runs the list from its
+        end (`Levels.runs_back`), or if another list beside it is counted so (`counts_back_beside`).
         """
         own, theirs = common(t.path for t in targets), common(s.path for s in sources)
         if own is None or theirs is None:
@@ -293,6 +310,8 @@ class Scopes:
         against = self.levels.against(own[0], theirs[0])
         if not against and self.levels.runs_back(own[0]):
             return False, ask(Reason.RUN_BACKWARDS)
+        if not against and self.counts_back_beside(own[0], theirs[0]):
+            return False, ask(Reason.AGAINST_LEVELS)
         return against < 0, ask(reason_against(against)) if against else None
 
     def _known_numbers(self, own: Hashable, theirs: Hashable) -> list[tuple[int, int]]:
@@ -457,16 +476,18 @@ def _namesakes(own: Sequence[Path], theirs: Sequence[Path]) -> dict[Path, Path]:
 
 
 def _of_one_end(own: Sequence[Path], theirs: Sequence[Path]) -> dict[Path, Path]:
-    """Return path of OWN -> path of THEIRS, by a name and a number at their ends, `convs.0`: of two paths on each side,
-    one has the end of one of the other side, and the other two have ends of their own. They are a pair as well.
+    """Return path of OWN -> path of THEIRS, by a telling name and a number at their ends, `convs.0`: of two paths on
+    each side, one has the end of one of the other side, and the other two have ends of their own. They are a pair as
+    well.
 
     {} for others, and if the paths of both sides lie in one list each: how both count it is another question
     (`_other_end`).
     """
-    if len(own) != 2 or len(theirs) != 2 or (common(own) and common(theirs)):
+    if not len(own) == len(theirs) == 2 == len({p[-2:] for p in own}) == len({p[-2:] for p in theirs}):
         return {}
-    ends = {path[-2:] for path in own} & {path[-2:] for path in theirs if path and path[-1].isdecimal()}
-    if len(ends) != 1:
+    named = {p[-2:] for p in theirs if p and p[-1].isdecimal() and telling_words(p[-2:])}
+    ends = {p[-2:] for p in own} & named
+    if len(ends) != 1 or (common(own) and common(theirs)):
         return {}
     (first, other), (here, there) = (sorted(side, key=lambda path: path[-2:] not in ends) for side in (own, theirs))
     return {first: here, other: there}

@@ -47,8 +47,10 @@ class Sequences:
         return self._around[id(units)]
 
     def _ordered(self) -> list[Sequence]:
-        """Return the orders for `all`: those that the class names, the most reliable first. How well each agrees is
-        noted for `credit_of`.
+        """Return the orders for `all`: those of the list in the docstring of this class that both sides have, each as
+        (name, units of the target, units of the source). The one in which neighbours of both sides have equal colours
+        most often (`_credit`, also noted for `credit_of`) is first. [] if the order of the source's keys means nothing,
+        unless both sides were traced.
         """
         found = []
         stored = sorted(self._cells.sources, key=lambda u: u.order)

@@ -25,8 +25,9 @@ def are_equal(a: torch.Tensor, b: torch.Tensor, tolerance: float = TOLERANCE) ->
 
 
 def _close(a: torch.Tensor, b: torch.Tensor, tolerance: float = TOLERANCE) -> bool:
-    """Return whether A and B, of one size, differ by at most TOLERANCE times the largest value of A. NaN and infinity
-    have to be in the same places, and some numbers finite.
+    """Return whether A and B, of one size and not empty, differ by at most TOLERANCE times the largest absolute value
+    of A (TOLERANCE itself if A is all zeros). Numbers that are not finite have to be in the same places on both sides,
+    and are not compared. False if no number is finite.
     """
     if not (torch.isfinite(a).all() and torch.isfinite(b).all()):
         same = torch.isfinite(a) & torch.isfinite(b)

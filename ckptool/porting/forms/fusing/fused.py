@@ -304,17 +304,20 @@ def _rows_of_three(total: int, queries: list[int], keys: list[int], values: list
 
 
 def missing_key_bias(canon: Canon) -> None:
-    """Replace biases `q_bias` [n] and `v_bias` in the module of a fused projection with 3 * n rows and no bias by one
-    bias for the projection, with zeros for the keys. Other biases stay, and so do both if one is missing.
+    """Replace biases `q_bias` [n] and `v_bias` [n] in the module of a fused projection with 3 * n rows and no bias by
+    one bias for the projection, with `k_bias` [n] for the keys if the module has it, else zeros. Other biases stay, and
+    so do these if `q_bias` or `v_bias` is missing, or one has another size.
     """
     for piece in [p for p in canon.pieces.values() if p.role == "bias" and p.last == "q_bias"]:
         base, n = piece.path[:-1], prod(piece.shape)
-        other = canon.pieces.get(Name((*base, "v_bias"), "bias"))
-        fused = _fused_in(canon, base, 3 * n) if len(piece.shape) == 1 else None
-        if other is not None and fused is not None and fused.name.beside("bias") not in canon.pieces:
+        parts = [canon.pieces.get(Name((*base, name), "bias")) for name in ("q_bias", "k_bias", "v_bias")]
+        there = {at: part for at, part in enumerate(parts) if part is not None}
+        fused = _fused_in(canon, base, 3 * n) if {part.shape for part in there.values()} == {(n,)} else None
+        if parts[2] is not None and fused is not None and fused.name.beside("bias") not in canon.pieces:
             new = replace(piece, path=fused.path, role="bias", shape=(3 * n,))
-            ends = [partial(ex.part, dim=0, start=start, stop=start + n) for start in (0, 2 * n)]
-            canon.merge([piece, other], new, lambda q, v, n=n: ex.cat(0, q, ex.zeros(n), v), ends)
+            ends = [partial(ex.part, dim=0, start=at * n, stop=at * n + n) for at in there]
+            keys = [] if 1 in there else [ex.zeros(n)]
+            canon.merge([*there.values()], new, lambda q, *e, k=keys: ex.cat(0, q, *k, *e), ends)
 
 
 def _fused_in(canon: Canon, base: tuple[str, ...], rows: int) -> Piece | None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations, pairwise
+from functools import reduce
+from itertools import pairwise
 from math import gcd
+from operator import or_
 from typing import NamedTuple
 
 from ... import expression as ex
@@ -69,9 +71,9 @@ def join_families(one: Canon, other: Canon) -> bool:
     OTHER has more tensors of the joined sizes, and their biases, if they fit. Return whether any were joined.
 
     If more families may become tensors of one size than OTHER has more, only those are joined whose order names or code
-    show; if there are none, those in blocks of which there are not too many. None of this size is joined if these are
-    still too many. The joined tensor has a question, unless names or code show
-    the order of its parts for certain.
+    show. If there are none, those are joined, with a question, in modules whose paths, without numbers, occur no more
+    often than that. None of this size is joined if these are still too many. The joined tensor has a question, unless
+    names or code show the order of its parts for certain.
     """
     sizes = SizeCounts(one, other)
     wholes: dict[Shape, list[Piece]] = defaultdict(list)
@@ -86,7 +88,8 @@ def join_families(one: Canon, other: Canon) -> bool:
         if len(found) > sizes.wanted(whole):
             blocks = Counter(template(plan[0]) for plan in found)
             few = [plan for plan in found if blocks[template(plan[0])] <= sizes.wanted(whole)]
-            found = [plan for plan in found if plan[-1].parts is not None] or few
+            asked_for = [(parent, replace(family, numbered=False), join, order) for parent, family, join, order in few]
+            found = [plan for plan in found if plan[-1].parts is not None] or asked_for
         for parent, family, join, order in found if len(found) <= sizes.wanted(whole) else ():
             join_family(one, parent, *_ordered(family, join, order))
             joined = True
@@ -116,9 +119,9 @@ def _in_turn(family: Family, join: Join) -> bool:
     """Return whether a part of FAMILY takes what another one gives, and both are rows of one matrix, as JOIN says: a
     layer computes all of its outputs at once. False for tensors whose place in the graph is not known.
     """
-    flows = [part.entry.facts.flow for part in family.parts]
-    known = [flow for flow in flows if flow is not None]
-    return join.dim == 0 and not all(a.beside(b) for a, b in combinations(known, 2))
+    flows = [flow for part in family.parts if (flow := part.entry.facts.flow) is not None]
+    given = reduce(or_, (flow.bit for flow in flows), 0)
+    return join.dim == 0 and any(flow.before & given & ~flow.bit for flow in flows)
 
 
 def _ordered(family: Family, join: Join, order: _Order) -> tuple[Family, Join]:

@@ -13,7 +13,7 @@ from ....model_code.in_eval import modes_kept
 from ...expression import Shape
 from ...mapping import Entry, Mapping
 from ..calling import called, tensors
-from ..flow import MATRICES, Flow, Use
+from ..flow import Flow, Use
 from ..outputs import compared_outputs
 from ..trial import Trial
 from ..verdict import Verdict
@@ -106,28 +106,54 @@ def _slopes(
             p.requires_grad_(old)
 
 
-def branches_alike(trial: Trial, seen: Flow) -> set[str]:
-    """Return the keys of parallel convolutions of equal sizes that only settings tell apart, such as dilations, where
-    the inputs are too small to show these: some numbers of a kernel only meet padding. Also those of what takes their
-    outputs, up to the next matrix. SEEN is the flow of the model of TRIAL.
+#: Kinds of uses that slide a kernel over a map.
+_CONVOLUTIONS = frozenset({"conv", "grouped conv", "depthwise", "deconv"})
 
-    Such branches can be exchanged together with the columns that take them, and outputs stay equal.
+
+def branches_alike(trial: Trial, seen: Flow) -> set[str]:
+    """Return the keys of parallel branches that begin with convolutions of equal sizes, and that only the settings of
+    these tell apart, such as dilations, if the inputs are too small to show these: some numbers of the kernels of two
+    or more only meet padding, or it is not known whether they do. Also those of the use that takes several of these
+    branches, up to which they can be exchanged. SEEN is the flow of the model of TRIAL.
     """
     rows: dict[tuple[frozenset[int], Shape], list[Use]] = {}
     for use in seen.uses:
-        if use.kind in ("conv", "depthwise") and use.step is not None and len(use.held["weight"].keys) == 1:
-            rows.setdefault((use.before, use.held["weight"].shape), []).append(use)
+        weight = use.held.get("weight")
+        if use.kind in _CONVOLUTIONS and use.step is not None and weight is not None:
+            rows.setdefault((use.before, weight.shape), []).append(use)
     unlike = [uses for uses in rows.values() if len({repr(use.step and use.step.settings) for use in uses}) > 1]
+    blind = _blind(trial, {key for uses in unlike for use in uses for key in use.held["weight"].keys})
+    keys: set[str] = set()
+    for uses in unlike:
+        small = {use.index for use in uses if not blind.isdisjoint(use.held["weight"].keys)}
+        if len(small) > 1:
+            keys |= _up_to_their_end(seen, small)
+    return keys
+
+
+def _blind(trial: Trial, kernels: set[str]) -> set[str]:
+    """Return those of KERNELS, keys of convolutions, that have a place in the kernel where no number has an influence
+    on the outputs, or of which it is not known whether there is one.
+    """
     parameters = dict(trial.model.named_parameters(remove_duplicate=False))
-    kernels = {u.index: parameters.get(u.held["weight"].keys[0]) for uses in unlike for u in uses}
-    known = {at: p for at, p in kernels.items() if p is not None and p.ndim > 2}
+    known = {key: p for key in sorted(kernels) if (p := parameters.get(key)) is not None and p.ndim > 2}
     slopes = _slopes(trial, [*known.values()], None) if known else None
-    small = {at for at, g in zip(known, slopes or (), strict=False) if g is not None and not g.abs().amax((0, 1)).all()}
-    keys = {key for at in small for key in seen.uses[at].keys}
+    seeing = {key for key, g in zip(known, slopes or (), strict=False) if g is not None and g.abs().amax((0, 1)).all()}
+    return kernels - seeing
+
+
+def _up_to_their_end(seen: Flow, branches: set[int]) -> set[str]:
+    """Return the keys of the uses in BRANCHES (indices of uses), of all uses that take the outputs of one of them, and
+    of those that take the outputs of several. What is behind the latter is left out.
+    """
+    of: dict[int, frozenset[int]] = {at: frozenset({at}) for at in branches}
+    keys = {key for at in branches for key in seen.uses[at].keys}
     for use in seen.uses:
-        if use.before & small:
+        taken = frozenset().union(*(of.get(at, frozenset()) for at in use.before))
+        if taken and use.index not in of:
             keys.update(use.keys)
-            small |= set() if use.kind in MATRICES else {use.index}
+            if len(taken) == 1:
+                of[use.index] = taken
     return keys
 
 

@@ -93,15 +93,14 @@ def _settled_entries(reached: Reached, unfelt: Sequence[str]) -> dict[str, Entry
     mapping, trial = reached.mapping, reached.trial
     if reached.is_proved:
         open_still = set(unfelt) | by_itself_alone(seen, expected, entries, mapping, verdict)
-        if alike := branches_alike(trial, seen):
-            open_still |= alike
-            reached.shown += (
-                " (which is too small to tell branches with different dilations apart: larger --input does)"
-            )
+        alike = branches_alike(trial, seen)
+        open_still |= alike
         if not verdict.compared:
             fine = shown_by([expected.gives(use.given) for use in seen.uses], seen)
             open_still |= {key for use in seen.uses if not fine[use.index] for key in use.keys}
         entries = felt(entries, mapping, trial, open_still)
+        if any(key in alike and entry.status == "guessed" for key, entry in entries.items()):
+            reached.shown += ", though it takes larger inputs to tell branches with different dilations apart"
         entries = carried_along(entries, mapping, open_still, trial.shapes)
         entries = doubt_unseen_rows(entries, mapping, seen, trial.shapes)
     alone = by_itself_alone(seen, expected, entries, mapping, verdict)
