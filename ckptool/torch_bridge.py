@@ -304,10 +304,13 @@ class FromTorch(FromMemory):
                 f"{printable(path)} is a DTensor, of which this process holds a part",
                 hint="ckptool.save(state_dict, …), called by every rank, writes them; tensor.full_tensor() gathers one",
             )
-        if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
+        is_dense = tensor.layout == torch.strided and not tensor.is_nested
+        if not is_dense or tensor.is_quantized or tensor.device.type == "meta":
             raise CannotCarry(f"{printable(path)} is not a dense tensor with data")
         dtype = BY_NAME[str(tensor.dtype).removeprefix("torch.")]
         untyped = tensor.untyped_storage()
+        if tensor.numel() and not _has_memory(untyped):
+            raise CannotCarry(f"{printable(path)} is a {type(tensor).__name__}, whose values are in its attributes")
         storage = self._storages.get(untyped._cdata)
         if storage is None:
             self._alive.append(untyped)
@@ -332,6 +335,14 @@ class FromTorch(FromMemory):
         )
         made.check(name=path)
         return made
+
+
+def _has_memory(untyped: Any) -> bool:
+    """Whether a storage of torch has bytes: those of a wrapper around other tensors have a size, and none."""
+    try:
+        return bool(untyped.data_ptr())
+    except RuntimeError:
+        return False
 
 
 def devices(value: Any) -> set[str]:

@@ -263,6 +263,21 @@ def test_the_memory_of_tensors_is_not_copied():
     assert node.numpy()[0] == 1.0
 
 
+class Wrapper(torch.Tensor):
+    """A tensor around another one, as torchao's: its own storage has a size and no bytes."""
+
+    @staticmethod
+    def __new__(cls, values):
+        return torch.Tensor._make_wrapper_subclass(cls, values.shape, dtype=values.dtype)
+
+    def __init__(self, values):
+        self.values_of_it = values
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise NotImplementedError(func)
+
+
 ONLY_TORCH_CAN_SAVE = {
     "meta": lambda: torch.ones(2, device="meta"),
     "sparse": lambda: torch.ones(2).to_sparse(),
@@ -270,6 +285,8 @@ ONLY_TORCH_CAN_SAVE = {
     "an object": Config,
     "a module": lambda: torch.nn.Linear(1, 1),
     "a subclass": lambda: Listing([1]),
+    "a nested tensor": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    "a wrapper": lambda: Wrapper(torch.ones(2, 3)),
 }
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -77,8 +76,10 @@ def rewrite(
     recipe: str | None = None,
     opener: Callable[[str], Checkpoint] | None = None,
     model: str | None = None,
+    with_optimizer: bool = False,
 ) -> int:
-    """Open (as OPENER does, if it is given), pass, plan, write, and say what was done; several files one by one.
+    """Open (as OPENER does, if it is given, which makes a checkpoint of its own; else WITH_OPTIMIZER or without), pass,
+    plan, write, and say what was done; several files one by one.
 
     Under torchrun all ranks do so together. Each works out the whole plan; rank 0 alone looks at the target.
 
@@ -94,7 +95,7 @@ def rewrite(
         check_side_outputs()
     steps = [*(recipes.read(recipe) if recipe else ()), *wanted]
     noted = recipes.text(steps) if options["save_recipe"] is not None else ""
-    how = _How(steps, command, max_shard_size, variant, recipe, opener, model)
+    how = _How(steps, command, max_shard_size, variant, recipe, opener, model, with_optimizer)
     status = 0
     if jobs is not None:
         status = many.run_each(jobs, lambda mine: _one(how, mine), command, options)
@@ -128,6 +129,7 @@ class _How:
     recipe: str | None
     opener: Callable[[str], Checkpoint] | None
     model: str | None
+    with_optimizer: bool
 
 
 def _one(how: _How, options: dict[str, Any]) -> many.Done:
@@ -199,7 +201,7 @@ def _passed(how: _How, options: dict[str, Any]) -> tuple[Checkpoint, list[tuple[
     """The opened file after all passes, and, for --verbose, (old key, new key) of the keys that changed."""
     source, at = options["source"], options["at"]
     with fetching(source, wanted=not options["quiet"]):
-        opened = (how.opener or formats.open)(source)
+        opened = how.opener(source) if how.opener else formats.open(source, with_optimizer=how.with_optimizer)
     if options["partial_file"]:
         opened = alone(opened)
     elif how.opener is None:
@@ -413,7 +415,6 @@ def convert(
     """
     asked = {name: options.pop(name.replace("-", "_")) for name, one in recipes.PASSES.items() if one.help}
     steps = _steps(asked, rules, cast_keep)
-    opener = partial(formats.open, with_optimizer=True) if with_optimizer else None
     return rewrite(
         steps,
         "convert",
@@ -422,7 +423,7 @@ def convert(
         variant=variant,
         recipe=recipe,
         model=model,
-        opener=opener,
+        with_optimizer=with_optimizer,
     )
 
 

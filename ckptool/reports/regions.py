@@ -105,7 +105,9 @@ def regions(ckpt: Checkpoint) -> Iterator[Region]:
             continue
         file, at = source.file.located(source.offset) if isinstance(source, FileRange) else _packed(source)
         files[id(file)] = file
-        inside.setdefault(id(file), {})[at] = storage
+        mine = inside.setdefault(id(file), {})
+        if at not in mine or storage.nbytes > mine[at].nbytes:  # an empty one begins where the next one does
+            mine[at] = storage
 
     def told(storage: Storage) -> Iterator[Region]:
         used = held.get(id(storage))

@@ -134,7 +134,7 @@ def verify(
     if against is not None:
         from .comparing.diff import diff
 
-        compared = diff(ckpt.where, against, weights=True, ranks=ranks)
+        compared = diff(ckpt, against, weights=True, ranks=ranks)
     notes = list(ckpt.warnings)
     if unread.parts:
         notes.append(f"read as well, though no weight is made of it: {listed(list(unread.parts))}")

@@ -98,3 +98,10 @@ def test_the_file_of_one_rank_of_deepspeed_is_a_part(run: Run):
     assert "is what one rank of 2 of a DeepSpeed run has of the weights and the optimizer" in ran.err
     assert "Hint: ckptool convert run out.pth   # takes all of them; --partial-file" in ran.err
     assert run("convert", "run/zero_pp_rank_0_mp_rank_00_optim_states.pt", "out.pth", "--partial-file").code == 0
+
+
+def test_asking_for_the_optimizer_makes_no_shard_the_whole(run: Run, shards):
+    ran = run("convert", shards[0], "out.pth", "--with-optimizer")
+    assert ran.code == 2
+    assert "is shard 1 of 3 of a checkpoint in several files" in ran.err
+    assert not Path("out.pth").exists()

@@ -225,3 +225,54 @@ def test_a_tensor_that_few_bytes_make_endless_is_refused(tmp_path):
     path = saved(tmp_path / "a.pth", {"w": endless})
     with pytest.raises(ckptool.CannotCarry, match="expands 4 stored bytes"):
         ckptool.diff(path, path)
+
+
+@pytest.fixture
+def made_by_torch(tmp_path):
+    torch = pytest.importorskip("torch")
+
+    def write(name, value):
+        torch.save({"w": value, "v": torch.ones(2)}, tmp_path / name)
+        return tmp_path / name
+
+    return torch, write
+
+
+@pytest.mark.filterwarnings("ignore")  # quantized tensors are deprecated
+def test_a_scale_and_sizes_beside_equal_numbers_are_differences(made_by_torch):
+    torch, write = made_by_torch
+    x, at = torch.arange(8.0), torch.tensor([[0], [0]])
+    pairs = [
+        [torch.quantize_per_tensor(x * n, 0.1 * n, 0, torch.qint8) for n in (1, 2)],
+        [torch.sparse_coo_tensor(at, [1.0], (n, n)) for n in (3, 9)],
+    ]
+    for one, other in pairs:
+        left, right, again = write("a.pth", one), write("b.pth", other), write("c.pth", one)
+        assert ckptool.diff(left, again).same
+        assert not ckptool.diff(left, right).same
+        assert ckptool.verify(left, digest=True).digest != ckptool.verify(right, digest=True).digest
+        assert ckptool.verify(left, digest=True).digest == ckptool.verify(again, digest=True).digest
+
+
+@pytest.mark.parametrize("value", [[], set()])
+def test_an_entry_that_is_empty_is_an_entry(tmp_path, value):
+    torch = pytest.importorskip("torch")
+    torch.save({"w": torch.ones(2), "callbacks": value}, tmp_path / "a.pth")
+    torch.save({"w": torch.ones(2)}, tmp_path / "b.pth")
+    assert not ckptool.diff(tmp_path / "a.pth", tmp_path / "b.pth").same
+
+
+def test_an_open_checkpoint_is_compared_as_it_is(tmp_path, weights):
+    path = saved(tmp_path / "a.pth", {f"module.{key}": value for key, value in weights.items()})
+    plain = saved(tmp_path / "b.pth", weights)
+    stripped = ckptool.strip_prefix(ckptool.open(path), "module.")
+    assert ckptool.verify(stripped, against=plain).sound
+    assert not ckptool.verify(stripped, against=path).sound
+
+
+def test_every_byte_is_read_beside_an_empty_tensor(tmp_path):
+    path = tmp_path / "a.safetensors"
+    ckptool.save({"w": np.full(1000, np.nan, "f4"), "ids": np.zeros(0, "i8")}, path)
+    found = ckptool.verify(path)
+    assert found.read == 4000
+    assert any("NaN" in line for line in found.doubts)

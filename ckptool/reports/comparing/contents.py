@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from ...checkpoint import Checkpoint, StateDict
+from ...disk.files import Buffer
+from ...dtypes import BY_NAME
 from ...errors import printable
 from ...inert.other_tensors import OtherTensor, other_tensor
 from ...tensor import LazyTensor, Storage
-from ...tree import NODES, Dict, Global, Paths, component_text, walk
+from ...tree import NODES, Dict, Global, List, Paths, Set, component_text, walk
 
 #: Longest text of an entry that is kept for showing.
 _SHOWN = 60
@@ -50,11 +53,22 @@ def contents_of(ckpt: Checkpoint, state_dicts: list[StateDict], *, by_key: bool)
 
 
 def _parts(name: str, other: OtherTensor) -> Iterator[tuple[str, LazyTensor]]:
+    """The tensors that one is made of, and what else tells its values, as one more: its sizes, a scale, an axis."""
     if other.dense is not None:
         yield name, other.dense
         return
     for part, tensor in other.parts.items():
         yield f"{name}[{part}]", tensor
+    told = hashlib.sha256(repr((other.kind, str(other.dtype), other.shape, _plain(other.detail))).encode()).digest()
+    bytes_ = BY_NAME["uint8"]
+    yield f"{name}[how it is made]", LazyTensor(Storage(Buffer(told), "cpu", bytes_), bytes_, (len(told),), (1,))
+
+
+def _plain(value: Any) -> Any:
+    """What a tensor needs to be decoded, without tensors: these are parts of their own."""
+    if isinstance(value, tuple | list):
+        return tuple(map(_plain, value))
+    return value if value is None or isinstance(value, str | int | float) else type(value).__name__
 
 
 def _outside(root: Any, done: set[int], found: Contents) -> None:
@@ -109,8 +123,6 @@ def _leaf(node: Any) -> str | None:
     if node is None or isinstance(node, bool | int | float):
         return _short(repr(node))
     if isinstance(node, bytes | bytearray):
-        import hashlib
-
         return f"{len(node):,} bytes ({hashlib.sha256(node).hexdigest()[:12]})"
     if isinstance(node, Global):
         return str(node)
@@ -118,6 +130,8 @@ def _leaf(node: Any) -> str | None:
         return f"a storage of {node.nbytes:,} bytes"
     if (isinstance(node, Dict) and not node.entries) or node == ():
         return "empty"
+    if isinstance(node, List | Set) and not node.items:
+        return f"empty {type(node).__name__.lower()}"
     return None if isinstance(node, (tuple, *NODES)) else printable(repr(node), _SHOWN)
 
 

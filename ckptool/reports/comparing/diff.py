@@ -121,8 +121,8 @@ class Diff:
 
 
 def diff(
-    left: StrPath,
-    right: StrPath,
+    left: StrPath | Checkpoint,
+    right: StrPath | Checkpoint,
     *,
     at: str | None = None,
     weights: bool = False,
@@ -173,7 +173,7 @@ def diff(
         entries += [(f"(form) {line}", None, None) for line in form]
         form = []
     return Diff(
-        str(left),
+        one.where or "in memory" if isinstance(left, Checkpoint) else str(left),
         str(right),
         (one.format, other.format),
         sorted(compared, key=_rank),
