@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..checkpoint import Checkpoint
+from ..checkpoint import Checkpoint, settle_ties
 from ..disk.files import StrPath, shell_path
 from ..errors import CannotCarry, Malformed, RuleError, counted, printable
 from ..formats.opening import open as open_checkpoint
@@ -81,6 +81,7 @@ def merge_lora(
         item if isinstance(item, Adapter) else open_adapter(item, factor_)
         for item, factor_ in zip(listed, factors, strict=True)
     ]
+    base = settle_ties(base)  # what a note calls tied may not be, any more
     if packed_in(base.state_dict(at)):
         base = dequantize(base, at=at)
     tensors = base.state_dict(at).tensors

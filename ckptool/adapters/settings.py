@@ -109,11 +109,17 @@ def _number(value: Any, name: str, where: str) -> float | None:
 def _compiled(pattern: str, where: str, *, whole: bool = False) -> re.Pattern[str]:
     """The regular expression that peft makes of a pattern."""
     try:
-        if not _PLAIN_PATTERN.match(pattern) or _NESTED.search(pattern) or len(re.findall(r"[*+]", pattern)) > 2:
+        if not _PLAIN_PATTERN.match(pattern) or _NESTED.search(pattern) or _may_take_long(pattern):
             raise re.error("not plain")
         return re.compile(rf"({pattern})\Z" if whole else rf"(.*\.)?({pattern})$")
     except re.error:
         raise CannotCarry(f"has the pattern {in_words(pattern)}, which ckptool does not support", where=where) from None
+
+
+def _may_take_long(pattern: str) -> bool:
+    """Whether matching may go many ways: more than two repetitions, or several optional parts or choices."""
+    optional, choices = len(re.findall(r"\?(?!:)", pattern)), pattern.count("(") if "|" in pattern else 0
+    return len(re.findall(r"[*+]", pattern)) > 2 or optional > 4 or choices > 4
 
 
 def settings_of(ckpt: Checkpoint) -> Settings:

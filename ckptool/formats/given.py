@@ -65,6 +65,7 @@ def spooled(pairs: Iterable[tuple[str, Any]], path: StrPath) -> Checkpoint:
                     entries[key] = _without_memory(node)
             spool.flush()
             file = File(Path(path), os.dup(spool.fileno())).called(Path(path))
+            file.mode = 0o666  # not that of a temporary file
     except OSError as error:
         raise Unwritable(reason(error), where=path) from None
     for key, start in starts.items():

@@ -57,6 +57,10 @@ def _no_storage(key: str, form: StorageForm) -> NoReturn:
     raise Malformed("has a persistent id")
 
 
+#: Bytes between the end of a text of bytes and what is read next, at most.
+_NEAR = 4096
+
+
 class PlainReader(TorchReader):
     """Reads the streams of torch.save that stand in a plain pickle as byte strings."""
 
@@ -86,7 +90,8 @@ class PlainReader(TorchReader):
         """The storage as a range of the file, where the stream stands there as it is, not as text (protocol 2)."""
         source = storage.source
         assert isinstance(source, FileRange)
-        start = self.data.rfind(stream[:64], 0, self.position)
+        nearest = max(0, self.position - len(stream) - _NEAR)  # the bytes of an opcode that was just read
+        start = self.data.rfind(stream[:64], nearest, self.position)
         if start >= 0 and self.data[start : start + len(stream)] == stream:
             return storage.changed(source=FileRange(self.file, start + source.offset, source.length))
         return storage.changed(source=Buffer(stream[source.offset : source.offset + source.length]))

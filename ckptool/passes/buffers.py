@@ -219,11 +219,23 @@ def _masks(shapes: _Shapes, config: Mapping[str, Any]) -> _Made:
     return found
 
 
+#: Ends of keys of tables of positions.
+_POSITION_TABLES = ("embed_positions.weight", "wpe.weight", "position_embeddings.weight", "position_embedding.weight")
+
+
 def _frequencies(shapes: _Shapes, config: Mapping[str, Any]) -> _Made:
-    """Of layers that turn queries and keys, where the configuration says how, and says nothing of scaling."""
+    """Of layers that turn queries and keys, where the configuration says how, and says nothing of scaling. Models with
+    a table of positions turn none.
+    """
     import numpy as np
 
     heads, width, size = (config.get(name) for name in ("num_attention_heads", "hidden_size", "head_dim"))
+    told = config.get("rope_parameters")  # as transformers 5 writes it; of each kind of layer in some models
+    config = {**config, **told} if isinstance(told, dict) else config
+    if (told and config.get("rope_theta") is None) or config.get("rope_type", "default") != "default":
+        return []
+    if any(key.endswith(_POSITION_TABLES) for key in shapes):
+        return []
     base = config.get("rope_theta", 10000.0)
     if size is None and isinstance(width, int) and isinstance(heads, int) and heads:
         size = width // heads

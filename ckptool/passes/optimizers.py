@@ -86,7 +86,7 @@ def _grouped(node: Mapped) -> Optimizer | None:
     names: list[list[str]] = []
     for group in listed.items:
         params = group.get("params") if isinstance(group, Dict) else None
-        if not isinstance(params, List):
+        if not isinstance(params, List) or not all(isinstance(one, str | int) for one in params.items):
             return None
         groups.append(params.items)
         by_name = all(isinstance(one, str) for one in params.items)
@@ -370,9 +370,13 @@ def _names_of(one: Optimizer, parameters: Parameters) -> list[list[str]] | str:
     wanted = [[shapes[number] for number in group] for group in one.groups]
     # places in the groups -> in how many ways (1 or more) they are reached, and the last step of one of them
     layers: list[dict[tuple[int, ...], tuple[int, int]]] = [{(0,) * len(wanted): (1, -1)}]
+    several = f"its {counted(len(wanted), 'group')} can be filled in more than one way"
+    held = 1
     for name, shape in parameters.items():
         reached: dict[tuple[int, ...], tuple[int, int]] = {}
         for places, (ways, _) in layers[-1].items():
+            if held + len(reached) > _MOST_WAYS:
+                return several
             for group, place in enumerate(places):
                 if place < len(wanted[group]) and wanted[group][place] in (None, shape):
                     after = (*places[:group], place + 1, *places[group + 1 :])
@@ -380,11 +384,10 @@ def _names_of(one: Optimizer, parameters: Parameters) -> list[list[str]] | str:
         if not reached:
             return f"no state has the shape {list(shape)} of {printable(name, 80)} in its place"
         layers.append(reached)
-        if sum(map(len, layers)) > _MOST_WAYS:
-            break
+        held += len(reached)
     end = tuple(len(group) for group in wanted)
-    if len(layers) <= len(parameters) or layers[-1].get(end, (0, 0))[0] != 1:
-        return f"its {counted(len(wanted), 'group')} can be filled in more than one way"
+    if layers[-1].get(end, (0, 0))[0] != 1:
+        return several
     named: list[list[str]] = [[] for _ in wanted]
     places = end
     for name, layer in zip(reversed(list(parameters)), reversed(layers), strict=False):

@@ -272,9 +272,21 @@ def _blocks(given: Given, shape: tuple[int, ...], scales: LazyTensor) -> tuple[t
             continue
         if grid == (-(-rows // size[0]), -(-columns // size[1])):
             return (grid[0], grid[1]), (size[0], size[1])
-    if rows % grid[0] or columns % grid[1]:
+    if any(_may_be_another_size(size, count) for size, count in zip(shape, grid, strict=True)):
         raise Refused(f"has scales of shape {list(grid)} for {list(shape)}, and nothing says how large a block is")
     return (grid[0], grid[1]), (rows // grid[0], columns // grid[1])
+
+
+#: Sizes of blocks that are usual, of which the last one in a row may be cut.
+_USUAL_BLOCKS = (256, 128, 64, 32, 16)
+
+
+def _may_be_another_size(size: int, count: int) -> bool:
+    """Whether COUNT blocks may divide SIZE in another way than into equal ones, or cannot do so."""
+    if count in (1, size):
+        return False
+    usual = any(-(-size // block) == count and block * count != size for block in _USUAL_BLOCKS)
+    return bool(size % count) or usual
 
 
 def _gpt_oss(given: Given) -> Made:

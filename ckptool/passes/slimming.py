@@ -38,6 +38,7 @@ _PAIRS = (
     ("g_ema", "g"),  # StyleGAN2
     ("g_ema", "G"),
 )
+_AVERAGES = frozenset(average for average, _ in _PAIRS)
 #: Inside one state dict: the copy of `model.a.b` is `model_ema.ab` (latent diffusion).
 _INSIDE = "model_ema."
 
@@ -54,13 +55,16 @@ def slim(ckpt: Checkpoint, *, weights: Which | None = None, at: str | None = Non
 
     Raises:
         Ambiguous: there are both, and WEIGHTS does not say which.
-        NotFound: WEIGHTS says "ema" and there is no average.
+        NotFound: WEIGHTS says "ema" and there is no average, or "raw" and there is nothing else.
     """
     if at is not None:
         return extract(ckpt, at=at)
     places = _averaged_and_raw(ckpt)
     inside = None if places else _inside(ckpt)
     if places is None and inside is None:
+        averaged = [one for one in ckpt.state_dicts() if one.path.rpartition("/")[2] in _AVERAGES]
+        if weights == "ema" and len(averaged) == 1:
+            return extract(ckpt, at=averaged[0].path)
         if weights == "ema":
             several = len(ckpt.state_dicts()) > 1
             raise NotFound(
@@ -69,6 +73,13 @@ def slim(ckpt: Checkpoint, *, weights: Which | None = None, at: str | None = Non
                 hint=f"ckptool inspect {shell_path(ckpt.where)}   # then name one of its state dicts: --at PATH"
                 if several
                 else "--weights raw   # takes the weights that are there",
+            )
+        held = ckpt.state_dicts()
+        if weights == "raw" and len(held) == 1 and held[0].path.rpartition("/")[2] in _AVERAGES:
+            raise NotFound(
+                f"holds a moving average (EMA) alone, at {printable(held[0].path, 60)}",
+                where=ckpt.where,
+                hint="--weights ema   # takes it all the same",
             )
         return extract(ckpt)
     if weights is None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..checkpoint import Checkpoint, StateDict
+from ..checkpoint import Checkpoint, StateDict, settle_ties
 from ..disk.files import Source
 from ..disk.paths import shell_path, shell_quote
 from ..dtypes import BY_NAME, UINT8, DType
@@ -275,6 +275,7 @@ def average(ckpts: Sequence[Checkpoint], *, ratios: Sequence[float] | None = Non
         CannotCarry: keys, shapes or types differ, or weights are packed.
     """
     factors = _factors(len(ckpts), ratios)
+    ckpts = list(map(settle_ties, ckpts))  # what a note calls tied may not be, any more
     found = [ckpt.state_dict(at) for ckpt in ckpts]
     for ckpt, other in zip(ckpts, found, strict=True):
         if packed := packed_in(other):

@@ -118,6 +118,8 @@ def edited(written, tmp_path, case, **settings):
         ({"init_lora_weights": "pissa"}, "began with init_lora_weights 'pissa'"),
         ({"layer_replication": [[0, 1]]}, "sets layer_replication to a list"),
         ({"alpha_pattern": {"(a+)+b": 3}}, "has the pattern"),
+        ({"alpha_pattern": {"a?" * 60 + "a" * 60 + "b": 3}}, "has the pattern"),
+        ({"alpha_pattern": {"(a|aa)" * 20 + "b": 3}}, "has the pattern"),
         ({"lora_alpha": "much"}, "gives lora_alpha the value 'much'"),
         ({"r": None, "lora_alpha": None}, "says neither the rank nor the alpha"),
     ],

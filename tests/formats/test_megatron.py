@@ -368,3 +368,20 @@ class TestPlan:
         with pytest.raises(Malformed, match="do not go together along dimension 0"):
             ckptool.open(tmp_path, parts={"w": 0})
         assert ckptool.open(tmp_path, parts={"w": 1}).root.get("w").shape == (2, 7)
+
+
+def test_each_list_of_layers_counts_its_stages_apart(copied):
+    """An encoder of pictures on the first stage alone, beside the decoder of all stages."""
+    run = copied("tp2pp2")
+    before = ckptool.open(run).state_dict()
+    for path in run.glob("iter_*/mp_rank_*_000/*.pt"):
+        whole = torch.load(path, weights_only=False)
+        whole["model"] |= {f"vision.layers.{n}.norm.weight": torch.full((4,), float(n)) for n in range(5)}
+        torch.save(whole, path)
+    for path in run.glob("iter_*/mp_rank_*_001/*.pt"):
+        whole = torch.load(path, weights_only=False)
+        whole["model"] |= {"mtp.layers.0.norm.weight": torch.ones(4)}
+        torch.save(whole, path)
+    found = set(ckptool.open(run).state_dict())
+    new = {f"vision.layers.{n}.norm.weight" for n in range(5)} | {"mtp.layers.0.norm.weight"}
+    assert found == set(before) | new

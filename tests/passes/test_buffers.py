@@ -88,6 +88,9 @@ def test_masks_of_gpt2_are_lower_triangles_and_are_known_again(prefix: str) -> N
         ({"hidden_size": 32, "num_attention_heads": 4}, 8, 10000.0),
         ({"hidden_size": 32, "num_attention_heads": 4, "head_dim": 16, "rope_theta": 500000.0}, 16, 500000.0),
         ({"hidden_size": 32, "num_attention_heads": 4, "rope_scaling": {"factor": 8}}, 0, 0),
+        ({"head_dim": 8, "rope_parameters": {"rope_theta": 500000.0, "rope_type": "default"}}, 8, 500000.0),
+        ({"head_dim": 8, "rope_parameters": {"rope_theta": 500000.0, "rope_type": "llama3", "factor": 8}}, 0, 0),
+        ({"head_dim": 8, "rope_parameters": {"full_attention": {"rope_theta": 1e6, "rope_type": "default"}}}, 0, 0),
         (None, 0, 0),
     ],
 )
@@ -122,3 +125,11 @@ def test_what_is_there_is_kept_and_what_is_trained_is_no_buffer() -> None:
 def test_filling_twice_is_filling_once() -> None:
     once = fill_buffers(ckptool.from_torch({"n.running_mean": torch.ones(2), "n.running_var": torch.ones(2)}))
     assert state_of(fill_buffers(once, missing="ok")).keys() == state_of(once).keys()
+
+
+def test_a_model_with_a_table_of_positions_gets_no_frequencies(tmp_path: Path) -> None:
+    state = {"layers.0.self_attn.q_proj.weight": torch.ones(8, 8), "embed_positions.weight": torch.ones(5, 8)}
+    torch.save(state, tmp_path / "model.bin")
+    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 8, "num_attention_heads": 2}))
+    with pytest.raises(NoMatch, match="no layer with a buffer"):
+        fill_buffers(ckptool.open(tmp_path / "model.bin"))

@@ -269,3 +269,18 @@ def test_without_g_idx_columns_that_are_said_to_be_in_order_are(written, tmp_pat
 def test_a_plain_model_has_nothing_to_dequantise(written):
     with pytest.raises(NoMatch, match="no tensor is quantized"):
         ckptool.dequantize(ckptool.open(written / "gptq-4.expected.safetensors"))
+
+
+@pytest.mark.parametrize(("rows", "scales", "sure"), [(192, 2, False), (448, 4, False), (256, 2, True), (96, 3, True)])
+def test_the_size_of_blocks_is_not_guessed_where_the_last_may_be_cut(tmp_path, rows, scales, sure):
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import save_file
+
+    weight = torch.ones(rows, 128).to(torch.float8_e4m3fn)
+    save_file({"m.weight": weight, "m.weight_scale_inv": torch.ones(scales, 1)}, tmp_path / "x.safetensors")
+    ckpt = ckptool.open(tmp_path / "x.safetensors")
+    if sure:
+        assert ckptool.dequantize(ckpt).state_dict()["m.weight"].shape == (rows, 128)
+    else:
+        with pytest.raises(CannotCarry, match="nothing says how large a block is"):
+            ckptool.dequantize(ckpt)

@@ -11,6 +11,7 @@ import ckptool
 from ckptool.errors import CannotCarry
 from ckptool.passes.by_key import add_prefix, drop, rename, select, strip_prefix, unwrap
 from ckptool.passes.optimizers import misfits, name_parameters, optimizers_in
+from ckptool.tree import Dict, List
 
 
 class Net(torch.nn.Module):
@@ -248,3 +249,13 @@ def test_a_folder_of_dcp_resumes_after_a_layer_was_dropped(tmp_path):
     theirs = state_by_name(model, optimizer)
     for name, slots in state_by_name(small, resumed).items():
         assert torch.equal(slots["exp_avg"], theirs[name]["exp_avg"])
+
+
+@pytest.mark.parametrize("item", [(1, 2), b"x", 1.5, None])
+def test_an_optimizer_whose_parameters_are_neither_numbers_nor_names_is_none(item):
+    def tree(params):
+        group = Dict([("params", List(params)), ("lr", 0.1)])
+        return Dict([("optimizer", Dict([("state", Dict([])), ("param_groups", List([group]))]))])
+
+    assert len(optimizers_in(tree([0, 1]))) == 1
+    assert optimizers_in(tree([0, item])) == []

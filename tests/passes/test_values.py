@@ -1,3 +1,4 @@
+import json
 import zipfile
 from dataclasses import dataclass, replace
 
@@ -352,3 +353,26 @@ def test_an_average_that_is_none_is_noted_and_one_that_is_not_there_refused():
     with pytest.raises(ckptool.NotFound, match="no moving average \\(EMA\\) at a place that ckptool knows"):
         ckptool.slim(holding(model=weights(1), epoch=3), weights="ema")
     assert list(ckptool.slim(holding(model=weights(1), epoch=3)).state_dict()) == ["w", "b"]
+
+
+def test_a_moving_average_alone_is_not_given_as_raw_weights(tmp_path):
+    torch = pytest.importorskip("torch")
+    torch.save({"model_ema": {"a.w": torch.ones(2)}, "epoch": 3}, tmp_path / "e.pth")
+    ckpt = ckptool.open(tmp_path / "e.pth")
+    with pytest.raises(ckptool.NotFound, match=r"holds a moving average \(EMA\) alone, at model_ema"):
+        ckptool.slim(ckpt, weights="raw")
+    assert list(ckptool.slim(ckpt, weights="ema").state_dict()) == ["a.w"]
+
+
+def test_tensors_that_are_no_longer_tied_keep_their_own_means(tmp_path):
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import load_file, save_file
+
+    note = {"ckptool": json.dumps({"ties": {"b": "a"}})}
+    for n in (1, 2):
+        values = {"a": torch.full((2,), float(n)), "b": torch.full((2,), 10.0 * n)}
+        save_file(values, tmp_path / f"{n}.safetensors", note)
+    mean = ckptool.average([ckptool.open(tmp_path / f"{n}.safetensors") for n in (1, 2)])
+    ckptool.save(mean, tmp_path / "m.safetensors")
+    made = load_file(tmp_path / "m.safetensors")
+    assert (made["a"].tolist(), made["b"].tolist()) == ([1.5, 1.5], [15.0, 15.0])

@@ -123,7 +123,7 @@ def _tensor(file: File, offset: int, end: int, one: dict[str, Any], dtype: DType
         place = min((offset + piece[1] for piece in one["pieces"]), default=end)
         source = _from_chunks(file, offset, end, one, dtype, path)
     else:
-        source = _filled(one, dtype, shape)
+        source = _filled(one, dtype, shape, big=big)
     typed = dtype if dtype.storage else None
     storage = Storage(source, "cpu", typed, path, None, big)
     return place, LazyTensor(storage, dtype, shape, contiguous_stride(shape))
@@ -140,9 +140,16 @@ def _range(file: File, start: int, length: int, end: int, path: str) -> FileRang
     return FileRange(file, start, length)
 
 
-def _filled(one: dict[str, Any], dtype: DType, shape: tuple[int, ...]) -> Source:
-    """What was never written: the fill value all over."""
+def _fill(one: dict[str, Any], dtype: DType, *, big: bool) -> bytes:
+    """The fill value, which is told in little-endian order, in that of the dataset."""
     fill = bytes.fromhex(one.get("fill", ""))
+    width = dtype.itemsize // 2 if dtype.is_complex else dtype.itemsize
+    return b"".join(fill[at : at + width][::-1] for at in range(0, len(fill), width)) if big else fill
+
+
+def _filled(one: dict[str, Any], dtype: DType, shape: tuple[int, ...], *, big: bool) -> Source:
+    """What was never written: the fill value all over."""
+    fill = _fill(one, dtype, big=big)
     if not any(fill) or len(fill) != dtype.itemsize:
         return Zeros(prod(shape) * dtype.itemsize)
     return LazyTensor(Storage(Buffer(fill)), dtype, shape, (0,) * len(shape)).source()
@@ -187,7 +194,7 @@ def _from_chunks(file: File, offset: int, end: int, one: dict[str, Any], dtype: 
     if missing:
         if missing > 1 << 20:
             raise CannotCarry(f"{shown} has {missing:,} chunks that were never written", where=file.path)
-        fill = bytes.fromhex(one.get("fill", ""))
+        fill = _fill(one, dtype, big=str(one["dtype"]).startswith(">"))
         filling = Storage(Buffer(fill if len(fill) == dtype.itemsize else bytes(dtype.itemsize)))
         every = product(*(range(0, n, c) for n, c in zip(shape, size, strict=True)))
         none = (0,) * len(size)

@@ -81,6 +81,8 @@ def open_onnx(file: File) -> Checkpoint:
         elif one.number == 14 and one.kind == BYTES:
             key, value = _pair(inside(model, one))
             metadata[key] = value
+        elif one.number == 20 and one.kind == BYTES:
+            found.lost.append("what the model holds for training (training_info)")
         elif one.number == 25 and one.kind == BYTES:
             _function(inside(model, one), found)
     left = (f"left out: the graph of {counted(len(found.nodes), 'node')}",)

@@ -465,9 +465,9 @@ class _Emitter:
 
     def _like(self, tensor: LazyTensor, name: str) -> _Alike | None:
         """The opcodes of a tensor that differs from this one in the NAME of its storage alone, if there was one, and if
-        that name is a text that was not put into the memo.
+        that name was not put into the memo.
         """
-        if type(name) is not str or name in self._numbers_of:
+        if name in self._numbers_of:
             return None
         if self._last is not None:  # mostly, the one before
             last, alike = self._last
@@ -510,9 +510,9 @@ class _Emitter:
             self._global(Global("torch", tensor.dtype.name))
         if tensor.conj or tensor.neg:
             out.append(b"}")
-            for name in ("conj", "neg"):
-                if getattr(tensor, name):
-                    self._text(name)
+            for bit in ("conj", "neg"):
+                if getattr(tensor, bit):
+                    self._text(bit)
                     out.append(b"\x88s")
         out.append(b"tR")
         if tensor.parameter:
@@ -524,7 +524,7 @@ class _Emitter:
         self._out.append(b"(")
         self._text("storage")
         self._global(_class_named(storage.class_name))
-        self._text(str(name))
+        self._text(name)
         self._text(storage.location)
         self._out.append(_integer(storage.numel) + self._end_of_id)
 

@@ -25,7 +25,7 @@ from ...tensor import LazyTensor
 from .flat import same_values
 from .plan import Along, Plan, Rule, put_together
 
-_LAYER = re.compile(r"(?P<before>(?:.*\.)?layers\.)(?P<number>\d{1,6})(?P<behind>\..*)", re.ASCII)
+_LAYER = re.compile(r"(?P<before>(?:.*?\.)?layers\.)(?P<number>\d{1,6})(?P<behind>\..*)", re.ASCII)
 _EXPERT = re.compile(
     r"(?P<before>.*\.experts\.(?:local_experts\.|linear_fc[12]\.(?:weight|bias)))(?P<number>\d{1,6})(?P<behind>(?:\..*)?)",
     re.ASCII,
@@ -92,13 +92,14 @@ class Joining:
         chunks = {len(model) for model in models.values()}
         if len(chunks) > 1:
             raise Malformed("has ranks with different numbers of interleaved chunks", where=self.folder.path)
-        before = 0
+        before: dict[str, int] = {}  # layers that came before, of each list: encoder and decoder count apart
         for chunk in range(chunks.pop()):
             for stage in stages:
                 each = [
                     self._experts([models[Place(stage, rank, expert)][chunk] for expert in experts]) for rank in ranks
                 ]
-                before += self._add(each, before)
+                for list_of_layers, count in self._add(each, before).items():
+                    before[list_of_layers] = before.get(list_of_layers, 0) + count
 
     def _experts(self, ranks: list[dict[str, Any]]) -> dict[str, Any]:
         """What expert-parallel ranks hold together: their experts one after the other, of the rest one."""
@@ -159,16 +160,19 @@ class Joining:
         self.repeated += first.numel * (len({tensor.identity for tensor in tensors if tensor}) - 1)
         return values[0]
 
-    def _add(self, ranks: list[dict[str, Any]], before: int) -> int:
-        """Take the tensors of one chunk, whose layers follow BEFORE others. Returns how many layers it has."""
+    def _add(self, ranks: list[dict[str, Any]], before: Mapping[str, int]) -> dict[str, int]:
+        """Take the tensors of one chunk. Each list of layers follows as many as BEFORE has for it. Returns how many
+        layers each has here.
+        """
         self._require_same_names(ranks)
-        layers = 0
+        layers: dict[str, int] = {}
         for name in ranks[0]:
             match = _LAYER.fullmatch(name)
             new = name
             if match:
-                layers = max(layers, int(match["number"]) + 1)
-                new = f"{match['before']}{int(match['number']) + before}{match['behind']}"
+                head, number = match["before"], int(match["number"])
+                layers[head] = max(layers.get(head, 0), number + 1)
+                new = f"{head}{number + before.get(head, 0)}{match['behind']}"
             values = [rank[name] for rank in ranks]
             if name.endswith(_STATE):
                 self.states += values[0] is not None

@@ -17,6 +17,8 @@ from .structure import CAP16, CAP32, END, END64, ENTRY, FOLLOWS, LOCAL, LOCATOR,
 CRC_IN_ENTRY = 16  # where the CRC stands in an entry of the directory
 CRC_IN_DESCRIPTOR = 4
 _FILLING, _SIZES, _SIZES64 = struct.Struct("<2sH"), struct.Struct("<2I"), struct.Struct("<2Q")
+#: Small pieces of bytes that are held as they are, before they become one.
+_TOGETHER = 4096
 _SMALL = 64 << 10  # a payload in memory up to here is joined with its headers
 
 
@@ -120,11 +122,15 @@ class _Pieces:
     def __init__(self) -> None:
         self.position = 0
         self._pieces: list[Piece] = []
-        self._beside: list[bytes | memoryview] = []
+        self._bytes = bytearray()
+        self._beside: list[bytes | memoryview] = []  # what comes behind these
 
     def add(self, data: bytes | memoryview) -> None:
         self._beside.append(data)
         self.position += len(data)
+        if len(self._beside) == _TOGETHER:
+            self._bytes += b"".join(self._beside)
+            self._beside.clear()
 
     def add_source(self, source: Source) -> None:
         if isinstance(source, Buffer) and source.length <= _SMALL:
@@ -143,7 +149,7 @@ class _Pieces:
         self.position += piece.length
 
     def finish(self) -> list[Piece]:
-        if self._beside:
-            self._pieces.append(Buffer(b"".join(self._beside)))
-            self._beside.clear()
+        if self._beside or self._bytes:
+            self._pieces.append(Buffer(b"".join([self._bytes, *self._beside])))
+            self._bytes, self._beside = bytearray(), []
         return self._pieces

@@ -246,3 +246,16 @@ def test_a_compressed_keras_archive_is_read_too(tmp_path):
         for name in old.namelist():
             new.writestr(name, old.read(name))
     assert ckptool.diff(tmp_path / "a.keras", HERE / "keras.keras").same
+
+
+@pytest.mark.parametrize("kind", [">f4", "<f4", ">i2", ">f8"])
+@pytest.mark.parametrize("chunks", [None, (2,)])
+def test_values_that_were_never_written_are_the_fill_value_in_either_order(tmp_path, kind, chunks):
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        made = file.create_dataset("w", (4,), kind, fillvalue=3, chunks=chunks)
+        if chunks:
+            made[:2] = [1, 2]
+        expected = made[:]
+    found = ckptool.open(tmp_path / "a.h5").state_dict()["w"].numpy()
+    np.testing.assert_array_equal(found, expected)
