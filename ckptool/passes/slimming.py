@@ -62,11 +62,12 @@ def slim(ckpt: Checkpoint, *, weights: Which | None = None, at: str | None = Non
     places = _averaged_and_raw(ckpt)
     inside = None if places else _inside(ckpt)
     if places is None and inside is None:
-        averaged = [one for one in ckpt.state_dicts() if one.path.rpartition("/")[2] in _AVERAGES]
+        held = ckpt.state_dicts()
+        averaged = [one for one in held if one.path.rpartition("/")[2] in _AVERAGES]
         if weights == "ema" and len(averaged) == 1:
             return extract(ckpt, at=averaged[0].path)
         if weights == "ema":
-            several = len(ckpt.state_dicts()) > 1
+            several = len(held) > 1
             raise NotFound(
                 "holds no moving average (EMA) at a place that ckptool knows",
                 where=ckpt.where,
@@ -74,10 +75,9 @@ def slim(ckpt: Checkpoint, *, weights: Which | None = None, at: str | None = Non
                 if several
                 else "--weights raw   # takes the weights that are there",
             )
-        held = ckpt.state_dicts()
-        if weights == "raw" and len(held) == 1 and held[0].path.rpartition("/")[2] in _AVERAGES:
+        if weights == "raw" and len(held) == len(averaged) == 1:
             raise NotFound(
-                f"holds a moving average (EMA) alone, at {printable(held[0].path, 60)}",
+                f"holds a moving average (EMA) alone, at {printable(averaged[0].path, 60)}",
                 where=ckpt.where,
                 hint="--weights ema   # takes it all the same",
             )

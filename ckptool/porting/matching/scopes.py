@@ -205,12 +205,11 @@ class Scopes:
         whether all were paired. If not, none is.
 
         Certain pairs show which word of the other side means the same (`translation`); if they show none, equal words
-        count (`_namesakes`), and then equal ends (`_of_one_end`). Words do not count against modules around them
-        (`_is_outside`).
+        count (`_namesakes`). Words do not count against the pairs of modules around (`_is_outside`).
         """
         known = ((t.path, s.path) for t, s in self.cells.certain())
         own, theirs = [t.path for t in targets], [s.path for s in sources]
-        found = translation(own, theirs, known) or _namesakes(own, theirs) or _of_one_end(own, theirs)
+        found = translation(own, theirs, known) or _namesakes(own, theirs)
         if not found:
             return False
         partners = {s.path: s for s in sources}
@@ -473,24 +472,6 @@ def _namesakes(own: Sequence[Path], theirs: Sequence[Path]) -> dict[Path, Path]:
     left, free = [t for t in own if t not in found], [s for s in theirs if s not in found.values()]
     alone = not left or len(own) == len(theirs) == 2
     return found | dict(zip(left, free, strict=True)) if alone and len(left) == len(free) else {}
-
-
-def _of_one_end(own: Sequence[Path], theirs: Sequence[Path]) -> dict[Path, Path]:
-    """Return path of OWN -> path of THEIRS, by a telling name and a number at their ends, `convs.0`: of two paths on
-    each side, one has the end of one of the other side, and the other two have ends of their own. They are a pair as
-    well.
-
-    {} for others, and if the paths of both sides lie in one list each: how both count it is another question
-    (`_other_end`).
-    """
-    if not len(own) == len(theirs) == 2 == len({p[-2:] for p in own}) == len({p[-2:] for p in theirs}):
-        return {}
-    named = {p[-2:] for p in theirs if p and p[-1].isdecimal() and telling_words(p[-2:])}
-    ends = {p[-2:] for p in own} & named
-    if len(ends) != 1 or (common(own) and common(theirs)):
-        return {}
-    (first, other), (here, there) = (sorted(side, key=lambda path: path[-2:] not in ends) for side in (own, theirs))
-    return {first: here, other: there}
 
 
 def _words_apart(paths: Sequence[Path]) -> dict[Path, frozenset[str]]:
