@@ -198,9 +198,11 @@ def _fuller(model: torch.nn.Module, spec: Any, done: Done, shortcut: Shortcut | 
 
 
 def working_inputs(model: torch.nn.Module, *, like: Sequence[Any] = ()) -> Iterator[Any]:
-    """Yield the inputs of `find_inputs` on which MODEL runs; LIKE are inputs to begin with.
+    """Yield inputs on which MODEL runs, as `find_inputs` does; LIKE are inputs to begin with. Nothing is yielded if
+    none are found.
 
-    A model of 50 million parameters and more is replaced by a copy without values, if any inputs are found for that.
+    For a model of 50 million parameters and more, they are searched for with copies without values, one after the
+    other; MODEL itself is run only if none are found so.
     """
     small = sum(p.numel() for p in model.parameters()) < _SMALL
     for one in () if small else without_memory(model):

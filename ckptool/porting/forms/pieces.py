@@ -85,8 +85,9 @@ class Piece:
         return self.asked(Question(reason, named, () if option is None else (option,)))
 
     def asked(self, question: Question[Expr]) -> Piece:
-        """Return the same piece with QUESTION added at the end. If both are open and have the same sentence, one that
-        it has gets the options of QUESTION instead. A question keeps its first eight options.
+        """Return the same piece with QUESTION added at the end of its questions. But if QUESTION is open, and the piece
+        has an open question with the same sentence, that one gets the options of QUESTION after its own instead. A
+        question keeps its first eight options.
         """
         return replace(self, questions=tuple(joined(self.questions, question)))
 
@@ -201,12 +202,13 @@ class Canon:
     def merge(
         self, olds: Sequence[Piece], new: Piece, down: Callable[..., Expr], up: Sequence[Callable[[Expr], Expr]]
     ) -> None:
-        """Replace the pieces OLDS by one piece NEW, which gets their steps. On the target, the keys that used the holes
-        of OLDS then use that of NEW.
+        """Replace the pieces OLDS by one piece NEW, which gets the steps of all of them and the running one. On the
+        target, the keys that used the holes of OLDS then use that of NEW. Returns nothing.
 
         Args:
-            olds: the pieces.
-            new: the new piece.
+            olds: the pieces, which are removed.
+            new: the new piece, without its expression and steps, which are made here. If its name is taken, its path
+                gets "again" at the end (`put`).
             down: makes its expression from the expressions of OLDS, in their order.
             up: for each of OLDS, the function that makes its expression from that of NEW. For a source it is not used,
                 and may be empty.
