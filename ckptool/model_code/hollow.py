@@ -24,7 +24,7 @@ def without_memory(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
     """
     for hollow in (_zeros, _on_meta):
         memo: dict[int, Any] = {}
-        for tensor in itertools.chain(model.parameters(), model.buffers()):
+        for tensor in itertools.chain(model.parameters(), model.buffers(), _attributes(model)):
             made_hollow = hollow(tensor)
             if isinstance(tensor, torch.nn.Parameter):
                 made_hollow = torch.nn.Parameter(made_hollow, requires_grad=False)
@@ -33,6 +33,14 @@ def without_memory(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
             yield _copied(model, memo)
     if all(tensor.is_meta for tensor in itertools.chain(model.parameters(), model.buffers())):
         yield model  # where it cannot be copied: functions that it holds may refer to it
+
+
+def _attributes(model: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """Yield the tensors that modules in MODEL hold as plain attributes, such as the weight that a weight norm computes
+    before each call; torch cannot copy them.
+    """
+    for module in model.modules():
+        yield from (value for value in vars(module).values() if isinstance(value, torch.Tensor))
 
 
 def _copied(model: torch.nn.Module, memo: dict[int, Any]) -> torch.nn.Module:
@@ -101,19 +109,19 @@ def shape_only(name: str, args: Any, kwargs: Any) -> Any:
     computing it: zeros that share one element. For a recurrent layer, return the tuple of all tensors that it gives.
     None if the function has to run.
 
-    Functions of each element (`relu`) give their first argument itself, `grouped_mm` zeros with memory of their own.
-    Besides these, pools, `linear`, convolutions without groups and recurrent layers are known. The weight, or without
-    one the first argument, has to be on a CPU with one element in memory for all (all strides 0), and with a weight the
-    numbers have to be floating point; `grouped_mm` takes any, and weights of recurrent layers may be on the meta
-    device. None if the sizes do not fit.
+    Functions of each element (`relu`), and those that change it in place, give their first argument itself,
+    `grouped_mm` zeros with memory of their own. Besides these, pools, `linear`, convolutions without groups and
+    recurrent layers are known. The weight, or without one the first argument, has to be on a CPU with one element in
+    memory for all (all strides 0), and with a weight the numbers have to be floating point; `grouped_mm` takes any, and
+    weights of recurrent layers may be on the meta device. None if the sizes do not fit.
     """
     x = args[0] if args else None
     if not isinstance(x, torch.Tensor):
         return None
     if name in _RECURRENT:
         return None if kwargs else _after_all_steps(x, *args[1:])
-    if name in _BY_ELEMENT and x.numel() > 1 and not any(x.stride()) and x.device.type == "cpu":
-        return x
+    if name in _BY_ELEMENT | _IN_PLACE and x.numel() > 1 and not any(x.stride()) and x.device.type == "cpu":
+        return x  # one element in memory for all cannot be changed in place, and its value does not matter
     if name in _POOLS and x.ndim == int(name[-2]) + 2 and not any(x.stride()) and x.numel() > 1:
         one = getattr(torch.nn.functional, name)(x[:1, :1], *args[1:], **kwargs)
         return one.new_zeros(()).expand(*x.shape[:2], *one.shape[2:]) if isinstance(one, torch.Tensor) else None
@@ -193,6 +201,12 @@ _GROUPED = frozenset({"grouped_mm", "_grouped_mm"})
 _BY_ELEMENT = frozenset(
     "relu relu_ relu6 leaky_relu leaky_relu_ gelu silu mish elu elu_ selu hardswish hardsigmoid sigmoid tanh "
     "dropout dropout1d dropout2d dropout3d feature_dropout softplus hardtanh hardtanh_ prelu".split()
+)
+#: Functions that change their first argument in place, and not its sizes.
+_IN_PLACE = frozenset(
+    "__iadd__ __isub__ __imul__ __itruediv__ __setitem__ add_ sub_ mul_ div_ addcmul_ addcdiv_ clamp_ clamp_min_ "
+    "clamp_max_ copy_ fill_ zero_ masked_fill_ index_add_ index_copy_ scatter_ scatter_add_ sigmoid_ tanh_ exp_ sqrt_ "
+    "neg_ normal_ uniform_ dropout_".split()
 )
 
 

@@ -322,10 +322,10 @@ def _layers(model: torch.nn.Module) -> _Layers:
                 words.append(module.num_embeddings)
             given.add(module.embedding_dim)
         elif isinstance(module, torch.nn.Conv1d | torch.nn.Conv2d | torch.nn.Conv3d):
-            convolutions.append((module.weight.ndim - 2, module.in_channels))
+            convolutions.append((len(module.kernel_size), module.in_channels))
             given.add(module.out_channels)
         elif isinstance(module, torch.nn.ConvTranspose1d | torch.nn.ConvTranspose2d | torch.nn.ConvTranspose3d):
-            convolutions.append((module.weight.ndim - 2, -module.in_channels))
+            convolutions.append((len(module.kernel_size), -module.in_channels))
             given.add(module.out_channels)
         elif isinstance(module, torch.nn.Linear):
             widths.append(module.in_features)

@@ -148,7 +148,7 @@ class SideBySide:
         if numbers is None or len(bases) != 1 or id(bases[0]) not in self._channels:
             return None
         at_end, wide = self._channels[id(bases[0])]
-        row = (numbers.flatten(0, -2)[0] if last else numbers[0].flatten(1)[:, 0]).tolist()
+        row = (numbers.flatten(0, -2)[0] if last else numbers[0].reshape(numbers.shape[1], -1)[:, 0]).tolist()
         shape = _shape(bases[0]) or ()
         count = len(row) // wide
         if wide < 2 or len(row) % wide or not 1 < count < _product(shape) // (wide * shape[0]):
@@ -185,7 +185,7 @@ class SideBySide:
             if bases and bases[0] is not value:
                 return None
             bases[:] = [value]
-            return torch.arange(value.numel()).reshape(value.shape)
+            return torch.arange(value.numel(), device="cpu").reshape(value.shape)  # whatever device is the default
         call, place = self._moved[id(value)]
         joins = call.name in _JOINS and isinstance(call.first, tuple | list)
         parts = [self._numbers(part, bases, known) for part in (call.first if joins else [call.first])]

@@ -43,6 +43,7 @@ def suggestions(model: torch.nn.Module, spec: Any, stop: Stop) -> Iterator[Any]:
     if len(blamed) > 1 and stop.name not in BY_ELEMENT:
         for rank in wanted_dimensions(stop):
             yield with_leaves(spec, [deeper(one, rank) if at in blamed else one for at, one in enumerate(specs)])
+    yield from (with_leaves(spec, new) for new in _in_steps(specs, stop))
     yield from (with_leaves(spec, new) for new in _beside(specs, stop))
     yield from (with_leaves(spec, new) for new in _together(specs, blamed, stop))
     for at in [*blamed, *(at for at in range(len(specs)) if at not in blamed)]:
@@ -69,6 +70,18 @@ def _counted(specs: Sequence[InputSpec], stop: Stop) -> Iterator[list[InputSpec]
                 if 0 < size < n:
                     shape = (*one.shape[:d], size, *one.shape[d + 1 :])
                     yield [replace(one, shape=shape) if i == at else other for i, other in enumerate(specs)]
+
+
+def _in_steps(specs: Sequence[InputSpec], stop: Stop) -> Iterator[list[InputSpec]]:
+    """Yield SPECS, several inputs of the try STOP, with four steps in time for each: a second dimension. They are
+    yielded if STOP failed in a layer that takes vectors, and got vectors as long as two or more of them: code then put
+    one of each input beside the others, step by step.
+    """
+    args = [a for a in flat(stop.args) if isinstance(a, torch.Tensor)]
+    if len(specs) > 1 and len(args) > 1 and stop.name in ("linear", "layer_norm") and args[0].ndim and args[1].ndim:
+        times, rest = divmod(args[0].shape[-1], args[1].shape[-1])
+        if not rest and 1 < times <= len(specs):
+            yield [deeper(one, (1, 2)) for one in specs]
 
 
 def _beside(specs: Sequence[InputSpec], stop: Stop) -> Iterator[list[InputSpec]]:
@@ -181,6 +194,11 @@ def _named(model: torch.nn.Module, spec: Any, stop: Stop) -> Iterator[Any]:
     said = [one for one in open_ if re.search(rf"\b{re.escape(one)}\b", stop.message)]
     if not said and "NoneType" in stop.message:
         said = sorted((one for one in open_ if not _UNLIKELY.search(one)), key=lambda one: bool(_LATE.search(one)))[:6]
+    args = [a for a in flat(stop.args) if isinstance(a, torch.Tensor)]
+    if not said and stop.name == "linear" and len(args) > 1 and args[1].ndim == 2:
+        for one in [one for one in open_ if _CONDITIONS.search(one)][:2]:  # code takes the input itself without it
+            yield by_name | {one: InputSpec("float32", (2, 12, args[1].shape[1]))}
+            yield by_name | {one: InputSpec("float32", (2, args[1].shape[1]))}
     for one in said[:6]:
         for option in itertools.islice(inputs_for(model, one, 2), 2):
             yield by_name | {one: option}
@@ -189,6 +207,9 @@ def _named(model: torch.nn.Module, spec: Any, stop: Stop) -> Iterator[Any]:
 
 
 _UNLIKELY = re.compile(r"^return_|cache|past|^output_|^use_|loss|training|kwargs")
+
+#: What a model is conditioned on, if it is given.
+_CONDITIONS = re.compile(r"context|cond|encoder_hidden_states|memory|cross|prompt|text")
 
 _LATE = re.compile(r"embeds$|^labels$|rewards|mask")
 
