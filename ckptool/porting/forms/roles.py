@@ -175,6 +175,8 @@ _FACTORS = frozenset("weight gamma scale kernel w g a_2 gain alpha".split())
 
 
 _WEIGHT_NORM = frozenset({"weight_g", "weight_v"})
+#: Spectral norm of code from before torch had its own (Miyato et al., 2018): a wrapper, whose names differ.
+_WRAPPED = {"weight_bar": "weight_orig", "weight_u": "weight_u", "weight_v": "weight_sv"}
 
 
 def role_of(path: tuple[str, ...], siblings: set[str]) -> tuple[tuple[str, ...], str]:
@@ -242,6 +244,8 @@ def _weight_norm(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
     head, leaf = path[:-1], path[-1]
     if leaf == "weight_v" and "weight_orig" in siblings:
         return head, "weight_sv"
+    if leaf in _WRAPPED and _WRAPPED.keys() <= siblings | {leaf}:
+        return head, _WRAPPED[leaf]
     return (head, leaf) if leaf in _WEIGHT_NORM <= siblings | {leaf} else None
 
 

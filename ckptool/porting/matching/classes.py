@@ -43,7 +43,13 @@ class Classes:
         for kinds, relation in self._relations().items():
             if len(relation.sure()) < 2 or not relation.holds():
                 continue
-            labels = relation.labels(*(self._in(kind, side) for kind, side in zip(kinds, open_, strict=True)))
+            inside = [self._in(kind, side) for kind, side in zip(kinds, open_, strict=True)]
+            ours, theirs = (
+                Counter(u.cell for u in side if id(u) in held) for side, held in zip(open_, inside, strict=True)
+            )
+            even = {cell for cell, count in ours.items() if theirs[cell] == count}
+            labels = relation.labels(*inside)
+            labels = {id(u): labels[id(u)] for side in open_ for u in side if id(u) in labels and u.cell in even}
             if self._cells.split(Evidence(Kind.CLASS), labels, mode="some"):
                 for t in self._cells.targets:
                     if id(t) in labels and t.told_by(Kind.CLASS):

@@ -13,6 +13,7 @@ from ..spelled import MOST_SPELLED, spelled
 from .families import Family, join_of_family, siblings, spelled_parts
 from .join import SizeCounts, move
 from .lists import plan_of_list
+from .named_by_code import order_by_code
 
 _Path = tuple[str, ...]
 
@@ -55,6 +56,24 @@ def _of_equal_inputs(one: Canon, other: Canon) -> Iterator[list[Piece]]:
         yield from rows.values()
 
 
+def unwrap(one: Canon, other: Canon) -> None:
+    """Move each layer of ONE that is alone in its module, with a number as its name, to the place of this module, if
+    ONE has more tensors of its sizes than OTHER: `digit1.0` becomes `digit1`, beside `digit2`. So code writes a head in
+    a `Sequential` of its own.
+    """
+    sizes = SizeCounts(one, other)
+    inside: dict[_Path, set[_Path]] = defaultdict(set)
+    for piece in one.pieces.values():
+        for at in range(1, len(piece.path)):
+            inside[piece.path[:at]].add(piece.path)
+    own = {piece.path for piece in one.pieces.values()}
+    for piece in [p for p in one.pieces.values() if p.role == "weight" and sizes.wanted(p.shape) < 0]:
+        around = piece.path[:-1]
+        alone = piece.last.isdecimal() and inside.get(around) == {piece.path} and around not in own
+        if alone and not around[-1].isdecimal():
+            move(one, piece.path, around)
+
+
 def line_up(one: Canon, other: Canon) -> None:
     """Move the layers with one name in several modules of ONE beside each other, if OTHER has, for each such name, one
     layer that joins them (`_are_wanted`): `filters.0` and `gates.0` get the paths `filters+gates.0.filters` and
@@ -65,7 +84,10 @@ def line_up(one: Canon, other: Canon) -> None:
     first choice, of the most modules, for which OTHER has such layers (`_some_of`).
     """
     sizes = SizeCounts(one, other)
+    named = [p for p in other.pieces.values() if p.entry.facts.parts and sizes.wanted(p.shape) > 0]
     for parent, modules in _alike(one):
+        if any(_are_parts([*held.values()], named) for held in modules.values()):
+            continue  # of one module, which is nearer
         for some in _some_of(list(modules)):
             places = modules[some[0]].keys()
             if _are_wanted([[modules[name][at] for name in some] for at in places], sizes):
@@ -73,6 +95,13 @@ def line_up(one: Canon, other: Canon) -> None:
                     for name in some:
                         move(one, modules[name][at].path, (*parent, "+".join(some), at, name))
                 break
+
+
+def _are_parts(layers: Sequence[Piece], wholes: Sequence[Piece]) -> bool:
+    """Return whether code divides the output of one of WHOLES into parts whose names and sizes are those of LAYERS."""
+    rows = [layer.shape[0] for layer in layers]
+    fitting = [whole for whole in wholes if whole.shape[1:] == layers[0].shape[1:]]
+    return order_by_code(layers, rows, 0, fitting) is not None
 
 
 def _alike(one: Canon) -> list[tuple[_Path, dict[str, dict[str, Piece]]]]:

@@ -291,13 +291,13 @@ def _join_list(one: Canon, head: _Path, planned: _Planned) -> None:
 
 
 def _move_counters(one: Canon, head: _Path, inner: _Inner) -> None:
-    """Change the path of the counter (`num_batches_tracked`) of each batch norm in the member 0 of the list HEAD to the
-    path of the joined norm: `heads.0.bn` to `heads.bn`. Counters of other members stay. INNER has the tensors of the
-    list.
+    """Change the path of the counter (`num_batches_tracked`) of each batch norm in the first member of the list HEAD to
+    the path of the joined norm: `heads.0.bn` to `heads.bn`. Counters of other members stay. INNER has the tensors of
+    the list.
     """
-    at = len(head)
+    at, first = len(head), str(min(n for members in inner.values() for n in members))
     for key, below in list(one.counters.items()):
-        if below[: at + 1] == (*head, "0") and (below[at + 1 :], "running_mean") in inner:
+        if below[: at + 1] == (*head, first) and (below[at + 1 :], "running_mean") in inner:
             one.counters[key] = (*head, *below[at + 1 :])
 
 

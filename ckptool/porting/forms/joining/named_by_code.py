@@ -15,6 +15,7 @@ from ....model_code.signature import Part
 from ...words import cut, labels, shared, table
 from ..fusing.projections import said_part
 from ..pieces import Canon, Piece
+from .shift_scale_gate import said_affine
 
 #: Of so many tensors of one module some may be parts of one.
 _MOST_BESIDE = 12
@@ -132,9 +133,10 @@ def words_apart(named: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
 def _says(own: Sequence[str], theirs: Sequence[str]) -> int:
     """Return how much the words OWN of a name and THEIRS, those of the code for a part, say that they mean the same: 2
     for an equal meaning or word, 1 if one of them is only single letters, the first of which begins a word of the
-    other, -1 if both mean different parts of a fused projection or of a complex number, else 0.
+    other, -1 if both mean different parts of a fused projection, of a complex number or of a modulation
+    (scale, shift), else 0.
     """
-    for meaning in (said_part, _complex):
+    for meaning in (said_part, _complex, said_affine):
         a, b = meaning(own), meaning(theirs)
         if a is not None and b is not None:
             return 2 if a == b else -1
