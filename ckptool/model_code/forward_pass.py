@@ -352,7 +352,8 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         rows of the first one list patches.
         """
         use = self.uses[key] = Use(len(self.uses), name)
-        first = args[0] if args and isinstance(args[0], torch.Tensor) else None
+        data = args[1:2] if name == "addmm" else args[:1]  # `addmm` takes the bias first
+        first = data[0] if data and isinstance(data[0], torch.Tensor) else None
         kind, what = self._from.get(id(first), ("", None))
         if kind == "flat" and name in ("linear", "addmm", "matmul"):
             use.facts.flattened = what
@@ -711,8 +712,9 @@ def _letters(args: Any, value: torch.Tensor) -> tuple[str, str, str]:
     if not isinstance(equation, str) or "->" not in equation:
         return "", "", ""
     given, result = equation.replace(" ", "").split("->")
-    letters = next((one for one, x in zip(given.split(","), operands, strict=False) if x is value), "")
-    return letters, "".join(one for one in given.split(",") if one != letters), result
+    each = list(zip(given.split(","), operands, strict=False))
+    letters = next((one for one, x in each if x is value), "")
+    return letters, "".join(one for one, x in each if x is not value), result
 
 
 def _after_features(order: str, call: Call, first: Any) -> tuple[str, Any] | None:

@@ -516,7 +516,7 @@ def _lora_scale(ckpt: Checkpoint) -> float | None:
             own = "lora" in name or "peft" in name  # elsewhere a rank is that of a process
             alpha = node.get("lora_alpha", node.get("alpha"))
             rank = node.get("r", node.get("lora_r", node.get("lora_rank", node.get("rank") if own else None)))
-            if isinstance(alpha, int | float) and isinstance(rank, int | float) and rank > 0:
+            if type(alpha) in (int, float) and type(rank) in (int, float) and rank > 0:
                 if node.get("rank_pattern") or node.get("alpha_pattern"):
                     return None
                 if not (abs(alpha) < _LARGEST_SCALE and 1 / _LARGEST_SCALE < rank < _LARGEST_SCALE):

@@ -198,7 +198,9 @@ class Branches:
 
         Look-alikes beside one branch count once, unless one side has ONE and OTHER in a numbered list.
         """
-        at = next(i for i, (a, b) in enumerate(zip(one[0].path, other[0].path, strict=False)) if a != b)
+        at = next((i for i, (a, b) in enumerate(zip(one[0].path, other[0].path, strict=False)) if a != b), None)
+        if at is None:  # one is a module in the other
+            return False
         kind = self._kind[one[0].path[:at]]
         same = self._kept[order, (kind, *sorted((one[0].path[at], other[0].path[at])))]
         if same[False] or same[True]:

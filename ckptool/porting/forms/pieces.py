@@ -165,10 +165,19 @@ class Canon:
             up: makes the expression of OLD from the expressions of all new pieces, in their order.
         """
         del self.pieces[old.name]
-        placed = [self.put(replace(piece, expr=down(old.expr))) for piece, down in new]
+        placed = [self.put(replace(self._carried(piece, old, down), expr=down(old.expr))) for piece, down in new]
         if self.is_target:
             self._fill(old.name.hole, up(*(piece.expr for piece in placed)))
         return placed
+
+    def _carried(self, piece: Piece, old: Piece, down: Callable[[Expr], Expr]) -> Piece:
+        """Return PIECE, which DOWN makes of OLD, with the options of the questions that OLD had made in the same way.
+        Other questions of PIECE were asked about PIECE itself. On the target, where options are over holes, all stay.
+        """
+        had = {id(question) for question in old.questions if question.options}
+        if self.is_target or not had:
+            return piece
+        return replace(piece, questions=tuple(q.translated(down) if id(q) in had else q for q in piece.questions))
 
     def change(
         self,

@@ -137,7 +137,7 @@ def _into_members(canon: Canon, stacks: Sequence[Piece], cut_at: int, first: Pie
 
     STACKS hold all tensors of the members. The tensors of one member come one after the other, in the order of STACKS.
     Their places in the orders of registration and of execution begin at those of the stack FIRST (none of execution if
-    it is not known for both stacks). Each keeps the questions of its stack; the options are cut in the same way.
+    it is not known for both stacks). Each keeps the questions of its stack, with their options cut as well.
     """
     for place, piece in enumerate(stacks):
         new: list[tuple[Piece, Callable[[Expr], Expr]]] = []
@@ -146,7 +146,6 @@ def _into_members(canon: Canon, stacks: Sequence[Piece], cut_at: int, first: Pie
             made = replace(
                 piece,
                 path=(*piece.path[:cut_at], str(i), *piece.path[cut_at:]),
-                questions=tuple(q.translated(partial(ex.select, dim=0, index=i)) for q in piece.questions),
                 shape=piece.shape[1:],
                 order=first.order + behind,
                 used=None if piece.used is None or first.used is None else first.used + behind,

@@ -28,7 +28,8 @@ def positions_of_axes(filling: Filling) -> None:
         return
     frames, places, *first = (u.main for axis in ("frames", "places", "class") for u in said[axis])
     width = frames.shape[-1]
-    if places.shape[-1] != width or any(prod(p.shape[:-2]) != 1 for p in (frames, places, *first)):
+    pieces = (frames, places, *first)
+    if any(len(p.shape) < 2 or p.shape[-1] != width or prod(p.shape[:-2]) != 1 for p in pieces):
         return
     wanted = sum(p.shape[-2] for p in first) + frames.shape[-2] * places.shape[-2], width
     for t in filling.matching.free_targets:

@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 from ...tensor import LazyTensor
-from .operation import Expr, Shape, View, listed, need, shape_of
+from .operation import Expr, Shape, View, listed, need, shape_of, simplified
 from .storages import permuted, reshaped
 
 
@@ -80,7 +80,7 @@ class Permute(View):
             sizes = [int(n) for n in inner.params]
             moved = [d for d in dims if sizes[d] != 1]
             if moved == sorted(moved):
-                return reshape(inner, [sizes[d] for d in dims])
+                return simplified(reshape(inner, [sizes[d] for d in dims]), shapes)
         return permute(inner, *dims)
 
     def undone(self, x: Expr, value: Expr, shapes: Mapping[str, Shape]) -> Sequence[Expr]:

@@ -41,7 +41,7 @@ def weight_norm(g: Tensor, v: Tensor) -> Tensor:
         """
         g, v = shapes
         own = next((d for d, n in enumerate(g) if n != 1), 0) if len(g) == len(v) else 0
-        fits = prod(g) == 1 or v[own : own + 1] == (prod(g),)
+        fits = prod(g) == 1 or (v[own : own + 1] == (prod(g),) and max(g) == prod(g))
         need(fits, f"the norms {list(g)} are not those of {list(v)}")
         return v
 

@@ -71,7 +71,8 @@ class Step:
         """Return the number by which this step multiplies, for `x / 2` its inverse, 0.5. None for other steps, or if
         the number is 0.
         """
-        number = dict(self.settings).get("other") if self.name in ("mul", "div") else None
+        settings = dict(self.settings)
+        number = settings.get("other") if self.name in ("mul", "div") and "rounding_mode" not in settings else None
         if not isinstance(number, float) or not number:
             return None
         return number if self.name == "mul" else 1 / number
@@ -82,9 +83,10 @@ class Step:
         or if the number is 0.
         """
         number = dict(self.settings).get("other") if self.name in ("add", "sub") else None
-        if not isinstance(number, float) or not number:
+        times = self.kwargs.get("alpha", 1)  # `torch.add(x, 2, alpha=3)` adds 6
+        if not isinstance(number, float) or not number or not isinstance(times, int | float):
             return None
-        return number if self.name == "add" else -number
+        return float(number * times if self.name == "add" else -number * times)
 
 
 #: What is done in place of a step: it is given the function that does the step, and its arguments.
@@ -182,7 +184,8 @@ def instead(step: Step) -> Swap:
         own = [a for a in args if isinstance(a, torch.Tensor)]
         taken = iter(own)
         new = [next(taken) if a is HERE else a for a in step.args]
-        made = step.func(*new, **step.kwargs) if not _in_place(step.func) else step.func(new[0].clone(), *new[1:])
+        new[:1] = [new[0].clone()] if _in_place(step.func) else new[:1]
+        made = step.func(*new, **step.kwargs)
         return own[0].copy_(made) if _in_place(func) else made
 
     return swap

@@ -31,7 +31,8 @@ def doubt_colours(mapping: Mapping, theirs: torch.nn.Module, own: torch.nn.Modul
     said, other = _order(theirs), _order(own)
     if said is None or other is None or said == other:
         return mapping
-    first = {key for use in flow.uses if not use.before and use.kind == "conv" for key in use.held["weight"].keys}
+    convolutions = [use for use in flow.uses if not use.before and use.kind == "conv" and "weight" in use.held]
+    first = {key for use in convolutions for key in use.held["weight"].keys}
     asked: Question[Expr] = ask(Reason.COLOURS, said, other)
     return mapping.with_entries([_doubted(entry, first, asked) for entry in mapping.entries])
 
