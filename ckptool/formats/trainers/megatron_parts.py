@@ -1,8 +1,8 @@
 """How the parts that Megatron's ranks hold go together: by the names of Megatron-core.
 
     linear_qkv, word_embeddings, output_layer    by rows (linear_qkv by query groups)
-    query_key_value                              by rows, head by head; before checkpoint_version 1.0 in three runs: each
-                                                 rank has a part of the queries, of the keys, of the values
+    query_key_value                              by rows, head by head; before checkpoint_version 1.0 in three runs,
+                                                 since each rank has a part of the queries, keys and values
     linear_proj, linear_fc2                      by columns
     linear_fc1                                   by rows, of a gated model in two runs: each rank has a part of the gate
     experts.local_experts.N.…, experts.linear_fc1.weightN
@@ -269,8 +269,8 @@ class Joining:
             lines.append(f"{counted(self.gated, 'gated layer')}: of each rank the first half is of the gate")
         if self.projections:
             lines.append(
-                f"{counted(self.projections, 'query_key_value')} put together in three runs (queries, keys, values), as "
-                "before checkpoint_version 1.0, which a file without a version is taken for; --parts says it otherwise"
+                f"{counted(self.projections, 'query_key_value')} put together in three runs (queries, keys, values), "
+                "as before checkpoint_version 1.0, which a file without a version is taken for; --parts says otherwise"
             )
         if self.experts:
             layers = {name.rstrip("0123456789") for name in self.experts}
