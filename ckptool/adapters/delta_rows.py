@@ -282,7 +282,8 @@ class Decomposed:
         base: the weight, with what other adapters did to it.
         plain: the weight of the base model, whose norms count.
         change, scale: what is added.
-        magnitude: the norms that were learnt, one for each row, or for each column if BY_COLUMN.
+        magnitude: the norms that were learnt, one for each row, or if BY_COLUMN for each column, or for each run of
+            columns as long as a kernel of a convolution.
     """
 
     base: Rows
@@ -304,7 +305,7 @@ class Decomposed:
         change = np.float32(self.scale) * self.change.rows(first, last)
         learnt = self.magnitude.values.reshape(-1)
         if self.by_column:
-            ratio = (learnt / self._of_columns())[None, :]
+            ratio = np.repeat(learnt / self._of_columns(), self.shape[1] // len(learnt))[None, :]
         else:
             norms = np.linalg.norm(self.plain.rows(first, last) + change, axis=1)
             ratio = (learnt[first:last] / norms)[:, None]
@@ -312,7 +313,7 @@ class Decomposed:
         return made
 
     def _of_columns(self) -> Array:
-        """The norm of each column, for which all rows are read once."""
+        """The norm of each column, or run of columns, for which all rows are read once."""
         import numpy as np
 
         with _ONE_AT_A_TIME:
@@ -323,7 +324,7 @@ class Decomposed:
                     end = min(at + _TOGETHER, self.shape[0])
                     block = self.plain.rows(at, end) + np.float32(self.scale) * self.change.rows(at, end)
                     total += np.square(block.astype(np.float64)).sum(0)
-                found = np.sqrt(total).astype(np.float32)
+                found = np.sqrt(total.reshape(self.magnitude.values.size, -1).sum(1)).astype(np.float32)
                 RECENT.put(self, found)
             return found
 

@@ -159,7 +159,7 @@ def put(
         if magnitude is not None:
             _require_plain_weight(adapter, "DoRA")
         scale *= adapter.weight
-        merge.put(key, changes.put_onto(base, before, plain, change, scale, magnitude))
+        merge.put(key, changes.put_onto(base, before, plain, change, scale, magnitude, of_peft=settings.own))
         for part in ("b bias", "diff of bias"):
             if part in parts:
                 _put_onto_bias(merge, f"{path}.bias", parts.pop(part), scale if part == "b bias" else adapter.weight)

@@ -170,15 +170,28 @@ def experts(parts: _Parts, base: tuple[int, ...], turned_if_square: bool | None)
 
 
 def put_onto(
-    base: LazyTensor, before: Rows, plain: Rows, change: Change, scale: float, magnitude: LazyTensor | None
+    base: LazyTensor,
+    before: Rows,
+    plain: Rows,
+    change: Change,
+    scale: float,
+    magnitude: LazyTensor | None,
+    *,
+    of_peft: bool,
 ) -> Rows:
-    """The weight with a change, brought to the magnitudes that were learnt if there are any."""
+    """The weight with a change, brought to the magnitudes that were learnt if there are any.
+
+    Of the sizes [1, n, 1, 1] they are of the outputs in files of PEFT, which exchanges dimensions, and of the inputs in
+    those of LyCORIS (`wd_on_out` false), whose [n, 1, 1, 1] are of the outputs.
+    """
     if magnitude is None:
         return Added(before, change, scale)
     by_column = getattr(change, "turned", False)
     rows, columns = flat(base.shape)
     shape = magnitude.shape
     across = len(shape) == 2 and shape[0] == 1 and columns != 1 and len(base.shape) == 2
+    if not of_peft and len(shape) > 1 and shape[0] == 1 and columns != 1 and len(base.shape) > 1 and not by_column:
+        by_column, across, columns = True, False, base.shape[1]
     if magnitude.numel != (columns if by_column else rows) or prod(shape) != max(shape) or across:
         raise Misfit(f"its magnitudes are {list(shape)}, the base has {list(base.shape)}")
     return Decomposed(before, plain, change, scale, factor(magnitude), by_column)

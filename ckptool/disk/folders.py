@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 #: More bytes in memory than this get a CRC in the fingerprint: much faster, and nobody forges his own plan.
 _HASHED = 1 << 20
 _SHOWN = 5
+#: Files that are written and not on the disk yet.
+_WAITING = 64
 
 
 def check_folder(
@@ -258,6 +260,8 @@ class Making:
             self.work.drop(name)
             raise
         self._finishing.append(self._finisher.submit(self._finish, name, out))
+        while len(self._finishing) > _WAITING:  # each holds its file open
+            self._finishing.pop(0).result()
 
     def _finish(self, name: str, out: IO[bytes]) -> None:
         with out:

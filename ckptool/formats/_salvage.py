@@ -27,7 +27,7 @@ from ._torch import StorageForm, TorchReader
 from .flat import safetensors
 from .foreign import describe
 from .zip.archive import Archive, open_archive
-from .zip.carve import by_directory, carve
+from .zip.carve import by_directory, carve, told_checksums
 from .zip.ends import find_end
 from .zip.structure import DEFLATED, Member, looks_like_zip
 
@@ -154,6 +154,15 @@ def _zip_in_pieces(file: File, broken: dict[int, str], wrong: list[str], depth: 
         lost: dict[int, str] = {}
         try:
             archive, cut, told = reading(file)
+            if reading is _carved and len(other := _contradicted(archive, cut, told_checksums(file))) > 1:
+                two = (
+                    f"records of two saves lie in it, one over the other: {counted(len(other), 'record')} "
+                    f"({printable(other[0], 40)}, …) have other checksums in the directory at its end"
+                )
+                if best is None:
+                    raise NothingLeft(f"nothing can be saved: {two}", where=file.path)
+                best[2].append(f"{two}; those that agree with the directory are kept")
+                break
             found = _inside(archive, cut, lost, told, depth)
         except CheckpointError as error:
             refused = error
@@ -169,6 +178,17 @@ def _zip_in_pieces(file: File, broken: dict[int, str], wrong: list[str], depth: 
     broken |= best[1]
     wrong += best[2]
     return best[3]
+
+
+def _contradicted(carved: Archive, cut: set[str], told: dict[str, int]) -> list[str]:
+    """Whole records whose own checksum is not that of the directory. One may be a damaged directory; several are those
+    of a save that was written over another one and did not reach its end.
+    """
+    return [
+        name
+        for name, member in carved.members.items()
+        if name not in cut and member.crc and told.get(name, 0) not in (0, member.crc)
+    ]
 
 
 def _by_directory(file: File) -> tuple[Archive, set[str], list[str]]:

@@ -46,8 +46,8 @@ def _kinds(found: Any) -> dict[str, type]:
     """Return argument -> configuration class, for the arguments of FOUND, a class or a function, that have one in their
     annotation (see `_class_of`).
 
-    Of a class, its `__init__` counts; its attribute `config_class`, which classes of transformers have, is that of
-    `config` without an annotation.
+    Of a class, the annotations of its `__init__` count. If its attribute `config_class` is a class, as in transformers,
+    that is the class of the argument `config`, unless the annotation of this argument has one.
     """
     function = found
     if isinstance(found, type):

@@ -97,11 +97,13 @@ class Bypasses:
             self._joined[id(result)] = tuple(held)
 
     def _pass_on(self, call: Call, keys: Mapping[int, str]) -> None:
-        """Let the result of CALL be the same output, part, output of a layer that took a part, or joined parts as the
-        only tensor of its sizes that it was computed from; parameters do not count. KEYS is as in `see`.
+        """Note that the result of CALL, such as a norm or an activation, counts as the same as its argument: the output
+        of a layer, a part of one, the output of a layer that took a part, or joined parts. KEYS is as in `see`.
 
-        Of two such tensors that are added, the one that is a part counts. Nothing is noted if several are left, or
-        none. Parameters in the call are noted to work on the channels of that output, if it was not cut before.
+        The argument is the only tensor in CALL with the sizes of the result; parameters do not count. Of two such
+        tensors that are added, the one that is a part counts. Nothing is noted if there are several, or none. If the
+        argument is the output of a layer that was not cut yet, the parameters in CALL are noted to work on its
+        channels.
         """
         tensors, result = call.tensors, call.result
         data = [t for t in tensors if id(t) not in keys and tuple(t.shape) == tuple(result.shape)]
@@ -117,12 +119,12 @@ class Bypasses:
             self._on_the_way.setdefault(key, []).extend(keys[id(t)] for t in tensors if id(t) in keys)
 
     def found(self) -> dict[str, tuple[Bypass, ...]]:
-        """Return key of a weight -> its `Bypass`es, for the weights whose channels are in such an order.
+        """Return key of a weight -> its `Bypass`es, by what all calls have shown; {} if there are none.
 
-        Of the parts of an output, just one has to go past all layers, and a layer has to take the parts after they were
-        joined. Outputs that were cut twice are left out. The layer that is cut and parameters behind it (norms) get one
-        of dimension 0; the layers that take the joined parts, one of dimension 1. `in_place` is true if all these take
-        each part once, in order.
+        A layer's output that was cut into equal parts counts if just one part goes past all layers, and a layer takes
+        the parts after they were joined. Outputs that were cut twice are left out. The layer that is cut and parameters
+        behind it (norms) get a `Bypass` of dimension 0; the layers that take the joined parts, one of dimension 1.
+        `in_place` is true if all these layers take each part once, in order.
         """
         made: dict[str, tuple[Bypass, ...]] = {}
         for key, count in self._count.items():

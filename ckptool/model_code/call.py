@@ -102,9 +102,11 @@ def _gather(value: Any, found: list[Any]) -> None:
 
 
 def summed_dim(call: Call, place: int, matrix: torch.Tensor) -> int | None:
-    """Return which dimension of MATRIX, argument number PLACE of a product, the product sums over, its inputs: -1 (the
-    last) or -2, as in `linear` and in `x @ matrix`. None if CALL is no product of two tensors, or sums over another
-    dimension, or over several; for an einsum, which has letters for them, too.
+    """Return which dimension of MATRIX the product CALL sums over, that of its inputs: -1 (the last) for `linear(x,
+    matrix)` and `matrix @ x`, -2 for `x @ matrix`. PLACE is the number of MATRIX among `CALL.values`.
+
+    None if CALL is no product of two tensors, if it is an einsum, if MATRIX has fewer than two dimensions or is no
+    factor (the bias of `addmm`), or if CALL sums over another dimension, or over several.
     """
     if matrix.ndim < 2:
         return None
@@ -125,8 +127,9 @@ def summed_dim(call: Call, place: int, matrix: torch.Tensor) -> int | None:
 
 
 def _dim_of_tensordot(call: Call, place: int, matrix: torch.Tensor) -> int | None:
-    """Return the same as `summed_dim` for a tensordot, which names the dimensions of each tensor or says how many there
-    are. None if it sums over several, or over another than the last two of MATRIX.
+    """Return which dimension of MATRIX, argument number PLACE (0 or 1) of the tensordot CALL, it sums over: -1 (the
+    last) or -2. Its argument `dims` says how many there are (1: the last of the first tensor and the first of the
+    second) or lists them for each tensor. None if it sums over several, or over another than the last two of MATRIX.
     """
     dims = call.args[2] if len(call.args) > 2 else call.kwargs.get("dims", 2)
     if dims == 1:

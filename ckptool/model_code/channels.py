@@ -43,9 +43,9 @@ class Channels:
         self._waiting = 0  # the weights that met no data yet, as a set of bits
 
     def see(self, call: Call, keys: Mapping[int, str]) -> None:
-        """Note, for the result of CALL, which layers its channels come from and which weights it was computed from,
-        and, in the attributes, what the weights in CALL take. Functions such as `new_zeros` and `zeros_like` take no
-        numbers of their arguments, so that their results come from no weights.
+        """Note, for the result of CALL, which layers its channels come from and which weights it was computed from;
+        and in `joined`, `places`, `bit` and `before` what CALL shows of the weights in it. The results of functions
+        such as `new_zeros` and `zeros_like`, which take no numbers of their arguments, come from no weights.
 
         Args:
             call: the call, after it has run.
@@ -80,12 +80,14 @@ class Channels:
             self._behind[id(call.args[0])] = behind
 
     def _channels_of(self, call: Call, keys: Mapping[int, str]) -> tuple[bool, Parts] | None:
-        """Return (whether channels are the last dimension, the layers that they come from, in order, each with its
-        number of channels) of the result of CALL; None if they are not known. KEYS has id of a parameter or buffer ->
-        its key.
+        """Return (whether channels are the last dimension, or else the second; the layers that they come from, each
+        with its number of channels, in order) of the result of CALL; None if they are not known. KEYS has id of a
+        parameter or buffer -> its key.
 
-        Also note in `joined` what the weights in CALL take, if it is a linear layer, a convolution or a batch norm, and
-        in `places` the places of the layers that CALL concatenates.
+        The channels of a layer are its own; those of a concatenation, those of all its parts (`_side_by_side`); those
+        of any other function, those of its first argument, if the sizes of the result fit (`_passed_on`). Also note in
+        `joined` what the weights in CALL take, if it is a linear layer, a convolution or a batch norm, and in `places`
+        the places of the layers that CALL concatenates.
         """
         weight = keys.get(id(call.args[1])) if len(call.args) > 1 else None
         if weight is not None and (call.name.startswith("conv") or call.name in _ROWS):
@@ -103,9 +105,12 @@ class Channels:
         return self._passed_on(held, call.result.shape)
 
     def _of_layer(self, call: Call, weight: str) -> tuple[bool, Parts]:
-        """Return the channels of the output of a layer with the WEIGHT, as `_channels_of` does: those of this weight
-        alone. Note in `joined` which layers a linear layer or convolution takes, if all of its inputs are known; an
-        embedding takes rows, not channels.
+        """Return (whether channels are the last dimension, ((WEIGHT, number of channels),)) of the output of a layer:
+        True for a linear layer or an embedding, False for a convolution. CALL is the call of the layer, WEIGHT the key
+        of its weight.
+
+        Also note in `joined` which layers a linear layer or convolution takes (`_join`), if the channels of its input
+        are known and as many as the weight takes; an embedding takes rows, not channels.
         """
         last = call.name in _ROWS
         held = self._of.get(id(call.first))
@@ -147,8 +152,9 @@ class Channels:
         return 1 << self.bit[key]
 
     def _note_before(self, waiting: int, data: int) -> None:
-        """Note in `before` that the weights WAITING, a set of bits, meet data for the first time, which was computed
-        from the weights DATA, and, for each, from the weights of the same call that were used before it.
+        """Set `before` of each of the weights WAITING, which meet data for the first time in one call, to the weights
+        DATA that the data was computed from, and those of WAITING with a lower number. Also take WAITING out of
+        `_waiting`. All of these are sets of bits.
         """
         while waiting:
             low = waiting & -waiting
@@ -168,11 +174,12 @@ class Channels:
         return key in self.bit and bool(self._behind.get(id(value), 0) >> self.bit[key] & 1)
 
     def _side_by_side(self, parts: Any, dim: Any, rank: int) -> tuple[bool, Parts] | None:
-        """Return (whether channels are the last dimension, the layers whose outputs are concatenated, in order) for a
-        concatenation of PARTS along DIM to RANK dimensions. A part that is itself concatenated counts with its layers.
+        """Return (whether channels are the last dimension, the layers whose outputs are concatenated, in order, each
+        with its number of channels) for a concatenation of the tensors PARTS along DIM to RANK dimensions. A part that
+        is itself concatenated counts with its layers.
 
-        Each of these layers also gets its place in `places`, unless it has one. None if DIM is not the dimension of the
-        channels, if some parts have them in another one, or if one part comes from an unknown layer.
+        Each of these layers also gets its place in `places`, counted from 0, unless it has one. None if DIM is not the
+        dimension of the channels, if some parts have them in another one, or if one part comes from an unknown layer.
         """
         held = [self._of.get(id(part)) for part in parts]
         if not isinstance(dim, int) or any(one is None for one in held) or len({one[0] for one in held if one}) != 1:
@@ -187,8 +194,9 @@ class Channels:
 
     @staticmethod
     def _passed_on(held: tuple[bool, Parts], shape: Any) -> tuple[bool, Parts] | None:
-        """Return the channels of a result with the sizes SHAPE of a tensor with the channels HELD: the same if it has
-        as many in the same dimension; in the last dimension of a matrix, since maps of one pixel are flat; else None.
+        """Return the channels, as `_channels_of` does, of a result with the sizes SHAPE of a function of a tensor with
+        the channels HELD: HELD, if the result has as many in the same dimension (the last or the second). A matrix has
+        them in its last dimension, since maps of one pixel are flat. None if that size differs.
         """
         last, parts = held
         wide = sum(n for _, n in parts)
@@ -200,8 +208,8 @@ class Channels:
         """Note in `joined` that the weight KEY takes the concatenated outputs of the layers PARTS, (key, number of
         channels) each.
 
-        Nothing is noted if there is one layer only, if a layer is there twice, if one of them was computed from
-        another, or if there is a note already.
+        Nothing is noted if there is one layer only, if a layer is there twice, if the input of one of them was computed
+        from another one, or if KEY has a note already.
         """
         names = [name for name, _ in parts]
         apart = len(set(names)) == len(names) and not any(

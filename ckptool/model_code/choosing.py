@@ -140,9 +140,9 @@ def only_choice(
 
     The first of these decides: a usual name (`build_model` before `create_model`, …, `make`); a single instance; a
     single factory, if there is no instance; a single class that no other class uses, if there is neither. Else the
-    candidate that has most of WEIGHTS is taken, from the instances, or if there are none the factories, or the classes
-    that no other class uses; or the only one of them that can be built. It is counted in elements of tensors: those
-    that WEIGHTS has by name and shape, and if these are equally many, those by shape alone.
+    candidates are the instances, or if there are none the factories, or else the classes that no other class uses. They
+    are built on the meta device, and the only one that can be built is taken, or the one that has most of WEIGHTS:
+    elements of tensors that WEIGHTS has by name and shape, and if these are equally many, those by shape alone.
     Args:
         module, place: the module, and the text that named it.
         weights: name -> shape of the weights to load, if known.

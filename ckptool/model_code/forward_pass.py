@@ -85,8 +85,10 @@ class Use:
 
 def _turned_to(name: str, args: Any) -> list[int] | None:
     """Return, for each of the four dimensions of the result of the function NAME (`permute`, `transpose` …), its place
-    before, as for `permute`: [0, 2, 3, 1] for `permute(x, 0, 2, 3, 1)`, [0, 1, 3, 2] for `transpose(x, 2, 3)`. None if
-    ARGS, its arguments by position, do not show it.
+    before, as for `permute`: [0, 2, 3, 1] for `permute(x, 0, 2, 3, 1)`, [0, 1, 3, 2] for `transpose(x, 2, 3)`.
+
+    ARGS are its arguments by position, the tensor first. None if they do not show it: the dimensions are given by
+    keyword or are no integers, or `movedim` moves several.
     """
     given = args[1] if len(args) == 2 and isinstance(args[1], tuple | list | torch.Size) else args[1:]
     if not all(isinstance(dim, int) for dim in given):
@@ -184,10 +186,12 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         return call.result
 
     def _name_views(self, call: Call) -> None:
-        """Give the result of CALL the key of the parameter that it is a view of, if it has none, and note whether the
-        view is transposed; the matrices that CALL takes out of a stack get the key of the stack (`_members`), and a
-        weight that torch's weight norm computes gets that of its direction (`weight_v`). Only the first argument of
-        CALL counts, which may itself be such a view.
+        """Enter the result of CALL in `_keys`, if it is a view of a parameter, with the key of that parameter; and in
+        `_turned`, if the view is transposed (twice is not). A result that has a key keeps it.
+
+        Copies and conversions (`clone`, `to`) count as views. The matrices that CALL takes out of a stack get the key
+        of the stack (`_members`), and a weight that torch's weight norm computes gets the key of its direction
+        (`weight_v`). Nothing is noted unless the first argument of CALL is a parameter or such a view.
         """
         first = call.args[0] if call.args else None
         if id(first) not in self._keys:
@@ -202,9 +206,11 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             self._members(call.args, call.result)
 
     def _name_computed(self, call: Call) -> None:
-        """Note that the result of CALL stands for a parameter, and whether it is transposed, if it is computed from
-        weights alone, of which one has its sizes, and each number is in the place of that one's (`normalize(w)`,
-        `w * 2`), or if it is a view of such a result. Only matrices are noted.
+        """Note in `_stands_for` that the result of CALL, a matrix, stands for a parameter, and if it is transposed.
+
+        It does if it is computed from weights alone, number by number (`normalize(w)`, `w * 2`), and just one of these
+        weights has its sizes; or if it is a view of a matrix that stands for a parameter. Nothing is noted of other
+        results, such as views of a parameter itself, which have its key (`_name_views`).
         """
         result = call.result
         if not isinstance(result, torch.Tensor) or result.ndim != 2 or id(result) in self._keys:
@@ -228,8 +234,10 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
 
     def _see_parts(self, call: Call) -> None:
         """Note the parts that CALL divides its first argument into (`NamedParts.see`), if that is an output of one
-        weight, of two whose outputs were multiplied (then for both), rows of a table, or a parameter itself. Also note
-        that a result of the sizes of a parameter, computed from it alone, stands for it.
+        weight, rows of a table, a parameter itself, or the product of the outputs of two weights (then for both).
+
+        Also note in `_alone` that the result of CALL stands for a parameter, if it is computed from that alone and has
+        its sizes: its parts are noted as those of the parameter.
         """
         own = {self._keys[id(t)] if id(t) in self._whole else self._alone.get(id(t), "") for t in call.tensors}
         if len(own) == 1 and getattr(call.result, "shape", None) == call.tensors[0].shape:
@@ -241,12 +249,15 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
                 self._named_parts.see(call, key)
 
     def _credit(self, name: str, taken: Sequence[Any], result: Any) -> None:
-        """Note which matrices made RESULT, the output of the function NAME, which took the tensors TAKEN; for several
-        results, for each of them.
+        """Note in `_outputs` which matrices made RESULT, the output of the function NAME, which took the tensors TAKEN;
+        for several results, for each of them.
 
-        For a product or a convolution, they are its weights; for another function, all matrices that made what it took.
-        Nothing is noted if there are none, or more than four, or if a result has a note already. Also note that RESULT
-        is a product of the outputs of two matrices, if NAME multiplies one of each.
+        For a product or a convolution, they are its weights: the parameters in TAKEN with two or more dimensions, but
+        not the first of TAKEN. For another function, they are all matrices that made one of TAKEN. Nothing is noted if
+        there are none, or more than four, or if a result has a note already.
+
+        Also note in `_multiplied` that RESULT is a product of the outputs of two matrices, if NAME multiplies, element
+        by element, a tensor that one matrix made with a tensor that another one made.
         """
         if name in PRODUCTS or name.startswith("conv"):
             made = frozenset(self._keys[id(t)] for t in taken[1:] if id(t) in self._keys and t.ndim > 1)
@@ -261,17 +272,19 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
                     self._outputs.setdefault(id(one), made)
 
     def _rotates(self, kind: str, value: Any, width: int = 0) -> None:
-        """Note in the facts of the matrices that made VALUE how rotary embeddings pair their outputs (KIND: "half",
-        "interleaved", or "unknown"), and how many outputs of each head are rotated (WIDTH; 0 if that is not known). The
-        first note for a matrix stays.
+        """Note in the facts of the matrices that made the tensor VALUE how rotary embeddings pair their outputs:
+        `rotary` becomes KIND ("half", "interleaved" or "unknown"), and `turned` WIDTH, the number of outputs of each
+        head that are rotated (0 if that is not known). The first note for a matrix stays. `rotary` of the whole pass
+        is not changed.
         """
         for key in self._outputs.get(id(value), ()):
             if key in self.uses and self.uses[key].facts.rotary is None:
                 self.uses[key].facts.rotary, self.uses[key].facts.turned = kind, width
 
     def finish(self) -> None:
-        """Fill in, after the forward pass, the facts of `uses` that only the whole pass shows: flow, concatenations,
-        gates, bypasses, parts and hidden states. Other facts stay.
+        """Set, after the forward pass, the facts in `uses` that only the whole pass shows: `flow`, `joined`, `place`,
+        `bypasses`, `input`, `beside_gate`, `opens`, `gate`, `gates`, `hidden`, `parts`, `takes` and `neighbours`; and
+        `layout`, where no call has set it. Other facts stay.
         """
         bypasses = self._bypasses.found()
         gates = self._cells.gates()
@@ -294,10 +307,12 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
                 use.facts.flow = Flow(self._channels.bit[key], self._channels.before[key])
 
     def _use(self, key: str, call: Call, place: int, value: Any) -> None:
-        """Note that CALL takes VALUE, the parameter KEY or a view of it, as argument number PLACE: a first use with its
-        facts, and in any case how often the first function takes it (`runs`), and whether it has inputs first. For a
-        member of a stack, the product that takes the member becomes the first function, in place of the one that took
-        it out.
+        """Note that CALL takes VALUE, the parameter KEY or a view of it, as argument number PLACE.
+
+        If `uses` does not have KEY, it gets its first use (`_first_use`). If CALL is of the same function as the first
+        use, `runs` grows by 1. If the first use took a member out of a stack (`w[i]`) and CALL is a product, the
+        function of the first use (`how`) becomes that of CALL. Which dimensions are inputs is noted, too
+        (`_see_layout`).
         """
         if key not in self.uses:
             self._first_use(key, call.name, place, call.args)
@@ -307,11 +322,13 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         self._see_layout(key, call, place, value, turned=id(value) in self._turned)
 
     def _see_layout(self, key: str, call: Call, place: int, value: Any, *, turned: bool) -> None:
-        """Note which dimensions of the parameter KEY are inputs, if CALL multiplies with VALUE, argument number PLACE,
-        which is the parameter, or a tensor of its sizes that stands for it; TURNED if it is transposed.
+        """Note whether the parameter KEY has its inputs first (`inputs_first`), if CALL is a product with VALUE. VALUE,
+        argument number PLACE, is the parameter or a tensor that stands for it; TURNED if VALUE is transposed. The first
+        note stays. For an einsum, see `_summed`.
 
-        What a linear layer takes is data, such as learned features of nodes, whatever else is done with it. Of two
-        parameters, a product shows the layout of the second one alone.
+        A parameter that `linear` takes in the place of its input is data, such as learned features of nodes: its
+        `inputs_first` becomes None and stays so, whatever other calls do with it. Of two parameters that are multiplied
+        (`a @ b`), only the second gets a note.
         """
         from_left = place == 0 and bool(call.args) and call.args[0] is value
         if from_left and call.name == "linear":
@@ -328,11 +345,15 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
 
     def _first_use(self, key: str, name: str, place: int, args: Any) -> None:
         """Add to `uses` the first use of the parameter KEY, by the function NAME with ARGS, as argument number PLACE.
-        Its facts are which number is added to it or multiplies it, and of a matrix, how the maps are flattened, or the
-        patches listed, that it takes.
+
+        These facts are set: `plus` and `times`, the number that NAME adds to it or multiplies it by (0 and 1 if NAME
+        does neither; None if NAME does so with no number); `flattened`, if NAME is `linear` or `matmul`, and the first
+        argument is flattened maps; `pixels`, if the parameter is the second argument of `linear` or `matmul`, and the
+        rows of the first one list patches.
         """
         use = self.uses[key] = Use(len(self.uses), name)
-        first = args[0] if args and isinstance(args[0], torch.Tensor) else None
+        data = args[1:2] if name == "addmm" else args[:1]  # `addmm` takes the bias first
+        first = data[0] if data and isinstance(data[0], torch.Tensor) else None
         kind, what = self._from.get(id(first), ("", None))
         if kind == "flat" and name in ("linear", "addmm", "matmul"):
             use.facts.flattened = what
@@ -342,9 +363,10 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         use.facts.times = _number(name, args, MULTIPLIES, 1.0)
 
     def _with_rows(self, name: str, args: Any, facts: Facts) -> None:
-        """Note in FACTS, those of a table, which function takes its rows: NAME, called with ARGS ("added" if it adds).
-        Nothing changes if another function took them before; one that only reads a property is not noted. If it
-        multiplies the rows by a number, that is the table's `times`; None if by something else.
+        """Note in `rows` of FACTS, the facts of a table, that the function NAME with the arguments ARGS takes rows of
+        it: "added" if NAME adds, else NAME. Nothing changes if `rows` is set already, or if NAME only reads a property.
+
+        If NAME multiplies, `times` becomes the number in ARGS; None if there is no number, or if `times` was None.
         """
         if name in MULTIPLIES and facts.rows == "":  # to multiply the rows is to multiply the table
             number = _number(name, args, MULTIPLIES, 1.0)
@@ -359,8 +381,11 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             facts.inputs_first = inputs_first
 
     def _members(self, args: Any, result: Any) -> None:
-        """Note that RESULT, one or several matrices taken out of a stack by index (`w[i]`), belongs to the parameter
-        that holds the stack, ARGS[0]. Slices, and results with other last two sizes, are not noted.
+        """Enter RESULT, one or several matrices that a call with ARGS has taken out of a stack, in `_keys` with the key
+        of the stack, ARGS[0]; and in `_turned`, if the stack is transposed.
+
+        That is done for an integer, or a tensor of integers or booleans, as the index ARGS[1] (`w[i]`), and without one
+        (`w.unbind()`); not for slices and tuples, nor for results whose last two sizes are not those of the stack.
         """
         index = args[1] if len(args) > 1 else 0
         if not isinstance(index, int) and (not isinstance(index, torch.Tensor) or index.is_floating_point()):
@@ -372,11 +397,14 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
                 self._turned.add(id(one))
 
     def _summed(self, key: str, args: Any, value: torch.Tensor, *, turned: bool) -> None:
-        """Note which dimensions of the parameter KEY are inputs, outputs or both, if ARGS, (equation, tensors …), are
-        those of an einsum with an arrow and a letter for each dimension. VALUE is the parameter or what stands for it,
-        TURNED if it is transposed; only for the parameter itself are all dimensions noted.
+        """Note in the facts of the parameter KEY which of its dimensions an einsum sums over. ARGS are the arguments of
+        the einsum, (equation, tensors …). VALUE, one of these tensors, is the parameter or stands for it; TURNED if it
+        is transposed.
 
-        If just one of the last two dimensions is in the result, that one is the outputs.
+        If just one of the last two dimensions is in the result, that one is the outputs and the other one the inputs
+        (`inputs_first`). If VALUE is the parameter itself, `dims` gets for each dimension "input" (it is not in the
+        result), "both" (it is in the result and in another tensor) or "output" (in the result only). The first notes
+        stay. Nothing is noted if the equation has no arrow, or no letter for each dimension of VALUE (`...`).
         """
         letters, others, result = _letters(args, value)
         if len(letters) != value.ndim or "." in letters or len(letters) < 2:
@@ -389,8 +417,10 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             self.uses[key].facts.dims = tuple(kinds)
 
     def _learn(self, call: Call) -> None:
-        """Note facts that the result of CALL shows: how features are flattened, how fused projections are split, what
-        rows of tables are taken by, shifts and scales, rotary embeddings, and which layer a batch norm follows.
+        """Note facts that the result of CALL, which has run, shows: how features are flattened, how fused projections
+        are split, which functions take rows of tables, shifts and scales, rotary embeddings, and which layer a batch
+        norm follows. If CALL gives no single tensor, only how it splits a projection, and rotary embeddings of
+        neighbours (`_rotates_pairs`).
         """
         self._rotates_pairs(call)
         if not isinstance(call.result, torch.Tensor):
@@ -405,10 +435,13 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         self._come_from(call)
 
     def _rotates_pairs(self, call: Call) -> None:
-        """Note that CALL shows a rotary embedding: of neighbours ("interleaved"), if it makes complex numbers or takes
-        every second element; of halves, if it makes complex numbers of stacked halves. `rotary` becomes that kind;
-        `polar`, which makes the angles, changes no earlier kind. The facts of the matrices that made what is rotated
-        get it, too (`_rotates`), or "unknown" if CALL sorts pairs into halves.
+        """Note the rotary embedding that CALL shows, if it makes complex numbers (`view_as_complex`, `polar`), or takes
+        every second element of a tensor that was computed from weights.
+
+        The kind is "half" if the first argument of CALL is two stacked halves, else "interleaved". `rotary` becomes
+        this kind; `polar`, which makes the angles, changes no earlier kind. The facts of the matrices that made the
+        first argument get the kind, too (`_rotates`), but not for `polar`. If CALL sorts pairs into halves
+        (`_sorts_pairs`), these facts get "unknown", and `rotary` stays.
 
         Also note which tensors are halves and stacked halves (`_pair_halves`).
         """
@@ -424,10 +457,13 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             self._rotates("unknown", first)
 
     def _pair_halves(self, call: Call) -> None:
-        """Note that the two results of CALL are the equal halves of a tensor, cut along its last dimension; or that its
-        result is a stack of two such halves, in their order, in a new last dimension, or the same numbers as such a
-        stack; that it is a half, or a half times something; or that it is the difference of two such products, of the
-        first and of the second half.
+        """Note what the result of CALL is, if it is one of these; halves are of the last dimension of one tensor:
+
+        - a half (`x[..., :n]`), or the two halves (`x.chunk(2, -1)`): in `_halves`;
+        - a half times something: in `_scaled`;
+        - the first half times something minus the second half times something: in `_turned_halves`;
+        - both halves, in their order, stacked in a new last dimension, or a copy of this stack (`float`): in
+          `_of_halves`.
         """
         first, result = call.first, call.result
         if call.name == "__getitem__" and (place := _half(call.args, result)) is not None:
@@ -452,10 +488,13 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             self._of_halves.add(id(result))
 
     def _rotates_halves(self, call: Call) -> None:
-        """Note the tensors that CALL negates; and, where it joins one of them, computed from weights, with others, a
-        rotary embedding: of halves if it concatenates them, of neighbours if it stacks them. So is the difference of
-        two halves, each times something, that it concatenates with others: of halves. It is noted in `rotary`, unless
-        there is a kind already, and in the facts of the matrices that made what is joined (`_rotates`).
+        """Note the result of CALL as negated, if CALL negates a tensor; or, if it concatenates or stacks tensors, the
+        rotary embedding that it shows.
+
+        If one of these tensors is negated and computed from weights (`cat((-x2, x1))`), the kind is "half" for a
+        concatenation, "interleaved" for a stack. If CALL concatenates, and one of them is computed from weights and is
+        the difference of two scaled halves (`_turned_halves`), it is "half". The kind is noted in `rotary`, unless
+        there is one already, and in the facts of the matrices that made these tensors (`_rotates`).
         """
         if call.name in ("neg", "__neg__", "negative"):
             self._negated.add(id(call.result))
@@ -471,9 +510,10 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
                 self._rotates("half", part, 2 * part.shape[-1])
 
     def _divided(self, call: Call) -> None:
-        """Note in the layout of a fused projection how CALL, which returned several tensors, divides its output:
-        "inside" if CALL cuts it along the last of the sizes that it was reshaped to, "block" if it was not reshaped.
-        Such blocks are noted as parts of the projection if they have one shape, but not those of `unbind`.
+        """Note in the `layout` of a linear layer how CALL, which returned several tensors, divides its output: "inside"
+        if the output was reshaped (`_reshaped`) and CALL cuts it along the last dimension, "block" if it was not
+        reshaped. Such blocks, if all have one shape, are also noted as parts of the layer's output, but not those of
+        `unbind`. Nothing is noted if the first argument of CALL is no such output.
         """
         if not isinstance(call.result, tuple | list):
             return
@@ -488,9 +528,12 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
                     self._from[id(part)] = ("part", (what[0], place, len(call.result)))
 
     def _take_rows(self, call: Call) -> None:
-        """Note that the result of CALL holds rows of a table, if it looks them up, or changes no number of such rows;
-        what else it does with rows is noted in the facts of the table (`_with_rows`), and each further number that it
-        multiplies them by.
+        """Note that the result of CALL holds rows of a table, if CALL looks them up (`embedding`), or takes such rows
+        and changes no number (`dropout`, `to`).
+
+        If CALL does something else with rows, that is noted in the facts of the table (`_with_rows`), the first time
+        only. If rows that were multiplied by a number are multiplied by another one, `times` of the table becomes the
+        product of the two.
         """
         if call.name == "embedding" and len(call.args) > 1 and id(call.args[1]) in self._keys:
             self._rows[id(call.result)] = self._keys[id(call.args[1])]
@@ -511,8 +554,9 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
                     self._scaled_rows[id(call.result)] = scaled
 
     def _come_from(self, call: Call) -> None:
-        """Note what the result of CALL is: the output of a weight, the maps of a 2d convolution, the rows of a linear
-        layer, or what follows from what its first argument is (`_after`).
+        """Note what the result of CALL, a tensor, is: in `_made`, the output of a weight, for a linear layer or a
+        convolution; in `_from`, feature maps, for a convolution with four dimensions, the output of a projection, for a
+        linear layer, and for another function, what its first argument becomes (`_after`), if that is noted in `_from`.
         """
         key = self._keys.get(id(call.args[1])) if len(call.args) > 1 else None
         first = call.args[0] if call.args and isinstance(call.args[0], torch.Tensor) else None
@@ -529,8 +573,9 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             self._from[id(call.result)] = made
 
     def _behind(self, args: Any, kwargs: Any) -> None:
-        """Note for the batch norm called with these arguments which layer's output it takes directly, and its eps;
-        nothing if its input is no output of a layer, or if its mean is no tensor of the model.
+        """Note, in `behind` of the running mean of a batch norm, the layer whose output it takes directly, and the eps
+        of the norm. ARGS and KWARGS are the arguments of the call of `batch_norm`. Nothing is noted if its input is
+        no direct output of a layer, if its mean is no tensor of the model, or if its eps is no float.
         """
         given = dict(zip(_OF_BATCH_NORM, args, strict=False)) | kwargs
         layer, mean = self._made.get(id(given.get("input"))), self._keys.get(id(given.get("running_mean")))
@@ -540,8 +585,9 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             self._normed[id(given["input"])] = mean
 
     def _taken_elsewhere(self, name: str, values: Sequence[Any]) -> None:
-        """Forget that a batch norm directly follows a layer whose output is in VALUES, if the function NAME, which
-        takes VALUES, is neither a batch norm nor one that reads a property.
+        """Forget that VALUES, the tensors that the function NAME takes, are direct outputs of layers: a batch norm that
+        took one of them loses its note (`behind` becomes None), and one that takes it later gets none. Nothing changes
+        if NAME is `batch_norm` itself, or only reads a property.
         """
         for value in values if name != "batch_norm" and name not in _LOOKS else ():
             self._made.pop(id(value), None)
@@ -549,9 +595,12 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
                 self.uses[mean].facts.behind = None
 
     def _after(self, kind: str, what: Any, call: Call, first: Any) -> tuple[str, Any] | None:
-        """Return what the result of CALL is, whose first argument FIRST is (KIND, WHAT): by the function for that kind,
-        which may also note facts of the projection; flattened features stay what they are if the sizes stay. None if it
-        is none of these any more.
+        """Return (kind, what) of the result of CALL for `_from`, by (KIND, WHAT) of its first argument FIRST. None if
+        the result is of no kind any more.
+
+        Kinds are "features", "flat" (flattened features, which stay so if CALL keeps the sizes), "fused" (the output of
+        a projection), "grouped" (the same, reshaped) and "part" (a part of it). The function for the kind decides
+        (`_after_fused` …), and may note facts of the projection.
         """
         if kind == "features":
             return _after_features(what, call, first)
@@ -561,8 +610,11 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         return after[kind](what, call, first)
 
     def _after_grouped(self, what: Any, call: Call, first: Any) -> tuple[str, Any] | None:
-        """Return that the result of CALL is the reshaped projection WHAT, if CALL only turns other dimensions than the
-        last; else None. Note that the projection is split inside, if CALL takes a part of the last dimension.
+        """Return ("grouped", WHAT) for the result of CALL, if CALL turns dimensions (`permute`, `transpose`) and keeps
+        the size of the last; else None. FIRST, its first argument, is the reshaped output of the projection WHAT.
+
+        Also note that the projection is split "inside" (`_inside`), if CALL is an index that takes a part of the last
+        dimension only, and not every second element.
         """
         cut = call.result.shape[:-1] == first.shape[:-1] and call.result.shape != first.shape
         if call.name == "__getitem__" and cut and not _every_second(call.args):
@@ -570,8 +622,12 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         return ("grouped", what) if call.name in _TURNS and call.result.shape[-1] == first.shape[-1] else None
 
     def _after_part(self, what: Any, call: Call, first: Any) -> tuple[str, Any] | None:
-        """Return that the result of CALL is the part WHAT, (key, place, number of parts), if CALL only moves its
-        numbers; else None. Note the heads of the projection, if CALL splits the last dimension into heads and width.
+        """Return ("part", WHAT) for the result of CALL, if CALL only reshapes, indexes, expands or converts FIRST, its
+        first argument, and keeps the number of elements; else None. FIRST is the part WHAT, (key, place, number of
+        parts), of the output of a projection.
+
+        Also note the number of heads (`heads`) of the projection, if CALL reshapes the last dimension to two, heads and
+        width; the first note stays.
         """
         split = call.name in ("reshape", "view", "unflatten") and call.result.ndim == first.ndim + 1
         if split and what[0] in self.uses and math.prod(call.result.shape[-2:]) == first.shape[-1]:
@@ -580,9 +636,12 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         return ("part", what) if call.name in _PLACES and call.result.numel() == first.numel() else None
 
     def _after_fused(self, what: Any, call: Call, first: Any) -> tuple[str, Any] | None:
-        """Return what the result of CALL is, whose first argument is the output of the projection WHAT, (key, rows):
-        the same, if it has as many numbers and CALL only adds or removes dimensions of size 1, or if it has its sizes;
-        "grouped", if CALL reshapes it to one dimension more; else None. Note how CALL splits it.
+        """Return what the result of CALL is, whose first argument FIRST is the output of the projection WHAT, (key,
+        rows): ("fused", WHAT) if it has the sizes of FIRST, or if CALL only adds or removes dimensions of size 1;
+        ("grouped", WHAT) if CALL reshapes FIRST to one dimension more; else None.
+
+        Also note the layout of the projection: its new sizes, if CALL reshapes it to more dimensions (`_reshaped`);
+        "block", if CALL takes a part of it (`x[..., :n]`, `narrow`).
         """
         if call.name in _ONES and call.result.numel() == first.numel():
             return "fused", what
@@ -595,11 +654,11 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         return ("fused", what) if call.result.shape == first.shape else None
 
     def _modulated(self, name: str, args: Any, result: torch.Tensor) -> None:
-        """Note which parts of the output of a layer are added to other tensors (shifts) or multiply them (scales), for
-        a call of the function NAME that adds or multiplies and gives RESULT.
+        """Note in `modulates` of a layer that the function NAME, called with ARGS, adds a part of the layer's output to
+        another tensor ("add"), or multiplies another tensor by this part ("mul"). RESULT is what NAME returned.
 
-        With a number (`1 + scale`), RESULT is the same part. A half that multiplies what was computed from its own
-        layer is a gate, and not noted. The first note for a part stays.
+        With a number (`1 + scale`), nothing is noted, but RESULT counts as the same part. A half that multiplies a
+        tensor that was computed from its own layer is a gate, and not noted. The first note for a part stays.
         """
         for part, other in itertools.permutations(args[:2]):
             kind, what = self._from.get(id(part), ("", None))
@@ -617,8 +676,8 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             facts.modulates = tuple(done)
 
     def _inside(self, what: Any) -> None:
-        """Note that the output of the projection WHAT, (key, rows), which is reshaped first, is then split along the
-        last of the new sizes.
+        """Change the layout of the projection WHAT, (key, rows), from "grouped" to "inside": its output, which was
+        reshaped, is split along the last of the new sizes. A projection with another layout stays as it is.
         """
         key = what[0]
         if key in self.uses and self.uses[key].facts.layout.kind == "grouped":
@@ -626,8 +685,9 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             facts.layout = facts.layout._replace(kind="inside")
 
     def _reshaped(self, what: Any, first: Any, result: Any) -> None:
-        """Note the sizes that RESULT has in place of the last one of FIRST, the output of the projection WHAT, (key,
-        rows), if there are two or three and they make up all of its rows.
+        """Note the layout "grouped" of the projection WHAT, (key, rows), whose output FIRST is reshaped to RESULT, with
+        the sizes that RESULT has in place of the last one of FIRST: (3, 12, 64) for [b, n, 2304] to [b, n, 3, 12, 64].
+        Nothing is noted unless these are two or three, and their product is the number of rows. The first note stays.
         """
         inner = tuple(result.shape[first.ndim - 1 :])
         if math.prod(inner) == what[1] and len(inner) in (2, 3):
@@ -644,15 +704,17 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
 
 def _letters(args: Any, value: torch.Tensor) -> tuple[str, str, str]:
     """Return (letters of VALUE, letters of the other tensors, letters of the result) in the equation of an einsum with
-    ARGS, (equation, tensors …); ("", "", "") if the equation has no arrow or VALUE is none of the tensors.
+    ARGS, (equation, tensors …): ("oi", "bi", "bo") for the second tensor of "bi,oi->bo". ("", "", "") if the equation
+    has no arrow. The first is "" if VALUE is none of the tensors.
     """
     equation, *operands = args
     operands = operands[0] if len(operands) == 1 and isinstance(operands[0], tuple | list) else operands
     if not isinstance(equation, str) or "->" not in equation:
         return "", "", ""
     given, result = equation.replace(" ", "").split("->")
-    letters = next((one for one, x in zip(given.split(","), operands, strict=False) if x is value), "")
-    return letters, "".join(one for one in given.split(",") if one != letters), result
+    each = list(zip(given.split(","), operands, strict=False))
+    letters = next((one for one, x in each if x is value), "")
+    return letters, "".join(one for one, x in each if x is not value), result
 
 
 def _after_features(order: str, call: Call, first: Any) -> tuple[str, Any] | None:
@@ -696,10 +758,10 @@ _OF_BATCH_NORM = ("input", "running_mean", "running_var", "weight", "bias", "tra
 
 
 def _number(name: str, args: Any, names: frozenset[str], nothing: float) -> float | None:
-    """Return the number that the function NAME, called with ARGS, adds to a parameter or multiplies it by, if it is one
-    of NAMES; None if its first two arguments are not one number and something else.
+    """Return the number that the function NAME, called with ARGS, adds to a tensor or multiplies it by: the one among
+    the first two of ARGS, 2.0 for `w * 2`. NAMES are the functions that add, or that multiply.
 
-    It is NOTHING if NAME is another function.
+    NOTHING if NAME is none of NAMES. None if it is one of them, and there is no number or two.
     """
     if name not in names:
         return nothing
@@ -718,8 +780,9 @@ def _sorts_pairs(before: Any, after: torch.Tensor) -> bool:
 
 
 def _half(args: Any, half: Any) -> int | None:
-    """Return whether a call of `__getitem__` with ARGS, (tensor, index), gives the first (0) or the second (1) half of
-    the last dimension, and all of the others: HALF, its result. None if it gives neither.
+    """Return which half of the last dimension a call of `__getitem__` with ARGS, (tensor, index), takes, with all of
+    the other dimensions: 0 for the first (`x[..., :n]`), 1 for the second. HALF is the result of the call. None if it
+    takes something else, if the last dimension has an odd size, or if the tensor has fewer than two dimensions.
     """
     tensor, index = args[0], args[1] if len(args) > 1 else None
     last = index[-1] if isinstance(index, tuple) and index else None
@@ -731,8 +794,8 @@ def _half(args: Any, half: Any) -> int | None:
 
 def _every_second(args: Any) -> bool:
     """Return whether a call of `__getitem__` with ARGS, (tensor, index), takes every second element of the last
-    dimension and all of the others, as interleaved rotary embeddings do. The tensor is of floating point numbers and
-    has three or four dimensions.
+    dimension and all of the other dimensions, as interleaved rotary embeddings do: `x[..., ::2]`, `x[..., 1::2]`,
+    `x[:, :, ::2]`. False for tensors of integers, and for those that have not three or four dimensions.
     """
     tensor, index = args[0], args[1] if len(args) > 1 else None
     if not isinstance(index, tuple) or not index or tensor.ndim not in (3, 4) or not tensor.is_floating_point():

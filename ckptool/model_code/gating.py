@@ -51,9 +51,11 @@ class Gating:
         """Note in the attributes what CALL, which has run, shows about gates. KEYS has id of a parameter or buffer ->
         its key.
 
-        A product or a convolution of one weight (a matrix or more) and one other tensor gives the output of that
-        weight. The result of another call comes from the same outputs, or halves of them, as its tensors, if all of
-        them of which that is known agree (`_go_on`), or if it is their sum. Where two tensors are multiplied element by
+        A product or a convolution of one weight (of two or more dimensions) and one other tensor gives the output of
+        that weight; this tensor is noted as its input (`input_of`). The result of any other call comes from the same
+        outputs, or halves of outputs, as the tensors in CALL, if that is known of some of these and is the same for
+        them (`_go_on`). A sum of two such tensors of different origins comes from both, if neither went through an
+        activation and they come from at most four outputs together. Where CALL multiplies two tensors element by
         element, one of them may be the gate of the other (`_judge`).
         """
         if call.name in PRODUCTS or call.name.startswith("conv"):
@@ -70,9 +72,12 @@ class Gating:
                 self._origins[id(call.result)] = tuple(added)
 
     def _go_on(self, call: Call, origins: _Origins) -> None:
-        """Note what the result of CALL is, whose arguments come from ORIGINS: one of the two equal halves that CALL
-        cuts, or the same as its arguments, with the activation that it went through. The second half of what torch's
-        `glu` takes is noted as the gate. Nothing is noted of parts that are more than two, unequal, or parts of a half.
+        """Note which outputs, or halves of outputs, the results of CALL come from; its arguments come from ORIGINS.
+
+        If CALL cuts whole outputs into two equal parts (`chunk`), its results are the halves; of other cuts, nothing is
+        noted. An index that takes a half (`_half`) gives that half. Any other single result comes from ORIGINS, too,
+        and its activation is noted (`_pass_activation`). If CALL is torch's `glu` of whole outputs, only their second
+        half is noted as the gate, in `halves`.
         """
         whole = all(half is None for _, half in origins)
         if call.name == "glu" and whole:
@@ -118,9 +123,10 @@ class Gating:
             self._taken[key] = id(data[0]), tuple(weights[0].shape)
 
     def _judge(self, one: Any, other: Any) -> None:
-        """Note in `roles`, `opens` or `halves` which of ONE and OTHER, two tensors that are multiplied, is the gate:
-        the only one that went through an activation, or, if both did, the only one whose activation is a sigmoid (van
-        den Oord et al., "WaveNet", 2016). Nothing is noted if there is no such one.
+        """Note in `roles`, `opens` or `halves` which of ONE and OTHER, two tensors that are multiplied, is the gate
+        (`_note_gate`): the only one that went through an activation, or, if both did, the only one whose activation is
+        a sigmoid (van den Oord et al., "WaveNet", 2016). Nothing is noted if neither did, if both are sigmoids, or if
+        both are other activations.
         """
         made = [self._active.get(id(tensor)) for tensor in (one, other)]
         opens = [name is not None and (None in made or name in SIGMOIDS) for name in made]
@@ -129,11 +135,13 @@ class Gating:
             self._note_gate(gate, up, alone=None in made)
 
     def _note_gate(self, gate: Any, up: Any, *, alone: bool) -> None:
-        """Note that the tensor GATE is the gate of UP. If they are the two halves of the output of one weight: in
-        `halves`, with the activation of GATE. If they are the outputs of two weights of equal sizes, which take one
-        input: in `roles` if GATE ALONE went through an activation, else in `opens`, because recurrent cells multiply
-        such layers as well. Of two sums, so is each output with its counterpart in the other sum, if that is the only
-        one. Nothing is noted of other tensors. The first note for a weight stays.
+        """Note that the tensor GATE is the gate of the tensor UP. The first note for a weight stays.
+
+        If they are the two halves of the output of one weight, `halves` gets the half that GATE is and its activation.
+        If they are the outputs of two weights of equal sizes with one input, these get "gate" and "up": in `roles` if
+        only GATE went through an activation (ALONE), else in `opens`, because recurrent cells multiply such layers as
+        well. If they are sums of outputs, that is done for each output in GATE that has just one such counterpart in UP
+        (`_are_counterparts`). Nothing is noted of other tensors.
         """
         for key, half in self._origins.get(id(gate), ()):
             others = [one for one in self._origins.get(id(up), ()) if self._are_counterparts((key, half), one)]
@@ -145,8 +153,9 @@ class Gating:
                 known.setdefault(others[0][0], "up")
 
     def _are_counterparts(self, one: tuple[str, int | None], other: tuple[str, int | None]) -> bool:
-        """Return whether ONE and OTHER are the two halves of the output of one weight, or the outputs of two weights of
-        equal sizes, which take one input.
+        """Return whether ONE and OTHER, each (key of a weight, half of its output, or None for all of it), are the two
+        halves of the output of one weight, or the whole outputs of two weights of equal sizes that took the same tensor
+        last.
         """
         (key, half), (other_key, rest) = one, other
         if key == other_key:

@@ -24,7 +24,7 @@ def without_memory(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
     """
     for hollow in (_zeros, _on_meta):
         memo: dict[int, Any] = {}
-        for tensor in itertools.chain(model.parameters(), model.buffers()):
+        for tensor in itertools.chain(model.parameters(), model.buffers(), _attributes(model)):
             made_hollow = hollow(tensor)
             if isinstance(tensor, torch.nn.Parameter):
                 made_hollow = torch.nn.Parameter(made_hollow, requires_grad=False)
@@ -35,11 +35,20 @@ def without_memory(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
         yield model  # where it cannot be copied: functions that it holds may refer to it
 
 
-def _copied(model: torch.nn.Module, memo: dict[int, Any]) -> torch.nn.Module:
-    """Return `copy.deepcopy(model, memo)`. MEMO has id of an object -> its copy, and gets those of the modules.
+def _attributes(model: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """Yield the tensors that modules in MODEL hold as plain attributes, such as the weight that a weight norm computes
+    before each call; torch cannot copy them.
+    """
+    for module in model.modules():
+        yield from (value for value in vars(module).values() if isinstance(value, torch.Tensor))
 
-    A module holds a dozen empty dicts, and deepcopy spends most of its time on them. So modules that say how they are
-    copied as most do, by the class and a dict, are made here.
+
+def _copied(model: torch.nn.Module, memo: dict[int, Any]) -> torch.nn.Module:
+    """Return the same as `copy.deepcopy(model, memo)`, faster. MEMO has id of an object -> the object that takes its
+    place in the copy, here of each tensor, and gets those of the modules.
+
+    A module holds a dozen empty dicts, and deepcopy spends most of its time on them. So modules that are copied in the
+    usual way, by their class and a dict, are made here; deepcopy copies the others.
     """
     states: dict[int, dict[str, Any]] = {}
     for module in model.modules():
@@ -61,8 +70,8 @@ _NEW = copyreg.__newobj__  # type: ignore[attr-defined]
 
 
 def _copy(value: Any, memo: dict[int, Any]) -> Any:
-    """Return `copy.deepcopy(value, memo)`, without its detours for what modules hold most of: plain values, dicts and
-    empty containers.
+    """Return the same as `copy.deepcopy(value, memo)`, faster for plain values, dicts and empty containers, which
+    modules hold most of. MEMO has id of an object -> its copy, and gets those of the containers that are copied.
     """
     kind = type(value)
     if kind in _PLAIN:
@@ -96,22 +105,23 @@ _FEW = 1 << 20
 
 
 def shape_only(name: str, args: Any, kwargs: Any) -> Any:
-    """Return a tensor of the shape that the torch function NAME gives for these arguments, or a tuple of all tensors
-    that it gives, without computing them: zeros that share one element, but for a small result of `grouped_mm`. None if
-    the function has to run.
+    """Return a tensor of the shape that the torch function NAME gives for the arguments ARGS and KWARGS, without
+    computing it: zeros that share one element. For a recurrent layer, return the tuple of all tensors that it gives.
+    None if the function has to run.
 
-    It knows functions of each element (which give the first argument itself), pools, `linear`, convolutions without
-    groups, recurrent layers, and `grouped_mm`. The weight, or without one the first argument, has to be on a CPU with
-    one element in memory for all (all strides 0), and with a weight the numbers have to be floating point; `grouped_mm`
-    takes any, and weights of recurrent layers may be on the meta device. Sizes have to fit.
+    Functions of each element (`relu`), and those that change it in place, give their first argument itself,
+    `grouped_mm` zeros with memory of their own. Besides these, pools, `linear`, convolutions without groups and
+    recurrent layers are known. The weight, or without one the first argument, has to be on a CPU with one element in
+    memory for all (all strides 0), and with a weight the numbers have to be floating point; `grouped_mm` takes any, and
+    weights of recurrent layers may be on the meta device. None if the sizes do not fit.
     """
     x = args[0] if args else None
     if not isinstance(x, torch.Tensor):
         return None
     if name in _RECURRENT:
         return None if kwargs else _after_all_steps(x, *args[1:])
-    if name in _BY_ELEMENT and x.numel() > 1 and not any(x.stride()) and x.device.type == "cpu":
-        return x
+    if name in _BY_ELEMENT | _IN_PLACE and x.numel() > 1 and not any(x.stride()) and x.device.type == "cpu":
+        return x  # one element in memory for all cannot be changed in place, and its value does not matter
     if name in _POOLS and x.ndim == int(name[-2]) + 2 and not any(x.stride()) and x.numel() > 1:
         one = getattr(torch.nn.functional, name)(x[:1, :1], *args[1:], **kwargs)
         return one.new_zeros(()).expand(*x.shape[:2], *one.shape[2:]) if isinstance(one, torch.Tensor) else None
@@ -131,11 +141,13 @@ def shape_only(name: str, args: Any, kwargs: Any) -> Any:
 
 
 def _after_all_steps(x: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...] | None:
-    """Return the outputs and the last states of a recurrent layer of torch on X. REST has its other arguments: the
-    states at the beginning, all weights, and settings; if X is packed, the sizes of its batches come before these.
+    """Return (outputs, last state) of a recurrent layer of torch on X, with two last states for an LSTM: zeros of the
+    right sizes that share one element, because torch itself would take each step, one after the other. REST has the
+    other arguments: the states at the beginning, all weights, and settings; if X is packed, the sizes of its batches
+    come before these.
 
-    On the meta device torch takes each step, one after the other. None if torch has to refuse the sizes, or if the
-    weights have values.
+    None if torch has to run, which raises its own error for sizes or types that do not fit; and if the weights have
+    values.
     """
     packed = not (len(rest) > 2 and isinstance(rest[2], bool))
     if len(rest) != 8 or x.ndim != (2 if packed else 3):
@@ -158,10 +170,12 @@ def _after_all_steps(x: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...] | 
 def _convolved(
     sizes: Sequence[int], kernel: Sequence[int], stride: Any = 1, padding: Any = 0, dilation: Any = 1
 ) -> list[int] | None:
-    """Return the sizes of the output of a convolution over SIZES (of a line, an image or a volume) with a kernel of the
-    sizes KERNEL. The others are one number, or one for each dimension.
+    """Return the sizes of the output of a convolution over SIZES, the spatial sizes of a line, an image or a volume,
+    with a kernel of the sizes KERNEL: [16, 16] for [32, 32], (3, 3), STRIDE 2 and PADDING 1. STRIDE, PADDING and
+    DILATION are one number, or one for each dimension.
 
-    None if torch has to compute them, because an argument is no plain number or out of range, or if no output is left.
+    None if torch has to compute them, because one of these three is no plain number ("same") or out of range, or if no
+    output is left.
     """
     each = [
         tuple(n) * (len(sizes) if len(n) == 1 else 1) if isinstance(n, tuple | list) else (n,) * len(sizes)
@@ -187,6 +201,12 @@ _GROUPED = frozenset({"grouped_mm", "_grouped_mm"})
 _BY_ELEMENT = frozenset(
     "relu relu_ relu6 leaky_relu leaky_relu_ gelu silu mish elu elu_ selu hardswish hardsigmoid sigmoid tanh "
     "dropout dropout1d dropout2d dropout3d feature_dropout softplus hardtanh hardtanh_ prelu".split()
+)
+#: Functions that change their first argument in place, and not its sizes.
+_IN_PLACE = frozenset(
+    "__iadd__ __isub__ __imul__ __itruediv__ __setitem__ add_ sub_ mul_ div_ addcmul_ addcdiv_ clamp_ clamp_min_ "
+    "clamp_max_ copy_ fill_ zero_ masked_fill_ index_add_ index_copy_ scatter_ scatter_add_ sigmoid_ tanh_ exp_ sqrt_ "
+    "neg_ normal_ uniform_ dropout_".split()
 )
 
 

@@ -18,7 +18,8 @@ def in_eval(model: torch.nn.Module, device: str | None = None) -> Iterator[None]
 
     New tensors of code are made on DEVICE, if one is given. The layers of attention run step by step (without torch's
     fast path), so that each step is seen. Afterwards all of this is as before, and torch's random numbers on the CPU go
-    on as if nobody had drawn. Who follows a pass keeps all that it makes, so nothing is garbage before its end.
+    on as if nobody had drawn. Nothing is garbage before the end, because all tensors of a pass that is followed are
+    kept.
     """
     fast, state = torch.backends.mha.get_fastpath_enabled(), torch.get_rng_state()
     try:

@@ -45,8 +45,9 @@ class Fields(dict[str, Any]):
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, ...], Any]]:
-    """Return (path, value) for every spec or tensor in the nested mappings, lists and tuples VALUE, in order. The path
-    is the keys and indices that lead to it; () if VALUE is no container.
+    """Return (path, value) for every innermost value, such as a spec or a tensor, in the nested mappings, lists and
+    tuples VALUE, in order. The path is the tuple of keys and indices that lead to it: ("maps", 0). [((), VALUE)] if
+    VALUE is no container; [] if it is an empty one.
     """
     if isinstance(value, Mapping):
         return [one for key, item in value.items() for one in leaves(item, (*path, key))]
@@ -107,8 +108,9 @@ _DEEPEST = 32
 
 
 def nested(flat: Mapping[str, Any], where: object = "--input") -> dict[str, Any]:
-    """Return FLAT, dotted name -> value, as nested dicts: {"a": `Fields`(b=1)} for {"a.b": 1}. Inside of an input,
-    names that are all numbers make a list, in the order of the numbers. WHERE is for messages.
+    """Return FLAT, dotted name -> value, as a dict of nested inputs: {"a": `Fields`(b=1)} for {"a.b": 1}. Inside of an
+    input, names that are all numbers make a list, in the order of the numbers: {"a": [1, 2]} for {"a.0": 1, "a.1": 2}.
+    WHERE is the place of the mistake in error messages.
 
     Raises:
         RuleError: a name has more than 32 dots, is inside of another input, or has others inside of it.
@@ -216,9 +218,10 @@ def guess_inputs(model: torch.nn.Module) -> Iterator[Any]:
 
     They are lists of specs for the arguments of `forward` that need a value (without those by keyword only), if there
     are any. If not, they are dicts argument -> spec: first for a text and a picture, if it has arguments for both; then
-    for the main argument and `decoder_input_ids`, if it has that; then for the main argument alone. That is the one
-    that `main_input_name` of MODEL names, or the first. If it takes only `*maps`, they are lists of one to four equal
-    specs, and then []; if it takes nothing, []. Nothing is yielded if Python does not know its arguments.
+    for the main argument and `decoder_input_ids`, if it has that; then for the main argument alone. The main argument
+    is that in `main_input_name` of MODEL, or else the first. For a `forward` that takes only `*maps`, they are lists of
+    one to four equal specs, and then []; if it takes nothing, []. Nothing is yielded if Python does not know its
+    arguments.
     """
     try:
         parameters = list(inspect.signature(model.forward).parameters.values())
@@ -255,9 +258,9 @@ def _combined(model: torch.nn.Module, wanted: list[str], *, by_name: bool) -> It
     WANTED, or, if BY_NAME, dicts argument -> spec.
 
     For one argument, they are all its guesses (`inputs_for`). If the first two of several arguments have the same
-    guesses, equal inputs for all come first, and then at most 64 combinations; else at most 150 combinations of the
-    first guesses of each. If an argument is about edges, integers for the others are tried first as one for each node
-    or edge of a graph.
+    guesses, equal inputs for all arguments come first, one for each guess, and then at most 64 combinations; else there
+    are at most 150 combinations of the first guesses of each. If a name in WANTED is about edges of a graph, matrices
+    of integers for the other arguments are tried first as vectors: one number for each node or edge.
     """
     options = [list(inputs_for(model, name, len(wanted))) for name in wanted]
     if any(_EDGES.search(name) for name in wanted):  # one number for each node or edge of a graph
@@ -319,10 +322,10 @@ def _layers(model: torch.nn.Module) -> _Layers:
                 words.append(module.num_embeddings)
             given.add(module.embedding_dim)
         elif isinstance(module, torch.nn.Conv1d | torch.nn.Conv2d | torch.nn.Conv3d):
-            convolutions.append((module.weight.ndim - 2, module.in_channels))
+            convolutions.append((len(module.kernel_size), module.in_channels))
             given.add(module.out_channels)
         elif isinstance(module, torch.nn.ConvTranspose1d | torch.nn.ConvTranspose2d | torch.nn.ConvTranspose3d):
-            convolutions.append((module.weight.ndim - 2, -module.in_channels))
+            convolutions.append((len(module.kernel_size), -module.in_channels))
             given.add(module.out_channels)
         elif isinstance(module, torch.nn.Linear):
             widths.append(module.in_features)
@@ -342,12 +345,13 @@ def _layers(model: torch.nn.Module) -> _Layers:
 
 
 def _sides(model: torch.nn.Module) -> list[tuple[int, int]]:
-    """Return (height, width) of pictures to try, of which the strides of the layers of MODEL leave the right number of
-    features for the first linear layer that may take flattened maps; at most 512 wide.
+    """Return a list of (height, width) of pictures to try, whose flattened feature maps have as many numbers as the
+    first suitable linear layer of MODEL takes; at most 512 wide.
 
-    The first is for the product of all strides, the others for strides of 32, 16, 8 and 4. [] if a layer pools to a
-    given size, since any size will do, or if no linear layer takes the channels of the last convolution at several
-    places, fewer than twice as wide as high.
+    A linear layer is suitable if it takes the channels of the last convolution at several places, which make a map that
+    is less than twice as wide as high: 6 x 6 for 9216 inputs and 256 channels. The sizes are those of this map times
+    the product of all strides, then times 32, 16, 8 and 4. [] if there is no such layer, or if a layer pools to a given
+    size, since any size will do.
     """
     stride, channels, widths = 1, 0, []
     for module in model.modules():
@@ -480,14 +484,15 @@ def inputs_for(model: torch.nn.Module, name: str, among: int) -> Iterator[InputS
 
 
 def read_inputs(inputs: Any, option: str = "--input") -> Any:
-    """Return INPUTS with texts read as specs: a list by position, or a dict by name; None for None or no inputs by
-    position.
+    """Return INPUTS with texts read as specs: a list by position, or a dict by name; None for None or an empty
+    sequence.
 
-    INPUTS are one text, tensor or spec, several, or a mapping name -> one of these. Several are read only if all are
-    texts, which may name them as in `parse_inputs`; else they are returned as they are, as a list. Texts in a mapping
-    are read one by one, and must have no names. OPTION is as there.
+    INPUTS are one text, tensor or spec, several in a sequence, or a mapping name -> one of these. In a sequence, texts
+    are read only if all are texts, which may have names as in `parse_inputs` (the result is then a dict); else they
+    stay, in a list. Texts in a mapping are read one by one, and must have no names. OPTION is the option that the texts
+    were given to, for messages.
     Raises:
-        RuleError: as `parse_inputs`.
+        RuleError: as `parse_inputs`, or a text in a mapping has a name.
     """
     if inputs is None:
         return None

@@ -50,11 +50,12 @@ class NamedParts:
         self._slices: dict[tuple[int, int], dict[tuple[int, int], str]] = defaultdict(dict)
 
     def see_inputs(self, call: Call, keys: Mapping[int, str], learned: Callable[[Any], bool]) -> None:
-        """Note which tensors CALL concatenates, or, in `takes`, that a weight takes a concatenation seen before.
+        """Note which tensors CALL concatenates, or, in `takes`, that the weight in CALL takes an earlier concatenation.
 
-        A concatenation counts if it joins 2 to 16 tensors along the second or the last dimension. A weight takes it as
-        the second argument: of a convolution or an addition (of a table with as many dimensions) if it joins along the
-        second dimension; of `linear`, `matmul` or `mm` if along the last. The first note for a weight stays.
+        A concatenation counts if it joins 2 to 16 tensors along the second or the last dimension. A weight takes it if
+        the concatenation is the first argument of CALL and the weight the second one: in a convolution or an addition
+        (of a table with as many dimensions), if it joins along the second dimension; in `linear`, `matmul` or `mm`, if
+        along the last. The first note for a weight stays.
 
         Args:
             call: the call, after it has run.
@@ -76,12 +77,13 @@ class NamedParts:
                 self.takes.setdefault(key, parts)
 
     def see(self, call: Call, key: str) -> None:
-        """Note in `parts` the parts that CALL divides its first argument into, a tensor that was computed with the
-        weight KEY.
+        """Note in `parts` of the weight KEY the parts that CALL divides its first argument into, a tensor that was
+        computed with this weight.
 
-        They are the 2 to 16 results of `chunk`, `split` or `unbind`, or slices of one dimension from several calls, as
-        soon as they cover it without a gap or an overlap, in the order of their places. Each has the name in the code,
-        or "", and its size along the dimension that is divided; 0 for `unbind`. The first note for a weight stays.
+        They are the 2 to 16 results of `chunk`, `split` or `unbind`; or slices of one dimension (`x[:, :4]`), in the
+        order of their places. A call with a slice is remembered, and `parts` is set by the call with which the slices
+        cover the dimension without a gap or an overlap. Each part has its name in the code, or "", and its size along
+        the dimension that is divided; 0 for `unbind`. The first note for a weight stays.
         """
         if key in self.parts:
             return
@@ -166,8 +168,8 @@ def _gives(value: ast.AST, function: str) -> bool:
 
 
 def _name_of_slice() -> str:
-    """Return the name that the running statement of the model assigns to, if there is just one slice (`x[a:b]`) in what
-    it assigns; else "". What else it does with that slice makes no difference.
+    """Return the name that the running statement of the model assigns to, if its right side has just one slice: "gate"
+    for `gate = x[:, a:b]`, also for `gate = f(x[:, a:b])`. "" for another statement or target, no slice, or several.
     """
     target, value = _assigned()
     slices = [one for one in ast.walk(value) if isinstance(one, ast.Subscript) and ":" in ast.unparse(one.slice)]
@@ -193,10 +195,12 @@ def _assigned() -> tuple[ast.AST, ast.AST]:
 
 
 def _running() -> ast.AST:
-    """Return the statement that the code of the model is running: a plain assignment, a `return` or an expression.
+    """Return the syntax tree of the statement that the code of the model is running: a plain assignment, a `return` or
+    an expression.
 
-    The code of the model is the first outside of this package and of torch's own functions in Python. An empty
-    statement if that is other code of torch, or if there is no such statement, or several, at its line.
+    The code of the model is the first caller, from the inside out, that is neither in this package nor one of torch's
+    own functions in Python. An empty statement (`pass`) if that is other code of torch, or if there is no such
+    statement, or several, at its line.
     """
     frame = sys._getframe(1)
     while frame.f_back is not None and (

@@ -74,12 +74,13 @@ def _after(
 
 
 def _cut_or_joined(dims: tuple[str, ...], before: Sequence[int], after: Sequence[int]) -> tuple[str, ...] | None:
-    """Return the letters in each dimension after a reshape from the sizes BEFORE to the sizes AFTER. DIMS are the
-    letters in each dimension before it.
+    """Return the letters in each dimension after a reshape from the sizes BEFORE to the sizes AFTER; DIMS are the
+    letters in each dimension before it: ("N", "c", "H", "h", "W", "w") for ("N", "c", "h", "w"), from [2, 3, 32, 32]
+    to [2, 3, 4, 8, 4, 8].
 
-    Each dimension has to be kept, or, if it is all of t, h or w, be cut in two ("h" into "H", which patch, and "h", the
-    place in it), or be joined with the ones after it (their letters side by side), whichever fits the sizes first. None
-    if nothing does, or if dimensions are left over.
+    Each dimension in turn has to be kept; or, if it is all of t, h or w, be cut in two ("h" into "H", which patch, and
+    "h", the place in it); or be joined with those after it (their letters side by side). The first of these that fits
+    the sizes is taken. None if none fits, or if dimensions are left over.
     """
     made: list[str] = []
     left, at = list(zip(dims, before, strict=True)), 0

@@ -42,9 +42,10 @@ class Cells:
         self._joined: dict[int, list[Any]] = {}  # id of a tensor -> the two tensors that it concatenates
 
     def see(self, call: Call, keys: Mapping[int, str], made_with: Callable[[Any, str], bool]) -> None:
-        """Note what one call of a torch function shows about recurrent cells: the weights whose outputs are multiplied
-        or added, tensors that are concatenated, parts that are cut, parts after a sigmoid or tanh, and which gates two
-        tensors are that are multiplied.
+        """Note what one call of a torch function shows about recurrent cells, for `gates` and `hidden`. A product or a
+        convolution gives the output of its weights, and may take a hidden state (`_take`). Other calls add such
+        outputs, concatenate two tensors, cut an output into parts, take a sigmoid or tanh of a part, or multiply two
+        tensors, which shows their gates (`_multiply`). Of other functions, nothing is noted.
 
         Args:
             call: the call, after it has run.
@@ -67,16 +68,18 @@ class Cells:
             self._multiply(*call.tensors)
 
     def _add(self, call: Call, keys: Mapping[int, str]) -> None:
-        """Note that the result of CALL is the sum of the outputs of weights, and biases, if all that it adds is, and
-        not only biases.
+        """Note in `_sums` that the result of CALL, an addition, is a sum of outputs of weights, with the keys of these
+        weights and of biases: if each tensor in CALL is such an output, such a sum or a parameter, and not all of them
+        are parameters.
         """
         sums = [self._sums.get(id(t), frozenset({keys[id(t)]} if id(t) in keys else ())) for t in call.tensors]
         if any(id(t) in self._sums for t in call.tensors) and all(sums):
             self._sums[id(call.result)] = frozenset().union(*sums)
 
     def _cut(self, call: Call) -> None:
-        """Note the parts that CALL takes of a sum of outputs, each with its place from 0 to 3: the results of a
-        function that cuts it into four equal ones, or a slice of a fourth of one dimension.
+        """Note in `_parts` the results of CALL that are a fourth of the output of a weight, or of a sum of outputs,
+        each with its place from 0 to 3: all results of a function that cuts it into four equal parts (`chunk`), or a
+        slice of a fourth of one dimension. Nothing is noted of other parts.
         """
         weights = self._sums.get(id(call.first))
         if weights is None:
@@ -96,9 +99,9 @@ class Cells:
             self._squashed.add(id(call.result))
 
     def gates(self) -> dict[str, tuple[str, ...]]:
-        """Return key of a weight or bias -> its gates in the order of its rows: "i", "f", "g" and "o", such as ("i",
-        "f", "g", "o"). All weights and biases of one sum have the same. Left out are those for which the calls do not
-        show just one gate for each of the four parts, each gate once.
+        """Return key of a weight or bias -> its four gates in the order of its rows, such as ("i", "f", "g", "o"), by
+        what all calls have shown. All weights and biases of one sum have the same. A key is left out if the calls show
+        no gate or several for one of its four parts, or one gate for two parts; {} if there are none.
         """
         orders = {}
         for weights, found in self._found.items():
@@ -125,10 +128,12 @@ class Cells:
                 self._found[weights][theirs[1]].add("g")
 
     def _take(self, call: Call, weights: list[str], made_with: Callable[[Any, str], bool]) -> None:
-        """Note in `hidden` which of the two tensors that are concatenated for CALL is the hidden state: the only one
-        that was computed, earlier, with the weight that CALL takes. WEIGHTS are the keys of the matrices in CALL.
-        Nothing is noted if CALL takes several or none, or no concatenation, or if both or neither of the two were. The
-        first note for a weight stays.
+        """Note in `hidden` which of the two concatenated tensors that CALL takes is the hidden state, 0 or 1: the only
+        one that was itself computed with the weight in CALL, in an earlier step. WEIGHTS are the keys of the matrices
+        in CALL; MADE_WITH(tensor, key) returns whether a tensor was computed with a weight.
+
+        Nothing is noted if WEIGHTS are not just one, if CALL takes no concatenation of two, or if both of these or
+        neither was computed with the weight. The first note for a weight stays.
         """
         parts = next((self._joined[id(t)] for t in call.tensors if id(t) in self._joined), None)
         recurs = [made_with(part, weights[0]) for part in parts or ()] if len(weights) == 1 else []

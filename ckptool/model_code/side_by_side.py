@@ -51,7 +51,9 @@ class SideBySide:
         self._made_by: dict[int, str] = {}  # id of a tensor -> key of the convolution that gave it
 
     def see(self, call: Call, keys: Mapping[int, str]) -> None:
-        """Note where the numbers in the result of CALL come from; and in `found` what the weights in CALL take.
+        """Note where the numbers in the result of CALL come from; in `found`, the neighbours that CALL takes, if it is
+        a layer or a norm; and in `layouts`, how CALL divides the output of a convolution, if it cuts it into two to
+        four parts.
 
         Args:
             call: the call, after it has run.
@@ -79,7 +81,9 @@ class SideBySide:
 
     def _note_parts(self, parts: Sequence[torch.Tensor]) -> None:
         """Note in `layouts` how PARTS divide the output of a convolution, if each has an equal share of its channels:
-        one share after the other, or a share of each of several heads.
+        "block" for one share after the other, "inside" for a share of each of several heads, with the sizes (heads,
+        channels of each head in all PARTS). The first note for a convolution stays. Nothing is noted if PARTS do not
+        come from a convolution, or divide its channels in another way.
         """
         bases: list[Any] = []
         numbers = [self._numbers(part, bases, {}) for part in parts]
@@ -100,8 +104,10 @@ class SideBySide:
         self.layouts[key] = Layout("block") if first == size else Layout("inside", (size // first, step))
 
     def _note_channels(self, call: Call, data: list[Any]) -> None:
-        """Note which dimension of the results of CALL has the channels, and how many, if that is known: of a layer or a
-        norm, or as in the first tensor of DATA, those among its arguments that are no weights, that shows it.
+        """Note in `_channels` which dimension of each result of CALL has the channels, and how many. For a layer or a
+        norm, its kind says this. For another function, it follows from the first tensor of DATA, the tensors in CALL
+        that are no weights, whose channels are known and seen in the sizes of the result (`_passed_on`). Nothing is
+        noted if there is none, or for other products, such as `matmul`.
         """
         results = call.result if isinstance(call.result, tuple | list) else [call.result]
         for one in results:
@@ -118,7 +124,10 @@ class SideBySide:
                     self._channels[id(one)] = found
 
     def _note(self, call: Call, keys: Mapping[int, str], *, norm: bool) -> None:
-        """Note in `found` the neighbours that the weight of a layer, or all tensors of a norm (NORM), take in CALL."""
+        """Note in `found` the neighbours that stand side by side in the first argument of CALL (`_neighbours`): for the
+        weight of a layer, or for all parameters and buffers of a norm (NORM). The first note for a key stays. Nothing
+        is noted if that argument was not moved by code after a layer, or has no neighbours side by side.
+        """
         taken = call.values[1:] if norm else call.args[1:2]
         weights = [keys[id(value)] for value in taken if id(value) in keys]
         if id(call.first) in self._moved and call.first.ndim > 1 and not all(key in self.found for key in weights):
@@ -127,15 +136,19 @@ class SideBySide:
                 self.found |= {key: self.found.get(key, found) for key in weights}
 
     def _neighbours(self, value: torch.Tensor, *, last: bool) -> Neighbours | None:
-        """Return the neighbours that stand side by side in VALUE, along its last dimension (LAST) or its second; None
-        if there are none, or not in a regular order.
+        """Return the neighbours that stand side by side in the channels of the tensor VALUE, which are its last
+        dimension (LAST) or its second.
+
+        None if the numbers in VALUE do not all come from one feature map with known channels, two or more; if each
+        place in VALUE holds the channels of one place in this map only, or those of all places (it is flattened); or if
+        the order is not regular (all channels of one neighbour after the other, or all neighbours of one channel).
         """
         bases: list[Any] = []
         numbers = self._numbers(value, bases, {})
         if numbers is None or len(bases) != 1 or id(bases[0]) not in self._channels:
             return None
         at_end, wide = self._channels[id(bases[0])]
-        row = (numbers.flatten(0, -2)[0] if last else numbers[0].flatten(1)[:, 0]).tolist()
+        row = (numbers.flatten(0, -2)[0] if last else numbers[0].reshape(numbers.shape[1], -1)[:, 0]).tolist()
         shape = _shape(bases[0]) or ()
         count = len(row) // wide
         if wide < 2 or len(row) % wide or not 1 < count < _product(shape) // (wide * shape[0]):
@@ -154,8 +167,12 @@ class SideBySide:
         return Neighbours(tuple(order), by_channel)
 
     def _numbers(self, value: Any, bases: list[Any], known: dict[int, Any]) -> Any:
-        """Return a tensor in the sizes of VALUE that says where in the tensor of BASES each number comes from; None if
-        that is not known. BASES gets the tensor that all come from; KNOWN has what was worked out already, by id.
+        """Return a tensor of the sizes of VALUE with, for each number in VALUE, its index in the base, the flattened
+        tensor that all numbers come from. None if they come from several tensors, if that is not known, or if VALUE has
+        more than a million elements.
+
+        BASES, an empty list at first, gets the base as its only member. KNOWN has id of a tensor -> the result for it,
+        and gets those that are new.
         """
         if id(value) not in known:
             known[id(value)] = self._worked_out(value, bases, known)
@@ -168,7 +185,7 @@ class SideBySide:
             if bases and bases[0] is not value:
                 return None
             bases[:] = [value]
-            return torch.arange(value.numel()).reshape(value.shape)
+            return torch.arange(value.numel(), device="cpu").reshape(value.shape)  # whatever device is the default
         call, place = self._moved[id(value)]
         joins = call.name in _JOINS and isinstance(call.first, tuple | list)
         parts = [self._numbers(part, bases, known) for part in (call.first if joins else [call.first])]
@@ -189,8 +206,11 @@ def _function(name: str) -> Any:
 
 
 def _passed_on(held: tuple[bool, int], name: str, shape: tuple[int, ...]) -> tuple[bool, int] | None:
-    """Return the channels of a result with the sizes SHAPE of the function NAME, of a tensor with the channels HELD;
-    None if its sizes do not show them.
+    """Return (whether channels are the last dimension, or else the second; how many) for a result with the sizes SHAPE
+    of the function NAME, of a tensor with HELD, the same two of its own channels.
+
+    They are the dimension of the two that has as many. If both have, they stay where they were, or None if NAME turns
+    dimensions (`permute`). None if neither has.
     """
     wide = held[1]
     ends = shape[1] == wide, shape[-1] == wide

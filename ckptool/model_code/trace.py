@@ -91,7 +91,7 @@ def signature_of(
         entries,
         traced=bool(found.uses),
         inputs=found.inputs,
-        rotary=found.rotary if found.uses or not trace else _rotary_by_parts(model),
+        rotary=found.rotary if found.rotary or found.inputs or not trace else _rotary_by_parts(model),
         metadata={path: dict(value) for path, value in metadata.items()} if metadata else None,
     )
 
@@ -174,6 +174,12 @@ def _is_small(inputs: Any) -> bool:
 _MOST_INPUT = 1 << 22
 
 
+def _means_alone(parameters: Mapping[str, Any], buffers: Mapping[str, Any]) -> set[str]:
+    """Return the keys of means of batch norms without weights. They stand for the layer, which has no other tensor."""
+    means = [name for name in buffers if name.rpartition(".")[2] == "running_mean"]
+    return {name for name in means if f"{name.removesuffix('running_mean')}weight" not in parameters}
+
+
 def _attempt(model: torch.nn.Module, inputs: Any) -> _Followed | None:
     parameters, buffers = _tensors(model)
     names = parameters | buffers
@@ -186,12 +192,12 @@ def _attempt(model: torch.nn.Module, inputs: Any) -> _Followed | None:
     keys: dict[int, str] = {}
     for key, tensor in names.items():
         keys.setdefault(id(tensor), key)
-    mode = Follower(keys, buffers)
+    mode = Follower(keys, buffers.keys() - _means_alone(parameters, buffers))
     try:
         with in_eval(model, device), mode:
             model(*args, **kwargs)
     except Exception:
-        return _Followed(mode.uses) if mode.uses else None
+        return _Followed(mode.uses, "", mode.rotary) if mode.uses else None
     mode.finish()
     return _Followed(mode.uses, inputs_text(inputs), mode.rotary)
 

@@ -49,6 +49,20 @@ def is_buffer(key: str, shape: tuple[int, ...]) -> bool:
     return leaf in COMPUTED or is_mask
 
 
+def _is_causal(tensor: LazyTensor) -> bool:
+    """Whether a tensor called `bias` of sizes [1, 1, n, n] is a causal mask: one value up to the diagonal, 0 above.
+
+    Some models learn a bias of these sizes.
+    """
+    import numpy as np
+
+    source, n = tensor.source(), tensor.shape[-1]
+    elements = np.frombuffer(source.read(0, source.length), np.uint8).reshape(n, n, -1)
+    below = np.tri(n, dtype=bool)
+    one = elements[0, 0]
+    return bool(one.any() and not elements[~below].any() and (elements[below] == one).all())
+
+
 def required(weights: StateDict) -> list[str]:
     """Counters that `load_state_dict(strict=True)` misses: the version of a batch norm says that it has one.
 
@@ -76,7 +90,11 @@ def drop_buffers(ckpt: Checkpoint, *, at: str | None = None, missing: Missing = 
     from .rekeying import rekey
 
     weights = changeable(ckpt, at)
-    gone = [key for key, tensor in weights.tensors.items() if is_buffer(key, tensor.shape)]
+    gone = [
+        key
+        for key, tensor in weights.tensors.items()
+        if is_buffer(key, tensor.shape) and (key.rpartition(".")[2] in COMPUTED or _is_causal(tensor))
+    ]
     if not gone and missing == "error":
         raise NoMatch(
             "none of its tensors is a buffer that models compute themselves",

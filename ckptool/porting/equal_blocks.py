@@ -103,7 +103,9 @@ class _Side:
 
     @cached_property
     def blocks(self) -> dict[str, list[_Block]]:
-        """Return list -> its blocks, by their numbers, for long lists that are in no other long list."""
+        """Return path of a list -> its blocks, in the order of their numbers, for the long lists that are in no other
+        long list. Only tensors with a key in such a list are in the blocks.
+        """
         found: dict[str, dict[int, _Block]] = defaultdict(lambda: defaultdict(lambda: _Block([], ([], [], []), [])))
         entries = self.signature.entries
         sorted_by_name = not self.signature.ordered or [*entries] == sorted(entries)
@@ -130,10 +132,12 @@ class _Side:
         return name if place is None else place.moved(-number)
 
     def equal_from(self, name: str) -> int:
-        """Return the index of the first of the equal blocks at the end of the list NAME: blocks with one content that
-        follow each other at one distance in every order. Blocks before one that differs do not count, whether they are
-        equal or not. The number of its blocks if the equal ones are fewer than two, or if they do not take their inputs
-        alike (`_flow_alike`).
+        """Return the index of the first of the equal blocks at the end of the list NAME: all from there on have one
+        content, and follow each other at one distance in every order. 2 for a list of 80 blocks of which the first two
+        differ from the others.
+
+        If that is the last block alone, or if these blocks do not take their inputs alike (`_flow_alike`), return the
+        number of blocks of the list: no blocks count as equal.
         """
         blocks = self.blocks[name]
         steps = _steps(*blocks[-2:])
@@ -147,9 +151,9 @@ class _Side:
         return start if _flow_alike(blocks[start:]) else len(blocks)
 
     def shortened(self, kept: MappingOf[int, int]) -> Signature | None:
-        """Return the side with only the first blocks of its long lists that are in no other (`blocks`): KEPT has length
-        of a list -> how many blocks stay. Lists of other lengths, and all other keys, stay whole. None if a tensor that
-        stays names one that is left out (`_others`).
+        """Return the signature of this side with only the first blocks of its long lists that are in no other long list
+        (`blocks`): KEPT has length of a list -> how many blocks stay. Lists of other lengths, and all other keys, stay
+        whole. None if a tensor that stays names one that is left out (`_others`), such as one that it is tied to.
         """
         entries = {}
         for key, entry in self.signature.entries.items():

@@ -39,9 +39,10 @@ def explained(mapping: Mapping, key: str, width: int = 100) -> str:
 
 
 def rows_of(entry: Entry) -> list[tuple[str, str]]:
-    """Return how ENTRY was matched as rows (label, text), each once, for the web page: for each of its parts the steps
-    in the file and in the model, and the rules that told it apart or support it; then its answered questions. [] if
-    there are none of these.
+    """Return how ENTRY was matched as rows (label, text), each row once, for the web page. For each part of its
+    expression there are the steps ("in the file", "in the model"), the rules that told it from its look-alikes ("told
+    apart"), and the rule that supports a pair made by its shape ("supported"); at the end, its answered questions
+    ("answered"). Open questions are left out. [] if there are none of these.
     """
     rows: list[tuple[str, str]] = []
     for part in entry.way:
@@ -124,8 +125,9 @@ def _asked(entry: Entry, width: int) -> Iterator[str]:
 
 
 def _alike(mapping: Mapping, entry: Entry, width: int) -> Iterator[str]:
-    """Yield lines about ENTRY if it has no source and needs one: whether tensors of the source have its sizes, and
-    where the first five of these go. Nothing for other entries.
+    """Yield lines of text about ENTRY of MAPPING if it has no expression and needs one: how many tensors of the source
+    have its sizes, and which key of the target reads each of the first five; or that no tensor has them. Nothing for
+    other entries. Lines about a tensor are broken at WIDTH columns.
     """
     if entry.expr is not None or entry.default:
         return

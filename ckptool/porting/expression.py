@@ -227,11 +227,11 @@ def _undo(x: Expr, value: Expr, out: dict[str, list[tuple[Expr, Expr]]], shapes:
 
 
 def reassembled(pieces: Sequence[tuple[Expr, Expr]], shape: Shape) -> Expr | None:
-    """Return the expression of one tensor of sizes SHAPE made of PIECES, at least one (expression, part of the tensor
-    that it gives), as in `inverted`. None if the pieces are cuts of different kinds, or do not make up the whole
-    tensor.
+    """Return the expression that puts one tensor of sizes SHAPE together from PIECES: one or more of (expression, part
+    of the tensor that it gives), in any order, as `inverted` returns them for a key. If a part is the whole tensor
+    (the key itself), the expression of the first such piece is returned alone.
 
-    The first piece that gives the whole tensor is taken alone.
+    None if the parts are cuts of different kinds, or do not make up the whole tensor.
     """
     for value, piece in pieces:
         if piece.is_copy:

@@ -250,8 +250,9 @@ class _Instance:
         return f"say it with --number {wanted[0]}=N" if wanted else None
 
     def _text(self, node: ast.expr, letters: Mapping[str, int]) -> str | None:
-        """Return the text of NODE: a quoted text, or texts and numbers joined with + ("layer" + s + ".weight"); None
-        for anything else. LETTERS has letter -> value.
+        """Return the text that NODE, a parsed argument of a formula, stands for: a quoted text, or texts and numbers
+        joined with + ("layer" + s + ".weight" is "layer3.weight" if s is 3). None for anything else, such as a number
+        alone. LETTERS has letter of a line -> its value.
         """
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             return node.value
@@ -333,8 +334,9 @@ class _Instance:
         return _BRACES.sub(lambda found: str(self.evaluate(found[1], row)), text)
 
     def _written(self, lines: Sequence[FamilyLine]) -> Iterator[tuple[FamilyLine, str, Expr]]:
-        """Yield (line, key, expression) for each key that LINES stand for; lines for any key are passed over.
-        Successive lines with the same letters alternate, so that keys come block by block.
+        """Yield (line, key, expression) for each key that LINES stand for, with numbers for the texts in braces: a line
+        with letters is repeated for all values of its letters. Lines for any key (`{...}`) are passed over. Successive
+        lines with the same letters come together for each value, so that keys come block by block.
 
         Raises:
             RuleError: they stand for more than 500,000 keys, or the file lacks what a number needs.
@@ -418,9 +420,11 @@ class _Instance:
         return Entry(key, shape, expr, f"line {line.number} of {self.family.name}", line=line.number)
 
     def _general(self, entries: Sequence[Entry], sides: Callable[[FamilyLine], tuple[str, str]]) -> Iterator[Entry]:
-        """Yield an entry, which copies the key, for each key of the file that no entry of ENTRIES reads and that
-        matches a line for any key; the first such line counts. SIDES returns for a line (pattern of the keys that it
-        reads, pattern of the keys that it makes), in which `{...}` is the same text.
+        """Yield an entry for each key of the file that no entry of ENTRIES reads and that a line for any key matches (a
+        line with `{...}`, which stands for any text). The entry copies the tensor of the key, and has the name that the
+        line makes of it, with the same text for `{...}`. The first line that matches counts; other keys are left out.
+
+        SIDES returns for a line (pattern of the keys that it reads, pattern of the keys that it makes).
         """
         lines = [line for line in self.family.lines if line.is_general]
         patterns = [(line, *sides(line)) for line in lines]
@@ -464,8 +468,9 @@ class _Instance:
         return [replace(entry, target=below + entry.target) for entry in entries]
 
     def _require_whole(self, entries: Sequence[Entry], missing: Sequence[str]) -> None:
-        """Raise RuleError if MISSING, the keys of lines that the file lacks, is not empty: if they are more than
-        ENTRIES, the message says that the file is for another family, else which keys it lacks.
+        """Raise RuleError if MISSING, the keys that lines need and the file lacks, is not empty; else do nothing. If
+        there are more keys in MISSING than ENTRIES made from the file, the message says that the file does not hold
+        what the family takes; else it names up to five of the missing keys.
         """
         if not missing:
             return
@@ -482,9 +487,10 @@ class _Instance:
         return f"{self.family.name} --invert" if self.invert else self.family.name
 
     def _other_file(self, wanted: Sequence[str]) -> RuleError:
-        """Return the error for a file that the family does not take, with WANTED[0], if there is one, as an example of
-        a key that it takes. Its hint says whether the file suits the opposite direction (`fits`); in the instance that
-        is made to find that out (`_is_other`), the error is a short one without a hint.
+        """Return (not raise) the error for a file that the family does not take, with WANTED[0], if there is one, as an
+        example of a key that it takes. Its hint names `--invert`, or its omission, if the file suits the opposite
+        direction (`fits`), else the command that lists all families. In the instance that is made to find that out
+        (`_is_other`), the error is a short one without a hint.
         """
         family = self.family
         takes = family.target if self.invert else family.source

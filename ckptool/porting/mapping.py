@@ -89,8 +89,9 @@ class Entry:
         return tuple(option for option in options if option != self.expr)
 
     def asking(self, *questions: Question[Expr]) -> Entry:
-        """Return the entry with QUESTIONS added at the end. If a question with the same reason and names is open, and
-        so is the new one, the old one gets the options of the new one instead, up to eight.
+        """Return the entry with QUESTIONS added at the end of its questions. But if both a new question and one of its
+        questions with the same reason and names are open, that one gets the options of the new one instead. A question
+        that was added or changed has at most eight options.
         """
         every = self.questions
         for question in questions:
@@ -98,10 +99,12 @@ class Entry:
         return replace(self, questions=every)
 
     def tried(self, expr: Expr) -> Entry:
-        """Return the entry with the expression EXPR, which a proof found by trial. If it had no expression, its
-        questions are answered. If no question is open then, one with the reason FOUND_BY_TRIAL is added. The old
-        expression, if there is one, becomes the first option of the first open question. The entry is a guess, and not
-        `default`.
+        """Return the entry with EXPR, which a proof found by trial, as its expression. It has an open question, so that
+        it is a guess, and it is not `default`.
+
+        If the entry had no expression, all its questions are answered first. If no question is open, one with the
+        reason FOUND_BY_TRIAL is added. The old expression, if there was one, becomes the first option of the first open
+        question.
         """
         had = () if self.expr is None else (self.expr,)
         found = Question(Reason.FOUND_BY_TRIAL, (), had)
@@ -137,8 +140,11 @@ class Entry:
         return self.expr.keys() if self.expr is not None else []
 
     def as_json(self) -> dict[str, Any]:
-        """Return the entry as `--json` prints it: key -> value. "ops" has the names of the operations, ["default"] if
-        the key needs no source; "questions" has the answered ones, too.
+        """Return the entry as `--json` prints it, a dict with the keys "target", "status", "sources" (source keys),
+        "ops" (names of the operations; [] for a copy and for a key without a source; ["default"] if the key needs no
+        source), "expression" (its text, or None), "evidence", "doubts" (sentences), "rivals" (texts of the options of
+        open questions), and "questions", also the answered ones: {"asks": sentence, "options": texts, "answer": text,
+        or None if it is open}.
         """
         return {
             "target": self.target,
@@ -195,8 +201,9 @@ class Mapping:
 
     @property
     def coverage(self) -> dict[str, list[int]]:
-        """Return how many keys and elements have a source, also as a guess, or need none: {"keys": [n, of all],
-        "parameters": [n, of all]}, where "parameters" counts elements, those of buffers, too.
+        """Return how much of the target is covered: {"keys": [covered keys, all keys], "parameters": [covered elements,
+        all elements]}. A key is covered if it is mapped or guessed, which keys that need no source are, too. Elements
+        of buffers count as well.
         """
         covered = [entry for entry in self.entries if entry.status != "unmapped"]
         return {
@@ -210,10 +217,11 @@ class Mapping:
         return all(entry.status == "mapped" for entry in self.entries)
 
     def open_questions(self, guesses: Sequence[str] | None, gaps: Sequence[str] | None) -> list[Entry]:
-        """Return the entries that are guessed or unmapped, and not accepted, in their order.
+        """Return the guessed entries whose key matches none of the patterns GUESSES, and the unmapped entries whose key
+        matches none of the patterns GAPS, in their order; [] if all others are mapped.
 
-        GUESSES and GAPS are patterns of keys, which accept guesses and keys without a source: an empty pattern accepts
-        all, None accepts nothing.
+        A pattern is that of a target key; an empty one matches all keys. None in place of patterns, like [], accepts
+        nothing, so that all guessed, or all unmapped, entries are returned.
         """
         accepted = {"guessed": _patterns(guesses), "unmapped": _patterns(gaps)}
         return [
@@ -230,8 +238,9 @@ class Mapping:
         return replace(self, entries=tuple(entries), unused=tuple(key for key in self.source_shapes if key not in used))
 
     def as_json(self) -> dict[str, Any]:
-        """Return the mapping as part of the document that `--json` prints: its target, coverage, entries, unused keys
-        and proof.
+        """Return the mapping as part of the document that `--json` prints, a dict with the keys "target" (name of the
+        model), "coverage" (`coverage`), "entries" (a dict for each, `Entry.as_json`), "unused" (list of source keys),
+        and "proof" (a dict, or None if there is none).
         """
         return {
             "target": self.target,
@@ -243,8 +252,9 @@ class Mapping:
 
 
 def different(target: str, source: str) -> tuple[str, str]:
-    """Return the beginnings of the keys TARGET and SOURCE before the components that they share at their end, each with
-    a dot at its end: ("a.x.w", "b.c.x.w") -> ("a.", "b.c."); ("", "") for equal keys.
+    """Return (beginning of the key TARGET, beginning of the key SOURCE), before the components that both have at their
+    end: ("a.", "b.c.") for `a.x.w` and `b.c.x.w`. Each ends with a dot, and is "" if nothing is before these
+    components; ("", "") for equal keys. Without any such component, they are the whole keys with a dot.
     """
     own, theirs = target.split("."), source.split(".")
     shared = 0

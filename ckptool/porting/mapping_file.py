@@ -47,10 +47,13 @@ _VERSION = 1
 
 
 def text_of(mapping: Mapping) -> str:
-    """Return MAPPING as the text of a mapping file: its source, target and `at`, guesses under `doubts`, mapped keys
-    under `mapping`, and unmapped keys under `left`, with equal blocks in one line. Keys that need no source are left
-    out; a guess has its doubts before it and its options behind it, as comments. Guesses with equal doubts are
-    together.
+    """Return MAPPING as the text of a mapping file: its source, target and `at` (each if it has one), guesses under
+    `doubts`, mapped keys under `mapping`, and unmapped keys under `left`. Equal blocks share a line (`folded`). Keys
+    without an expression that need no source are left out, and so are the sections `doubts` and `left` if they are
+    empty.
+
+    A guess is written as `guess(EXPRESSION)`, with its doubts in a comment before it and its options in comments behind
+    it. Guesses with equal doubts are together.
     """
     lines = [f"ckptool-mapping: {_VERSION}"]
     lines += [
@@ -104,10 +107,11 @@ def _yaml_value(text: str) -> str:
 
 
 def folded(entries: Sequence[Entry]) -> list[tuple[str, str, list[Entry]]]:
-    """Return ENTRIES, which have expressions, as lines of a mapping file, in the order of their first entries: (pattern
-    of target keys, expression with holes for their numbers, the entries of the line). For a.0.w and a.1.w, made of
-    b.0.w and b.1.w: ("a.{0..1}.w", "b.{}.w", both entries). Only keys and expressions decide which entries share a
-    line, not sizes, doubts or evidence.
+    """Return ENTRIES, all of which have an expression, as lines of a mapping file: (pattern of target keys, text of the
+    expression with holes for their numbers, the entries of the line), in the order of the first entry of each line. For
+    `a.0.w` made of `b.0.w` and `a.1.w` made of `b.1.w`: [("a.{0..1}.w", "b.{}.w", [both entries])]. An entry that
+    shares no line has a line of its own. Only keys and expressions decide which entries share a line, not sizes, doubts
+    or evidence. If the pattern has several ranges, the holes are `{1}`, `{2}` ….
     """
     groups: dict[tuple[str, ...], list[Entry]] = defaultdict(list)
     for entry in entries:
@@ -137,12 +141,14 @@ def _shape_of_key(entry: Entry) -> tuple[str, ...]:
 
 
 def _templates(members: Sequence[Entry]) -> dict[str, str]:
-    """Return target -> the text of its expression, for MEMBERS: entries that are equal by `_shape_of_key`.
+    """Return target -> the text of its expression, with holes for numbers that it has in common with the target, for
+    MEMBERS: entries with expressions that are equal by `_shape_of_key`. `a.0.w` made of `b.0.w` and `a.1.w` made of
+    `b.1.w` both have the text `b.{#1}.w`.
 
     A component of a source key that is a number becomes `{#i}` if in all members it equals the i-th number, from 1,
-    among the components of the target, and it is not the same in all members. If more than one i fits, it is the first
-    that no earlier component of the key has, or else the first. Numbers inside a component (`conv1`) neither count nor
-    change. If members read different counts of keys, all texts are without holes.
+    among the components of the target, and not all members have the same number there. If several i fit, it is the
+    first that no earlier component of the source key has, or else the first. Numbers inside a component (`conv1`)
+    neither count nor change. If members read different counts of keys, all texts are without holes.
     """
     numbers = [[c for c in e.target.split(".") if _is_number(c)] for e in members]
     keys = [e.expr.keys() for e in members if e.expr is not None]
@@ -214,12 +220,13 @@ def _is_number(component: str) -> bool:
 
 
 def save(mapping: Mapping, path: StrPath, *, overwrite: bool = False) -> None:
-    """Write MAPPING to the mapping file PATH. A file that already holds the same text is left as it is; OVERWRITE
-    replaces one with another text.
+    """Write MAPPING to the mapping file PATH, whole or not at all. A file at PATH that already holds the same text is
+    left as it is; one with another text is replaced only with OVERWRITE.
 
     Raises:
         RuleError: the file could not be read again: it is too large, or has a name that is not text.
-        OutputExists, Unwritable: the file may not be written there.
+        OutputExists: another file is there, and OVERWRITE is false or that is no mapping file.
+        Unwritable: the file cannot be written there.
     """
     text = text_of(mapping)
     check_size(text, path, largest=LARGEST_LIST)
@@ -260,10 +267,12 @@ def document_of(path: StrPath) -> dict[str, Any]:
 
 
 def mapping_of(document: dict[str, Any], path: StrPath) -> Mapping:
-    """Return the mapping for one model in DOCUMENT, the sections of the file PATH, without sizes. If a key has several
-    lines, the last one counts, where those under `doubts` come after those under `mapping`. A key under `left` that has
-    a line elsewhere is not left; else its entry is unmapped. An expression in `guess( )` makes a guess, without
-    options.
+    """Return the mapping for one model in DOCUMENT, the sections of the file PATH (used in messages). Its entries have
+    no sizes; `for_target` adds those of a model.
+
+    If a key has several lines, the last one counts, and one under `doubts` before one under `mapping`. A key under
+    `left` gets an unmapped entry, unless it has a line in another section. An expression in `guess( )` makes a guess
+    with the question CALLED_A_GUESS, without options; other expressions make mapped entries.
 
     Raises:
         Malformed: as `read`.
@@ -331,9 +340,10 @@ def for_target(mapping: Mapping, target: Signature, shapes: dict[str, Shape]) ->
     """Return MAPPING, from a file, for the model TARGET and a source of SHAPES (key -> sizes): with the model's sizes,
     types, name and metadata, and with an entry for each key of the model in its order.
 
-    A key that the mapping does not name needs no source if it is a counter or a buffer that holds no statistics; else
-    it is unmapped, as a key under `left` always is. If the source lacks a key that an expression reads, its sizes are
-    not compared. Keys of the source are renamed if it has them with or without a wrapper (`fitted`).
+    A key that the mapping does not name needs no source if it is a counter, or a buffer that holds no statistics; else
+    it is unmapped. A key under `left` is always unmapped. If SHAPES lacks a key that an expression reads, the sizes
+    that this expression gives are not compared with the model's. If the source has the keys that the mapping reads only
+    with or without a wrapper, they are renamed (`fitted`). Keys of SHAPES that no entry reads are its unused keys.
     Raises:
         RuleError: the mapping names keys that the model does not have, or an expression cannot be applied to these
             sizes or gives another shape than the model's.
@@ -375,9 +385,12 @@ def for_target(mapping: Mapping, target: Signature, shapes: dict[str, Shape]) ->
 
 
 def fitted(mapping: Mapping, keys: Iterable[str]) -> Mapping:
-    """Return MAPPING for a source with the names KEYS: if KEYS lacks a key that it reads, but has all of them apart
-    from components of wrappers (`module.`), these are renamed in its expressions to those of KEYS, and its unused keys
-    are found anew. Else, and if two of KEYS differ only in such components, MAPPING is returned as it is.
+    """Return MAPPING with the source keys in its expressions renamed to those of KEYS, the keys of a source, if they
+    differ only in components of wrappers (`module.a.w` and `a.w`). Its unused keys are then found anew among the keys
+    of its `source_shapes`.
+
+    MAPPING is returned as it is if KEYS has all keys that it reads, if KEYS lacks one of them even without wrappers, or
+    if two of KEYS differ only in such components.
     """
     there = set(keys)
     own = list(dict.fromkeys(key for entry in mapping.entries for key in entry.sources))
@@ -394,12 +407,13 @@ def fitted(mapping: Mapping, keys: Iterable[str]) -> Mapping:
 
 
 def invert(mapping: Mapping, shapes: dict[str, Shape]) -> Mapping:
-    """Return the inverse of MAPPING: an entry for each key that it reads, with the names of source and target
-    exchanged. SHAPES has the sizes of these keys, under names with or without the prefix of a wrapper. Entries without
-    an expression count for nothing; questions, notes and `at` are not kept.
+    """Return the inverse of MAPPING: a mapping with an entry for each source key that MAPPING reads, made of its target
+    keys, and with the names of source and target exchanged. SHAPES has the sizes of these source keys; their names
+    there may differ by the components of a wrapper (`fitted`). Entries of MAPPING without an expression are left out,
+    and its questions, notes and `at` are not kept: all entries are mapped.
 
-    If several entries read a key, their parts of it are joined; the first that has all of it is enough, whatever others
-    lose.
+    If several entries of MAPPING read a key, the parts of the key in them are joined. If one of them has the whole key,
+    the first such one is taken alone, even if others lose values.
     Raises:
         RuleError: a key cannot be made whole, since values are lost; an expression cannot be applied to its keys; or
             SHAPES lacks a key. The message names the keys.

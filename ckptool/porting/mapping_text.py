@@ -34,8 +34,10 @@ def mapping_text(mapping: Mapping, *, everything: bool = False, width: int = 100
 
 
 def mapping_page(mapping: Mapping) -> str:
-    """Return MAPPING as a page of HTML: the source's keys beside the target's, coloured by their status, with keys on
-    either side that have no partner. A key of the target that is made of several has a link to each.
+    """Return MAPPING as the text of a page of HTML: the source's keys beside the target's, linked and coloured by the
+    status of the target's key. A key of the target that is made of several source keys has a link to each of them.
+    Keys without a source, and unused source keys, are there without a link. A link has the shape, evidence, expression,
+    doubts and options as details; the page has the coverage, the notes and the text of the proof, if there is one.
     """
     links = []
     for entry in mapping.entries:
@@ -160,9 +162,9 @@ class _Row:
 
 
 def _folded(line: str, width: int, indent: int) -> list[str]:
-    """Return LINE as lines of at most WIDTH columns, if no word is longer; words are not broken. All but the first are
-    indented by INDENT, or by less if the longest word would not fit then, but always by at least 6. No line ends at a
-    no-break space; it becomes a plain one.
+    """Return LINE wrapped into lines of at most WIDTH columns; [LINE] if it fits. Words are not broken, so that a long
+    word makes a longer line. All lines but the first are indented by INDENT, or by less (at least 6) if the longest
+    word would not fit then. LINE is not wrapped at a no-break space (`_SPACE`), and each becomes a plain space.
     """
     if len(line) <= width:
         return [line.replace(_SPACE, " ")]
@@ -176,9 +178,10 @@ _SPACE = "\N{NO-BREAK SPACE}"
 
 
 def _unused(mapping: Mapping) -> list[str]:
-    """Return lines about the unused source keys. The outermost module of which no key is used has one line, its path
-    with a dot at its end and the number of its tensors, if it has several; a key alone has its name. Equal blocks share
-    a line.
+    """Return lines about the unused source keys, in their order; [] if there are none. The keys below one outermost
+    module of which no key is used share a line: the path of the module with a dot at its end, and the number of its
+    tensors (`pooler.   2 tensors`). A key that is alone there, or in no such module, has a line with its name. Equal
+    lines for blocks of a list become one (`h.{12..23}.   144 tensors`).
     """
     unused = set(mapping.unused)
     read = {key[:end] for key in mapping.source_shapes if key not in unused for end in _ends(key)}
@@ -195,9 +198,10 @@ def _unused(mapping: Mapping) -> list[str]:
 
 
 def _blocks_left(mapping: Mapping) -> Iterator[str]:
-    """Yield a line for each group of equal blocks in a list of the source of which some are wholly unused and others
-    are not: the model has fewer layers. Equal blocks have the same keys, at least four, and the same sizes. The line
-    has the unused ones: `12 of 24 equal blocks of the source are not used: h.{12..23}`.
+    """Yield a line for each group of equal blocks in a list of the source, if the entries of MAPPING read no key of
+    some of them, and keys of others: the model has fewer layers. The line has the unused blocks:
+    `12 of 24 equal blocks of the source are not used: h.{12..23}`. Equal blocks have the same keys, at least four, of
+    the same sizes. Nothing is yielded for a mapping that was read from a file, which has no source keys.
     """
     unused = set(mapping.unused)
     blocks: dict[str, dict[str, list[str]]] = {}
@@ -243,12 +247,13 @@ def _by_doubts(entries: Sequence[Entry]) -> list[list[Entry]]:
 
 
 def _from_one_prefix(entries: Sequence[Entry]) -> _Row | None:
-    """Return one row for ENTRIES if all are copies from below one prefix to below another (`* <- student.*`), they are
-    at least eight, and their options are copies, too, that differ from the copy only in the prefix: some have options,
-    and all that have any have the same prefixes, in the same order. Else None.
+    """Return one row for ENTRIES if only prefixes tell their keys from their sources (`* <- student.*`); else None. The
+    row has the number of tensors in place of their sizes, and a pattern for each option (`teacher.*`).
 
-    The prefixes are what the key and the source of the first entry do not share (`different`). The row has the number
-    of tensors in place of their sizes.
+    These are the conditions: there are at least eight entries; all are copies from keys below one prefix to the same
+    keys below another one (the two beginnings in which the key and the source of the first entry differ, `different`);
+    at least one has options, and each entry with options has copies from the same keys below the same prefixes, in the
+    same order.
     """
     first = entries[0]
     if len(entries) < _WORTH_A_STAR or first.expr is None or not first.expr.is_copy:
@@ -273,10 +278,12 @@ _WORTH_A_STAR = 8
 
 
 def _rows(entries: Sequence[Entry]) -> list[_Row]:
-    """Return ENTRIES as rows of the report: one for equal blocks, and one for successive keys of a module that are all
-    copied from tensors of the same names in one module, with options from the same modules and one set of doubts
-    (`_modules`). The latter has modules with a dot at the end (`h.{0..11}.ln.`), and in place of sizes the last names
-    of the first two keys with theirs, and the number of the others.
+    """Return ENTRIES as rows of the report, in their order. Keys of equal blocks share a row (`folded`).
+
+    Successive rows for keys of one module become one if all are copies of tensors with the same last names in one
+    module of the source, with options from the same modules and the same doubts (`_modules`). Such a row has the paths
+    of the modules with a dot at the end (`h.{0..11}.ln.`), and in place of sizes the last names of the first two keys,
+    each with its sizes, and "… N more" for the others.
     """
     rows: list[_Row] = []
     found = [_Row(pattern, made, _sizes(some), some, _rivals(some)) for pattern, made, some in folded(entries)]
@@ -293,9 +300,9 @@ def _rows(entries: Sequence[Entry]) -> list[_Row]:
 
 
 def _rivals(members: Sequence[Entry]) -> list[str]:
-    """Return the options of MEMBERS, the entries of one line of the report, as texts: one for their first options, one
-    for their second options, and so on, with holes for numbers as in the line. " …" at the end of a text stands for
-    options that do not fit its pattern.
+    """Return the options of MEMBERS, the entries of one line of the report, as texts: one for all their first options,
+    one for all their second options, and so on, with holes for numbers (`folded`). If the n-th options do not fit one
+    pattern, the text is that of the first pattern with " …" at its end. [] if no member has an option.
     """
     texts = []
     for number in range(max(len(e.rivals) for e in members)):
@@ -305,9 +312,9 @@ def _rivals(members: Sequence[Entry]) -> list[str]:
 
 
 def _modules(line: _Row) -> tuple[str, str, tuple[str, ...], tuple[str, ...]] | None:
-    """Return (module of the target, of the source, modules of the options, doubts) of LINE if its expression and all
-    its options are copies of tensors with the last name of its key ("weight"). Else None, and also for a key outside of
-    all modules.
+    """Return (module of the target's key, module of the source's key, modules of the options, doubts) of LINE, a row of
+    the report, if its expression and all its options are copies of tensors with the same last name as its key
+    ("weight"). None for other rows, and for a key outside of all modules. Rows with equal results may become one.
     """
     (own, _, leaf), made = line.target.rpartition("."), [line.made, *line.rivals]
     exprs = [expr for e in line.members for expr in (e.expr, *e.rivals)]
@@ -350,11 +357,12 @@ def divergence_table(rows: Sequence[MappingOf[str, Any]], width: int) -> Iterato
     of execution; nothing if none differs.
 
     Args:
-        rows: `proof["layers"]`, a dict for each layer: "layer" and "source", its names on both sides; "first", whether
-            it is the first that differs; "difference", how much its outputs differ relative to the largest of them,
-            None for other sizes.
+        rows: `proof["layers"]`, a dict for each layer: "layer" and "source", its names on both sides (no "source" is
+            shown as "-"); "first", whether it is the first that differs; "difference", how much its outputs differ
+            relative to the largest of them, None if they have other sizes.
         width: columns to fill. If the names need more, those of each side lose their common beginning, which is printed
-            once, and then their middle. The source's names have a column only if one differs.
+            once above the table; if they still need more, they lose their middle. The source's names have a column of
+            their own only if one of them is not equal to the model's.
 
     A line before and one behind the layers that are shown give the largest difference of those that are not.
     """

@@ -40,15 +40,15 @@ def port(
     lora_scale: float | None = None,
 ) -> Mapping:
     """Return the mapping from the source to the target: which tensor goes where, with an entry for each key of the
-    target, in its order. Most of many equal blocks are not matched: they are filled as the others (see `equal_blocks`),
-    unless the blocks that are matched have different results; then all are matched.
+    target, in its order. Of many equal blocks only a few are matched first, and the others are filled in the same way
+    (see `equal_blocks`); if those few have different results, all blocks are matched.
 
     Args:
         source: the keys and shapes of the file.
         target: the keys and shapes of the model.
-        values: returns the values of the source's tensor with a key, or None if it is not small; they may contradict a
-            name.
-        lora_scale: the scale of low-rank adapters, if the file states it.
+        values: a function that is given a key of the source and returns the values of its tensor, or None if the tensor
+            is not small; values may contradict a name. None if no values can be read.
+        lora_scale: the scale of low-rank adapters; None if the file does not state it.
     """
     short = shortened(source, target)
     if short is not None:
@@ -137,15 +137,18 @@ class _Entries:
         return self._without_company(made.with_entries(entries))
 
     def _without_company(self, made: Mapping) -> Mapping:
-        """Return MADE with a question about each key that is made of a layer whose other tensor no key reads (an
-        adapter, a mask, a scale): LEFT_BESIDE, with the name of that tensor (`_left_beside`). If there is none, but the
-        source's code runs an unused layer beside one that a key of the same module reads (`_left_out`), it is
-        LEFT_OUT_BESIDE, with that layer (that of the last such key); else, if the key reads one tensor, a key of its
-        module that may be trained has no source, and the module has another name than the source's (`_called_alike`),
-        NEW_BESIDE, with the first such key. Each key gets at most one of them. Keys without an expression get none.
+        """Return MADE with questions about keys whose layer seems to lack a tensor. A key with an expression gets the
+        first of these questions that fits, or none; a key without an expression gets none:
 
-        Then a bias that is alone may become a sum with biases that were left out (`_with_left_biases`); these no longer
-        count as unused.
+        - LEFT_BESIDE: an unused tensor of the source (an adapter, a mask, a scale) seems to belong to a layer that the
+          key reads (`_left_beside`). The question names this tensor.
+        - LEFT_OUT_BESIDE: the source's code runs an unused layer on the input of a layer that this key, or another key
+          of its module, reads (`_left_out`). The question names the unused layer; of several keys, the last decides.
+        - NEW_BESIDE: the key reads one tensor, its module has another name than the source's (`_called_alike`), and a
+          key of this module that may be trained is unmapped. The question names the first such key.
+
+        Then a bias that is alone may become a sum with biases of the source that were left out (`_with_left_biases`);
+        these no longer count as unused.
         """
         left = self._left(made)
         gaps: dict[str, dict[Shape, str]] = defaultdict(dict)
@@ -172,8 +175,9 @@ class _Entries:
         return replace(made, entries=tuple(entries), unused=tuple(key for key in made.unused if key not in read))
 
     def _left(self, made: Mapping) -> dict[str, list[str]]:
-        """Return path of a module -> the unused keys of MADE at any depth in it that may be part of a layer
-        (`_may_belong`).
+        """Return path of a module of the source -> its unused keys that may be part of a layer (`_may_belong`), in
+        order. Unused are the keys that no key of MADE reads. A key is listed for each module around it: `a.b.mask` for
+        `a` and for `a.b`.
         """
         left: dict[str, list[str]] = defaultdict(list)
         for key in filter(self._may_belong, made.unused):
@@ -183,10 +187,11 @@ class _Entries:
         return left
 
     def _may_belong(self, key: str) -> bool:
-        """Return whether the source's tensor KEY may be part of a layer: it is of floating point numbers and not tied.
-        Not if it is a count of statistics (`_counts`), an average (`is_average`), or has a name of what models compute
-        themselves (`Words.derived`); nor if the source's code never reads it, but reads others of its module. Keys that
-        are not in the source, such as those of further copies, may not.
+        """Return whether the source's tensor KEY may be part of a layer: it has floating point numbers and is not tied.
+
+        False also for a count of statistics (`_counts`), an average of weights (`is_average`), a key with a name of
+        tensors that models compute themselves (`Words.derived`), a key that the source's code does not read although it
+        reads others of the same module, and a key that is not in the source (of a further copy of the model).
         """
         entry = self._source.signature.entries.get(key)
         if entry is None or entry.tied is not None or not entry.dtype.startswith(("float", "bfloat")):
@@ -197,9 +202,12 @@ class _Entries:
         return not _counts(key, self._shapes) and table().derived.isdisjoint(path) and not is_average(path)
 
     def _left_beside(self, one: Entry, left: MappingOf[str, list[str]], gaps: Set[Shape]) -> str | None:
-        """Return the first tensor of LEFT, module -> unused keys, that changes a tensor that ONE reads (`_left_in`);
-        else the last one directly in a layer that ONE reads, with one of GAPS, which are the sizes, without those of 1,
-        of trained keys of ONE's module without a source; else None. Of several layers the first counts.
+        """Return an unused key of the source that seems to belong to a layer that ONE reads; None if there is none.
+        LEFT has path of a module -> its unused keys.
+
+        The first key counts that seems to change a tensor that ONE reads (`_left_in`). If there is none: the last
+        unused key directly in such a layer whose sizes, without those of 1, are in GAPS, the sizes of unmapped keys of
+        ONE's module. The layers are looked at in the order in which ONE reads them.
         """
         layers = [key.rpartition(".") for key in one.sources]
         found = next((rest for path, _, leaf in layers if (rest := _left_in(left, path, leaf))), None)
@@ -210,8 +218,9 @@ class _Entries:
         return next((key for key in direct if squeezed(self._shapes[key]) in gaps), None)
 
     def _unused_layers(self, made: Mapping) -> list[Tensor]:
-        """Return the tensors of the source with two or more dimensions (matrices, kernels) that no key of MADE reads,
-        and whose output flows into a layer that some key reads; [] if no forward pass of the source's code is known.
+        """Return the entries of the source's signature for matrices and kernels (two or more dimensions) that no key of
+        MADE reads, although their output flows into a layer that some key of MADE reads. [] if there are none, or if no
+        forward pass of the source's code is known.
         """
         tensors = self._source.signature.entries
         flows = {key: e.facts.flow for key, e in tensors.items() if e.facts.flow is not None}
@@ -220,12 +229,13 @@ class _Entries:
         return [tensors[key] for key in left_out if len(tensors[key].shape) > 1]
 
     def _with_left_biases(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Return ENTRIES, in which each bias of the model that is the only key of its module, and has an expression,
-        becomes the sum of it and of all biases of its size that are left out of layers (those that a question
-        LEFT_BESIDE names): code that adds the outputs of layers may keep one bias for them.
+        """Return ENTRIES with the biases that a question LEFT_BESIDE names (keys `….bias`) added to biases of the model
+        that are alone: code that adds the outputs of layers may keep one bias for them.
 
-        It gets the question BIAS_FOR_ALL, with the expression without these biases as option. The questions LEFT_BESIDE
-        about these biases are removed from all entries. Without such a bias, ENTRIES stay as they are.
+        A bias of the model is alone if it is the only key of its module. If it has an expression, this becomes the sum
+        of it and of all of the named biases with its sizes. Such an entry gets the question BIAS_FOR_ALL, with the old
+        expression as option, and all questions LEFT_BESIDE about biases that were added are removed from all entries.
+        If nothing can be added, the entries stay as they are.
         """
         left = {q.named[0] for one in entries for q in one.questions if q.reason is Reason.LEFT_BESIDE}
         biases = {key for key in left if key.rpartition(".")[2] == "bias"}
@@ -254,10 +264,12 @@ class _Entries:
         ]
 
     def _left_out(self, one: Entry, unused: Sequence[Tensor]) -> str | None:
-        """Return the path of the first layer of UNUSED (its key, if it is in no module) that the source's code runs on
-        the same input as a matrix or kernel that ONE reads, by the same function (but no embedding) and with as many
-        outputs and inputs; None if there is none. The model may need the sum of the two. UNUSED has the unused matrices
-        and kernels of the source. A tensor that is ONE's by another name does not count.
+        """Return the path of the first layer of UNUSED, the unused matrices and kernels of the source, that stands
+        beside a matrix or kernel that ONE reads; its key, if it is in no module. None if there is none.
+
+        Two layers stand beside each other if the source's code runs them on the same input, by the same function (not
+        `embedding`), and they have as many outputs and inputs: the model may need the sum of the two. A tensor that is
+        the one that ONE reads under another name does not count.
         """
         for key in one.sources if unused else ():
             used = self._source.signature.entries.get(key)
@@ -273,6 +285,14 @@ class _Entries:
         return None
 
     def _entry(self, key: str) -> Entry:
+        """Return the entry for KEY, a key of the target. If all of its holes are filled, it has the expression made of
+        these, with their questions and evidence.
+
+        If a hole is empty: a constant buffer (`_is_constant`) keeps the model's own value (`default`), or is unmapped
+        with the question COMPUTED_OR_READ, if an unused tensor of the source could fill it; any other key is unmapped,
+        with the reason as question. A key that is tied to another one gets the entry of that one, and a counter the
+        entry that `_counter` makes.
+        """
         wanted = self._target.signature.entries[key]
         blank = Entry(key, wanted.shape, dtype=wanted.dtype, parameter=wanted.parameter)
         if wanted.tied is not None and key not in self._target.assembly:
@@ -307,7 +327,9 @@ class _Entries:
         return replace(blank, expr=expr, evidence=evidence, questions=tuple(questions), way=way)
 
     def _part(self, hole: str) -> Part:
-        """Return, for `--explain`, how the source of HOLE, which is filled, was matched."""
+        """Return, for `--explain`, how HOLE, which is filled, was matched: the paths of its unit and of the unit's
+        partner, the steps of both sides, and the evidence.
+        """
         name = self._names[hole]
         t, s = self._unit_of[name]
         own, theirs = self._target.pieces.get(name), s.pieces.get(name.role, s.main)
@@ -315,12 +337,13 @@ class _Entries:
         return Part(".".join(t.path), ".".join(s.path), steps, theirs.steps, tuple(t.told), t.support)
 
     def _questions(self, assembly: Expr, filled: MappingOf[str, Filled]) -> list[Question[Expr]]:
-        """Return the questions about a key, from those about its holes, with options for the whole key.
+        """Return the questions about a key, made of those about its holes; [] if there are none. The options of a hole
+        become options for the whole key.
 
-        ASSEMBLY is the key's expression over its holes, FILLED has hole -> what fills it. A question about several
-        holes (of one reason, names and answer) becomes one: its option number n has option n of each of these holes,
-        and what fills them now in all others, also in a hole with fewer options. Each option is there once, at most
-        eight in all. A question without options stays one.
+        ASSEMBLY is the key's expression over its holes, FILLED has hole -> what fills it. Questions of several holes
+        with the same reason, names and answer become one question. Its option N is ASSEMBLY with option N in each of
+        these holes, and with what fills them now in the other holes and in holes with fewer options. Equal options are
+        there once, at most eight in all. A question without options stays one without.
         """
         values = {hole: one.expr for hole, one in filled.items()}
         asked: dict[object, dict[str, Question[Expr]]] = defaultdict(dict)
@@ -337,6 +360,10 @@ class _Entries:
         return questions
 
     def _counter(self, blank: Entry) -> Entry:
+        """Return BLANK, the entry of a counter of batches in a norm of the model, as a copy of the counter of the norm
+        that this one was paired with, with the evidence and, without options, the questions of that pair. If there is
+        no such counter in the source, it keeps the model's own value (`default`).
+        """
         path = self._target.counters[blank.target]
         norm = next(
             (p for p in self._target.pieces.values() if p.path == path and p.name in self._unit_of),
@@ -352,14 +379,15 @@ class _Entries:
         return replace(blank, default=True, evidence="a counter; the source has none")
 
     def _is_constant(self, key: str) -> bool:
+        """Return whether KEY is a buffer of the model without running statistics, so that the model may compute it."""
         entry = self._target.signature.entries[key]
         piece = next((p for p in self._target.pieces.values() if p.entry.key == key), None)
         return entry.parameter is False and (piece is None or piece.role not in STATISTICS)
 
     def _could_fill(self, key: str) -> str | None:
-        """Return the first unused key of the source with the sizes, in any order and without those of 1, and the kind
-        of type (float, int …) of the buffer KEY of the model; None if there is none. Counters, tied keys, and keys of
-        further copies of the model do not count. Fills in `_unused` at the first call.
+        """Return the first key of the source that no hole reads and that could fill KEY, a buffer of the model: it has
+        the same sizes, in any order and without those of 1, and the same kind of type (float, int …). None if there is
+        none. Counters, tied keys, and keys of further copies of the model do not count. The first call fills `_unused`.
         """
         if self._unused is None:
             used = {k for filled in self._holes.values() for k in filled.expr.keys()}  # noqa: SIM118 - a method of ours
@@ -396,12 +424,12 @@ def _called_alike(module: str, source: str) -> bool:
 
 
 def _left_in(left: MappingOf[str, Sequence[str]], path: str, leaf: str) -> str | None:
-    """Return an unused key that seems to change the tensor LEAF ("weight") of the layer PATH; None if there is none.
-    LEFT has path -> unused keys at any depth in it.
+    """Return an unused key of the source that seems to change the tensor LEAF ("weight") of the layer PATH; None if
+    there is none. LEFT has path of a module -> its unused keys, at any depth in it.
 
-    That is the first unused key in the layer, if LEAF is a common name of a weight, bias or statistic (`Words.leaves`),
-    else the first whose name in the layer begins with LEAF. If there is none, and the layer's own name is `module`, it
-    is the first in the module around it whose name there begins with LEAF.
+    If LEAF is a common name of a weight, bias or statistic (`Words.leaves`), the first unused key in the layer counts;
+    else the first whose name in the layer begins with LEAF (`kernel` -> `kernel_mask`). If there is none, and PATH ends
+    in `.module`, the first unused key counts whose name in the module around begins with LEAF.
     """
     for layer in (path, path.removesuffix(".module")):
         for key in left.get(layer, ()):

@@ -87,9 +87,9 @@ def still_open(questions: Iterable[Question[T]]) -> list[Question[T]]:
 
 
 def joined(questions: Iterable[Question[T]], more: Question[T]) -> list[Question[T]]:
-    """Return QUESTIONS with MORE added at the end. But if both MORE and one of QUESTIONS with the same reason and names
-    are open, that one (the first) gets the options of MORE after its own instead, each once. The question that was
-    added or changed has at most eight options then, the first.
+    """Return a list of QUESTIONS with MORE added at the end. But if MORE is open, and one of QUESTIONS with the same
+    reason and names is open, too, nothing is added: the first such question gets the options of MORE after its own,
+    each once. Of the question that was added or changed, only the first eight options are kept.
     """
     found = list(questions)
     for place, question in enumerate(found):

@@ -57,7 +57,8 @@ def number_of(*texts: object) -> int:
 
 
 def line(pattern: str, value: str | None, path: StrPath) -> Line:
-    """Return the line PATTERN: VALUE of the file PATH, with its ranges read; VALUE is None for a key under `left`.
+    """Return the line PATTERN: VALUE of the file PATH with its ranges read, but not written out. VALUE is None for a
+    key under `left`. A PATTERN without ranges stands for one key.
 
     Raises:
         Malformed: a text in braces in PATTERN is not a range.
@@ -74,12 +75,12 @@ def line(pattern: str, value: str | None, path: StrPath) -> Line:
 
 
 def within_limits(lines: Iterable[Line], path: StrPath) -> list[Line]:
-    """Return LINES of the file PATH as a list, if all that they stand for together is within limits: 1,000,000 parts
-    and 67,108,864 characters. A key, its expression, and each comma and opening bracket in that are a part, once for
-    each key of a line.
+    """Return LINES of the file PATH as a list, unchanged, if what they stand for together, written out, has at most
+    1,000,000 parts and 67,108,864 characters. Each key of a line counts as 2 parts (the key and its expression), and
+    one more for each comma and opening bracket in the expression; its characters are those of both sides of the line.
 
     Raises:
-        Malformed: they stand for more; the message names the line that exceeds a limit.
+        Malformed: they stand for more; the message names the first line that exceeds a limit.
     """
     found, parts, characters = [], 0, 0
     for one in lines:
@@ -127,8 +128,9 @@ def written_out(one: Line, path: StrPath) -> Iterator[tuple[str, str | None]]:
 
 
 def _pieces(text: str) -> Iterator[tuple[str, str | None]]:
-    """Yield the parts of TEXT in order: (literal text, None), and ("", text in braces) for braces with anything inside.
-    A doubled brace is a literal single one. Literal parts may be empty.
+    """Yield the parts of TEXT in order: (literal text, None), and ("", text in the braces) for a pair of braces, which
+    may be empty. "h.{0..3}.w" gives ("h.", None), ("", "0..3"), (".w", None). A doubled brace is a literal single one.
+    Literal parts may be empty.
     """
     at = 0
     for found in _BRACES.finditer(text):
@@ -139,6 +141,12 @@ def _pieces(text: str) -> Iterator[tuple[str, str | None]]:
 
 
 def _numbers(text: str, pattern: str, path: StrPath, line: int) -> list[range]:
+    """Return the parts of a range with TEXT in its braces, one for each comma: "0..3,8" gives [range(0, 4), range(8,
+    9)]. PATTERN, the file PATH and the number LINE are for the message.
+
+    Raises:
+        Malformed: a part is neither a number nor two numbers A..B with A at most B.
+    """
     out = []
     for one in text.split(","):
         found = re.fullmatch(r"\s*([0-9]{1,9})(?:\.\.([0-9]{1,9}))?\s*", one)

@@ -77,10 +77,13 @@ def require_accepted(
 
 
 def _ways_to_settle(mapping: Mapping, guessed: Sequence[Entry], command: str) -> list[str]:
-    """Return lines that say how to settle GUESSED, the guesses that were not accepted, which is better than accepting
-    them: by a hint for the first option that copies a key which its entry does not read (if a hint leads there,
-    `_rule`), and by a proof or an edited mapping file. [] if none has options. COMMAND is as in `require_accepted`:
-    options that it has (`--prove`, `--source-model`) are not proposed again.
+    """Return one or two lines that say how to settle GUESSED, the guesses that were not accepted, which is better than
+    accepting them; [] if none of them has options.
+
+    The first line is a hint (`--hint OLD=NEW`) for the first option that is a copy of a key which its entry does not
+    read; it is left out if there is none, or if no hint leads there (`_rule`). The last line proposes a proof or an
+    edited mapping file. COMMAND is the user's command: `--prove` and `--source-model` are not proposed if it has them;
+    if it is "", the lines are calls of the library.
     """
     if not any(entry.rivals for entry in guessed):
         return []
@@ -101,9 +104,10 @@ def _ways_to_settle(mapping: Mapping, guessed: Sequence[Entry], command: str) ->
 
 
 def _rule(target: str, source: str, mapping: Mapping) -> str | None:
-    """Return a hint (OLD=NEW) that renames the key SOURCE to TARGET and gives no two keys of the source of MAPPING one
-    name: from the beginnings in which they differ (`different`), else from the whole keys. None if neither does, or if
-    they have characters that a hint gives a meaning to.
+    """Return a hint (OLD=NEW) that renames the key SOURCE to TARGET: from the beginnings in which they differ
+    (`b.c.x.w` to `a.x.w` gives "b.c=a"), else from the whole keys. A hint does not count if two keys of the source of
+    MAPPING would have one name with it, if its OLD is empty, or if it has characters with a meaning in hints (`=`, `{`,
+    `}`, `*`, `re:` at the beginning). None if neither counts.
     """
     own, theirs = (head.removesuffix(".") for head in different(target, source))
     for old, new in ((theirs, own), (source, target)):
@@ -117,6 +121,12 @@ def _rule(target: str, source: str, mapping: Mapping) -> str | None:
 
 
 def _require_known(mapping: Mapping, patterns: Sequence[str], where: str) -> None:
+    """Raise NoMatch if one of PATTERNS matches no key of the model of MAPPING; else do nothing. WHERE is the name of
+    the option for the message, which proposes similar keys and modules.
+
+    Raises:
+        NoMatch: for the first such pattern.
+    """
     keys = [e.target for e in mapping.entries]
     for text in patterns:
         if not any(map(Pattern.parse(text).matches, keys)):
@@ -131,6 +141,7 @@ def _require_known(mapping: Mapping, patterns: Sequence[str], where: str) -> Non
 
 
 def _few(entries: Sequence[Entry], limit: int = 8) -> list[Entry]:
+    """Return the first of ENTRIES, at most LIMIT; of several whose keys differ in numbers only, the first alone."""
     seen: set[str] = set()
     out = []
     for entry in entries:
@@ -145,9 +156,9 @@ _DIGITS = str.maketrans("123456789", "000000000")
 
 
 def _lines(entries: Sequence[Entry]) -> Iterator[str]:
-    """Yield a line for each of ENTRIES: its key, its sizes, its expression if it has one, and its first doubt; for an
-    entry without a doubt, that no tensor of the source belongs to it. Such a text has up to 600 characters in the first
-    line with it, and up to 60 in others.
+    """Yield a line for each of ENTRIES: its key, its sizes, its expression if it has one, and its first doubt (a
+    sentence); for an entry without a doubt, that no tensor of the source belongs to this key. A sentence is cut to 600
+    characters where it is first shown, and to 60 in later lines with the same sentence.
     """
     said: set[str] = set()
     for entry in entries:
@@ -163,9 +174,9 @@ _WHOLE, _CUT_SHORT = 600, 60
 
 
 def accepting_command(mapping: Mapping, guessed: Sequence[Entry], unmapped: Sequence[Entry], command: str) -> str:
-    """Return COMMAND with the options that accept the guesses GUESSED (all guesses of MAPPING are then accepted) and
-    the gaps UNMAPPED (`gap_patterns`); if COMMAND is empty, only these, as arguments of `load_into`:
-    `accept_guesses=True, partial=['head.*']`. Either is left out if there are no such keys.
+    """Return COMMAND with options at its end: `--accept-guesses`, which accepts all guesses of MAPPING, if GUESSED
+    is not empty; `--partial PATTERN` for each of the `gap_patterns` of UNMAPPED, the keys without a source. If COMMAND
+    is "", return these as arguments of `load_into` instead: `accept_guesses=True, partial=['head.*']`.
     """
     parts = []
     if guessed:
@@ -182,9 +193,10 @@ def accepting_command(mapping: Mapping, guessed: Sequence[Entry], unmapped: Sequ
 
 
 def gap_patterns(mapping: Mapping, unmapped: Sequence[Entry]) -> list[str]:
-    """Return patterns that match the keys UNMAPPED, and no others of MAPPING but those that need no source: the
-    outermost module (`head.*`) in which all keys are UNMAPPED or need no source, else single keys. If they would be
-    more than eight, return ["*"], which matches all keys.
+    """Return patterns that match all keys UNMAPPED and no other key of MAPPING that needs a source. For each key it is
+    the outermost module around it in which each key is in UNMAPPED or needs no source (`head.*`), or the key itself if
+    there is no such module; each pattern once. If they would be more than eight, return ["*"], which matches all keys;
+    [] if UNMAPPED is empty.
     """
     wanted = {e.target for e in unmapped}
     kept = {e.target for e in mapping.entries if not e.default} - wanted

@@ -84,8 +84,8 @@ def examples() -> dict[str, Example]:
 
 
 def signature(side: Mapping[str, Any], *, is_target: bool) -> Signature:
-    """Return the signature of SIDE, one side of an example; IS_TARGET says whether it is a model (its tensors are
-    parameters) or a file.
+    """Return the signature of SIDE, one side of an example. With IS_TARGET it is that of a model, named "Net", whose
+    tensors are parameters; else that of a file, in which it is not known what is a parameter.
 
     SIDE has `tensors` (key -> sizes). It may have `used` (the keys in the order of execution, without which it was not
     traced), `known` (key -> attributes of `Entry`, with `facts` as name -> value, which replace those from elsewhere),

@@ -47,19 +47,18 @@ def match_signature(
     hints: Sequence[str | Rename] = (),
     source_code: Signature | None = None,
 ) -> Mapping:
-    """Return the mapping from SOURCE to TARGET.
+    """Return the mapping from SOURCE to TARGET, with an entry for each key of TARGET.
 
-    Of several state dicts (the 16 likeliest), that which fills most elements of the model is used; of equals, first
-    that with a word of the model in its path (`_named_by_model`), then that with the more usual name (`_preference`),
-    then the first. If it has equals, and no such word, every entry with an expression becomes a guess
-    (`_one_of_several`). A note says if state dicts were not tried; those without the keys of SOURCE_CODE are passed
-    over.
+    Of several state dicts (the 16 likeliest are tried), the one that fills most elements of the model is used; of
+    equals, first the one with a word of the model in its path (`_named_by_model`), then the one with the more usual
+    name, then the first. If it has equals, and no such word, every entry with an expression becomes a guess
+    (`_one_of_several`). A note says if state dicts were not tried; those without keys of SOURCE_CODE are passed over.
 
-    All state dicts are one source together (`_all_together`, or joined as the shares of ranks) if they are more than
-    eight that hold one module each; or if they are two to eight, and together fill over 5% more of the model than the
-    best alone (more at all, if another one that is then read has the name of a module of the model, `_named_as_parts`),
-    or none alone has keys of SOURCE_CODE. Without AT, tensors beside state dicts belong to these, if that fills more
-    (`_beside`). The mapping has the path of the state dict (`at`) if AT is given or there are several.
+    All state dicts count as one source together (`_all_together`, or joined as the shares of ranks) in these cases:
+    more than eight hold one module each; two to eight fill over 5 % more of the model together than the best one alone
+    (any more, if one of the others read has the name of a module of the model); two to eight, of which none alone has
+    keys of SOURCE_CODE. Without AT, tensors beside a state dict are read as well, if that fills more (`_beside`). The
+    mapping has the path of the state dict (`at`) if AT is given or there are several.
     Args:
         source: a path, a Checkpoint or a dict of torch tensors.
         target: the signature of a model.
@@ -126,9 +125,9 @@ _MOST_PARTS = 8
 
 
 def _beside(ckpt: Checkpoint, found: Sequence[StateDict]) -> list[StateDict]:
-    """Return the tensors of floating type that stand directly in a dict of CKPT that holds one of the state dicts
-    FOUND, such as the mean of the data, as one state dict for each such dict. Names that a key of FOUND has, too, are
-    left out.
+    """Return one state dict for each dict of CKPT that directly holds one of the state dicts FOUND and also tensors of
+    its own of floating type, such as the mean of the data: with these tensors. Tensors with the name of a key of FOUND
+    are left out; [] if there are no others.
     """
     taken = {key for weights in found for key in weights.tensors}
     made = []
@@ -142,8 +141,9 @@ def _beside(ckpt: Checkpoint, found: Sequence[StateDict]) -> list[StateDict]:
 
 
 def _could_use(mapping: Mapping, beside: Sequence[StateDict]) -> bool:
-    """Return whether a tensor in BESIDE has the sizes, in order and apart from those of 1, of a key of MAPPING that has
-    no expression and is no counter (it may be one that needs no source).
+    """Return whether a tensor of the state dicts BESIDE may fill a key of MAPPING without an expression: both have the
+    same sizes in the same order, without sizes of 1. Counters of batch norms do not count; buffers that need no source
+    do.
     """
     sizes = {squeezed(tensor.shape) for weights in beside for tensor in weights.tensors.values()}
     return any(e.expr is None and not is_counter(e.target) and squeezed(e.shape) in sizes for e in mapping.entries)
@@ -240,14 +240,13 @@ def _named_as_parts(paths: Sequence[str], target: Signature) -> list[str]:
 
 
 def _named_by_model(paths: Sequence[str], target: Signature) -> str | None:
-    """Return the one of PATHS, of state dicts of a file, that has a word of the model, such as "online_net" for
-    `self.online`.
+    """Return the one of PATHS, paths of state dicts in a file, that names the model TARGET, such as "online_net" for
+    a model whose keys begin with `online.`. None if no path or several do, or if there is only one path.
 
-    Only the last component of a path counts. If exactly one is the first component of a key of the model, it is
-    returned: `target_encoder` for a model that has a `target_encoder` and a head. In all other cases (none, or several)
-    a word of the model is one in the name of its class, or one that the first components of all its keys share; words
-    that several paths have (`netG_A` and `netG_B`), and those of any model ("net"), do not count. None if no path or
-    several have one, or if there is only one path.
+    Only the last component of a path counts. If exactly one path has the first component of a key of the model there,
+    it is returned: `target_encoder` for a model with a `target_encoder` and a head. Else a path names the model if it
+    has a word of the name of its class, or a word that the first components of all its keys share. Words that several
+    paths have (`netG_A` and `netG_B`), and words that fit any model ("net"), do not count.
     """
     components = {key.partition(".")[0] for key in target.entries}
     exact = [path for path in paths if path.rpartition("/")[2] in components]
@@ -262,9 +261,10 @@ def _named_by_model(paths: Sequence[str], target: Signature) -> str | None:
 
 
 def _one_of_several(mapping: Mapping, weights: StateDict, others: Sequence[tuple[StateDict, Mapping]]) -> Mapping:
-    """Return MAPPING with a question on every entry that has an expression, before its other questions: OTHERS, state
-    dicts of the file with their mappings, fill as much of the model as WEIGHTS, the one that MAPPING reads. Its options
-    are their expressions for this key, with PATH/KEY for their keys; its sentence names the first eight.
+    """Return MAPPING with the question SEVERAL_SETS on every entry that has an expression, before its other questions:
+    which state dict of the file is meant? OTHERS has (state dict, its mapping) for those that fill as much of the model
+    as WEIGHTS, the one that MAPPING reads. The options are their expressions for this key, with PATH/KEY in place of
+    each key; the sentence names WEIGHTS and the first eight others.
     """
     names = ", ".join(printable(other.path, 60) or "the root" for other, _ in others[:_MOST_PARTS])
     asked: Question[Expr] = ask(Reason.SEVERAL_SETS, f"{printable(weights.path, 60)}, {names}")
@@ -284,15 +284,16 @@ def _below(path: str, key: str) -> str:
 
 
 def _with_code(signature: Signature, code: Signature | None) -> Signature:
-    """Return SIGNATURE, of a file, with what CODE, the signature of the source's own code, shows about its keys; as it
+    """Return SIGNATURE, of a file, with what CODE, the signature of the source's own code, says about its keys:
+    module, place in the order of execution, function, facts of the forward pass, whether it is trained. SIGNATURE as it
     is if CODE is None.
 
     A key of the file is that of the code with the same name, also without wrappers, and with the same sizes. If fewer
-    than half of the code's keys are in the file by name, those below a prefix of the file count instead, if there are
-    any (`named_alike`). If fewer than half are found in either way, those that matching pairs without a doubt count,
-    too (`port`): if such a key is only a part of the code's tensor, or is rearranged in it, its place in the order of
-    execution, its function and whether it is trained are taken over, and nothing else. The result counts as traced if
-    the code is, and nine tenths of its keys were found.
+    than half of the code's keys have such a name, equal names below a prefix of the file count instead, if there are
+    any (`named_alike`). If fewer than half are found in either way, pairs that matching makes without a doubt count,
+    too (`port`); a key of the file that is only a part of the code's tensor, or is rearranged in it, then gets only its
+    place in the order of execution, its function and whether it is trained. The result counts as traced if CODE is, and
+    nine tenths of the keys of CODE were found.
     Raises:
         NotFound: no key of the file is one of the code's.
     """
@@ -376,6 +377,18 @@ def _ported(
     hints: Sequence[str | Rename],
     scale: float | None,
 ) -> Mapping:
+    """Return the mapping from SIGNATURE, one state dict of the source, to TARGET, over the keys of SIGNATURE. TENSORS
+    has key -> tensor of the source, HINTS are as in `match_signature`, SCALE is that of low-rank adapters.
+
+    Keys are renamed by HINTS for matching only; without hints, keys that are only numbered in a row get the names of
+    the model's keys by position, and the mapping has doubts about this order. Hints that matching did not
+    follow become questions. If keys are left unused while others are uncertain, tensors that are in the source twice
+    are tried as one.
+
+    Raises:
+        NotFound: a key has a number of more than 1,000 digits.
+        NoMatch, RuleError: as in `match_signature`.
+    """
     _require_numbers(signature)
     require_size(signature, target)
     short = stand_ins(signature)
@@ -454,9 +467,9 @@ def _hinted(signature: Signature, hints: Sequence[str | Rename]) -> tuple[Signat
 
 
 def _doubt_what_is_against(mapping: Mapping, new: MappingOf[str, str], source: Signature, target: Signature) -> Mapping:
-    """Return MAPPING with a question about each key in a module of the model that hints name, if keys of the module
-    have sources, but none is made of a tensor that the hints name for it. The user shall not have to find out that a
-    hint, which is evidence among other evidence, was overruled.
+    """Return MAPPING with the question HINT_NOT_FOLLOWED about each key with a source in a module of the model that a
+    hint names, if no key of that module is made of a tensor that the hint renames to it: a hint is evidence among other
+    evidence, and may be overruled.
 
     NEW has old key -> new key for each key of the file; SOURCE and MAPPING have the new keys. The module that a hint
     names is the beginning of a new key before the components that it shares with the old key at the end (`different`);
@@ -503,7 +516,7 @@ def _lora_scale(ckpt: Checkpoint) -> float | None:
             own = "lora" in name or "peft" in name  # elsewhere a rank is that of a process
             alpha = node.get("lora_alpha", node.get("alpha"))
             rank = node.get("r", node.get("lora_r", node.get("lora_rank", node.get("rank") if own else None)))
-            if isinstance(alpha, int | float) and isinstance(rank, int | float) and rank > 0:
+            if type(alpha) in (int, float) and type(rank) in (int, float) and rank > 0:
                 if node.get("rank_pattern") or node.get("alpha_pattern"):
                     return None
                 if not (abs(alpha) < _LARGEST_SCALE and 1 / _LARGEST_SCALE < rank < _LARGEST_SCALE):
@@ -598,10 +611,10 @@ def require_fit(mapping: Mapping, source: Any, target: Signature) -> None:
 
 
 def _misses(mapping: Mapping, target: Signature) -> list[str]:
-    """Return lines about near misses: the first four keys without a source, with two or more dimensions, for which the
-    source has a key of the same last name and number of dimensions. Each line has such a key, that of the same name or
-    else of the most similar one, and in which dimensions and by which factor its sizes differ. If there are none,
-    return one line with the first four keys of the source.
+    """Return a line for each near miss, four at most: a key of MAPPING without a source, with two or more dimensions,
+    for which the source has a key with the same last component and as many dimensions. The line has that key of the
+    source (of several, the one of the same name, else the most similar), and in which dimensions and by which factor
+    the sizes differ. If there are no near misses, return one line with the first four keys of the source.
     """
     lines: list[str] = []
     tails: dict[str, list[str]] = {}
@@ -633,6 +646,9 @@ _MOST_MISSES = 4
 
 
 def _off_by(wanted: Sequence[int], have: Sequence[int]) -> str:
+    """Return the end of a line that says in which dimensions the sizes HAVE differ from the sizes WANTED, and by which
+    factor: ": dimension 0 is 20, not 10 (2 times)"; "" if none differs.
+    """
     off = [
         f"dimension {d} is {have[d]:,}, not {wanted[d]:,}"
         + (f" ({have[d] / wanted[d]:.3g} times)" if wanted[d] else "")

@@ -67,6 +67,9 @@ def page() -> str:
 
 
 def _lines() -> Iterator[str]:
+    """Yield the lines of docs/matching.md, without line ends: an introduction, a table for each of `TABLES`, the table
+    of the sentences of questions, and the list of reasons why a key has no source.
+    """
     yield "# How matching decides"
     yield ""
     yield from _folded(

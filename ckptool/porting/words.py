@@ -368,11 +368,13 @@ def _words_of(path: tuple[str, ...]) -> tuple[str, ...]:
 
 @cache
 def _apart(word: str) -> tuple[str, ...]:
-    """Return WORD as two words, if it is not known (a word of a group, or in `Words.empty`): ("skip", "bn") for
-    "skipbn", which ends in a kind of layer after three or more letters (bn, norm, conv, proj, attn; the first that fits
-    counts); else ("q", "proj") for "qproj", which has a letter for queries, keys, values or weights (q, k, v, w) before
-    a known word of two letters or more, or "content". Else (WORD,), also if the rest after such a letter is a word for
-    a copy of a model.
+    """Return WORD as two words if it is two words written as one, else (WORD,). A word that the vocabulary knows (one
+    of a group, or in `Words.empty`) is never cut.
+
+    ("skip", "bn") for "skipbn": it ends in a kind of layer (bn, norm, conv, proj, attn; the first that fits counts)
+    after three or more letters. Else ("q", "proj") for "qproj": it begins with a letter for queries, keys, values or
+    weights (q, k, v, w), and the rest is a known word of two letters or more, or "content", but no word for a copy of a
+    model.
     """
     if word not in _known():
         for end in table().endings:
@@ -443,11 +445,11 @@ def _label_of_kind(group: Group, words: tuple[str, ...]) -> str | None:
 
 
 def _without_number(group: Group, words: Sequence[str], size: int) -> str | None:
-    """Return the label in GROUP of WORDS without the last word, if that is a number: the label of the longest phrase of
-    at least SIZE words in which the rest ends. Phrases that are said to mean nothing are skipped, for a shorter one.
-    None if the last word is not a number, or if there is no such phrase.
+    """Return the label that WORDS have in GROUP without the number at their end: that of the longest phrase, of at
+    least SIZE words, in which the words before the number end. Phrases with the label "nothing" are passed over.
+    None if the last of WORDS is not a number, or if there is no such phrase.
 
-    If a name spells its meaning, a number only counts: the `attn2` of `self_attn2` is not cross-attention.
+    "self_attn2" is self-attention by "self_attn": where a name says its meaning, the number only counts layers.
     """
     if not words[-1].isdecimal():
         return None

@@ -14,8 +14,9 @@ from ..errors import CheckpointError, printable
 from ..formats import format_of
 from ..formats import open as open_checkpoint
 from ..formats.base import FolderFormat
-from ..formats.trainers import zero_files
+from ..formats.trainers import rank_files, zero_files
 from ..formats.trainers.pickled import open_part
+from ..formats.trainers.rank_series import lacking, series_in
 from ..formats.zip.structure import looks_like_zip
 
 _ENDINGS = (".pt", ".pth")
@@ -67,6 +68,9 @@ def unread_files(ckpt: Checkpoint) -> Unread:
     found: dict[str, Checkpoint] = {}
     damage: list[str] = []
     nbytes = sum(file.size for file in used.values()) if kind.of_ranks else ckpt.nbytes
+    if ckpt.format == rank_files.NAME:
+        for stem, ranks in lacking(series_in(Folder(ckpt.path))).items() if is_folder(ckpt.path) else ():
+            damage.append(f"{printable(stem, 40)}: no file of rank {', '.join(map(str, ranks[:8]))}")
     for place in _places(path.parent for path in used):
         folder = Folder(place) if is_folder(place) else None
         for name in folder.names if folder else ():

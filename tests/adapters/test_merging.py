@@ -221,6 +221,27 @@ def test_one_part_of_a_pipeline_is_merged_by_name(written, tmp_path, torch):
     assert all(np.array_equal(values, alone[key]) for key, values in done.items())
 
 
+@pytest.mark.parametrize("side", ["outputs", "inputs"])
+@pytest.mark.parametrize("kernel", [(), (3, 3)])
+def test_magnitudes_of_lycoris_are_of_the_outputs_or_of_the_inputs(tmp_path, torch, side, kernel):
+    """By their sizes, [n, 1, 1, 1] or [1, n, 1, 1], also where the layer has as many inputs as outputs; expected is
+    what LyCORIS computes (`apply_weight_decompose`).
+    """
+    torch.manual_seed(0)
+    base, up, down = torch.randn(4, 4, *kernel), torch.randn(4, 2), torch.randn(2, 4, *kernel)
+    change = (up @ down.reshape(2, -1)).reshape(base.shape)
+    ones = [1] * len(kernel)
+    scale = torch.rand(4, 1, *ones) if side == "outputs" else torch.rand(1, 4, *ones)
+    rest = tuple(n for n in range(base.ndim) if n != (side == "inputs"))
+    expected = (base + change) * (scale / (base + change).square().sum(rest, keepdim=True).sqrt())
+    state = {"lora_down.weight": down, "lora_up.weight": up.reshape(4, 2, *ones), "dora_scale": scale}
+    state["alpha"] = torch.tensor(2.0)
+    ckptool.save({"conv.weight": base}, tmp_path / "base.safetensors")
+    ckptool.save({f"lora_unet_conv.{name}": value for name, value in state.items()}, tmp_path / "dora.safetensors")
+    done = ckptool.merge_lora(ckptool.open(tmp_path / "base.safetensors"), tmp_path / "dora.safetensors")
+    assert np.allclose(arrays(done)["conv.weight"], expected.numpy(), atol=1e-6)
+
+
 def test_a_base_of_diffusers_keeps_the_name_that_diffusers_looks_for(written, tmp_path):
     (tmp_path / "unet").mkdir()
     data = (written / "bases" / "unet" / "model.safetensors").read_bytes()

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from dataclasses import replace
 
 import pytest
 from faulty import COMMANDS, Bench, Command
@@ -15,6 +16,7 @@ from ckptool.cli import main
 from ckptool.disk.files import File
 from ckptool.disk.journals import as_it_was, journal_name
 from ckptool.disk.patching import settle
+from ckptool.tree import Dict
 
 CALLS = ["open", "write", "pwrite", "fsync", "unlink", "link", "rename", "replace"]
 
@@ -425,3 +427,33 @@ def test_the_command_of_the_table_of_faults_patches():
 
 def test_settling_a_file_without_a_journal_does_nothing(tmp_path):
     assert settle(saved(tmp_path / "a.pt")) is None
+
+
+@pytest.mark.parametrize("count", [4095, 4096])
+def test_the_journal_tells_as_many_ranges_as_a_patch_may_have(tmp_path, monkeypatch, count):
+    """The header is one, and every other tensor one more. A run that is killed amid the longest journal is taken back;
+    a longer one is refused before a byte changes.
+    """
+    path = tmp_path / "a.safetensors"
+    ckptool.save(state_dict_of({f"{n:05}": tensor_of("float32", (2,)) for n in range(2 * count)}), path)
+    before = path.read_bytes()
+    opened = ckptool.open(path)
+    entries = [
+        (key, tensor_of("float32", (2,), bytes(8)) if n % 2 else value)
+        for n, (key, value) in enumerate(opened.root.entries)
+    ]
+    changed = replace(opened, root=Dict(entries, ordered=True))
+    if count > 4095:
+        with pytest.raises(ckptool.RuleError, match=r"4,097 ranges would change; 4,096 is the limit"):
+            ckptool.save(changed, path, overwrite=True, patch=True)
+        assert path.read_bytes() == before
+        return
+    killing = Killing(monkeypatch, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    killing.at = 10_000  # the journal takes 8,190 writes, and the file 4,096
+    with pytest.raises(Killed):
+        ckptool.save(changed, path, overwrite=True, patch=True)
+    monkeypatch.undo()
+    assert path.read_bytes() != before
+    settle(path)
+    assert path.read_bytes() == before

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import time
 import tracemalloc
 import zipfile
 
@@ -532,3 +533,20 @@ def test_of_two_runs_over_a_compressed_archive_the_second_notices_the_first(tmp_
     ckptool.save(ckptool.add_prefix(one, "module."), path, overwrite=True)
     with pytest.raises(OutputExists, match="was replaced by another program meanwhile"):
         ckptool.save(ckptool.remap(other, "cuda:0"), path, overwrite=True)
+
+
+def test_files_that_wait_for_the_disk_are_few(tmp_path, monkeypatch):
+    """Each is open until it is on the disk: thousands of small shards would be more than a process may open."""
+    if not os.path.isdir("/proc/self/fd"):
+        pytest.skip("open files are counted by /proc")
+    real, most = os.fsync, []
+
+    def slow(fd):
+        most.append(len(os.listdir("/proc/self/fd")))
+        time.sleep(0.002)
+        return real(fd)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    replacing_folder(tmp_path / "out", {f"{n:03}": [Buffer(b"x" * 10)] for n in range(300)})
+    assert len(list((tmp_path / "out").iterdir())) == 300
+    assert max(most) - min(most) <= 70

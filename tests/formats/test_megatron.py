@@ -117,6 +117,24 @@ def test_a_name_that_says_nothing_needs_a_plan(copied):
     assert torch.equal(found, torch.tensor([[0.0] * 3 + [1.0] * 3] * 2))
 
 
+@pytest.mark.parametrize(("version", "runs_of_rows"), [(None, 3), (0, 3), (1.0, 1), (2.0, 1), (3.0, 1)])
+def test_projections_of_old_versions_are_put_together_in_three_runs(tmp_path, version, runs_of_rows):
+    """Before 1.0, each rank has the queries of its heads, then their keys, then their values. Megatron takes a file
+    that has no checkpoint_version for 0.
+    """
+    name = "language_model.encoder.layers.0.self_attention.query_key_value.weight"
+    whole = torch.arange(24.0).reshape(12, 2)
+    parts = [torch.cat([run.chunk(2)[rank] for run in whole.chunk(runs_of_rows)]) for rank in range(2)]
+    for rank, part in enumerate(parts):
+        place = tmp_path / f"iter_0000001/mp_rank_{rank:02}"
+        place.mkdir(parents=True)
+        noted = {} if version is None else {"checkpoint_version": version}
+        torch.save({"model": {name: part}, "iteration": 1, **noted}, place / "model_optim_rng.pt")
+    opened = ckptool.open(tmp_path)
+    assert torch.equal(ckptool.load(opened)[name], whole)
+    assert any("three runs" in line for line in opened.lost_form) == (runs_of_rows == 3)
+
+
 def test_dicts_that_unfold_into_too_many_names_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("ckptool.formats.trainers.megatron._MOST_NAMES", 10_000)  # a million take long to count
     model = {"weight": torch.ones(2)}
@@ -267,6 +285,40 @@ class TestOptimizer:
         assert found["optimizer"]["state"].keys() == found["model"].keys()
         for key, states in found["optimizer"]["state"].items():
             assert torch.equal(states["fp32_param"].bfloat16(), found["model"][key]), key
+
+    def test_the_steps_of_the_distributed_format_are_those_of_each_parameter(self, runs):
+        """common.pt has one number for all. Each gets memory of its own, since an optimizer adds to it in place."""
+        states = self.whole(runs / "adam/dist")["optimizer"]["state"].values()
+        assert [float(values["step"]) for values in states] == [1.0] * len(states)
+        assert len({values["step"].data_ptr() for values in states}) == len(states)
+
+    @pytest.mark.parametrize("name", ["adam", "adam-distributed"])
+    def test_what_stands_beside_the_states_is_kept(self, copied, name):
+        run = copied(name)
+        for path in run.glob("iter_*/*/model_optim_rng.pt"):
+            whole = torch.load(path, weights_only=False)
+            torch.save({**whole, "optimizer": {**whole["optimizer"], "grad_scaler": {"scale": 4.0}}}, path)
+        assert self.whole(run)["optimizer"]["grad_scaler"] == {"scale": 4.0}
+
+    def test_several_optimizers_of_the_distributed_format_keep_their_settings(self, copied):
+        """Of experts and of the rest, under their numbers, as ChainedOptimizer writes them."""
+        path = copied("adam") / "dist/common.pt"
+        whole = torch.load(path, weights_only=False)
+        one = {**whole["optimizer"], "grad_scaler": {"scale": 4.0}}
+        torch.save({**whole, "optimizer": {0: one, 1: whole["optimizer"]}}, path)
+        found = self.whole(path.parent)["optimizer"]
+        groups = whole["optimizer"]["optimizer"]["param_groups"]
+        assert found[0] == {"param_groups": groups, "grad_scaler": {"scale": 4.0}}
+        assert found[1] == {"param_groups": groups}
+
+    def test_states_that_no_group_has_are_refused(self, copied):
+        run = copied("adam-fp32")
+        path = run / "iter_0000001/mp_rank_00/model_optim_rng.pt"
+        whole = torch.load(path, weights_only=False)
+        whole["optimizer"]["state"][99] = whole["optimizer"]["state"][0]
+        torch.save(whole, path)
+        with pytest.raises(CannotCarry, match="its states have 99, which no group has"):
+            ckptool.open(run, with_optimizer=True)
 
     def test_without_asking_it_is_left_behind_and_named(self, runs):
         for folder in (runs / "adam", runs / "adam/dist", runs / "adam-distributed"):

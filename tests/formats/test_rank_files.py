@@ -18,6 +18,7 @@ from ckptool.dtypes import BY_NAME
 from ckptool.errors import Ambiguous, CannotCarry, CheckpointError, Malformed
 from ckptool.formats.trainers.flat import as_tensor
 from ckptool.formats.trainers.placement import part_of, placed_in
+from ckptool.reports.verify import verify
 
 torch = pytest.importorskip("torch")
 
@@ -330,3 +331,17 @@ def test_changed_pickles_give_an_error_of_ours_or_none(ranks, tmp_path_factory, 
             tensor.source().read(0, min(8, tensor.nbytes))
     except CheckpointError:
         pass
+
+
+def test_an_optimizer_file_that_is_missing_is_named(copied, ranks):
+    """The weights are whole without it; with --with-optimizer, or for `verify`, it is missing."""
+    folder = copied(2, "files")
+    (lost,) = folder.glob("optim*rank_1*")
+    lost.unlink()
+    opened = ckptool.open(folder)
+    assert same(ckptool.load(opened), ckptool.load(ranks[2] / "files"))
+    assert any("lacks the optim files of 1 rank (1)" in line for line in opened.warnings)
+    with pytest.raises(Malformed, match=r"lacks the optim files of 1 rank \(1\)"):
+        ckptool.open(folder, with_optimizer=True)
+    assert any("no file of rank 1" in line for line in verify(folder).damage)
+    assert not verify(ranks[2] / "files").damage

@@ -293,3 +293,26 @@ def test_a_wrong_payload_is_not_taken_for_the_record_of_a_destroyed_header(whole
     (tmp_path / "broken.pth").write_bytes(data)
     found = ckptool.salvage(tmp_path / "broken.pth")
     assert [path for path, _ in found.lost] == ["state_dict/layers.3.weight"]
+
+
+@pytest.mark.parametrize("written", [0.4, 0.6])
+def test_of_two_saves_one_over_the_other_only_one_is_kept(tmp_path, written):
+    """A save of the same layout that did not reach its end leaves the tensors of the one before behind it, and its
+    directory: each record is whole by itself.
+    """
+    old, new = checkpoint(), checkpoint()
+    state = dict(new.root.entries)["state_dict"]
+    state.entries[:] = [(key, tensor(value.numpy() + 1)) for key, value in state.entries]
+    for name, ckpt in (("old", old), ("new", new)):
+        ckptool.save(ckpt, tmp_path / f"{name}.pth")
+    one, other = ((tmp_path / f"{name}.pth").read_bytes() for name in ("old", "new"))
+    assert len(one) == len(other)
+    ends = [at for at in range(len(other)) if other[at : at + 4] == b"PK\3\4"]
+    end = next(at for at in ends if at > written * len(other))  # between two records: none is damaged
+    (tmp_path / "mixed.pth").write_bytes(other[:end] + one[end:])
+    found = ckptool.salvage(tmp_path / "mixed.pth")
+    assert any("records of two saves" in line for line in found.wrong)
+    kept, before = found.checkpoint.state_dict().tensors, old.state_dict().tensors
+    assert found.kept
+    assert found.lost
+    assert all(np.array_equal(value.numpy(), before[key].numpy()) for key, value in kept.items())

@@ -76,6 +76,23 @@ def test_a_universal_checkpoint_gives_the_same(runs, name):
             assert torch.equal(torch.as_tensor(value), torch.as_tensor(one["optimizer"]["state"][key][state]))
 
 
+@pytest.mark.parametrize("name", ["zero2-bf16", "zero3-bf16"])
+def test_a_universal_checkpoint_keeps_what_stands_beside_the_groups(runs, name):
+    """ds_to_universal puts the scaler of losses and the like into one file with them."""
+    one = ckptool.load(ckptool.open(runs / name, with_optimizer=True))
+    other = ckptool.load(ckptool.open(runs / f"{name}-universal/global_step3_universal", with_optimizer=True))
+    beside = {"loss_scaler", "dynamic_loss_scale", "overflow", "clip_grad"} & one.keys()
+    assert "loss_scaler" in beside
+    assert {key: other.get(key) for key in beside} == {key: one[key] for key in beside}
+
+
+def test_groups_of_a_universal_checkpoint_that_have_no_names_are_named_as_left_behind(runs, tmp_path):
+    save = shutil.copytree(runs / "zero2-bf16-universal/global_step3_universal", tmp_path / "universal")
+    torch.save({"param_groups": [{"lr": 0.1}] * 9}, save / "zero/optimizer_state.pt")
+    opened = ckptool.open(save, with_optimizer=True)
+    assert any(line.startswith("left behind of the optimizer: param_groups") for line in opened.lost_form)
+
+
 def test_a_universal_checkpoint_of_tensor_parallel_ranks_has_the_sizes_of_its_own_files(runs, tmp_path):
     """The layout is that of the source, never seen: a second rank, whose model's file has shapes of parts."""
     save = shutil.copytree(runs / "zero2-bf16-universal/global_step3_universal", tmp_path / "universal")

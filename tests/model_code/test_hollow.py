@@ -234,3 +234,48 @@ def test_copies_without_values_share_no_memory_with_the_model():
     assert all(tensor.is_meta for tensor in on_meta.parameters())
     for hollow in (zeros, on_meta):
         assert not {id(t) for t in model.state_dict(keep_vars=True).values()} & {id(t) for t in hollow.parameters()}
+
+
+class Residual(torch.nn.Module):
+    """Adds to what a convolution gives, in place, and puts a row into it."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.out = torch.nn.Conv2d(3, 3, 3, padding=1), torch.nn.Conv2d(3, 2, 1)
+
+    def forward(self, x):
+        out = self.conv(x)
+        out += x
+        out[:, 0] = 0
+        return self.out(out.mul_(2).clamp_(min=0))
+
+
+def test_what_code_changes_in_place_may_share_one_element():
+    assert signature_of(Residual(), inputs=(torch.zeros(2, 3, 8, 8),)).traced
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_weight_that_a_hook_computes_is_copied_without_values():
+    """torch cannot copy a tensor that has a history."""
+    layer = torch.nn.utils.weight_norm(torch.nn.Conv1d(3, 4, 3))
+    copied = next(without_memory(torch.nn.Sequential(layer)))
+    assert not any(copied[0].weight_v.stride())
+    told = signature_of(torch.nn.Sequential(layer, torch.nn.Conv1d(4, 2, 1)))
+    assert told.traced
+    assert told.entries["0.weight_v"].used is not None
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_norm_of_vectors_that_were_a_map_is_followed(device):
+    """Which channels stand side by side is looked for on the CPU, in vectors as well."""
+
+    class Pooled(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.norm, self.out = torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2)
+
+        def forward(self, x):
+            x = torch.nn.functional.adaptive_avg_pool2d(self.conv(x), 1)
+            return self.out(self.norm(x.view(x.shape[0], -1)))
+
+    assert signature_of(Pooled().to(device)).traced

@@ -308,7 +308,87 @@ class Shuffled(nn.Module):
         return self.out(torch.gather(x, 1, kept.unsqueeze(-1).repeat(1, 1, x.shape[2])))
 
 
+class Labelled(nn.Module):
+    """A picture with a number for each label beside its channels, all over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.out = nn.Conv2d(8, 6, 3, padding=1), nn.Conv2d(6, 3, 1)
+
+    def forward(self, img: Any, attr: Any) -> Any:
+        everywhere = attr[:, :, None, None].expand(-1, -1, *img.shape[2:])
+        return self.out(self.stem(torch.cat([img, everywhere], 1)).relu())
+
+
+class Towers(nn.Module):
+    """One number for each thing, and some for what is in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.things, self.inside = nn.Embedding(100, 6), nn.EmbeddingBag(12, 6)
+        self.out = nn.Linear(12, 4)
+
+    def forward(self, thing: Any, inside: Any) -> Any:
+        return self.out(torch.cat([self.things(thing), self.inside(inside)], 1))
+
+
+class Shifted(nn.Module):
+    """Frames of a video, four after another in the first dimension."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.out = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(8, 5)
+
+    def forward(self, x: Any) -> Any:
+        clips = self.stem(x).unflatten(0, (-1, 4))
+        return self.out(clips.roll(1, 1).mean((1, 3, 4)))
+
+
+class CrossAttends(nn.Module):
+    """Takes what it is given itself where there is no context, of which the weights have other sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.q, self.kv = nn.Conv2d(4, 16, 3, padding=1), nn.Linear(16, 16), nn.Linear(24, 32)
+
+    def forward(self, x: Any, context: Any = None) -> Any:
+        x = self.stem(x).flatten(2).mT
+        k, v = self.kv(x if context is None else context).chunk(2, -1)
+        return (self.q(x) @ k.mT).softmax(-1) @ v
+
+
+class Decides(nn.Module):
+    """A state, an action and a return for each step in time, put one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state, self.action, self.gain = nn.Linear(11, 16), nn.Linear(3, 16), nn.Linear(1, 16)
+        self.norm, self.head = nn.LayerNorm(16), nn.Linear(16, 3)
+
+    def forward(self, states: Any, actions: Any, returns: Any) -> Any:
+        every = torch.stack([self.gain(returns), self.state(states), self.action(actions)], 1)
+        b, _, *_, width = every.shape
+        every = every.permute(0, 2, 1, 3).reshape(b, -1, width) if every.ndim == 4 else every.reshape(b, -1)
+        return self.head(self.norm(every))
+
+
+class TextFirst(nn.Module):
+    """A text of one length, and then a picture of one size, whose places have a token beside them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(50, 16), nn.Parameter(torch.rand(8, 16))
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 4, 4), nn.ReLU(), nn.Conv2d(8, 16, 4, 4), nn.Conv2d(16, 16, 2, 2))
+        self.spots = nn.Parameter(torch.rand(5, 16))
+
+    def forward(self, image: Any, text: Any) -> Any:
+        said = (self.words(text) + self.places).mean(1)
+        x = self.stem(image).flatten(2).mT
+        return (torch.cat([x.mean(1, keepdim=True), x], 1) + self.spots).mean(1), said
+
+
 _SIZED = [Pyramid, Subsampled, Warped, Einsum, PutIn, Checked, Context, Tables, TablesInAList, Placed, Shuffled]
+_SIZED += [Labelled, Towers, Shifted, CrossAttends, Decides, TextFirst]
 
 
 @pytest.mark.parametrize("kind", _SIZED)

@@ -122,6 +122,15 @@ def test_what_is_there_is_kept_and_what_is_trained_is_no_buffer() -> None:
         drop_buffers(ckptool.from_torch({"fc.bias": torch.ones(3)}))
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.float32, torch.bfloat16])
+def test_a_causal_mask_is_dropped_and_a_learned_bias_of_its_sizes_is_not(dtype: torch.dtype) -> None:
+    mask = torch.ones(4, 4).tril().reshape(1, 1, 4, 4).to(dtype)
+    state = {"h.0.attn.bias": mask, "h.0.attn.w": torch.ones(2), "table.bias": torch.randn(1, 1, 4, 4).tril()}
+    assert set(state_of(drop_buffers(ckptool.from_torch(state)))) == {"h.0.attn.w", "table.bias"}
+    with pytest.raises(NoMatch, match="none of its tensors is a buffer"):
+        drop_buffers(ckptool.from_torch({"x.bias": torch.zeros(1, 1, 4, 4)}))
+
+
 def test_filling_twice_is_filling_once() -> None:
     once = fill_buffers(ckptool.from_torch({"n.running_mean": torch.ones(2), "n.running_var": torch.ones(2)}))
     assert state_of(fill_buffers(once, missing="ok")).keys() == state_of(once).keys()

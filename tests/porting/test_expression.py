@@ -373,3 +373,14 @@ def test_zeros_have_the_type_of_the_source_and_none_without_one() -> None:
     assert ex.lazy(ex.zeros(2, 3), source).dtype.name == "float32"
     with pytest.raises(RuleError, match=r"no tensors, so zeros\(2, 3\) has no element type"):
         ex.lazy(ex.zeros(2, 3), {})
+
+
+def test_norms_of_two_dimensions_are_none_of_a_weight_norm() -> None:
+    with pytest.raises(RuleError, match=r"the norms \[2, 3\] are not those of \[6, 3\]"):
+        ex.shape_of(ex.parse("weight_norm(g, v)"), {"g": (2, 3), "v": (6, 3)})
+
+
+def test_a_permutation_of_a_reshape_that_changes_nothing_is_a_copy() -> None:
+    x = ex.parse("permute(reshape(a, 1, 4, 3), 1, 0, 2)")
+    assert str(ex.simplified(ex.parse("reshape(permute(reshape(a, 4, 1, 3), 1, 0, 2), 4, 3)"), {"a": (4, 3)})) == "a"
+    assert str(ex.simplified(x, {"a": (4, 1, 3)})) == "a"

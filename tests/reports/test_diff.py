@@ -276,3 +276,19 @@ def test_every_byte_is_read_beside_an_empty_tensor(tmp_path):
     found = ckptool.verify(path)
     assert found.read == 4000
     assert any("NaN" in line for line in found.doubts)
+
+
+def test_whole_models_with_other_layers_or_settings_are_not_the_same(tmp_path):
+    """Equal weights, and another eps, or another class: they compute something else."""
+    torch = pytest.importorskip("torch")
+    norm = torch.nn.Sequential(torch.nn.LayerNorm(4, eps=1e-5), torch.nn.ReLU())
+    other = torch.nn.Sequential(torch.nn.LayerNorm(4, eps=1e-3), torch.nn.GELU())
+    for name, model in (("a", norm), ("b", other), ("c", norm.eval())):
+        torch.save(model, tmp_path / f"{name}.pth")
+    found = ckptool.diff(tmp_path / "a.pth", tmp_path / "b.pth")
+    assert ('"0"/eps', "1e-05", "0.001") in found.entries
+    assert any(path == '"1"/@class' and "GELU" in right for path, _, right in found.entries)
+    assert ckptool.diff(tmp_path / "a.pth", tmp_path / "b.pth", weights=True).same
+    assert ckptool.diff(tmp_path / "a.pth", tmp_path / "c.pth").same
+    torch.save(norm.state_dict(), tmp_path / "state.pth")
+    assert ckptool.diff(tmp_path / "a.pth", tmp_path / "state.pth").same

@@ -88,6 +88,13 @@ def contents_of(file: File, offset: int = 0, size: int | None = None) -> Content
             tensors.append((place, path, tensor))
     tensors.sort(key=lambda row: row[0])
     notes = []
+    guessed = [
+        str(o["path"]) for o in found.get("datasets", []) if str(o.get("dtype")).endswith("V2") and not _told_type(o)
+    ]
+    if guessed:
+        shown = ", ".join(printable(path, 60) for path in guessed[:3])
+        arrays = counted(len(guessed), "array is", "arrays are")
+        notes.append(f"{arrays} of two bytes without a type, which are taken for bfloat16, as Keras writes it: {shown}")
     soft = found.get("soft", [])
     if soft:
         shown = ", ".join(f"{printable(str(a), 60)} = {printable(str(b), 60)}" for a, b in soft[:3])
@@ -95,9 +102,14 @@ def contents_of(file: File, offset: int = 0, size: int | None = None) -> Content
     return Contents({path: t for _, path, t in tensors}, values, found.get("groups", {}), lost, notes)
 
 
+def _told_type(one: dict[str, Any]) -> Any:
+    """The type that an attribute of a dataset names, or None."""
+    return one.get("attributes", {}).get("dtype")
+
+
 def _type_of(one: dict[str, Any]) -> DType | None:
     code = str(one["dtype"])
-    if code.endswith("V2") and one.get("attributes", {}).get("dtype", "bfloat16") == "bfloat16":
+    if code.endswith("V2") and _told_type(one) in ("bfloat16", None):
         return BY_NAME["bfloat16"]  # opaque, as Keras stores it
     return BY_NAME.get(NUMPY_TYPES.get(code.lstrip("<>|="), ""))
 

@@ -152,7 +152,10 @@ def _tensor(header: _Header, values: Source, name: str, where: object) -> LazyTe
 
 
 def _text(header: _Header, raw: bytes) -> Any:
-    """An array of text (U: UCS-4, S: bytes) as a text, or a list of texts; None if it is none."""
+    """An array of text (U: UCS-4, S: bytes) as a text, or lists of texts within each other, one for each dimension.
+
+    None if it is none.
+    """
     found = re.fullmatch(r"[<>|=]?([US])(\d{1,9})", header.code)
     count = prod(header.shape)
     if not found:
@@ -161,9 +164,18 @@ def _text(header: _Header, raw: bytes) -> Any:
     if count * width != len(raw):
         return None
     order = "utf-32-be" if header.big_endian else "utf-32-le"
-    parts = [raw[at * width : (at + 1) * width] for at in range(count)] if width else [b""] * min(count, 1 << 16)
-    texts = [part.decode(order if found[1] == "U" else "latin-1", "replace").rstrip("\0") for part in parts]
-    return texts[0] if header.shape == () and texts else List(list(texts))
+    if not width and count > 1 << 16:
+        return None
+    try:
+        texts: list[Any] = [
+            raw[at * width : (at + 1) * width].decode(order if found[1] == "U" else "latin-1").rstrip("\0")
+            for at in range(count)
+        ]
+    except UnicodeDecodeError:
+        return None
+    for size in reversed(header.shape[1:]):
+        texts = [List(texts[at : at + size]) for at in range(0, len(texts), size)] if size else []
+    return List(texts) if header.shape else texts[0]
 
 
 # -- one array

@@ -85,6 +85,8 @@ def open_folder(folder: Folder) -> Checkpoint:
             at = at.setdefault(key, {})
             if not isinstance(at, dict):
                 raise Malformed(f"{printable(repr(name), 80)} lies below an array", where=folder.path)
+        if keys[-1] in at:
+            raise Malformed(f"has two values at {printable(repr(name), 80)}, or others below it", where=folder.path)
         at[keys[-1]], more = array_in(stored, name, str(folder.path))
         used.add(name)
         size += more

@@ -33,7 +33,7 @@ from ...errors import CannotCarry, Malformed, counted, printable
 from ...tree import Dict
 from .accounts import Account
 from .megatron_optimizer import Rank, joined_states
-from .megatron_parts import Joining, Place
+from .megatron_parts import Joining, Place, has_thirds
 from .pickled import entries_of, folder_in, integer, open_part
 from .plan import Plan
 
@@ -87,10 +87,10 @@ def open_megatron(folder: Folder, plan: Plan | None = None, *, whole: bool = Fal
     """
     save, others = _save_of(folder)
     grid = _Grid(save, plan or Plan())
-    weights = Joining(save, grid.plan)
+    first = grid.ranks[min(grid.ranks)]
+    weights = Joining(save, grid.plan, has_thirds(first.entries))
     weights.join({place: rank.chunks for place, rank in grid.ranks.items()})
     root: Any = Dict(list(weights.entries.items()), ordered=True)
-    first = grid.ranks[min(grid.ranks)]
     beside = [(k, v) for k, v in first.entries.items() if k not in _PARTS and not _CHUNK.fullmatch(k)]
     lines = [
         f"{grid.shape}: {counted(weights.used, 'element')}; {counted(weights.divided, 'tensor')} put together, "

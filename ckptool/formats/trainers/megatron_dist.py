@@ -19,8 +19,11 @@ from ...checkpoint import Checkpoint
 from ...disk.documents import read_json
 from ...disk.inside import Folder, listed
 from ...errors import Malformed, counted, printable
+from ...inert.other_tensors import as_dense
 from ...tensor import LazyTensor
 from ...tree import Dict
+from .flat import as_tensor
+from .megatron_optimizer import settings_of
 from .pickled import entries_of, open_part
 
 NOTE = "metadata.json"
@@ -33,6 +36,8 @@ _KEPT = re.compile(r"(?:chained_\d+\.)?optimizer\.state\.(?P<state>[^.]+)\.(?P<n
 _OF_OPTIMIZER = re.compile(r"(?:chained_\d+\.)?optimizer\b.*", re.ASCII | re.DOTALL)
 _RANDOM = re.compile(r"rng_state(?:/.*)?", re.ASCII | re.DOTALL)
 _COMMON = "common.pt"
+#: Optimizers within each other.
+_DEEPEST = 4
 #: Files of the format beside those of torch.distributed.checkpoint.
 OWN = frozenset([NOTE, _COMMON])
 
@@ -80,6 +85,22 @@ def unstacked(root: Dict) -> tuple[Dict, int]:
     return Dict(made, root.ordered, root.attributes), count
 
 
+def _common_steps(node: Any, depth: int = 0) -> list[Any]:
+    """How many steps each optimizer in common.pt took: one number for all of its parameters."""
+    if not isinstance(node, Dict) or depth > _DEEPEST:
+        return []
+    state = entries_of(entries_of(node).get("state"))
+    inner = [value for key, value in node.entries if key == "optimizer" or type(key) is int]
+    own = [state["common_step"]] if "common_step" in state else []
+    return own + [step for value in inner for step in _common_steps(value, depth + 1)]
+
+
+def _own(step: Any, name: str) -> Any:
+    """STEP with memory of its own, since an optimizer adds to that of each parameter."""
+    tensor = as_dense(step)
+    return step if tensor is None else as_tensor(tensor.source(), tensor.dtype, tensor.shape, name)
+
+
 def divided(root: Dict, folder: Folder, *, whole: bool) -> tuple[Dict, list[str], Checkpoint | None]:
     """(the weights of ROOT, lines for the receipt, what common.pt holds), or if WHOLE all of it as a tree.
 
@@ -105,10 +126,19 @@ def divided(root: Dict, folder: Folder, *, whole: bool) -> tuple[Dict, list[str]
     lines = [f"left behind: {counted(extra, 'extra state')} of modules"] if extra else []
     model = Dict(weights, root.ordered, root.attributes)
     if whole:
-        noted = entries_of(beside.get("optimizer"))
-        inner = entries_of(noted.get("optimizer")) or noted
-        optimizer = [("state", Dict([(name, Dict(list(values.items()))) for name, values in states.items()]))]
-        optimizer += [(key, value) for key, value in inner.items() if key != "state"]
+        noted = beside.get("optimizer")
+        steps = _common_steps(noted)
+        if len(steps) == 1:
+            for name, values in states.items():
+                values.setdefault("step", _own(steps[0], f"{name}.step"))
+        elif steps:
+            lines.append(
+                "left behind: the steps of several optimizers (common_step), which do not say of what they are"
+            )
+        optimizer: list[tuple[Any, Any]] = [
+            ("state", Dict([(name, Dict(list(values.items()))) for name, values in states.items()])),
+            *settings_of(noted),
+        ]
         rest = [(key, value) for key, value in beside.items() if key not in ("optimizer", "model")]
         taken = {key for key, _ in rest}
         others = [(key, value) for key, value in others if key not in taken]

@@ -32,7 +32,7 @@ from ...tensor import LazyTensor, contiguous_stride
 from ...tree import Dict, List
 from .accounts import Account
 from .flat import as_tensor, rounds_to
-from .megatron_parts import Joining, Place
+from .megatron_parts import Joining, Place, has_thirds
 from .pickled import entries_of, integer, items_of, open_part
 from .plan import Plan
 
@@ -40,6 +40,10 @@ _ALIGNED = 64
 _MASTER = "fp32_param"
 #: What the distributed optimizer calls the weights.
 _PARAM = "param"
+#: In the optimizer of mixed precision: the plain one within, and what both hold for each parameter.
+_INNER = "optimizer"
+_STATES = ("state", "fp32_from_fp16_params")
+_DEEPEST = 4
 
 Name = tuple[int, str]
 
@@ -107,7 +111,7 @@ def joined_states(ranks: Mapping[Place, Rank], folder: Folder, plan: Plan, accou
             alone[place] = [{n: v for n, v in one.items() if as_dense(v) is None} for one in of_chunks]
         if any(any(one) for one in alone.values()):
             raise CannotCarry(f"the optimizer's {printable(repr(key), 40)} is not a tensor", where=folder.path)
-        joining = Joining(folder, plan)
+        joining = Joining(folder, plan, has_thirds(ranks[min(ranks)].entries))
         joining.join(models)
         for name, value in joining.entries.items():
             own = value if value.shape else as_tensor(value.source(), value.dtype, (), f"{name}.{key}")
@@ -124,7 +128,33 @@ def joined_states(ranks: Mapping[Place, Rank], folder: Folder, plan: Plan, accou
     if _MASTER not in keys:
         lines.append("the names of states follow from the order of parameters; no float32 copies of weights prove them")
     states = Dict([(name, Dict(list(values.items()))) for name, values in found.items()])
-    return Dict([("state", states), ("param_groups", List(groups))]), lines
+    others = settings_of(ranks[min(ranks)].optimizer, without=("param_groups",))
+    return Dict([("state", states), ("param_groups", List(groups)), *others]), lines
+
+
+def settings_of(node: Any, without: tuple[str, ...] = (), depth: int = 0) -> list[tuple[Any, Any]]:
+    """The entries that Megatron's optimizer has beside its states and float32 weights: param_groups, grad_scaler, ….
+
+    Those of the optimizer within are among them. Several optimizers, in a list or by numbers, keep theirs in a dict
+    each, under their numbers.
+
+    Args:
+        node: the entry `optimizer` of a file.
+        without: entries that are left out, of all optimizers.
+        depth: how many optimizers are around this one.
+    """
+    if (items := items_of(node)) is not None:
+        node = Dict(list(enumerate(items)))
+    if not isinstance(node, Dict) or depth > _DEEPEST:
+        return []
+    found: dict[Any, Any] = {}
+    for key, value in node.entries:
+        if key == _INNER or type(key) is int:
+            inner = settings_of(value, without, depth + 1)
+            found |= dict(inner) if key == _INNER else {key: Dict(inner)} if inner else {}
+    return list(
+        (found | {k: v for k, v in node.entries if k not in (_INNER, *_STATES, *without) and k not in found}).items()
+    )
 
 
 def _kept(rank: Rank, account: Account) -> _Kept:
@@ -201,6 +231,9 @@ def _plain(
             _require_same(rank, weights[name], values, name)
             if values:
                 kept.states[name] = values
+    known = {integer(item) for group in groups for item in items_of(entries_of(group).get("params")) or []}
+    if unknown := [printable(str(key), 40) for key, _ in inner["state"].entries if key not in known]:
+        raise _unknown(rank, f"its states have {', '.join(unknown[:4])}, which no group has")
 
 
 def _members(

@@ -1,6 +1,8 @@
 """How the parts that Megatron's ranks hold go together: by the names of Megatron-core.
 
     linear_qkv, word_embeddings, output_layer    by rows (linear_qkv by query groups)
+    query_key_value                              by rows, head by head; before checkpoint_version 1.0 in three runs,
+                                                 since each rank has a part of the queries, keys and values
     linear_proj, linear_fc2                      by columns
     linear_fc1                                   by rows, of a gated model in two runs: each rank has a part of the gate
     experts.local_experts.N.…, experts.linear_fc1.weightN
@@ -40,6 +42,7 @@ _COLUMNS = re.compile(
     r".*(?:linear_proj\.weight|linear_fc2\.weight\d*|self_attention\.dense\.weight|dense_4h_to_h\.weight)", re.ASCII
 )
 _GATED = {"linear_fc1": "linear_fc2", "dense_h_to_4h": "dense_4h_to_h"}
+_THIRDS = ("query_key_value.weight", "query_key_value.bias")
 _STATE = "._extra_state"
 
 
@@ -51,6 +54,14 @@ class Place(NamedTuple):
     expert: int
 
 
+def has_thirds(entries: Mapping[str, Any]) -> bool:
+    """Whether the rows of query_key_value are queries, keys and values one after the other, not head by head: in files
+    of a checkpoint_version before 1.0. Megatron takes a file that has none for version 0.
+    """
+    version = entries.get("checkpoint_version")
+    return version is None or (type(version) in (int, float) and version < 1)
+
+
 @dataclass
 class Joining:
     """Tensors of one kind (the weights, or a state of the optimizer), put together from all ranks.
@@ -58,17 +69,20 @@ class Joining:
     Attributes:
         folder: for errors.
         plan: what a person says of names.
+        thirds: each rank's query_key_value has its queries, then its keys, then its values (`has_thirds`).
         entries: name -> value, of all together.
         divided, same: tensors that were put together, and those that are the same on all ranks.
         states: extra states of modules, which are left behind.
         used, repeated: elements of the result, and those that another rank holds as well.
         gated: gated layers.
+        projections: weights of query_key_value that were put together in three runs.
         experts: experts that were numbered through.
         vocabulary: rows of the embedding.
     """
 
     folder: Folder
     plan: Plan
+    thirds: bool = False
     entries: dict[str, LazyTensor] = field(default_factory=dict)
     divided: int = 0
     same: int = 0
@@ -76,6 +90,7 @@ class Joining:
     used: int = 0
     repeated: int = 0
     gated: int = 0
+    projections: int = 0
     experts: set[str] = field(default_factory=set)
     vocabulary: set[int] = field(default_factory=set)
 
@@ -218,6 +233,9 @@ class Joining:
         return parts[0]
 
     def _rule(self, name: str, parts: list[LazyTensor], others: dict[str, Any]) -> Rule | None:
+        if self.thirds and name.endswith(_THIRDS) and len(parts) > 1:
+            self.projections += name.endswith("weight")
+            return Along(0, 3)
         if name.endswith(_ROWS):
             return Along(0)
         if _COLUMNS.fullmatch(name):
@@ -249,6 +267,11 @@ class Joining:
         lines = []
         if self.gated:
             lines.append(f"{counted(self.gated, 'gated layer')}: of each rank the first half is of the gate")
+        if self.projections:
+            lines.append(
+                f"{counted(self.projections, 'query_key_value')} put together in three runs (queries, keys, values), "
+                "as before checkpoint_version 1.0, which a file without a version is taken for; --parts says otherwise"
+            )
         if self.experts:
             layers = {name.rstrip("0123456789") for name in self.experts}
             count = f"{counted(len(self.experts), 'expert')} in {counted(len(layers), 'place')}"

@@ -30,7 +30,7 @@ from .flat_params import Layout, Noted, filled, is_flat, is_note, layout, note_o
 from .pickled import open_part, saved_under
 from .placement import Part, is_placed, part_of, placed_in
 from .plan import Plan, Runs, put_together
-from .rank_series import Series, series_in
+from .rank_series import Series, lacking, series_in
 
 NAME = "ranks"
 #: Dicts and lists within each other.
@@ -71,6 +71,16 @@ def open_ranks(folder: Folder, plan: Plan | None = None, *, whole: bool = False)
     joining = Joining(folder, weights[0], plan or Plan())
     root = joining.root
     joined = [joining]
+    missing = [
+        f"lacks the {printable(stem, 40)} files of {counted(len(ranks), 'rank')} ({', '.join(map(str, ranks[:8]))})"
+        for stem, ranks in lacking(every).items()
+    ]
+    if whole and missing:
+        raise Malformed(
+            missing[0],
+            where=folder.path,
+            hint="the save, the download or the copy did not finish; without --with-optimizer, the weights are read",
+        )
     beside = [one for one in every if one.is_optimizer and one.files.keys() == weights[0].files.keys()]
     left = [one for one in every if one is not weights[0]]
     if whole:
@@ -95,7 +105,9 @@ def open_ranks(folder: Folder, plan: Plan | None = None, *, whole: bool = False)
         NAME,
         folder.path,
         sum(part.nbytes for part in parts.values()),
-        warnings=tuple(dict.fromkeys([*joining.notes, *(line for part in parts.values() for line in part.warnings)])),
+        warnings=tuple(
+            dict.fromkeys([*joining.notes, *missing, *(line for part in parts.values() for line in part.warnings)])
+        ),
         lost_content=(
             *(line for one in joined for line in one.lost),
             *(f"{n}: {line}" for n, part in parts.items() for line in part.lost_content),

@@ -39,6 +39,21 @@ class Series:
         return is_training_state(self.stem) or self.stem.startswith(("optim", "extra_state", "rng"))
 
 
+def lacking(every: list[Series]) -> dict[str, list[int]]:
+    """Names of series of training state -> ranks whose file is missing, for those series that lack some.
+
+    The ranks are those that the names tell (`world_size_4`), else those of the weights. A single file without such a
+    name may be of something that the first rank alone saves, and lacks nothing.
+    """
+    of_weights = {rank for one in every if not one.is_optimizer for rank in one.files}
+    found: dict[str, list[int]] = {}
+    for one in every:
+        ranks = set(range(one.world)) if one.world else of_weights if len(one.files) > 1 else set()
+        if one.is_optimizer and (missing := sorted(ranks - one.files.keys())):
+            found[one.stem] = missing
+    return found
+
+
 def series_in(folder: Folder) -> list[Series]:
     """The series of files in a folder, in the order of their names."""
     found: dict[tuple[str, str | None, str], list[tuple[int, str]]] = defaultdict(list)

@@ -362,6 +362,8 @@ class _Save:
         self.divided.weights |= made.weights
         self.divided.states |= made.states
         self.divided.groups += made.groups
+        self.divided.left += made.left
+        self.divided.others = {**made.others, **self.divided.others}
         self.divided.used += made.used
         self.divided.padding += made.padding
 

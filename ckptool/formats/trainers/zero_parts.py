@@ -65,7 +65,8 @@ class Divided:
     with_states: bool = True
 
 
-_OTHERS = ("loss_scaler", "dynamic_loss_scale", "overflow", "clip_grad")
+#: Entries of an optimizer's file that are neither states nor settings of groups, and belong to the run.
+OTHERS = ("loss_scaler", "dynamic_loss_scale", "overflow", "clip_grad")
 
 
 def shapes_in(node: Any, files: ZeroFiles) -> list[Shapes]:
@@ -134,7 +135,7 @@ def read_divided(files: ZeroFiles, shapes: list[Shapes], *, states: bool = True)
             hint="python -m deepspeed.checkpoint.ds_to_universal makes whole parameters of them, which ckptool reads",
         )
     require_one_step(files, ranks)
-    others = {key: ranks[0][key] for key in _OTHERS if key in ranks[0]}
+    others = {key: ranks[0][key] for key in OTHERS if key in ranks[0]}
     made = Divided(stage, world, others=others, with_states=states)
     if stage == 3:
         _from_parameters(made, files, [ranks[rank] for rank in range(world)], shapes)

@@ -26,7 +26,7 @@ from ...tree import Dict, List
 from .flat import as_tensor
 from .pickled import entries_of, folder_in, items_of, open_part
 from .zero_files import UNIVERSAL, ZeroFiles
-from .zero_parts import Divided, Shapes
+from .zero_parts import OTHERS, Divided, Shapes
 
 _SETTINGS = "optimizer_state.pt"
 
@@ -70,12 +70,16 @@ def read_universal(files: ZeroFiles, groups: list[Shapes], elsewhere: Collection
         made.used += made.weights[name].numel
     if _SETTINGS in zero.names:
         part = files.opened[f"{UNIVERSAL}/{_SETTINGS}"] = open_part(zero.file(_SETTINGS, UNIVERSAL))
-        settings = [one for one in items_of(entries_of(part.root).get("param_groups")) or [] if isinstance(one, Dict)]
+        said = entries_of(part.root)
+        settings = [one for one in items_of(said.get("param_groups")) or [] if isinstance(one, Dict)]
+        made.others = {key: said[key] for key in OTHERS if key in said}
         if len(settings) == len(groups) and not files.parallel:
             made.groups = [
                 Dict([(key, List(list(group)) if key == "params" else value) for key, value in one.entries])
                 for one, group in zip(settings, groups, strict=True)
             ]
+        elif settings:
+            made.left.append("param_groups, which do not say the names of their parameters")
     return made
 
 

@@ -54,6 +54,14 @@ def by_directory(file: File) -> tuple[Archive, list[str]]:
     return Archive(file, "", {m.name: m for m in members if not m.name.endswith("/")}, offset), wrong
 
 
+def told_checksums(file: File) -> dict[str, int]:
+    """Name of a record -> its CRC-32 by the directory; {} if the directory is lost or damaged."""
+    try:
+        return {entry.name: entry.crc for entry in read_directory(file, *find_end(file, headless=True))}
+    except Malformed:
+        return {}
+
+
 def _found_without_header(file: File, entry: Member, end: int) -> bool:
     """Find a record, which reaches to END at most, by all but its local header; False if nothing tells where it is."""
     first = entry.header + LOCAL.size + len(entry.raw)

@@ -193,8 +193,9 @@ class Budget:
         self._left = _MOST_BYTES
 
     def before(self, name: str, args: Any) -> None:
-        """Raise MemoryError if the arguments ARGS of the operation NAME show that its result is too big: for products
-        of matrices, `cdist`, and rows taken by an index.
+        """Raise MemoryError if the arguments ARGS of the operation NAME, which has not run, show that its result will
+        have more than 32 million elements: for products of matrices, `cdist`, and rows taken by an index. Other
+        operations, and tensors on the meta device, are not checked.
         """
         pair = [one for one in args[-2:] if isinstance(one, torch.Tensor) and one.ndim > 1 and not one.is_meta]
         if name in _OF_PAIRS and len(pair) == 2:
@@ -207,7 +208,10 @@ class Budget:
                 _refuse(rows.numel() * math.prod(args[0].shape[1:]) > _MOST_MADE)
 
     def after(self, result: Any) -> None:
-        """Raise MemoryError if RESULT, also nested tensors, is too big, or if all results of the try together are."""
+        """Count the memory of the tensors in RESULT, also nested ones, each memory once. Raise MemoryError if a tensor
+        has more than 32 million elements (an expanded dimension counts as one), or if all results so far take more than
+        2 GB together. Tensors on the meta device, and sparse ones, do not count.
+        """
         for one in flat(result):
             if not isinstance(one, torch.Tensor) or one.is_meta or one.layout is not torch.strided:
                 continue

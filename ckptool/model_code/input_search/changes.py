@@ -186,9 +186,10 @@ def _resized(one: InputSpec, have: int, want: int) -> Iterator[InputSpec]:
         for size in dict.fromkeys((side, side + 1)):
             if 0 < size != shape[-1]:
                 yield replace(one, shape=(*shape[:-2], size, size))
-        times = math.sqrt(want / have)
-        if times == int(times) or 1 / times == int(1 / times):
-            yield replace(one, shape=(*shape[:-2], int(shape[-2] * times), int(shape[-1] * times)))
+        for beside in (0, 1) if min(have, want) > 1 else (0,):  # a token for the class stands beside those of places
+            times = math.sqrt((want - beside) / (have - beside))
+            if times == int(times) or 1 / times == int(1 / times):
+                yield replace(one, shape=(*shape[:-2], int(shape[-2] * times), int(shape[-1] * times)))
     for d in places:
         if d and d not in equal and shape[d] + want - have > 0:
             yield replace(one, shape=tuple(n + want - have if i == d else n for i, n in enumerate(shape)))

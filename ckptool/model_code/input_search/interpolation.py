@@ -27,12 +27,13 @@ class SizesSeen:
         self._seen: dict[tuple[Any, ...], list[tuple[Any, int]]] = {}
 
     def fitting(self, spec: Any, stop: Stop) -> Iterator[Any]:
-        """Yield inputs like SPEC with one size changed in proportion, so that the operation where the try STOP failed
-        gets the size it needs, rounded down and up; and, when all are taken, remember SPEC for later calls.
+        """Yield inputs like SPEC with one size of one input changed, so that the operation where the try STOP of SPEC
+        failed gets the size that it needs; and, when all are taken, remember SPEC for later calls.
 
-        Each comes from one of the last twelve tries that stopped at this operation, equally far, with the same need,
-        and differ from SPEC in one size of one input. Only the first way to read the error counts (`wanted_sizes`).
-        Nothing is yielded, or remembered, if no operation on two tensors failed over a size.
+        The new size is on the line through SPEC and one of the last twelve tries that stopped at this operation,
+        equally far, with the same need, and that differ from SPEC in one size of one input; it is rounded down, and
+        then up. Only the first way to read the error counts (`wanted_sizes`). Nothing is yielded without such a try.
+        Nothing is yielded or remembered if no operation on two tensors failed over a size.
         """
         args = [a for a in flat(stop.args) if isinstance(a, torch.Tensor)]
         if not stop.name or len(args) < 2:

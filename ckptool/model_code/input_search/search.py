@@ -8,6 +8,7 @@ import itertools
 import math
 import re
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -63,14 +64,17 @@ def _searched(
 
     LIKE and the first guesses (`_seeds`) go first, and then what the error of a failed try suggests: suggestions of
     tries that got further before others, and of those that got equally far, the likelier ones. Suggestions with
-    integers of more than three dimensions go later. Each sixth try is the one that has waited longest. None is tried
-    twice, and none that is too large even after `_smaller`. MEMORY is the weight of the earlier suggestions that led to
+    integers of more than three dimensions go later. Each sixth try is the one that has waited longest, and each third
+    one is of that kind of first guesses (`_kind`) of which fewest were tried: code that takes a text before a picture
+    stops early for all texts of another length. None is tried twice, and none that is too large even after
+    `_smaller`. MEMORY is the weight of the earlier suggestions that led to
     a try: with 0, the rank of the latest suggestion counts alone.
     """
     until = time.thread_time() + patience
     count = itertools.count()
     queue: list[tuple[float, float, int, Any]] = []
-    waiting: dict[int, Any] = {}  # in the order in which they were thought of
+    waiting: dict[int, tuple[float, float, Any]] = {}  # in the order in which they were thought of
+    tried: Counter[Any] = Counter()  # kind of a first guess -> how many of this kind were tried
     seen: set[str] = set()
 
     def push(furthest: float, rank: float, spec: Any) -> None:
@@ -79,12 +83,13 @@ def _searched(
         if told not in seen and _is_small(spec):
             seen.add(told)
             number = next(count)
-            waiting[number] = spec
+            waiting[number] = -furthest, rank, spec
             heapq.heappush(queue, (-furthest, rank, number, spec))
 
     asked = {repr(one) for one in like}
     for place, spec in enumerate(itertools.chain(like, _seeds(model))):
         push(math.inf, 0.2 * place, spec)
+        tried[_kind(spec)] = 0
     told_sizes = SizesSeen()
     partial: list[tuple[int, int, Any]] = []  # what runs, and leaves some weights unused
     since = 0
@@ -95,12 +100,17 @@ def _searched(
         since += bool(partial)
         if turn % 6 == 5:  # so that nothing that looks good for a while keeps all else from being tried
             number = next(iter(waiting))
-            spec, rank = waiting[number], float(number)
+            spec, rank = waiting[number][2], float(number)
+        elif turn % 3 == 1 and (few := [n for n, one in waiting.items() if _kind(one[2]) in tried]):
+            number = min(few, key=lambda n: (tried[_kind(waiting[n][2])], waiting[n][:2]))
+            _, rank, spec = waiting[number]
         else:
             _, rank, number, spec = heapq.heappop(queue)
             if number not in waiting:
                 continue
         del waiting[number]
+        if _kind(spec) in tried:
+            tried[_kind(spec)] += 1
         done = attempt(model, spec, shortcut)
         if isinstance(done, Stop):
             for number, other in enumerate(
@@ -116,6 +126,11 @@ def _searched(
         else:
             partial.append((-done.used, next(count), spec))
     yield from (spec for _, _, spec in sorted(partial, key=lambda one: one[:2]))
+
+
+def _kind(spec: Any) -> tuple[Any, ...]:
+    """Return (path, element type, number of dimensions) of each input in SPEC."""
+    return tuple((path, one.dtype, len(one.shape)) for path, one in leaves(spec))
 
 
 def _smaller(spec: Any) -> Any:
@@ -198,9 +213,11 @@ def _fuller(model: torch.nn.Module, spec: Any, done: Done, shortcut: Shortcut | 
 
 
 def working_inputs(model: torch.nn.Module, *, like: Sequence[Any] = ()) -> Iterator[Any]:
-    """Yield the inputs of `find_inputs` on which MODEL runs; LIKE are inputs to begin with.
+    """Yield inputs on which MODEL runs, as `find_inputs` does; LIKE are inputs to begin with. Nothing is yielded if
+    none are found.
 
-    A model of 50 million parameters and more is replaced by a copy without values, if any inputs are found for that.
+    For a model of 50 million parameters and more, they are searched for with copies without values, one after the
+    other; MODEL itself is run only if none are found so.
     """
     small = sum(p.numel() for p in model.parameters()) < _SMALL
     for one in () if small else without_memory(model):
@@ -228,7 +245,7 @@ def _seeds(model: torch.nn.Module) -> Iterator[Any]:
     yield from _said_to_be_tensors(model)
     for spec in itertools.islice(guess_inputs(model), 150):
         told = leaves(spec)
-        kind = tuple((path, one.dtype, len(one.shape)) for path, one in told)
+        kind = _kind(spec)
         if kind not in kinds:
             kinds.add(kind)
             yield spec

@@ -43,6 +43,7 @@ def suggestions(model: torch.nn.Module, spec: Any, stop: Stop) -> Iterator[Any]:
     if len(blamed) > 1 and stop.name not in BY_ELEMENT:
         for rank in wanted_dimensions(stop):
             yield with_leaves(spec, [deeper(one, rank) if at in blamed else one for at, one in enumerate(specs)])
+    yield from (with_leaves(spec, new) for new in _in_steps(specs, stop))
     yield from (with_leaves(spec, new) for new in _beside(specs, stop))
     yield from (with_leaves(spec, new) for new in _together(specs, blamed, stop))
     for at in [*blamed, *(at for at in range(len(specs)) if at not in blamed)]:
@@ -55,11 +56,11 @@ _NO_SUCH_LAYER = re.compile(r"'[A-Za-z_]*(\d+)'|index (\d+) is out of range")
 
 
 def _counted(specs: Sequence[InputSpec], stop: Stop) -> Iterator[list[InputSpec]]:
-    """Yield inputs with one column per layer, if code with a layer for each column has no layer for the last columns,
-    as the error of the try STOP says: a KeyError or IndexError with a number. SPECS are the inputs of that try.
+    """Yield inputs with fewer columns than SPECS, the inputs of the try STOP: code that has a layer for each column has
+    no layer for the last ones, if the error of STOP is a KeyError or IndexError with a number.
 
-    If the error says that there is no `embed_4`, each dimension but the first becomes four where it is larger, one at a
-    time, and after these, three.
+    If the error says that there is no `embed_4`, each dimension but the first, if it is larger, becomes four, one
+    dimension at a time; and after these, three. Nothing is yielded for other errors.
     """
     found = _NO_SUCH_LAYER.fullmatch(stop.message) if stop.error in ("KeyError", "IndexError") else None
     last = int(found[1] or found[2]) if found else 0
@@ -71,13 +72,25 @@ def _counted(specs: Sequence[InputSpec], stop: Stop) -> Iterator[list[InputSpec]
                     yield [replace(one, shape=shape) if i == at else other for i, other in enumerate(specs)]
 
 
+def _in_steps(specs: Sequence[InputSpec], stop: Stop) -> Iterator[list[InputSpec]]:
+    """Yield SPECS, several inputs of the try STOP, with four steps in time for each: a second dimension. They are
+    yielded if STOP failed in a layer that takes vectors, and got vectors as long as two or more of them: code then put
+    one of each input beside the others, step by step.
+    """
+    args = [a for a in flat(stop.args) if isinstance(a, torch.Tensor)]
+    if len(specs) > 1 and len(args) > 1 and stop.name in ("linear", "layer_norm") and args[0].ndim and args[1].ndim:
+        times, rest = divmod(args[0].shape[-1], args[1].shape[-1])
+        if not rest and 1 < times <= len(specs):
+            yield [deeper(one, (1, 2)) for one in specs]
+
+
 def _beside(specs: Sequence[InputSpec], stop: Stop) -> Iterator[list[InputSpec]]:
-    """Yield inputs with the sizes of another tensor in the operation where the try STOP failed, one input changed at a
-    time: an operation by element (`BY_ELEMENT`: add, sub, mul), or a concatenation, whose dimension stays. SPECS are
-    the inputs of that try.
+    """Yield inputs like SPECS, the inputs of the try STOP, in which one input gets the sizes of another tensor in the
+    operation where STOP failed. In a concatenation, it keeps its size in the dimension that is concatenated.
 
     Only inputs that are themselves an argument of the operation are changed, and only to the sizes of a tensor of as
-    many dimensions.
+    many dimensions. Nothing is yielded for other operations than additions, subtractions and products by element
+    (`BY_ELEMENT`), and concatenations.
     """
     if stop.name not in BY_ELEMENT | {"cat", "concat"}:
         return
@@ -96,12 +109,13 @@ def _beside(specs: Sequence[InputSpec], stop: Stop) -> Iterator[list[InputSpec]]
 
 
 def _together(specs: Sequence[InputSpec], blamed: Sequence[int], stop: Stop) -> Iterator[list[InputSpec]]:
-    """Yield inputs of which two or more get another size at once. Those change together that have the same size in the
-    same dimension. If that is the wrong size, they get the needed one; if it is smaller, each takes an equal part of
-    the difference, if that is whole, as if the tensor had their sum.
+    """Yield inputs like SPECS, the inputs of the try STOP, in which two or more inputs get another size at once: those
+    that have one size in the same dimension. BLAMED are the places of the inputs that may change.
 
-    SPECS are the inputs of the try STOP, whose error says which sizes are wrong and needed (`wanted_sizes`), BLAMED the
-    places of the inputs to change.
+    The error of STOP says which size a tensor has, and which it needs (`wanted_sizes`). Inputs of the size that it has
+    get the size that it needs. Inputs of a smaller size each take an equal part of the difference, as if the tensor had
+    the sum of their sizes: 8 and 8 become 10 and 10, if it has 16 and needs 20. Nothing is yielded for parts that are
+    not whole.
     """
     args = [a for a in flat(stop.args) if isinstance(a, torch.Tensor)]
     x, weight = (args[0] if args else None), (args[1] if len(args) > 1 else None)
@@ -140,14 +154,15 @@ def _first(model: torch.nn.Module, name: str, like: InputSpec) -> InputSpec:
 
 
 def _named(model: torch.nn.Module, spec: Any, stop: Stop) -> Iterator[Any]:
-    """Yield inputs like SPEC with entries and arguments added whose names the error of the try STOP mentions; by name,
-    if an argument is added.
+    """Yield inputs like SPEC with an entry or an argument of MODEL added whose name the error of the try STOP mentions.
 
-    An entry is added to each `Fields` that lacks it; an input that is one tensor becomes a `Fields` with this entry
-    alone, if tensors have no attribute of that name. Only arguments with None as their default are added, the first six
-    that the error names, one at a time, each with two guesses; and then the first three together, unless the error is
-    about a None. If it is about a None and names none of them, all but unlikely ones (caches, flags) count as named,
-    masks and labels last.
+    If the error is about a missing key or attribute, this entry is added to each `Fields` that lacks it, one at a time;
+    an input that is one tensor becomes a `Fields` with this entry alone, if tensors have no attribute of that name.
+
+    Of arguments, only those that SPEC lacks and that have None as their default are added; the result is then a dict
+    argument -> input. They are the first six that the error names, one at a time, each with two guesses; and then the
+    first three together, unless the error is about a None. If it is about a None and names none of them, all but
+    unlikely ones (caches, flags) count as named, masks and labels last.
     """
     key = re.fullmatch(r"'(\w+)'", stop.message) if stop.error == "KeyError" else None
     attribute = re.search(r"object has no attribute '(\w+)'", stop.message)
@@ -179,6 +194,11 @@ def _named(model: torch.nn.Module, spec: Any, stop: Stop) -> Iterator[Any]:
     said = [one for one in open_ if re.search(rf"\b{re.escape(one)}\b", stop.message)]
     if not said and "NoneType" in stop.message:
         said = sorted((one for one in open_ if not _UNLIKELY.search(one)), key=lambda one: bool(_LATE.search(one)))[:6]
+    args = [a for a in flat(stop.args) if isinstance(a, torch.Tensor)]
+    if not said and stop.name == "linear" and len(args) > 1 and args[1].ndim == 2:
+        for one in [one for one in open_ if _CONDITIONS.search(one)][:2]:  # code takes the input itself without it
+            yield by_name | {one: InputSpec("float32", (2, 12, args[1].shape[1]))}
+            yield by_name | {one: InputSpec("float32", (2, args[1].shape[1]))}
     for one in said[:6]:
         for option in itertools.islice(inputs_for(model, one, 2), 2):
             yield by_name | {one: option}
@@ -187,6 +207,9 @@ def _named(model: torch.nn.Module, spec: Any, stop: Stop) -> Iterator[Any]:
 
 
 _UNLIKELY = re.compile(r"^return_|cache|past|^output_|^use_|loss|training|kwargs")
+
+#: What a model is conditioned on, if it is given.
+_CONDITIONS = re.compile(r"context|cond|encoder_hidden_states|memory|cross|prompt|text")
 
 _LATE = re.compile(r"embeds$|^labels$|rewards|mask")
 

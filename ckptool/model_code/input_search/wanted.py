@@ -39,6 +39,15 @@ def wanted_dimensions(stop: Stop) -> list[tuple[int, int]]:
             numbers = [int(n) for n in match.groups() if n is not None]
             if len(numbers) == 2 and max(numbers) < 7:
                 found.append((numbers[1], numbers[0]))
+    provided = re.search(
+        r"sizes provided \((\d+)\) must be greater or equal to the number of dimensions.*\((\d+)\)", said
+    )
+    if provided:
+        found.append((int(provided[2]), int(provided[1])))
+    joined = re.search(r"same number of dimensions: got (\d) and (\d)|Expected (\d)-D tensors, but got (\d)-D", said)
+    if joined:  # either may be wrong
+        one, other = (int(n) for n in joined.groups() if n is not None)
+        found += [(one, other), (other, one)]
     many = re.search(r"too many values to unpack \(expected (\d+)", said)
     if many:
         found.append((-1, int(many[1])))
@@ -123,6 +132,9 @@ def wanted_sizes(stop: Stop, x: torch.Tensor | None, weight: torch.Tensor | None
     if view:
         known = math.prod(n for n in map(int, re.findall(r"-?\d+", view[1])) if n > 0)
         found += [(int(view[2]), known)]
+    divided = re.search(r"Provided sizes \[([-\d, ]+)\] don't multiply up to the size of dim \d+ \((\d+)\)", said)
+    if divided:
+        found.append((int(divided[2]), math.prod(n for n in map(int, re.findall(r"-?\d+", divided[1])) if n > 0)))
     return [(have, want) for have, want in dict.fromkeys(found) if have != want and have > 0 and want > 0]
 
 

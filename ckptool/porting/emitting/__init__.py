@@ -152,8 +152,8 @@ class _Module:
         return [*lines, ""] if lines else []
 
     def _calls(self, name: str) -> bool:
-        """Return whether the body calls the helper of the operation NAME. That of `add` is `total`, which the sum of
-        two does not call.
+        """Return whether the body calls the helper of the operation NAME, which an expression of the mapping has: True
+        for all but `add`, whose helper `total` a sum of only two tensors does not call.
         """
         return name != "add" or any("total(" in line for line in self.body)
 
@@ -264,10 +264,12 @@ class _Module:
             yield from self._group(some, names, indent)
 
     def _group(self, some: Sequence[_Templated], names: Sequence[str], indent: int) -> Iterator[str]:
-        """Yield the lines of SOME, a group of `_tables`. NAMES are the variables of the loop around them.
+        """Yield the lines of SOME, a group of `_tables`, indented by INDENT. NAMES are the variables of the loop around
+        them.
 
-        For operations on several names, a loop over these names with the lines of each step; for three or more copies,
-        a loop over a table of the ends of their keys on both sides, with one copy in it; else the lines of each step.
+        If the first step has an operation and several `names`, they are a loop over these names with the lines of each
+        step in it. Else, if there are three or more steps, they are a loop over a table of the ends of their keys on
+        both sides, with one copy in it. Else they are the lines of each step.
         """
         step = some[0][0]
         if step.expr is not None and not step.expr.is_copy and len(step.names) > 1:
@@ -291,8 +293,8 @@ class _Module:
     def _texts(
         self, x: Expr, templates: Sequence[Template], names: Sequence[str], hole: str = "", end: str = ""
     ) -> list[str]:
-        """Return TEMPLATES, the key of the target and then the texts of X (see `texts_of`), as Python code in that
-        order: keys as strings, indices as numbers.
+        """Return the Python code of each of TEMPLATES, in their order: the key of the target, and then the texts of X
+        (see `texts_of`). Keys become strings (`f"h.{n}.q.weight"`), indices numbers (`3 * n`).
 
         NAMES are the variables of the loop; HOLE is a placeholder such as `{name}` after each key, END a text after
         that.
@@ -331,7 +333,7 @@ class _Module:
         If the statement is longer than a line and the outermost operation of X is written behind its only argument
         (`x.mT`, `x[0]`, `x * 2.0`), a statement before it sets a variable `x` to that argument, in turn split if it is
         too long. A statement that is still too long is broken inside of brackets (`laid_out`). If even the first line
-        of that is too long, because of the key, X is set to `x` first, before `LEFT = x`.
+        of that is too long, because of the key in LEFT, there are two statements, `x = X` and `LEFT = x`.
         """
         like = f"take({_quoted(self.like)})" if self.like else "torch.empty(0)"
         made = f"{left} = {torch_text(x, name, like)}"
@@ -373,11 +375,13 @@ _Templated = tuple[Step, tuple[Template, ...]]
 
 
 def _tables(steps: Sequence[_Templated]) -> list[list[_Templated]]:
-    """Return STEPS in groups, in the order of their first steps, also of steps that are not neighbours. Copies are a
-    group if their names and the beginnings of their keys up to the last number (`_apart`) are equal on both sides, and
-    text follows on both: they can be rows of one table. Other expressions on the same two or more names are a group:
-    they can share a loop over these. All steps of a group have the same comments. Each other step is a group of its
-    own.
+    """Return STEPS, each with its templates, in groups, in the order of their first steps. A group may have steps that
+    are not neighbours; all its steps have the same comments.
+
+    Copies are a group if they have the same `names`, the same beginning of the target's key up to the last number
+    (`_apart`), and the same one of the source's key, and if text follows that in both keys: they can be rows of one
+    table. Other expressions are a group if they have the same two or more `names`: they can share a loop over these.
+    Each other step is a group of its own.
     """
     groups: dict[Any, list[_Templated]] = {}
     for at, (step, templates) in enumerate(steps):
@@ -393,8 +397,9 @@ def _tables(steps: Sequence[_Templated]) -> list[list[_Templated]]:
 
 
 def _apart(templates: Sequence[Template]) -> tuple[tuple[Template, ...], tuple[str, ...]]:
-    """Return (beginnings, ends) of TEMPLATES, each cut after its last number and the dots or slashes behind it: `h.`,
-    n, `.` and `attn.q.` for `h.{n}.attn.q.`. A template without numbers is all end, behind an empty beginning.
+    """Return (beginnings, ends) of TEMPLATES, a tuple of each, cut after the last number of a loop and the dots or
+    slashes behind it: ("h.", n, ".") and "attn.q." for `h.{n}.attn.q.`. A template without such numbers is all end,
+    and its beginning is ("",).
     """
     heads, tails = [], []
     for template in templates:
@@ -456,8 +461,8 @@ def _heads_of_counts(rows: Sequence[Numbers]) -> list[str]:
 
 
 def _sequence(numbers: Sequence[int]) -> str:
-    """Return NUMBERS as Python code, in their order: a `range`, if they are two or more with equal steps upwards, else
-    a tuple.
+    """Return NUMBERS as Python code, in their order: a `range`, if they are two or more with equal steps upwards
+    (`range(3)`, `range(2, 7, 2)` for 2, 4, 6), else a tuple (`(5,)`).
     """
     if len(numbers) > 1:
         step = numbers[1] - numbers[0]

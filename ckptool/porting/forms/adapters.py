@@ -38,13 +38,13 @@ class _Adapter:
 
 
 def merge_adapters(source: Canon, target: Canon) -> None:
-    """Merge the low-rank adapters of the source into the weights that they adapt, unless the target has adapters, too.
-    A weight whose adapter cannot be merged gets a question. All tensors of the source's adapters are removed then, also
-    where nothing is found that they adapt; if the target has adapters, they stay.
+    """Merge the low-rank adapters of the source into the weights that they adapt, and remove all their tensors; nothing
+    is merged or removed if the target has adapters, too. A weight whose adapter cannot be merged stays, and gets a
+    question. The tensors of an adapter of which no weight is found (`_base_of`) are removed without a question.
 
     The scale is alpha / rank, of the `alpha` beside the factors, or else the scale that the file states, or else 1,
-    with a question. In any case, on both sides, wrappers of adapted modules (`base_layer`) are removed from paths, and
-    trained copies of modules replace their originals. If anything was merged, the source has a note.
+    with a question. If anything was merged, the source gets a note. In any case, on both sides, wrappers of adapted
+    modules (`base_layer`) are removed from paths, and trained copies of modules replace their originals.
     """
     own, theirs = _adapters(source), _adapters(target)
     for canon, found in ((source, own), (target, theirs)):
@@ -68,10 +68,10 @@ def merge_adapters(source: Canon, target: Canon) -> None:
 
 
 def _adapters(canon: Canon) -> dict[_Path, _Adapter]:
-    """Return path of a module that is adapted -> its adapters, for the tensors of CANON with a word of the vocabulary
-    for a part of an adapter (`lora_A`) in their path. What comes before the first such word is the module, which is not
-    the outermost one; what comes after it is the name of the adapter: `fc.lora_A.default` is of the adapter "default"
-    of `fc`.
+    """Return path of a module that is adapted -> its adapters, for the tensors of CANON with a component in their path
+    that the vocabulary has for a part of an adapter (`lora_A`). The components before the first such one are the path
+    of the module; those after it, with dots between, are the name of the adapter: `fc.lora_A.default` is of the adapter
+    "default" of `fc`. Tensors whose path begins with such a component are left out.
 
     An `alpha` belongs to all adapters of its module, if there are any and it has one value; else it is left out.
     """
@@ -118,10 +118,13 @@ def _without_wrapper(canon: Canon, base: _Path) -> None:
 
 
 def _base_of(source: Canon, base: _Path) -> Name | None:
-    """Return the name of the weight that the adapter at the path BASE adapts: that of this module. Else, if the last
-    component begins with a known prefix word, the weight of two or more dimensions whose whole path is spelled with "_"
-    behind one to three words (`lora_unet_down_0` for `down.0`). Else the only such weight whose path ends like that,
-    with the fewest words left out for which just one does. None if there is no such weight.
+    """Return the name of the weight that the adapter at the path BASE adapts: the weight of the module BASE, if it has
+    one. Else the last component of BASE has to spell the path of the weight with "_" for dots: `lora_unet_down_0` for
+    `down.0`. Its first word is one of the vocabulary's (`lora`); one to three words are skipped. The weight with just
+    this path counts, or else the only one whose path ends with it; the fewest skipped words with which there is one
+    count.
+
+    None if there is no such weight. Weights with less than two dimensions are left out, but for that of BASE itself.
     """
     name = Name(base, "weight")
     if name in source.pieces:
@@ -148,9 +151,12 @@ def _factors(parts: dict[str, Piece]) -> tuple[Piece, Piece, bool] | None:
 
 
 def _ways(weight: Piece, a: Piece, b: Piece) -> set[bool]:
-    """Return whether the product of the factors A [rank, inputs] and B [outputs, rank] of an adapter has the sizes of
-    WEIGHT as it is (False), transposed (True), or both; empty if neither. A weight without two dimensions (a kernel) is
-    never transposed; it has to have as many elements, and outputs that divide the rows of B.
+    """Return the ways in which the product of the factors A [rank, inputs] and B [outputs, rank] of an adapter has the
+    sizes of WEIGHT: a set with False (as it is), True (transposed), both, or neither. It is also empty if a factor has
+    less than two dimensions, or if their ranks differ.
+
+    For a WEIGHT that has not two dimensions (a kernel), it is {False} if it has as many elements as the product, and
+    its outputs divide the rows of B.
     """
     if len(a.shape) < 2 or len(b.shape) < 2 or a.shape[0] != prod(b.shape[1:]):
         return set()
@@ -162,9 +168,10 @@ def _ways(weight: Piece, a: Piece, b: Piece) -> set[bool]:
 
 
 def _all_turned(source: Canon, adapters: dict[_Path, _Adapter], bases: dict[_Path, Name | None]) -> bool:
-    """Return whether the weights with adapters have inputs first: at least one that is not square shows it by its
-    sizes, and none shows the opposite. Square weights of the file most likely have the same layout. Adapters whose
-    product is transposed by its name, and those of no known weight, do not count.
+    """Return whether the adapted weights of the file have inputs first, so that a square one, whose sizes do not show
+    it, is taken to have inputs first, too. True if the product of at least one adapter fits its weight only transposed
+    (`_ways`), and that of none only as it is. Adapters whose product is transposed by the names of its factors, and
+    those of no known weight, do not count.
 
     ADAPTERS has path -> adapters, BASES path -> name of the adapted weight, or None.
     """
@@ -215,8 +222,9 @@ def _merged(
 
 
 def _along_rows(magnitude: Piece, weight: Piece) -> bool:
-    """Return whether the magnitudes MAGNITUDE of an adapter are sure to be those of the rows of WEIGHT: they are as
-    many, and they are a plain vector, or no other size of WEIGHT is equal.
+    """Return whether the tensor MAGNITUDE of an adapter surely has one number for each row of WEIGHT: it has as many
+    numbers as WEIGHT has rows, all along one dimension, and it is a plain vector, or no other size of WEIGHT equals
+    the number of rows.
     """
     sizes = [n for n in magnitude.shape if n != 1]
     return sizes == [weight.shape[0]] and (weight.shape[0] not in weight.shape[1:] or len(magnitude.shape) == 1)
@@ -225,9 +233,11 @@ def _along_rows(magnitude: Piece, weight: Piece) -> bool:
 def _product(
     w: Expr, a: Expr, b: Expr, *more: Expr, scale: float, turned: bool, alpha: object, magnitude: Piece | None
 ) -> Expr:
-    """Return the weight W with the product of the factors A and B of an adapter added; with W transposed before and
-    after, if TURNED. MORE has the expressions of alpha and of the magnitudes, as far as ALPHA and MAGNITUDE are not
-    None: alpha comes before SCALE, and with magnitudes, the sum is scaled to these norms.
+    """Return the expression of the weight W with the product of the factors A and B of an adapter added, times SCALE.
+    If TURNED, W is transposed before that, and the sum is transposed back.
+
+    MORE has the expression of alpha, if ALPHA is not None, and then that of the magnitudes, if MAGNITUDE is not None.
+    With alpha, the factor is alpha / rank in place of SCALE; with magnitudes, the sum is scaled to have these norms.
     """
     rest = list(more)
     w = ex.transpose(w) if turned else w

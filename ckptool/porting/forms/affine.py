@@ -16,13 +16,14 @@ _Change = tuple[str, str]
 
 
 def join_affine(one: Canon, other: Canon) -> None:
-    """Give the batch norms of ONE that hold only statistics their scale and shift, which it stores in a layer of its
-    own (as Caffe does). Nothing is done if OTHER has such norms, too.
+    """Move the scale and shift of batch norms of ONE, which it stores in a layer beside the statistics (as Caffe does),
+    to the path of the statistics, as weight and bias of the norm. Nothing is done if OTHER has norms that hold only
+    statistics, too.
 
-    Scale and shift are a layer with a weight and a bias as long as the statistics, and no other tensors. Its name
-    differs from the name of the statistics by one word that is the same in the whole model (`_by_name`), or it is the
-    next layer in the same module (`_next`). Norms without such a layer stay as they are. The weight and the bias get
-    the path of the statistics; one whose shape is not just that of the statistics (`[1, c]` for `[c]`) stays.
+    Such a layer has a weight and a bias as long as the statistics, and no other tensors. Its name differs from the name
+    of the statistics by one word that is the same in the whole model (`_by_name`), or else it is the next layer, in the
+    same module (`_next`). Norms without such a layer stay as they are, and so does a weight or bias whose shape is not
+    just that of the statistics (`[1, c]` for `[c]`).
     """
     layers = _layers(one)
     bare = [path for path, held in layers.items() if _has_only_statistics(held)]
@@ -58,13 +59,13 @@ def _layers(canon: Canon) -> dict[_Path, dict[str, Piece]]:
 
 
 def _by_name(bare: list[_Path], free: dict[_Path, int], layers: dict[_Path, dict[str, Piece]]) -> dict[_Path, _Path]:
-    """Return path of statistics -> path of their scale and shift, for names that differ in the one word in which most
-    of them differ, if that is at least half of them. Only layers with as many values count, and names with as many
-    words as those of the statistics, or one more. Statistics with several such layers are left out, and layers of
-    several statistics. The first of several words that are equally frequent counts.
+    """Return path of statistics -> path of their scale and shift, by names: the two names differ in the one word in
+    which most pairs differ (`bn1`, `scale1`: "bn" for "scale"; `bn1`, `bn1_scale`: "scale" more). {} if fewer pairs
+    than half of the statistics differ so; the first of several words that are equally frequent counts. Both layers have
+    equally many values. Statistics that have several such layers are left out, and layers that several statistics have.
 
-    BARE are the paths of the statistics. FREE has path -> size of the layers that may be a scale and shift. LAYERS has
-    path -> role -> tensor.
+    BARE are the paths of the statistics. FREE has path -> number of values of the layers that may be a scale and shift.
+    LAYERS has path -> role -> tensor.
     """
     size = {path: prod(layers[path]["running_var"].shape) for path in bare}
     words = {path: words_of(path) for path in (*bare, *free)}
@@ -90,9 +91,9 @@ def _by_name(bare: list[_Path], free: dict[_Path, int], layers: dict[_Path, dict
 
 
 def _change(one: tuple[str, ...], other: tuple[str, ...]) -> _Change | None:
-    """Return the one word in which two names, ONE and OTHER in words, differ: ("bn", "scale"), or ("", "scale") if
-    OTHER has one more. None if they are equal, differ otherwise, or only in a number. OTHER has as many words as ONE,
-    or one more.
+    """Return how two names, given as the words ONE and OTHER, differ in one word: ("bn", "scale") for a word in ONE and
+    the word in its place in OTHER, ("", "scale") for a word that only OTHER has. None if the names are equal, differ in
+    several words, or only in a number. OTHER has as many words as ONE, or one more.
     """
     if len(one) == len(other):
         changes = [(a, b) for a, b in zip(one, other, strict=True) if a != b]
@@ -102,9 +103,10 @@ def _change(one: tuple[str, ...], other: tuple[str, ...]) -> _Change | None:
 
 
 def _next(path: _Path, free: set[_Path], layers: dict[_Path, dict[str, Piece]]) -> _Path | None:
-    """Return the path of the layer directly after the statistics at PATH, in the order of execution, or of the state
-    dict if it is not known when the statistics are used. None if it is not in FREE, in another module or of another
-    size. LAYERS has path -> role -> tensor.
+    """Return the path of the layer directly after the statistics at PATH, if it may be their scale and shift: it is in
+    FREE, in the same module, and its weight has the shape of the statistics; else None. "After" is in the order of
+    execution, or in that of the state dict if it is not known when the statistics are used. LAYERS has path -> role ->
+    tensor.
     """
     mean = layers[path]["running_mean"]
     firsts = {own: next(iter(held.values())) for own, held in layers.items() if own != path}

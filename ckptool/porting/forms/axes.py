@@ -31,8 +31,9 @@ class Way(NamedTuple):
     mirrored: bool = False
 
     def shape(self, shape: Shape) -> Shape:
-        """Return the sizes in torch's layout of a tensor with the sizes SHAPE: one for each letter of the order, the
-        product of the sizes with this letter; for depthwise kernels [inputs * outputs for each, 1, space…].
+        """Return the sizes in torch's layout of a tensor with the sizes SHAPE: one size for each letter of `order`, the
+        product of all sizes of SHAPE whose axis has this letter. But for a depthwise kernel ("M" in `order`), the
+        first two are [inputs * outputs for each input, 1].
         """
         sizes = [prod(n for n, axis in zip(shape, self.axes, strict=True) if axis == letter) for letter in self.order]
         return (sizes[0] * sizes[1], 1, *sizes[2:]) if "M" in self.order else tuple(sizes)
@@ -58,8 +59,9 @@ class Way(NamedTuple):
 
 
 def is_transposed_layer(role: Role) -> bool:
-    """Return whether the file states, by ROLE, that the layer of a tensor is a transposed convolution: its class or
-    operator has "transpose" or "backprop" in its name, or its axes begin with space and end with OI.
+    """Return whether the file states, by ROLE, that the layer of a tensor is a transposed convolution: ROLE.layer, its
+    class or operator, has "transpose" or "backprop" in its name, or ROLE.axes begins with a letter of space (D, H, W)
+    and ends with OI.
     """
     name = role.layer.lower()
     return "transpose" in name or "backprop" in name or (role.axes.endswith("OI") and role.axes[0] in _SPACE)
@@ -70,10 +72,10 @@ def ways(role: Role, framework: str, rank: int) -> list[Way]:
     likeliest first. FRAMEWORK is the one that wrote the file: with some, kernels of transposed convolutions are
     mirrored.
 
-    There are two for a kernel that may be of a transposed convolution, because the file does not state its layer: as a
-    plain one, as a transposed one. A letter may occur several times in a matrix, a table or a depthwise kernel: these
-    axes become one. [] if the file does not state axes for each dimension, for less than two dimensions, and for
-    letters that do not make up a matrix, table or kernel.
+    There is one way for most tensors. There are two for a kernel whose layer the file does not state: that of a plain
+    convolution, then that of a transposed one. A letter may occur several times in a matrix, a table or a depthwise
+    kernel: these axes become one. [] if the file does not state one axis for each dimension, for less than two
+    dimensions, and for letters that do not make up a matrix, table or kernel.
     """
     axes = role.axes
     if len(axes) != rank or rank < 2 or not set(axes) <= set("IOMVN" + _SPACE):

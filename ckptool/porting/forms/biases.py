@@ -21,12 +21,13 @@ from .pieces import Canon, Name, Piece, squeezed
 
 def attach_biases(one: Canon, other: Canon) -> None:
     """Move each bias of ONE that is stored by itself (`_lone_biases`) into the module of its matrix (`_owner`), with
-    the role "bias"; without one, it stays. A matrix gets one bias at most, and none if it has one. It is transposed if
-    it has another number of rows than the bias has values, or if the bias is a row [1, n], as in x @ W + b, unless the
-    code showed its layout, and it has as many rows.
+    the role "bias". A bias for which no matrix is found stays. A matrix gets one bias at most, and none if it has one.
 
-    If OTHER stores biases of this size by themselves, too, a bias only gets the role. OTHER is changed where it has the
-    bias of a sum of layers in one of these (`_part_of_sum`).
+    The matrix is transposed if its rows are not as many as the bias has values, or if the bias is a row [1, n], as in
+    x @ W + b. It is not transposed if the code shows its layout and its rows are as many as these values.
+
+    If OTHER stores biases of this size by themselves, too, a bias only gets the role. OTHER is changed, too, where it
+    has the bias of a sum of several layers inside of one of these layers (`_part_of_sum`).
     """
     lone = _to_attach(one, other)
     matrices = [p for p in one.pieces.values() if p.role == "weight" and len(p.shape) > 1 and p not in lone]
@@ -44,9 +45,9 @@ def attach_biases(one: Canon, other: Canon) -> None:
 
 
 def _to_attach(one: Canon, other: Canon) -> list[Piece]:
-    """Return the biases of ONE that are stored by themselves (`_lone_biases`), if OTHER has none of this size; the rest
-    are left out, and get the role of a bias in ONE. Left out, and left as they are, are those [n, 1] that OTHER has as
-    a weight of these sizes: a table of one column, of each user, say.
+    """Return the biases that are stored by themselves (`_lone_biases`) in ONE and of a size of which OTHER has no such
+    bias. The others are left out, and their role becomes "bias" in ONE. Biases [n, 1] for which OTHER has a weight of
+    the same sizes (a table of one column, for each user, say) are left out, too, and keep their role.
     """
     apart = {squeezed(piece.shape) for piece in _lone_biases(other)}
     tables = {piece.shape for piece in other.pieces.values() if piece.role == "weight" and piece.shape[1:] == (1,)}
@@ -64,18 +65,18 @@ _Layers = Set[tuple[Shape, Shape]]
 
 
 def _owner(bias: Piece, matrices: list[Piece], layers: _Layers) -> Piece | None:
-    """Return that of MATRICES whose bias BIAS is; None if none fits (`_fitting`), or if nothing tells several apart
-    (`_of_several`). LAYERS are those of the other side.
+    """Return the one of MATRICES that BIAS belongs to: the only one that fits by its sizes (`_fitting`), or else the
+    one that names, paths and use tell from the others that fit (`_of_several`). None if none fits, or if nothing tells
+    them apart. LAYERS has (sizes of the weight, sizes of the bias) of the other side's layers.
     """
     fitting = _fitting(bias, matrices, layers)
     return fitting[0] if len(fitting) == 1 else _of_several(bias, fitting, layers)
 
 
 def _fitting(bias: Piece, matrices: list[Piece], layers: _Layers) -> list[Piece]:
-    """Return those of MATRICES with as many rows as BIAS has values, and bare ones with as many columns (`_gives`). For
-    a bias of one value, or if there are none, those whose sizes the other side has with such a bias, in LAYERS.
-
-    A table may be a layer over words that are 0 or 1, and the other side has its bias with it.
+    """Return those of MATRICES that BIAS may belong to by their sizes: those with as many rows as BIAS has values, and
+    bare ones with as many columns (`_gives`). If there are none, or for a bias of one value: those for which LAYERS has
+    (sizes of the matrix, sizes of BIAS), because a layer of the other side has these sizes. [] if there are none.
     """
     with_bias = [m for m in matrices if (m.shape, bias.shape) in layers]
     found = [m for m in matrices if _rows(m) == _rows(bias) or _gives(m, bias)]
@@ -83,10 +84,15 @@ def _fitting(bias: Piece, matrices: list[Piece], layers: _Layers) -> list[Piece]
 
 
 def _of_several(bias: Piece, fitting: list[Piece], layers: _Layers) -> Piece | None:
-    """Return the one of FITTING that the first of these leaves alone: the name of BIAS (`_called_as`, `_same_part`) or,
-    where that finds none, the numbers in its path; of these (of all, if there are none) the nearest path; of the
-    nearest, layers of the other side of these sizes (LAYERS), then the last one that is used before BIAS; of all, those
-    of the output layer, if both are so by name. None if each leaves none or several.
+    """Return the one of FITTING, matrices whose sizes fit BIAS, that BIAS belongs to: the result of the first of these
+    steps that gives exactly one matrix. None if each gives none or several; then BIAS stays where it is.
+
+      1. The matrix that the name of BIAS says (`_called_as`, `_same_part`), or, if there is none, those with the same
+         numbers in their paths.
+      2. Of the result of 1 (of all, if that is empty), those whose paths share the longest beginning with that of BIAS.
+      3. Of the result of 2 (of all, if that is empty), those for which LAYERS has (sizes of the matrix, sizes of BIAS).
+      4. Of the result of 2 (of all, if that is empty), the one that is used last before BIAS.
+      5. Of all, those of the output layer by name, if BIAS is of the output layer by name, too.
     """
     named = _called_as(bias, fitting) or _same_part(bias, fitting)
     said = named or [m for m in fitting if numbers(m.path) == numbers(bias.path)]
@@ -104,12 +110,14 @@ def _used_before(bias: Piece, matrices: list[Piece]) -> list[Piece]:
 
 
 def _part_of_sum(lone: list[Piece], matrices: list[Piece], other: Canon) -> None:
-    """Treat the bias of a sum of layers alike on both sides: where OTHER has it inside of one of the layers, it is
-    moved beside them there, with a question. LONE has the biases of one side that are stored by themselves; those that
-    belong to such a sum are removed from it, and stay where they are. MATRICES are the matrices of that side.
+    """Leave the bias of a sum of layers beside the layers on both sides: `lin_rel(x) + lin_root(y)` with a bias in one
+    of the two is `fc_neigh(x) + fc_self(y) + bias`.
 
-    `lin_rel(x) + lin_root(y)` with a bias in one of the two is `fc_neigh(x) + fc_self(y) + bias`. It is done if both
-    sides have equally many sums with biases of one size.
+    LONE has the biases of one side that are stored by themselves, MATRICES the matrices of that side. Biases of LONE
+    that are stored beside two or more matrices with as many rows are removed from the list LONE, so that they stay
+    where they are. In OTHER, the bias in one of several parallel layers (`_in_one_of_several`) is moved out of its
+    layer into the module around, with a question. Both are done for each size of which the two sides have equally many
+    of these biases, else neither.
     """
     sums: dict[Shape, list[Piece]] = defaultdict(list)
     for piece in lone:
@@ -137,8 +145,9 @@ def _is_beside_sum(bias: Piece, matrices: list[Piece]) -> bool:
 
 
 def _in_one_of_several(canon: Canon) -> list[Piece]:
-    """Return the biases of CANON whose layer stands in a module with other layers, which are all parallel, have as many
-    outputs, and no bias (`_are_parallel`). The module itself has none, either.
+    """Return the only bias of each module of CANON with two or more layers directly in it, if these are parallel and
+    have equally many outputs (`_are_parallel`), exactly one of them has a bias, and the module itself has none. Layers
+    are weights with two or more dimensions.
     """
     layers: dict[tuple[str, ...], list[Piece]] = defaultdict(list)
     for piece in canon.pieces.values():
@@ -153,8 +162,8 @@ def _in_one_of_several(canon: Canon) -> list[Piece]:
 
 
 def _are_parallel(layers: list[Piece]) -> bool:
-    """Return whether LAYERS are two or more with equally many outputs, of which none feeds another, as far as their
-    forward passes are known.
+    """Return whether LAYERS are two or more, have equally many outputs, and the output of none flows into the input of
+    another. Layers whose place in the forward pass is not known count as parallel.
     """
     flows = [m.entry.facts.flow for m in layers]
     apart = all(a is None or b is None or a.beside(b) for a, b in combinations(flows, 2))
@@ -162,8 +171,8 @@ def _are_parallel(layers: list[Piece]) -> bool:
 
 
 def _rows(piece: Piece) -> int:
-    """Return the first size of PIECE, for a tensor without two dimensions the first above 1, or 1 if there is none: how
-    many outputs a matrix has, or to how many a bias is added.
+    """Return the number of outputs of a matrix PIECE, or of values of a bias: the first size of a tensor with two
+    dimensions (1 for a bias [1, n]); for others the first size above 1, or 1 if there is none.
     """
     return next(iter(squeezed(piece.shape) if len(piece.shape) != 2 else piece.shape), 1)
 
@@ -213,9 +222,10 @@ def _nearest(piece: Piece, matrices: list[Piece]) -> list[Piece]:
 
 
 def _lone_biases(canon: Canon) -> list[Piece]:
-    """Return the vectors and single numbers of CANON that are alone under their path and whose name says that they are
-    biases: by a word (`_is_called_bias`), as `cell_b` beside matrices `cell_w…` (`_after_matrices`), or, as `offset`,
-    in a module with nothing else but a square matrix of as many rows (`_of_the_matrix`).
+    """Return the biases of CANON that are stored by themselves: vectors and single numbers (also [1, n] and [n, 1])
+    whose path no other tensor has, and whose name says that they are biases: by a word (`_is_called_bias`), as `cell_b`
+    beside matrices `cell_w…` (`_after_matrices`), or, as `offset`, in a module that has only a square matrix of as many
+    rows beside it (`_of_the_matrix`).
     """
     together = Counter(piece.path for piece in canon.pieces.values())
     matrices = {piece.path for piece in canon.pieces.values() if len(piece.shape) > 1}
@@ -250,8 +260,9 @@ _B = re.compile(r"(.*_)b(?::\d+)?\Z")
 
 
 def _after_matrices(piece: Piece, matrices: Set[tuple[str, ...]]) -> bool:
-    """Return whether PIECE, or the list that it is in, has a name that ends with `_b`, beside matrices that begin with
-    the same text and a "w": `cell_b` beside `cell_wx`. MATRICES has the paths of all matrices.
+    """Return whether PIECE, or the list that PIECE is a member of, has a name that ends with `_b`, and in the same
+    module there is a matrix whose name has "w" in place of the "b", with anything behind it: `cell_b` beside `cell_wx`.
+    MATRICES has the paths of all tensors of the side with two or more dimensions.
     """
     at = next((at for at in reversed(range(len(piece.path))) if not piece.path[at].isdecimal()), 0)
     found = _B.match(piece.path[at]) if piece.path else None
@@ -279,8 +290,11 @@ def divide_biases(canon: Canon) -> None:
 
 
 def _owners(canon: Canon, bias: Piece) -> list[Piece]:
-    """Return the matrices, in the order of their parts in BIAS, a bias of a fused projection by its name: one for each
-    part in the same module, without a bias. [] if one is missing, if the projection has a weight, or for other biases.
+    """Return the separate matrices of which BIAS holds the biases (`q_proj_weight`, `k_proj_weight`, `v_proj_weight` of
+    `in_proj_bias`), in the order of the parts in BIAS. BIAS has to have the name of a fused projection; the matrices
+    are in the same module, one for each part by name, and have no bias of their own.
+
+    [] if one of them is missing or has a bias, if BIAS has a weight beside it, or for a bias with another name.
     """
     kind = fused_kind(bias)
     if kind is None or bias.name.beside("weight") in canon.pieces:

@@ -45,9 +45,11 @@ def flows_into(one: Unit, other: Unit) -> bool:
 
 
 def in_channel_order(units: Sequence[Unit]) -> None:
-    """Change the order of execution (`used`, `turn`) of UNITS in branches that one layer concatenates, to the order of
-    the concatenation. Units that are in several of the branches, or in none, stay, and so do all branches if one of
-    their last layers is no used unit of UNITS with a known flow. The `turn` of all UNITS is counted anew in any case.
+    """Change the places of UNITS in the order of execution (`used`, `turn`): where one layer takes the concatenated
+    outputs of several branches, the units of these branches share their places anew, branch by branch in the order of
+    the concatenation. Units that are in several of the branches, or in none, keep their places. So do all branches of a
+    layer if one of their last layers is no unit of UNITS that the forward pass is known to use. The `turn` of all UNITS
+    is counted anew in any case.
 
     Code may compute branches in any order. The order of their channels is in the weights of the layer that takes them,
     which both sides share, and code usually registers branches in that order: some code computes the pooled features of
@@ -74,12 +76,14 @@ def in_channel_order(units: Sequence[Unit]) -> None:
 
 
 def _branches(parts: Sequence[Flow], end: Flow, numbered: Mapping[int, Unit]) -> list[list[Unit]]:
-    """Return, for each of PARTS in order, the units of its branch that are in no other branch.
+    """Return, for each of PARTS in order, the units of its branch that are in no other branch; [] for a branch without
+    any. A unit is in a branch if the output of the branch's last layer was computed from it, or if it is between that
+    layer and END. Units before all branches are left out.
 
     Args:
-        parts: the places of the last layers of the branches.
+        parts: the places of the last layers of the branches in the graph.
         end: the place of the layer that takes all branches.
-        numbered: number in the flows -> unit, for all units.
+        numbered: number in the graph (`Flow.number`) -> unit, for all units.
     """
     found: list[list[Unit]] = [[] for _ in parts]
     before = [part.before | part.bit for part in parts]
@@ -128,12 +132,14 @@ class Branches:
             self._count(path, held)
 
     def _count(self, path: tuple[str, ...], held: Mapping[str, list[Pair]]) -> None:
-        """Count for each order how the branches in the module PATH keep it: couples of the first 24 parts HELD in it
-        that have different contents, neither of which takes the other's output. The first pair without a doubt stands
-        for a part; a couple is left out if a part has none, or if these two are not known to be parallel (`beside`).
+        """Count for each order whether couples of branches in the module PATH keep it or reverse it (`_vote`). HELD has
+        name of a part of the module -> the pairs in it; the couples are those of its first 24 parts whose contents
+        differ, and neither of which takes the other's output. The first pair without a doubt stands for a part; a
+        couple is left out if a part has none, or if the two pairs are not known to be parallel (`beside`).
 
-        A couple that confirms an order counts only once for several of these: beside layers that follow each other; and
-        for look-alikes, unless they are in a numbered list. It counts once for all modules of one kind.
+        A couple that keeps an order is not counted again if a couple before it says the same: a couple of which each
+        part is one part of this couple, or follows it, or is followed by it; or a couple with the same contents in the
+        same order (look-alikes), beside which this one is counted only for look-alikes in a numbered list.
         """
         apart = _Apart(held)
         seen: list[tuple[str, str]] = []
@@ -160,11 +166,13 @@ class Branches:
     def _vote(
         self, name: str, path: tuple[str, ...], branches: tuple[str, str], *, kept: bool, known: Mapping[bool, bool]
     ) -> None:
-        """Count that the two BRANCHES of the module PATH keep the order NAME, or, if not KEPT, reverse it.
+        """Count in `_kept` that the two BRANCHES of the module PATH keep the order NAME (KEPT), or reverse it (not
+        KEPT): for modules of this kind, for all modules, and for these two branches.
 
-        KNOWN has whether look-alikes are in a numbered list -> whether another couple has confirmed the order already,
-        so that this one is not counted. Modules of one kind are one choice of the code, however many there are: the
-        same answer for the same branches counts once, but is kept for the branches themselves.
+        There is one count for look-alikes in a numbered list (True in KNOWN), and one for others (False). KNOWN says
+        for each whether another couple has confirmed the order already; then KEPT is not counted there. Modules of one
+        kind are one choice of the code, however many there are: the same answer for the same branches counts once. The
+        count for the two branches themselves has every call.
         """
         kind, both = self._kind[path], sorted(branches)
         choice = (name, kind, *both, kept)
@@ -179,13 +187,20 @@ class Branches:
         """Return whether both sides keep the order named ORDER between parallel branches, so that it may tell the pairs
         ONE and OTHER apart. The branches are the two where the paths of their target units part.
 
-        If the same two branches are known from modules of this kind, none may be reversed there, and nothing else
-        counts. Else other branches decide: those in modules of this kind, if there are two or more, or a reversed one;
-        else, on the same condition, those of all modules. At least two of those that decide, or three of all modules,
-        and 85 percent of them, have to keep the order. False if none decide. Look-alikes beside one branch count once,
-        unless one side has the two pairs in a numbered list.
+        If the same two branches were counted in modules of this kind, the result is whether none of them reverses the
+        order, and nothing else counts. Else couples of other branches decide:
+
+          - those in modules of this kind, if there are two or more, or one that reverses the order: True if at least
+            two of them, and 85 percent, keep it;
+          - else those in all modules, if there are three or more, or one that reverses it: True if at least three of
+            them, and 85 percent, keep it;
+          - else the result is False.
+
+        Look-alikes beside one branch count once, unless one side has ONE and OTHER in a numbered list.
         """
-        at = next(i for i, (a, b) in enumerate(zip(one[0].path, other[0].path, strict=False)) if a != b)
+        at = next((i for i, (a, b) in enumerate(zip(one[0].path, other[0].path, strict=False)) if a != b), None)
+        if at is None:  # one is a module in the other
+            return False
         kind = self._kind[one[0].path[:at]]
         same = self._kept[order, (kind, *sorted((one[0].path[at], other[0].path[at])))]
         if same[False] or same[True]:

@@ -22,9 +22,10 @@ from .step_table import bring_together
 
 
 def canonical(source: Signature, target: Signature, *, lora_scale: float | None = None) -> tuple[Canon, Canon]:
-    """Return (SOURCE, TARGET) in the common form, after all steps. Names of the target that count from 1 where those of
-    the source count from 0, or the reverse, are counted as in the source (`_counted_otherwise`). LORA_SCALE is the
-    factor of the source's adapters, None if the file does not state it.
+    """Return (SOURCE, TARGET) in the common form, each as a new `Canon`, after all steps. Layers whose names count from
+    1 on the target and from 0 in the source, or the reverse, get the source's numbers in the paths of the target
+    (`_counted_otherwise`). LORA_SCALE is the factor of the source's low-rank adapters, None if the file does not state
+    it.
     """
     s, t = _named(source, is_target=False), _named(target, is_target=True, counted=_counted_otherwise(target, source))
     s.adapter_scale = lora_scale
@@ -33,11 +34,12 @@ def canonical(source: Signature, target: Signature, *, lora_scale: float | None 
 
 
 def _counted_otherwise(one: Signature, other: Signature) -> dict[str, int]:
-    """Return name of layers without its number -> number to add (1 or -1), for names that ONE counts from 1 and OTHER
-    from 0 (`norm1`, `norm2` for `norm0`, `norm1`: -1), or the reverse (1).
+    """Return name of layers without its number -> number to add in ONE to get the numbers of OTHER: -1 for names that
+    ONE counts from 1 and OTHER from 0 (`norm1`, `norm2` for `norm0`, `norm1`), 1 for the reverse. Other names are left
+    out.
 
-    The sets of numbers that a name has in the modules of ONE have to be those of OTHER after this change, and some
-    module has two or more such layers: `layer0` beside `layer1` to `layer4` may be something else.
+    In every module of ONE with such names, these have to begin with that number. The sets of numbers in the modules of
+    ONE (`_numbers`) have to be exactly those of OTHER after the change, and some module has two or more such layers.
     """
     own, theirs = _numbers(one), _numbers(other)
     found = {}
@@ -122,11 +124,12 @@ def _named(signature: Signature, *, is_target: bool, counted: Mapping[str, int] 
 
 
 def _split(entries: Sequence[Entry], kept: Mapping[str, str], counted: Mapping[str, int]) -> dict[str, tuple[str, ...]]:
-    """Return key -> its path with the last component, for ENTRIES: without wrappers around all keys (`module.`), and
-    without the name of a collection before it (`params`), if all keys begin with one. Numbers are changed as COUNTED
-    says. In files with "/" in keys, the first layer of a list gets the number that it lacks (`numbered`).
+    """Return key -> components of the key, with the last one ("weight"), for ENTRIES: without wrappers around all keys
+    (`module.`), and without the name of a collection at the beginning (`params`), if all keys begin with one. In files
+    with "/" in keys, the first layer of a list gets the number that it lacks (`numbered`).
 
-    KEPT has key of a raw weight -> key of its copy, whose path it gets.
+    KEPT has key of a raw weight -> key of its copy: the raw weight gets the components of the copy. COUNTED has name of
+    layers without its number -> number to add to the number.
     """
     short = names.unwrap([*(entry.key for entry in entries), *kept.values()])
     in_collections = {components(key)[0] for key in short.values()} <= table().collections
@@ -165,9 +168,10 @@ def _roles(
 
 
 def _norms_before(split: Mapping[str, tuple[str, ...]]) -> dict[str, float]:
-    """Return key -> place in the state dict, for the tensors of each `norm` that comes after an `fn` in the same
-    module: directly before the first tensor of `fn`. Code that wraps a function so, whatever it is, normalizes what the
-    function takes, but registers the function first. SPLIT has key -> path with the last component.
+    """Return key -> new place in the state dict, for the tensors of each module called `norm` that comes after a module
+    called `fn` in the same module: directly before the first tensor of `fn`, in their order. Other keys are left out.
+    Code that wraps a function so normalizes the input of the function, but registers the function first. SPLIT has
+    key -> path with the last component, in the order of the state dict.
     """
     first: dict[tuple[str, ...], int] = {}
     for place, path in enumerate(split.values()):
@@ -182,9 +186,9 @@ def _norms_before(split: Mapping[str, tuple[str, ...]]) -> dict[str, float]:
 
 
 def _around_layers(entries: Sequence[Entry], split: Mapping[str, tuple[str, ...]]) -> set[tuple[str, ...]]:
-    """Return the paths of modules that have matrices or kernels in modules below one of their own modules; `gamma` and
-    `beta` in such a module are not the scale and shift of a norm. The outermost module is left out. SPLIT has key ->
-    path with the last component.
+    """Return the paths of all modules around a layer with a matrix or kernel: `a` and `a.b` for `a.b.fc.weight`. The
+    layer itself and the outermost module are left out. `gamma` and `beta` directly in such a module are not the scale
+    and shift of a norm. SPLIT has key -> path with the last component.
     """
     found: set[tuple[str, ...]] = set()
     for entry in entries:
@@ -207,9 +211,9 @@ def _path_and_role(
 ) -> tuple[tuple[str, ...], str]:
     """Return (path of the module, role there) of ENTRY with the path SPLIT, by its last component (`role_of`).
 
-    A tensor with two dimensions or more whose last component ends with `_bias` is a weight with its whole path, if
-    there is a module with the name before `_bias`, or just one name beside it begins so: a table that is added, of
-    relative positions, say. SIBLINGS has path of a module -> names in it.
+    But a tensor with two or more dimensions above 1 whose last component ends with `_bias` is a "weight" with its whole
+    path, if there is a module with the name before `_bias`, or no other name in its module begins so: it is a table
+    that is added, of relative positions, say. SIBLINGS has path of a module -> names in it, of modules and tensors.
     """
     beside = siblings[split[:-1]]
     path, role = role_of(split, beside)
@@ -242,9 +246,9 @@ def _kept_raw(signature: Signature) -> dict[str, str]:
 
 
 def _other_name(key: str, words: tuple[str, ...], aliases: dict[str, list[str]]) -> tuple[str, ...]:
-    """Return the words of the module in another name of the tied tensor KEY, if they say which kind of table it is
-    (word, position) and WORDS, those of its own name, do not; else (). The first such name counts. ALIASES has key ->
-    its other names.
+    """Return the words of the module in another key of the tensor KEY (the component before the last), if they say
+    which kind of embedding it is (word, position), and WORDS, those of its own key, do not. The first such key in
+    ALIASES counts, which has key -> the keys that are tied to it. () if there is none, or if WORDS say it.
     """
     group = table().group("embedding")
     if key not in aliases or label(group, words) is not None:
@@ -283,10 +287,13 @@ def _counted_from_one(
     siblings: Mapping[tuple[str, ...], _Beside],
     more: Collection[tuple[tuple[str, ...], str]],
 ) -> tuple[str, ...]:
-    """Return the words of PATH, with these changes to its last component. A norm in `_Beside.behind` loses its "post".
-    Numbers that begin with 0 are raised by one (`ln0` is read as `ln1`, the first), unless they name parts of a
-    projection (`wi_0`). Of three or more layers that are counted, one loses its number, if the number makes it a part
-    of a feed-forward block (`fc1`, the first of two).
+    """Return the words of PATH, with these changes to its last component:
+
+      - a norm in `_Beside.behind` loses its "post", and nothing else is changed;
+      - a number at its end is raised by one, if this name counts from 0 in the module (`ln0` is read as `ln1`, the
+        first), unless the name is that of a part of a projection (`wi_0`), or is in MORE;
+      - the number is left out, if the module has this name with three or more numbers, and the number changes which
+        part of a feed-forward block the name means (`fc1`, the first of two).
 
     Args:
         path: the path of a module.
@@ -309,11 +316,11 @@ def _counted_from_one(
 
 
 def _with_more(siblings: Mapping[tuple[str, ...], Collection[str]]) -> set[tuple[tuple[str, ...], str]]:
-    """Return (path of a block with its numbers replaced, name without number), for names that some block counts from 1:
-    it has a 2 and no 0 of them. In an equal block, a 0 is then an extra layer. SIBLINGS has path of a module -> names
-    in it.
+    """Return (path of a module with `{}` for its numbers, name without number), for names in a module that count from
+    1: the module has this name with 2, and not with 0. In an equal module, a 0 of this name is then an extra layer, and
+    its numbers are not to be raised. SIBLINGS has path of a module -> names in it.
 
-    A single layer, 1, does not count: the layer before it may be missing.
+    A single layer, 1, does not show it: the layer before it may be missing.
     """
     return {
         (template(path), stem)

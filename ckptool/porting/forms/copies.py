@@ -31,9 +31,12 @@ def copies(source: Signature, target: Signature) -> tuple[dict[str, str], set[st
     belong to other parts of a larger model). Both are empty for a file without copies.
 
     Copies are modules of SOURCE with tensors of equal names and sizes, whatever their values (`_alike`), which are more
-    than TARGET holds (`_Sizes.too_many`), unless names say that they are parts of one model (`_parts_by_name`). An
-    encoder and a decoder are no copies either: they are left out if a third such module is neither, and TARGET names no
-    encoder or decoder. Which copy is preferred is in the vocabulary (`copies`).
+    than TARGET holds (`_Sizes.too_many`), unless names say that they are parts of one model (`_parts_by_name`). The
+    preferred copy is the first in the order of the vocabulary's `copies` (`_preference`).
+
+    Such modules of which one is called an encoder and another a decoder, or of which some are called so and others are
+    not, are no copies: none of them is in the first result. But the keys of those called encoder or decoder are to be
+    left out, if another of the modules is called neither, and no module of TARGET is called encoder or decoder.
     """
     below = _below(source)
     sizes = _Sizes(source, target)
@@ -65,9 +68,10 @@ def _below(source: Signature) -> dict[_Path, dict[_Path, Shape]]:
 
 
 def _alike(below: Mapping[_Path, Mapping[_Path, Shape]]) -> list[tuple[frozenset[tuple[_Path, Shape]], list[_Path]]]:
-    """Return (tensors, as (path inside, sizes); paths of the modules that hold them) for modules with tensors of equal
-    names and sizes: two or more in one module, each with four tensors or more, whose last names are no numbers. Those
-    with most tensors come first. BELOW is from `_below`.
+    """Return (set of (path inside, sizes), paths of the modules with exactly these tensors) for each group of two or
+    more modules that are directly in one module and hold tensors of equal names and sizes. A module has four tensors or
+    more, and a name that is no number. The groups with most tensors in each module come first. BELOW has path of a
+    module -> path inside -> sizes (`_below`).
     """
     groups: dict[tuple[_Path, frozenset[tuple[_Path, Shape]]], list[_Path]] = defaultdict(list)
     for prefix, inner in below.items():
@@ -87,11 +91,13 @@ class _Sizes:
 
     def too_many(self, shapes: Sequence[Shape], count: int, around: int) -> bool:
         """Return whether COUNT modules of the source, each with tensors of the sizes SHAPES, are more than the target
-        holds. AROUND is the number of tensors in the module around them.
+        holds. AROUND is the number of tensors in the module around them. True if all of these hold:
 
-        They hold at least 70 % of these, or one has just the sizes of the target; the target has at most 1.5 times as
-        many tensors as one. There is a matrix in them, and the target has fewer tensors than the source of the size of
-        each matrix in them; if it has none of these sizes, it has fewer elements than all COUNT modules together.
+          - the COUNT modules have at least 70 % of AROUND, or the target has exactly the tensors of one, by sizes;
+          - the target has at most 1.5 times as many tensors as one module;
+          - SHAPES has a matrix or kernel, and of the sizes of each of these, the target has fewer tensors than the
+            source;
+          - the target has a tensor of the sizes of one of these, or fewer elements than the COUNT modules together.
         """
         most = Counter(shapes) == self._wanted or count * len(shapes) >= 0.7 * around
         matrices = [shape for shape in shapes if len(shape) >= 2]
@@ -106,8 +112,9 @@ def _parts_by_name(members: Sequence[str], names: Collection[str]) -> bool:
     """Return whether modules with the names MEMBERS are parts of one model, and not copies of it, by these names, and
     by NAMES, those of the modules of the target.
 
-    They are the gates of a recurrent cell; or the target has a module with the name of just one of them, which is no
-    word for a copy; or they mean different things (`student`, `teacher`), of which a module of the target means one.
+    One of these is enough: MEMBERS are all gates of a recurrent cell; NAMES has exactly one of MEMBERS that is neither
+    a word for a copy (`ema`) nor one without a meaning (`model`); MEMBERS mean different things (`encoder`,
+    `decoder`), and some name in NAMES means one of these.
     """
     if are_gates(members) or len((set(names) - {*table().copies, *table().empty}).intersection(members)) == 1:
         return True
@@ -116,12 +123,12 @@ def _parts_by_name(members: Sequence[str], names: Collection[str]) -> bool:
 
 
 def target_networks(source: Signature, target: Signature) -> dict[str, str]:
-    """Return key of a target network of the model (`critic_target`) -> key of the network that it follows (`critic`),
-    for a file without target networks, which starts as a copy of the other network, in training alone.
+    """Return key of a target network of the model (`critic_target.0.weight`) -> key of the network that it follows
+    (`critic.0.weight`), for a file without target networks. A target network is a copy that training alone needs.
 
-    The result is empty unless no name of SOURCE has the word "target", each key of TARGET with this word has a twin of
-    equal size without it, and SOURCE has no more tensors of each of these sizes than TARGET has without its target
-    networks.
+    The result is {} unless all of these hold: no key of SOURCE has the word "target" in it; each key of TARGET with
+    this word has a twin of equal sizes, a key with the same words without "target"; of each of these sizes, SOURCE has
+    at most as many tensors as TARGET has without its target networks.
     """
 
     def without(path: Sequence[str]) -> tuple[tuple[str, ...], ...]:
@@ -149,8 +156,10 @@ def _words(key: str) -> set[str]:
 
 
 def with_target_networks(made: Mapping_, target: Signature, twins: Mapping[str, str]) -> Mapping_:
-    """Return MADE with an entry for each key of TWINS, the target networks of the model, as `target_networks` gives
-    them: that of the key that it follows, with a question if it is mapped. The entries are in the order of TARGET.
+    """Return the mapping MADE, which lacks the keys of target networks, with an entry for each of these keys. TWINS has
+    key of a target network (`critic_target.0.weight`) -> key of the network that it follows (`critic.0.weight`), as
+    `target_networks` gives it. The new entry is that of the second key under the first key: it has the same expression,
+    and one more question if it has an expression. All entries are in the order of the keys of TARGET.
     """
     by_key = {entry.target: entry for entry in made.entries}
     entries = []
@@ -175,9 +184,8 @@ def _side(name: str) -> str | None:
 
 
 def _preference(name: str) -> tuple[int, str]:
-    """Return a value by which copies are sorted, the preferred one first: the place of NAME in the vocabulary's
-    `copies`, the middle if it has none, and NAME itself. NAME has the place of its whole, or else the last place of one
-    of its words.
+    """Return (place of NAME in the vocabulary's `copies`, NAME), by which copies are sorted, the preferred one first.
+    The place is that of the whole name, or else the last of the places of its words, or else the middle of the list.
     """
     order = table().copies
     words = cut(name)
@@ -188,9 +196,9 @@ def _preference(name: str) -> tuple[int, str]:
 
 
 def doubt_copies(filling: Filling, copies: Mapping[str, str]) -> None:
-    """Add a question to every expression in FILLING that reads one of several copies, with an option for each other
-    copy, which reads all keys from it. COPIES has key of another copy -> the same key in the preferred copy. If it is
-    empty, nothing changes.
+    """Add a question to every hole in FILLING whose expression reads the preferred one of several copies. It has an
+    option for each further copy: the same expression over the keys of that copy. The expression stays. COPIES has key
+    of a further copy -> the same key in the preferred copy; if it is empty, nothing changes.
     """
     others: dict[str, list[str]] = defaultdict(list)
     for other, key in copies.items():
@@ -211,8 +219,9 @@ _VECTORS = 3
 
 
 def doubles(tensors: Mapping[str, LazyTensor], keys: Collection[str]) -> dict[str, str]:
-    """Return key -> the key whose values it repeats, for layers that a file holds twice (`_repeated_layers`), and for
-    matrices that repeat a table (`_of_tables`).
+    """Return key -> the key of another tensor with the same values, for the tensors of layers that a file holds twice
+    (`_repeated_layers`: the second layer), and for matrices and biases of layers that repeat a tensor that is alone in
+    its module, such as an embedding table (`_of_tables`). {} if nothing is repeated.
 
     Args:
         tensors: the state dict. The first bytes are read of tensors with equal sizes, all bytes if these are equal.
@@ -227,8 +236,8 @@ def doubles(tensors: Mapping[str, LazyTensor], keys: Collection[str]) -> dict[st
 
 
 def _contents(tensors: Mapping[str, LazyTensor], keys: Collection[str]) -> dict[str, bytes]:
-    """Return key -> digest of all bytes, for those of KEYS whose tensor has the sizes, the type and the first 64 bytes
-    of another one.
+    """Return key -> digest of all bytes of its tensor, for those of KEYS whose tensor has the same sizes, type and
+    first 64 bytes as that of another of KEYS. Equal digests mean equal tensors. Other keys are left out.
     """
     alike: dict[object, list[str]] = defaultdict(list)
     for key in keys:
@@ -246,11 +255,13 @@ def _contents(tensors: Mapping[str, LazyTensor], keys: Collection[str]) -> dict[
 def _repeated_layers(
     tensors: Mapping[str, LazyTensor], layers: Mapping[str, Sequence[str]], content: Mapping[str, bytes]
 ) -> dict[str, str]:
-    """Return key -> the key whose values it repeats, for layers of which each tensor has the bytes of the tensor with
-    its name in an earlier layer. LAYERS has path of a module -> keys in it, CONTENT key -> digest (`_contents`).
+    """Return key -> the key with the same last name in an earlier layer, for the keys of each layer that repeats one:
+    both hold tensors with the same names and, for each name, the same bytes. LAYERS has path of a module -> keys in it,
+    in the order of the file, CONTENT key -> digest (`_contents`).
 
-    Vectors of ones are always equal, so such a layer has a matrix or kernel with unequal values, or three tensors with
-    unequal values (a norm with its statistics). Unequal means: in the first 64 bytes.
+    Vectors of ones are always equal, so such a layer counts only if it has a matrix or kernel whose values are not all
+    equal, or three tensors with such values (a norm with its statistics). Only the first 64 bytes are looked at for
+    that.
     """
     found: dict[str, str] = {}
     first: dict[object, str] = {}
@@ -272,12 +283,14 @@ def _of_tables(
     content: Mapping[str, bytes],
     repeated: Mapping[str, str],
 ) -> dict[str, str]:
-    """Return key -> the key whose values it repeats, for layers of several tensors that repeat the only tensor of
-    another layer, before or after them: an output layer with the matrix of a table, and a bias, which may be alone,
-    too. Keys in REPEATED are left out; LAYERS and CONTENT are as in `_repeated_layers`.
+    """Return key -> the key of a tensor with the same bytes and sizes, for tensors of layers of two or more tensors.
+    The second tensor is alone in its module, before or after the layer: the output layer `decoder.weight`,
+    `decoder.bias` has the matrix of the table `embed.weight`.
 
-    Of such a layer, a matrix with unequal values counts, if the sizes are equal, too; if one of its tensors is known to
-    repeat another, any equal tensor with unequal values counts, as a bias does.
+    A matrix or kernel counts if its values are not all equal (`_tells`). A vector, such as the bias, counts only if its
+    values are not all equal and another tensor of its layer is known to repeat one, here or in REPEATED. REPEATED has
+    the keys that are known to repeat a tensor already, which are left out; LAYERS and CONTENT are as in
+    `_repeated_layers`.
     """
     alone = {
         content[one]: one for (one, *more) in layers.values() if not more and one in content if one not in repeated
@@ -329,12 +342,13 @@ def _varies(tensor: LazyTensor) -> bool:
 
 
 def called_as_in(source: Signature, target: Signature) -> Signature:
-    """Return SOURCE with each tensor that a block holds under two names (tied keys) under the name that the target has:
-    its key is then no longer tied, and the other keys of this tensor are tied to it.
+    """Return SOURCE in which a tensor that one block holds under two keys has as its own key the one that TARGET has,
+    too. In SOURCE, the later keys of such a tensor are tied to its first key; in the result, the later key that TARGET
+    has is tied to none, and the other keys of the tensor are tied to it.
 
-    This is done if the target has a tensor of this size with the last three components of the later key, and none with
-    those of the first. Code may register a norm as a part of the block, and again in a list of layers. Neither name is
-    better.
+    This is done for two keys in one block (`_in_one_block`) if TARGET has a tensor of this size with the last three
+    components of the later key, and none with those of the first key. Code may register a norm as a part of the block,
+    and again in a list of layers.
     """
     ends = {(tuple(key.split(".")[-_END:]), entry.shape) for key, entry in target.entries.items()}
     entries = dict(source.entries)

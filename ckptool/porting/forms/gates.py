@@ -31,14 +31,15 @@ _BIAS = ("b", "bias")
 
 
 def join_gates(source: Canon, target: Canon) -> None:
-    """Change both sides: on a side that stores the gates of a recurrent cell in separate layers, replace them by one
-    `weight_ih` and one `weight_hh`, if the other side has a `weight_ih`, or has a weight with the sizes of all gates
-    together, over input and hidden state.
+    """Join, on both sides, the layers of single gates of each recurrent cell into one `weight_ih` and one `weight_hh`,
+    with their biases (`_join`). A side joins all its cells if the other side has a tensor with the role `weight_ih`;
+    else only those cells for which the other side has one weight with the sizes of all gates together, over the
+    concatenated input and hidden state.
 
-    First, matrices of several gates that are named by their letters (`iou`) are split (`_divide_letters`); if there are
-    any, and each side has layers for all gates, both sides join theirs in any case. A side whose gates are joined
-    without a size to fit, also gets torch's roles for layers of all gates (`_name_sides`). Layers of single gates that
-    are left get the words "cell" and "gate", and the letter of the gate (`_name_apart`).
+    Before that, matrices of several gates that are named by their letters (`iou`) are split (`_divide_letters`); if
+    any were split, and both sides then have a layer for each gate, both sides join all their cells. A side that joins
+    all its cells also gets torch's roles for layers that hold all gates already (`_name_sides`). At the end, layers of
+    single gates that were not joined get the words "cell", "gate" and the letter of the gate (`_name_apart`).
     """
     lettered = [_divide_letters(one, other) for one, other in ((source, target), (target, source))]
     both = any(lettered) and _has_gates(source) and _has_gates(target)
@@ -49,9 +50,10 @@ def join_gates(source: Canon, target: Canon) -> None:
 
 
 def _join_all(one: Canon, other: Canon, *, layers: bool) -> None:
-    """Join the gates of each module of ONE that has them as weights one or two components below it (`_join_scope`): in
-    any case if LAYERS, and then name the two sides of cells as torch does (`_name_sides`); else only to a weight with
-    the sizes of one of OTHER.
+    """Join the layers of single gates in ONE, weights one or two components below a module, into layers of this module
+    for all gates (`_join_scope`). If LAYERS, all cells are joined, and then layers that hold all gates get torch's
+    names (`_name_sides`). Else only cells are joined whose layer for all gates, over the concatenated input and hidden
+    state, has the sizes of a weight of OTHER.
     """
     wholes = {p.shape for p in other.pieces.values() if p.role == "weight" and len(p.shape) > 1}
     for depth in (1, 2):
@@ -83,8 +85,10 @@ def _name_apart(one: Canon) -> None:
 
 
 def _numbered_alike(pieces: Sequence[Piece]) -> list[dict[Name, _Path]]:
-    """Return groups of those of PIECES that have two or more dimensions, with equal sizes and equal numbers in the last
-    component of the path in each: name -> the words of that component without numbers, each by `_of_kind`.
+    """Return PIECES in groups, one for each combination of sizes and of the numbers in the last component of the path;
+    tensors with less than two dimensions are left out. A group is name of a piece -> the words of that component,
+    without numbers and without words for a layer (`_of_kind`): `convz1` and `convr1` of one size are a group, with
+    ("z",) and ("r",).
     """
     rows: dict[tuple[Shape, _Path], dict[Name, _Path]] = defaultdict(dict)
     for piece in [p for p in pieces if len(p.shape) > 1]:
@@ -113,8 +117,9 @@ def _weights_in(one: Canon, depth: int) -> dict[_Path, list[Piece]]:
 
 
 def _has_gates(one: Canon) -> bool:
-    """Return whether some module of ONE has a weight for every gate of a cell, both for the input and for the hidden
-    state. The weights are one or two components below the module, and all are named in one way (one reading).
+    """Return whether some module of ONE has, for every gate of one kind of recurrent cell, a weight on the input and
+    one on the hidden state, by their names. The weights are one or two components below the module, and all have names
+    of one pattern (one of `_READINGS`, such as `W_xi`). Their sizes do not matter.
     """
     return any(
         {key for p in pieces if (key := _meaning(read(_tokens(p.path[-depth:])), cell)) is not None} >= _all_of(cell)
@@ -132,11 +137,12 @@ def _all_of(cell: RecurrentCell) -> set[tuple[str, str]]:
 
 def _divide_letters(one: Canon, other: Canon) -> bool:
     """Split the matrices of ONE that hold several gates of a recurrent cell, named by letters (`W_iou`), into a layer
-    for each gate, in each module whose matrices hold all gates of the cell (`_spelled_gates`). Return whether there
-    were any to split.
+    for each gate, in each module whose matrices together hold all gates of the cell, for the input and for the hidden
+    state (`_spelled_gates`). Return whether any module had such matrices.
 
-    A vector of the module that is named as the bias of all gates (`bias_ifgo`), and is as long as these, is split, too.
-    Nothing is split in a module if OTHER has a weight with the sizes of a matrix of several gates in it.
+    Matrices of one gate in such a module get the same names (`ih_i`). A vector of the module that is named as the bias
+    of all gates (`bias_ifgo`), and is as long as these, is split, too. Nothing is split in a module if OTHER has a
+    weight with the sizes of a matrix of several gates in it.
     """
     theirs = {p.shape for p in other.pieces.values() if p.role == "weight"}
     found = False
@@ -157,11 +163,12 @@ def _divide_letters(one: Canon, other: Canon) -> bool:
 
 def _spelled_gates(matrices: Sequence[Piece], cell: RecurrentCell, theirs: set[Shape]) -> list[tuple[Piece, _Gates]]:
     """Return (matrix, (side, gates)) for those of MATRICES, all in one module, whose names say which gates of CELL they
-    hold. Some hold several gates, named by their letters, and the others are named by the first reading with which all
-    of them hold each gate exactly once for the input and once for the hidden state, with equally many rows for a gate.
+    hold: several gates, by their letters (`_several_gates`), or one gate, by one of the patterns `_READINGS`. The side
+    is "ih" (input) or "hh" (hidden state). The first pattern counts with which these matrices hold each gate exactly
+    once for either side, with equally many rows for each gate. Matrices with other names are left out.
 
-    [] if there is no such reading, if no matrix holds several gates, or if one that does has sizes in THEIRS, those of
-    the other side's weights.
+    [] if there is no such pattern, if no matrix holds several gates, or if a matrix of several gates has sizes in
+    THEIRS, the sizes of the other side's weights.
     """
     several = {p.name: said for p in matrices if (said := _several_gates(_tokens(p.path[-1:]), cell))}
     if not several or any(p.shape in theirs for p in matrices if p.name in several):
@@ -205,9 +212,10 @@ def _several_gates(tokens: tuple[str, ...], cell: RecurrentCell) -> _Gates | Non
 
 
 def _divide(one: Canon, scope: _Path, piece: Piece, side: str, gates: Sequence[str]) -> None:
-    """Split the matrix PIECE of ONE, and the bias of the same module, if there is one, into equal blocks of rows: a
-    layer in the module SCOPE for each of GATES, with the name `SIDE_GATE` ("ih_i"). SIDE is "ih", "hh" or "b". With one
-    gate, both only get this name.
+    """Split PIECE of ONE, and the bias in its module, if there is one, into equal blocks of rows, one for each of GATES
+    in their order. Each block has the role of the tensor that it was cut from, and the path SCOPE with `SIDE_GATE`
+    behind it ("ih_i"). PIECE is a matrix of the SIDE "ih" or "hh", or a vector of biases with the SIDE "b". With one
+    gate, nothing is cut, and both tensors only get this path.
     """
     for whole in (piece, one.pieces.get(piece.name.beside("bias"))):
         if whole is None or not whole.shape:
@@ -236,13 +244,14 @@ def are_gates(components: Sequence[str]) -> bool:
 
 
 def _join_scope(one: Canon, scope: _Path, pieces: list[Piece], depth: int, wholes: set[Shape] | None) -> None:
-    """Join the gates of the first kind of recurrent cell for which the matrices and kernels among PIECES are named gate
-    by gate. PIECES are weights of ONE, DEPTH components below the module SCOPE.
+    """Join the gates of one recurrent cell in the module SCOPE of ONE (`_join`): of the first kind of cell for which
+    the names of PIECES say that exactly one matrix or kernel holds each gate on the input, and one each gate on the
+    hidden state. PIECES are the weights DEPTH components below SCOPE; those with other names do not count, and vectors
+    may be biases. Nothing is done if there is no such kind.
 
-    There has to be exactly one for each gate on the input, and one for each gate on the hidden state. WHOLES are the
-    sizes of the other side's weights: the gates are joined only if the layer for all of them, over input and hidden
-    state, has one of these sizes. If it is None, they are joined in any case; then a single matrix for each gate, over
-    both, is split in two first.
+    WHOLES are the sizes of the other side's weights: the gates are joined only if the layer for all of them, over the
+    concatenated input and hidden state, has one of these sizes. If WHOLES is None, they are joined in any case; then
+    also gates with a single matrix each, over input and hidden state, which is split in two first (`_cut_in_two`).
     """
     matrices = [p for p in pieces if len(p.shape) >= 2]
     for cell in table().cells:
@@ -275,8 +284,8 @@ def _tokens(components: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _two_letters(words: _Path) -> _Path:
-    """Return the two letters of the only one of WORDS, after the letter for a weight, if there is one (`W_xi`, `Wxi`,
-    `U_hi`); () for other names.
+    """Return the two letters of a name that has no more than these, behind an optional letter for a weight, "w" or "u":
+    ("x", "i") for `xi`, `W_xi` and `Wxi`, ("h", "i") for `U_hi`. () for other names. WORDS are the words of the name.
     """
     if words[:1] in (("w",), ("u",)):
         words = words[1:]
@@ -396,10 +405,11 @@ def _join(one: Canon, scope: _Path, cell: RecurrentCell, held: _Held, pieces: li
 
 
 def _in_torch_layout(one: Canon, cell: RecurrentCell, held: _Held) -> _Held:
-    """Return HELD, (side, gate) -> matrix or kernel of CELL, with outputs first: as it is, if both sides have equally
-    many outputs; else with all matrices transposed in ONE, if all have inputs first (parameters of their own), so that
-    their second sizes are the outputs. {} if HELD is empty, if a side has gates of several sizes, or if neither layout
-    fits.
+    """Return HELD, (side, gate) -> matrix or kernel of CELL, with outputs first. It is HELD as it is if the tensors on
+    the input ("ih") and on the hidden state ("hh") have equally many rows. Else all matrices are transposed in ONE, and
+    the new ones returned, if those on the input have as many columns as those on the hidden state have rows.
+
+    {}, without a change, if HELD is empty, if the gates of a side have several sizes, or if neither layout fits.
     """
     if not held or any(len({held[side, gate].shape for gate in cell.gates}) > 1 for side in _SIDES):
         return {}
@@ -421,9 +431,11 @@ def _lone_biases(cell: RecurrentCell, vectors: Sequence[Piece], depth: int) -> d
 
 
 def _join_side(one: Canon, own: Sequence[Piece], new: Piece, side: str, *, unsure: bool) -> None:
-    """Replace OWN, the matrices of the gates of one SIDE, by one with path and order of NEW, and their biases by one,
-    if there are any, all as long as a gate; a missing one is zeros. The new pieces have the roles `weight_SIDE` and
-    `bias_SIDE`, and the matrix has the questions of all OWN. UNSURE: ask whether the matrices have inputs first.
+    """Replace OWN, the matrices of the gates of one SIDE of a cell, by one matrix with the role `weight_SIDE`, and
+    their biases by one with the role `bias_SIDE`; both have the path and order of NEW. A missing bias is zeros. If
+    there are no biases, or one has another length than a gate has rows, none is joined.
+
+    Both new pieces have the questions of all OWN; if UNSURE, also the question whether the matrices have inputs first.
     """
     width = own[0].shape[0]
     biases = [one.pieces.get(Name(_layer(p), "bias")) for p in own]
@@ -479,8 +491,10 @@ def _name_sides(one: Canon) -> None:
 
 
 def _named_sides(one: Canon) -> dict[_Path, dict[str, list[Piece]]]:
-    """Return path of a module -> side ("ih", "hh") -> weights and biases in it whose name is one for the matrix on that
-    side: the name of the layer, or of the tensor, for a tensor with a name of its own (`W` beside a bias).
+    """Return path of a module -> side ("ih" for the input, "hh" for the hidden state) -> the weights and biases in it
+    whose name is one for the layer on that side: `i2h`, `h2h`. It is the name of the layer (the last component of the
+    path; the module is the one around it), or that of the tensor, for a weight with a name of its own (`W`; the module
+    is its own). Modules without such names are left out.
     """
     scopes: dict[_Path, dict[str, list[Piece]]] = defaultdict(lambda: defaultdict(list))
     for piece in one.pieces.values():
@@ -501,8 +515,9 @@ def _cell_of(hh: Piece) -> RecurrentCell | None:
 
 
 def _order_gates(one: Canon, piece: Piece, new: Piece, cell: RecurrentCell) -> None:
-    """Replace PIECE by NEW, with the gates of CELL moved from the order that the code shows into torch's. If the code
-    does not show it, they stay, with a question; on the source, the other usual order is its option.
+    """Replace PIECE, a tensor of ONE with the rows of all gates of CELL, by NEW, which has the gates in torch's order:
+    they are moved if the code shows another order for PIECE. If the code shows no order, the rows stay as they are, and
+    NEW gets a question; on the source, the rows from the other usual order (`CELL.other`) are its option.
     """
     rows, have = piece.shape[0], piece.entry.facts.gates
     if sorted(have) != sorted(cell.gates):
@@ -525,10 +540,12 @@ def reordered(e: Expr, rows: int, have: Iterable[str], want: Iterable[str]) -> E
 
 
 def of_recurrent_kernels(source: Canon) -> None:
-    """Bring layers of the source with a `recurrent_kernel` (Keras) into torch's form: a bias [2, rows] is split into
-    `bias_ih` and `bias_hh`, and in weights and biases the gates are moved into torch's order.
+    """Bring layers of the source with a `recurrent_kernel` (Keras), which has the role `weight_hh`, into torch's form:
+    a bias [2, rows] is split into `bias_ih` and `bias_hh`, and in weights and biases the gates are moved from the order
+    of Keras into torch's, without a question.
 
-    Layers whose weight on the hidden state has not as many rows for each gate as columns stay as they are.
+    The kind of the cell follows from the sizes (`_cell_of`): layers whose `recurrent_kernel` has not as many rows for
+    each gate as columns, for any kind, stay as they are.
     """
     for hh in [p for p in source.pieces.values() if p.leaf == "recurrent_kernel" and p.role == "weight_hh"]:
         cell = _cell_of(hh)

@@ -24,12 +24,12 @@ _PARTS = ("q", "k", "v")
 
 
 def flat_heads(one: Canon, other: Canon) -> None:
-    """Reshape projections of ONE with three dimensions above 1, one of them for the heads ([heads, in, width], …), to
-    matrices [out, in], where it is known which dimensions are inputs (`_inputs`). With the weight, its bias of two
-    dimensions, if it has as many numbers as outputs, becomes a vector.
+    """Reshape weights of ONE with three dimensions above 1, one of them for the heads ([heads, in, width], …), to
+    matrices [out, in], if it is known which dimensions are inputs (`_inputs`); the others are the outputs. A bias with
+    two dimensions and as many numbers as outputs then becomes a vector.
 
-    Both stay as they are if OTHER has a tensor of the sizes of the weight, or a list of as many members as the first
-    dimension is long, with tensors of the other two sizes (`fits_inside`).
+    Weight and bias stay as they are if OTHER has a tensor of the sizes of the weight, or a numbered list of as many
+    members as the first dimension is long, with tensors of the other two sizes (`fits_inside`).
     """
     deep = [p for p in one.pieces.values() if p.role == "weight" and len(p.shape) == 3 and min(p.shape) > 1]
     if not deep:
@@ -63,9 +63,9 @@ def flat_vectors(one: Canon, other: Canon) -> None:
     """Flatten biases [heads, width] of ONE, which a relative attention adds to its queries (Dai et al.,
     "Transformer-XL", 2019), to the vectors that OTHER has.
 
-    A bias is a parameter with a name such as `q_bias`. This is done for each size of which all bare matrices of ONE are
-    such biases, if OTHER has no such bias of this size, and has more of the flat size than ONE, by at least their
-    number.
+    A bias is a tensor with a name such as `q_bias` (`_is_bias`). This is done for all bare matrices of ONE (`is_bare`:
+    an `nn.Parameter` that is no weight of a layer) of one size, if just as many biases of ONE have this size, OTHER has
+    no bias of this size, and OTHER has more biases of the flat size than ONE, by at least the number of these matrices.
     """
     own, theirs = (Counter(p.shape for p in side.pieces.values() if _is_bias(p)) for side in (one, other))
     by_heads = Counter(
@@ -87,8 +87,9 @@ def _is_bias(piece: Piece) -> bool:
 
 
 def _widths_beside(one: Canon, deep: Sequence[Piece]) -> dict[tuple[str, ...], set[Shape]]:
-    """Return path of a module -> the sizes [heads, width] of the biases of projections in it, of those among DEEP, [in,
-    heads, width], whose bias shows that the first dimension is the input.
+    """Return path of a module of ONE -> sizes [heads, width] of the biases of projections directly in it. Only
+    projections of DEEP count, weights with three dimensions, whose bias has the sizes of the last two and not those of
+    the first two, so that they are [in, heads, width]. The set is empty for other modules.
     """
     found: dict[tuple[str, ...], set[Shape]] = defaultdict(set)
     for piece in deep:
@@ -116,12 +117,13 @@ def _inputs(piece: Piece, bias: Piece | None, wanted: Counter[Shape], beside: Co
 
 
 def _inputs_by_biases(piece: Piece, bias: Piece | None, wanted: Counter[Shape], beside: Collection[Shape]) -> list[int]:
-    """Return which dimensions of the projection PIECE are inputs, as biases show; [] if they do not. The arguments are
-    those of `_inputs`.
+    """Return which dimensions of the projection PIECE, with three dimensions, are inputs, as biases show: [2], [0] or
+    [0, 1]; [] if they do not show it. The arguments are those of `_inputs`. The first that applies counts:
 
-    For queries, keys and values, it is the third if the bias has the sizes of the first two. It is the first if the
-    bias has the sizes of the others only. For other projections, they are the first two, if these have sizes in BESIDE,
-    and the others do not, and the other side has this matrix.
+      - [2] for queries, keys and values by name, if BIAS has the sizes of the first two dimensions;
+      - [0] if BIAS has the sizes of the last two dimensions, and not those of the first two;
+      - [0, 1] for other projections (an output), if the sizes of the first two dimensions are in BESIDE, and those of
+        the last two are not, and the other side has a matrix [third size, product of the first two].
     """
     is_part = label(table().group("attention"), piece.words) in _PARTS
     if is_part and bias is not None and bias.shape == piece.shape[:2]:
@@ -133,8 +135,9 @@ def _inputs_by_biases(piece: Piece, bias: Piece | None, wanted: Counter[Shape], 
 
 
 def _inputs_by_size(piece: Piece, wanted: Counter[Shape]) -> list[int]:
-    """Return which dimensions of the projection PIECE are inputs, if there is just one way to make a matrix of sizes
-    WANTED of it: one dimension of queries, keys, values and positions, two of an output, by its name; else [].
+    """Return which dimensions of the projection PIECE, with three dimensions, are inputs, if exactly one choice gives a
+    matrix [outputs, inputs] whose sizes are in WANTED: one dimension for queries, keys, values and positions, two for
+    an output. The name of PIECE says which of these it is. [] if several choices fit, or none, and for other names.
     """
     said = label(table().group("attention"), piece.words)
     ways: list[list[int]] = []
@@ -149,9 +152,9 @@ def _inputs_by_size(piece: Piece, wanted: Counter[Shape]) -> list[int]:
 
 def repeat_shared_heads(source: Canon, target: Canon) -> None:
     """Repeat the heads of keys and values of the source, and their biases, so that they have as many rows as the
-    queries, in each attention that names all three (`_attentions`). This is done if all keys of the model have the size
-    of the source's queries, its code shows their heads, and the source's keys and values have equal sizes, with the
-    rows of fewer whole heads.
+    queries, in each attention of the source that names all three (`_attentions`). This is done if all keys of the model
+    have the sizes of these queries, the model's code shows the number of heads, and keys and values of the source have
+    equal sizes, with fewer rows, which are whole heads, and a divisor of the rows of the queries.
 
     Queries that share a head are usually adjacent (Ainslie et al., "GQA: Training Generalized Multi-Query Transformer
     Models", 2023), so each head is repeated in place. Other code repeats all heads one after the other; therefore this
@@ -173,11 +176,10 @@ def repeat_shared_heads(source: Canon, target: Canon) -> None:
 
 
 def add_key_biases(source: Canon, target: Canon) -> None:
-    """Add biases of zeros to keys of the source, in each attention that has biases only for queries and values, if the
-    model has any bias of keys.
+    """Add a bias of zeros for the keys to the pieces of the source, without a question, in each attention of the source
+    that has biases for queries and values and none for keys. Nothing is done if the model has no bias of keys.
 
-    They are added to the pieces of the source. A bias of keys does not change the result of an attention, and some code
-    has none.
+    A bias of keys does not change the result of an attention, and some code has none.
     """
     if not any(part_label(p.path) == "k" and p.role == "bias" for p in target.pieces.values()):
         return
@@ -190,8 +192,9 @@ def add_key_biases(source: Canon, target: Canon) -> None:
 
 
 def _attentions(source: Canon) -> list[dict[str, Piece]]:
-    """Return part ("q", "k", "v") -> its matrix, for each module of SOURCE that has all three by name, as layers or as
-    parts of a fused projection in it. The last of several with one name counts. Kernels are matrices, too.
+    """Return part ("q", "k", "v") -> its weight, one dict for each module of SOURCE that has all three by name, as
+    layers in it, or as the parts into which a fused projection in it was split. Weights have two or more dimensions. If
+    a module has several for one part, the last counts.
     """
     blocks: dict[tuple[str, ...], dict[str, Piece]] = defaultdict(dict)
     for piece in source.pieces.values():
@@ -203,8 +206,9 @@ def _attentions(source: Canon) -> list[dict[str, Piece]]:
 
 
 def _heads(target: Canon) -> dict[Shape, int]:
-    """Return sizes of the model's key matrices -> number of heads that its code makes of them, 0 if it does not show
-    it; {} if the matrices have different sizes, or there are none.
+    """Return {sizes of the weights for keys of the model: number of heads into which its code splits the keys, 0 if it
+    does not show it}. {} if these weights have several sizes, or if the model names no keys. If the code shows several
+    numbers, that of the last weight counts.
     """
     keys = [p for p in target.pieces.values() if part_label(p.path) == "k" and p.role == "weight" and len(p.shape) > 1]
     found = {p.shape: heads_of(p.entry) or p.entry.facts.heads for p in keys}

@@ -13,9 +13,12 @@ from .roles import counted_by_letters
 
 
 def name_in_company(canon: Canon) -> None:
-    """Add a word to the names of layers that the vocabulary lists together (`in_company`), in each module that has all
-    names of a row: `gate` to `w1` beside `w2` and `w3`. Where the row says so, they may also be modules with layers in
-    them (`theta`). Upper and lower case are the same. All tensors with such a name in their path get the word.
+    """Add words to the tensors of layers whose names mean something only together, in each module of CANON that has all
+    names of one row of the vocabulary's `in_company`: `w1`, `w2`, `w3` are gate, down, up. The tensors of `w1` get the
+    word "gate". Other names in the module do not matter, and case does not.
+
+    A name counts only as the last component of a path; where the row says so, it may also be a module with layers in it
+    (`theta`), and then all tensors in the module get the word.
     """
     for known in table().in_company:
         beside: dict[tuple[str, ...], set[str]] = defaultdict(set)
@@ -33,12 +36,12 @@ def name_in_company(canon: Canon) -> None:
 
 
 def name_seen_gates(source: Canon, target: Canon) -> None:
-    """Add the words "gate proj" or "up proj" to the tensors of two layers of which the forward pass multiplies the
-    output of one, the gate, with that of the other. Layers that their names call a part of an attention stay as they
-    are.
+    """Add words to the tensors of two layers, on both sides, if the forward pass of the side multiplies their outputs,
+    one of which is the gate of the other: "gate proj" to the gate, "up proj" to the other. Layers whose names mean a
+    part of an attention stay as they are.
 
-    Layers that both go through an activation, such as those of a recurrent cell, count only if SOURCE and TARGET have
-    equally many weights with these sizes that their codes use so.
+    Two layers that both go through an activation, such as those of a recurrent cell, count only if SOURCE and TARGET
+    have equally many tensors of these sizes that their code uses in this way.
     """
     shown = [Counter((p.shape, p.entry.facts.opens) for p in side.pieces.values()) for side in (source, target)]
     attention = table().group("attention")
@@ -53,12 +56,13 @@ def name_seen_gates(source: Canon, target: Canon) -> None:
 
 
 def forget_plain_words(one: Canon, other: Canon) -> None:
-    """Drop the words for expanding ("up") and contracting ("down"), and what follows them, from the words of all
-    tensors of two layers of ONE that are a gate and the layer multiplied with it.
+    """Drop the words that mean a part of a feed-forward block ("up", "down"; `fc1`, `fc2` mean these) from the words of
+    two layers of ONE that are most likely a gate and its value, with all words behind (`_plain`). The numbers of `fc1`
+    and `fc2` then only show which was registered first. All tensors of the two layers are changed.
 
-    They are the only two weights in one module with the sizes of weights of OTHER that are gate or value by its forward
-    pass; the forward pass of ONE shows no gate, and no name says "gate", or "up" as one of the parts. The numbers of
-    `fc1` and `fc2` then only show which was registered first.
+    They are two such layers if they are the only two weights in one module that have sizes of weights of OTHER that the
+    forward pass of OTHER uses as gate or value, the forward pass of ONE shows no gate for them, and their names say
+    neither "gate", nor "up" as a part of a fused projection.
     """
     gated = {p.shape for p in other.pieces.values() if p.entry.facts.beside_gate and p.role == "weight"}
     neck = table().group("neck")
@@ -83,11 +87,11 @@ def _plain(words: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def name_listed_attention(canon: Canon) -> None:
-    """Add a word for queries ("q"), keys ("k"), values ("v") or the output ("o proj") to the layers of a list in a
-    module that is called an attention (`attn.linears.0`), by their numbers.
+    """Add words to the weights and biases of a list in a module whose name says that it is an attention
+    (`attn.linears.0`), by their numbers: "q" to member 0, "k" to 1, "v" to 2, "o proj" to 3.
 
-    These are lists with members 0 to 3, or 0 to 2 if a layer beside the list is the output by its name. Their weights
-    are matrices of equal sizes.
+    The list has to have exactly the members 0 to 3, or 0 to 2 if a layer beside the list is the output by its name. The
+    weights are matrices of equal sizes. Other lists stay as they are.
     """
     lists: dict[tuple[str, ...], list[Piece]] = defaultdict(list)
     outputs: set[tuple[str, ...]] = set()
@@ -104,8 +108,8 @@ def name_listed_attention(canon: Canon) -> None:
 
 
 def _is_list_of(count: int, pieces: Sequence[Piece]) -> bool:
-    """Return whether the weights among PIECES, tensors of a list, are matrices of equal sizes, one of each member, of
-    which there are COUNT, counted from 0.
+    """Return whether PIECES, tensors of members of a list, have exactly one weight for each of the members 0 to
+    COUNT - 1 and no other weight, and these are matrices of equal sizes.
     """
     weights = [p for p in pieces if p.role == "weight"]
     numbers = sorted(int(p.last) for p in weights)
@@ -125,8 +129,9 @@ _ATTENTION = frozenset({"attn", "attention", "mha", "att"})
 
 
 def name_norm_of_layer(canon: Canon) -> None:
-    """Add words to a norm that is stored in the layer after it (`qkv.layer_norm_weight` beside `qkv.weight`): "attn
-    norm" if that layer holds queries, "ffn norm" if it is the first layer of a feed-forward block. Others, and norms of
+    """Add words to the vectors of a norm whose key is in the module of the linear layer after it
+    (`qkv.layer_norm_weight` beside `qkv.weight`): "attn norm" if the name of that layer says that it is a fused
+    projection with queries, "ffn norm" if it is the first layer of a feed-forward block. Norms of other layers, and of
     cross-attentions, stay as they are.
 
     `LayerNormLinear` of Transformer Engine stores its norm in this way.
@@ -150,11 +155,12 @@ _NORM_OF_LAYER = ("layer_norm_", "layernorm_")
 
 
 def name_third_norm(canon: Canon) -> None:
-    """In blocks with three norms (`_norms_of_blocks`), add the words "block norm 3" to each of the three that has a
-    word of the feed-forward part in its path inside the block.
+    """Add the words "block norm 3" to the norm of the feed-forward part in each block with exactly three norms
+    (`_norms_of_blocks`): to the vectors of each of the three whose path inside the block has a word for that part
+    ("ffn", "mlp", "ff"). A block with two attentions has a norm before each, and the feed-forward part comes last.
 
-    A block with two attentions has a norm before each of them, and the feed-forward part comes last. Norms inside an
-    attention do not count if another norm of the block is named for an attention.
+    If the last name of some norm of the block has a word for an attention (`attn_norm`), norms inside an attention are
+    not among the three.
     """
     for norms in _norms_of_blocks(canon).values():
         if any(set(words_of(path[-1:])) & _ATTENTION for path in norms):  # others inside of an attention are its own
@@ -197,8 +203,8 @@ def _add(canon: Canon, piece: Piece, word: str) -> None:
 
 def count_letters(source: Canon, target: Canon) -> None:
     """Replace letters by numbers in the paths of modules on both sides: `conv_a`, `conv_b` become `conv_1`, `conv_2`
-    (see `counted_by_letters`), unless the names of the other side end in all of these letters as words. The paths of
-    counters change with them.
+    (see `counted_by_letters`). They stay if each of these letters is the last word of some name in the paths of the
+    other side. The paths of the counters of batch norms change in the same way.
 
     This comes after the parts of tensors are joined: their letters (`b_q`, `b_k`) do not count anything.
     """

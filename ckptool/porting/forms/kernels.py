@@ -18,8 +18,11 @@ from .pieces import Canon, Piece, squeezed
 
 def channels_first(source: Canon, target: Canon) -> None:
     """Bring kernels of the source with channels last ([out, height, width, in] or [height, width, in, out]) into
-    torch's layout: all kernels without a stated layout (`_unplaced_kernels`) that have sizes of the model in the layout
-    of the file (`_layout_of_file`), also if they fit as they are, because a file has one layout.
+    torch's layout. The layout of most kernels that fit the model in one way only is that of the file
+    (`_layout_of_file`); nothing is done if that is torch's, or not clear.
+
+    All kernels without a stated layout (`_unplaced_kernels`) whose sizes after this change are those of some weight of
+    the model are then changed, also if they fit as they are, because a file has one layout. There is no question.
     """
     wanted = Counter(p.shape for p in target.pieces.values() if p.role.startswith("weight"))
     of_layers = {p.shape for p in target.pieces.values() if _is_transposed(p) is not None}
@@ -34,8 +37,9 @@ def channels_first(source: Canon, target: Canon) -> None:
 
 
 def _unplaced_kernels(source: Canon) -> list[Piece]:
-    """Return the kernels of SOURCE, weights of three to five dimensions, without those whose layout the file states,
-    that are called `kernel`, or that were made by operations other than weight norm.
+    """Return the kernels of SOURCE, weights of three to five dimensions, whose layout is not known. Left out are those
+    whose layout the file states, those whose name says it (`kernel`), and those that a step has changed, but for weight
+    norm.
     """
     kernels = [p for p in source.pieces.values() if p.role == "weight" and not p.placed and 2 < len(p.shape) < 6]
     stored = [p for p in kernels if p.expr.is_copy or p.expr.op == "weight_norm"]
@@ -43,13 +47,13 @@ def _unplaced_kernels(source: Canon) -> list[Piece]:
 
 
 def _layout_of_file(shapes: Sequence[Shape], wanted: Counter[Shape], of_layers: set[Shape]) -> _Way | None:
-    """Return the layout with channels last that kernels of the sizes SHAPES have; None if they have torch's layout, or
-    if that is not clear.
+    """Return the layout with channels last that kernels of the sizes SHAPES have, one of `_WAYS`; None if they have
+    torch's layout, or if that is not clear.
 
-    It has to be the only way for more than two thirds of the kernels that fit the sizes WANTED by the model in one way
-    only, as they are or in one of the two layouts. Kernels that fit as they are and in a layout do not count, nor those
-    that fit in both layouts. Kernels with three dimensions count for a layout only if code uses the new sizes in a
-    convolution (OF_LAYERS).
+    Each kernel that fits the model in one way only is a vote: as it is (torch's layout), or in one of the two layouts
+    with channels last. It fits if its sizes are in WANTED, sizes -> how many weights of the model have them. A layout
+    needs more than two thirds of the votes. Kernels that fit in several ways have no vote. A kernel with three
+    dimensions has a vote for a layout only if its new sizes are in OF_LAYERS, those of the model's convolutions.
     """
     votes: Counter[_Way | None] = Counter()
     for shape in shapes:
@@ -79,13 +83,14 @@ def _laid(shape: Shape, way: _Way) -> Shape:
 
 
 def turn_kernels(source: Canon, target: Canon) -> None:
-    """Swap inputs and outputs of kernels of transposed convolutions of the source ([in, out, k, k]) and flip them, for
-    a model that is known to have plain convolutions, and no transposed ones. With stride 1 both compute the same; each
-    such kernel has a question.
+    """Swap inputs and outputs of kernels of transposed convolutions of the source ([in, out, k, k]), and flip them in
+    the other dimensions, for a model that is known to have plain convolutions, and no transposed ones; else nothing is
+    done. With stride 1 both kinds compute the same; each changed kernel gets a question.
 
-    All kernels of a list (`_lists_of_kernels`) are transposed if code or sizes show it (`_why_turned`). If nothing
-    shows it either way, but their names say it, and all are square, they stay, and the other kernel is the option of a
-    question. Kernels whose swapped sizes the model does not have stay.
+    The kernels of a list (`_lists_of_kernels`) are changed if code or sizes show that the list is one of transposed
+    convolutions (`_why_turned`). If nothing shows it either way, but the names of all say it, and all have as many
+    inputs as outputs, they stay, with a question whose option is the changed kernel. A kernel whose swapped sizes no
+    plain convolution of the model has stays without a question.
     """
     own = [p for p in target.pieces.values() if p.role == "weight" and len(p.shape) > 2]
     plain = Counter(p.shape for p in own if _is_transposed(p) is False)
@@ -112,8 +117,9 @@ def _lists_of_kernels(source: Canon) -> list[list[Piece]]:
 
 
 def _turn_kernel(source: Canon, piece: Piece, shape: Shape, why: str | None) -> None:
-    """Swap and flip the kernel PIECE of SOURCE to the sizes SHAPE, with a question that names WHY. Without a reason (""
-    or None), it stays, and the turned kernel is the option of its question.
+    """Swap the first two dimensions of the kernel PIECE of SOURCE, and flip the others, so that it has the sizes SHAPE;
+    it gets a question that names WHY, the reason. Without a reason (WHY is "" or None), PIECE stays as it is, and gets
+    another question, whose option is the changed kernel.
     """
     flipped = partial(_flipped, rank=len(shape))
     if why:
@@ -125,10 +131,12 @@ def _turn_kernel(source: Canon, piece: Piece, shape: Shape, why: str | None) -> 
 
 
 def _why_turned(source: Canon, kernels: Sequence[Piece], plain: Counter[Shape]) -> str | None:
-    """Return what shows that KERNELS, one list of SOURCE, are those of transposed convolutions, as a text: the source's
-    code, if all KERNELS that it is known to use are used so; without code, the lengths of biases or the sizes PLAIN of
-    the model's convolutions (`_all_turned`). "" if nothing shows it; None if code uses one of them in a plain
-    convolution.
+    """Return a text that says what shows that KERNELS, one list of SOURCE, are those of transposed convolutions; "" if
+    nothing shows it; None if the source's code uses one of them in a plain convolution.
+
+    It is "the source's code", if that uses all KERNELS that it is known to use in transposed convolutions. If it is not
+    known to use any, it is "the sizes of its kernels and biases", if these show it (`_all_turned`). PLAIN counts the
+    sizes of the model's plain convolutions.
     """
     seen = {_is_transposed(piece) for piece in kernels} - {None}
     if seen:
@@ -150,9 +158,9 @@ def _all_turned(source: Canon, kernels: Sequence[Piece], plain: Counter[Shape]) 
     """Return whether KERNELS, one list of the source, have inputs first. PLAIN counts the sizes of the model's
     convolutions.
 
-    At least one kernel has to show it, and none the opposite: by a bias as long as its second dimension, or, without a
-    bias, by sizes that the model has only with the first two swapped. Kernels with as many inputs as outputs do not
-    count.
+    At least one kernel has to show it, and none may fail to: a kernel with a bias shows it if the bias is as long as
+    the second dimension of the kernel; a kernel without a bias, if PLAIN has its sizes only with the first two swapped.
+    Kernels whose first two sizes are equal do not count. False if all are so.
     """
     votes: Counter[bool] = Counter()
     for piece in kernels:
@@ -183,7 +191,8 @@ def lay_down(one: Canon, other: Canon) -> None:
     length]), if OTHER has kernels of the new sizes and none of the old, and ONE has no tensor of the new sizes.
 
     A 2d convolution that takes a whole row at once equals a 1d convolution with the columns as channels. A kernel with
-    a length or width of 1 stays. A square kernel does not show which dimension is the width: that is a question.
+    a length or width of 1 stays. For a square kernel, the last dimension is taken as the width, with a question; on the
+    source, the kernel with the other one as the width is its option.
     """
     theirs = Counter(p.shape for p in other.pieces.values() if p.role.startswith("weight"))
     own = Counter(p.shape for p in one.pieces.values())

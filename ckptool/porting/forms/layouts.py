@@ -26,13 +26,16 @@ _TURNED = {2: (1, 0), 3: (2, 1, 0), 4: (3, 2, 0, 1), 5: (4, 3, 0, 1, 2)}
 
 
 def torch_layout(canon: Canon, piece: Piece, bare: Collection[Shape]) -> None:
-    """Bring PIECE of the side CANON from inputs first into torch's layout, if its use or its name says that it has
-    inputs first: `_is_stored_turned` for the target, and for a matrix of the source whose name says nothing and whose
-    layout the source's code shows; `_turn_depthwise` for names of depthwise kernels; `_layout_of_name` for others. A
-    matrix of the source whose layout its code shows is marked as `placed`, turned or not.
+    """Bring PIECE of the side CANON from inputs first into torch's layout (outputs first), if its use or its name says
+    that it has inputs first; else leave it as it is. The first case that applies decides:
 
-    BARE are sizes [a, b, c] that are not those of a kernel: a source tensor with them stays as it is, unless it is
-    named as a depthwise kernel.
+      - on the target, the forward pass or the name `kernel` (`_is_stored_turned`);
+      - for a matrix of the source, unless its name says that inputs are first (`kernel`), the source's code, if that
+        shows the layout. Such a matrix is also marked as `placed`, transposed or not;
+      - for the source, the name: of a depthwise kernel (`_turn_depthwise`), or others (`_layout_of_name`).
+
+    A tensor of the source with three dimensions and sizes in BARE is left as it is in the last case, unless its name is
+    that of a depthwise kernel.
     """
     named = piece.leaf in table().inputs_first
     shown = not named and len(piece.shape) == 2 and piece.entry.facts.inputs_first is not None
@@ -48,8 +51,9 @@ def torch_layout(canon: Canon, piece: Piece, bare: Collection[Shape]) -> None:
 
 
 def _is_stored_turned(piece: Piece) -> bool:
-    """Return whether the tensor PIECE has inputs first: its forward pass uses it so, and it has two dimensions or more,
-    without heads between inputs and outputs; or it is called `kernel` (`_is_called_kernel`). False for an embedding.
+    """Return whether the tensor PIECE has inputs first: the forward pass multiplies with it so, and it has two or more
+    dimensions; or it is called `kernel` (`_is_called_kernel`). False for an embedding, and for a tensor of three or
+    more dimensions of which an einsum shows that each is of inputs or of outputs (a projection with heads).
     """
     of_heads = len(piece.shape) > 2 and {*piece.entry.facts.dims} == {"input", "output"}
     used_so = piece.entry.facts.inputs_first and len(piece.shape) > 1 and not of_heads
@@ -57,8 +61,9 @@ def _is_stored_turned(piece: Piece) -> bool:
 
 
 def _is_called_kernel(piece: Piece) -> bool:
-    """Return whether PIECE is a matrix of the target with a name for inputs first (`kernel`), which is not multiplied
-    element by element, and neither the forward pass nor the class of its module shows its layout.
+    """Return whether PIECE, a tensor of the target, is a matrix whose name says that inputs are first (`kernel`). False
+    if the forward pass or the class of its module shows the layout (`_unseen`), which then decides, and if the forward
+    pass multiplies the matrix element by element.
     """
     named = len(piece.shape) == 2 and piece.leaf in table().inputs_first
     return named and _unseen(piece.entry) and piece.entry.how not in _BY_ELEMENT
@@ -74,8 +79,10 @@ def _turn_depthwise(canon: Canon, piece: Piece) -> None:
 
 
 def _layout_of_name(canon: Canon, piece: Piece) -> None:
-    """Bring PIECE of the source into torch's layout, [out, in, size…], if its name is one for inputs first. Beside a
-    recurrent kernel, a kernel also becomes `weight_ih`, and a bias of one or two dimensions `bias_ih`.
+    """Bring PIECE of the source CANON from [size…, in, out] into torch's layout, [out, in, size…], if its name says
+    that inputs are first (`kernel`) and it has two to five dimensions. Beside a `recurrent_kernel` in the same module,
+    such a weight also gets the role `weight_ih`, and a `bias` of one or two dimensions the role `bias_ih`. Other pieces
+    stay as they are.
     """
     rank = len(piece.shape)
     recurrent = canon.pieces.get(piece.name.beside("weight_hh"))
@@ -98,9 +105,11 @@ def turn(canon: Canon, piece: Piece) -> Piece:
 
 def turn_all(one: Canon, other: Canon) -> None:
     """Bring all pieces of ONE that have inputs first, by their name or use, into torch's layout (see `torch_layout`).
+    OTHER, the other side, is not changed.
 
-    Source tensors with three dimensions and the sizes of a bare parameter of the target stay as they are, unless the
-    target has a tensor that is not bare with these sizes reversed.
+    Tensors of the source with three dimensions and the sizes of a bare parameter of OTHER (`is_bare`: an `nn.Parameter`
+    that is no weight of a layer) stay as they are, unless OTHER has a tensor with these sizes reversed that is not
+    bare.
     """
     bare = {p.shape for p in other.pieces.values() if is_bare(p)} - {
         p.shape[::-1] if len(p.shape) == 3 else () for p in other.pieces.values() if not is_bare(p)
@@ -113,9 +122,10 @@ def turn_by_vote(canon: Canon) -> None:
     """Transpose the matrices of CANON (`_may_be_turned`) that have inputs first, as the lengths of their biases show.
 
     A matrix whose rows or columns, but not both, are as many as the bias has values is a vote for its layout. All
-    matrices of layers with one name (`kin`) then get the layout with more votes; if none of them has a vote, that with
-    more votes in all such matrices. A tie changes nothing. Stacked matrices [n, in, out] and single ones vote apart,
-    and so do tensors as they are and members selected from a stack (`_held`).
+    matrices of layers with one name (`kin`: `fc1` and `fc2` are "fc", in any module) then get the layout with more
+    votes, also those that voted otherwise; if none of them has a vote, that with more votes in the whole side. A tie
+    changes nothing. Stacked matrices [n, in, out] and single ones vote apart, and so do tensors as they are and members
+    selected from a stack (`_held`).
     """
     votes: dict[tuple[object, str], Counter[bool]] = defaultdict(Counter)
     everywhere: dict[object, Counter[bool]] = defaultdict(Counter)
@@ -133,8 +143,10 @@ def turn_by_vote(canon: Canon) -> None:
 
 
 def _may_be_turned(canon: Canon, piece: Piece) -> bool:
-    """Return whether PIECE is a weight [in, out] or a stack [n, in, out] with its bias beside it (`_has_its_bias`),
-    whose layout nothing states: neither the file nor, for the target, the forward pass or the class of the module.
+    """Return whether PIECE of CANON is a weight with two dimensions, or a stack of such weights with three, that has
+    its bias beside it (`_has_its_bias`), and whose layout nothing states: neither the file nor, for the target, the
+    forward pass or the class of the module. False for a tensor of the source that a step has changed, unless it is a
+    member selected from a stack.
     """
     seen = piece.placed or (canon.is_target and not _unseen(piece.entry))
     taken_whole = piece.expr.is_copy or ex.is_selected(piece.expr)
@@ -143,8 +155,8 @@ def _may_be_turned(canon: Canon, piece: Piece) -> bool:
 
 
 def _has_its_bias(canon: Canon, weight: Piece) -> bool:
-    """Return whether CANON has a bias of WEIGHT in the same module of the file or the model, [out], or [n, out] or [n,
-    1, out] for a stack of n.
+    """Return whether CANON has the bias of WEIGHT: under the same path, and with a key in the same module as the key of
+    WEIGHT. It has to be a vector for a matrix, and [n, k] or [n, 1, k] for a stack of n; its length k does not matter.
     """
     bias = canon.pieces.get(weight.name.beside("bias"))
     if bias is None or not bias.shape or squeezed(bias.shape[:-1]) != squeezed(weight.shape[:-2]):
@@ -175,12 +187,12 @@ def kin(piece: Piece) -> str:
 
 
 def follow_names(source: Canon, target: Canon) -> None:
-    """Transpose each matrix of the source if the model transposes the matrix of that name (`_pairs_by_name`), and
-    stores it in the same sizes: tensors with one name and one shape usually have one layout.
+    """Transpose each matrix of the source whose namesake the model stores with inputs first (`_pairs_by_name`), if the
+    model's key has the sizes of the source's tensor: tensors with one name and one shape usually have one layout.
 
-    Of such pairs, without square ones, those of equal sizes must be at least as many as the others; else nothing is
-    done. If all are square, the source lacks a parameter of the model, and the model's matrix is not bare, the
-    transposed matrix is only the option of a question.
+    Nothing is done if, among the pairs that are not square, those with other sizes than the model's key are more than
+    those with equal sizes. If all pairs are square, the source lacks a key of a parameter of the model, and the model's
+    matrix is not bare (`is_bare`), the matrix stays, with a question whose option is the transposed matrix.
     """
     pairs = _pairs_by_name(source, target)
     votes = Counter(own.shape == piece.entry.shape for piece, own in pairs if piece.shape[-1] != piece.shape[-2])
@@ -196,9 +208,10 @@ def follow_names(source: Canon, target: Canon) -> None:
 
 
 def _pairs_by_name(source: Canon, target: Canon) -> list[tuple[Piece, Piece]]:
-    """Return (matrix of the model that it transposes, tensor of the source) for each such matrix for which exactly one
-    tensor of the source has the longest end of the path in common (`_namesakes`), of the unchanged ones with two
-    dimensions or more whose layout is not stated.
+    """Return (matrix of the target, tensor of the source) for each matrix that the model stores with inputs first
+    (`is_turned`), if exactly one tensor of the source with its role shares the longest end of the path with it
+    (`_namesakes`). Other matrices are left out. Only tensors of the source count that have two or more dimensions, that
+    no step has changed, and whose layout the file does not state. Sizes do not matter.
     """
     ends: dict[tuple[str, ...], list[Piece]] = defaultdict(list)
     for piece in source.pieces.values():
@@ -245,9 +258,14 @@ def is_bare(piece: Piece) -> bool:
 
 
 def turn_bare_matrices(source: Canon, target: Canon) -> None:
-    """Transpose the matrices of the source that have inputs first, as the target shows: those that only fit transposed
-    (`_turn_stored_alike`, `_may_be_transposed`), then those whose names say it (`_said`); stacks that fit both ways
-    stay. The rest is transposed together, if that suits the order of all tensors (`_turn_by_order`).
+    """Transpose those bare matrices of the source (`is_bare`) that have inputs first, as the target shows.
+
+    Weights with the sizes in which the model stores a matrix with inputs first come first (`_turn_stored_alike`). Of
+    the bare ones that fit the target transposed (`_may_be_transposed`), those that do not fit as they are are
+    transposed. Those that fit both ways are transposed if tensors of the target with such names have the transposed
+    sizes (`_said`), and stay if these have their sizes. If names show neither, all of them are transposed, or none, or
+    all get a question, by the order of all tensors (`_turn_by_order`). Stacks (three dimensions) that fit both ways
+    stay.
     """
     wanted = {squeezed(p.shape) for p in target.pieces.values()}
     _turn_stored_alike(source, target, wanted)
@@ -266,8 +284,9 @@ def turn_bare_matrices(source: Canon, target: Canon) -> None:
 
 
 def _turn_stored_alike(source: Canon, target: Canon, wanted: Collection[Shape]) -> None:
-    """Transpose each weight of the source that has the sizes in which the model stores a matrix that it transposes,
-    and none of the sizes WANTED of the model's tensors. What is in a layer is laid out as in torch, as a rule.
+    """Transpose each weight of the source that has the sizes of a key in which the model stores a matrix with inputs
+    first (`is_turned`), if WANTED, the sizes of the target's pieces, does not have them. WANTED is without sizes of 1.
+    Tensors that a step has changed, and those whose layout the file states, stay.
     """
     stored = {p.entry.shape for p in target.pieces.values() if is_turned(target, p)}
     weights = [p for p in source.pieces.values() if p.role == "weight" and not p.placed and p.expr.is_copy]
@@ -276,9 +295,9 @@ def _turn_stored_alike(source: Canon, target: Canon, wanted: Collection[Shape]) 
 
 
 def _may_be_transposed(source: Canon, target: Canon, wanted: Collection[Shape]) -> list[Piece]:
-    """Return the bare matrices and stacks of the source that are not square, and whose transposed sizes are in WANTED.
-    Those of a size are left out, if the target has as many bare parameters of it that its forward pass uses outside of
-    matrix products.
+    """Return the bare matrices of the source (`is_bare`), and stacks of them (three dimensions), that are not square
+    and whose transposed sizes are in WANTED. All of one size are left out if the target has exactly as many bare
+    parameters of this size that its forward pass uses, but not in matrix products: these are most likely the same.
     """
     bare = [p for p in source.pieces.values() if is_bare(p) and len(p.shape) in (2, 3)]
     fitting = [p for p in bare if p.shape[-1] != p.shape[-2] and (*p.shape[:-2], p.shape[-1], p.shape[-2]) in wanted]
@@ -288,8 +307,9 @@ def _may_be_transposed(source: Canon, target: Canon, wanted: Collection[Shape]) 
 
 
 def _turn_by_order(source: Canon, target: Canon, matrices: Sequence[Piece]) -> None:
-    """Transpose MATRICES of the source, if the order of all tensors then agrees better with that of the target
-    (`_agreement`); keep them if it agrees less. If it agrees equally well, each stays and asks a question.
+    """Transpose all MATRICES of the source, if the order of all tensors of the source then agrees better with that of
+    the target (`_agreement`); leave all as they are if it then agrees less. If it agrees equally well, all stay, and
+    each gets a question without an option.
     """
     as_is = _agreement(source, target, set())
     turned = _agreement(source, target, {p.name for p in matrices})
@@ -301,11 +321,11 @@ def _turn_by_order(source: Canon, target: Canon, matrices: Sequence[Piece]) -> N
 
 
 def _said(piece: Piece, target: Canon) -> bool | None:
-    """Return whether the target's tensors with the last name of PIECE have its sizes reversed (True) or as they are
-    (False).
+    """Return whether tensors of the target with the name of PIECE, a tensor of the source, have its sizes reversed
+    (True) or as they are (False). The name is the last component of the path.
 
-    If they have neither, or both: the same of tensors with the same word for a part of a feed-forward block (gate, up,
-    down). None if these do not show it either.
+    If such tensors have neither, or some the one and some the other, those count whose names have the same word for a
+    part of a feed-forward block (gate, up, down). None if these do not show it either.
     """
     group = table().group("neck")
     word = label(group, piece.words)
@@ -340,9 +360,12 @@ def _agreement(source: Canon, target: Canon, turned: set[Name]) -> int:
 
 
 def general_dense(source: Canon, target: Canon) -> None:
-    """Reshape kernels of the source with a dimension for the heads ([in, heads, width] or [heads, width, out]) to
-    matrices [in, out] (`_inputs_of`). A bias with several dimensions is made flat, if the target has no tensor of its
-    sizes, and its kernel was reshaped, or it has no kernel and the target has a vector of its length.
+    """Reshape kernels of the source, tensors whose name says that inputs are first (`kernel`), with a dimension for the
+    heads ([in, heads, width] or [heads, width, out]) to matrices [in, out], if it is known which dimensions are inputs
+    (`_inputs_of`). Other kernels stay as they are.
+
+    A bias with two or more dimensions is made flat if the target has no tensor of its sizes, and either its kernel was
+    reshaped, or it has no kernel and the target has a vector of its length.
     """
     theirs = Counter(p.shape for p in target.pieces.values())
     inputs = _inputs_of(source, target)
@@ -357,10 +380,13 @@ def general_dense(source: Canon, target: Canon) -> None:
 
 
 def _inputs_of(source: Canon, target: Canon) -> dict[Name, int]:
-    """Return name of a kernel of the source -> how many of its first dimensions are inputs, for kernels of three to
-    five dimensions. It follows from its bias (`_inputs_by_bias`); or else from another kernel in its module, whose
-    outputs by its bias, [heads, width], are the first sizes of this one: these are its inputs; or else from the
-    target's matrices (`_as_matrix_of`). Kernels for which none of these shows it are left out.
+    """Return name of a kernel of the source -> how many of its first dimensions are inputs, for tensors called `kernel`
+    with three to five dimensions. The first of these that shows it counts; kernels for which none does are left out:
+
+      - the bias of the kernel (`_inputs_by_bias`);
+      - another kernel in the same block, whose outputs are known by its bias ([heads, width]): if the kernel begins
+        with these sizes, they are its inputs, as those of an output projection are;
+      - the matrices of the target (`_as_matrix_of`).
     """
     kernels = [p for p in source.pieces.values() if p.leaf in table().inputs_first and 2 < len(p.shape) < 6]
     inputs = _inputs_by_bias(source, kernels)
@@ -410,8 +436,9 @@ def _wanted(kernel: Piece, inputs: int, wanted: Counter[Shape]) -> bool:
 
 
 def matrices_wanted(side: Canon) -> Counter[Shape]:
-    """Return sizes -> how many tensors of SIDE have them. The parts of a matrix [rows, in] that its name calls fused
-    count, too, beside the whole.
+    """Return sizes -> how many tensors of SIDE have them, whatever their roles. A matrix [rows, in] with the name of a
+    fused projection (`qkv`: queries, keys and values in one) counts as a whole, and also as its parts of equally many
+    rows: [rows / 3, in] three times.
     """
     wanted = Counter(p.shape for p in side.pieces.values())
     for piece in side.pieces.values():

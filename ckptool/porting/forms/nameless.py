@@ -28,13 +28,13 @@ _MOST = 0.6
 
 
 def named_by_position(source: Signature, target: Signature) -> tuple[Signature, dict[str, str]]:
-    """Return (SOURCE with keys of TARGET in place of its numbered keys, old key -> new key). The tensor with the first
-    number gets the model's first key, and so on, among all of the model's tensors, or without its counters, buffers or
-    tied tensors.
+    """Return (SOURCE with keys of TARGET in place of its numbered keys, dict of old key -> new key). The tensor with
+    the first number gets the first key of a list of the model's tensors, and so on: of all of them, or without
+    counters, buffers or tied tensors (`_registered`).
 
-    The model's list that is used has as many tensors as SOURCE, with equal numbers of dimensions at each place and the
-    most equal sizes, at least 60 %; the first of several in `_registered`. If there is none, if the keys of SOURCE are
-    not numbered in a row, or if one is a key of TARGET: (SOURCE as it is, {}).
+    The list that is used has as many tensors as SOURCE, with equal numbers of dimensions at each place, and the most
+    places with equal sizes, at least 60 percent; of several such lists, it is the first. If there is none, if the keys
+    of SOURCE are not numbered in a row (`_in_order`), or if one is a key of TARGET: (SOURCE as it is, {}).
     """
     keys = _in_order(source)
     if not keys or any(key in target.entries for key in keys):
@@ -50,12 +50,12 @@ def named_by_position(source: Signature, target: Signature) -> tuple[Signature, 
 
 
 def doubt_order(mapping: Mapping, target: Signature) -> Mapping:
-    """Return MAPPING, of a file without names, with a doubt at each mapped tensor that only its place in the file tells
-    from another.
+    """Return MAPPING, of a file without names, with an open question at each mapped entry whose tensor only its place
+    in the file tells from another one. The question names one such other key of TARGET, and has no options.
 
-    These are tensors of equal sizes and the same last component of their keys, in one block, in layers that do not take
-    each other's output: code may register such layers in any order. If the forward pass was not followed, they are in
-    layers of one module that is no numbered list. The doubt names one such other key and has no options.
+    Two tensors are so alike if they have equal sizes, the same last component of their keys and one block, and their
+    layers may be parallel (`_beside`): no layer takes the output of the other, so code may register them in any order.
+    If the forward pass was not followed, their layers have to be in one module, and not be numbered.
     """
     alike: dict[object, list[Entry]] = defaultdict(list)
     for made in mapping.having("mapped"):
@@ -86,8 +86,8 @@ def _beside(one: Entry, other: Entry, *, traced: bool) -> bool:
 
 
 def _in_order(source: Signature) -> list[str]:
-    """Return the keys of SOURCE in the order of their numbers, if all are one text with consecutive numbers from 0 or 1
-    (`arr_0`, `arr_1` …), and there are at least four; else [].
+    """Return the keys of SOURCE in the order of their numbers, if all are one text (which may be empty) and a number at
+    the end (`arr_0`, `arr_1` …), the numbers are consecutive from 0 or 1, and there are at least four keys; else [].
     """
     found = [_NUMBERED.match(key) for key in source.entries]
     named = [one for one in found if one is not None]

@@ -26,8 +26,8 @@ _Found = dict[str, dict[_Path, str | None]]
 def named_alike(
     code: Mapping[str, Shape], file: Mapping[str, Shape], optional: frozenset[str] = frozenset(), *, share: float = 1.0
 ) -> list[dict[str, str]]:
-    """Return [key of the code -> key of the file], by equal names below a prefix of the file, of at most seven
-    components, and equal sizes.
+    """Return a list of dicts, key of the code -> key of the file: the two have equal sizes and equal names, that of the
+    file below a prefix of at most seven components (`module.encoder`).
 
     Args:
         code: keys of the code with their shapes.
@@ -39,7 +39,7 @@ def named_alike(
         several copies of the model). Else, if each of these keys is below some prefix: one dict, with each key from the
         nearest. Else, if SHARE is less than 1, and a prefix has at least SHARE of the keys: one dict for each of the
         shortest with the most keys. Else []. Optional keys are in a dict where they are found. Several dicts are in the
-            order of their prefixes.
+        order of their prefixes.
     """
     found = _below_prefixes(code, file)
     needed = [key for key in code if key not in optional]
@@ -55,9 +55,11 @@ def named_alike(
 
 
 def _below_prefixes(code: Mapping[str, Shape], file: Mapping[str, Shape]) -> _Found:
-    """Return key of CODE -> prefix of FILE -> the key of FILE that has the name and sizes of the first below this
-    prefix, None if there are two; {} for a key that is nowhere. Prefixes have at most seven components. The name is
-    that in CODE, or that without wrappers around all keys of CODE.
+    """Return key of CODE -> prefix (components) -> key of FILE that consists of this prefix and the name of the key of
+    CODE, and has its sizes; None in its place if FILE has two such keys. A key of CODE that FILE does not have has {}.
+
+    Prefixes have at most seven components. Names are compared as `_words` gives them; the name of a key of CODE is the
+    key, or the key without wrappers around all keys of CODE (`module.`).
     """
     ends: dict[_Path, list[tuple[_Path, str]]] = {}
     for key in file:
@@ -77,9 +79,9 @@ def _below_prefixes(code: Mapping[str, Shape], file: Mapping[str, Shape]) -> _Fo
 
 
 def _one_way(found: _Found, place: _Path) -> dict[str, str]:
-    """Return key of the code -> key of the file: the file's key below the prefix PLACE, or else the only key with that
-    name (Flax keeps statistics in another collection); keys without either are left out. FOUND is from
-    `_below_prefixes`.
+    """Return key of the code -> key of the file below the prefix PLACE. A key of the code that is not below PLACE gets
+    the only key of the file with its name and sizes below other prefixes (Flax keeps statistics in another collection).
+    It is left out if there is none or several, or if there are two below PLACE. FOUND is from `_below_prefixes`.
     """
     way: dict[str, str] = {}
     for key, below in found.items():
@@ -91,9 +93,11 @@ def _one_way(found: _Found, place: _Path) -> dict[str, str]:
 
 
 def _from_several_places(found: _Found, needed: Sequence[str]) -> list[dict[str, str]]:
-    """Return [key of the code -> key of the file], each below the shortest prefix that has it. [] if a key of NEEDED is
-    below no prefix, below two that are equally short, or below one with two keys of its name, or if two keys would get
-    one; other keys are left out then. FOUND is from `_below_prefixes`.
+    """Return [dict of key of the code -> key of the file below the shortest prefix that has its name and sizes].
+
+    A key cannot be taken if it is below no prefix, below two different ones that are equally short, or if there are two
+    such keys below the shortest. Such a key is left out of the dict, but [] is returned if it is in NEEDED; also if two
+    keys of the code would get one of the file, or if the dict is empty. FOUND is from `_below_prefixes`.
     """
     way: dict[str, str] = {}
     for key, below in found.items():
@@ -108,8 +112,11 @@ def _from_several_places(found: _Found, needed: Sequence[str]) -> list[dict[str,
 
 
 def _words(key: str) -> tuple[str, ...]:
-    """Return the components of KEY, between dots and slashes, without `:0` or another number of an output, "state_dict"
-    at the end of a component, and components, but for numbers, that a path with slashes repeats.
+    """Return the components of KEY, between dots and slashes: ("conv1", "kernel") for `conv1/conv1/kernel:0`.
+
+    Left out are `:0` or another number of an output at the end; "state_dict" and "model_state_dict" at the end of a
+    component; components that are empty then; and a component behind a slash that repeats the one before it, unless
+    it is a number.
     """
     out: list[str] = []
     for path in re.sub(r":\d+$", "", key).split("/"):

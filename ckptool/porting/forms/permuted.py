@@ -11,13 +11,13 @@ from .pieces import Canon, Piece, squeezed
 
 
 def permute(source: Canon, target: Canon) -> None:
-    """Permute tensors of the source with three or more sizes above 1 to the order of dimensions in the target. Sizes of
-    1 do not count, and are dropped from what is permuted.
+    """Permute tensors of the source with three or more sizes above 1 to the order of dimensions in the target: [h, w,
+    c] -> [c, h, w]. Sizes of 1 do not count, and a tensor that is permuted loses them. No question is asked.
 
-    Tensors whose sizes are the same different numbers, in any order, are permuted alike, if both sides have equally
-    many of them, and exactly one order of dimensions gives them the shapes of the target, each as often. Nothing is
-    done if the shapes are those of the target, or if one of these tensors, on either side, may be the weight of a torch
-    layer.
+    All tensors with the same set of sizes, in any order and all different, are permuted in one way. This is done if
+    both sides have equally many of them, and exactly one order of dimensions gives the source's tensors the shapes that
+    the target has, each as often. They stay if their shapes are those of the target already, or if one of them, on
+    either side, may be the weight of a torch layer (`_of_own_code`).
     """
     theirs, own = _by_sizes(target), _by_sizes(source)
     for sizes, pieces in own.items():

@@ -85,8 +85,9 @@ class Piece:
         return self.asked(Question(reason, named, () if option is None else (option,)))
 
     def asked(self, question: Question[Expr]) -> Piece:
-        """Return the same piece with QUESTION added at the end. If both are open and have the same sentence, one that
-        it has gets the options of QUESTION instead. A question keeps its first eight options.
+        """Return the same piece with QUESTION added at the end of its questions. But if QUESTION is open, and the piece
+        has an open question with the same sentence, that one gets the options of QUESTION after its own instead. A
+        question keeps its first eight options.
         """
         return replace(self, questions=tuple(joined(self.questions, question)))
 
@@ -164,10 +165,19 @@ class Canon:
             up: makes the expression of OLD from the expressions of all new pieces, in their order.
         """
         del self.pieces[old.name]
-        placed = [self.put(replace(piece, expr=down(old.expr))) for piece, down in new]
+        placed = [self.put(replace(self._carried(piece, old, down), expr=down(old.expr))) for piece, down in new]
         if self.is_target:
             self._fill(old.name.hole, up(*(piece.expr for piece in placed)))
         return placed
+
+    def _carried(self, piece: Piece, old: Piece, down: Callable[[Expr], Expr]) -> Piece:
+        """Return PIECE, which DOWN makes of OLD, with the options of the questions that OLD had made in the same way.
+        Other questions of PIECE were asked about PIECE itself. On the target, where options are over holes, all stay.
+        """
+        had = {id(question) for question in old.questions if question.options}
+        if self.is_target or not had:
+            return piece
+        return replace(piece, questions=tuple(q.translated(down) if id(q) in had else q for q in piece.questions))
 
     def change(
         self,
@@ -201,12 +211,13 @@ class Canon:
     def merge(
         self, olds: Sequence[Piece], new: Piece, down: Callable[..., Expr], up: Sequence[Callable[[Expr], Expr]]
     ) -> None:
-        """Replace the pieces OLDS by one piece NEW, which gets their steps. On the target, the keys that used the holes
-        of OLDS then use that of NEW.
+        """Replace the pieces OLDS by one piece NEW, which gets the steps of all of them and the running one. On the
+        target, the keys that used the holes of OLDS then use that of NEW. Returns nothing.
 
         Args:
-            olds: the pieces.
-            new: the new piece.
+            olds: the pieces, which are removed.
+            new: the new piece, without its expression and steps, which are made here. If its name is taken, its path
+                gets "again" at the end (`put`).
             down: makes its expression from the expressions of OLDS, in their order.
             up: for each of OLDS, the function that makes its expression from that of NEW. For a source it is not used,
                 and may be empty.

@@ -51,8 +51,11 @@ class Ranks:
 
     def mapping(self, joined: Port) -> Port:
         """Return JOINED, a mapping over the keys of the joined state dict, as a mapping over the keys `PATH/KEY` of the
-        file, with the questions about joined shares that it reads, and a note that names the first eight ranks. Its
-        source is at the path of the first rank, with the sizes of the shares.
+        file. In all expressions and options, a joined key is replaced by the expression that joins its shares. An entry
+        that is no copy of one key then also gets the questions about the joined keys that it reads.
+
+        The mapping gets a note that names the first eight ranks, the path of the first rank as the place of its source,
+        and the sizes of the shares.
         """
         entries = []
         for entry in joined.entries:
@@ -73,11 +76,13 @@ class Ranks:
 
 
 def joined_ranks(found: Sequence[StateDict], target: Signature) -> Ranks | None:
-    """Return the state dicts FOUND in a file as shares of one model (`_in_order`); None if they are no such shares.
+    """Return the state dicts FOUND in a file as the ranks of one model, each with its share of the tensors; None if
+    they are no such ranks (`_in_order`).
 
-    What is equal in all is taken from the first. Other shares are joined along the first dimension that gives a size
-    that TARGET has, in any order of its dimensions, or else the first of all. It is a question if several dimensions
-    do, or else if the tensor is a fused projection by name.
+    A tensor with equal values in all ranks is taken from the first. The shares of others are joined along the first
+    dimension for which TARGET has a tensor of the joined sizes, in any order of its dimensions; if there is none, along
+    dimension 0. It is a question if several dimensions give sizes of TARGET, or else if the key is that of a fused
+    projection (`qkv`).
     """
     ranks = _in_order(found)
     if not ranks:

@@ -13,10 +13,12 @@ from .pieces import Canon, Piece, unchanged
 
 
 def _name_gains(one: Canon, other: Canon) -> None:
-    """Take vectors that may be gains of a weight norm (`_gains`) as such (`weight_g`, `weight_v` in one module), with a
-    question: only code shows what such a vector is. Matrices with outputs last are transposed.
+    """Rename each vector of ONE that may be the gain of a weight norm, and its matrix (`_gains`: `gx`, `wx`), to
+    `weight_g` [rows, 1] and `weight_v` of one module. The `weight_v` gets a question, with the plain matrix as its
+    option: only code shows what such a vector is.
 
-    All vectors have to be as long as the rows of their matrices, or all as the columns; else nothing is done.
+    All vectors have to be as long as their matrices have columns, or all as they have rows; else nothing is done. In
+    the first case, also for square matrices, the matrices have outputs last, and are transposed.
     """
     found = _gains(one, other)
     outputs_last = all(g.shape == w.shape[1:] for g, w in found)
@@ -33,8 +35,9 @@ def _name_gains(one: Canon, other: Canon) -> None:
 
 
 def _gains(one: Canon, other: Canon) -> list[tuple[Piece, Piece]]:
-    """Return (vector `gx`, matrix `wx`) for each such two weights in one module of ONE. If there is also a shift
-    (`bx`), the vector belongs to a norm of the matrix's output, and is left out. So is a `gx` that OTHER has by name.
+    """Return (vector, matrix) for each two weights in one module of ONE whose names differ in one letter: a vector `gx`
+    and a matrix `wx` (`gh` and `wh`). Left out are those with a shift (`bx`) beside them, where the vector belongs to a
+    norm of the matrix's output, and those whose `gx` a tensor of OTHER has as the last word of its name.
     """
     held = {p.path: p for p in one.pieces.values() if p.role == "weight"}
     theirs = {named[2] for p in other.pieces.values() if (named := _LAST.match(p.last))}
@@ -54,11 +57,12 @@ _LAST = re.compile(r"(.*?)([a-z]+)((?::\d+)?)\Z")
 
 
 def merge_norms(one: Canon, other: Canon) -> None:
-    """Turn each weight norm of ONE into a plain weight, unless OTHER has a weight norm of this size, or has weight
-    norms and no plain weight of this size. If ONE is the source, turn its spectral norms into plain weights, too
-    (`_merge_spectral_norms`). A norm of which a tensor is missing stays. The plain weight has the role "weight".
+    """Turn each weight norm of ONE (`weight_g`, `weight_v`) into one plain "weight". It stays if OTHER has a weight
+    norm whose `weight_v` has its sizes, if OTHER has weight norms and no plain weight of its sizes, or if `weight_v` is
+    missing.
 
-    Before, vectors of the source that may be gains of a weight norm are taken as such (`_name_gains`).
+    If ONE is the source, vectors that may be gains of a weight norm are renamed before (`_name_gains`), and spectral
+    norms become plain weights, too (`_merge_spectral_norms`).
     """
     if not one.is_target:
         _name_gains(one, other)
@@ -85,9 +89,11 @@ def _merge_spectral_norms(source: Canon, target: Canon) -> None:
 
 
 def merge_masks(source: Canon, target: Canon) -> None:
-    """Turn pruned weights (`weight_orig` times `weight_mask`) of both sides into plain weights, unless both have
-    equally many of them. Those with one name on both sides stay, and those whose two tensors are not both there in one
-    size. On the target, this is a question.
+    """Turn each pruned tensor of both sides (`weight_orig` times `weight_mask`) into a plain one (`weight`). Nothing is
+    done if both sides have equally many masks, none included.
+
+    A tensor stays if both sides have a mask of its name, or if its `_orig` is missing or has other sizes than its mask.
+    On the target, each new tensor gets a question.
     """
     pruned = {id(side): [p for p in side.pieces.values() if p.role.endswith("_mask")] for side in (source, target)}
     if len(pruned[id(source)]) == len(pruned[id(target)]):
@@ -106,8 +112,8 @@ def merge_masks(source: Canon, target: Canon) -> None:
 
 
 def take_means(source: Canon, target: Canon) -> None:
-    """Turn the means of noisy layers of SOURCE (`weight_mean`) into plain weights and biases, unless TARGET has noisy
-    layers, too. The spread and the noise beside a mean are left out.
+    """Turn the means of noisy layers of SOURCE (`weight_mean`, `bias_mean`) into plain weights and biases, unless
+    TARGET has such means, too. The other tensors of the same weight (its spread and noise) are removed.
     """
     if any(p.role in _MEANS for p in target.pieces.values()):
         return
@@ -121,8 +127,9 @@ _MEANS = frozenset({"weight_mean", "bias_mean"})
 
 
 def take_unknown_as_plain(one: Canon, other: Canon) -> None:
-    """Take weights of ONE with an unknown parametrization (`weight_orig` without another tensor `weight_…` in the
-    module) as plain weights, with a question, unless OTHER has a tensor with this role.
+    """Rename each tensor of ONE with an unknown parametrization, a `weight_orig` without another tensor `weight_…` in
+    the module, to a plain `weight`, with a question without options. It stays if OTHER has any tensor with the role
+    `weight_orig`.
     """
     for piece in [p for p in one.pieces.values() if p.role.endswith("_orig")]:
         base = piece.role.removesuffix("_orig")

@@ -16,20 +16,21 @@ _COUNTED = re.compile(r"(.+)_(\d+)\Z")
 
 @cache
 def components(key: str) -> tuple[str, ...]:
-    """Return the components of KEY: its parts between dots, `a.b.weight`; of a name by scopes, which has "/", as
-    `_of_scopes` says.
+    """Return the components of KEY: its parts between dots, ("a", "b", "weight") for `a.b.weight`. For a name with "/"
+    between scopes (TensorFlow), those of `_of_scopes`, without a number of an output at the end (`:0`).
     """
     named = [component for component in _SLOT.sub("", key).split("/") if component] if "/" in key else []
     return _of_scopes(named) if named else tuple(key.split("."))
 
 
 def _of_scopes(named: Sequence[str]) -> tuple[str, ...]:
-    """Return the components of a name by the scopes NAMED: `block/layer_0/dense/dense/kernel:0` gives block, layer, 0,
-    dense, kernel. A scope that repeats the one before it is left out, and the number of a scope is a component, if a
-    scope with another name follows.
+    """Return the components of a name with the scopes NAMED: block, layer_0, dense, dense, kernel give ("block",
+    "layer", "0", "dense", "kernel"). A scope that repeats the one before it is left out. A number behind "_" becomes a
+    component of its own if a module with another name follows; else `layer_0` stays one component.
 
-    The last scope may name a module before a dot: `block//norm.scale`. The last component gets torch's name, if the
-    vocabulary has one (`slashed`), and `weights` of an embedding becomes "weight".
+    The last of NAMED is the tensor; it may have its module before a dot: `norm.scale` gives norm, scale. The tensor
+    gets the usual name if the vocabulary has one (`slashed`: `weights` -> "kernel"), but `weights` of an embedding
+    becomes "weight".
     """
     module, _, leaf = named[-1].rpartition(".")
     path = [*named[:-1], *([module] if module else [])]
@@ -49,9 +50,9 @@ def _is_table(path: Sequence[str]) -> bool:
 
 
 def numbered(paths: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Return PATHS with the number that frameworks omit for the first layer: `conv` beside `conv_1`, in one module,
-    becomes `conv_0`, unless there is a `conv_0`. A path has the names of the scopes around a tensor, and that of the
-    tensor.
+    """Return PATHS, in their order, with the number that frameworks omit for the first layer: a module `conv` beside a
+    module `conv_1` becomes `conv_0`, unless there is a `conv_0` beside them, too. A path has the names of the scopes
+    around a tensor and, last, that of the tensor, which stays.
     """
     paths = list(paths)
     beside: dict[tuple[str, ...], set[str]] = defaultdict(set)
@@ -70,10 +71,10 @@ _BLOCK = re.compile(r"([A-Za-z]+)(\d+)\Z")
 
 def divided(paths: Collection[tuple[str, ...]]) -> dict[tuple[str, ...], tuple[str, ...]]:
     """Return path -> path with a module for each block, for files without modules that count blocks in names:
-    `stage1_unit2_conv1` becomes `stage.1.unit.2.conv1`. Paths without such a name are in it, too, as they are.
+    ("stage1_unit2_conv1",) -> ("stage", "1", "unit", "2", "conv1"). Paths without such a name are in it, too, without
+    the kind of tensor before a colon (`arg:`).
 
-    This is done only if no path has several components, and at least half are counted in this way; else the result is
-    empty.
+    {} if a path has several components, or if fewer than half of the paths count blocks in this way.
     """
     if any(len(path) > 1 for path in paths):
         return {}
@@ -110,8 +111,8 @@ def counted_by_letters(
 ) -> dict[tuple[str, ...], tuple[str, ...]]:
     """Return path -> path with numbers, for paths with modules that are counted by letters: `norm_a`, `norm_b` become
     `norm_1`, `norm_2` (`_numbers_for_letters`). Two modules from one domain to another and back (`netG_A2B`,
-    `netG_B2A`) become `netG_ab` and `netG_ba`. Paths without such modules are left out. BESIDE are the last words of
-    the names of the other side.
+    `netG_B2A`) become `netG_ab` and `netG_ba`. Paths without such modules are left out; {} if all are. BESIDE are words
+    that names of the other side end with: letters that are all among them do not count modules.
     """
     held: dict[tuple[str, ...], set[str]] = defaultdict(set)
     for path in paths:
@@ -130,10 +131,12 @@ def counted_by_letters(
 
 
 def _numbers_for_letters(components: Set[str], beside: Collection[str]) -> dict[str, str]:
-    """Return component -> component with a number, for COMPONENTS of one module that are counted by letters: two or
-    more of one stem, from a on without a gap, up to h, behind "_" or as capitals (`norm_a`, `normA`). `conv1A` becomes
-    `conv1_1`. Others are left out, and words for parts of adapters (`lora_A`); so are stems that are numbered as well
-    (`norm_1` beside `norm_a`), and those whose letters are all in BESIDE.
+    """Return component -> component with a number, for COMPONENTS of one module that are counted by letters: `norm_a`
+    -> `norm_1`, `norm_b` -> `norm_2`; `conv1A` -> `conv1_1`. They are two or more with one stem and the letters from a
+    on, without a gap, up to h, behind "_" or as capitals (`norm_a`, `normA`).
+
+    Others are left out, and so are words for parts of adapters (`lora_A`), stems that are numbered as well (`norm_1`
+    beside `norm_a`), and stems whose letters are all in BESIDE.
     """
     rows: dict[str, set[str]] = defaultdict(set)
     for component in components - table().adapters.keys():
@@ -172,6 +175,8 @@ _FACTORS = frozenset("weight gamma scale kernel w g a_2 gain alpha".split())
 
 
 _WEIGHT_NORM = frozenset({"weight_g", "weight_v"})
+#: Spectral norm of code from before torch had its own (Miyato et al., 2018): a wrapper, whose names differ.
+_WRAPPED = {"weight_bar": "weight_orig", "weight_u": "weight_u", "weight_v": "weight_sv"}
 
 
 def role_of(path: tuple[str, ...], siblings: set[str]) -> tuple[tuple[str, ...], str]:
@@ -189,10 +194,12 @@ _Read = tuple[tuple[str, ...], str]
 
 
 def _parametrized(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
-    """Read a tensor of a parametrization of torch: its path is that before `parametrizations`, its role the name behind
-    that with an ending. `fc.parametrizations.weight.original0` is "weight_g" of `fc`, `original1` is "weight_v", and
-    `original` is "weight_orig"; `_u` and `_v` of spectral norm are "weight_u" and "weight_sv"; any other `NAME` is
-    "weight_NAME". None without `parametrizations`.
+    """Return (path of the module, role) of a tensor of a parametrization of torch; None for a PATH without the
+    component `parametrizations`.
+
+    The module is the path before `parametrizations`, the role the name behind it with an ending:
+    `fc.parametrizations.weight.original0` gives (("fc",), "weight_g"), `original1` "weight_v", and `original`
+    "weight_orig"; `_u` and `_v` of spectral norm give "weight_u" and "weight_sv", any other NAME "weight_NAME".
     """
     if "parametrizations" not in path:
         return None
@@ -203,11 +210,12 @@ def _parametrized(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
 
 
 def _recurrent(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
-    """Read a tensor of a recurrent layer of torch: `weight_ih_l1_reverse` is "weight_ih" of the module 1, reverse. None
-    for other names.
+    """Return (path of the module, role) of a tensor of a recurrent layer of torch; None for other names.
+    `rnn.weight_ih_l1_reverse` gives (("rnn", "1", "reverse"), "weight_ih"), `cell.weight_ih` (("cell",), "weight_ih").
 
     Code that drops weights in training (Merity et al., "Regularizing and Optimizing LSTM Language Models", 2018) stores
-    the whole weight under its name with `_raw`; it is read so if it stands without the name alone.
+    the whole weight under its name with `_raw` behind it: it is read like the name without `_raw`, but gives None if
+    SIBLINGS have that name, too.
     """
     found = _RNN.match(path[-1])
     if found is None or (found[6] and found[1] in siblings):
@@ -217,8 +225,9 @@ def _recurrent(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
 
 
 def _pruned(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
-    """Read `NAME_orig` and `NAME_mask`, which torch's pruning stores beside each other: the path and the role of NAME,
-    with "_orig" or "_mask" behind the role. None for other names, and for one without the other.
+    """Return (path, role) of `NAME_orig` or `NAME_mask`, which torch's pruning stores beside each other: those of NAME
+    (`role_of`), with "_orig" or "_mask" behind the role. `fc.weight_mask` gives (("fc",), "weight_mask"). None for
+    other names, and for one of the two without the other among SIBLINGS.
     """
     whole, _, half = path[-1].rpartition("_")
     if half not in ("orig", "mask") or not {f"{whole}_orig", f"{whole}_mask"} <= siblings:
@@ -228,18 +237,21 @@ def _pruned(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
 
 
 def _weight_norm(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
-    """Read `weight_g` and `weight_v` of weight norm, as they are called; `weight_v` beside `weight_orig`, of spectral
-    norm, is "weight_sv". None for other names, and for one of the two without the other.
+    """Return (path of the module, role) of `weight_g` or `weight_v` of weight norm, whose names are their roles; a
+    `weight_v` beside `weight_orig`, of spectral norm, is "weight_sv". None for other names, and for one of `weight_g`
+    and `weight_v` without the other among SIBLINGS.
     """
     head, leaf = path[:-1], path[-1]
     if leaf == "weight_v" and "weight_orig" in siblings:
         return head, "weight_sv"
+    if leaf in _WRAPPED and _WRAPPED.keys() <= siblings | {leaf}:
+        return head, _WRAPPED[leaf]
     return (head, leaf) if leaf in _WEIGHT_NORM <= siblings | {leaf} else None
 
 
 def _of_noisy_layer(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
-    """Read a tensor of a noisy layer (`_noisy`), such as "weight_mean", if its module also holds the mean of the same
-    tensor, and other tensors than those of this name; else None.
+    """Return (path of the module, role) of a tensor of a noisy layer (`_noisy`): `weight_mu` is "weight_mean". None for
+    other names; also if SIBLINGS have no mean of the same tensor ("weight"), or no other tensor but this one.
     """
     noisy = _noisy(path[-1])
     if noisy is None:
@@ -249,8 +261,10 @@ def _of_noisy_layer(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
 
 
 def _lettered(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
-    """Read a name that differs from another in SIBLINGS by a letter for its role: at its beginning (`W_q` beside
-    `b_q`), at its end (`_last_letter`), or in its last word (`self_Wk` beside `self_bk`). None for other names.
+    """Return (path, role) of a name that differs from another in SIBLINGS by a letter for its role, w or b; None for
+    other names. The letter is at the beginning (`W_q` beside `b_q`), at the end (`ln1w` beside `ln1b`: `_last_letter`),
+    or at the beginning of the last word (`self_Wk` beside `self_bk`). The path of both ends with the name of the
+    matrix: `W_q` is the "weight" and `b_q` the "bias" of `W_q`.
 
     Beside a gain (`self_gk`), a letter in the last word does not count: the shift is as likely that of a norm.
     """
@@ -262,8 +276,9 @@ def _lettered(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
 
 
 def _first_letter(before: str, word: str, siblings: set[str]) -> tuple[str, str] | None:
-    """Return (name of the matrix, role) of the name BEFORE + WORD, a "weight" if WORD begins with w, and SIBLINGS have
-    the same name with b instead; a "bias" if it is the other way round. None for other names, and for a single letter.
+    """Return (name of the matrix, role) of the name BEFORE + WORD: a "weight" if WORD begins with w or W, and SIBLINGS
+    have the same name with b or B instead (`Wk` beside `bk`); a "bias" if it is the other way round, whose matrix is
+    the name with W or w (W if SIBLINGS have both). None for other names, and if WORD is a single letter.
     """
     first, rest = word[:1], word[1:]
     matrices, biases = ({before + letter + rest for letter in letters} & siblings for letters in ("Ww", "Bb"))
@@ -275,7 +290,10 @@ def _first_letter(before: str, word: str, siblings: set[str]) -> tuple[str, str]
 
 
 def _last_letter(leaf: str, siblings: set[str]) -> tuple[str, str] | None:
-    """Return (name of the module, role) of `ln1w` ("weight") and `ln1b` ("bias"), if SIBLINGS have both; else None."""
+    """Return (name of the module, role) of a name LEAF that ends with w or b, if SIBLINGS have the name with both
+    letters: `ln1w` gives ("ln1", "weight"), `ln1_b` ("ln1", "bias"). Else None; also if fewer than two characters come
+    before the letter.
+    """
     stem, last = leaf[:-1], leaf[-1:]
     if last not in ("w", "b") or len(stem) < 2 or not {stem + "w", stem + "b"} <= siblings:
         return None
@@ -313,8 +331,9 @@ def _is_numbered(leaf: str, siblings: set[str]) -> bool:
 
 
 def _stands_alone(leaf: str, role: str, siblings: set[str]) -> bool:
-    """Return whether a tensor LEAF with the ROLE of a part has nothing in SIBLINGS that it is a part of: a bias under
-    another name than `bias` without a factor, or a `mean` without a variance.
+    """Return whether the tensor LEAF, whose ROLE is "bias" or "running_mean" by its name, has nothing in SIBLINGS that
+    it belongs to: True for a bias with another name than `bias` (`offset`) without a factor (`scale`), and for a `mean`
+    without a variance. False for all other names and roles.
     """
     if role == "running_mean" and cut(leaf) == ("mean",):
         return not any(table().leaves.get(cut(other)) == "running_var" for other in siblings)
@@ -330,16 +349,17 @@ def _of_queries(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
 
 
 def _with_suffix(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
-    """Read a name that ends with "_" and a role: `fc_weight`, `norm_gamma`, `bn_running_mean` are "weight", "weight"
-    and "running_mean" of the modules `fc`, `norm` and `bn`. None for other names.
+    """Return (path of the module, role) of a name that ends with "_" and a role: `fc_weight`, `norm_gamma`,
+    `bn_running_mean` are "weight", "weight" and "running_mean" of the modules `fc`, `norm` and `bn`. None for other
+    names.
     """
     found = _SUFFIX.match(path[-1])
     return None if found is None else ((*path[:-1], found[1]), table().leaves[cut(found[2])])
 
 
 def _scaled(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
-    """Read `NAME_scale` beside `NAME_bias` or `NAME_shift` as the weight of a module NAME, and `NAME_shift` beside
-    `NAME_scale` as its bias; else None.
+    """Return (path of a module NAME, "weight") for `NAME_scale` beside `NAME_bias` or `NAME_shift`, and (the same path,
+    "bias") for `NAME_shift` beside `NAME_scale`; None for other names.
     """
     name, _, what = path[-1].rpartition("_")
     if what == "scale" and {f"{name}_bias", f"{name}_shift"} & siblings:
@@ -370,7 +390,8 @@ _READINGS: tuple[Callable[[tuple[str, ...], set[str]], _Read | None], ...] = (
 
 
 def _noisy(leaf: str) -> tuple[str, str] | None:
-    """Return (tensor, kind) of a parameter of a noisy layer: ("weight", "mean") for `weight_mu` and `mean_w`; None for
+    """Return (tensor, kind) of a parameter of a noisy layer by its name LEAF, ("weight", "mean") for `weight_mu` and
+    `mean_w`: the tensor is "weight" or "bias", the kind what the vocabulary (`noisy`) calls the other words. None for
     other names.
     """
     words = cut(leaf)

@@ -21,14 +21,14 @@ _NEARLY = 0.05
 
 
 def divide_layers(source: Canon, target: Canon) -> None:
-    """Split tensors of the source that each hold one weight of all layers along the first or second dimension, if the
-    target has a list of so many layers (`_dimension`). The layers become members of a list in the module around the
-    tensors.
+    """Split tensors of the source that each hold one weight of all layers, along the first or second dimension, into
+    one tensor for each layer: `blocks.fc.kernel` [12, m, n] -> `blocks.0.fc.kernel` … [m, n].
 
-    All tensors below a module, three or more, have to be split so, and the target has none of them by name and sizes.
-    Modules that fit exactly come first, then those whose totals differ by up to 5 percent; of both, outer modules come
-    before inner ones. This comes before the steps about layouts, because a stack of matrices has as many dimensions as
-    a convolution.
+    All tensors below a module, three or more, are split together, if the target has a list of so many layers with about
+    these sizes (`_dimension`), and none of the tensors by name and sizes. Modules whose totals of elements fit exactly
+    come first, then those whose totals differ by up to 5 percent; of both, outer modules come before inner ones.
+    Nothing inside or around a module that was split is split again. This comes before the steps about layouts, because
+    a stack of matrices has as many dimensions as a convolution.
     """
     lists: dict[int, list[list[int]]] = defaultdict(list)
     for n, sizes in _lists(target):
@@ -62,8 +62,8 @@ def _dimension(pieces: Sequence[Piece], lists: Mapping[int, Sequence[Sequence[in
 
 
 def _lists(target: Canon) -> Iterator[tuple[int, list[int]]]:
-    """Yield (number of members, number of elements of each tensor in the first member) for each list of the target
-    whose members, two or more, have equally many elements.
+    """Yield (number of members, [number of elements of each tensor in the first member]) for each numbered list of the
+    target with two or more members that all have the same total of elements.
     """
     found: dict[tuple[_Path, str], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for piece in target.pieces.values():
@@ -77,10 +77,12 @@ def _lists(target: Canon) -> Iterator[tuple[int, list[int]]]:
 
 
 def _holds(pieces: Sequence[Piece], dim: int, inside: Sequence[int], tolerance: float) -> bool:
-    """Return whether PIECES, cut along dimension DIM, have as many elements for each layer as a member of a list, whose
-    tensors have INSIDE elements; the totals may differ by the share TOLERANCE of INSIDE. All their vectors (at least
-    one, with two dimensions before the cut), and 70 percent of all pieces, need a tensor of their size in the member,
-    as `_fits` says.
+    """Return whether PIECES, cut along dimension DIM, may be the layers of a list. INSIDE has the number of elements of
+    each tensor in a member of this list.
+
+    The elements of one layer of PIECES may differ from the sum of INSIDE by the share TOLERANCE of that sum. PIECES
+    need at least one vector for each layer (two dimensions before the cut). All such vectors, and 70 percent of all
+    pieces, need a tensor of their size in INSIDE (`_fits`).
     """
     each = [prod(p.shape) // p.shape[dim] for p in pieces]
     if abs(sum(each) - sum(inside)) > tolerance * sum(inside):

@@ -18,13 +18,14 @@ from .pieces import Canon, Piece
 
 
 def cut_sides(one: Canon, other: Canon) -> None:
-    """Split weights of ONE over the concatenated input and hidden state of a recurrent cell into `weight_ih` and
-    `weight_hh`, if OTHER has cells of these sizes with both (`_cells`), all with equally many inputs. A bias of the
-    layer becomes `bias_ih`.
+    """Split each weight of ONE [rows, inputs + hidden], over the concatenated input and hidden state of a recurrent
+    cell, into `weight_ih` [rows, inputs] and `weight_hh` [rows, hidden], if OTHER has cells with these two (`_cells`).
+    A bias of the layer becomes `bias_ih`.
 
-    This is done for all weights of one size, if they are at most as many as those cells, and OTHER has no weight (or
-    `weight_ih`) of that size. That the hidden state may come first is a question, and the order of the gates is
-    another, if the layer has as many rows as all gates of a kind of cell.
+    All weights of one size are split if they are at most as many as the cells of OTHER that make up this size, all
+    these cells have equally many inputs, and OTHER has no weight (or `weight_ih`) of this size. Unless the code of ONE
+    shows it, it is a question whether the hidden state comes first, and another one in which order the gates are, if
+    the layer has as many rows as all gates of a kind of cell.
     """
     for whole, widths in _cells(other).items():
         wholes = [p for p in one.pieces.values() if p.role == "weight" and p.shape == whole]
@@ -35,8 +36,9 @@ def cut_sides(one: Canon, other: Canon) -> None:
 
 
 def _cells(canon: Canon) -> dict[Shape, list[tuple[int, int]]]:
-    """Return sizes of one weight over the concatenated input and hidden state -> (number of inputs, width of the hidden
-    state) of each cell of CANON with a `weight_ih` and a `weight_hh` that make up such a weight.
+    """Return sizes -> [(number of inputs, width of the hidden state)] with one entry for each cell of CANON that has a
+    `weight_ih` and a `weight_hh` equal in all sizes but the second. The sizes are those of the two side by side along
+    the second dimension: a weight over the concatenated input and hidden state.
     """
     cells: dict[Shape, list[tuple[int, int]]] = defaultdict(list)
     for ih in canon.pieces.values():
@@ -54,11 +56,13 @@ def _around(shape: Shape) -> Shape:
 
 def _cut(one: Canon, piece: Piece, inputs: int, hidden: int) -> None:
     """Split PIECE of ONE into `weight_ih` with INPUTS columns and `weight_hh` with HIDDEN columns, with the gates in
-    torch's order, and put the gates of its bias, `bias_ih`, into this order.
+    torch's order. A bias beside it with as many values as PIECE has rows becomes `bias_ih`, with its gates in this
+    order, too.
 
-    The hidden state comes first if the code shows it, else last, with a question if the code does not show it. The
-    order of the gates is a question if the code does not show it (`_orders`); they stay if no kind of cell has so many
-    rows. Options are those of the source.
+    The columns of the hidden state are taken to be the first if the code of ONE shows it, and the last otherwise; this
+    is a question if the code does not show where they are. The order of the gates is a question if the code does not
+    show it (`_orders`); the gates stay if no kind of cell has so many rows. On the source, a question has the other
+    way as its option; on the target it has none.
     """
     rows, hidden_at = piece.shape[0], piece.entry.facts.hidden
     have, other, cell = _orders(piece, hidden)
@@ -95,11 +99,11 @@ def _cut(one: Canon, piece: Piece, inputs: int, hidden: int) -> None:
 
 
 def _orders(piece: Piece, hidden: int) -> tuple[tuple[str, ...], tuple[str, ...], RecurrentCell | None]:
-    """Return the likeliest order of the gates in PIECE, the other common order, which is empty if the code shows the
-    order, and the kind of recurrent cell (LSTM or GRU); `(), (), None` if no cell has so many gates. For convolutions
-    the two orders are exchanged.
+    """Return (likeliest order of the gates in PIECE, another common order, kind of recurrent cell), such as LSTM; `(),
+    (), None` if no kind of cell has so many gates, the rows of PIECE divided by HIDDEN.
 
-    A matrix most likely has torch's order, a kernel of a convolution most likely the other.
+    If the code shows the order, it is the first, and the other is (). Else a matrix most likely has torch's order, and
+    the kernel of a convolution the other one.
     Args:
         piece: a weight over the concatenated input and hidden state.
         hidden: the width of the hidden state.

@@ -12,12 +12,12 @@ MOST_SPELLED = 4
 
 
 def spelled(names: Sequence[str], wholes: Set[str]) -> tuple[int, ...] | None:
-    """Return the order (indices of NAMES) in which one of WHOLES, the names that a fused tensor may have, spells the
-    names of its parts: `conv_z` and `conv_r` in `conv_zr`. None if no order does, if several do, or for more than four
-    names.
+    """Return the order (indices of NAMES) in which one of WHOLES, the names that a fused tensor may have, spells NAMES,
+    those of its parts: (1, 0) for `conv_r` and `conv_z` in `conv_zr`. None if no order does, if several do, or for more
+    than four names.
 
-    It spells them joined (`_joined`), or cut short (`_cut_short`), or by the first word of each part, or the last:
-    `uqk` for `gate_u`, `query_q` and `key_k`.
+    A name spells the parts if it has their names joined (`_joined`) or cut short (`_cut_short`), or if it consists of
+    the first word of each part, or of the last word of each: `uqk` for `gate_u`, `query_q` and `key_k`.
     """
     if len(names) > MOST_SPELLED:
         return None
@@ -33,11 +33,12 @@ def spelled(names: Sequence[str], wholes: Set[str]) -> tuple[int, ...] | None:
 
 
 def _joined(names: Sequence[str], wholes: Set[str]) -> bool:
-    """Return whether one of WHOLES is NAMES, in order, one after the other, with nothing, "_" or "_and_" between them.
-    Their common beginning and end, or a part of it, may be there once for all, before and behind the names.
+    """Return whether one of WHOLES consists of NAMES, in order, with nothing, "_" or "_and_" between them. What all of
+    NAMES begin or end with, or a part of it, may be there only once, in front or at the end: `conv_zr` for `conv_z` and
+    `conv_r`.
 
-    Without both, the names may also be the last component between "_" of one of WHOLES, with two letters or more:
-    `mix_rkv` for `time_mix_r`, `time_mix_k` and `time_mix_v`.
+    NAMES without their common beginning and end, joined to two letters or more, may also be what one of WHOLES has
+    behind its last "_": `mix_rkv` for `time_mix_r`, `time_mix_k` and `time_mix_v`. False if one of NAMES is empty then.
     """
     head, tail = common_start(names), common_start([name[::-1] for name in names])
     for a, b in product(range(head + 1), range(tail + 1)):
@@ -54,9 +55,9 @@ def _joined(names: Sequence[str], wholes: Set[str]) -> bool:
 
 
 def _cut_short(names: Sequence[str], whole: str) -> bool:
-    """Return whether WHOLE, a fused tensor's name, ends with NAMES, those of its parts, in order, each cut to its first
-    word and the first letters of the others: `b1_b2r` for `b1` and `b2_reduce`. Each has two letters or more, and all
-    differ.
+    """Return whether WHOLE, a fused tensor's name, ends with NAMES, those of its parts, in order and between "_", each
+    cut to its first word and the first letters of its other words: `b1_b2r` for `b1` and `b2_reduce`. False if one of
+    these short names has fewer than two letters, or if two are equal.
     """
     said = whole.split("_")[-len(names) :]
     short = [(first, first + "".join(word[:1] for word in rest)) for first, *rest in (n.split("_") for n in names)]

@@ -29,14 +29,17 @@ _Look = tuple[int, tuple[tuple[str, Shape], ...]]
 
 
 def unstack(one: Canon, other: Canon) -> None:
-    """Split the stacks of ONE, tensors that hold all members of a list along the first dimension, into one tensor for
-    each member. The lists and stacks of OTHER show which tensors are stacks (`_stacks`); nothing is done if it has
-    neither.
+    """Split each stack of ONE, a tensor that holds all layers or experts of a list along its first dimension, into one
+    tensor for each member: `experts.w1` [8, m, n] -> `experts.0.w1` … `experts.7.w1` [m, n].
+
+    A tensor is a stack if OTHER has a numbered list of as many members (`_stacks`) with tensors of the member's sizes
+    (`_fitting`). Stacks of OTHER count as such a list if a projection is fused on one side only (`_other_stacks`).
+    Nothing is done if OTHER has neither.
 
     Before that, vectors for the layers of a list are split (`_unstack_vectors`), and flat matrices of experts are
-    reshaped to stacks (`_stand_up`). The stacks of a module are split together, those whose members have sizes of the
-    list of OTHER (`_fitting`), if one of them has three dimensions or more. Without such a stack, only a norm is split
-    (`_by_own_path`), if all of it fits. Matrices with inputs first are transposed (`_laid_out`).
+    reshaped to stacks (`_stand_up`). The fitting stacks of a module are split together, if one of them has three
+    dimensions or more; else only the scale and shift of a norm are split (`_by_own_path`), if both fit. Matrices with
+    inputs first are transposed (`_laid_out`, which may also ask a question).
     """
     lists, stacks = numbered_lists(other), _other_stacks(one, other)
     for n, shapes in stacks.items():
@@ -59,10 +62,12 @@ def unstack(one: Canon, other: Canon) -> None:
 def _stacks(one: Canon, other: Canon, lists: Collection[int], stacks: Collection[int]) -> dict[_Group, list[Piece]]:
     """Return (path without its last component, number of members) -> the tensors of ONE that may be stacks.
 
-    They have two dimensions or more, the first of which is one of LISTS, the lengths of OTHER's lists, and OTHER has no
-    tensor of their name and sizes. It also has fewer tensors of their sizes than ONE, which does not count if the first
-    dimension is one of STACKS (`_other_stacks`). The weight of a module itself (`attend.W`, whose path is `attend`) is
-    put to the bare parameters of that module (`attend.a`), if some of these are stacks of as many members.
+    A tensor may be a stack if it has two dimensions or more, its first size is in LISTS (the lengths of OTHER's lists),
+    and OTHER has no tensor of its name and sizes. OTHER must also have fewer tensors of its sizes (without sizes of 1)
+    than ONE, unless its first size is in STACKS (the lengths of OTHER's stacks, `_other_stacks`).
+
+    The weight of a module itself (`attend.W`, whose path is `attend`) is put into the group of `attend`, beside bare
+    parameters of that module (`attend.a`), if this group has stacks of as many members.
     """
     theirs = Counter(squeezed(p.shape) for p in other.pieces.values())
     own = Counter(squeezed(p.shape) for p in one.pieces.values())
@@ -89,8 +94,11 @@ def _fitting(members: Sequence[Piece], inside: set[Shape]) -> list[Piece]:
 
 
 def _unstack_group(one: Canon, path: _Path, stacks: list[Piece], inside: set[Shape], votes: Counter[bool]) -> None:
-    """Split STACKS of ONE, which have one length, into the members of one list at PATH, in torch's layout. A lone stack
-    at PATH itself gets a longer path first, where that is needed (`_beside_others`). INSIDE and VOTES: see `_laid_out`.
+    """Split STACKS of ONE, which have equally many members, into the members of one list at PATH: `PATH.0`, `PATH.1` ….
+
+    Stacks with three dimensions are brought into torch's layout before (`_laid_out`): INSIDE has the sizes of the
+    members of OTHER's list, VOTES how many stacks fit transposed (True) and as they are (False). A lone stack whose own
+    path is PATH first gets a longer path, if other tensors are below PATH (`_beside_others`).
     """
     if len(stacks) == 1 and stacks[0].path == path:
         stacks = [_beside_others(one, stacks[0])]
@@ -103,9 +111,11 @@ def _unstack_group(one: Canon, path: _Path, stacks: list[Piece], inside: set[Sha
 
 def _unstack_vectors(one: Canon, other: Canon) -> None:
     """Split the tensors of a module of ONE, weight [n, d] and bias [n, d], or weight [n] and bias [n], into those of n
-    layers, if OTHER has exactly one list of n layers with vectors or numbers of these sizes and roles, and ONE exactly
-    one such module. A lone weight [n] also needs the name of the layers in that list; a lone weight [n, d] is not
-    split.
+    layers (`MODULE.0`, `MODULE.1` …), if OTHER has exactly one list of n layers that hold vectors or single numbers of
+    these sizes and roles, and ONE exactly one such module. Else nothing is done.
+
+    A lone weight [n] is split only if the last component of its path is also that of the layers in the list: `scale`
+    for `layers.0.scale`. A lone weight [n, d], or a lone tensor of another role, is never split.
 
     A layer of one input has a vector as its weight; code that embeds numbers keeps all of these in one parameter.
     """
@@ -122,11 +132,12 @@ def _unstack_vectors(one: Canon, other: Canon) -> None:
 
 
 def _into_members(canon: Canon, stacks: Sequence[Piece], cut_at: int, first: Piece) -> None:
-    """Split STACKS, which together hold all tensors of the members of a list, along the first dimension into a tensor
-    for each member. The number of the member stands behind CUT_AT components of the path.
+    """Replace each of STACKS in CANON by one tensor for each member of a list, cut along the first dimension. The
+    number of the member is put behind the first CUT_AT components of the path: for 1, `experts.w1` -> `experts.0.w1`.
 
-    The tensors of one member come one after the other, in the order of STACKS. Their places in both orders are counted
-    from that of the stack FIRST. Each has the questions of its stack, with the options cut out of it, too.
+    STACKS hold all tensors of the members. The tensors of one member come one after the other, in the order of STACKS.
+    Their places in the orders of registration and of execution begin at those of the stack FIRST (none of execution if
+    it is not known for both stacks). Each keeps the questions of its stack, with their options cut as well.
     """
     for place, piece in enumerate(stacks):
         new: list[tuple[Piece, Callable[[Expr], Expr]]] = []
@@ -135,7 +146,6 @@ def _into_members(canon: Canon, stacks: Sequence[Piece], cut_at: int, first: Pie
             made = replace(
                 piece,
                 path=(*piece.path[:cut_at], str(i), *piece.path[cut_at:]),
-                questions=tuple(q.translated(partial(ex.select, dim=0, index=i)) for q in piece.questions),
                 shape=piece.shape[1:],
                 order=first.order + behind,
                 used=None if piece.used is None or first.used is None else first.used + behind,
@@ -145,9 +155,11 @@ def _into_members(canon: Canon, stacks: Sequence[Piece], cut_at: int, first: Pie
 
 
 def _lists_of_vectors(other: Canon) -> dict[_Look, list[List]]:
-    """Return (number of layers, (role, sizes) of the tensors of a layer) -> a tensor of each list of such layers in
-    OTHER, for layers that hold only vectors, or only single numbers, all of them in equally many members. Sizes of 1
-    are left out.
+    """Return (number of layers, (role, sizes) of each tensor of a layer, sorted) -> one `List` for each list of such
+    layers in OTHER, that of the layer's first tensor. Sizes of 1 are left out.
+
+    Lists count only if their layers hold vectors alone, or single numbers alone, and equally many members have each of
+    the tensors.
     """
     layers: dict[tuple[_Path, _Path], list[List]] = defaultdict(list)
     for found in lists_of(other):
@@ -178,10 +190,12 @@ def _modules_of_vectors(one: Canon, other: Canon) -> dict[_Look, list[list[Piece
 def _by_own_path(
     groups: dict[_Group, list[Piece]], lists: Sequence[List]
 ) -> tuple[dict[_Group, list[Piece]], set[_Path]]:
-    """Return (GROUPS, with a group for each path where matrices are lists of their own on the other side
-    (`_sizes_alone`); paths of the norms in these: two stacks of vectors that are members of such lists, too).
+    """Return (the groups of stacks to split, the paths of norms among them).
 
-    GROUPS has (path around, number of members) -> stacks, LISTS the lists of the other side.
+    GROUPS has (path around the stacks, number of members) -> stacks, LISTS the lists of the other side. A group is kept
+    as it is, unless the other side has the weights of this group as lists of their own, `fc.0` and not `0.fc`
+    (`_sizes_alone`): then each of its stacks is put into the group of its own path. In a group so divided, a path with
+    exactly two stacks of vectors [n, d], d a size of these lists, is a norm.
     """
     found: dict[_Group, list[Piece]] = defaultdict(list)
     norms: set[_Path] = set()
@@ -207,8 +221,8 @@ def _sizes_alone(members: Sequence[Piece], lists: Sequence[List]) -> set[Shape]:
 
 
 def _beside_others(one: Canon, piece: Piece) -> Piece:
-    """Return the stack PIECE, in ONE with the last component of its key added to its path, so that it can become a
-    list, if its module holds other modules or parameters below this path; else as it is.
+    """Add the last component of its key to the path of the stack PIECE in ONE (`experts` -> `experts.W`), if ONE has
+    other tensors below this path, and return the changed piece. Else change nothing, and return PIECE itself.
     """
     at = len(piece.path)
     if not any(p.path[:at] == piece.path and len(p.path) > at for p in one.pieces.values()):
@@ -218,9 +232,11 @@ def _beside_others(one: Canon, piece: Piece) -> Piece:
 
 
 def _other_stacks(one: Canon, other: Canon) -> dict[int, set[Shape]]:
-    """Return number of layers -> sizes of the layers (of one part, if they are fused) in stacks of OTHER with as many
-    layers, for the numbers of layers for which ONE or OTHER has a stack that is fused there only
-    (`_is_fused_here_only`). Stacks of biases [layers, rows] count, too.
+    """Return number of layers n -> sizes of one layer in each stack of OTHER with n layers: stacks of weights [n, rows,
+    columns] and of biases [n, rows]. For a fused layer (`qkv`) they are the sizes of one part.
+
+    Only an n counts for which ONE or OTHER has a stack that is fused on its own side only (`_is_fused_here_only`); {}
+    if there is none.
     """
     own, theirs = ([p for p in side.pieces.values() if _is_stack_of_matrices(p)] for side in (one, other))
     fused = [p for p in own if _is_fused_here_only(p, theirs)] + [p for p in theirs if _is_fused_here_only(p, own)]
@@ -333,10 +349,11 @@ def _laid_out(one: Canon, piece: Piece, inside: set[Shape], votes: Counter[bool]
     """Bring the stack PIECE of ONE into torch's layout, transposed or as it is, and return it. INSIDE has the sizes of
     the layers on the other side, VOTES what other stacks show (see `_turned`).
 
-    A stack of the target whose layout the forward pass shows follows that (`_used_with_inputs_first`). Else a stack
-    with the sizes of INSIDE in one way only gets these sizes; in neither way, it stays. If it has them both ways, or is
-    square, it is transposed if more VOTES are for it than against it. Without votes it stays, with a question if it is
-    stored as it is or transposed; the option of the source is the other layout.
+    If the forward pass of the target shows the layout of its stack, that decides (`_used_with_inputs_first`). Else a
+    stack with the sizes of INSIDE in one way only gets these sizes; in neither way, it stays. If it has them both ways,
+    or is square, it is transposed if more VOTES are True than False; else it stays. If there are no votes, it stays
+    with a question, but only if it is a tensor of its side as it is stored, or transposed; on the source, the option of
+    the question is the other layout.
     """
     if one.is_target and (piece.entry.facts.inputs_first is not None or piece.entry.how == "linear"):
         return turn(one, piece) if _used_with_inputs_first(piece) else piece
@@ -436,8 +453,10 @@ def lists_of(canon: Canon, of: frozenset[str] = frozenset()) -> list[List]:
 
 
 def numbered_lists(canon: Canon, of: frozenset[str] = frozenset()) -> dict[int, set[Shape]]:
-    """Return number of members -> sizes of the tensors in them, without sizes of 1, for the lists of `lists_of(CANON,
-    OF)`. For tensors with the sizes of a fused weight or bias of CANON, the sizes of one part are there, too.
+    """Return number of members -> sizes of the tensors in one member, of all lists of CANON with so many members
+    (`lists_of`), without sizes of 1. If OF is given, only lists with one of these words in their names count.
+
+    For tensors with the sizes of a fused weight or bias of CANON (`qkv`), the sizes of one part are there, too.
     """
     parts: dict[Shape, Shape] = {}
     for piece in canon.pieces.values():
@@ -450,14 +469,15 @@ def numbered_lists(canon: Canon, of: frozenset[str] = frozenset()) -> dict[int, 
 
 
 def unstack_together(one: Canon, other: Canon) -> None:
-    """Split two or more weights of ONE in one module that together hold a list of layers (`_are_one_list`), if OTHER
-    has a list of so many layers of their size, in this layout or transposed, and neither side has other tensors of this
-    size.
+    """Split two or more weights of ONE in one module that together hold a list of layers (`_are_one_list`) into one
+    weight for each layer, if OTHER has a list of so many layers of their size, in this layout or transposed (then they
+    are transposed first), and neither side has other tensors of this size.
 
-    For example, the first layer has a table [1, n, d], and the other layers have one for all, [layers - 1, n, d]. The
-    weights have more than two dimensions, of which the first counts layers, and the sizes of the others are equal
-    (sizes of 1 left out). The layers are numbered in a row over all weights, in the order of use, or of registration
-    where the use is not known.
+    For example, the first layer has a table `prompts` [1, n, d], and the other layers have one for all, `deep_prompts`
+    [layers - 1, n, d]: `0.prompts`, `1.deep_prompts`, `2.deep_prompts` …. The weights have more than two dimensions, of
+    which the first counts layers, and the sizes of the others are equal (sizes of 1 left out). The layers are numbered
+    in a row over all weights, in the order of use, or of registration where the use is not known. This order may be a
+    question (`_in_a_row`).
     """
     lists = numbered_lists(other)
     theirs = Counter(squeezed(p.shape) for p in other.pieces.values())
@@ -483,12 +503,13 @@ def _are_one_list(members: Sequence[Piece], alone: int) -> bool:
 
 
 def _in_a_row(canon: Canon, members: list[Piece]) -> None:
-    """Split MEMBERS, tensors that together hold a list of layers, in order, into one tensor for each layer, numbered in
-    a row. Their order is a question, with the reverse order of the tensors as the option on the source.
+    """Replace MEMBERS in CANON, tensors that together hold a list of layers along their first dimensions, in this
+    order, by one tensor for each layer. The layers are numbered in a row, from 0, in the module around MEMBERS.
 
-    The order is certain if the order of this side is known (the target was traced, the source is ordered), and there
-    are two tensors, of which the first holds one layer, and the second has all words of the first and more: `prompts`
-    and `deep_prompts`.
+    Each new tensor has a question about the order of MEMBERS. On the source its option is the layer that would have
+    this number if MEMBERS came in the reverse order; on the target there is no option. No question is asked if the
+    order of this side is known (the target was traced, the source is ordered), and MEMBERS are two tensors, the first
+    of one layer, and the second with all words of the first in its path and more: `prompts` and `deep_prompts`.
     """
     ordered = canon.signature.traced if canon.is_target else canon.signature.ordered
     named = len(members) == 2 and telling_words(members[0].path) < telling_words(members[1].path)

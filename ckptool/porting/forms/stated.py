@@ -50,16 +50,18 @@ _GATES = {"LSTM": (("i", "o", "f", "g"), ("i", "f", "g", "o")), "RNN": (("h",), 
 
 
 def take_what_is_stated(source: Canon, target: Canon) -> None:
-    """Give every tensor of the source whose role the file states (in the terms of its framework) torch's role, path and
-    layout. Tensors of Keras' recurrent layers and those that have a number as their name (`onnx::MatMul_211`) stay as
-    they are.
+    """Give every tensor of the source whose role the file states (in the terms of its framework, `gamma`) torch's role,
+    path and layout (`weight`). Tensors of Keras' recurrent layers and those that have a number as their name
+    (`onnx::MatMul_211`) stay as they are.
 
     A layout that an operator or a class states is certain, unless it fits in two ways. A layout that only a name states
-    is taken if it gives sizes of the model; it is a question if the tensor has sizes of the model without it, too, and
-    the other kernels do not decide. In a graph (ONNX, TFLite), the tensors of one operator get one path: if several
-    operators of its kind have equal sizes, the order in the file decides, which is a question. There, recurrent
-    operators are split into torch's tensors, and whole numbers that no operator takes as weights are removed
-    (`_join_operators`).
+    is taken if it gives the tensor sizes of the model; this is a question if the tensor as stored has sizes of the
+    model, too, and the other kernels of the file do not decide it.
+
+    In a graph (ONNX, TFLite), the tensors of one operator get one path. If several operators of its kind have equal
+    sizes, the order in the file decides, which is a question. There, recurrent operators are split into torch's
+    tensors, and tensors of whole numbers that no operator takes as weights are removed (`_join_operators`). TARGET, the
+    model, is not changed.
     """
     # what has a number in place of a name has a step of its own
     pieces = [p for p in source.pieces.values() if p.entry.stated is not None and not is_numbered(p)]
@@ -74,8 +76,8 @@ def take_what_is_stated(source: Canon, target: Canon) -> None:
 
 
 def _word_outputs(source: Canon) -> None:
-    """Add the words "out" and "proj" to the names of the tensors of a layer that the file states to be the output of an
-    attention: its class has "attention" in its name, and its kernel has two dimensions of inputs and one of outputs.
+    """Add the words "out" and "proj" to all tensors of SOURCE in each module that the file states to be the output of
+    an attention: a class with "attention" in its name, whose kernel has two dimensions of inputs, then one of outputs.
     """
     found = {
         piece.path
@@ -127,11 +129,12 @@ class _Wanted:
 
 
 def _names_hold(source: Canon, pieces: Sequence[Piece], wanted: _Wanted) -> bool | None:
-    """Return whether kernels among PIECES whose layout only their name states have that layout, as more of them show by
-    the sizes of the model than show the opposite. None if no sizes show it: those that fit both ways, or neither way,
-    do not count.
+    """Return whether the names of kernels in this file say their layout (True), or the kernels are in torch's layout
+    already (False), as files of MLX may be; None if no kernel shows it.
 
-    A file of MLX may hold kernels in torch's layout.
+    Kernels of PIECES with three or more dimensions vote whose layout only their name states, but for names that have
+    it in all files (`kernel`): True if only the stated layout gives sizes WANTED by the model, False if only the
+    sizes as stored are wanted. Those that fit both ways, or neither way, have no vote. A tie gives False.
     """
     votes: Counter[bool] = Counter()
     for piece in pieces:
@@ -148,9 +151,11 @@ def _ways(source: Canon, piece: Piece) -> list[Way]:
 
 
 def _named(source: Canon, piece: Piece) -> Piece:
-    """Return PIECE, changed in SOURCE to have torch's role for the part that the file states ("gamma" -> "weight"),
-    and, if the last component of its path is its own name, one that the vocabulary lists as a role (`gamma`), the path
-    of the module around. PIECE itself if the part has no role of torch, or if the name is taken.
+    """Change PIECE in SOURCE to torch's role for the part that the file states ("gamma" -> "weight"), and return it.
+
+    If the last component of its path is its own name (`bn.gamma`), and the vocabulary lists that name as a role, it
+    also gets the path of the module around (`bn`). PIECE itself is returned, unchanged, if the file states no part that
+    torch has, if it has this name already, or if another tensor has it.
     """
     role = _PARTS.get(_part(piece), piece.role)
     alone = len(piece.path) > 1 and piece.last == piece.leaf and cut(piece.leaf) in table().leaves
@@ -164,9 +169,10 @@ def _named(source: Canon, piece: Piece) -> Piece:
 def _lay_out(source: Canon, piece: Piece, wanted: _Wanted, names_hold: bool | None) -> None:
     """Bring PIECE of SOURCE into torch's layout, as its stated role says (`_fitting_ways`): in the first way whose
     sizes are WANTED by the model, or the first way of all. It is marked as `placed` then. It stays if there is no way.
-    A bias with a dimension for heads becomes a vector, unless the model has it as it is.
+    A bias with a dimension for heads becomes a vector, unless the model has a tensor of its sizes.
 
-    NAMES_HOLD is from `_names_hold`. What else the tensor may be is the option of a question (`_other_layout`).
+    If something else is possible (`_other_layout`), a question is asked, with it as the option. NAMES_HOLD is whether
+    the names of kernels in this file say their layout; None if that is not known (`_names_hold`).
     """
     shape = piece.shape
     if _stated(piece).axes == "OO" and len(shape) == 2 and shape not in wanted.all:  # the bias of heads
@@ -183,12 +189,13 @@ def _lay_out(source: Canon, piece: Piece, wanted: _Wanted, names_hold: bool | No
 
 
 def _fitting_ways(source: Canon, piece: Piece, wanted: _Wanted, names_hold: bool | None) -> list[Way]:
-    """Return the ways to bring PIECE of SOURCE into torch's layout whose sizes are WANTED by the model; without any,
-    [the first way of all].
+    """Return the ways to bring PIECE of SOURCE into torch's layout whose sizes are WANTED by the model; [the first way
+    of all] if none fits.
 
-    [] if its role gives no way, and if two axes have one letter (heads in a dimension of their own), the model has
-    tensors of these sizes, and the first way does not fit. If only its name states the layout, also [] if no way fits,
-    or if it is vague (`_is_vague`) and the other kernels show that names do not hold (NAMES_HOLD is False).
+    [] in these cases: its role gives no way; two axes have one letter (heads in a dimension of their own), the model
+    has tensors of its sizes as stored, and the first way does not fit; only its name states the layout, and no way
+    fits; or only its name states it, the name is vague (`_is_vague`), and the other kernels show that names do not say
+    the layout (NAMES_HOLD is False).
     """
     role, shape = _stated(piece), piece.shape
     found = _ways(source, piece)
@@ -210,11 +217,13 @@ def _is_vague(piece: Piece) -> bool:
 
 
 def _other_layout(piece: Piece, found: Sequence[Way], *, unproven: bool) -> Expr | None:
-    """Return what else PIECE may be, if it is laid out in the first of the ways FOUND; None if that is certain.
+    """Return the expression of what else PIECE may be, if it is laid out in the first of the ways FOUND; None if that
+    is certain. The first of these that applies:
 
-    It is the second way; or the tensor as it is, if the way is UNPROVEN; or, for a kernel with equally many inputs and
-    outputs, whose layout only its name states, and whose way mirrors it, the way for a tensor whose last two axes are
-    outputs and inputs.
+    - there are several ways: the tensor laid out in the second;
+    - the first way is UNPROVEN: the tensor as it is stored;
+    - only its name states the layout, the way mirrors the kernel, and its last two sizes, inputs and outputs, are
+      equal: the tensor laid out with outputs before inputs.
     """
     way, shape = found[0], piece.shape
     if len(found) > 1:
@@ -232,8 +241,8 @@ def _join_operators(source: Canon) -> None:
     TFLite), tensors of whole numbers that no operator takes as weights are removed from the pieces: they are sizes and
     axes.
 
-    Vectors go to the kernels with as many outputs that lack them, if there are equally many of both. With several, the
-    order in the file decides, with a question.
+    Vectors go to the kernels with as many outputs that have no tensor of this role yet, if there are equally many of
+    both; else they stay. With several, the order in the file decides, with a question.
     """
     of_graph: dict[str, list[Piece]] = defaultdict(list)
     if source.signature.framework in _GRAPHS:  # whole numbers that no operator takes as weights are sizes and axes
@@ -251,10 +260,12 @@ def _join_operators(source: Canon) -> None:
 
 
 def _join_layers(source: Canon, pieces: Sequence[Piece]) -> None:
-    """Give vectors among PIECES, the weights of one kind of operator in SOURCE, the path and the words of their layer:
-    that of a kernel or scale with as many outputs, which has no tensor of their role. Vectors that have a weight beside
-    them stay, and so do those of one role and length that are not as many as such layers. If there are several, the
-    order decides, which is a question.
+    """Give each vector (bias, statistics) among PIECES, the weights of one kind of operator in SOURCE, the path and the
+    words of its layer: of a kernel or scale with as many outputs as it has values, and without a tensor of its role.
+
+    This is done for all vectors of one role and length if there are equally many such layers; else they stay. If there
+    are several, they go together in the order in the file, which is a question about each vector. Vectors that have a
+    weight beside them stay.
     """
     leads: dict[int, list[Piece]] = defaultdict(list)
     others: dict[tuple[int, str], list[Piece]] = defaultdict(list)
@@ -281,11 +292,13 @@ def _outputs(piece: Piece) -> int:
 
 def _join_cells(source: Canon, pieces: Sequence[Piece], have: tuple[str, ...], want: tuple[str, ...]) -> None:
     """Split PIECES, the weights [directions, gates * width, …] and biases [directions, 2 * gates * width] of recurrent
-    operators, into torch's weights for each direction, with the gates in the order WANT; HAVE is their present order.
+    operators of one kind, into torch's tensors for each direction (`weight_ih`, `weight_hh`, `bias_ih`, `bias_hh`),
+    with the gates in the order WANT; HAVE is their present order.
 
-    The first weight on inputs, the first one on hidden states and the first biases are of one layer, and so on, which
-    is a question if several layers have the same sizes. Nothing is done if there are not equally many weights on inputs
-    and on hidden states, and as many biases or none. Layers with other sizes stay as they are.
+    The first weight on inputs, the first one on hidden states and the first bias are of one layer, and so on, which is
+    a question about each new tensor if two layers have weights on inputs of the same sizes. Nothing is done if there
+    are not equally many weights on inputs and on hidden states, and as many biases or none. Layers with other sizes
+    stay as they are.
     """
     inputs, states, biases = (
         [p for p in pieces if _part(p) == name] for name in ("kernel", "recurrent_kernel", "bias")
@@ -316,7 +329,8 @@ def _divide_cell(
     want: tuple[str, ...],
     asked: bool,
 ) -> None:
-    """Split PIECE, [directions, rows, …] of a recurrent layer, into a tensor for each direction and role.
+    """Replace PIECE, [directions, rows, …] of a recurrent layer, by a tensor for each direction and role, with its
+    gates in the order WANT. The new tensors are marked as `placed`.
 
     Args:
         source: the side of the piece.
@@ -341,8 +355,9 @@ def _divide_cell(
 def _gates(
     e: Expr, *, d: int, rows: tuple[int, int] | None, of: int, have: tuple[str, ...], want: tuple[str, ...]
 ) -> Expr:
-    """Return member D of the stack E, only its ROWS (start, stop) if they are given, with its gates, which have OF rows
-    together, moved from the order HAVE to the order WANT.
+    """Return the expression of member D of the stack E (along its first dimension), with its gates moved from the order
+    HAVE to the order WANT. If ROWS (start, stop) are given, only these rows of it are taken, else all. OF is how many
+    rows the gates have together.
     """
     e = ex.select(e, 0, d)
     e = e if rows is None else ex.part(e, 0, *rows)
@@ -359,13 +374,14 @@ def is_numbered(piece: Piece) -> bool:
 
 
 def name_exported(source: Canon, target: Canon) -> None:
-    """Give tensors of the source that an ONNX export named by numbers a path. Kernels of convolutions, and matrices of
-    Gemm, get one of their own (`Conv_193`), with their biases. Matrices get that of their layer, or, if that is not
-    known, one of their own (`MatMul_211`), and torch's layout.
+    """Give a path to the tensors of the source that an ONNX export named by numbers. Kernels of convolutions, and
+    matrices of Gemm, get one of their own (`onnx::Conv_193` -> `Conv_193`), which their biases get, too. Matrices of
+    MatMul get that of their layer (`_layers`), or, if it is not known, one of their own (`MatMul_211`); they are
+    transposed to torch's layout.
 
-    A matrix without an operator in its name (`val_308`) counts only if its outputs are as many as a bias without a
-    weight has values. Between several layers of equal sizes, the order of the numbers decides, which is a question
-    unless the model's order of use is known.
+    A matrix without an operator in its name (`val_308`) is treated as one of MatMul only if it has as many outputs as
+    some bias without a weight has values; else it stays. Between several layers of equal sizes, the order of the
+    numbers decides, which is a question unless the model's order of use is known.
     """
     named = [
         (int(found[2]), found[1] or "", piece)
@@ -389,8 +405,8 @@ def name_exported(source: Canon, target: Canon) -> None:
 
 def _convolutions(source: Canon, numbered: Sequence[tuple[str, Piece]]) -> None:
     """Give each kernel of a convolution or Gemm in NUMBERED, (operator, tensor) in the order of numbers, a path of its
-    own (`Conv_193`); the next vector of that operator becomes its bias, with this path. Both get the word "conv" alone.
-    Other tensors stay.
+    own (`Conv_193`). The first vector of that operator behind it, before the next kernel, becomes its bias, with the
+    same path. Both get "conv" as their only word. Other tensors stay.
     """
     before: Piece | None = None
     for op, piece in numbered:

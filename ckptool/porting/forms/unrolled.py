@@ -13,13 +13,14 @@ _LAYERS = 4
 
 
 def later_blocks(targets: Sequence[Unit], sources: Sequence[Unit]) -> list[Unit]:
-    """Return the units of all blocks except the first, for those lists of TARGETS of whose blocks SOURCES has only one.
+    """Return the units of all blocks except the first, for each list of blocks in TARGETS of which SOURCES holds one
+    block only; [] if there is no such list. Blocks are in the order of their numbers.
 
     In "ALBERT" (Lan et al., 2020) all blocks share their weights. Compared with one block, every layer of the source
-    has one partner; compared with all, several. The blocks of such a list have equal units, four or more, and the
-    source has as many units of each kind as the target would have with one block. A list does not count if the source
-    numbers layers of such kinds above 0 (it has a list of its own, with blocks missing), or if another list of the
-    model has such layers, too. Blocks are in the order of their numbers.
+    has one partner; compared with all, several. A list counts if it has two or more blocks, all its blocks have equal
+    units by colour (sizes and kind), four or more, and the source has exactly as many units of each of these colours as
+    the target would have with one block. It does not count if the source has units of these colours with a number other
+    than 0 in their paths (a list of its own, with blocks missing), or if another list of the model has such units, too.
     """
     blocks = _blocks(targets)
     own, theirs = (Counter(u.colour for u in units) for units in (targets, sources))

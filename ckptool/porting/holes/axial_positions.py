@@ -13,13 +13,14 @@ from .filling import Filled, Filling
 
 
 def positions_of_axes(filling: Filling) -> None:
-    """Fill position tables of videos from the source's table of frames and its table of the places in a frame: with
-    the sum of two rows for each place of each frame, below the rows for a class token. Each is a question, with all
-    frames of a place side by side as the option.
+    """Fill each position table of the model for videos from the source's table of frames and its table of the places in
+    a frame. Its rows are those for a class token, then, frame after frame, the sum of the frame's row and the place's
+    row for each place. Each is a question; the option has the sums place after place, with all frames of a place.
 
     Among the position tables of the source without a partner, exactly one has a word for frames in its name, one a word
-    for places, and at most one a word for the class token. A position table of the model without a partner is filled if
-    it has the sizes [rows for the class token + frames * places, width].
+    for places, and at most one a word for the class token, and those of frames and places have one width; else nothing
+    is done. A position table of the model without a partner is filled if it has the sizes [rows for the class
+    token + frames * places, width] and is not filled yet.
     """
     tables = [u for u in filling.matching.free_sources if label_of(u, "embedding") == "position"]
     said = {axis: [u for u in tables if not words.isdisjoint(u.words)] for axis, words in _AXES.items()}
@@ -27,7 +28,8 @@ def positions_of_axes(filling: Filling) -> None:
         return
     frames, places, *first = (u.main for axis in ("frames", "places", "class") for u in said[axis])
     width = frames.shape[-1]
-    if places.shape[-1] != width or any(prod(p.shape[:-2]) != 1 for p in (frames, places, *first)):
+    pieces = (frames, places, *first)
+    if any(len(p.shape) < 2 or p.shape[-1] != width or prod(p.shape[:-2]) != 1 for p in pieces):
         return
     wanted = sum(p.shape[-2] for p in first) + frames.shape[-2] * places.shape[-2], width
     for t in filling.matching.free_targets:

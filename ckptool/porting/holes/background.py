@@ -12,14 +12,15 @@ from .filling import Filling
 
 
 def doubt_background(filling: Filling) -> None:
-    """Ask about the rows of layers for classes, if the two codes may count the background in different places: about
-    each filled tensor of a role that both units have. The options have the last row first, and the first row last; in
-    the opposite order if the source's layer for boxes has four rows for each of its rows.
+    """Ask about the rows of each layer for classes if the two codes may count the background in different places, first
+    or last. Every filled tensor of a role that both units have gets a question with two options: the last row moved to
+    the front, and the first row moved to the end. The second comes first if the source's layer for boxes has 4 * N
+    rows. The tensors stay as they are.
 
-    With N rows, three or more, a side counts the background if a layer for boxes in the same module has 4 * (N - 1)
-    rows; in other code such a layer has 4 * N. A pair is asked about in two cases: one side has a layer of 4 * (N - 1)
-    rows and the other side one of 4 * N; or the model has one of 4 * (N - 1), and the last names of some filled pair of
-    the whole mapping are not equal. Which layers are for classes and for boxes, names say.
+    Names say which layers are for classes, with N rows (three or more), and which for boxes. A layer for boxes in the
+    same module with 4 * (N - 1) rows shows that the classes include the background; in other code it has 4 * N. A pair
+    is asked about in two cases: one side has 4 * (N - 1) rows and the other side 4 * N; or the model has 4 * (N - 1),
+    and some filled pair of the whole mapping has two different last names.
     """
     pairs = {id(t): (t, s) for t, s in filling.unit_of.values()}.values()
     renamed = any(t.path[-1:] != s.path[-1:] for t, s in pairs)

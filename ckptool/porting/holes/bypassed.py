@@ -16,12 +16,13 @@ from .filling import Filling
 
 
 def doubt_bypasses(filling: Filling) -> None:
-    """Decide which part passes (`_ask`) for each layer that makes, norms or takes the parts of a layer's output, of
-    which one goes past the layers that take the others, as the model's forward pass shows (`_bypasses`).
+    """Reorder the channels of layers with a bypass, or ask about their order (`_ask`): the output of a layer is cut
+    into equal parts, and one part goes past the layers that take the others. The layers that make, norm or take all
+    these parts are looked at, as the model's forward pass shows them (`_bypasses`).
 
     The layer that makes the parts has to be filled with one tensor of the source (`_is_whole`). Nothing is done for
-    pairs that are written once (`Filling.written_once`), unless the source's forward pass shows such parts along the
-    same dimension; nor if the sides have the same names and the source was not traced.
+    pairs of one name or the same code (`Filling.written_once`), unless the source's forward pass shows a bypass along
+    the same dimension; nor for any pair if the sides have the same names and the source was not traced.
     """
     if filling.same_names and not filling.source.signature.traced:
         return
@@ -34,10 +35,12 @@ def doubt_bypasses(filling: Filling) -> None:
 
 
 def _ask(filling: Filling, t: Unit, own: Bypass, theirs: Bypass | None) -> None:
-    """Move the part that passes in the source's code to the place of OWN, the model's bypass, in each tensor of T whose
-    channels its parts divide: without an open question if the source's bypass, THEIRS, has as many parts, and both join
-    them in the order in which they cut them. Else only ask; the option moves the first part there, or the last if the
-    model lets its first part pass.
+    """Move the part of the channels that the source's code lets pass to the place of the part that the model lets pass,
+    in each filled tensor of T, or ask whether to move it. OWN is the model's bypass, THEIRS the source's, or None.
+
+    If THEIRS has as many parts as OWN, and both codes join the parts in the order in which they cut them, the part is
+    moved without an open question. Else the tensors stay, with a question: its option moves the first part, or the
+    last if the model lets its first part pass. Tensors whose channels cannot be cut into the parts are left out.
     """
     alike = theirs is not None and theirs.parts == own.parts and theirs.in_place and own.in_place
     known = theirs.place if theirs is not None and alike else None
@@ -71,8 +74,9 @@ def _is_whole(filling: Filling, piece: Piece) -> bool:
 
 
 def _moved(whole: Expr, size: int, own: Bypass, place: int) -> Expr:
-    """Return WHOLE, of SIZE channels along the dimension of OWN, with its part PLACE moved to where the model lets a
-    part pass; WHOLE as it is if that part is there already.
+    """Return WHOLE with its part PLACE moved to the place of OWN, the part that the model lets pass; the other parts
+    keep their order. WHOLE has SIZE channels along the dimension `own.dim`, in `own.parts` parts, counted from 0. It is
+    returned as it is if PLACE is that place already.
     """
     if place == own.place:
         return whole

@@ -16,10 +16,10 @@ from .filling import Filled, Filling
 
 
 def doubt_heads_of_channels(filling: Filling) -> None:
-    """Ask about the tensors of attentions with two heads or more whether heads are the outer or the inner index of
-    their channels, if the source computes the queries and this layer by 1d convolutions of size 1. Layers of queries
-    with `conv` in their last name (`conv_q`) do not count: they are those of Glow-TTS, with heads outside. Nor do
-    layers whose code shows that each head has a share of queries, keys and values.
+    """Ask about the tensors of attentions with two heads or more (as the model's code shows) whether heads are the
+    outer or the inner index of their channels, if the source computes the queries and this layer by 1d convolutions of
+    size 1. Nothing is asked if the source's layer of queries has `conv` in its last name (`conv_q`), as that of
+    Glow-TTS, with heads outside, nor if the source's code shows that each head has a share of queries, keys and values.
 
     Code with channels first often has heads inside, as SuperGlue has, whose layers are a list. If the source's layer of
     queries is in a list, the reordered tensor (`_heads_outside`) is taken and the plain one is the option; else it is
@@ -89,9 +89,10 @@ class _AfterMaps:
     shown: bool
 
     def reorder(self) -> None:
-        """Reorder the columns: without an open question if both forward passes show the orders, else with the plain
-        tensor as the option. If the model's order is one that no framework has and the source has channels first, the
-        plain tensor stays, and the reordered one is the option.
+        """Reorder the columns from the source's order to the model's: without an open question if both forward passes
+        show the orders, else with a question that has the plain tensor as its option. But if the model's order is
+        neither "nchw" nor "nhwc", and the source's is "nchw", the plain tensor stays, and the reordered one is the
+        option.
         """
         named = self.own.upper(), self.theirs.upper()
         if self.shown:
@@ -112,12 +113,13 @@ class _AfterMaps:
 
 
 def _after_maps(filling: Filling, filled: Filled, t: Unit, s: Unit, role: str) -> _AfterMaps | None:
-    """Return the tensor ROLE of T, which FILLED fills from S, as the weight of a layer after flattened maps; None if
-    the model's forward pass does not show that it is one, or if its columns are not as many as the maps have numbers.
+    """Return the tensor ROLE of T, which FILLED fills from S, as the weight of a layer after flattened maps, with the
+    orders in which the two codes flatten them. None if it is no weight, if the model's forward pass does not show that
+    it takes flattened maps, or if its columns are not as many as the maps have numbers.
 
-    The orders are shown if both forward passes flatten maps of the same sizes, and the weight is a copy. If they are
-    not, None for a layer of the same code; else the order of the source is channels last if its framework or the name
-    of the weight says so (`holds_channels_last`), or channels first.
+    Both orders are known (`shown`) if both forward passes flatten maps of the same sizes, and the weight is a copy.
+    Else None for layers of the same code; for others the order of the source is "nhwc" if its framework or the name of
+    the weight says that channels are last (`holds_channels_last`), or "nchw".
     """
     piece = t.pieces.get(role)
     flattened = None if piece is None or role != "weight" else piece.entry.facts.flattened

@@ -55,8 +55,10 @@ class _Taker:
     guessed: bool
 
     def doubt(self) -> None:
-        """Ask if what fills a branch has a question. Reorder the channels as the source's code shows, if it uses no
-        branch twice; if it does not show their order, by the order of registration (`_doubt_registered`).
+        """Bring the channels of the weight into the model's order of branches, or ask about them. If the source's code
+        shows the order of the branches, they are reordered without a question, or kept if it uses a branch twice. If
+        not, the order of registration decides (`_doubt_registered`). In all cases, one more question, without options,
+        is asked if what fills a branch has an open question.
         """
         if self.guessed:
             self.filled.ask(Reason.BRANCHES_GUESSED)
@@ -66,12 +68,15 @@ class _Taker:
             self.filled.expr = self._moved(_places(self.shown))
 
     def _doubt_registered(self) -> None:
-        """Ask about branches by the order in which the source registers their last layers, or, if that is the model's
-        order, their first layers; as a rule, code concatenates branches in these orders.
+        """Ask about the order of the branches if the source registers their last layers in another order than the model
+        concatenates them; if not, if it registers their first layers in another order. As a rule, code concatenates
+        branches in the order in which it registers them.
 
-        If both are the model's order, only renamed tables are asked about, with the opposite order as the option: code
-        takes inputs in any order. If one is another, the reordered channels are taken if the model's code keeps to the
-        rule, and are the option if not. Nothing is asked if two branches have one place.
+        The question has the channels in that other order. They are taken, and the plain weight is the option, if the
+        model's code keeps to the rule; else they are the option. Nothing is asked if two branches have one place.
+
+        If both orders are the model's, only tables with another name on the other side are asked about, with the
+        opposite order as the option: code takes inputs in any order.
         """
         for units in (self.units, self.firsts):
             order = [s.order for _, s in units]
@@ -89,7 +94,9 @@ class _Taker:
         return tables and any(t.last != s.last for t, s in self.units)
 
     def _moved(self, stored: Sequence[int]) -> Expr:
-        """Return the weight with its channels in the model's order. STORED has the branches as the file has them."""
+        """Return the weight with the channels of its branches in the model's order. STORED has the order of the file:
+        for each place, the number of the branch in the model's order.
+        """
         starts = {place: sum(self.sizes[i] for i in stored[:at]) for at, place in enumerate(stored)}
         parts = ((starts[i], starts[i] + n) for i, n in enumerate(self.sizes))
         return ex.cat(self.dim, *(ex.part(self.filled.expr, self.dim, start, stop) for start, stop in parts))
@@ -107,9 +114,11 @@ def _is_sorted(order: Sequence[float]) -> bool:
 def _taker(
     filling: Filling, filled: Filled, t: Unit, s: Unit, role: str, weights: dict[str, Piece], placed: Sequence[Pair]
 ) -> _Taker | None:
-    """Return the layer T, whose tensor ROLE FILLED fills from S, as one that takes concatenated branches. None if it
-    takes none, if a branch is not in WEIGHTS (key -> tensor of the model that is filled), or if it does not have the
-    channels of all branches together. PLACED has the pairs whose targets have a place in the graph.
+    """Return what is known of the tensor ROLE of T, which FILLED fills from S, as one that takes concatenated branches.
+
+    None if the model's forward pass does not show branches, if the last layer of a branch is not in WEIGHTS (key ->
+    tensor of the model that is filled), or if the tensor does not have as many channels as all branches together.
+    PLACED has the pairs whose targets have a place in the graph of the model.
     """
     piece = t.pieces.get(role)
     joined = piece.entry.facts.joined if piece is not None else ()
@@ -125,8 +134,9 @@ def _taker(
 
 
 def _firsts(units: Sequence[Pair], placed: Sequence[Pair]) -> list[Pair]:
-    """Return, for the branch that ends in each of UNITS, its layer that the source registers first, of PLACED, the
-    pairs whose targets have a place in the graph. Return UNITS if the branches have a layer in common.
+    """Return, for each of UNITS, the last layer of a branch, the pair of the same branch that the source registers
+    first. PLACED, the pairs whose targets have a place in the model's graph, has the candidates; without one, it is the
+    last layer itself. Return UNITS as they are if two branches have a layer in common.
     """
     flows = [t.flow for t, _ in units]
     ends = [0 if flow is None else flow.before | flow.bit for flow in flows]

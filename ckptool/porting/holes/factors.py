@@ -25,9 +25,9 @@ _MANY_INPUTS, _FEWEST, _MOST_SEEN = 64, 4, 24
 
 
 def equalised(filling: Filling) -> None:
-    """Ask about the weights of linear layers and convolutions (`_renamed_layers`) if nearly all are so wide that their
-    code multiplies them by a factor on every call (`_are_wide`), which this model does not. The options are the weight
-    times sqrt(2 / inputs) and times 1 / sqrt(inputs).
+    """Ask about the weights of all linear layers and convolutions with new names (`_renamed_layers`) if nearly all have
+    values so large that their code multiplies them by a factor on every call (`_are_wide`), which this model does not.
+    The weights stay; the options are the weight times sqrt(2 / inputs) and times 1 / sqrt(inputs).
 
     Such weights are normally distributed (Karras et al., "Progressive Growing of GANs", 2018, section 4.1). Some code
     multiplies the output of the layer instead, and with it the bias: biases that are not 0 are asked about with the
@@ -55,8 +55,9 @@ def equalised(filling: Filling) -> None:
 
 
 def _renamed_layers(filling: Filling) -> list[_Layer]:
-    """Return (hole of the weight, what fills it, number of inputs) for each linear layer and convolution of the model
-    whose weight is a copy of a tensor of the source with another name.
+    """Return (hole of the weight, `Filled` of it, number of inputs) for each linear layer and convolution of the model
+    whose weight is a copy of one tensor of the source, if no name told its pair. The inputs of a kernel are its input
+    channels times its positions.
     """
     layers = []
     for hole, filled in filling.holes.items():
@@ -82,8 +83,9 @@ def _mean_squares(values: Values, layers: Sequence[_Layer]) -> list[tuple[float,
 
 
 def _are_wide(squares: Sequence[tuple[float, int]]) -> bool:
-    """Return whether most weights (`_most`) are wider than code initialises them: of those with 64 or more inputs, more
-    than 4 times as wide, or of all, more than 16 times. SQUARES has (mean square, number of inputs) of each.
+    """Return whether nearly all weights (at least four, and 90 percent: `_most`) are wider than code initialises them,
+    with a spread of 1 / sqrt(inputs): those with 64 or more inputs more than 4 times as wide, or all weights more than
+    16 times. SQUARES has (mean square, number of inputs) of each.
     """
     wide = [square * inputs > _WIDE**2 for square, inputs in squares if inputs >= _MANY_INPUTS]
     return _most(wide) or _most([square * inputs > _VERY_WIDE**2 for square, inputs in squares])
@@ -111,8 +113,9 @@ def _rate(squares: list[float]) -> float:
 
 
 def scaled_tables(filling: Filling) -> None:
-    """Ask about copies of tables whose rows the model adds as they are (`_is_added`), and whose values are as small as
-    in code that multiplies the rows by sqrt(width). The option is the table times sqrt(width).
+    """Ask about each table that is a copy of the source's, if the model adds its rows to something as they are
+    (`_is_added`), and its values are as small as in code that multiplies the rows by sqrt(width). The table stays; the
+    option is the table times sqrt(width).
 
     Transformers with computed positions multiply the rows so that they outweigh the positions (Vaswani et al., 2017,
     section 3.4), and their code begins with values of spread 1 / sqrt(width): the spread of the table is less than 0.5,
@@ -162,9 +165,12 @@ _SMALL, _ABOUT = 0.5, 1.5
 
 
 def multiplied_in_code(filling: Filling) -> None:
-    """Rescale each copy of a source tensor that the two codes multiply by different numbers before they use it, as both
-    forward passes show. It is a question with the plain tensor as the option, which is right if the model has the
-    missing factor at another place, such as on the layer's input.
+    """Rescale each tensor that is a copy of a source tensor, if the two codes multiply it by different numbers before
+    they use it, as both forward passes show: by the source's number divided by the model's. Nothing is done if one of
+    the numbers is 0 or not known.
+
+    It is a question with the plain tensor as the option, which is right if the model has the missing factor at another
+    place, such as on the layer's input.
     """
     for hole, filled in filling.holes.items():
         t, s = filling.unit_of[hole]

@@ -100,10 +100,11 @@ class Filling:
         self.unit_of[piece.name] = units
 
     def fill(self, t: Unit, s: Unit) -> None:
-        """Fill the holes of the unit T of the target with the pieces of the unit S of the source (`_source_for`), and
-        copy the questions about T, about these pieces, and about those of T. Holes for which S has no piece stay empty.
-        The pairs of the matching are not changed. If T is a GRU with more biases than S (`_may_reset_before`), a
-        question is added to T first.
+        """Fill the holes of the unit T of the target with the pieces of the unit S of the source (`_source_for`). A
+        hole for which S has no piece stays as it is. What fills a hole gets the questions about T, about the pieces of
+        S that it reads, and about the piece of T. The pairs of the matching are not changed.
+
+        If T is a GRU with two biases and S has one (`_may_reset_before`), a question is added to T first.
         """
         if _may_reset_before(t, s):
             t.ask(ask(Reason.RESET_BEFORE))
@@ -138,9 +139,9 @@ class Filling:
 
     def _likeliest(self, t: Unit, sources: list[Unit]) -> Unit | None:
         """Return the unit of SOURCES whose name is most similar to that of T, the first of equally similar ones. Units
-        whose words exclude those of T do not count, nor those with a bias of another size, as a norm has it beside a
-        layer with one output. None if there is none, or if the two names are neither similar nor related and the
-        modules around the two do not match as a whole (`Scopes.same`).
+        whose words exclude those of T ("q", "k") do not count, nor those whose bias has another size than that of T.
+        None if no unit is left, or if its name is neither similar nor related to that of T, and the modules around the
+        two do not match as a whole (`Scopes.same`).
         """
         allowed = [s for s in sources if not hard_conflict(t.words, s.words) and _biases_fit(t, s)]
         best = max(allowed, key=lambda s: similarity(t, s), default=None)
@@ -160,9 +161,9 @@ class Filling:
         )
 
     def same_code(self, t: Unit, s: Unit) -> bool:
-        """Return whether T and S come from the same code, as names say: both sides have the same names (`same_names`),
-        or two modules around T and S hold nearly the same names (`_same_below`). The keys of T and S have to be equal
-        below these modules, in at least three components.
+        """Return whether T and S come from the same code, as names say: the source has all keys of the model but for
+        buffers (`same_names`), or a module around T and one around S hold nearly the same names (`_same_below`). Below
+        these two modules, the keys of T and S have to be equal, in three components or more.
 
         Libraries rename the first components when a model becomes part of another one (a language model with vision, a
         detector with its backbone). The code inside stays the same.
@@ -175,8 +176,9 @@ class Filling:
         return any(self._same_below(own[:-n], theirs[:-n]) for n in range(_AROUND, shared + 1))
 
     def _same_below(self, own: Sequence[str], theirs: Sequence[str]) -> bool:
-        """Return whether the module THEIRS of the source has 66 percent of the model's keys in the module OWN, and at
-        least 6. The paths are given by their components.
+        """Return whether the module THEIRS of the source holds, under equal names, at least 66 percent of the keys that
+        the model has in the module OWN, and at least 6 of them. Both paths are given by their components. The result
+        is kept for the next call with these modules.
         """
         prefixes = ".".join(own) + ".", ".".join(theirs) + "."
         if prefixes not in self._compared:
@@ -238,8 +240,8 @@ def _biases(unit: Unit) -> list[str]:
 def _source_for(role: str, piece: Piece, t: Unit, s: Unit) -> tuple[Expr, list[str]] | None:
     """Return (expression for PIECE, the tensor ROLE of T, roles of S that it reads); None if there is none.
 
-    It is the piece of S of this role; if both units have only one piece, the piece of S, whatever its role. A bias
-    beside other pieces is made as `_bias_for` says.
+    If both units have one piece, it is made from the piece of S, whatever its role; else a bias is made as `_bias_for`
+    says, and any other tensor from the piece of S with this role. None, too, if more than sizes of 1 differ.
     """
     if len(t.pieces) == len(s.pieces) == 1:
         role = next(iter(s.pieces))
@@ -250,8 +252,8 @@ def _source_for(role: str, piece: Piece, t: Unit, s: Unit) -> tuple[Expr, list[s
 
 
 def _of_role(role: str, piece: Piece, unit: Unit) -> Expr | None:
-    """Return the tensor ROLE of UNIT, of the source, with the sizes of PIECE, of the target; None if UNIT has none, or
-    if more than dimensions of size 1 differ.
+    """Return the expression of the tensor ROLE of UNIT, of the source, reshaped to the sizes of PIECE, of the target.
+    None if UNIT has no such tensor, or if the sizes differ in more than dimensions of size 1.
     """
     found = unit.pieces.get(role)
     if found is None or squeezed(found.shape) != squeezed(piece.shape):
@@ -260,11 +262,12 @@ def _of_role(role: str, piece: Piece, unit: Unit) -> Expr | None:
 
 
 def _bias_for(role: str, piece: Piece, t: Unit, s: Unit) -> tuple[Expr, list[str]] | None:
-    """Return (expression for the bias ROLE, PIECE, of the layer T; roles of the biases of S that it reads). None if the
-    sizes differ or S has no bias, or for a GRU in which two biases would become one.
+    """Return (expression for PIECE, the bias ROLE of the layer T; roles of the biases of S that it reads). None if the
+    sizes differ, if S has no bias, or for a GRU in which two biases of S would become one of T.
 
-    Equally many biases are copied: each from that of its role, a single one from the single one. If only T has two, the
-    first is that of S and the second is zeros; if only S has two, their sum is that of T.
+    If T and S have equally many biases, each is copied from that of its role, a single one from the single one. If only
+    T has two, the first is that of S and the second is zeros, which read no role: (zeros, []). If only S has two, that
+    of T is their sum.
     """
     own, theirs = _biases(t), _biases(s)
     if len(own) == len(theirs) and (len(own) == 1 or role in theirs):

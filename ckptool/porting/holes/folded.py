@@ -12,12 +12,13 @@ from .filling import Filled, Filling
 
 
 def fold_norms(filling: Filling) -> None:
-    """Fold each batch norm of the source without a partner into the layer before it (`_norm_behind`), or into what the
-    model has in its place.
+    """Fold each batch norm of the source without a partner into the layer before it (`_norm_behind`), or into the scale
+    and shift that the model has in its place.
 
-    If the model multiplies and adds one number to each channel behind the layer (`_scale_after`), these numbers take
-    the norm. Else the layer takes it at the end (`finish_folds`), unless another unit of the model without a partner
-    has the sizes of the norm. If the layer has no bias, the norm is left out, and a question says so.
+    If the model multiplies each channel by a number and adds one right behind the layer (`_scale_after`), these numbers
+    are filled from the norm. Else nothing is done if another unit of the model without a partner has the sizes of the
+    norm. Else, if the layer of the model has a bias, folding is planned, and `finish_folds` does it; if it has none,
+    the norm is left out, and a question about the layer says so.
     """
     free = [u for u in filling.matching.free_sources if u.pieces.keys() >= {"running_mean", "running_var", "weight"}]
     for norm in filter(None, [_norm_behind(filling, unit) for unit in free]):
@@ -64,7 +65,9 @@ class _Norm:
             filling.holes[piece.name].ask(Reason.UNREAD_NORM, ".".join(self.unit.path))
 
     def plan(self, filling: Filling) -> None:
-        """Note that the norm is to be folded into the layer, and that the layer's bias comes from the norm, too."""
+        """Add the folding of the norm into the layer to `filling.planned`. The layer's bias is noted as made from the
+        norm; if the source's layer has none, it is filled with zeros until then.
+        """
         bias = self.t.pieces["bias"]
         known = filling.holes.get(bias.name) if "bias" in self.s.pieces else None
         filling.put(bias, (self.t, self.unit), known or Filled(self._zeros(), "folded", []))
@@ -108,9 +111,11 @@ class _Norm:
 
 
 def _norm_behind(filling: Filling, norm: Unit) -> _Norm | None:
-    """Return NORM with the layer that the source registers directly before it, and the eps, if the source's code shows
-    the norm right behind this layer. None if that layer has no partner in the model, if one of the two has no weight,
-    or if the source's weight does not have two or more dimensions and as many outputs as the norm has numbers.
+    """Return the batch norm NORM with the layer before it: the unit that the source registers directly before NORM. The
+    eps is known only if the source's code shows NORM right behind this layer.
+
+    None if there is no such unit, if it has no partner in the model, if it or its partner has no weight, or if its
+    weight does not have two or more dimensions and as many rows as NORM has numbers.
     """
     before = max(
         (u for u in filling.matcher.cells.sources if u.order < norm.order), key=lambda u: u.order, default=None

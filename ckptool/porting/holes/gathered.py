@@ -15,10 +15,12 @@ _NORMS_AND_MATRICES = frozenset({"linear", "layer_norm"})
 
 
 def doubt_neighbours(filling: Filling) -> None:
-    """Bring the channels of each layer that takes neighbours side by side into the model's order, if both forward
-    passes show their orders (`_shown`). If only the model's does, ask about linear layers and the norms before them
-    that take four neighbours row by row, unless the two sides have the same code: most code of such layers follows Swin
-    Transformer, which takes them column by column, so the reordered tensor is taken and the plain one is the option.
+    """Bring the channels of each layer that takes neighbouring pixels of a feature map side by side into the model's
+    order of the neighbours, without an open question, if both forward passes show their orders (`_shown`).
+
+    If only the model's does, ask about linear layers and layer norms that take four neighbours row by row, unless the
+    two layers come from the same code: most code of such layers follows Swin Transformer, which takes them column by
+    column, so the reordered tensor is taken, and the plain one is the option. Other layers stay.
     """
     for hole, filled in filling.holes.items():
         t, s = filling.unit_of[hole]
@@ -44,8 +46,9 @@ def _shown(unit: Unit, role: str) -> Neighbours | None:
 
 
 def _moved(filled: Filled, t: Unit, role: str, own: Neighbours, theirs: Neighbours) -> Expr | None:
-    """Return what FILLED has for the tensor ROLE of T, with its channels in the order OWN instead of THEIRS; None if
-    they have unequally many neighbours, or if the tensor does not have the channels of all.
+    """Return the expression of FILLED, for the tensor ROLE of T, with its channels in the order OWN instead of THEIRS;
+    None if OWN and THEIRS have unequally many neighbours, or if this number does not divide the channels: the second
+    dimension of a matrix or kernel, the only one of a vector.
     """
     shape, count = t.pieces[role].shape, len(own.order)
     dim = min(len(shape) - 1, 1)

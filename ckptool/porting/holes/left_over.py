@@ -38,12 +38,13 @@ class Proposal:
 
 
 def parts(pairs: Sequence[Pair], targets: Sequence[Unit], sources: Sequence[Unit]) -> Iterator[Proposal]:
-    """Yield proposals for layers of one side that are one layer of the other side if they are concatenated: a part of
-    that layer for each (`_cut`), if they are of the target; else the concatenation (`_joined`).
+    """Yield proposals for two to four units of one side that together make up one unit of the other side. If the
+    several are of the target, each gets its part of the source's unit (`_cut`); if they are of the source, the target's
+    unit gets them side by side (`_joined`). Nothing is filled here.
 
-    The parts are two to four units of one module (`_families`). In the module where the partners of their neighbours
-    are (`_counterpart`), the other side has exactly one unit with the sum of their sizes (`_dimension`), and its words
-    do not exclude theirs.
+    The several units are all that are left in their module with equal roles and dimensions (`_families`). In the module
+    of the other side with the partners of their neighbours (`_counterpart`), exactly one unit without a partner has the
+    sum of their sizes (`_dimension`), and its words exclude none of theirs.
     Args:
         pairs: the pairs so far, (target, source).
         targets, sources: the units without a partner.
@@ -70,9 +71,11 @@ def _families(units: Sequence[Unit]) -> list[list[Unit]]:
 
 
 def _counterpart(pairs: Sequence[Pair], module: Path, *, of_target: bool) -> Path | None:
-    """Return the path of the innermost module of the other side around all partners of the units in MODULE; if none of
-    these has a partner, of those in the nearest module around it that has one. None if only the outermost module has
-    one, or if MODULE is that. OF_TARGET says which side MODULE is of.
+    """Return the path of the module of the other side that corresponds to MODULE: the innermost one around all partners
+    of the units in MODULE. MODULE is of the target if OF_TARGET, else of the source; PAIRS are (target, source).
+
+    If no unit in MODULE has a partner, the units in the nearest module around it with partners are taken instead. None
+    if only the outermost module has such units, or if MODULE is the outermost one.
     """
     for at in range(len(module), 0, -1):
         others = [(s if of_target else t).path for t, s in pairs if (t if of_target else s).path[:at] == module[:at]]
@@ -82,8 +85,9 @@ def _counterpart(pairs: Sequence[Pair], module: Path, *, of_target: bool) -> Pat
 
 
 def _dimension(whole: Unit, held: Sequence[Unit]) -> int | None:
-    """Return the dimension, 0 or 1, along which the tensors of HELD, concatenated, have the sizes of those of WHOLE;
-    None if there is none, or if the roles differ. If there are vectors among them, it is 0.
+    """Return the first dimension, 0 or 1, along which the tensors of HELD, concatenated role by role, have the sizes of
+    those of WHOLE; only 0 is possible if there are vectors among them. None if there is none, or if WHOLE and the first
+    of HELD have different roles. All of HELD have the same roles.
     """
     if whole.pieces.keys() != held[0].pieces.keys():
         return None
@@ -104,7 +108,9 @@ def _sum(shapes: Sequence[Shape], dim: int) -> Shape | None:
 
 
 def _cut(held: Sequence[Unit], whole: Unit, dim: int) -> Iterator[Proposal]:
-    """Yield, for each tensor of HELD, its part of WHOLE along DIM; the option is its part if the order is opposite."""
+    """Yield a proposal for each tensor of HELD, units of the target: its part of the tensor of this role in WHOLE, of
+    the source, cut along dimension DIM in the order of HELD. The option is its part for the opposite order.
+    """
     asked: Question[Expr] = ask(Reason.PART_OF, ".".join(whole.path))
     for role, piece in whole.pieces.items():
         sizes = [u.pieces[role].shape[dim] for u in held]
@@ -127,12 +133,12 @@ def _joined(held: Sequence[Unit], whole: Unit, dim: int) -> Iterator[Proposal]:
 
 
 def segments(pairs: Sequence[Pair], targets: Sequence[Unit], sources: Sequence[Unit]) -> Iterator[Proposal]:
-    """Yield zeros, which add nothing, as proposals for each segment table (an `Embedding`) of the model without a
-    source. As their source, they have that of the first paired word table. Nothing is yielded if the source has a
-    segment table, or if no word table is paired.
+    """Yield a proposal of zeros, which add nothing, for each segment table of TARGETS: an `Embedding` whose name says
+    "segment". Its `source` is the source's unit of the first paired word table. Nothing is yielded if one of SOURCES is
+    a segment table by its name, or if no word table is paired.
 
     Args:
-        pairs: the pairs so far.
+        pairs: the pairs so far, (target, source).
         targets: units without a source.
         sources: all units of the source.
     """
@@ -146,12 +152,15 @@ def segments(pairs: Sequence[Pair], targets: Sequence[Unit], sources: Sequence[U
 
 
 def shared(pairs: Sequence[Pair], targets: Sequence[Unit], sources: Sequence[Unit]) -> Iterator[Proposal]:
-    """Yield copies as proposals for those of TARGETS in blocks that are like a paired unit of the model: equal in path
-    but for numbers and in colour. They are copies of its source, which has to be the only unit of the source with its
-    own path but for numbers and colour. Tensors of other sizes, and of roles that one of the three lacks, are left out.
+    """Yield proposals that use one layer of the source for several blocks of the model: for `h.1.fc` and `h.2.fc` of
+    TARGETS, copies of the source of the paired `h.0.fc`.
 
-    The question is answered if the source's code runs that unit as often as the model has it: once for the pair, and
-    once for each of TARGETS like it.
+    A unit of TARGETS gets them if it has a number in its path, and a paired unit of the model has its colour and its
+    path but for numbers. The source of that pair has to be the only one of SOURCES with its own colour and path but for
+    numbers. Only tensors of equal sizes, of roles that all three units have, are proposed.
+
+    The question is open, but answered if the source's code runs that unit as often as the model has it: once for the
+    pair, and once for each of TARGETS with this colour and path but for numbers.
 
     Args:
         pairs: the pairs so far. The first of several like pairs counts.

@@ -21,14 +21,14 @@ from .filling import Filled, Filling, have_one_name
 
 
 def doubt_modulation(filling: Filling) -> None:
-    """Ask about layers of the model that return scale and shift (`_taken`), in which order the source has these parts
-    (`_doubt_order`). If both forward passes show it, the parts are exchanged or kept without a question. Nothing is
-    done if the two sides have the same names, or for pairs with an equal name or the same code
+    """Ask about each layer of the model that returns scale and shift (`_taken`) in which order the source has these two
+    parts (`_doubt_order`). If both forward passes show the orders, the parts are exchanged or kept without a question.
+    Nothing is done if the two sides have the same names, or for pairs of one name or the same code
     (`Filling.written_once`).
 
-    If the model was not traced, pairs with a name for scale and shift on a side (`_first_by_name`), 2, 3, 6 or 9 parts,
-    unequal names in the last two components, and not of the same code, are asked about; the exchanged parts are the
-    option.
+    If the model was not traced, a pair is asked about if a name on one side is one for scale and shift
+    (`_first_by_name`), the weight has 2, 3, 6 or 9 times as many rows as columns (`_parts_of`), the last two components
+    of the paths differ, and the two are not of the same code. The option is the layer with its parts exchanged.
     """
     if filling.same_names:
         return
@@ -50,8 +50,9 @@ def doubt_modulation(filling: Filling) -> None:
 
 
 def _doubt_order(filling: Filling, t: Unit, s: Unit, taken: tuple[str, ...], *, unusual: bool) -> None:
-    """Ask about T, whose code does TAKEN with the parts of its output, whether its partner S has them in this order.
-    The first of these that applies decides:
+    """Ask whether S, the partner of T, has scale and shift in the order of T. TAKEN is what the model's code does with
+    each part of the output of T: "add" (a shift), "mul" (a scale), or "". If the exchanged parts are taken, the plain
+    ones are the option. The first of these that applies decides:
 
     - the name of S says the order of T, surely or with the shift first: nothing is asked;
     - the order of T is UNUSUAL, and most layers of its model have the other one: the exchanged parts are taken;
@@ -70,10 +71,13 @@ def _doubt_order(filling: Filling, t: Unit, s: Unit, taken: tuple[str, ...], *, 
 
 
 def doubt_gates(filling: Filling) -> None:
-    """Ask about layers of the model that return a value and its gate (`_gate`), which half is the gate in the source
-    (`_doubt_half`). If both forward passes show it, the halves are exchanged or kept without a question. Nothing is
-    done for sides of the same names and pairs of one name (`have_one_name`), nor asked about layers of the same code or
-    `glu` layers that keep to its definition (`_is_of_glu`).
+    """Ask about each layer of the model that returns a value and its gate (`_gate`) which half of its output is the
+    gate in the source (`_doubt_half`). If both forward passes show it, the halves are exchanged if the codes differ,
+    and kept if not, without a question.
+
+    Nothing is done if the two sides have the same names, or for pairs of one name (`have_one_name`). If the source's
+    code does not show the gate, nothing is asked about layers of the same code, nor about layers called `glu` whose
+    gate is where torch's `glu` has it (`_is_of_glu`).
     """
     for t, s in () if filling.same_names else filling.matching.pairs:
         gate, whole = _gate(t), _whole(s)
@@ -94,10 +98,11 @@ def _is_of_glu(s: Unit, gate: Gate) -> bool:
 
 
 def _doubt_half(filling: Filling, t: Unit, gate: Gate, whole: Piece) -> None:
-    """Ask which half of T is the gate in the source, whose weight is WHOLE. The gate is taken to be first there if the
-    name of WHOLE says so or if it goes through silu, and second otherwise (Shazeer, "GLU Variants Improve Transformer",
-    2020, has one layer for each); the other order is the option. Nothing is asked if the name surely says that the gate
-    is first, and it is first in the model.
+    """Ask which half of T is the gate in the source, whose weight is WHOLE; GATE is that of the model. In the source,
+    the gate is taken to be first if the name of WHOLE says so, or if the model's gate goes through silu, and second
+    otherwise (Shazeer, "GLU Variants Improve Transformer", 2020, has one layer for each). If this is not the model's
+    half, the halves are exchanged; the other order is the option. Nothing is asked if the name surely says that the
+    gate is first, and it is first in the model.
     """
     kind = fused_kind(whole)
     named = kind is not None and kind.parts[0] == "gate"
@@ -155,8 +160,9 @@ def _parts_of(unit: Unit) -> int:
 
 
 def _first_by_name(unit: Unit) -> tuple[str, bool] | None:
-    """Return ("shift" or "scale", whether all code with this name agrees): which part UNIT returns first by the longest
-    known phrase in the last three components of its path; None if there is none.
+    """Return (the part that UNIT returns first by its name, "shift" or "scale"; whether all code with this name
+    agrees). The longest phrase of the vocabulary (`modulation`) in the last three components of its path decides, the
+    first of equally long ones; None if there is none.
     """
     known = table().modulation
     words = words_of(unit.path[-3:])
@@ -180,8 +186,8 @@ def _exchange(filling: Filling, unit: Unit, parts: int) -> None:
 
 
 def _with_exchanged(filling: Filling, unit: Unit, parts: int) -> list[tuple[Filled, Expr]]:
-    """Return (what fills a tensor of UNIT, the same with two parts exchanged) for each filled tensor whose rows PARTS
-    divides.
+    """Return (`Filled` of a tensor, its expression with parts exchanged as in `_exchanged`) for each filled tensor of
+    UNIT whose number of rows PARTS divides. Nothing is changed.
     """
     return [
         (filling.holes[p.name], _exchanged(filling.holes[p.name].expr, p.shape[0] // parts, parts))

@@ -20,10 +20,10 @@ _READ = 24
 
 
 def doubt_norms_around_1(filling: Filling) -> None:
-    """Add to each vector what both codes show (`_added_in_code`), then ask about the other norm weights whose values
-    show that only one of the two codes adds 1 to them: those to which the model adds nothing (`_doubt_around_0`, then
-    `_doubt_gamma`), and those to which it adds something (`_doubt_around_1`). Nothing is asked if no values may be
-    read.
+    """Shift vectors to which the two codes add different numbers, as both forward passes show (`_added_in_code`). Then
+    ask about the other norm weights if their values show that only one of the two codes adds 1 to them: those to which
+    the model adds nothing (`_doubt_around_0`; without any doubt, `_doubt_gamma`), and those to which it adds something
+    (`_doubt_around_1`). Nothing is asked if no values may be read.
     """
     told = _added_in_code(filling)
     if filling.values is None:
@@ -60,8 +60,8 @@ def _is_norm(unit: Unit) -> bool:
 
 def _doubt_around_0(filling: Filling, values: Values, norms: Sequence[_Norm]) -> None:
     """Ask about all of NORMS, to whose weights the model adds nothing, if more than 25 percent of the values of the
-    first 24 are negative. With 1 added is the option; for a norm without a bias, the weight as it is: code that adds 1
-    has, as a rule, no bias.
+    first 24 are negative. For a norm with a bias, the option is the weight with 1 added. For one without, the weight
+    with 1 added is taken, and the plain one is the option: code that adds 1 has, as a rule, no bias.
     """
     share = _share_of_negatives(values, _keys(filling, norms))
     for t, _, piece in norms if share is not None and share > 0.25 else ():
@@ -71,8 +71,9 @@ def _doubt_around_0(filling: Filling, values: Values, norms: Sequence[_Norm]) ->
 
 def _doubt_around_1(filling: Filling, values: Values, norms: Sequence[_Norm]) -> None:
     """Ask about all of NORMS, to whose weights the model adds 1, if less than 2 percent of the values of the first 24
-    are negative; with 1 subtracted is the option. If all have equal names, they also have to be near 1 (`_are_near_1`),
-    because training may have moved weights of the same code above 0.
+    are negative. The weights stay; the option is the weight with 1 subtracted. If all pairs have equal paths or were
+    told by a name, the values also have to be near 1 (`_are_near_1`), because training may have moved weights of the
+    same code above 0.
     """
     keys = _keys(filling, norms)
     share = _share_of_negatives(values, keys)
@@ -85,7 +86,7 @@ def _doubt_around_1(filling: Filling, values: Values, norms: Sequence[_Norm]) ->
 
 def _doubt_gamma(filling: Filling, t: Unit, s: Unit, piece: Piece) -> None:
     """Ask whether 1 is added to the weight PIECE of the norm T, if its partner S calls it `gamma` and T does not, and
-    neither has a bias.
+    neither has a bias. The weight stays; the option has 1 added. Else nothing is asked.
     """
     leaf = s.pieces["weight"].leaf if "weight" in s.pieces else ""
     if leaf in _MAY_ADD and leaf != piece.leaf and "bias" not in t.pieces and "bias" not in s.pieces:
@@ -103,8 +104,9 @@ def _keys(filling: Filling, norms: Sequence[_Norm]) -> list[str]:
 
 
 def _added_in_code(filling: Filling) -> set[Name]:
-    """Return the holes of vectors, copies of source tensors, for which both forward passes show which number code adds
-    to them (0 for none). If the numbers differ, the difference is added to the tensor, without an open question.
+    """Shift vectors to which the two codes add different numbers, and return the holes of all vectors for which both
+    forward passes show the number that code adds (0 for none). What fills a hole has to be a copy of a source tensor.
+    If the numbers differ, the source's number minus the model's is added to it, without an open question.
     """
     told = set()
     for hole, filled in filling.holes.items():

@@ -28,8 +28,10 @@ _A_HABIT = 2
 
 
 def doubt_what_is_out_of_place(filling: Filling) -> None:
-    """Ask about pairs that fill a hole if the blocks or modules around the two are paired with others, by the four
-    tests of this module. The questions have no options.
+    """Ask about pairs that fill a hole if the modules around the two units contradict the pair: the blocks around them
+    are paired with others (`_in_other_blocks`), their neighbours have their partners in another module
+    (`_in_other_parts`), in other blocks their names are paired with others (`_against_other_blocks`), or the source
+    lists two look-alikes in the opposite order (`_against_their_order`). The questions have no options.
     """
     pairs = list({(id(t), id(s)): (t, s) for t, s in filling.unit_of.values() if t is not s}.values())
     _in_other_blocks(filling, pairs)
@@ -39,9 +41,13 @@ def doubt_what_is_out_of_place(filling: Filling) -> None:
 
 
 def _against_other_blocks(filling: Filling, pairs: Sequence[Pair]) -> None:
-    """Ask about each pair whose two names (`_names`) are paired in this block alone, if each is paired with another
-    name in other blocks, that of the target at least twice with the same one, which the question names. Pairs with a
-    number as a last name do not count: in a block without its first layer, all layers have other numbers.
+    """Ask about each pair (T, S) whose names are paired with each other only once, if other blocks pair them otherwise:
+    the name of T with another name at least twice, and the name of S with another name at least once. The names are the
+    paths without the numbers of blocks (`_names`). The question names the partner that T has most often in other
+    blocks, and S.
+
+    Pairs of which one has a number as its last name are left out: in a block without its first layer, all layers have
+    other numbers.
     """
     of_target: dict[str, Counter[str]] = defaultdict(Counter)
     of_source: dict[str, Counter[str]] = defaultdict(Counter)
@@ -59,14 +65,14 @@ def _against_other_blocks(filling: Filling, pairs: Sequence[Pair]) -> None:
 
 
 def _against_their_order(filling: Filling, pairs: Sequence[Pair]) -> None:
-    """Ask about two look-alikes of one module that the source lists in another order than the model, if nothing says
-    which of them is which. The question about each names the partner of the other. Only two that follow one another in
-    the model, among all such look-alikes of the module, are looked at.
+    """Ask about two look-alikes of one module that the source lists in the opposite order to the model, if no evidence
+    says which of them is which. The question about each names the partner of the other.
 
-    Both have evidence, but nothing except the modules around the two and other blocks (`_BY_PLACE`) told a pair of
-    their names (`_names`) in any block: evidence of another kind in one block counts in all. And in no block of one
-    module with both names do the two have different sizes. If the model takes the output of one of the two for the
-    other, that is their order in the model.
+    Look-alikes are pairs of PAIRS with equal shapes, in one module on both sides, that have evidence of their place
+    only (the modules around them, other blocks: `_BY_PLACE`). A pair is left out if a pair of the same names (`_names`)
+    has evidence of another kind in any block. Of the look-alikes of a module, only two that follow one another in the
+    model's order of registration are compared; if the first takes the output of the second, they are exchanged before.
+    Nothing is asked if the two names have different sizes in the module of another block.
 
     A block that lacks one of two norms makes the other norm look like that of another block, whose pairs then count as
     evidence for the first: no name, no word and no order has told which is which.
@@ -95,9 +101,10 @@ _BY_PLACE = frozenset({Kind.SCOPE, Kind.OTHER_BLOCKS})
 
 
 def _in_other_blocks(filling: Filling, pairs: Sequence[Pair]) -> None:
-    """Ask about pairs whose blocks are paired with others (`_strays`), unless they are between two blocks
-    (`_between_two_blocks`), and about blocks in the opposite order on the two sides (`_crossed`), unless the sides have
-    to count their list from opposite ends (`Levels.turned`).
+    """Ask about each of PAIRS that is in block i of the model and in block j of the source, if both blocks have at
+    least as many pairs with another block as with each other (`_strays`), unless the units of the pair are between two
+    blocks (`_between_two_blocks`). Also ask about blocks in the opposite order on the two sides (`_crossed`), unless
+    matching found that the two sides count this list from opposite ends (`Levels.turned`).
     """
     votes: dict[_Lists, Counter[tuple[int, int]]] = defaultdict(Counter)
     inside: dict[_Lists, dict[int, dict[str, Pair]]] = defaultdict(lambda: defaultdict(dict))
@@ -119,14 +126,14 @@ def _in_other_blocks(filling: Filling, pairs: Sequence[Pair]) -> None:
 def _strays(
     places: Sequence[tuple[Pair, list[_Place]]], votes: Mapping[_Lists, Counter[tuple[int, int]]]
 ) -> list[tuple[Pair, _Lists, tuple[int, int]]]:
-    """Return (pair, lists, its numbers there) for each pair whose two blocks are paired with others: some other block
-    of the source has at least as many pairs with the block of the target as these two blocks have with each other, and
-    some other block of the target has as many with the block of the source (`_Rivals`). Only lists with the same blocks
-    are looked at (`_go_together`). A pair may come several times, for several lists.
+    """Return (pair, lists, (i, j)) for each pair in block i of the target's list and block j of the source's list, if
+    both blocks are paired with others as much: block i has at least as many pairs with another block of the source as
+    with j, and block j at least as many with another block of the target as with i (`_Rivals`). Only lists with the
+    same blocks are looked at (`_go_together`). A pair may come several times, for several lists; [] if there is none.
 
-    Pairs of one name, but for numbers, that are out of place by the same number of blocks at least twice are left out:
-    that is a way of writing the code. PLACES has (pair, its places), VOTES lists -> numbers -> how many pairs have
-    them.
+    Left out are pairs with equal paths, but for numbers, of which two or more are out of place by the same j - i: that
+    is a way of writing the code. PLACES has (pair, [(lists, (i, j))]), VOTES lists -> (i, j) -> how many pairs are
+    there.
     """
     rivals = {lists: _Rivals(counted) for lists, counted in votes.items() if _go_together(counted)}
     habits: Counter[tuple[str, str, int]] = Counter()
@@ -142,9 +149,9 @@ def _strays(
 
 def _between_two_blocks(t: Unit, s: Unit, pairs: Sequence[Pair], blocks: int) -> bool:
     """Return whether T and S are between two blocks, such as a `downsample`, which one code counts to the block before,
-    the other to the block after. BLOCKS is the difference of the numbers of the blocks of T and S, which has to be 1 or
-    -1. The names have equal last components and some similarity (`similarity`), and all PAIRS of other modules of the
-    model are before T and S on both sides, or behind them on both sides, in the order of registration.
+    the other to the block after. This needs all of: BLOCKS, the difference of the numbers of their blocks, is 1 or -1;
+    the last components of their paths are equal, and their similarity is above 0; and each of PAIRS whose target is in
+    another module is before T and S on both sides, or behind them on both sides, in the order of registration.
     """
     same = abs(blocks) == 1 and s.path[-1:] == t.path[-1:] and similarity(t, s) > 0
     others = [(a, b) for a, b in pairs if a.path[:-1] != t.path[:-1]]
@@ -152,10 +159,10 @@ def _between_two_blocks(t: Unit, s: Unit, pairs: Sequence[Pair], blocks: int) ->
 
 
 def _go_together(votes: Counter[tuple[int, int]]) -> bool:
-    """Return whether two lists have the same blocks: if each block of the first list is paired with that block of the
-    second with which it has the most pairs, these are more than half of all pairs. If one side has a list of blocks and
-    the other a list for each part, they are not. VOTES has (number in one list, number in the other) -> how many pairs
-    link them.
+    """Return whether two lists have the same blocks. VOTES has (number of a block in the first list, number of a block
+    in the second) -> how many pairs link the two. True if more than half of all pairs remain when each block of the
+    first list keeps only its pairs with that block of the second with which it has the most. False, as a rule, if one
+    side has a list of blocks and the other a list for each part.
     """
     best: dict[int, int] = defaultdict(int)
     for (i, _), n in votes.items():
@@ -179,8 +186,9 @@ class _Rivals:
         self._best_of_columns = {j: found.most_common(2) for j, found in self._columns.items()}
 
     def votes_against(self, i: int, j: int) -> int:
-        """Return how many pairs link block I of the target with the one other block than J that has the most, or block
-        J of the source with the one other block than I that has the most: the smaller of the two numbers; 0 for none.
+        """Return the smaller of two numbers: how many pairs link block I of the target with one block of the source
+        other than J, and how many link block J of the source with one block of the target other than I; each for the
+        other block with the most pairs. 0 if I or J is linked with no other block.
         """
         row = next((n for b, n in self._best_of_rows[i] if b != j), 0)
         column = next((n for a, n in self._best_of_columns[j] if a != i), 0)
@@ -190,10 +198,14 @@ class _Rivals:
 def _crossed(
     filling: Filling, inside: Mapping[int, Mapping[str, Pair]], lists: _Lists, votes: Counter[tuple[int, int]]
 ) -> None:
-    """Ask about blocks of LISTS in the opposite order on the two sides, if each would also fit in the place of the
-    other (`_fitting`), unless the graphs of both codes have them in the same order (`_in_one_order`). The partner of a
-    block is the block of the source with which it has the most pairs; blocks with a single pair are left out. INSIDE
-    has number of a block -> path inside of it -> pair; VOTES is as in `_go_together`.
+    """Ask about all pairs in a block of the model if the block and another one are in the opposite order on the two
+    sides, and each would also fit in the place of the other (`_fitting`). Nothing is asked if the graphs of both codes
+    have the two in the same order (`_in_one_order`).
+
+    The partner of a block is the block of the source with which it has the most pairs; blocks with a single pair are
+    left out. LISTS are the paths of the list on the two sides, which the questions name with the numbers of the blocks;
+    INSIDE has number of a block of the model -> path inside of it -> pair, VOTES (number in the model's list, number in
+    the source's list) -> how many pairs link the two blocks.
     """
     rows: dict[int, Counter[int]] = defaultdict(Counter)
     for (i, j), n in votes.items():
@@ -215,8 +227,9 @@ def _crossed(
 
 
 def _in_one_order(block: Iterable[Pair], other: Iterable[Pair]) -> bool:
-    """Return whether both codes were followed, and the output of BLOCK flows into that of OTHER in both of them, or the
-    other way round in both. The two are given by their pairs.
+    """Return whether the first pair of BLOCK and the first pair of OTHER are in one order in the graphs of both codes:
+    in both, the output of the first flows into the second, or in both the other way round. False if a code was not
+    followed, or if neither flows into the other.
     """
     (t, s), (t2, s2) = (next(iter(pairs)) for pairs in (block, other))
     ways = [(flows_into(a, b), flows_into(b, a)) for a, b in ((t, t2), (s, s2))]
@@ -224,8 +237,9 @@ def _in_one_order(block: Iterable[Pair], other: Iterable[Pair]) -> bool:
 
 
 def _fitting(kinds: Collection[_Kind]) -> Iterator[tuple[_Kind, _Kind]]:
-    """Yield each two of KINDS, also one with itself, whose blocks would fit in each other's place: what both hold under
-    equal paths has equal shapes, and they hold something equal.
+    """Yield (kind, other kind) for each two of KINDS whose blocks would fit in each other's place, in both orders, and
+    each kind with itself. The two hold at least one layer of equal path and shapes, and all layers that both hold under
+    one path have equal shapes; layers that only one of them holds do not count.
     """
     holding: dict[object, list[int]] = defaultdict(list)
     for number, kind in enumerate(kinds):
@@ -246,11 +260,11 @@ _Kind = frozenset[tuple[str, tuple[tuple[str, tuple[int, ...]], ...]]]
 def _inverted(
     of_one: Sequence[tuple[int, int]], of_other: Sequence[tuple[int, int]]
 ) -> Iterator[tuple[tuple[int, int], int]]:
-    """Yield ((i, j), m) for each pair of numbers (i, j) in OF_ONE that is in the opposite order to pairs in OF_OTHER; M
-    is the second number of the farthest of these: the highest of those before, which is above j, or the lowest of those
-    after, which is below j. A pair with both is yielded twice.
+    """Yield ((i, j), m) for each pair of numbers (i, j) in OF_ONE that some pair in OF_OTHER contradicts.
 
-    Both lists of pairs are sorted by i.
+    A pair (k, l) of OF_OTHER contradicts it if k < i and l > j; m is the highest such l. It also does if k > i and l <
+    j; m is the lowest such l. An (i, j) with pairs of both kinds is yielded twice. Both lists have to be sorted by
+    their first numbers. OF_ONE and OF_OTHER may be one list.
     """
     highest, place = -1, 0
     for i, j in of_one:
@@ -272,9 +286,11 @@ def _shapes(unit: Unit) -> dict[str, tuple[int, ...]]:
 
 
 def _in_other_parts(filling: Filling, pairs: Sequence[Pair]) -> None:
-    """Ask about pairs whose last names differ and have no word or meaning in common, if on both sides the partners of
-    all neighbours in the same module (`_Beside.shared`) are in one module, and the pair's is not in it. Pairs of which
-    both units are in no module are left out.
+    """Ask about a pair (T, S) if all other units in the module of T have their partners in one module of the source, S
+    is not in it, and the same holds with T and S exchanged (`_Beside.shared`). The last components of their paths have
+    to differ, and their names to have no word or meaning in common. The question names that module of the source and S.
+
+    Nothing is asked if fewer than two neighbours are known on a side, or if T and S are both in no module.
     """
     of_t: dict[Path, list[Unit]] = defaultdict(list)
     of_s: dict[Path, list[Unit]] = defaultdict(list)
@@ -302,8 +318,8 @@ class _Beside:
         self._paths = sorted(unit.path for unit in units)
 
     def shared(self, left_out: Unit) -> Path:
-        """Return the common beginning of all partners' paths except that of LEFT_OUT, one of them; () if fewer than two
-        remain.
+        """Return the common beginning of the paths of all partners but LEFT_OUT, which is one of them; () if fewer than
+        two others remain, or if they have no common beginning.
         """
         if len(self._paths) < 3:
             return ()
@@ -332,9 +348,9 @@ def _places(t: Unit, s: Unit) -> Iterator[_Place]:
 
 
 def _numbered(path: Sequence[str]) -> list[tuple[str, int]]:
-    """Return (path to it with `{}` in place of its number, number) for each module around a unit with this PATH that
-    has a number in its name, the outermost first; of several numbers in one name, the first counts. [] if there are
-    none. Left out are modules with a brace in their path.
+    """Return (path with `{}` in place of the number, number) for each module around the unit PATH with a number in its
+    name, the outermost first: [("h.{}", 3), ("h.3.conv{}", 1)] for `h.3.conv1.norm`. Of several numbers in one name,
+    the first counts. [] if there are none. Modules with a brace in their path are left out.
     """
     out = []
     for place, part in enumerate(path[:-1]):

@@ -43,11 +43,12 @@ def remedy(wanted: Shape, have: Shape, expr: Expr, kind: str | None, *, is_input
 
 
 def _of_kernel(wanted: Shape, have: Shape, expr: Expr, is_input: bool) -> Remedy | None:
-    """Return a weight changed to another number of channels, frames, groups or dimensions, and the question about it;
-    None if no rule fits. The arguments are as in `remedy`.
+    """Return (EXPR, of sizes HAVE, changed to sizes WANTED; the question about it) by the first of these rules that
+    fits; None if none fits:
 
-    The first of these rules that fits counts: `_of_patches`, `_of_one_pixel`, `_of_groups`, `_of_turned`; `of_channels`
-    for an input layer, or if the model has one input channel or a multiple of the source's; `_of_frames`.
+    `_of_patches`, `_of_one_pixel`, `_of_groups`, `_of_turned`; `of_channels`, only for equal numbers of dimensions, and
+    if the layer takes the inputs of the model (IS_INPUT), or the model's weight has one input channel, or a multiple of
+    those of the source; `_of_frames`.
     """
     for rule in (_of_patches, _of_one_pixel, _of_groups, _of_turned):
         if (found := rule(wanted, have, expr)) is not None:
@@ -58,9 +59,9 @@ def _of_kernel(wanted: Shape, have: Shape, expr: Expr, is_input: bool) -> Remedy
 
 
 def _of_patches(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
-    """Return EXPR reshaped, and the question about it, if there are equally many outputs and elements, in two, four or
-    five dimensions: a linear layer over patches is a kernel. Else None. If just one of the two is a matrix, the option
-    has the columns of the matrix pixel by pixel (`_by_pixels`); else there is none.
+    """Return (EXPR reshaped to WANTED, the question about it), if WANTED and HAVE have equally many outputs and
+    elements, and two, four or five dimensions each: a linear layer over patches is a kernel. Else None. If just one of
+    the two is a matrix, the option has the columns of the matrix pixel by pixel (`_by_pixels`); else there is none.
     """
     if prod(wanted) != prod(have) or wanted[:1] != have[:1] or not {len(wanted), len(have)} <= {2, 4, 5}:
         return None
@@ -69,10 +70,10 @@ def _of_patches(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
 
 
 def _of_one_pixel(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
-    """Return EXPR transposed and reshaped, and the question about it, if one of the two is a matrix, and the other a
-    kernel of four or five dimensions with as many elements: a transposed convolution of one pixel is a linear layer.
-    The matrix has as many columns as the kernel has rows, more than one, and the kernel is wider than one pixel. Else
-    None.
+    """Return (EXPR transposed and reshaped to WANTED, the question about it, without options), if one of WANTED and
+    HAVE is a matrix [out, in], and the other a kernel [in, …] of four or five dimensions with as many elements: a
+    transposed convolution of one pixel is a linear layer. Both have more than one input, and the kernel is wider than
+    one pixel. Else None.
     """
     matrix, kernel = sorted((wanted, have), key=len)
     if len(matrix) != 2 or len(kernel) not in (4, 5) or prod(wanted) != prod(have):
@@ -84,8 +85,9 @@ def _of_one_pixel(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
 
 
 def _of_turned(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
-    """Return EXPR transposed, and the question about it, if without sizes of 1 the two are a matrix and its transpose,
-    not square and with different numbers of dimensions. Else None.
+    """Return (EXPR transposed, with sizes WANTED; the question about it, without options), if WANTED and HAVE, without
+    sizes of 1, are a matrix and its transpose, and not square. Else None; also if WANTED and HAVE have equally many
+    dimensions, sizes of 1 included.
     """
     narrow, other = _narrow(wanted), _narrow(have)
     if len(narrow) != 2 or narrow != other[::-1] or narrow == other or len(wanted) == len(have):
@@ -95,8 +97,9 @@ def _of_turned(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
 
 
 def _of_frames(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
-    """Return a kernel for pictures repeated for two or more frames, or one for frames summed, and the question about
-    it. None if the sizes are not those of such kernels.
+    """Return (EXPR changed to sizes WANTED, the question about it, without options) for a kernel of pictures [out, in,
+    h, w] and one of frames [out, in, frames, h, w]: from pictures to two or more frames it is repeated and divided by
+    their number, from frames to pictures summed over them. None for other sizes, and if another size differs.
     """
     if len(wanted) == 5 and len(have) == 4 and wanted[:2] + wanted[3:] == have and wanted[2] > 1:
         flat = ex.reshape(expr, (*have[:2], 1, *have[2:]))
@@ -123,9 +126,9 @@ def _by_pixels(wanted: Shape, have: Shape, expr: Expr) -> tuple[Expr, ...]:
 
 
 def _of_groups(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
-    """Return a stack of matrices as one grouped layer, with the outputs of each matrix as rows, and the question about
-    it: with the outputs in the last dimension of the stack (transposed), or in its second. If the sizes fit both, the
-    second way is the option; if they fit neither, None.
+    """Return (EXPR, a stack of n matrices, as one grouped layer [n * outputs, inputs] of sizes WANTED; the question
+    about it). The stack is [n, inputs, outputs], whose matrices are transposed, or [n, outputs, inputs]. If the sizes
+    fit both, the first way is taken, and the second is the option; if they fit neither, None.
     """
     if len(have) != 3 or len(wanted) < 2:
         return None
@@ -138,9 +141,9 @@ def _of_groups(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
 
 
 def of_rows(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
-    """Return EXPR, a word table or an output layer, for another vocabulary: cut off at the end, or filled up with the
-    mean of its rows; and the question about it. None if more than the number of rows differs, or nothing, or if a
-    tensor has no elements.
+    """Return (EXPR, a word table or an output layer, with WANTED[0] instead of HAVE[0] rows; the question about it,
+    without options): rows are cut off at the end, or added there, each the mean of all rows. None if other sizes differ
+    as well, if WANTED and HAVE are equal, or if a tensor has no elements or no dimensions.
     """
     if 0 in (*wanted, *have) or not wanted or not have or wanted[1:] != have[1:] or wanted == have:
         return None
@@ -160,8 +163,9 @@ def _of_positions(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
 
 
 def _of_grid(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
-    """Return EXPR, the positions of a square grid, resampled to another square grid, and the question about it. Rows
-    before the grid are kept: 1, 0 or 2, the first of these with which both are squares. None if none is.
+    """Return (EXPR, the positions of a square grid, resampled to the square grid of WANTED; the question about it,
+    without options). Rows before the grid (class tokens) are kept: 1, 0 or 2, the first of these numbers for which the
+    other rows are a square number in both tables. None if there is no such number.
     """
     for prefix in (1, 0, 2):
         old, new = have[-2] - prefix, wanted[-2] - prefix
@@ -174,12 +178,12 @@ def _of_grid(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
 
 
 def _of_sequence(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
-    """Return EXPR, a table of two dimensions, for a sequence of another length, and the question about it; None for
-    other dimensions.
+    """Return (EXPR, a table of two dimensions, for WANTED[0] instead of HAVE[0] positions; the question about it); None
+    if WANTED or HAVE has other than two dimensions.
 
-    One or two rows too many (padding) are left out at the start; if there are more, at the end. The other end is the
-    option. One or two rows too few are zeros at the start; if there are more, the table is resampled. New rows at the
-    end, the mean of all, are the option.
+    If EXPR has one or two rows too many (padding), they are left out at the start; if it has more, at the end. The
+    option leaves out as many at the other end. If it has one or two rows too few, rows of zeros are added at the start;
+    if it lacks more, the table is resampled. The option adds rows at the end, each the mean of all.
     """
     if len(wanted) != 2 or len(have) != 2:
         return None
@@ -212,8 +216,9 @@ RULES = {
 
 
 def of_channels(wanted: Shape, have: Shape, expr: Expr) -> tuple[Expr, Question[Expr]] | None:
-    """Return the kernel [out, in, …] by the likeliest rule, and the question about it with the other rules as options.
-    None if anything but the number of input channels differs, or if it does not have three to five dimensions.
+    """Return (the kernel [out, in, …] with another number of input channels, by the likeliest rule of `RULES`; the
+    question about it, with the results of the other rules as options). None if anything but the number of input
+    channels differs, or if the kernel does not have three to five dimensions.
 
     Args:
         wanted, have: the sizes in the model and in the file, which differ in the second number.
@@ -230,7 +235,8 @@ def of_channels(wanted: Shape, have: Shape, expr: Expr) -> tuple[Expr, Question[
 
 def _more(wanted: Shape, have: int, x: Expr) -> dict[str, Expr]:
     """Return rule -> the kernel X, of HAVE input channels, with more channels (sizes WANTED), the likeliest first:
-    "repeat", "zeros" and "mean", the last only for two channels or more (of one, it is "repeat").
+    "repeat" (its channels in turn, times HAVE / WANTED[1]), "zeros" (new channels of zeros at the end) and "mean" (each
+    channel is the sum of all, divided by WANTED[1]). There is no "mean" for one channel, for which it is "repeat".
     """
     times, rest = divmod(wanted[1], have)
     if rest:
@@ -243,8 +249,10 @@ def _more(wanted: Shape, have: int, x: Expr) -> dict[str, Expr]:
 
 
 def _fewer(wanted: Shape, have: int, x: Expr) -> dict[str, Expr]:
-    """Return rule -> the kernel X, of HAVE input channels, with fewer channels (sizes WANTED), the likeliest first: for
-    one channel "sum", "mean" and "first", for several "first" and "sum", the sum of all slices of so many channels.
+    """Return rule -> the kernel X, of HAVE input channels, with fewer channels (sizes WANTED), the likeliest first.
+
+    For one channel: "sum" of all channels, "mean" of all, and the "first". For several, n: the "first" n, and "sum": X
+    is cut into slices of n channels, the last filled up with zeros, which are added.
     """
     n = wanted[1]
     first = ex.part(x, 1, 0, n)
@@ -271,19 +279,22 @@ def rule_of(expr: Expr) -> str:
 
 
 def by_rule(mapping: Mapping, rule: str) -> Mapping:
-    """Return MAPPING with RULE, a key of RULES, applied to every kernel with an open question about its input channels,
-    which is answered. Other entries stay.
+    """Return MAPPING with RULE, a key of RULES, applied to every entry with an open question about its number of input
+    channels: it gets the kernel made by this rule (the present one or an option), and the question is answered. Other
+    entries stay.
 
     Raises:
-        RuleError: the rule cannot make the channels of the model from those of the file.
+        RuleError: the rule cannot make the channels of the model from those of the file, for one of these entries.
     """
     return mapping.with_entries([_by_rule(entry, rule) for entry in mapping.entries])
 
 
 def _by_rule(entry: Entry, rule: str) -> Entry:
-    """Return ENTRY with RULE applied, as in `by_rule`, and with the text for this as its evidence. It is returned as it
-    is if it has no such open question or no expression. If the question has no options, as for the bias beside such a
-    kernel, the expression stays, and only the question is answered.
+    """Return ENTRY with its expression made by RULE, its question about input channels answered, and the text of the
+    answer as its evidence. Return ENTRY as it is if it has no open question about input channels, or no expression.
+
+    The expression is the one of the present expression and the options that RULE made; RuleError if none is. If the
+    question has no options, as for the bias beside such a kernel, the expression stays.
     """
     asked = next((q for q in entry.questions if q.is_open and q.reason is Reason.OTHER_CHANNELS), None)
     if asked is None or entry.expr is None:

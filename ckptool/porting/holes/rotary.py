@@ -19,11 +19,13 @@ _PAIRS = {"half": "pairs halves", "interleaved": "pairs neighbours"}
 
 
 def doubt_rotary(filling: Filling) -> None:
-    """Decide for each tensor of queries or keys that the model turns (`_turned_by_model`) whether its rows are kept,
-    reordered, or asked about (`_Rows`). Nothing is done if both sides have the same names and the source was not
-    traced.
+    """Keep or reorder the rows of each tensor of queries or keys to which the model applies a rotary embedding
+    (`_turned_by_model`), or ask about them. They are kept if both codes pair rows in one way, by their forward passes
+    or by names; reordered if both forward passes show different ways; else a question is asked (`_Rows`). Nothing is
+    done if both sides have the same names and the source was not traced.
 
-    Vectors of queries and keys, such as their norms, come last: they are kept if their layer was.
+    Units of queries and keys without a matrix, such as a bias of its own, come last: they are kept if the matrix of
+    queries or keys in their module was kept.
     """
     if filling.same_names and not filling.source.signature.traced:
         return
@@ -39,9 +41,10 @@ def doubt_rotary(filling: Filling) -> None:
 
 
 def _turned_by_model(filling: Filling, hole: Name) -> _Rows | None:
-    """Return the tensor in HOLE as rows of queries or keys that the model turns; None if it is no such tensor: names
-    say no "q" or "k", it belongs to a norm, or the model does not turn it. None, too, for learned queries
-    (`_are_queries`) that the model turns in a way that was not seen.
+    """Return the tensor in HOLE as rows of queries or keys that the model turns by a rotary embedding. None if its name
+    in the model, or else that in the source, says neither "q" nor "k"; if it is the weight or bias of a norm (the last
+    name ends in "norm"); or if the model does not turn it. None, too, for learned queries (`_are_queries`) that the
+    model turns in a way that was not seen.
     """
     t, s = filling.unit_of[hole]
     kind = _kind_in_model(filling, t)
@@ -55,9 +58,11 @@ def _turned_by_model(filling: Filling, hole: Name) -> _Rows | None:
 
 
 def _kind_in_model(filling: Filling, t: Unit) -> str | None:
-    """Return how the model pairs the rows of T: "half", "interleaved", "unknown" if it turns them in a way that was not
-    seen, None if it does not turn them. If the forward pass shows this for no tensor at all, what is known of the whole
-    model is returned; if it does for others and T is not seen in it, "unknown".
+    """Return how the model pairs the rows of T in a rotary embedding: "half" (row i with i + half), "interleaved" (with
+    i + 1), "unknown" if it turns them in a way that was not seen, None if it does not turn them.
+
+    If the forward pass shows this for no tensor of the model, what the signature says of the whole model is returned
+    (`rotary`, which may be None); if it does for others, but does not use T, "unknown".
     """
     if not any(entry.facts.rotary for entry in filling.target.signature.entries.values()):
         return filling.target.signature.rotary
@@ -103,9 +108,11 @@ class _Rows:
         return True
 
     def reorder_by_code(self) -> bool:
-        """Reorder the rows, without an open question, if the forward passes turn whole heads and pair their rows in two
-        ways. Return whether this is done, or nothing is to be asked: both sides have the same names, and the source's
-        forward pass does not show it.
+        """Reorder the rows to the model's pairs, without an open question, and return True, if both forward passes show
+        how they pair rows, and turn whole heads. The caller has made sure that the two ways differ.
+
+        If the source's forward pass does not show it, change nothing, and return whether both sides have the same names
+        (then nothing is to be asked). In other cases, such as unknown heads, change nothing, and return False.
         """
         shown, turned = self._shown_in_source(), self._reordered()
         if shown is None:
@@ -127,8 +134,9 @@ class _Rows:
         return not self._differ() and (sure or self.filling.same_code(self.t, self.s))
 
     def ask(self) -> None:
-        """Ask how the rows are paired. The option is the tensor in the model's order; it is taken if the source is
-        known to pair otherwise (`_differ`) and does not have the model's code.
+        """Ask how the rows are paired. The option is the reordered tensor (`_reordered`); there is none if it cannot be
+        made. The reordered tensor is taken, and the plain one is the option, if the source is known to pair otherwise
+        (`_differ`) and does not have the model's code.
         """
         turned = self._reordered()
         exchange = turned is not None and self._differ() and not self.filling.same_code(self.t, self.s)
@@ -154,8 +162,9 @@ class _Rows:
         return self.kind != "unknown" and theirs is not None and theirs != self.kind
 
     def _reordered(self) -> Expr | None:
-        """Return the tensor in the model's order (halves, if that is unknown); None if the model's heads are unknown,
-        or if each has an odd number of rows.
+        """Return the expression of the tensor with its rows reordered from the other pairing to the model's (to halves,
+        if that is unknown), in each head. None if the model's number of heads is unknown, or if it does not divide the
+        rows into heads of an even number.
         """
         heads, shape = heads_of(self.t.main.entry), self.t.pieces[self.hole.role].shape
         if not heads or not shape or shape[0] % (2 * heads):

@@ -22,10 +22,12 @@ _NORMALIZES = frozenset({"normalize", "renorm"})
 
 
 def turn_bare_squares(filling: Filling) -> None:
-    """Decide for each square bare parameter of the file whether it is transposed (`_decide`): as all bare parameters of
-    the file are that are not square; if some of these are and some are not, it stays. It is also left as it is if its
-    last name is the model's, or if a step changed its layout (`may_be_turned`). Those that are multiplied along other
-    dimensions than the last two are decided by `_turn_in_front`.
+    """Decide for each square bare parameter of the file (an `nn.Parameter` of no torch layer) whether it is transposed.
+
+    If steps transposed all bare parameters of the file that are not square, it is transposed, too; if none or only some
+    of them, it stays. If the file has none, a question is asked (`_decide`). It also stays if its key ends with the
+    same name as the model's key, or if a step changed its layout (`may_be_turned`). Parameters that are multiplied
+    along other dimensions than the last two are decided first, by `_turn_in_front`.
     """
     _turn_in_front(filling)
     uses = list(_bare_uses(filling))
@@ -36,10 +38,12 @@ def turn_bare_squares(filling: Filling) -> None:
 
 
 def _turn_in_front(filling: Filling) -> None:
-    """Swap the inputs and the outputs of each tensor of the file that fills a tensor with these in front of other
-    dimensions (`_in_front`), of equal sizes, if the source's code has them in the other order. If only the model's code
-    shows an order, and outputs are first, ask, unless names say that the tensor is written once; code of spectral
-    convolutions (Li et al., "Fourier Neural Operator", 2021) has inputs first.
+    """Swap inputs and outputs of each tensor of the file that is taken whole for a tensor [in, out, …] or [out, in, …]
+    of equal sizes (`_in_front`), if both codes show the order, and the source's is the other one. There is no question.
+
+    If only the model's code shows the order, and has outputs first, ask, with the swapped tensor as the option, unless
+    the names show one code (`Filling.written_once`); code of spectral convolutions (Li et al., "Fourier Neural
+    Operator", 2021) has inputs first.
     """
     for hole, filled in filling.holes.items():
         t, s = filling.unit_of[hole]
@@ -71,10 +75,14 @@ def _in_front(piece: Piece) -> tuple[int, int] | None:
 
 
 def _decide(filled: Filled, shown: Counter[bool], reason: Reason | None, *, from_the_right: bool) -> None:
-    """Transpose the expression of FILLED if SHOWN counts only other matrices that are transposed (True), and keep it if
-    one is not (False). If SHOWN counts none, ask with REASON which is right: FROM_THE_RIGHT, the transpose is taken and
-    the matrix as it is the option; else the other way round. Nothing is asked without a reason, or if FILLED has a
-    question about transposing already.
+    """Transpose the expression of FILLED, a square matrix, keep it, or ask which is right.
+
+    SHOWN counts other matrices of the file that show it: True for those by which FILLED has to be transposed, False for
+    those by which it stays. If all are True, it is transposed; if one is False, it stays; both without a question.
+
+    If SHOWN counts none, REASON is asked: with FROM_THE_RIGHT the transpose is taken, and the matrix as it is is the
+    option; else the other way round. Nothing is asked or changed if REASON is None, or if FILLED has an open question
+    about transposing already.
     """
     turned = ex.transpose(filled.expr)
     asked = any(doubt.reason.topic is Topic.TURNED for doubt in filled.doubts)
@@ -101,10 +109,11 @@ class _BareUse:
     shape: Shape
 
     def shows_turned(self) -> bool | None:
-        """Return whether a step transposed this parameter of the file, which shows how bare parameters of the file are
-        stored; None if it shows nothing. With the sizes that the model multiplies with, it is shown by a `transpose` in
-        the expression, and by nothing if they are square. With other sizes, it was transposed if its sizes are those of
-        the model's key.
+        """Return whether a step transposed this parameter of the file on its way into the common form, which shows how
+        the file stores bare parameters; None if that is not known.
+
+        If its sizes in the form (`own`) are those that the model multiplies with (`shape`): whether its expression has
+        a `transpose`, but None if they are square. If they are others: whether they are those of the model's key.
         """
         if self.own.shape != self.shape:
             return self.own.shape == self.piece.entry.shape
@@ -152,9 +161,13 @@ def _taken_whole(expr: Expr, pieces: Iterable[Piece]) -> Piece | None:
 
 
 def turn_squares_of_layers(filling: Filling) -> None:
-    """Decide for each square matrix of a layer, whose layout nothing states (`has_open_layout`), whether it is
-    transposed (`_decide`): matrices of the same name (`kin`) that are not square, and that the model's code normalizes
-    if and only if it normalizes this one, show whether their rows are inputs. If these differ, it stays.
+    """Decide for each square matrix of a layer of the file whether it is transposed, if nothing states its layout
+    (`has_open_layout`).
+
+    Matrices of layers with the same name (`kin`: "fc" for `fc1`, `fc2`) that are not square show whether the file
+    stores them in the model's layout or in the other one; they count only if the model's code normalizes both them and
+    the square one, or neither. If they agree, the square one is taken in the same way; if they differ, it stays; if
+    there are none, a question is asked in some cases (`_decide`, `_OfLayer.reason`).
 
     Most code has outputs first; graph convolutions and layers from TensorFlow have inputs first. Bare parameters of the
     source are left as they are.
@@ -217,8 +230,8 @@ class _OfLayer:
 
 
 def _of_layers(filling: Filling) -> Iterator[_OfLayer]:
-    """Yield each tensor of two or more dimensions that the file has and the model takes as it is, but for bare
-    parameters of the file.
+    """Yield each tensor of the file, in the common form, that fills a hole as it is and has two or more dimensions.
+    Bare parameters of the file, which belong to no torch layer, are left out.
     """
     for hole, filled in filling.holes.items():
         t, s = filling.unit_of[hole]
@@ -229,9 +242,12 @@ def _of_layers(filling: Filling) -> Iterator[_OfLayer]:
 
 
 def _as_matrix(piece: Piece) -> Shape | None:
-    """Return the shape [outputs, inputs] of PIECE, a convolution of size 1, or its shape if it has two or more
-    dimensions and code multiplies with it, or with what it computes from it, or it belongs to a `Linear`. None for
-    other tensors, and if an einsum shows that it multiplies along other dimensions than the last two.
+    """Return the sizes with which the model multiplies by PIECE: [outputs, inputs] for a convolution of size 1; its
+    whole shape if it has two or more dimensions and the model takes it into a matrix product, its forward pass shows
+    its layout, or it belongs to a `Linear`.
+
+    None for larger convolutions and other tensors, and if an einsum shows that it multiplies along other dimensions
+    than the last two.
     """
     if len(piece.shape) > 2 and (piece.entry.how.startswith("conv") or piece.entry.module.startswith("Conv")):
         return piece.shape[:2] if not squeezed(piece.shape[2:]) else None
@@ -243,9 +259,10 @@ def _as_matrix(piece: Piece) -> Shape | None:
 
 
 def _as_scores(piece: Piece) -> Shape | None:
-    """Return the shape of PIECE if it is a trained bare parameter of the sizes [n, n], with n > 1, and no `Embedding`,
-    from which code takes single numbers, or which it adds or multiplies with element by element, such as scores from
-    class to class; None for other pieces.
+    """Return the shape of PIECE if it holds scores, such as those from class to class; None for other tensors.
+
+    It is a trained bare parameter [n, n] with n > 1, no `Embedding`, and the model takes single numbers or rows out of
+    it (`_TAKES`), or adds or multiplies with it element by element.
     """
     of_own_code = is_bare(piece) and piece.entry.parameter and piece.entry.module != "Embedding"
     is_square = len(piece.shape) == 2 and piece.shape[0] == piece.shape[1] > 1

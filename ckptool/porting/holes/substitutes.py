@@ -30,9 +30,11 @@ def substitute(filling: Filling) -> None:
 
 
 def _averages(filling: Filling) -> None:
-    """Fill each running average (EMA) of the model that is not filled and not split or joined. It gets the source's
-    average (`_average_in_source`) of what fills the tensor that it is the average of (`_averaged`), with the same
-    operations, and the questions about that tensor, without their options.
+    """Fill each unfilled running average (EMA) of the model from a running average of the source.
+
+    If it is the average of the model's tensor w (`_averaged`), and w is filled from the source's key k, it is filled
+    from the source's average of k (`_average_in_source`), with the operations that make the key of w. It gets the
+    questions about w, without options. It stays empty if w or the average of k is not found.
     """
     kept = [key for key in filling.source.signature.entries if is_average((key.rpartition(".")[2],))]
     pieces = list(filling.target.pieces.values()) if kept else []
@@ -49,9 +51,10 @@ def _averages(filling: Filling) -> None:
 
 
 def _averaged(filling: Filling, piece: Piece, pieces: Sequence[Piece]) -> Piece | None:
-    """Return the tensor that PIECE, one of PIECES, is the average of: the only filled tensor of its shape in its
-    module, among PIECES. None if there is not exactly one, or if PIECES has another average (`is_average`) of this
-    shape in the module that is not filled.
+    """Return the tensor of which the unfilled PIECE is the running average: the only filled one of PIECES, all tensors
+    of the model, that is in the module of PIECE and whose key has the shape of PIECE.
+
+    None if there is not exactly one, or if this module has another unfilled average (`is_average`) of this shape.
     """
     beside = [p for p in pieces if p.path[:-1] == piece.path[:-1] and p.entry.shape == piece.shape]
     filled = [p for p in beside if p.name in filling.holes]
@@ -60,9 +63,9 @@ def _averaged(filling: Filling, piece: Piece, pieces: Sequence[Piece]) -> Piece 
 
 
 def _average_in_source(filling: Filling, filled: Filled, kept: Sequence[str]) -> str | None:
-    """Return the key of the average that the source has of the tensor of which FILLED is made: the only one of KEPT,
-    the source's averages, that has its sizes, and is in its module or in the module around that. None if there is not
-    exactly one, or if FILLED has several keys.
+    """Return the key of the source's running average of the tensor that FILLED reads: the only one of KEPT, the keys of
+    all averages of the source, with the sizes of this tensor, in its module or in the module around that. None if there
+    is not exactly one, or if FILLED does not read exactly one key.
     """
     entries = filling.source.signature.entries
     own = list(filled.expr.keys())
@@ -75,9 +78,10 @@ def _average_in_source(filling: Filling, filled: Filled, kept: Sequence[str]) ->
 
 
 def _leftovers(filling: Filling) -> None:
-    """Fill units of the target of which no tensor is filled, also those in later blocks, as `left_over` proposes:
-    several from one layer of the source that fills nothing, or one from several of these (`parts`); segment tables with
-    zeros (`segments`); layers of several blocks from one layer (`shared`).
+    """Fill units of the target of which no tensor is filled, also those in later blocks, by three functions of
+    `left_over`, one after the other: several from one layer of the source that fills nothing, or one from several such
+    layers (`parts`); segment tables with zeros (`segments`); layers of several blocks from one layer of the source
+    (`shared`). Each tensor that is filled gets the question of its proposal.
     """
     for propose in (leftovers.parts, leftovers.segments, leftovers.shared):
         used = {key for filled in filling.holes.values() for key in filled.expr.keys()}  # noqa: SIM118
@@ -93,8 +97,8 @@ def _leftovers(filling: Filling) -> None:
 
 
 def _near_misses(filling: Filling) -> None:
-    """Fill tensors from sources of the same name or place (`_near_misses_once`), again and again until no tensor is
-    filled from one of other sizes any more: such a unit is a neighbour of those beside it.
+    """Fill units without a source from those of the same name or place (`_near_misses_once`), until a call fills none
+    from a unit of other sizes any more. A unit that is filled so may show the place of the units beside it.
     """
     joined: list[Unit] = []
     while _near_misses_once(filling, joined):
@@ -102,11 +106,13 @@ def _near_misses(filling: Filling) -> None:
 
 
 def _near_misses_once(filling: Filling, joined: list[Unit]) -> bool:
-    """Fill units without a source, each from the one unit of the source that is alike (`Filling.alike`; if none is, by
-    `_cuts_patches`) and filled nothing when the call began, so two units may get the same one. A unit of equal sizes is
-    filled if its name or JOINED supports it (`_fill_of_equal_sizes`), one of other sizes if there is a rule for the
-    change (`_fill_of_other_sizes`). Nothing is done for new heads, or if several are alike. Units filled from other
-    sizes are added to JOINED; return whether this call added any.
+    """Fill each unit without a source, but for new heads, from the only unit of the source without a partner that is
+    alike (`Filling.alike`; if none is, by `_cuts_patches`). Nothing is filled if none or several are alike. Units of
+    the source that filled something when the call began do not count; two units may still get the same one.
+
+    If the two have equal sizes, it is filled if their names or JOINED support it (`_fill_of_equal_sizes`); if not, it
+    is filled if a rule for the change of sizes is known (`_fill_of_other_sizes`). JOINED has all units filled from
+    other sizes so far, and those of this call are added to it. Return whether this call added any.
     """
     new = set(map(id, filling.matching.new))
     free_t = [u for u in filling.matching.free_targets if u.main.name not in filling.holes and id(u) not in new]
@@ -125,8 +131,9 @@ def _near_misses_once(filling: Filling, joined: list[Unit]) -> bool:
 
 
 def _fill_of_equal_sizes(filling: Filling, t: Unit, s: Unit, joined: list[Unit]) -> None:
-    """Fill T from S, of its sizes, if their names are similar or related. If they are not, fill T only if JOINED has
-    any units, and add a question to T if one of these has a doubt.
+    """Fill T from S, a unit of equal sizes in its place, if their names are similar or related. If they are not, fill T
+    only if JOINED, the units that were filled from units of other sizes, is not empty, and first add a question to T if
+    what fills one of JOINED has a doubt. Else do nothing.
     """
     agree = similarity(t, s) > SOME or related(t, s)
     if not agree and any(filling.holes[one.main.name].doubts for one in joined):
@@ -136,12 +143,13 @@ def _fill_of_equal_sizes(filling: Filling, t: Unit, s: Unit, joined: list[Unit])
 
 
 def _fill_of_other_sizes(filling: Filling, t: Unit, s: Unit) -> bool:
-    """Fill T from S, changed to the sizes of T, if a rule for that is known (`remedy`); return whether one is. It is a
-    question unless sizes show how (`_sizes_show`), or all options are the same (`_is_one_way`).
+    """Fill T from S, changed to the sizes of T, and return True. Return False, and do nothing, if no rule for these
+    sizes is known (`remedy`). The result is a question unless sizes show how to change them (`_sizes_show`), or all
+    options are the same as the result (`_is_one_way`).
 
-    The two units are then a pair of the matching. Other tensors of T are filled from those of S with the same role and
-    as many numbers, with the same question, but no options. If T is a word table, output layers over the vocabulary are
-    filled, too (`_other_vocabulary`).
+    The two units become a pair of the matcher. Other tensors of T are filled from those of S with the same role and as
+    many elements, reshaped, with the same question, but no options. If T is a word table, by the name of T or S or by
+    its use (`_is_looked_up`), output layers over the vocabulary are filled, too (`_other_vocabulary`).
     """
     kind = label_of(t, "embedding") or label_of(s, "embedding") or ("token" if _is_looked_up(filling, t) else None)
     found = remedy(t.main.shape, s.main.shape, s.main.expr, kind, is_input=_takes_inputs(filling, t))
@@ -225,8 +233,9 @@ def _takes_inputs(filling: Filling, t: Unit) -> bool:
 
 
 def _follows_its_channels(filling: Filling, t: Unit) -> bool:
-    """Return whether T has four or five dimensions, and as many inputs as the unit has outputs that the model runs last
-    before T, of those with as many dimensions. False if there is none, or if it is not known when T runs.
+    """Return whether T, a kernel [out, in, …] of four or five dimensions, has as many inputs as the layer before it has
+    outputs: the last unit that the model runs before T, of those with as many dimensions. False if there is no such
+    unit, or if it is not known when T runs.
     """
     before = [
         u for u in filling.matcher.cells.targets if u.used is not None and t.used is not None and u.used < t.used
@@ -245,8 +254,9 @@ def _is_its_transpose(t: Unit, s: Unit) -> bool:
 
 
 def _of_other_sizes(filling: Filling) -> None:
-    """Note in `misses`, for the refusal, why each unit without a source stays empty: exactly one unit of the source
-    without a partner is alike (`Filling.alike`), and its tensor of this role has other sizes.
+    """Put a question into `filling.misses` for each tensor of a unit that is not filled, if exactly one unit of the
+    source without a partner is alike (`Filling.alike`), and its tensor of the same role has other sizes as stored. The
+    question names the key and the sizes of that tensor; a refusal prints it. Nothing is filled.
     """
     for t in filling.matching.free_targets:
         near = [s for s in filling.matching.free_sources if filling.alike(t, s)]
@@ -258,11 +268,12 @@ def _of_other_sizes(filling: Filling) -> None:
 
 
 def _as_code_lists_pixels(t: Unit, s: Unit, expr: Expr, question: Question[Expr]) -> tuple[Expr, Question[Expr]]:
-    """Return (the weight in the order in which code lists the pixels of a patch, QUESTION as answered, with the other
-    orders as options) for the layers T and S, of which one is linear and one a convolution.
+    """Return (the weight of S as that of T, in the order in which the code of the linear layer lists the pixels of a
+    patch; QUESTION as answered by this code, with the other orders as options). One of T and S is linear, the other a
+    convolution.
 
-    (EXPR, QUESTION) as they are if the question is not about patches, or if the forward pass of the code with the
-    linear layer does not show this order.
+    Return (EXPR, QUESTION) as they are, EXPR being the weight of S reshaped, if the question is not about patches, or
+    if the forward pass of the code with the linear layer does not show this order.
     """
     flat, kernel = (s, t) if len(s.main.shape) == 2 else (t, s)
     order = flat.main.entry.facts.pixels
@@ -276,8 +287,9 @@ def _as_code_lists_pixels(t: Unit, s: Unit, expr: Expr, question: Question[Expr]
 
 
 def _reordered_pixels(t: Unit, s: Unit, order: str, expr: Expr) -> Expr:
-    """Return the weight of S as that of T, of which one is a matrix whose columns are the pixels of a patch in ORDER
-    ("hwc" …), and one a kernel [outputs, channels, space]. EXPR is the result for the order of the kernel.
+    """Return the weight of S, reordered to be that of T. One of the two is a matrix whose columns are the pixels of a
+    patch in ORDER ("hwc" …), the other a kernel [outputs, channels, space…]. EXPR, the weight of S only reshaped, is
+    returned if ORDER is that of the kernel ("chw", "cthw").
     """
     usual = "cthw" if len(order) == 4 else "chw"
     if order == usual:
@@ -290,10 +302,10 @@ def _reordered_pixels(t: Unit, s: Unit, order: str, expr: Expr) -> Expr:
 
 
 def _tied_sources(filling: Filling) -> None:
-    """Fill the weight of each unit without a source, if it is not filled, from a key that the source ties to another
-    tensor. The key has the shape and the last two components of the model's key; of several such keys, it is the one
-    that is equal as a whole. Nothing is filled if that leaves none or several. There is no question, and the unit
-    itself is noted as its source in `unit_of`.
+    """Fill the main tensor of each unit without a source, if it is not filled, from a key that the source ties to
+    another tensor (both keys hold one tensor). The key is the only tied one with the shape and the last two components
+    of the model's key; of several, the one that equals the model's key. If that leaves none or several, the tensor
+    stays empty. No question is asked, and `unit_of` gets the unit itself as its source.
     """
     tied = [e for e in filling.source.signature.entries.values() if e.tied is not None]
     for t in filling.matching.free_targets if tied else ():
@@ -308,8 +320,9 @@ def _tied_sources(filling: Filling) -> None:
 
 
 def _tables_of_words(filling: Filling) -> list[Pair]:
-    """Return the pairs (target, source) that fill a hole and are word tables: the name of the source says so, or the
-    model looks up rows of the target, whose name says that it is a word table or says nothing of an embedding.
+    """Return the pairs (target, source) of word tables among the units that fill a hole, each once. A pair is one if
+    the name of the source says "token", or if the model looks up rows of the target, and the target's name says "token"
+    or no kind of embedding. [] if there is none.
     """
     pairs = {id(t): (t, s) for t, s in filling.unit_of.values()}
     return [
@@ -321,8 +334,9 @@ def _tables_of_words(filling: Filling) -> list[Pair]:
 
 
 def _tied_tables(filling: Filling) -> None:
-    """Fill each word table that is not filled with what fills another one (of encoder or decoder), with a question. The
-    model looks up rows of both, and the other is the only filled word table of these sizes of which it does.
+    """Fill each unfilled word table of the model, by its name, with the expression that fills another word table (of
+    encoder or decoder), with a question. The model looks up rows of both, and the other is the only filled word table
+    of these sizes whose rows it looks up; if there are none or several, the table stays empty.
     """
     free = [t for t in filling.matching.free_targets if t.main.name not in filling.holes]
     for t in [t for t in free if label_of(t, "embedding") == "token" and t.main.entry.how == "embedding"]:
@@ -335,10 +349,11 @@ def _tied_tables(filling: Filling) -> None:
 
 
 def _tied_heads(filling: Filling) -> None:
-    """Fill each output layer that the source lacks (`_lacking_heads`) with what fills the first word table of its
-    sizes, to which it is most likely tied. It is a question unless the source ties a key to this table, or the file
-    seems to come from a model that ties them (`_was_beside`). If the table is not a copy of the source's, its doubts
-    are copied.
+    """Fill each output layer that the source lacks (`_lacking_heads`) with the expression that fills the first word
+    table of its sizes, to which it is most likely tied; it stays empty if there is no such table. This is a question
+    unless the source ties a key to this table, or the file seems to come from a model that ties the two
+    (`_was_beside`). If the table was changed on its way (its expression is not that of the source's table), its doubts
+    are copied, without options.
     """
     tied = {e.tied for e in filling.source.signature.entries.values()}
     for t in _lacking_heads(filling):
@@ -353,9 +368,10 @@ def _tied_heads(filling: Filling) -> None:
 
 
 def _lacking_heads(filling: Filling) -> list[Unit]:
-    """Return the output layers of the model that are not filled: weights that are matrices, are no tables, and have a
-    name for a head or are the last matrix that the model uses, in a linear layer. New layers (`_has_new_bias`) are left
-    out.
+    """Return the output layers of the model that have no source and are not filled: units whose main tensor is a weight
+    and a matrix in which no rows are looked up. Their name is one for a head, or they are linear layers and the model
+    uses no tensor of two or more dimensions after them. New layers, with an unfilled bias and no word for a vocabulary
+    in their names (`_has_new_bias`), are left out.
     """
     used = [t.used for t in filling.matcher.cells.targets if t.used is not None and len(t.main.shape) > 1]
     last = max(used, default=0)
@@ -377,8 +393,9 @@ def _has_new_bias(filling: Filling, t: Unit) -> bool:
 
 
 def _was_beside(filling: Filling, t: Unit, own: Unit, s: Unit) -> bool:
-    """Return whether all keys of the source begin with one component, which OWN and S, the pair of word tables, have as
-    well, and the model has one more first component, that of the output layer T.
+    """Return whether the file is that of a model with the output layer T tied to its word table: the keys of the word
+    tables OWN, of the model, and S, of the source, begin with one component ("bert"), all keys of the source begin with
+    it, and the model's keys begin with it or with that of T ("cls"), which is another one.
 
     Then the file comes from a model with more than the body: a file of the body alone would not have this prefix. What
     it had more was tied, as a file with another head would have keys for it.

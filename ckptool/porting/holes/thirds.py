@@ -25,12 +25,16 @@ _PARTS = 3
 
 
 def doubt_thirds(filling: Filling) -> None:
-    """Ask in which order the source's code takes the three parts of a layer's output (`_are_thirds`), unless both codes
-    give the same names to the parts. The options are the five other orders.
+    """Add questions to what fills holes (`Filled`) of layers whose output the model's code cuts into three parts of one
+    size (`_are_thirds`), because the source's code may have another order of these parts.
 
-    Code that cuts in an order of its own may join in one, too: layers in the module of such a layer that take two
-    tensors of one size are asked about as well, unless both codes show that they take the same. The option is the other
-    order of the columns. Only layers of `_written_anew` are asked about, and none if the two sides have the same names.
+    - THIRDS, with the five other orders of the rows as options, unless both codes give the same names to the parts.
+    - HALVES_BESIDE_THIRDS, with the other order of the columns as the option, for layers in the same module that take
+      two concatenated tensors of one size, unless both codes show equal names and sizes of these: code that cuts in an
+      order of its own may join in one, too.
+
+    Only tensors of `_written_anew` get questions. Nothing is done if the two sides have the same names
+    (`Filling.same_names`).
     """
     if filling.same_names:
         return
@@ -50,9 +54,10 @@ def doubt_thirds(filling: Filling) -> None:
 
 
 def _written_anew(filling: Filling) -> Iterator[tuple[Unit, Unit, Filled, Piece]]:
-    """Yield (layer of the model, layer of the source, what fills the tensor, tensor of the model) for each filled
-    tensor of a pair that is not written once (`Filling.written_once`), if it is not joined from several tensors of the
-    source.
+    """Yield (layer of the model, layer of the source, what fills the tensor, tensor of the model) for tensors that two
+    different codes may lay out differently: each filled tensor of a pair whose two layers neither have one name nor
+    come from the same code (`Filling.written_once`). Left out are single numbers, and tensors whose expression joins
+    several (`cat`).
     """
     for t, s in filling.matching.pairs:
         if filling.written_once(t, s):
@@ -64,9 +69,10 @@ def _written_anew(filling: Filling) -> Iterator[tuple[Unit, Unit, Filled, Piece]
 
 
 def _are_thirds(parts: Sequence[Part], rows: int) -> bool:
-    """Return whether PARTS are three of one size with three different names, and a tensor with ROWS rows holds these
-    parts of one or several layers. False if all names mean parts of projections, or if two of them mean scale and
-    shift: other rules know these.
+    """Return whether PARTS, which code cuts an output into, are three of one size above 0 with three different names,
+    and ROWS, the number of rows of a tensor, is a multiple of three times this size (one layer or several). False if
+    all names mean parts of fused projections ("q", "gate"), or if one means "scale" and one "shift": other rules know
+    these.
     """
     names = {part.name for part in parts} - {""}
     sizes = {part.size for part in parts}
@@ -84,8 +90,9 @@ def _names(unit: Unit) -> tuple[str, ...]:
 
 
 def _other_orders(whole: Expr, dim: int, size: int, count: int, layers: int = 1) -> list[Expr]:
-    """Return WHOLE with its COUNT parts along dimension DIM in each order but the present one, the opposite order
-    first. It holds LAYERS layers of SIZE numbers each, and the parts of each layer get the same order.
+    """Return expressions of WHOLE with its COUNT equal parts along dimension DIM in each order but the present one, the
+    opposite order first: five for three parts, one for two. WHOLE holds LAYERS layers along DIM, one after the other,
+    of SIZE elements each, and the parts of each layer get the same order.
     """
     wide = size // count
     cut_up = [ex.part(whole, dim, wide * n, wide * (n + 1)) for n in range(count * layers)]

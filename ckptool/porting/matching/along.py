@@ -20,10 +20,12 @@ _MOST = 8
 
 def along_branches(cells: Cells) -> dict[int, Hashable]:
     """Return `id` of a unit -> label, ("along", path of the source), equal for a target and a source that are in one
-    branch: the target by the flow of the forward pass, the source by a word in its name (`_found`).
+    branch: the forward pass shows the branch of the target, a word in its name that of the source (`_found`). {} if
+    there are none.
 
     Only open cells with equally many units of both sides, at most 8 of each, are looked at, and only certain pairs in
-    the blocks of their targets. All units of a cell get a label if each target has a source of its own; else none does.
+    the same blocks as their targets show branches. All units of a cell get a label if each target has a source of its
+    own; else none of them does.
     """
     certain = by_block(cells.certain())
     labels: dict[int, Hashable] = {}
@@ -40,14 +42,14 @@ def along_branches(cells: Cells) -> dict[int, Hashable]:
 
 
 def _found(targets: Sequence[Unit], sources: Sequence[Unit], beside: Sequence[Pair]) -> dict[int, Unit]:
-    """Return `id` of a target -> the source that certain pairs (BESIDE) show to be in its branch. TARGETS for which no
-    source, or several, are found are left out. Two targets may get one source.
+    """Return `id` of a target -> the source that is in its branch, as the pairs BESIDE show it. TARGETS for which they
+    show no source, or several, are left out. Two targets may get one source.
 
-    A pair shows that a target and a source are in one branch if, of TARGETS, only this one gives its output to the
-    target of the pair, or only this one takes the output of it, and if, of SOURCES, only this one shares a word with
-    the path of the pair's source that no other of SOURCES has. If the flow of this source is known, it has to flow into
-    the source of the pair, or the reverse, in the same way. If it is not, the name may say what the layer takes, and
-    not where its output goes: the caller makes that a question.
+    A pair of A and B (its target and its source) shows that T and S are in one branch if all of these are true:
+    - Of TARGETS, only T gives its output to A; or, tried separately, only T takes the output of A.
+    - Of SOURCES, only S has a word in its path that the path of B has, and that no other of SOURCES has.
+    - If the flow of S is known, S gives its output to B, or takes that of B, as T does with A. If it is not known, the
+      caller has to ask a question.
     """
     said = [set(words_of(s.path)) for s in sources]
     own = [words - set().union(*(other for other in said if other is not words)) for words in said]

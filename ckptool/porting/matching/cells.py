@@ -97,13 +97,13 @@ class Cells:
         doubt: Question[Unit] | None = None,
         doubt_of: DoubtOf | None = None,
     ) -> bool:
-        """Split cells by a label: the units with a label that both sides of a cell have equally often leave it for a
-        new cell. A label that all units of a cell have splits nothing. If one unit of each side is left behind, these
-        two are a decided pair, too. Return whether any unit left its cell.
+        """Split cells by a label: for each label that both sides of a cell have equally often, the units with it leave
+        the cell for a new one. A label that all units of a cell have splits nothing. If one unit of each side is left
+        behind, these two are a decided pair, too. Return whether any unit left its cell.
 
         Args:
-            evidence: what the label comes from; units that leave note it. Targets that leave also note in `told` what
-                was excluded.
+            evidence: what the label comes from; units that leave add it to their `evidence`. Targets that leave also
+                note in `told` what was excluded.
             labels: `id` of a unit -> its label, or a function that returns the label of a unit, given the unit and
                 whether it is of the target. Units without one (None) stay, except with mode "all".
             mode: when a cell is split. "some": always. "all": if both sides have every label (also None) equally often.
@@ -130,12 +130,13 @@ class Cells:
         return bool(moved)
 
     def pair_off(self, evidence: Evidence, pairs: Iterable[Pair], doubt_of: DoubtOf) -> list[Pair]:
-        """Move each of PAIRS, (target, source) of one open cell, to a new cell. Its units note EVIDENCE; the target
-        also notes in `told` what was excluded. DOUBT_OF returns the question about a pair, or None; the other units of
-        the cell get it, too (see `split`).
+        """Move each of PAIRS to a new cell of its own. The two units (target, source) of a pair are in one open cell;
+        different pairs may be in different cells. Both units add EVIDENCE to their `evidence`; the target also notes in
+        `told` what was excluded. DOUBT_OF(target, source, targets of the cell, sources of the cell) returns the
+        question about a pair, which all units of its cell get (`_ask`), or None.
 
         Returns:
-            The pairs that are decided now: PAIRS, and pairs of two units that are left alone in their cell.
+            The pairs that are decided now: PAIRS, and each target and source that are left alone in their cell.
         """
         parts: dict[int, list[_Cell]] = defaultdict(list)
         for t, s in sorted(pairs, key=lambda pair: self._place[id(pair[0])]):
@@ -154,12 +155,13 @@ class Cells:
         doubt: Question[Unit] | None,
         doubt_of: DoubtOf | None,
     ) -> dict[int, _Cell]:
-        """Move the units of each of PARTS, (targets, sources), from CELL to a new cell. They note EVIDENCE, and the
-        targets also note in `told` what was excluded. All units of CELL get the question DOUBT; without it, for parts
-        of one target, that of DOUBT_OF (see `split`).
+        """Move the units of each of PARTS, (targets, sources), from CELL to a new cell: `cell` of these units changes,
+        they add EVIDENCE to their `evidence`, and the targets also note in `told` what was excluded. For each part, all
+        units of CELL get the question DOUBT (`_ask`). If DOUBT is None and the part has one target, they get the
+        question that DOUBT_OF returns for it, if it returns one (see `split`).
 
-        Return number -> units of the new cells and of what is left of CELL, also if that is nothing; {} if there are no
-        parts. The lists of this object are not updated (see `_settle`).
+        Return number of a cell -> (targets, sources), for the new cells and for what is left of CELL, also if that is
+        nothing; {} if there are no parts. The lists of this object are not updated (see `_settle`).
         """
         targets, sources = cell
         before = targets[0].cell
@@ -184,9 +186,9 @@ class Cells:
         return moved
 
     def join(self, target: Unit, source: Unit) -> None:
-        """Pair TARGET and SOURCE, units of two different cells, which a rule for different sizes found: they move to a
-        new cell, so that rules about neighbours count them as a pair. They note no evidence. The other units of the two
-        cells stay there.
+        """Make a decided pair of TARGET and SOURCE, units of two different cells (of different sizes): both move to a
+        new cell of their own. They note no evidence. The other units stay in the two old cells, where two that are left
+        alone become a pair.
         """
         moved: dict[int, _Cell] = {}
         self._count += 1
@@ -215,9 +217,9 @@ class Cells:
 
 
 def _ask(question: Question[Unit], part: _Cell, cell: _Cell) -> None:
-    """Ask QUESTION about all units of CELL, (targets, sources), of which PART leaves: of each target that leaves, with
-    all sources of the cell but the first that leaves as options; of each source that leaves, without options; of each
-    other unit, which is where it is only because of this guess, with the sources that leave.
+    """Add QUESTION to all units of CELL, (targets, sources) as they were before PART left it, because the place of each
+    depends on this guess. The options differ: a target of PART gets all sources of CELL except the first of PART; a
+    source of PART gets none; each other unit gets the sources of PART. PART is in its new cell already.
     """
     (targets, sources), (cell_targets, cell_sources) = part, cell
     for t in targets:
@@ -248,11 +250,12 @@ def _leaves(label: Hashable, part: _Cell, mode: Mode) -> bool:
 
 
 def fair(by_label: Mapping[Hashable, tuple[Sequence[object], Sequence[object]]]) -> bool:
-    """Return whether a split by labels is fair to units without a label: both sides have equally many units, and each
-    label is as often on both sides, or on one side only, the same side for all such labels. Units without a label on
-    the other side may then have these labels.
+    """Return whether a split by labels is fair to units without a label. BY_LABEL has label -> (targets, sources), with
+    None for units without one.
 
-    BY_LABEL has label -> (targets, sources); None is the label of units without one, which does not count as a label.
+    It is fair if both sides have equally many units in all, and each label other than None is equally often on both
+    sides, or on one side only, which is the same side for all such labels: units without a label on the other side may
+    be their partners.
     """
     sizes = {value: (len(t), len(s)) for value, (t, s) in by_label.items()}
     if sum(t for t, _ in sizes.values()) != sum(s for _, s in sizes.values()):

@@ -31,16 +31,25 @@ class Classes:
         self._places = {**_places(cells.targets), **_places(cells.sources)}
 
     def split(self) -> bool:
-        """Split open cells by paths inside of two classes that correspond (`_relations`): at least two paths always go
-        together, and no path of the target's class has an exception. The first two classes that split a cell end the
-        search; the targets that they split off note (class, class) -> path of the source in `settled`. Return whether
-        any cell was split.
+        """Split open cells by paths inside of modules of one class: units are partners if certain pairs show that their
+        paths inside of their modules belong together (`_relations`). Return whether any cell was split.
+
+        A class of the target and one of the source count if each path of the target's class that certain pairs show
+        belongs to one path of the source's class, and the reverse, and there are two such paths or more. The first two
+        classes that split a cell end the search. The targets with a label and evidence of the kind CLASS then note
+        (class of the target, class of the source) -> path inside of the source's module in `settled`.
         """
         open_ = [[unit for cell in self._cells.open() for unit in cell[side]] for side in (0, 1)]
         for kinds, relation in self._relations().items():
             if len(relation.sure()) < 2 or not relation.holds():
                 continue
-            labels = relation.labels(*(self._in(kind, side) for kind, side in zip(kinds, open_, strict=True)))
+            inside = [self._in(kind, side) for kind, side in zip(kinds, open_, strict=True)]
+            ours, theirs = (
+                Counter(u.cell for u in side if id(u) in held) for side, held in zip(open_, inside, strict=True)
+            )
+            even = {cell for cell, count in ours.items() if theirs[cell] == count}
+            labels = relation.labels(*inside)
+            labels = {id(u): labels[id(u)] for side in open_ for u in side if id(u) in labels and u.cell in even}
             if self._cells.split(Evidence(Kind.CLASS), labels, mode="some"):
                 for t in self._cells.targets:
                     if id(t) in labels and t.told_by(Kind.CLASS):
@@ -49,10 +58,12 @@ class Classes:
         return False
 
     def _relations(self) -> dict[tuple[int, int], Relation[Path]]:
-        """Return (class of the target, class of the source) -> which path inside of the one goes to which path inside
-        of the other, as certain pairs show. Only pairs count that have no evidence but names, words, tensors, modules
-        or classes (a pair that its shape alone made counts, too). Modules around a scope that only an order paired do
-        not count.
+        """Return (class of the target, class of the source) -> `Relation` of paths inside of modules of these classes:
+        path in the target's module -> path in the source's module, as certain pairs show it.
+
+        A pair counts if all its evidence is of the kinds NAME, WORDS, TENSORS, SCOPE or CLASS, or if it has none (its
+        shape made it). If a scope around the target was paired only by order, the modules around that scope do not
+        count, only the scope itself and modules inside of it.
         """
         relations: dict[tuple[int, int], Relation[Path]] = defaultdict(Relation)
         for t, s in self._cells.certain():

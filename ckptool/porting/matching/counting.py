@@ -39,12 +39,13 @@ def direction(couples: Iterable[tuple[Member, Member]]) -> int:
 
 
 def counted(own: Collection[Number], theirs: Collection[Number], known: Collection[Member] = ()) -> int:
-    """Return 1 if two lists are counted from the same end, -1 if from opposite ends, 0 if the known pairs contradict
-    both. Without known pairs it is 1.
+    """Return 1 if the two sides count two lists from the same end, -1 if from opposite ends, 0 if KNOWN contradicts
+    both. 1 if KNOWN is empty.
 
-    Members of lists of equal lengths are paired in the order of their numbers, from the same end or else from opposite
-    ends: the first way counts that is in one order (`direction`) together with all known pairs. For lists of different
-    lengths, the known pairs alone decide; it is 1 if they have fewer than two numbers of the target.
+    If OWN and THEIRS are equally many, they are paired in the order of their numbers, from the same end; if these pairs
+    and KNOWN together rise on both sides, it is 1. Else they are paired from opposite ends; if these pairs and KNOWN
+    together rise on one side and fall on the other, it is -1, and else 0. If OWN and THEIRS are not equally many, KNOWN
+    alone decides (`direction`), and it is 1 if KNOWN has fewer than two numbers of the target.
     Args:
         own, theirs: the numbers of the members to be paired.
         known: (number of the target, number of the source) of other members of the two lists that are paired.
@@ -74,9 +75,9 @@ def directions(pairs: Collection[tuple[Unit, Unit]]) -> dict[tuple[Row, Row], in
     from opposite ends, as PAIRS (target, source) show. Lists of which they do not show it are left out.
 
     Couples of members with different contents show it (`direction`). If there are none, or they contradict each other,
-    all couples of members count. Then other lists of the same two modules around have to show the same by different
-    contents: two or more for opposite ends, one for the same end, and none the opposite. Of a list with more than 24
-    members, 24 to 47 are compared.
+    all couples of members count instead, if other lists of the same two modules agree: by members with different
+    contents, at least two lists show opposite ends, or at least one shows the same end, and none shows the other. Of a
+    list with more than 24 members, 24 to 47 are compared.
     """
     lists: dict[tuple[Row, Row], dict[tuple[int, int], Counter[Hashable]]] = defaultdict(lambda: defaultdict(Counter))
     for t, s in pairs:
@@ -111,9 +112,10 @@ def _around(both: tuple[Row, Row]) -> tuple[Row, Row]:
 
 
 def of_unlike_sizes(pairs: Collection[tuple[Unit, Unit]]) -> set[int]:
-    """Return the `id` of each target in a series that goes to a series of the source with one difference of numbers: of
-    PAIRS (target, source), at least three targets, with at least three different colours, are in both series, and all
-    of them have this difference. That does not happen by chance.
+    """Return the `id` of each target of PAIRS (target, source) in a series whose pairs cannot be chance: at least three
+    pairs, with at least three different colours, have their targets in one series and their sources in another, and all
+    pairs of these two series have one difference between their numbers (`conv1`, `conv2`, `conv3` and `c.0`, `c.1`,
+    `c.2`).
     """
     lists: dict[tuple[str, str], list[tuple[int, int, Unit]]] = defaultdict(list)
     for t, s in pairs:

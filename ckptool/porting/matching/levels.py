@@ -49,16 +49,17 @@ class Levels:
         self._known: dict[tuple[Row, Row], int] = {}
 
     def against(self, own: Series, theirs: Series) -> int:
-        """Return whether the forward pass speaks against pairing the members of a list by their numbers.
+        """Return whether the forward pass speaks against pairing the members of a list by equal numbers: 0, 1 or -1.
 
         Args:
-            own, theirs: the list in the model and in the source. Only numbers tell its members apart.
+            own, theirs: the list in the model and in the source, as series.
         Returns:
-            0: No; also if the model's list does not have 2 to 12 members.
-            1: Yes, and how the source counts is not known: the numbers of one side are sizes (`_are_sizes`), or the
-                members take the outputs of another list of the model in the opposite order (`_opposite_levels`).
-            -1: Yes, they take them so, and the source counts by levels (`_counts_by_levels`), so that its first member
-                is the model's last.
+            0: No, nothing speaks against it; also if the model's list does not have 2 to 12 members.
+            1: Yes, and it is not known how the source counts. Either only one side's numbers are sizes
+                (`_are_sizes`), or the members take the outputs of another list of the model in the opposite order
+                (`_opposite_levels`).
+            -1: Yes: the members take the outputs of another list in the opposite order, and the source counts by levels
+                (`_counts_by_levels`), so that its first member is the partner of the model's last.
         """
         both = own.partition("{}")[0], theirs.partition("{}")[0]
         if both not in self._known:
@@ -66,7 +67,9 @@ class Levels:
         return self._known[both]
 
     def _look_up(self, own: Row, theirs: Row) -> int:
-        """Return the result of `against` for the lists OWN and THEIRS."""
+        """Return the result of `against` for the lists OWN (of the model) and THEIRS (of the source): 0 if nothing
+        speaks against equal numbers, 1 if something does, -1 if the source is known to count from the other end.
+        """
         if not 2 <= len(self._lists[True].get(own, {})) <= _MOST:
             return 0
         if self._are_sizes(own, theirs):
@@ -75,18 +78,19 @@ class Levels:
         return 0 if not levels else -1 if self._counts_by_levels(theirs, levels) else 1
 
     def _are_sizes(self, own: Row, theirs: Row) -> bool:
-        """Return whether only one of the lists OWN and THEIRS says by its name that its numbers are sizes (`scale0`,
-        which may be the smallest, while `discriminators.0` sees the whole picture). They have equally many members;
-        those of OWN are in the graph of the model, and do not take each other's outputs.
+        """Return whether just one of the lists OWN (of the model) and THEIRS (of the source) says by its name that its
+        numbers are sizes: `scale0` may be the smallest, while `discriminators.0` sees the whole picture. False if they
+        do not have equally many members, if members of OWN take each other's outputs, or if the forward pass of one is
+        not known.
         """
         members, others = self._lists[True][own], self._lists[False].get(theirs, {})
         followed = own in self._apart and all(part.own for part in members.values())
         return followed and len(members) == len(others) and _of_sizes(own) != _of_sizes(theirs)
 
     def _opposite_levels(self, own: Row) -> list[dict[int, _Part]]:
-        """Return the lists of the model whose outputs the members of the list OWN take one by one, in the opposite
-        order (`_takes`). Their paths without numbers differ from that of OWN. They have 2 to 12 members, no more than
-        OWN, and these do not take each other's outputs.
+        """Return the lists of the model, each as number -> member, whose outputs the members of the list OWN take one
+        by one, in the opposite order (`_takes` is -1). [] if there are none. Left out are lists with the path of OWN
+        apart from numbers, with more members than OWN or more than 12, or whose members take each other's outputs.
         """
         members = self._lists[True][own]
         return [
@@ -96,8 +100,9 @@ class Levels:
         ]
 
     def _counts_by_levels(self, theirs: Row, levels: list[dict[int, _Part]]) -> bool:
-        """Return whether the numbers of the list THEIRS are parts of names (`stage3`), and another list of the source
-        has such names, too, the same numbers, and the contents of one of LEVELS (in any order).
+        """Return whether names show that the list THEIRS of the source is numbered by levels: its numbers are parts of
+        names (`stage3`), and so are those of another list of the source, which has the same numbers as THEIRS and
+        members with the same contents, in any order, as one of LEVELS, lists of the model.
         """
         numbers = self._lists[False].get(theirs, {}).keys()
         looks = [Counter(_in_turn(members)) for members in levels]
@@ -109,12 +114,12 @@ class Levels:
 
     @cached_property
     def turned(self) -> dict[Row, dict[int, tuple[Row, int]]]:
-        """Return list of the target -> number -> (list of the source, number there), for each two lists that have equal
-        contents if one of them is read from its end.
+        """Return list of the target -> number -> (list of the source, number there), for each two lists whose contents
+        are equal if one of them is read from its end: the lowest number of the target has the highest of the source.
 
-        Left out are lists that the model does not run from the last member to the first (`runs_back`): contents alone
-        may also differ because layers are missing. So are lists that have the contents of a list of the other side read
-        from the start, and any two of which one fits a third list.
+        Left out are lists of the target that the model does not run from the last member to the first (`runs_back`),
+        because contents alone may also differ by missing layers; lists that have the contents of a list of the other
+        side read from the start; and lists that fit several lists of the other side.
         """
         ours, theirs = ({row: _in_turn(m) for row, m in self._lists[side].items()} for side in (True, False))
         in_turn = {*ours.values()}, {*theirs.values()}
@@ -135,9 +140,9 @@ class Levels:
         return found
 
     def runs_back(self, series: Series) -> bool:
-        """Return whether the model runs the list SERIES from its last member to its first, where each takes the output
-        of the one run before, and not the other way round. False if the list does not have 2 to 12 members, or if the
-        forward pass is not known.
+        """Return whether the model runs the list SERIES from its highest number to its lowest: each member takes the
+        output of the member with the next higher number, and does not give it its own. False if the list does not have
+        2 to 12 members, or if the forward pass is not known.
         """
         members = self._lists[True].get(series.partition("{}")[0], {})
         run = [members[number] for number in sorted(members, reverse=True)]
@@ -172,7 +177,9 @@ def _kind(row: Row) -> Row:
 
 
 def _lists(units: Iterable[Unit]) -> dict[Row, dict[int, _Part]]:
-    """Return list -> number -> member, for each list of UNITS with more than one member."""
+    """Return list -> number -> member, for each numbered list around UNITS, of one side, with more than one member. A
+    list is the beginning of paths before a number: "blocks." of `blocks.3.norm1`.
+    """
     found: dict[Row, dict[int, _Part]] = defaultdict(lambda: defaultdict(_Part))
     for unit in units:
         flow = unit.flow
@@ -192,12 +199,12 @@ def _in_turn(members: Mapping[int, _Part]) -> tuple[Hashable, ...]:
 
 
 def _takes(members: dict[int, _Part], levels: dict[int, _Part]) -> int:
-    """Return whether MEMBERS of a list take the outputs of LEVELS, the members of another list, one by one: 1 in the
-    same order, -1 in the opposite order.
+    """Return 1 if MEMBERS of a list take the outputs of LEVELS, another list, one by one in the same order, -1 if in
+    the opposite order, 0 if neither. Both are number -> member.
 
-    The member that takes a level is the first that the model uses of all that do. 0 if a level has no such member, if
-    two levels have the same one, if a member is a part of a level, if the members are in no one order, or if there is
-    only one level.
+    If several members take the output of a level, the one that the model runs first counts. 0 if no member takes the
+    output of some level, if one member counts for two levels, if a member and a level share layers, if the numbers
+    neither all rise nor all fall together, or if there is only one level.
     """
     if any(part.own & level.own for part in members.values() for level in levels.values()):
         return 0

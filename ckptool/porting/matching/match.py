@@ -122,9 +122,9 @@ class Matcher:
     def run(self) -> Matching:
         """Split cells until no rule splits any more, and return the result, with questions about its pairs (`_result`).
 
-        Each round pairs modules, and then runs the rules in their order up to the first that splits a cell. The certain
-        rules come first; if none splits, modules are also paired by their order, and all rules run. There are 400
-        rounds at most.
+        A round pairs scopes (`Scopes.pair`), and then runs the certain rules of `TELLING` in their order, up to the
+        first that splits a cell. If none does, the round also pairs scopes by their order, and runs all rules of
+        `TELLING` in the same way. The last round is the first in which no rule splits a cell, or the 400th.
         """
         certain = [rule for rule in TELLING if rule.strength is Strength.CERTAIN]
         for _ in range(_MOST_ROUNDS):
@@ -150,12 +150,13 @@ class Matcher:
         return self._alike[unit.colour]
 
     def _result(self) -> Matching:
-        """Return the result for the cells as they are, and ask about its pairs (`_doubt_lone`, `_contradictions`).
+        """Return the result for the cells as they are, and add questions to targets of its pairs (`_doubt_lone`,
+        `_contradictions`).
 
-        The pairs are the decided pairs that count (`_accepted`) and are no new heads (`_new_heads`), in the order of
-        the target. The undecided cells are the open ones without heads of another model (`_heads_of_others`). All other
-        units are without a partner, also those of both kinds of heads (their targets are `Matching.new`), and the
-        buffers that code computes.
+        `pairs` are the decided pairs that count (`_accepted`), without new heads (`_new_heads`), in the order of the
+        target. `undecided` are the open cells, without heads of another model (`_heads_of_others`). `new` has the
+        targets of both kinds of heads. `free_targets` and `free_sources` have all other units: those of both kinds of
+        heads, those of decided pairs that do not count, and, of the target, buffers that code computes.
         """
         cells = list(self.cells.groups().values())
         accepted, lone = self._accepted()
@@ -177,10 +178,11 @@ class Matcher:
     def _accepted(self) -> tuple[list[Pair], list[Pair]]:
         """Return (the decided pairs that count, those of them that only their shape made).
 
-        All pairs count if the source covers the model (`_covers_model`). Else a pair counts if it is in a series of
-        unlike sizes (`of_unlike_sizes`), if something supports it (`_supported`, which its target notes), if its shape
-        allows no other pair (`_only_so`), or if it is one of the `_last_ones`; the last two are those that only their
-        shape made. Pairs of layers with different outputs (`_gives_others`) never count.
+        All decided pairs count if the source covers the model (`_covers_model`); then the second list is []. Else a
+        pair counts if it is in a series of unlike sizes (`of_unlike_sizes`); if a rule supports it (`_supported`; the
+        target notes the rule in `support`); if its shape allows no other pair (`_only_so`); or if it is in
+        `_last_ones`. Pairs of the last two kinds are those that only their shape made. Pairs of layers with different
+        outputs (`_gives_others`) never count.
         """
         pairs, lone = [], []
         covered = self._covers_model()
@@ -197,14 +199,18 @@ class Matcher:
         return pairs + last, lone + last
 
     def _last_ones(self, pairs: Sequence[Pair]) -> list[Pair]:
-        """Return the decided pairs of vectors and squares that are not in PAIRS and count because their shape allows no
-        others; [] if PAIRS hold less than half of the target's units.
+        """Return the decided pairs of vectors or squares that are not in PAIRS, and count although nothing supports
+        them; [] if PAIRS hold less than half of the target's units.
 
-        A pair counts if both are the only units of their colour and are squares or have running statistics, if each of
-        the two is the only vector of its side that is in none of PAIRS, such as the last norm, or if both have running
-        statistics and are directly behind the two layers of one of PAIRS. Both hold the same roles, or a bias more in
-        the target, which a norm behind the source will give (`_may_be_folded`). They have more than one element, and no
-        names that exclude each other and no different outputs (`_gives_others`).
+        For such a pair of T and S, one of these is true:
+        - Both are the only units of their colour, and are squares or have running statistics (`_alone_by_size`).
+        - T is the only vector of the target that is in none of PAIRS, and S is the only one of the source: the last
+          norm.
+        - Both have running statistics, and are directly behind the two layers of one of PAIRS (`_is_directly_behind`).
+
+        And all of these are true: T and S hold the same roles, or only T has a bias and the batch norm behind S will
+        give it (`_may_be_folded`); they have more than one element; their names do not exclude each other; their biases
+        are of equal sizes (`_gives_others`).
         """
         if 2 * len(pairs) < len(self.cells.targets):
             return []
@@ -231,8 +237,9 @@ class Matcher:
         ]
 
     def _may_be_folded(self, t: Unit, s: Unit, taken: Set[int]) -> bool:
-        """Return whether T has a bias that S lacks, and a batch norm for the outputs of S is registered directly behind
-        it: one without a partner (its `id` is not in TAKEN), of a size that the source has more of than the model.
+        """Return whether T holds the roles of S and a bias more, and the next unit of the source, in the order of
+        registration, is a batch norm with as many values as S has rows, which may be folded into S. The norm has no
+        partner (TAKEN has the `id` of all paired units), and the source has more units of its colour than the model.
         False if the order of the source's keys means nothing.
         """
         behind = min((u for u in self.cells.sources if u.order > s.order), key=lambda u: u.order, default=None)
@@ -243,10 +250,12 @@ class Matcher:
         return fits and t.pieces.keys() - s.pieces.keys() == {"bias"} and s.pieces.keys() <= t.pieces.keys()
 
     def _is_directly_behind(self, t: Unit, s: Unit, known: Set[tuple[int, int]]) -> bool:
-        """Return whether T and S are norms with running statistics directly behind the two layers of a pair in KNOWN,
-        the `id` of both: the model normalizes the output of the one (by the forward pass; of what runs before T if that
-        does not show it), and S is registered directly behind the other. False if the order of the source's keys means
-        nothing, or if it is not known when T runs.
+        """Return whether T and S are batch norms directly behind the two layers of a known pair. KNOWN has (`id` of the
+        target, `id` of the source) of such pairs.
+
+        The layer before T is the one whose output T normalizes in the forward pass; if the forward pass does not show
+        it, the unit that runs last before T. The layer before S is the unit registered last before S. False if T has no
+        running mean, if it is not known when T runs, or if the order of the source's keys means nothing.
         """
         mean = t.pieces.get("running_mean")
         if mean is None or t.turn is None or not self.sequences.ordered:
@@ -278,14 +287,17 @@ class Matcher:
     def _doubt_lone(
         self, lone: list[Pair], pairs: list[Pair], free_s: Sequence[Unit], open_targets: Sequence[Unit]
     ) -> None:
-        """Ask about each of LONE, pairs that only their shape made. A pair is not asked about if all units of the model
-        have partners (none is in OPEN_TARGETS), and it is the only one of its colour on both sides or in its place
-        (`_in_its_place`); nor if it is before new heads (`_is_before_heads`), nor a norm directly behind the two layers
-        of a certain pair (`_is_directly_behind`).
+        """Add the question ONLY_ITS_SHAPE to the target of each of LONE, pairs that only their shape made, with these
+        exceptions:
 
-        The only one of a model whose units all have partners is asked about all the same if FREE_S, the units of the
-        source without a partner, have a matrix whose colour the model does not have, and it is not in its place: a new
-        layer of the model may replace it. PAIRS are all pairs.
+        - If OPEN_TARGETS, the units of the model without a partner, is empty: a pair in its place (`_in_its_place`),
+          and a pair of the only units of their colour. The latter gets the question all the same if FREE_S, the units
+          of the source without a partner, has a matrix of a colour that the model lacks: a new layer of the model may
+          replace that matrix.
+        - A pair before new heads (`_is_before_heads`).
+        - Norms directly behind the two layers of a certain pair (`_is_directly_behind`).
+
+        PAIRS are all pairs of the result, LONE among them.
         """
         whole = not open_targets
         nothing_left = not free_s
@@ -303,10 +315,13 @@ class Matcher:
                 t.ask(ask(Reason.ONLY_ITS_SHAPE))
 
     def _is_before_heads(self, t: Unit, s: Unit, certain: list[Pair], open_targets: Sequence[Unit]) -> bool:
-        """Return whether all of OPEN_TARGETS, units without a partner, run behind T, as new heads do, and T has the
-        place of S: its output flows into the targets of just those of CERTAIN, one or more, whose sources are
-        registered behind S. T and S hold the same roles, and are the only ones of their colour. False if the order of
-        the source's keys means nothing, or if it is not known when one of these units runs.
+        """Return whether T and S have the same place among the pairs CERTAIN, and the model runs all OPEN_TARGETS, its
+        units without a partner, after T, as it runs new heads.
+
+        The same place: for each pair of CERTAIN, the output of T flows into its target if, and only if, its source is
+        registered after S; that is so for at least one pair. T and S hold the same roles, and are the only units of
+        their colour. False if OPEN_TARGETS is empty, if it is not known when T or one of them runs, or if the order of
+        the source's keys means nothing.
         """
         turns = [u.turn for u in (t, *open_targets)]
         ran = [turn for turn in turns if turn is not None]
@@ -352,11 +367,11 @@ class Matcher:
         return False
 
     def _only_so(self, t: Unit, s: Unit) -> bool:
-        """Return whether T and S, alone in their cell, are the only possible pair by their shape: both sides have one
-        unit of their colour. Equally many are enough if the modules around them told T from the others, or if T and S
-        hold the same roles.
+        """Return whether T and S, a decided pair, are the only possible pair by their shape: both sides have one unit
+        of their colour. If both have several, equally many, return whether the modules around T told it from the others
+        (evidence of the kind SCOPE), or T and S hold the same roles.
 
-        False if they have fewer than two different sizes above 1 (a vector, a square), or names that exclude each
+        False if T has fewer than two different sizes above 1 (a vector, a square), or if the two names exclude each
         other.
         """
         sizes = {n for n in t.main.shape if n > 1}
@@ -366,15 +381,16 @@ class Matcher:
         return own == theirs == 1 or (own == theirs and (t.told_by(Kind.SCOPE) or t.pieces.keys() == s.pieces.keys()))
 
     def _in_its_place(self, t: Unit, s: Unit, pairs: list[Pair], *, nothing_left: bool) -> bool:
-        """Return whether T and S stand before the two units of another, certain pair, not always directly: the output
-        of T flows into its target, also through other layers (without a forward pass: T is registered before it), and S
-        is registered before its source. Also if T and S are at the end of both sides (`_are_last`; with NOTHING_LEFT,
-        all other units of the source have partners, and S may be anywhere). A layer that is new in the model, or
-        missing there, would be at the end of one side only.
+        """Return whether T and S stand before the two units of another pair of PAIRS that is certain, or at the end of
+        both sides. A layer that is new in the model, or missing there, would be at the end of one side only.
 
-        False if the order of the source's keys means nothing, if T and S hold different roles, if the sides have
-        unequally many units of their colour or another of these in PAIRS has a doubt, or if no other pair of PAIRS is
-        certain.
+        Before, not always directly: the output of T flows into the target of the other pair, also through other layers
+        (without a forward pass: T is registered before it), and S is registered before its source. At the end: see
+        `_are_last`, which gets NOTHING_LEFT, whether all other units of the source have partners.
+
+        False if the order of the source's keys means nothing, if T and S hold different roles, if the two sides do not
+        have equally many units of their colour, if another pair of this colour has a doubt, or if no other pair of
+        PAIRS is certain.
         """
         own, theirs = self._alike[t.colour]
         others = [(a, b) for a, b in pairs if a is not t]
@@ -386,10 +402,9 @@ class Matcher:
         return before or self._are_last(t, s, certain, nothing_left=nothing_left)
 
     def _are_last(self, t: Unit, s: Unit, certain: list[Pair], *, nothing_left: bool) -> bool:
-        """Return whether the model runs T after the targets of all pairs CERTAIN, and S is the last unit of the
-        innermost module that holds the sources of these pairs. With NOTHING_LEFT, S may be anywhere, because all other
-        units of the source have partners. False if the place of one of the targets in the order of execution is not
-        known.
+        """Return whether the model runs T after the targets of all pairs CERTAIN, and no unit in the innermost module
+        that holds the sources of these pairs is registered after S. With NOTHING_LEFT (all other units of the source
+        have partners), S may be anywhere. False if it is not known when T or one of the targets runs.
         """
         if t.turn is None or any(a.turn is None or a.turn >= t.turn for a, _ in certain):
             return False
@@ -405,16 +420,17 @@ class Matcher:
         return flows_into(one, other) if self.sequences.traced else one.order < other.order
 
     def _contradictions(self, pairs: list[Pair], *, whole: bool) -> None:
-        """Ask about each of PAIRS against which something speaks. WHOLE: each cell has equally many units of both
-        sides.
+        """Add a question to the target of each of PAIRS for each of these that speaks against it. WHOLE says whether
+        each cell has equally many units of both sides.
 
-        - Parts without names (`_parts_without_names`), and words that exclude each other (`_excluding_words`).
-        - Another name where nearly all are equal (`_strangers_among_namesakes`); not with WHOLE for a pair that is
-          between the same neighbours on both sides (`Orders.between`) and before a certain pair, if the source is
-          ordered.
-        - A layer beside the model on one side alone (`_is_beside`), unless equal names made the pair; with WHOLE, only
-          if that side is the source.
-        - Modules (`Scopes.doubts_of`).
+        - Only one name says which part of an attention it is (`_parts_without_names`).
+        - The two names have words that exclude each other (`_excluding_words`).
+        - The names differ where nearly all other names are equal (`_strangers_among_namesakes`). With WHOLE and a
+          source whose keys are in a meaningful order, not for a pair that is between the same neighbours on both sides
+          (`Orders.between`) and before a certain pair.
+        - Only one of the two is an auxiliary layer by its name (`_is_beside`), unless equal names made the pair. With
+          WHOLE, only if it is the one of the source.
+        - A pair of scopes around the two units has a question (`Scopes.doubts_of`): the target gets this question.
         """
         self._parts_without_names(pairs)
         for t, s in self._strangers_among_namesakes(pairs):
@@ -431,9 +447,12 @@ class Matcher:
                 t.ask(question)
 
     def _excluding_words(self, pairs: list[Pair], *, whole: bool) -> None:
-        """Ask about each of PAIRS whose words exclude each other, unless equal names made it. With WHOLE, two words
-        that exclude each other in few pairs (at most 10 percent) may be other words for the same: they are not asked
-        about, unless one side has both words (`_tells`).
+        """Add the question OTHER_WORDS to the target of each of PAIRS whose names have labels that exclude each other
+        (`hard_conflict`), such as "q" and "k", unless equal names made the pair.
+
+        With WHOLE (each cell has equally many units of both sides), two labels that exclude each other in at most 10
+        percent of PAIRS may be two words for the same: then there is no question, unless one side uses both labels
+        (`_tells`).
         """
         conflicts = [hard_conflict(t.words, s.words) for t, s in pairs]
         said = [{word for pair in pairs for word in labels(pair[side].words, hard=True).items()} for side in (0, 1)]
@@ -443,12 +462,15 @@ class Matcher:
                 t.ask(ask(Reason.OTHER_WORDS, *conflict))
 
     def _strangers_among_namesakes(self, pairs: list[Pair]) -> list[Pair]:
-        """Return those of PAIRS that `_other_names` returns and whose names exclude each other, or differ (`_unlike`)
-        without a reason: one role (`_of_one_role`) or a renamed module (`_in_a_renamed_module`) is a reason. Such a
-        target may be a new layer that only has the shape of the source.
+        """Return those of PAIRS whose two names differ without a good reason, while nearly all other names are equal
+        (`_other_names`). Such a target may be a new layer that only has the shape of the source.
 
-        If equal names are below several couples of different prefixes, a pair does not count as `_unlike` whose source
-        is in the same list as one of these.
+        The names differ if they have words that exclude each other, or if they are `_unlike`. In the second case, there
+        is a good reason if both last names mean one role (`_of_one_role`) or the module was renamed
+        (`_in_a_renamed_module`); these pairs are left out.
+
+        If the equal names are below two or more different couples of prefixes, a pair is not `_unlike` if its source is
+        in the same numbered list as the source of a pair of equal names below two different prefixes.
         """
         renamed = [(t, s) for t, s in self._namesakes(pairs) if self.naming.renamed(t)]
         strangers = self._other_names(pairs, renamed)
@@ -469,11 +491,12 @@ class Matcher:
         return [(t, s) for t, s in pairs if id(t) in names and names[id(t)] == names.get(id(s))]
 
     def _other_names(self, pairs: list[Pair], renamed: list[Pair]) -> list[Pair]:
-        """Return the pairs of PAIRS without equal names (`_namesakes`), and those of RENAMED that count as such; if
-        they are more than 20 percent of PAIRS, only the latter.
+        """Return those of PAIRS without equal names (not in `_namesakes`), together with some pairs of RENAMED. If both
+        together are more than 20 percent of PAIRS, return only these pairs of RENAMED.
 
-        RENAMED are namesakes below two different prefixes. If they are less than half of all namesakes, those without a
-        telling word below the prefixes count (`box_head.0` and `mask_head.0`).
+        RENAMED are the namesakes below two different prefixes. If they are less than half of all namesakes, those
+        without a telling word below the prefixes are the pairs that are returned (`box_head.0` and `mask_head.0`: "0"
+        says nothing); else none of RENAMED is.
         """
         named, names = self._namesakes(pairs), self.naming.exact
         few = 2 * len(renamed) < len(named)
@@ -483,13 +506,15 @@ class Matcher:
         return counted if len(strangers) > 0.2 * len(pairs) else strangers
 
     def _unlike(self, t: Unit, s: Unit, rows: Set[Path]) -> bool:
-        """Return whether the names of T and S are neither similar nor related, or have no telling word in common
-        (`_of_no_head`). False if S is directly in one of ROWS, modules with renamed layers.
+        """Return whether the names of T and S differ so much that S may be another layer.
 
-        The last layer of the source (`_is_end`) is the output, whatever it is called. False for it if the names are
-        similar or related; also if it has a name without telling words and numbers (`linear`), the name of T says
-        "head", and the source is ordered. In a source that is not ordered, it is not known which layer is last: False
-        for all related names.
+        - False if S is directly in one of ROWS, paths of lists of the source with renamed layers.
+        - Names that are neither similar (`SOME`) nor `related`: True; but False if S is the last layer of a source
+          whose keys are in a meaningful order, its path has no telling word and no number (`linear`), and the name of T
+          means "head".
+        - Names that are similar or related: True if they share no telling word (`_of_no_head`), and S is not the last
+          layer of the source (`_is_end`), which is the output under any name. False if they are related, and the order
+          of the source's keys means nothing, because it is not known then which layer is last.
         """
         if s.path[:-1] in rows:
             return False
@@ -507,11 +532,11 @@ class Matcher:
     def _heads_of_others(
         self, pairs: list[Pair], undecided: list[tuple[list[Unit], list[Unit]]]
     ) -> list[tuple[list[Unit], list[Unit]]]:
-        """Return those of UNDECIDED, cells as (targets, sources), that hold heads of another model; [] without PAIRS.
+        """Return those of UNDECIDED, cells as (targets, sources), that hold heads of another model. [] without PAIRS,
+        or if the names of a pair are not equal (`Naming.renamed`; a prefix that only one side has does not count).
 
-        The model runs their targets after all paired units, all pairs have equal names (an added prefix does not
-        count), no target in the cell shares a telling word with a source, and the two sides have different numbers of
-        units there.
+        A cell holds such heads if its two sides have different numbers of units, the model runs all its targets after
+        the targets of all PAIRS, and no target shares a telling word (`_of_no_head`) with a source of the cell.
         """
         if not pairs or any(self.naming.renamed(t) for t, _ in pairs):
             return []
@@ -525,12 +550,13 @@ class Matcher:
         ]
 
     def _new_heads(self, pairs: list[Pair]) -> list[Pair]:
-        """Return the pairs whose target is a new head, of those of PAIRS with other names
-        (`_strangers_among_namesakes`); the rest of PAIRS are known ones. A head is new if the two names exclude each
-        other (a class token and a mask token), or if the model uses its target after the targets of all known ones.
+        """Return those of PAIRS whose target is a new head, which S only fits by its shape. Only pairs of different
+        names (`_strangers_among_namesakes`) are looked at; the others of PAIRS are called known here.
 
-        If a known one is renamed (`Naming.renamed`), the latter is not enough: T and S also have to be vectors behind
-        layers without partners (`_behind_new`), or both in modules without other decided pairs (`in_unused_parts`).
+        T is a new head if the names of T and S exclude each other (a class token and a mask token), or if the model
+        runs T after the targets of all known pairs. If the two names of a known pair are not equal (`Naming.renamed`),
+        the second reason only counts if T and S are vectors behind layers without partners (`_behind_new`), or are both
+        in modules without other decided pairs (`in_unused_parts`).
         """
         strangers = self._strangers_among_namesakes(pairs)
         inside = {id(t) for t, _ in strangers}
@@ -549,8 +575,9 @@ class Matcher:
         ]
 
     def _behind_new(self, t: Unit, s: Unit, paired: set[int]) -> bool:
-        """Return whether T and S are vectors directly behind layers without partners, in the order of use in the model
-        and of registration in the source, such as the norm of a new head. PAIRED has the `id` of all paired units.
+        """Return whether T is a vector, and the unit directly before T (in the order of execution of the model) and the
+        unit directly before S (in the order of registration of the source) both have no partner: T may be the norm of a
+        new head. False if T or S is the first. PAIRED has the `id` of all paired units.
         """
         if len(squeezed(t.main.shape)) != 1:
             return False
@@ -559,9 +586,10 @@ class Matcher:
         return before is not None and earlier is not None and paired.isdisjoint((id(before), id(earlier)))
 
     def _parts_without_names(self, pairs: list[Pair]) -> None:
-        """Ask about each of PAIRS of which one side is the queries, keys or values, by its name, in a tensor that holds
-        several of these, while the name of the other side has no word for a part of an attention. Pairs that equal
-        names made are not asked about.
+        """Add the question PARTS_UNNAMED to the target of each of PAIRS in which only one side says which part of an
+        attention it is: its name means "q", "k" or "v", it is cut from a key that also gives units with another label
+        (a fused projection), and the name of the other side has no label in the group "attention". Pairs that equal
+        names made get no question.
         """
         group = table().group("attention")
         for side in (0, 1):
@@ -640,9 +668,9 @@ def _of_no_head(unit: Unit) -> set[str]:
 def _constants(targets: list[Unit], sources: list[Unit], source: Canon) -> list[Unit]:
     """Return the units of TARGETS that hold only buffers which code computes when the model is built (masks, indices).
 
-    Other buffers are learned (a codebook, a moving mean under another name) and matched like other tensors: running
-    statistics of norms; units of which SOURCE has a key, or one with the same two last components; and buffers of a
-    colour and type that more of SOURCES have than the other targets need.
+    Left out are buffers that may be learned (a codebook, a moving mean under another name), because they are matched
+    like other tensors: units with running statistics; units with a key whose last two components are those of a key of
+    SOURCE; and units of a colour and kind of type (`kind_of`) of which SOURCES have more than there are other targets.
     """
 
     def look(unit: Unit) -> tuple[object, str]:
@@ -667,9 +695,10 @@ def _without(units: Sequence[Unit], others: Sequence[Unit]) -> list[Unit]:
 
 
 def _as_plain(units: list[Unit], others: list[Unit]) -> None:
-    """Change the kind in the colour of UNITS from "bias" (a bias without a weight), "row" (a table with one row) or
-    "one" (a layer with one output) to that of a plain parameter, if OTHERS, the other side, have no unit of the colour,
-    and more plain parameters of this shape than UNITS. Then they may be paired with these.
+    """Change the colour of UNITS of the kinds "bias" (a bias without a weight), "row" (a table with one row) and "one"
+    (a layer with one output) to the kind "", so that plain parameters of their shape may be partners. A unit is only
+    changed if OTHERS, the other side, have no unit of its colour, and more units of its shape and the kind "" than
+    UNITS have. Nothing is returned.
     """
     theirs, own = (Counter(u.colour for u in side) for side in (others, units))
     for unit in units:
@@ -679,9 +708,9 @@ def _as_plain(units: list[Unit], others: list[Unit]) -> None:
 
 
 def _by_exact_sizes(targets: list[Unit], sources: list[Unit]) -> None:
-    """Put the full shape, with dimensions of size 1, into the colour of units whose colour several shapes have
-    (`[n, m, 1, 5]` and `[n, m, 5, 1]`), if all of these have one number of dimensions, and TARGETS and SOURCES have
-    each shape equally often.
+    """Change the colour of units to their full shape, with dimensions of size 1, and their kind, if full shapes tell
+    units of one colour apart (`[n, m, 1, 5]` and `[n, m, 5, 1]`). That is done for a colour with two or more full
+    shapes, if all of these have equally many dimensions, and TARGETS have each of them as often as SOURCES.
     """
     shapes: dict[object, tuple[Counter[Shape], Counter[Shape]]] = defaultdict(lambda: (Counter(), Counter()))
     for side, units in enumerate((targets, sources)):
@@ -694,8 +723,9 @@ def _by_exact_sizes(targets: list[Unit], sources: list[Unit]) -> None:
 
 
 def _without_averages(sources: list[Unit], targets: list[Unit]) -> list[Unit]:
-    """Return SOURCES without running averages (EMA) of other units of the same colour in the same module, unless
-    TARGETS has at least as many units of the colour as SOURCES.
+    """Return SOURCES without running averages (EMA). A unit is left out if its name marks it as an average
+    (`is_average`), its module holds a unit of the same colour that is no average, and SOURCES have more units of this
+    colour than TARGETS.
     """
     wanted, there = (Counter(u.colour for u in units) for units in (targets, sources))
     averages = [u for u in sources if is_average(u.path) and there[u.colour] > wanted[u.colour]]

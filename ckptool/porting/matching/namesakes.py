@@ -18,11 +18,12 @@ _FEW = 4
 
 
 def namesakes(one: Canon, other: Canon) -> set[Name]:
-    """Return the names of pieces of ONE that OTHER has with the same sizes, below the same or another prefix. Such a
-    piece is taken as it is, and not as a part of a larger tensor.
+    """Return the names of pieces of ONE that have a namesake in OTHER, the other side: a piece with the same sizes, the
+    same role, and the same path, as it is or below another prefix (`backbone.conv1` and `encoder.conv1`). Such a piece
+    is taken as it is, and not as a part of a larger tensor.
 
-    Another prefix counts if at least 4 matrices, and at least 80 percent of those below one of the two prefixes, have a
-    namesake below the other.
+    Two prefixes count for each other if at least 4 matrices (weights with two or more dimensions) below that of ONE
+    have a namesake below that of OTHER, and these are at least 80 percent of the matrices below the prefix with fewer.
     """
     found = {name for name, piece in one.pieces.items() if _fits(piece, other.pieces.get(name))}
     below, there = _below(one), _below(other)
@@ -57,9 +58,12 @@ def _below(canon: Canon) -> Counter[_Path]:
 def prefix_votes(
     one: Iterable[tuple[_Path, Hashable]], other: Iterable[tuple[_Path, Hashable]]
 ) -> Counter[tuple[_Path, _Path]]:
-    """Return (prefix of ONE, prefix of OTHER) -> number of items of ONE with an item of OTHER of an equal look and an
-    equal path below the two prefixes. An item counts for its shortest prefix with such items alone, and for the first
-    four of these. ONE and OTHER have (path, look) of each item.
+    """Return (prefix of ONE, prefix of OTHER) -> number of votes: how many items of ONE have an item of OTHER with an
+    equal look and an equal path below these prefixes. ONE and OTHER have (path, look) of each item; a look is any
+    value, such as the sizes.
+
+    An item of ONE votes only for its shortest prefix for which OTHER has such items, and for the prefixes of the first
+    four of these. An item without any does not vote. Couples without votes are not in the result.
     """
     endings: dict[tuple[_Path, Hashable], list[_Path]] = defaultdict(list)
     for path, look in other:

@@ -54,8 +54,9 @@ class Naming:
         return self.cells.split(Evidence(Kind.NAME), self.exact)
 
     def _prefix_labels(self) -> dict[int, Exact]:
-        """Return the attribute `exact`: the best two prefixes (`_best_prefixes`), then the best two for the other
-        units, and so on, eight times at most.
+        """Return the attribute `exact`: `id` of a unit -> (prefix of the target, prefix of the source, path below
+        both), for the pairs of `_best_prefixes`; both units of a pair have the same value. The search is repeated with
+        the units that are left, eight times at most, and ends when it finds no prefixes.
         """
         found: dict[int, Exact] = {}
         targets, sources = list(self.cells.targets), list(self.cells.sources)
@@ -70,17 +71,19 @@ class Naming:
         return found
 
     def _best_prefixes(self, targets: list[Unit], sources: list[Unit]) -> tuple[Path, Path, list[Pair]] | None:
-        """Return (prefix of TARGETS, prefix of SOURCES, the pairs of one colour with equal paths below these) for the
-        first two prefixes below which most paths agree; None if there are none. Of the prefixes, the 12 couples that
-        most units vote for (`prefix_votes`) are looked at, if a unit of the source votes for them as well.
+        """Return (prefix of TARGETS, prefix of SOURCES, the pairs (target, source) of one colour with equal paths below
+        these) for the first two prefixes below which most paths agree; None if there are none. Looked at are the 12
+        couples of prefixes with the most votes of targets (`prefix_votes`), the most first, that have a vote of a
+        source, too. Pairs in lists that the two sides count differently (`_counted_alike`) are left out.
 
-        "Most" is half of the paths of the side with fewer below its prefix; 90 percent if most last names of the target
-        there are numbers. There are two pairs or more, and at most two equal paths of different colours, or a tenth of
-        the pairs. Words of the prefixes do not exclude each other, and neither prefix has as many votes with another
-        one. Pairs in lists that are counted differently (`_counted_alike`) are left out.
+        The two prefixes count if all of these are true:
+        - There are two or more pairs: at least half as many as paths below the prefix of the side that has fewer; 90
+          percent if more than half of the targets below the prefix have a number as their last name.
+        - Units of different colours have equal paths there at most twice, or in up to a tenth as many cases as pairs.
+        - Words of the prefixes do not exclude each other, and neither has as many votes with another prefix.
 
-        Without any prefix (all paths as they are), one pair is enough, and other prefixes may have as many votes. If no
-        last name is a number, too few equal paths or too many different colours do not matter then, either.
+        If both prefixes are () (all paths as they are), one pair is enough, and other prefixes may have as many votes;
+        if no last name of the targets is a number either, the first two conditions do not count.
         """
         looks = [[(u.path, u.colour) for u in side] for side in (targets, sources)]
         votes, in_return = prefix_votes(*looks), None
@@ -128,12 +131,13 @@ class Naming:
         return changed
 
     def by_other_blocks(self) -> bool:
-        """Split cells by pairs in other blocks: if `h.{}.a` is paired with `layers.{}.b` in another block, and neither
-        with anything else, it is in this block, too. Also if `conv1` is paired with `first` in another module whose
-        layers have the same names. The first of these ways (`_places_in_blocks`) that splits a cell ends the search.
-        Return whether any cell was split.
+        """Split cells by the decided pairs of other blocks: if `h.{}.a` is paired with `layers.{}.b` in other blocks,
+        and neither with anything else, `h.7.a` is paired with `layers.7.b`. Also by pairs of other modules: if `conv1`
+        is always paired with `first` in modules whose layers have the same names. `_places_in_blocks` has these ways;
+        the first that splits a cell ends the search. Return whether any cell was split.
 
-        If a pair that showed this has a doubt, the new pairs get the first question of it.
+        A new pair gets the first open question, without its options, of the last decided pair at the same place that
+        has a doubt.
         """
         for (own, theirs), pairs in self._places_in_blocks():
             labels = Relation((own[id(t)], theirs[id(s)]) for t, s in pairs).labels(own, theirs)
@@ -144,12 +148,15 @@ class Naming:
         return False
 
     def _places_in_blocks(self) -> Iterator[tuple[list[_Places], list[Pair]]]:
-        """Yield, for three ways to describe the place of a unit in a block: [places of the targets, places of the
-        sources], each `id` of a unit -> place, and the pairs that show which place corresponds to which.
+        """Yield ([places of the targets, places of the sources], pairs) for each of three ways to describe the place of
+        a unit in a block. Places are `id` of a unit -> place, for all units; pairs (target, source) show which place of
+        the target corresponds to which place of the source.
 
-        The ways: the path with `{}` for its numbers; the last name with those beside it on the target, the last name
-        alone on the source; and the same with the two sides exchanged. The first has all decided pairs, the others
-        certain pairs of units that are in a module and whose last names are no numbers.
+        1. The place is the path with `{}` for its numbers. The pairs are all decided ones.
+        2. The place of a target is (its last name, the last names in its module: `_last_names_in_company`), that of a
+           source its last name. The pairs are the certain ones of units that are in a module and whose last names are
+           no numbers.
+        3. As 2, with the two sides exchanged.
         """
         sides = self.cells.targets, self.cells.sources
         yield [{id(unit): template(unit.path) for unit in side} for side in sides], self.cells.pairs()
@@ -164,13 +171,14 @@ class Naming:
         yield [own, _last_names_in_company(sides[1])], sure
 
     def by_series(self) -> bool:
-        """Split cells by how other members of a numbered series, or else of a series in the same module, are paired
-        with certainty. Return whether any cell was split.
+        """Split cells by the rule between numbers that certain pairs of a numbered series show (`Ways`): if `h.0.a` and
+        `h.1.a` are paired with `layers.0.b` and `layers.1.b`, `h.2.a` is paired with `layers.2.b`. Return whether any
+        cell was split.
 
-        If `h.0.a` and `h.1.a` are paired with `layers.0.b` and `layers.1.b`, `h.2.a` is paired with `layers.2.b`. A
-        series in the same module only counts for a cell with equally many units of both sides, which are one series on
-        each side, if its rule takes all numbers of the targets to those of the sources, and no other series there has
-        a rule that takes them to these in another order; the first such cell that is split ends the search.
+        If that splits nothing, the rules of other series in the same two modules count (`Ways.beside`), for cells with
+        equally many units of both sides that are one series on each side. Such a rule has to take the numbers of the
+        targets to just those of the sources, and all rules that do so have to make the same pairs. Only the first cell
+        that they split is split.
         """
         known = Ways((t.path, s.path) for t, s in self.cells.certain())
         if self.cells.split(Evidence(Kind.SERIES), lambda u, is_target: known.label(u.path, is_target), mode="one"):
@@ -188,8 +196,9 @@ class Naming:
         return False
 
     def by_words_beside(self) -> bool:
-        """Split cells with equally many units of both sides by the one word that tells look-alikes apart, if certain
-        pairs show which word of the other side means the same (see `translation`). Return whether any cell was split.
+        """Split cells with equally many units of both sides by the one word in which the names of the units of each
+        side differ: if `left.a` is certainly paired with `x.a`, `left.b` is paired with `x.b`. A cell is split only if
+        certain pairs show the partner word for each such word (`translation`). Return whether any cell was split.
         """
         known = [(t.path, s.path) for t, s in self.cells.certain()]
         changed = False
@@ -202,9 +211,9 @@ class Naming:
         return changed
 
     def by_branches(self) -> bool:
-        """Split cells by the names of decided layers that take the output of a look-alike, or give its input
-        (`along_branches`). The pairs are a question unless the flow of the source's code is known. Return whether any
-        cell was split.
+        """Split cells by the names of layers along a branch: certain pairs of layers that take the output of a
+        look-alike, or give its input (`along_branches`). Return whether any cell was split. All units of a split cell
+        get the question NAMED_ALONG, unless the forward pass of the source's code is known.
         """
         labels = along_branches(self.cells)
         known = any(id(unit) in labels and unit.flow is not None for unit in self.cells.sources)
@@ -212,9 +221,10 @@ class Naming:
         return self.cells.split(Evidence(Kind.NAME_ALONG), labels, doubt=doubt)
 
     def by_owners(self) -> bool:
-        """Pair a vector that the source names as the norm of a layer in the same module (`conv2_bn`) with the vector
-        that the model runs directly after that layer's partner (or registers, if it is not known when it runs them).
-        The pair of layers has to be certain, and the vectors in one cell. Return whether any pair was made.
+        """Pair norms by the layers that the source names them after. A vector of the source that is named as the norm
+        of a layer in the same module (`conv2_bn` beside `conv2`) is the partner of the vector that the model runs
+        directly after the partner of that layer (or registers directly after it, if it is not known when it runs them).
+        The layer has to be in a certain pair, and the two vectors in one cell. Return whether any pair was made.
         """
         layers = {self._layer(u): u for u in self.cells.sources if len(u.main.shape) > 1}
         labels: dict[int, Hashable] = {}
@@ -230,9 +240,12 @@ class Naming:
 
     def by_parts(self) -> bool:
         """Pair norms that one side names after a part of their module (`norm_attn`) with the norms at the partner of
-        that part on the other side (`Owners.pairs`), without those that would be in two different pairs. Return whether
-        any pair was made. If so, each target of these pairs notes its path in `settled`, and its look-alikes in its
-        module note ().
+        that part on the other side (`Owners.pairs`). Norms that would be in two different pairs are left out. Return
+        whether any pair was made.
+
+        If so, the target of each such pair that is decided gets an entry in `settled`: ("named after a part", path of
+        its module, its colour) -> its own path. The other units of its colour in this module get () for the same key,
+        unless they have a value.
         """
         labels: dict[int, Hashable] = {}
         for t, s in self._owners.pairs():
@@ -259,12 +272,14 @@ class Naming:
         return path[:-1], cut(path[-1]) if path else ()
 
     def by_roles(self) -> bool:
-        """Split cells by the roles that a unit holds (a weight alone, or a weight with a bias) and their sizes, without
-        sizes of 1, and then by the roles alone. Each time, only cells are split in which both sides have each such set
-        equally often. Return whether any cell was split.
+        """Split cells by the tensors that units hold. Return whether any cell was split. Three ways are tried, each on
+        all open cells:
 
-        The sizes tell a norm, with a bias as long as its weight, from a layer with one output. If a cell has one source
-        only, and one of its several targets holds the same roles, these two are split off, too: a norm beside a token.
+        1. The roles (weight and bias, or a weight alone) with their sizes, without sizes of 1. They tell a norm, whose
+           bias is as long as its weight, from a layer with one output.
+        2. The roles alone. In both ways, a cell is split only if both sides have each set of these equally often.
+        3. If a cell has one source and several targets, of which one holds the same roles: these two are split off (a
+           norm beside a token; `_only_with_its_roles`).
         """
 
         def sizes(unit: Unit, _: bool) -> Hashable:
@@ -275,8 +290,9 @@ class Naming:
         return self._only_with_its_roles() or by_roles or by_sizes
 
     def _only_with_its_roles(self) -> bool:
-        """Split the only source of each cell, and the one of its targets that holds the same roles, from the others, if
-        the words of the two do not exclude each other. Return whether any cell was split.
+        """Pair the only source of a cell with that of its several targets that holds the same roles, for each open cell
+        with one source. Exactly one target has to hold these roles, and the words of the two must not exclude each
+        other; other cells stay as they are. Return whether any cell was split.
         """
         changed = False
         for targets, sources in self.cells.open():
@@ -287,9 +303,10 @@ class Naming:
         return changed
 
     def by_similar_names(self) -> bool:
-        """Split cells by the similarity of names: pairs with a similarity of 0.3 or more that is the highest for both
-        units, by more than 0.1. Cells with more than 24 units of a side are left as they are. Return whether any cell
-        was split.
+        """Pair units of a cell by the similarity of their names (`similarity`): T and S leave the cell as a pair if
+        their similarity is 0.3 or more, and more than 0.1 higher than that of T with any other source, and of S with
+        any other target, of the cell. Cells with more than 24 units of a side are left as they are. Return whether any
+        cell was split.
         """
         changed = False
         for targets, sources in self.cells.open():
@@ -341,11 +358,14 @@ def _doubt_about(
 def _counted_alike(
     agreed: list[Pair], below_t: Mapping[Path, Unit], below_s: Mapping[Path, Unit], *, unlike: bool
 ) -> list[Pair]:
-    """Return AGREED, pairs of equal names, without the pairs in lists that the two sides count differently: from
-    another number (`_moved`: 1 to 4 and 0 to 3), from the other end (`turned`), or as a part of a longer list
-    (`_continued`), unless contents leave only its beginning (`_is_the_beginning`). With UNLIKE, pairs in the outermost
-    list without a name are left out, too, because the forward pass speaks against equal numbers. BELOW_T and BELOW_S
-    have path below the prefix -> unit, of the target and the source.
+    """Return AGREED, pairs of equal paths below two prefixes, without the pairs in lists that the two sides count
+    differently. BELOW_T and BELOW_S have path below the prefix -> unit, of the target and of the source.
+
+    The sides count a list differently if one begins at another number (`_moved`: 1 to 4 and 0 to 3), if its contents
+    are equal only when one side is read from its end (`turned`), or if that of the target is shorter and a part of the
+    source's longer list (`_continued`), but its contents do not show that it is the beginning (`_is_the_beginning`).
+    With UNLIKE, the forward pass speaks against equal numbers: then pairs whose path below the prefix begins with a
+    number are left out as well.
     """
     both = {template(path) for path in below_t} & {template(path) for path in below_s}
     own, theirs = _lists(below_t, both), _lists(below_s, both)
@@ -400,9 +420,12 @@ def _lists(below: Mapping[Path, Unit], named: Collection[Path]) -> dict[Path, di
 
 
 def _continued(row: Path, below_t: Mapping[Path, Unit], below_s: Mapping[Path, Unit]) -> bool:
-    """Return whether the list ROW of the target and the layers beside it are one longer list of that name in the
-    source (`first, layers.0, last` and `layers.0, 1, 2`): the modules around them hold equal colours equally often, and
-    the source has none of the layers beside under its path. False if there are none, or if ROW is ().
+    """Return whether the list ROW of the target, together with the layers beside it, is one longer list ROW in the
+    source: `first`, `layers.0`, `last` in the target and `layers.0`, `layers.1`, `layers.2` in the source. BELOW_T and
+    BELOW_S have path -> unit of the two sides.
+
+    That is so if the module around ROW holds each colour equally often on both sides, and no layer beside ROW in the
+    target has its path in the source, too. False if no layer is beside ROW, or if ROW is ().
     """
     held_t, held_s = (
         {path: unit.colour for path, unit in side.items() if path[: len(row) - 1] == row[:-1]}
@@ -418,8 +441,9 @@ def _continued(row: Path, below_t: Mapping[Path, Unit], below_s: Mapping[Path, U
 
 
 def _is_the_beginning(own: Mapping[int, Hashable], theirs: Mapping[int, Hashable]) -> bool:
-    """Return whether the list OWN has the contents of the longer list THEIRS at its own numbers, and at no others that
-    are all higher or lower by one difference. Both have number of a member -> its contents.
+    """Return whether contents show that the list OWN is the beginning of the longer list THEIRS: each member of OWN has
+    the contents of the member of THEIRS with the same number, and there is no other difference d such that each member
+    n has the contents of member n + d of THEIRS. Both have number of a member -> its contents.
     """
     first = min(own)
     steps = (n - first for n, held in theirs.items() if held == own[first])

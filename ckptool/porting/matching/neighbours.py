@@ -36,9 +36,10 @@ class Neighbours:
         self.rounds = 0
 
     def split(self, doubt_of: Callable[[str], DoubtOf]) -> bool:
-        """Pair units whose neighbours are paired, round after round. Return whether other rules should run again: True
-        after the first round with a pair that may help them, False if a round made no pair. The pairs of earlier rounds
-        cannot help them.
+        """Pair units whose neighbours are paired, round after round (`_round`), each time with the pairs of the rounds
+        before. Return True after the first round with a pair that may help other rules, so that these should run again;
+        False after a round that made no pair. False does not mean that no pair was made: earlier rounds may have made
+        pairs that help no other rule (`_tells_nothing`).
 
         Args:
             doubt_of: returns, for the name of an order, a function that returns the question about a pair, or None.
@@ -56,8 +57,9 @@ class Neighbours:
                 return True
 
     def _round(self, rows: Iterable[_Row], doubt_of: Callable[[str], DoubtOf]) -> list[Pair]:
-        """Pair neighbours in the first order that has any, of the best kind there: between two pairs, after a pair,
-        before a pair. Return the pairs that are decided now; [] if there are none.
+        """Pair all units of the first kind that there is in the first of the orders ROWS that has any: first those
+        between two pairs, else those directly after a pair, else those directly before one. Return the pairs that are
+        decided now (`Cells.pair_off`); [] if there are none in any order. DOUBT_OF: see `split`.
         """
         for row in rows:
             for kind, pairs in row.found():
@@ -74,7 +76,9 @@ class Neighbours:
         return known and t.pieces.keys() == s.pieces.keys() and self._is_unrelated(t) and self._is_unrelated(s)
 
     def _is_unrelated(self, unit: Unit) -> bool:
-        """Return whether the name of UNIT has no number, and no word that has a label or that another unit has."""
+        """Return whether the name of UNIT tells nothing about other units: it has no number, no word with a label in
+        the vocabulary, and no word that another unit of either side has.
+        """
         if unit.numbers or NUMBER.search(".".join(unit.path)):
             return False
         if labels(unit.words, hard=True) or labels(unit.words, hard=False):
@@ -106,8 +110,8 @@ class _Row:
                 self._note(side, targets[end], sources[end])
 
     def see(self, pairs: Iterable[Pair]) -> None:
-        """Note the units directly before, and directly behind, the two units of each of PAIRS, if they are in one open
-        cell.
+        """Note, for `found`, the target and the source that stand directly before the two units of each of PAIRS, and
+        those directly behind them, if these two are in one open cell.
         """
         for t, s in pairs:
             for side in (0, 1):
@@ -122,10 +126,10 @@ class _Row:
         return t.cell == s.cell and t.cell not in self._cells.pair_of
 
     def found(self) -> Iterable[tuple[Kind, list[Pair]]]:
-        """Yield (kind of evidence, pairs of units in one open cell) three times: those between two pairs, those
-        directly behind a pair, those directly before one. The two ends of an order count as a pair. Of the last two
-        kinds, only those are yielded whose cell has equally many units of both sides. Noted units that are in no one
-        open cell any more are forgotten.
+        """Yield (kind of evidence, pairs) three times: BETWEEN with the noted (target, source) that stand between two
+        pairs, AFTER with those directly behind a pair, BEFORE with those directly before one. The two ends of an order
+        count as a pair. A list may be empty. AFTER and BEFORE have only pairs whose cell has equally many units of both
+        sides. Noted units that are not in one open cell any more are forgotten first.
         """
         for beside in self._beside:
             for key in [key for key, pair in beside.items() if not self._is_open(*pair)]:

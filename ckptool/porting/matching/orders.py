@@ -58,14 +58,14 @@ class Orders:
         self._places: dict[str, tuple[dict[int, int], ...]] = {}
 
     def by_numbers(self) -> bool:
-        """Split cells with equally many units on both sides by the ranks of numbers: the lowest number is paired with
-        the lowest, and so on, or the lists are counted from opposite ends (see `_number_ranks`, which may fill
-        `backwards` of the units). Return whether any cell was split.
+        """Split cells with equally many units on both sides by the ranks of the numbers in their paths: the units of
+        the lowest number are partners, and so on; or those of the lowest and the highest, if the two sides count from
+        opposite ends (`_number_ranks`, which then fills `backwards` of the units). Return whether any cell was split.
 
-        If the order of execution or of registration contradicts the ranks (`_order_conflict`), a cell is split only if
-        both sides have the same numbers, and these do not count members of several lists. If no pair of the list is
-        known, and the levels that it takes speak against its numbers (`Levels.against`), or another list beside it
-        that is counted from opposite ends (`_is_turned_beside`), the pairs are a question.
+        If the ranks put the units in another order than execution and registration do (`_order_conflict`), a cell is
+        split only if both sides have the same numbers, and these do not count members of several lists
+        (`_of_several_rows`). If no pair of the two series is decided yet, the units get the question of
+        `_doubt_of_numbers`, if it has one.
         """
         changed = False
         for targets, sources in self.cells.even():
@@ -82,14 +82,15 @@ class Orders:
         return changed
 
     def _number_ranks(self, targets: list[Unit], sources: list[Unit]) -> dict[int, int] | None:
-        """Return `id` of a unit -> rank of its numbers, from 0, for TARGETS and SOURCES, the units of a cell. None as
-        in `units.number_ranks`. Unless TARGETS are of one series, and SOURCES, too, these ranks are the result.
+        """Return `id` of a unit -> rank of the numbers in its path, from 0, for TARGETS and SOURCES, the units of a
+        cell; equal ranks are partners. None if `units.number_ranks` returns None; its result if TARGETS, or SOURCES,
+        are of several series.
 
-        If they are, decided pairs of the two series show whether the sources are ranked from the other end. Without
-        such pairs, they are if the forward pass and the names show it (`Levels.against` is -1), or other series in the
-        list of TARGETS (`_others_turned`); then all units note the lists around them in `backwards`. None, too, if the
-        decided pairs contradict both ways to count, or if two units of a side have one rank and are counted from the
-        other end.
+        Else decided pairs of the two series show whether the sources are ranked from the highest number down
+        (`counted`). Without such pairs, they are if the forward pass and the names show it (`Levels.against` is -1), or
+        other series in the list of TARGETS do (`_others_turned`); then all units get the lists around them in
+        `backwards`. None, too, if the decided pairs contradict both ways to count, or if the sources are ranked from
+        the highest number down and two units of a side have the same numbers.
         """
         ranks = number_ranks(targets, sources)
         if ranks is None or len({series(u) for u in targets}) > 1 or len({series(u) for u in sources}) > 1:
@@ -114,8 +115,10 @@ class Orders:
         return [(t.numbers, s.numbers) for t, s in self.cells.pairs() if (series(t), series(s)) == both]
 
     def _others_turned(self, targets: list[Unit]) -> bool:
-        """Return whether two or more series of the source have decided pairs in the outermost list that TARGETS are in,
-        and all of these are counted from the other end.
+        """Return whether decided pairs show that the source counts the outermost list around TARGETS (around the first
+        of them) from the other end: two or more couples of series (one of the target in this list, one of the source)
+        have pairs of two or more members of the list, and in all of them the numbers of the source fall while those of
+        the list rise. False if there is no list around TARGETS.
         """
         around = rows(targets[0].path)
         known: dict[tuple[Hashable, Hashable], list[Member]] = defaultdict(list)
@@ -127,9 +130,10 @@ class Orders:
         return len(ways) > 1 and {*ways} == {-1}
 
     def _doubt_of_numbers(self, targets: list[Unit], sources: list[Unit]) -> Question[Unit] | None:
-        """Return the question whether equal numbers of TARGETS and SOURCES mean equal layers: the levels that a list
-        takes speak against it (`_against_levels`), or the two sides count another list beside it from opposite ends
-        (`Scopes.counts_back_beside`). None if neither is so, or the paths of either do not differ in one number.
+        """Return the question about pairing TARGETS and SOURCES, members of two lists, by their numbers. It is asked if
+        the forward pass speaks against it (`_against_levels`), or if certain pairs show that the two sides count
+        another list in the same modules from opposite ends (`Scopes.counts_back_beside`). None if neither is so, or if
+        the paths of TARGETS, or those of SOURCES, do not differ in exactly one number.
         """
         levels = self._against_levels(targets, sources)
         if levels:
@@ -146,11 +150,12 @@ class Orders:
         return 0 if own is None or theirs is None else self.scopes.levels.against(own[0], theirs[0])
 
     def _order_conflict(self, targets: list[Unit], sources: list[Unit], ranks: dict[int, int]) -> bool:
-        """Return whether RANKS (`id` of a unit -> rank of its numbers) put the units in another order than execution in
-        the model and registration in the source do.
+        """Return whether RANKS (`id` of a unit -> rank of its numbers) pair TARGETS and SOURCES in another way than
+        their orders do: the first of TARGETS in the order of execution with the first of SOURCES in the order of
+        registration, and so on.
 
-        Without a forward pass, the numbers of one series are believed (False), and those of several series are compared
-        with the order of registration. False if the order of the source's keys means nothing.
+        If the forward pass is not known, the order of registration of TARGETS counts, or the result is False if they
+        are all of one series. False, too, if the order of the source's keys means nothing.
         """
         if not self.sequences.ordered:
             return False
@@ -164,9 +169,12 @@ class Orders:
         return [ranks[id(u)] for u in used] != [ranks[id(u)] for u in stored]
 
     def by_said_places(self) -> bool:
-        """Pair the units of a cell whose names in the source say their place in words ("first", "second", "third") with
-        those of the model in the order of execution. Return whether any pair was made. The targets say no place, and
-        the place of each in the order of execution is known.
+        """Pair units by places that the names of the source say in words: the source that says "first" is the partner
+        of the target that the model runs first, and so on. Return whether any pair was made.
+
+        A cell is split so if it has equally many units of both sides, if its sources say the first places, each once
+        (`_said_places`: at most "first", "second" and "third"), if no target says a place, and if it is known when the
+        model runs each target.
         """
         changed = False
         for targets, sources in self.cells.even():
@@ -190,9 +198,10 @@ class Orders:
         return self.neighbours.split(lambda name: partial(self._doubt_of, name))
 
     def by_rank(self) -> bool:
-        """Split one cell by place among look-alikes: the first of the target is the first of the source, and so on, in
-        the first of its orders (`_votes`). Return whether any cell was split. The smallest cells with equally many
-        units of both sides are tried first. The pairs are a question if `_doubt_of_ranks` has one.
+        """Split one cell by place in an order: the first of its targets is the partner of the first of its sources, and
+        so on, in the first of the orders that `_votes` returns. Return whether a cell was split. Only cells with
+        equally many units of both sides are tried, the smallest first, until one is split; a cell without an order is
+        passed over. The units get the question of `_doubt_of_ranks`, if it has one.
         """
         for targets, sources in sorted(self.cells.even(), key=lambda cell: len(cell[0])):
             votes = self._votes(targets, sources)
@@ -206,9 +215,13 @@ class Orders:
         return False
 
     def _votes(self, targets: list[Unit], sources: list[Unit]) -> list[_Vote]:
-        """Return (name of an order, `id` of a unit -> rank) for each order that has all units of a cell, TARGETS and
-        SOURCES: the most reliable of the orders that both sides have first, then the numbers. Numbers come first if the
-        model uses the units in their order. Without any, the places in one row count as numbers (`_in_one_row`).
+        """Return (name of an order, `id` of a unit -> rank from 0) for each order that has all units of a cell, TARGETS
+        and SOURCES: first the orders of `Sequences.all`, the most reliable first, then "numbers" (`_number_ranks`). []
+        if there are none.
+
+        "numbers" come first if the model uses the units in the order of their numbers (`_counted_as_used`). They are
+        left out if two units of a side have one rank. If there are no numbers and no other order, the ranks of
+        `_in_one_row`, if it has any, are "numbers".
         """
         ranks = [(name, _rank(ts, targets), _rank(ss, sources)) for name, ts, ss in self.sequences.all()]
         votes = [(name, own | theirs) for name, own, theirs in ranks if len(own) == len(theirs) == len(targets)]
@@ -223,14 +236,15 @@ class Orders:
     def _doubt_of_ranks(
         self, votes: Sequence[_Vote], targets: list[Unit], sources: list[Unit]
     ) -> Question[Unit] | None:
-        """Return the question about the pairs that the first of VOTES makes of TARGETS and SOURCES; None if there is
-        none.
+        """Return the question about the pairs that the first of VOTES (see `_votes`) makes of TARGETS and SOURCES; None
+        if there is none. The first of these that fits:
 
-        - If a later vote makes other pairs, the numbers do not make the same ones, and at least two pairs are not
-          corroborated by names or numbers (`_corroborated`): that orders disagree.
-        - If the first vote is that of numbers: that only numbers tell the units apart, if the source is not ordered and
-          the two sides have different numbers (places in one row are no numbers here).
-        - If it is an order, and the numbers do not make the same pairs: the result of `_doubt_of_order`.
+        - ORDERS_DISAGREE if a later vote makes other pairs, no later vote of the numbers makes the same pairs, and
+          nothing corroborates two or more of the pairs (`_corroborated`).
+        - If the first vote is that of the numbers: ONLY_NUMBERS if the order of the source's keys means nothing and the
+          paths of the two sides have different numbers, else None. None, too, if the ranks are those of `_in_one_row`.
+        - None if a later vote of the numbers makes the same pairs.
+        - The result of `_doubt_of_order`.
         """
         name, ranks = votes[0]
         pairs = _pairing(targets, sources, ranks)
@@ -249,10 +263,12 @@ class Orders:
         self, name: str, pairs: Sequence[Pair], loose: Sequence[Pair], targets: list[Unit], sources: list[Unit]
     ) -> Question[Unit] | None:
         """Return the question about PAIRS, which the order NAME makes of TARGETS and SOURCES; None if there is none.
+        LOOSE are those of PAIRS that nothing corroborates.
 
-        If NAME agrees little on both sides (`Sequences.credit_of`), that of the first pair (`_against`). Else, or if
-        there is none: that orders differ elsewhere, if less than 75 percent of the certain pairs nearby keep NAME
-        (`_agreement`), and LOOSE, the pairs that nothing corroborates, has two or more.
+        - If NAME agrees on both sides to less than 60 percent (`Sequences.credit_of`): the question of `_against` about
+          the first pair, if it has one.
+        - Else ORDERS_DIFFER_ELSEWHERE if LOOSE has two or more pairs, and certain pairs nearby keep NAME to less than
+          75 percent (`_agreement`).
         """
         weak = self.sequences.credit_of(name) < _LITTLE
         found = self._against(*pairs[0], targets, sources) if weak else None
@@ -261,8 +277,9 @@ class Orders:
         return found
 
     def _counted_as_used(self, targets: list[Unit], sources: list[Unit], numbered: dict[int, int]) -> bool:
-        """Return whether each side numbers one series, and the model uses (without a forward pass: registers) its units
-        in the order of these numbers. NUMBERED has `id` of a unit -> rank of its number.
+        """Return whether TARGETS are of one series, SOURCES, too, and the model runs TARGETS in the order of their
+        numbers (registers them so, if it is not known when it runs them). NUMBERED has `id` of a unit -> rank of its
+        number.
         """
         used = [u.used if u.used is not None else u.order for u in sorted(targets, key=lambda u: numbered[id(u)])]
         return used == sorted(used) and len({series(u) for u in sources}) == len({series(u) for u in targets}) == 1
@@ -293,9 +310,12 @@ class Orders:
     def _next_source(
         self, t: Unit, before: Pair | str | None, following: Mapping[int, Unit], sources: Sequence[Unit]
     ) -> Unit | None:
-        """Return the unit of the source that stands where T does: behind the source of BEFORE, the pair before T, and
-        in its module; the first of SOURCES if BEFORE is "edge". None if there is none, if it is in another cell than T,
-        or if T is paired. FOLLOWING has `id` of a unit of the source -> the unit behind it.
+        """Return the unit of the source that has the place of T in an order: the one directly behind the source of
+        BEFORE, the pair of the unit before T; the first of SOURCES if BEFORE is "edge" (T is the first). FOLLOWING has
+        `id` of a unit of the source -> the unit directly behind it.
+
+        None if BEFORE is None (the unit before T is in no pair), if no unit is there, if it is in another cell than T
+        or in another module than the source of BEFORE, or if T is in a decided pair.
         """
         s: Unit | None = None
         if before == "edge":
@@ -309,11 +329,12 @@ class Orders:
     def _doubt_of_next(
         self, t: Unit, s: Unit, before: Pair | str | None, cell: tuple[list[Unit], list[Unit]], targets: list[Unit]
     ) -> Question[Unit] | None:
-        """Return the question about T and S, of CELL, which follow BEFORE (a pair, or "edge"). None if their names are
-        similar or related, or if both are word tables.
+        """Return the question about T and S, units of CELL that directly follow BEFORE in an order: a pair, or "edge"
+        if they are the first. TARGETS is the target's side of this order.
 
-        Else: that nothing but this place speaks for the pair, unless T is of the series of the target of BEFORE. If it
-        is: that any unit of the row may be the one without a partner, if `_left_in_the_middle` says so, or None.
+        None if the names of T and S are similar or related, or if both are word tables. Else ONLY_FIRST if BEFORE is
+        "edge". Else ONLY_FOLLOWS if T is not of the series of the target of BEFORE. If it is: LEFT_OUT_OF_A_ROW if
+        `_left_in_the_middle`, because any unit of the row may be the one without a partner; else None.
         """
         if similarity(t, s) > SOME or related(t, s) or tables_of_words(t, s):
             return None
@@ -322,9 +343,9 @@ class Orders:
         return ask(Reason.LEFT_OUT_OF_A_ROW) if self._left_in_the_middle(t, cell, targets) else None
 
     def _left_in_the_middle(self, t: Unit, cell: tuple[list[Unit], list[Unit]], targets: list[Unit]) -> bool:
-        """Return whether the two sides of CELL have different numbers of units, and some decided pair of another colour
-        is behind T in TARGETS, the order of the target, and behind all sources of CELL in the order of registration.
-        Then any unit of the longer row may be the one without a partner, not only the last.
+        """Return whether any unit of CELL, not only the last, may be the one without a partner: the two sides of CELL
+        have different numbers of units, and there is a decided pair of another colour whose target is behind T in
+        TARGETS (the target's side of an order), and whose source is registered after all sources of CELL.
         """
         if len(cell[0]) == len(cell[1]):
             return False
@@ -346,11 +367,12 @@ class Orders:
         return paired and not any(u.cell in self.cells.pair_of for u in rest)
 
     def between(self, t: Unit, s: Unit) -> bool:
-        """Return whether, in some order, the units directly before T and S match, and those directly after them. Two
-        units match if they are a decided pair, or in paired blocks; two ends of an order match.
+        """Return whether, in at least one order of both sides, the units directly before T and S match, and the units
+        directly after T and S match. Two units match if they are a decided pair, or are in partner blocks. Two ends of
+        an order match; an end and a unit do not.
 
-        Blocks count, because code may begin and end them with other layers: each of the two units is paired with a unit
-        in the other's block, and T and S are not in these blocks.
+        Two blocks are partners here if each of the two units is paired with a unit in the other block, and T and S are
+        not in these blocks: code may begin and end a block with other layers.
         """
         return any(self._fits_between(t, s, ts, ss) for _, ts, ss in self.sequences.all())
 
@@ -361,7 +383,10 @@ class Orders:
         return any(self._is_last(t, s, ts, ss) for _, ts, ss in self.sequences.all())
 
     def _fits_between(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> bool:
-        """Return the result of `between` for one order, in which the sides are TARGETS and SOURCES."""
+        """Return whether, in the order in which the two sides are TARGETS and SOURCES, the units directly before T and
+        S match, and the units directly after T and S match: they are a decided pair, in partner blocks, or two ends of
+        the order (see `between`).
+        """
         before_t, after_t = self.sequences.neighbours(targets)
         before_s, after_s = self.sequences.neighbours(sources)
 
@@ -380,17 +405,20 @@ class Orders:
 
     def _doubt_of(self, name: str, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> Question[Unit] | None:
         """Return the question about T and S, a pair that the order NAME made of the cell of TARGETS and SOURCES; None
-        if there is none. If nothing corroborates the pair, and less than 75 percent of the certain pairs nearby keep
-        NAME (`_agreement`): that orders differ elsewhere; else the result of `_against`.
+        if there is none. It is ORDERS_DIFFER_ELSEWHERE if nothing corroborates the pair (`_corroborated`), and certain
+        pairs nearby keep NAME to less than 75 percent (`_agreement`); else the result of `_against`.
         """
         if not self._corroborated(t, s, targets, sources) and self._agreement(name, targets, sources) < _ORDERED:
             return ask(Reason.ORDERS_DIFFER_ELSEWHERE)
         return self._against(t, s, targets, sources)
 
     def _against(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> Question[Unit] | None:
-        """Return the question about T and S that no order agrees well on both sides, or else that an order gives them
-        different places among TARGETS and SOURCES, their look-alikes. None if neither is so, if names or numbers
-        corroborate the pair, if the two sides have different numbers of look-alikes, or if all TARGETS are batch norms.
+        """Return the question about the pair of T and S, of the cell TARGETS, SOURCES: ORDERS_DIFFER if even the best
+        order agrees on both sides to less than 60 percent (`Sequences.best_credit`); else ORDER_SPEAKS_FOR_ANOTHER if
+        an order gives T another rank among TARGETS than S among SOURCES.
+
+        None if neither is so, if names or numbers corroborate the pair (`_corroborated`), if TARGETS and SOURCES are
+        not equally many, or if all TARGETS are batch norms.
         """
         if len(targets) != len(sources) or all("running_var" in u.pieces for u in targets):
             return None
@@ -411,9 +439,10 @@ class Orders:
         return _most_similar(t, s, targets, sources) or self._numbered_alike(t, s, targets, sources)
 
     def _numbered_alike(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> bool:
-        """Return whether T and S have the same rank among the numbers of TARGETS and SOURCES (`_number_ranks`). If
-        there are no ranks, or one for several units, return whether T and S alone have equal numbers. False if T has
-        none.
+        """Return whether the numbers in the paths speak for the pair of T and S, of the cell TARGETS, SOURCES: T and S
+        have the same rank (`_number_ranks`). If there are no ranks, or several units of a side have one rank, return
+        whether S has the same numbers as T, and no other unit of the cell has them. False if the path of T has no
+        number. As `_number_ranks`, it may fill `backwards` of the units.
         """
         if not t.numbers:
             return False
@@ -424,12 +453,14 @@ class Orders:
         return len(same) == 2 and s.numbers == t.numbers
 
     def _agreement(self, name: str, targets: list[Unit], sources: list[Unit]) -> float:
-        """Return how well certain pairs near TARGETS and SOURCES keep the order NAME, 0 to 1: the share of couples of
-        them that are in one order on both sides; 1 if there are none. Pairs that an order made do not count.
+        """Return how well certain pairs near TARGETS and SOURCES, a cell, keep the order NAME, 0 to 1: of all couples
+        of such pairs, the share in which both sides have the two units in the same order. 1 if there is no couple.
+        Pairs that an order made do not count.
 
-        Near are the pairs in the innermost scopes around all of the units (`Scopes.around`), of which fewer than 96 are
-        compared; if TARGETS are of one series, and SOURCES are, only those of one series with each other. It is 1, too,
-        for the execution order of the model if SOURCES are stored in the order of their numbers (`_counted_as_stored`).
+        Near are the units in the innermost pair of scopes around TARGETS and SOURCES (`Scopes.around`), of which fewer
+        than 96 are looked at. If TARGETS are of one series, and SOURCES, too, only pairs of the same two series are
+        compared with each other. It is 1, too, for NAME "execution order" if SOURCES are of one series and are
+        registered in the order of their numbers (`_counted_as_stored`).
         """
         if name == "execution order" and _counted_as_stored(sources):
             return 1.0  # what is numbered in the order in which it is stored is used in that order
@@ -457,8 +488,9 @@ class Orders:
 
 
 def _said_places(units: list[Unit]) -> dict[int, int] | None:
-    """Return `id` of a unit -> the place that its name says in words, from 0, if UNITS say the first places, each once;
-    else None. Numbers do not count: `norm1` of some code is used second.
+    """Return `id` of a unit -> the place that its name says in words, from 0 for "first", if UNITS say the first
+    places, each once: "first" and "second", or "first", "second" and "third". Else None, also for more than three
+    units. Numbers do not count: `norm1` of some code is used second.
     """
     place = table().group("position")
     said = [label(place, [w for w in u.words if not w.isdecimal()]) or "" for u in units]
@@ -482,11 +514,12 @@ def _most_similar(t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) ->
 
 
 def _in_one_row(targets: list[Unit], sources: list[Unit]) -> dict[int, int] | None:
-    """Return `id` of a unit -> its rank, from 0, if the model runs TARGETS one after the other, and SOURCES differ in
-    the number at one place of their paths: `3.0.fn.2` and `3.3`. None if not: if the forward pass is not known, if
-    there is no number at the place where the paths begin to differ, or if two have the same.
+    """Return `id` of a unit -> its rank, from 0: for TARGETS by the order in which the model runs them, for SOURCES by
+    the number at the first place where their paths differ (`3.0.fn.2` before `3.3`). A list of layers runs in its
+    order, whatever the file sorts its keys by.
 
-    A list of layers runs in its order, whatever the file sorts its keys by.
+    None if not each of TARGETS takes the output of the one run before it (also if the forward pass is not known), if
+    one of SOURCES has no number at that place, or if two have the same number there.
     """
     used = sorted(targets, key=lambda u: u.order if u.used is None else u.used)
     if not all(flows_into(one, other) for one, other in pairwise(used)):

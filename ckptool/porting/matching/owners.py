@@ -32,8 +32,9 @@ class Owners:
                     inside[unit.path[:at]][unit.path[at]].append(unit)
 
     def pairs(self) -> list[tuple[Unit, Unit]]:
-        """Return the pairs (target, source) of vectors that are found for each source, and for each target, in an open
-        cell with equally many units of both sides (`_nearest`). A vector may be in several pairs.
+        """Return pairs (target, source) of vectors: each source with the target that `_nearest` finds for it, and each
+        target with the source that it finds. Only open cells with equally many units of both sides are looked at. A
+        vector may be in several pairs, and in none.
         """
         found: list[tuple[Unit | None, Unit | None]] = []
         for targets, sources in self._cells.even():
@@ -43,12 +44,13 @@ class Owners:
         return [(t, s) for t, s in found if t is not None and s is not None]
 
     def _nearest(self, unit: Unit, others: Sequence[Unit], *, of_target: bool) -> Unit | None:
-        """Return the unit among OTHERS, of the other side, that is nearest to the partners of the part that UNIT is
-        named after (`_named_after`): its path has the longest beginning in common with their module. OF_TARGET says
-        which side UNIT is of.
+        """Return the unit among OTHERS, of the other side, for UNIT, which is named after a part of its module
+        (`norm_attn` after `attn`, see `_named_after`): the one whose path has the longest beginning in common with the
+        module around the partners of this part. OF_TARGET says which side UNIT is of.
 
-        None if UNIT is named after no part, or if no layer of the part is in a certain pair (vectors do not count). Of
-        several that are equally near, None for a UNIT of the target; else the result of `_beside_in_use`.
+        None if UNIT is named after no part, or if no layer of the part is in a certain pair (vectors do not count). If
+        several of OTHERS are equally near: None for a UNIT of the target, and the result of `_beside_in_use` for one of
+        the source.
         """
         part = self._named_after(unit, of_target=of_target)
         known = [self._cells.pair_of[u.cell] for u in part if u.cell in self._cells.pair_of]
@@ -74,8 +76,9 @@ class Owners:
         return _part(unit, self._parts[of_target].get(unit.path[:-1], {}))
 
     def _beside_in_use(self, norms: Sequence[Unit], part: Sequence[Unit]) -> Unit | None:
-        """Return that of NORMS, of the target, that the model runs last before all of PART, units of their block; if
-        the block does not begin with a vector, that which it runs first after all of PART. None if there is none, or if
+        """Return the norm of NORMS that belongs to PART by the order of execution. NORMS and PART are units of the
+        target in one block. If the unit that the model runs first in this block is a vector, it is the norm that runs
+        last before all of PART; else the norm that runs first after all of PART. None if there is no such norm, or if
         NORMS and PART are not known to run in one block (`_run_in_one_block`).
         """
         if not _run_in_one_block(norms, part):
@@ -90,13 +93,13 @@ class Owners:
 
 
 def _part(unit: Unit, beside: dict[str, list[Unit]]) -> list[Unit]:
-    """Return the units of the module that the norm UNIT is named after (`norm_attn` -> those of `attn`), among BESIDE,
-    name -> units in the same module.
+    """Return the units of the module beside the norm UNIT after which UNIT is named: those of `attn` for `norm_attn`.
+    BESIDE has name of a module beside UNIT -> its units.
 
-    The name of UNIT has a word for a norm, and no word such as "post". All its other words, without "pre" and the like,
-    are in the name of the module; or both names have equal labels in the groups of words that exclude each other. The
-    module whose name has the fewest words more counts. [] if there is none, if two have equally few, or if the other
-    words are only numbers, without a label.
+    The name of UNIT has to have a word for a norm, and none such as "post". A module fits if its name has all other
+    words of the name of UNIT, without "pre" and the like; or if both names have the same labels, one or more, in the
+    groups of words that exclude each other. Of several, the one whose name has the fewest words more is taken. [] if
+    none fits, if two have equally few, or if there are no other words, or only numbers and no label.
     """
     words = frozenset(cut(unit.last))
     said, meant = words - _norms() - _BEFORE, labels(cut(unit.last), hard=True)

@@ -87,12 +87,12 @@ class Scopes:
                     self._inner[id(unit)].append(scope)
 
     def pair(self, *, in_order: bool) -> None:
-        """Pair scopes without a partner that hold equally many units of each cell, and set `settled`. Then do the same
-        with the units of those cells alone that have equally many units of both sides. A scope has at least two such
-        units. How the pairs are found, also with IN_ORDER: see `_pair_class`.
+        """Pair scopes of the two sides that have no partner yet and hold equally many units of each cell, at least two
+        units each: first counting the units of all cells, then only those of cells with equally many units of both
+        sides. `_pair_class` does it; with IN_ORDER, it also pairs by order.
 
-        Also sets `whole` of these scopes: True for both of a pair of the first kind whose scopes are both `all`, else
-        False.
+        Sets `settled`: True if no scope was paired. Sets `whole` of all scopes that it looks at: True for both scopes
+        of a pair made while all cells counted, if both are `all`; else False.
         """
         open_before, self._counted = self._count_open(), None
         cells = self.cells.groups().keys()
@@ -109,9 +109,10 @@ class Scopes:
         return sum(scope.partner is None for scope in self.scopes[True])
 
     def _classes(self, counted_cells: Collection[int]) -> list[tuple[list[Scope], list[Scope]]]:
-        """Return the scopes without a partner in groups (targets, sources) that hold equally many units of each of
-        COUNTED_CELLS, the groups with the fewest targets first. Left out are groups of one side only, and scopes with
-        fewer than two such units.
+        """Return the scopes without a partner in groups with equal contents, as (scopes of the target, scopes of the
+        source), the groups with the fewest targets first. All scopes of a group hold equally many units of each of
+        COUNTED_CELLS, numbers of cells; units of other cells do not count. Left out are groups of one side only, and
+        scopes with fewer than two units that count.
         """
         classes: dict[Hashable, tuple[list[Scope], list[Scope]]] = defaultdict(lambda: ([], []))
         for is_target, scopes in self.scopes.items():
@@ -124,14 +125,15 @@ class Scopes:
     def _pair_class(self, targets: list[Scope], sources: list[Scope], *, in_order: bool) -> None:
         """Pair TARGETS and SOURCES, scopes with equal contents, as far as something tells them apart.
 
-        One scope of each side is a pair, unless the pair of a module around that of the target excludes it
-        (`_is_outside`). Of several, the first label of `_labels` with which they can be divided does:
-        at least two labels, one of them on both sides equally often. If both sides have equally many scopes, the
-        division also has to be `fair`. The parts with equally many scopes of both sides are then paired in the same
-        way, and if there are equally many scopes in all, the others together are, too.
-
-        Equally many scopes that no label divides are paired by their words (`_join_by_words`) or, with IN_ORDER, by
-        their order (`_pair_in_order`). Scopes that lie crosswise (`_crosswise`) are not paired.
+        - No scope of a side: nothing is done. One of each side: they are paired, unless pairs of modules around them
+          exclude it (`_is_outside`).
+        - Several: nothing is done if they lie crosswise (`_crosswise`). Else the first function of `_labels` that
+          divides them does so: its values differ, and one of them, not None, is there on both sides equally often; if
+          the sides have equally many scopes, the division also has to be `fair`. Scopes with such a value are then
+          paired with each other in this same way; if the sides have equally many scopes, so are all that are left,
+          together.
+        - Equally many scopes that no label divides: they are paired by their words (`_join_by_words`), or else, with
+          IN_ORDER, by their order (`_pair_in_order`).
         """
         if not targets or not sources or (len(targets) == len(sources) == 1):
             for target, source in zip(targets, sources, strict=False):  # the only ones, if both are there
@@ -160,8 +162,9 @@ class Scopes:
             self._pair_in_order(targets, sources)
 
     def _is_outside(self, t: Scope, s: Scope) -> bool:
-        """Return whether S is not inside the partner of the innermost scope around T that has one without a doubt, or T
-        not inside that of the innermost scope around S.
+        """Return whether pairs of scopes around T and S exclude that T and S are partners: S is not inside the partner
+        of the innermost scope around T that has a partner without a doubt, or T is not inside the partner of the
+        innermost such scope around S. False if no scope around either has such a partner.
         """
         for one, other in ((t, s), (s, t)):
             around = (o for o in self._inner[id(one.units[0])] if o is not one and _begins(o.path, one.path))
@@ -179,10 +182,13 @@ class Scopes:
         return any(sign < 0 for sign, _ in self._counted.beside(own, theirs))
 
     def _labels(self, targets: list[Scope], sources: list[Scope], *, in_order: bool) -> list[_Label]:
-        """Return the labels that may tell TARGETS and SOURCES apart, the most reliable first: the pair of scopes around
-        them, words that exclude each other, lists counted from the end, names, known series; with IN_ORDER, places in
-        lists; numbers, if all paths of each side have equally many. There is a question whether numbers count if
-        `_other_end` has one: then the last two are left out.
+        """Return functions that give a scope a label, to tell TARGETS and SOURCES apart, the most reliable first. The
+        labels are: the pair of scopes around it; for each group of words that exclude each other, its label there; its
+        place in a list that the two sides count from opposite ends; its path; its place in a series with a known rule
+        between numbers; with IN_ORDER, its place in a list (`_places_in_lists`); the numbers in its path.
+
+        The last two are left out if `_other_end` has a question about TARGETS and SOURCES. The numbers are also left
+        out if the paths of a side do not all have equally many numbers.
         """
         labels: list[_Label] = [
             self._parent_label,
@@ -201,11 +207,12 @@ class Scopes:
         return [*labels, lambda scope, _: numbers(scope.path) or None]
 
     def _join_by_words(self, targets: list[Scope], sources: list[Scope]) -> bool:
-        """Pair TARGETS and SOURCES, equally many scopes with equal contents, by the words that tell them apart; return
-        whether all were paired. If not, none is.
+        """Pair TARGETS and SOURCES, equally many scopes with equal contents, by the words that tell them apart. Return
+        True if all were paired, False if none was.
 
-        Certain pairs show which word of the other side means the same (`translation`); if they show none, equal words
-        count (`_namesakes`). Words do not count against the pairs of modules around (`_is_outside`).
+        Certain pairs of units show which word of the source means the same as a word of the target (`translation`); if
+        they show nothing, equal words decide (`_namesakes`). No scope is paired if neither finds a partner for all, or
+        if the pairs of modules around exclude one of the new pairs (`_is_outside`).
         """
         known = ((t.path, s.path) for t, s in self.cells.certain())
         own, theirs = [t.path for t in targets], [s.path for s in sources]
@@ -221,11 +228,12 @@ class Scopes:
 
     def _pair_in_order(self, targets: list[Scope], sources: list[Scope]) -> None:
         """Pair TARGETS and SOURCES, equally many scopes with equal contents, in the first of their orders (`_votes`),
-        and set `in_order` of the targets. If the sides count a list of them from opposite ends (`_other_end`), pair
-        them so, and note it in `backwards` of their units. Nothing is done if no order has all of the scopes.
+        and set `in_order` of the targets. Nothing is done if `_votes` has no order.
 
-        The pairs, and all units in the targets, get the question of `_other_end`, or else that of `_disagreement`, if
-        one of them has one.
+        If `_other_end` says that the two sides count them from opposite ends, and their paths have numbers that rank
+        them (`number_ranks`), the first is paired with the last instead, and so on, and all their units get the lists
+        around these scopes in `backwards`. The targets, and all units in them, get the question of `_other_end`; if it
+        has none, that of `_disagreement`; if that has none, no question.
         """
         votes = self._votes(targets, sources)
         if not votes:
@@ -248,12 +256,13 @@ class Scopes:
                     unit.ask(doubt)
 
     def _votes(self, targets: list[Scope], sources: list[Scope]) -> list[_Vote]:
-        """Return (name of an order, SOURCES in the order of the TARGETS that this order pairs them with): the numbers
-        in the names first, if no two scopes of a side have equal ones, then the orders of execution and registration of
-        the target with registration of the source, the more reliable first. [] if there are none.
+        """Return (name of an order, partners) for each order of TARGETS and SOURCES, equally many scopes: the partners
+        are SOURCES, sorted so that the n-th is the partner of the n-th of TARGETS in this order. [] if there is none.
 
-        An order of execution that lacks one of TARGETS is left out. So are execution and registration if the source's
-        keys are in no order.
+        The first is "numbers in their names", if `number_ranks` gives no two scopes of a side one rank. Then come
+        "execution order" and "registration order" of the target, each with registration of the source, the more
+        reliable first; neither if the order of the source's keys means nothing, and no execution order if it is not
+        known when one of TARGETS runs.
         """
         votes: list[_Vote] = []
         numbered = number_ranks(targets, sources)
@@ -271,11 +280,12 @@ class Scopes:
     def _disagreement(
         self, votes: Sequence[_Vote], targets: list[Scope], sources: list[Scope]
     ) -> Question[Unit] | None:
-        """Return the question about the pairs of TARGETS and SOURCES that the first of VOTES makes: that another vote
-        makes other pairs, or that only the order of registration is known. None if neither is so.
+        """Return the question about the pairs of TARGETS and SOURCES that the first of VOTES (see `_votes`) makes:
+        PARTS_IN_ANOTHER_ORDER if another vote makes other pairs; PARTS_BY_REGISTRATION if the order of registration is
+        the only vote, there are no number ranks, and the forward pass is not known. None if neither is so.
 
-        None, too, if one of two other votes makes the same pairs, if both sides have the same numbers, or if names
-        speak for all pairs, or all but one (`_names_speak_for`).
+        None, too, if there are three votes and one of the other two makes the same pairs, if the paths of both sides
+        have the same numbers, or if names speak for all pairs, or for all but one (`_names_speak_for`).
         """
         chosen, numbered = votes[0][1], number_ranks(targets, sources)
         against = [name for name, vote in votes if vote != chosen]
@@ -292,12 +302,15 @@ class Scopes:
         return ask(Reason.PARTS_IN_ANOTHER_ORDER, votes[0][0], against[0])
 
     def _other_end(self, targets: list[Scope], sources: list[Scope]) -> tuple[bool, Question[Unit] | None]:
-        """Return (whether the two sides count a list of scopes from opposite ends, the question about it or None).
-        (False, None) if the paths of TARGETS, or of SOURCES, do not differ in exactly one number.
+        """Return (True if the two sides count the list of TARGETS and SOURCES from opposite ends, the question about
+        its pairs or None). (False, None) if the paths of TARGETS, or those of SOURCES, do not differ in exactly one
+        number.
 
-        Pairs of the list decide, if there are any; opposite ends are a question then. Else the forward pass decides
-        (`Levels.against`): it is a question if that speaks against equal numbers, if the model runs the list from its
-        end (`Levels.runs_back`), or if another list beside it is counted so (`counts_back_beside`).
+        If scopes of the two lists are paired already, these pairs decide (`counted`), and there is a question only for
+        opposite ends. Else the result of `Levels.against` decides: 0 means False, 1 means False and a question, -1
+        means True and a question. For 0, there is a question, too, if the model runs the list from its last member to
+        its first (`Levels.runs_back`), or if another list beside it is counted from opposite ends
+        (`counts_back_beside`).
         """
         own, theirs = common(t.path for t in targets), common(s.path for s in sources)
         if own is None or theirs is None:
@@ -330,8 +343,9 @@ class Scopes:
         return None if outer is None else id(outer if is_target else outer.partner)
 
     def _scope_turned(self, scope: Scope, is_target: bool) -> Hashable:
-        """Return (list of the source, number there) for a scope in a list whose contents show that the sides count it
-        from opposite ends (`Levels.turned`); None for other scopes. IS_TARGET says which side the scope is of.
+        """Return (list of the source, number there) for a scope in a list whose contents show that the two sides count
+        it from opposite ends (`Levels.turned`); None for other scopes. It is equal for partners: for a scope of the
+        target (IS_TARGET is true), it has the number of the partner; for one of the source, its own.
         """
         places = self.levels.turned
         around = rows(scope.path)
@@ -341,9 +355,10 @@ class Scopes:
         return next((place for place in around if place in there), None)
 
     def _scope_way(self, scope: Scope, is_target: bool) -> Hashable:
-        """Return (series of the source, number there) for a scope, by the rule between numbers that certain pairs of
-        other scopes of its series show (`Ways`): shifted, or counted from the end. None if they show none. IS_TARGET
-        says which side the scope is of.
+        """Return (series of the source, number there) for a scope, by the rule between the numbers of two series that
+        pairs of other scopes without a doubt show (`Ways`): equal, shifted, or counted from the end. None if they show
+        no rule for a series of the scope. It is equal for partners: for a scope of the target (IS_TARGET is true), it
+        has the number that the rule gives; for one of the source, its own.
         """
         if self._ways is None:
             paired = [(s.path, s.partner.path) for s in self.scopes[True] if s.partner is not None and not s.doubts]
@@ -358,8 +373,9 @@ class Scopes:
         return any(self.cells.split(evidence, partial(self._scope_label, depth=depth)) for depth in range(3))
 
     def _scope_label(self, unit: Unit, is_target: bool, *, depth: int) -> Hashable:
-        """Return the `id` of the target in a pair of scopes around UNIT: the innermost for DEPTH 0, the next one for 1.
-        None if there are not so many. IS_TARGET says which side UNIT is of.
+        """Return the `id` of the scope of the target in one of the pairs of scopes around UNIT: in the innermost pair
+        for DEPTH 0, in the next one for DEPTH 1. None if there are not so many. IS_TARGET says which side UNIT is of;
+        the result is equal for two units in the two scopes of one pair.
         """
         paired = [scope for scope in self._inner.get(id(unit), ()) if scope.partner is not None]
         if len(paired) <= depth:
@@ -368,8 +384,9 @@ class Scopes:
         return id(scope if is_target else scope.partner)
 
     def around(self, targets: list[Unit], sources: list[Unit]) -> list[Unit]:
-        """Return the units of the target in the innermost pair of scopes around all TARGETS and SOURCES; all units of
-        the target if there is none.
+        """Return the units of the target that are in the innermost pair of scopes with all TARGETS in its scope of the
+        target and all SOURCES in that of the source (only units whose colour the source has); all units of the target
+        if there is no such pair.
         """
         own, theirs = set(map(id, targets)), set(map(id, sources))
         for scope in self._inner.get(id(targets[0]), ()):
@@ -417,10 +434,11 @@ def _names_speak_for(t: Scope, s: Scope, targets: Sequence[Scope], sources: Sequ
 
 
 def _crosswise(targets: Sequence[Scope], sources: Sequence[Scope]) -> bool:
-    """Return whether the scopes of one side are members of lists that hold parts (`steps.0.scale`, `steps.0.shift` …),
-    and those of the other side are parts that hold lists (`scale.0`, `scale.1` …), with as many of one as of the other.
+    """Return whether the scopes of one side are numbered members that hold named parts (`steps.0` with `scale` and
+    `shift`, `steps.1` …), and those of the other side are named parts that hold numbered members (`scale` with `0` and
+    `1`, `shift` …). Each scope has as many different names below it as its side has scopes.
 
-    Then a scope of one side is not the partner of one of the other side, although there are equally many.
+    Then no scope of one side is the partner of one of the other side, although there are equally many.
     """
     forms = []
     for scopes in (targets, sources):
@@ -433,12 +451,12 @@ def _crosswise(targets: Sequence[Scope], sources: Sequence[Scope]) -> bool:
 
 
 def _places_in_lists(targets: Sequence[Scope], sources: Sequence[Scope]) -> dict[int, tuple[int, int]]:
-    """Return `id` of a scope -> (number of members of its outermost list with a scope among TARGETS or SOURCES, its
-    place among these members, from 0). Scopes in no list are left out. {} unless both sides have each such value
-    equally often, and there are two or more values, but fewer than TARGETS.
+    """Return `id` of a scope -> (n, place): its outermost list has n members with scopes of its side, TARGETS or
+    SOURCES, and the member with this scope is at this place among them, from 0. Scopes in no list are left out.
 
-    Some members then have several of these scopes; the other side may have a list for each: `steps.0.first` and
-    `first.3` both belong to the first step.
+    {} unless both sides have each (n, place) equally often, and there are two or more different ones, but fewer than
+    TARGETS. So some members hold several scopes; the other side may have a list for each of these: `steps.0.first` and
+    `first.3`, if 3 is the lowest number there, both belong to the first step.
     """
     places: dict[int, tuple[int, int]] = {}
     sizes = []
@@ -457,12 +475,15 @@ def _places_in_lists(targets: Sequence[Scope], sources: Sequence[Scope]) -> dict
 
 
 def _namesakes(own: Sequence[Path], theirs: Sequence[Path]) -> dict[Path, Path]:
-    """Return path of OWN -> path of THEIRS, by words that not all paths of their side have (`_words_apart`): each path
-    shares some with one path of the other side, and no two with the same. Of two paths on each side, it is enough if
-    one does; the other two are then a pair as well. {} if a path shares none.
+    """Return path of OWN -> path of THEIRS for paths that share words which not all paths of their side have
+    (`_words_apart`). The result has all paths of OWN, or is {}.
 
-    If no path shares any, if one shares some with several paths, or if two do with the same one, the result of
-    `_phrased_alike`.
+    - Each path of OWN shares such words with exactly one path of THEIRS, and no two with the same one: these are the
+      partners.
+    - Some, but not all, paths of OWN do so, and the others share no such words: {}. But if each side has two paths, the
+      two that are left are partners as well.
+    - No path shares such words, one shares some with several paths, or two share some with the same path: the result of
+      `_phrased_alike`.
     """
     words, others = _words_apart(own), _words_apart(theirs)
     fitting = {t: [s for s, there in others.items() if shared(said, there)] for t, said in words.items()}
@@ -482,10 +503,11 @@ def _words_apart(paths: Sequence[Path]) -> dict[Path, frozenset[str]]:
 
 
 def _phrased_alike(own: Sequence[Path], theirs: Sequence[Path]) -> dict[Path, Path]:
-    """Return path of OWN -> path of THEIRS, by the order of their words (`_in_a_row`): the share of words in one order
-    is at least 0.5, and more than 0.2 higher than that of either with any other. {} if a path has no such partner.
+    """Return path of OWN -> path of THEIRS, by the share of words that two paths have in the same order (`_in_a_row`):
+    the share of two partners is at least 0.5, and more than 0.2 higher than that of either with any other path. {} if a
+    path of OWN has no such partner.
 
-    `text_to_image` and `image_to_text` have the same words.
+    That tells paths apart that have the same words: `text_to_image` and `image_to_text`.
     """
     phrases = [_phrases(paths) for paths in (own, theirs)]
     scores = {(t, s): _in_a_row(a, b) for t, a in phrases[0].items() for s, b in phrases[1].items()}
@@ -514,8 +536,9 @@ def _phrases(paths: Sequence[Path]) -> dict[Path, tuple[str, ...]]:
 
 
 def _in_a_row(a: Sequence[str], b: Sequence[str]) -> float:
-    """Return how many words the phrases A and B have in one order (equal, or one the short form of the other), as a
-    share of the longer phrase: 1 for equal phrases, 0 for empty ones.
+    """Return the length of the longest sequence of words that A and B both have in this order, other words between them
+    or not, divided by the length of the longer of A and B: 1 for equal phrases, 0 if one is empty. A word and a short
+    form of it are equal here (`alike`).
     """
     longest = [0] * (len(b) + 1)
     for word in a:
@@ -546,8 +569,9 @@ def _shared_words(t: Scope, s: Scope) -> int:
 
 
 def _scopes(units: Sequence[Unit], others: Sequence[Unit]) -> list[Scope]:
-    """Return the outermost module of UNITS, and each module with more than one of them that does not hold the same as
-    the module around it. Units whose colour none of OTHERS, the other side, has do not count; [] if no unit counts.
+    """Return the scopes of the side with UNITS: the outermost module, and each module that holds more than one of
+    UNITS, but fewer than the module around it. Units of a colour that none of OTHERS, the other side, has do not count,
+    and are in no scope; [] if no unit counts. No scope has a partner yet.
     """
     colours = {unit.colour for unit in others}
     inside: dict[Path, list[Unit]] = defaultdict(list)
@@ -575,8 +599,9 @@ def _ranks(places: Sequence[float | None]) -> list[int]:
 
 
 def _from_the_end(targets: list[Scope], sources: list[Scope], numbered: Mapping[int, int]) -> list[Scope]:
-    """Return SOURCES in the order of TARGETS, the first by its number with the last. NUMBERED has `id` of a scope ->
-    its rank.
+    """Return SOURCES sorted so that the n-th is the partner of the n-th of TARGETS if the two sides count from opposite
+    ends: the target of the lowest rank gets the source of the highest, and so on. NUMBERED has `id` of a scope -> its
+    rank by number, the same ranks on both sides.
     """
     ranks = sorted(numbered[id(t)] for t in targets)
     other_end = dict(zip(ranks, reversed(ranks), strict=True))

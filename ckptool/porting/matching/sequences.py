@@ -37,8 +37,9 @@ class Sequences:
         return self._all
 
     def neighbours(self, units: list[Unit]) -> Around:
-        """Return (`id` -> unit directly before, `id` -> unit directly after), for UNITS in one order of a side; "edge"
-        in place of a unit before the first and after the last.
+        """Return (`id` of a unit -> the unit directly before it, `id` of a unit -> the unit directly after it), for
+        UNITS, a list of `all`, in its order. The first has "edge" before it, and the last has "edge" after it. The
+        result is kept for the same list object.
         """
         if id(units) not in self._around:
             edges: list[Unit | str] = ["edge", *units, "edge"]
@@ -47,10 +48,14 @@ class Sequences:
         return self._around[id(units)]
 
     def _ordered(self) -> list[Sequence]:
-        """Return the orders for `all`: those of the list in the docstring of this class that both sides have, each as
-        (name, units of the target, units of the source). The one in which neighbours of both sides have equal colours
-        most often (`_credit`, also noted for `credit_of`) is first. [] if the order of the source's keys means nothing,
-        unless both sides were traced.
+        """Return the orders for `all`, each as (name, units of the target, units of the source), both in this order:
+
+        - "execution order of both", if both sides were traced;
+        - if the order of the source's keys is meaningful: "registration order", and "execution order" if the target was
+          traced, both with the source in the order of registration.
+
+        [] if none of these is there. The order in which neighbours of both sides have equal colours most often is first
+        (`_credit`, which notes its result for `credit_of`).
         """
         found = []
         stored = sorted(self._cells.sources, key=lambda u: u.order)
@@ -63,9 +68,9 @@ class Sequences:
         return sorted(found, key=lambda one: -self._credit(*one))
 
     def _credit(self, name: str, targets: list[Unit], sources: list[Unit]) -> float:
-        """Return how well the order NAME agrees on both sides, TARGETS and SOURCES, 0 to 1: how many couples of
-        neighbours of the one have a couple of the same two colours of the other, as a share of all couples of the
-        shorter side. It is computed once for each name.
+        """Return how well the order NAME agrees on both sides, 0 to 1: how many couples of neighbours in TARGETS have a
+        couple of neighbours of the same two colours in SOURCES, each counted once, divided by the number of couples of
+        the shorter side. It is computed once for each name, and noted for `credit_of`.
         """
         if name not in self._credits:
             a, b = (Counter(pairwise(c)) for c in ([u.colour for u in targets], [u.colour for u in sources]))

@@ -62,11 +62,11 @@ class Way:
 
 
 class Ways:
-    """The rules by which the numbers of the target's series become numbers of the source's series, as known pairs show
-    them.
+    """The rules by which numbers of series of the target become numbers of series of the source, as known pairs show
+    them: `h.2.a` is `layers.3.b` if `h.0.a` is `layers.1.b` and `h.1.a` is `layers.2.b`.
 
-    A rule is known if at least two members are paired with one series of the source by one rule, and with no other
-    series.
+    The rule of a series of the target is known if at least two of its members are paired with members of one series of
+    the source, all of these by one rule (`Way`), and no other rule was found for either of the two series.
     Args:
         pairs: paths of pairs, (of the target, of the source).
         members: the numbers of each series on both sides, for rules that have to hold for all members: the source has
@@ -99,9 +99,11 @@ class Ways:
         self._sources = {way.source for way in self._known.values()}
 
     def label(self, path: Sequence[str], is_target: bool) -> tuple[Series, int] | None:
-        """Return (series of the source, number there) for PATH: by the rule of its series if it is of the target, else
-        as it is. The first of the path's series that has a rule, or is the source's series of one, counts. None if no
-        rule is known. It is equal for a target and a source that correspond.
+        """Return (series of the source, number there) for PATH, equal for a target and a source that correspond.
+
+        IS_TARGET says that PATH is of the target: then it is the result of the rule of the first series of PATH that
+        has a known rule. For a path of the source, it is the first series of PATH to which a known rule leads, and the
+        path's own number in it. None if PATH has no such series.
         """
         for row, number in series_of(path):
             if is_target and (way := self._known.get(row)) is not None:
@@ -119,8 +121,9 @@ class Ways:
 
 
 def _rule(series: Series, numbers: dict[int, int]) -> Way | None:
-    """Return the rule to SERIES that NUMBERS (number of the target -> number of the source) follow; None if there is
-    none, if there are fewer than two numbers, or if two of the source are equal.
+    """Return the rule to SERIES, a series of the source, that all NUMBERS (number n of the target -> number of the
+    source) follow: n + d with one d, or else d - n. None if they follow neither, if there are fewer than two, or if two
+    numbers of the source are equal.
     """
     if len(numbers) < 2 or len(set(numbers.values())) < len(numbers):
         return None
@@ -132,9 +135,10 @@ def _rule(series: Series, numbers: dict[int, int]) -> Way | None:
 
 
 def common(paths: Iterable[Sequence[str]]) -> tuple[Series, tuple[int, ...]] | None:
-    """Return (the one series that all PATHS belong to, the number of each path in it).
+    """Return (the one series that all PATHS belong to, the number of each path in it, in their order), if PATHS differ
+    in exactly one number: (`h.{}.a`, (0, 1)) for `h.0.a` and `h.1.a`.
 
-    None if there is no such series, if there are several, if two paths have the same number, or without paths.
+    None if they have no series in common, if they have several, if two paths have the same number, or without paths.
     """
     every = [dict(series_of(path)) for path in paths]
     shared = set.intersection(*map(set, every)) if every else set()
@@ -208,17 +212,18 @@ Path = tuple[str, ...]
 def translation(
     own: Sequence[Path], theirs: Sequence[Path], known: Iterable[tuple[Path, Path]]
 ) -> dict[Path, Path] | None:
-    """Return which of several look-alikes of the target is which of the source, by the words that tell them apart, as
-    known pairs show: if `left` is `l` elsewhere, it is here.
+    """Return the partners of several look-alikes by the one word in which the paths of each side differ: if known pairs
+    are `x.left` and `y.l`, `x.right` and `y.r`, then `a.left` is the partner of `b.l`, and `a.right` that of `b.r`.
 
-    Elsewhere are paths that are equal but for these words: one pair for each word of the target, each with another word
-    of the source.
+    The known pairs that show a translation have equal paths but for these words (`x.left`, `x.right` and `y.l`, `y.r`).
+    There has to be one for each word of the target, each with a word of the source of its own.
     Args:
         own, theirs: paths of equally many parts of each side.
         known: paths of pairs, (of the target, of the source).
     Returns:
-        Path of the target -> path of the source. None if the parts of a side do not differ by one word each (`_apart`),
-        if numbers tell them apart on both sides, or if the known pairs show no translation of all words, or several.
+        Path of the target -> path of the source, for all of OWN. None if the paths of a side do not differ in exactly
+        one word (`_apart`), if these words are numbers on both sides, or if the known pairs show no translation of all
+        words, or different ones.
     """
     ours, others = _apart(own), _apart(theirs)
     if ours is None or others is None or all(word.isdecimal() for word in (*ours, *others)):

@@ -128,9 +128,9 @@ _MAIN = ("weight", "weight_ih", "weight_v", "weight_orig", "weight_mean", "runni
 
 
 def units_of(canon: Canon) -> list[Unit]:
-    """Return the units (modules with their tensors) of CANON, one side in the common form, in the order of its state
-    dict. A unit has the first place of its pieces in each order, and the words of the piece with the most. Its `turn`
-    is set.
+    """Return the units of CANON, one side in the common form: one unit for each path that its pieces have, in the order
+    of the state dict. `order` and `used` of a unit are the lowest of its pieces (`used` is None if no piece has one),
+    and its words are those of the piece with the most words. `colour` and `turn` are set, too.
     """
     grouped: dict[Path, dict[str, Piece]] = {}
     for piece in sorted(canon.pieces.values(), key=lambda p: p.order):
@@ -155,10 +155,15 @@ def take_turns(units: Iterable[Unit]) -> None:
 
 
 def _colour(unit: Unit) -> tuple[Shape, str]:
-    """Return the shape of the main tensor of UNIT, without sizes of 1, and the kind of UNIT by its roles, the first of
-    these: "statistics" (a batch norm), "recurrent", "normed" (with `weight_g`), "bias" (nothing else), "row"
-    (`_is_row`), "index" if it has several whole numbers, which are no weights; "one" for a layer with one output and a
-    bias, which is no norm; "" for others.
+    """Return (shape of the main tensor of UNIT without sizes of 1, kind of UNIT). The kind is the first of these that
+    fits:
+
+    - "statistics": it has running statistics (a batch norm); "recurrent": it has a `weight_ih`; "normed": it has a
+      `weight_g`; "bias": it holds a bias alone;
+    - "row": a table with one row (`_is_row`); "index": its main tensor is of the type int64, int32 or bool, and has
+      more than one element, so that it is no weight;
+    - "one": its weight has one dimension other than 1, and its bias is a single number (a layer with one output);
+    - "" for all others.
     """
     family = ""
     if unit.pieces.keys() & STATISTICS:
@@ -183,9 +188,9 @@ _INDICES = frozenset({"int64", "int32", "bool"})
 
 
 def _is_row(unit: Unit) -> bool:
-    """Return whether UNIT is a table with one row: it holds only a weight of the sizes [1, n], code does not multiply
-    with it, and it is an `Embedding` or has the name of a token or segment table. Such a table is no vector, as the
-    weight of a norm is one.
+    """Return whether UNIT is a table with one row, which is no vector like the weight of a norm: it holds only a weight
+    of the sizes [1, n], and it is an `Embedding` module or its name has the label "token" or "segment" in the group
+    "embedding". False if the code multiplies with the weight, whatever the name says.
     """
     if unit.pieces.keys() != {"weight"} or len(unit.main.shape) != 2 or unit.main.shape[0] != 1:
         return False
@@ -195,7 +200,9 @@ def _is_row(unit: Unit) -> bool:
 
 
 def natural(path: Sequence[str]) -> list[tuple[int, int, str]]:
-    """Return a key by which paths are sorted with numbers by value: 2 before 10, and numbers before other text."""
+    """Return a key for `sorted` by which PATH, the components of a path, is sorted with numbers by value: `h.2` before
+    `h.10`, and numbers before other text. Numbers inside of components count, too (`conv2` before `conv10`).
+    """
     out: list[tuple[int, int, str]] = []
     for component in path:
         pieces = re.findall(r"\d+|\D+", component)
@@ -223,11 +230,13 @@ def _without_numbers(path: Path) -> Path:
 
 
 def number_ranks(targets: Sequence[Placed], sources: Sequence[Placed]) -> dict[int, int] | None:
-    """Return `id` of a unit -> rank, from 0, of the numbers in its path among those of its side. The numbers of a
-    source are compared in the order of the target's numbers (`_columns`).
+    """Return `id` of a unit -> rank, from 0, of all numbers in its path, compared one after the other, among TARGETS or
+    among SOURCES. Units of a side with the same numbers have one rank. If the numbers of a source correspond to those
+    of a target in another order (`blocks.2.conv1` and `convs1.2`), they are compared in the target's order
+    (`_columns`).
 
-    None if the paths of a side do not all have equally many numbers, or do not have two different ones, or if the two
-    sides do not have equally many units for each rank.
+    None if the paths of a side do not all have equally many numbers, if they all have the same numbers, or if the two
+    sides do not have equally many units of each rank.
     """
     own, theirs = ([numbers(unit.path) for unit in side] for side in (targets, sources))
     if any(len(set(map(len, side))) > 1 or len(set(side)) < 2 for side in (own, theirs)):
@@ -243,11 +252,12 @@ def number_ranks(targets: Sequence[Placed], sources: Sequence[Placed]) -> dict[i
 
 
 def _columns(own: Sequence[tuple[int, ...]], theirs: Sequence[tuple[int, ...]]) -> list[int] | None:
-    """Return, for each number in a path of the target, the place of the corresponding number in a path of the source,
-    such as [1, 0] for `blocks.2.conv1` and `convs1.2`. None if the numbers are in one order, if it is not clear, or if
-    not all paths have equally many numbers. OWN and THEIRS have the numbers of each path.
+    """Return, for each place of a number in the paths of the target, the place of the corresponding number in the paths
+    of the source, from 0: [1, 0] for `blocks.2.conv1` and `convs1.2`. OWN and THEIRS have the numbers of each path.
 
-    Numbers correspond that take the same values on both sides; if some do not, those that take equally many values.
+    Two places correspond if the numbers there have the same set of values in all paths of their sides; if that does not
+    give each place one other, two places with equally many values do. None if that is not clear either, if the places
+    correspond in the same order, or if not all paths have equally many numbers.
     """
     if len({len(k) for k in (*own, *theirs)}) != 1:
         return None
@@ -267,8 +277,9 @@ def same_numbers(targets: Sequence[Placed], sources: Sequence[Placed]) -> bool:
 
 
 def hard_conflict(a: tuple[str, ...], b: tuple[str, ...]) -> tuple[str, str] | None:
-    """Return (label of A, label of B), such as ("q", "k"), for the first group of words that exclude each other in
-    which the words A and B of two names have different labels; None if there is no such group.
+    """Return (label of A, label of B), such as ("q", "k"), if the words A and B of two names exclude each other: for
+    the first group of words that exclude each other in which both names have a label, and not the same one. None if
+    there is no such group.
     """
     theirs = labels(b, hard=True)
     for group, one in labels(a, hard=True).items():
@@ -301,9 +312,13 @@ def similarity(t: Unit, s: Unit) -> float:
 
 
 def of_one_name(t: Unit, s: Unit) -> bool:
-    """Return whether the names of T and S agree in more than the kind of layer (norm, convolution). One of these is
-    enough: an equal label in a group of words, other than a kind; the same part of a projection ("query"); a similarity
-    of more than `SOME`, if they share a word or label that is not of a kind.
+    """Return whether the names of T and S agree in more than the kind of layer ("norm", "conv"). One of these is
+    enough:
+
+    - an equal label in a group of words, other than such a kind;
+    - the same part of a fused projection (`part_label`: "q", "gate");
+    - a `similarity` of more than `SOME` (0.15), and a meaningful word or label in common that does not name such a
+      kind.
     """
     kinds = {phrase for phrase, said in table().group("purpose").phrases.items() if said in _KINDS}
     generic = {word for phrase in kinds for word in phrase} | {f"purpose:{said}" for said in _KINDS}

@@ -282,9 +282,9 @@ def unshifted(x: Expr) -> Expr:
 
 
 def unscaled(x: Expr) -> Expr:
-    """Return X without its factors: without each `scale` that is outermost, or has only operations around it that
-    rearrange (`_REARRANGE`) and other such `scale`. All parts that a `cat` or `stack` joins lose theirs. X itself below
-    any other operation.
+    """Return X without its factors: each `scale` is left out that is outermost, or that has only operations around it
+    that rearrange (`_REARRANGE`) and other such `scale`: `transpose(scale(a, 2.0))` -> `transpose(a)`. All parts that
+    a `cat` or `stack` joins lose theirs. Any other operation stays as it is, with each `scale` inside of it.
     """
     if x.op == "scale":
         return unscaled(x.args[0])

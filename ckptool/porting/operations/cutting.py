@@ -24,10 +24,9 @@ class Cut(View):
 
     @abstractmethod
     def whole(self, values: Sequence[Expr], parts: Sequence[tuple[Any, ...]], shape: Shape) -> Expr | None:
-        """Return the expression of the tensor of sizes SHAPE that is made of VALUES, its parts in order; None if they
-        do not cover it, each element once.
-
-        PARTS holds, for each value, the parameters that cut it out.
+        """Return the expression that joins VALUES, the parts of one tensor of sizes SHAPE, to this whole tensor. PARTS
+        has, for each value, the parameters of this operation that cut it out of the tensor; both are sorted by the
+        place where a part begins (`begins`). None if the parts do not cover the tensor, each element once.
         """
 
     @abstractmethod
@@ -56,13 +55,14 @@ class Slice(Cut):
         return sliced(x, *params)
 
     def simplified(self, x: Expr, shapes: Mapping[str, Shape]) -> Expr:
-        """Return an expression that equals the slice X, with fewer operations if possible; the first of these that
-        fits.
+        """Return an expression that equals the slice X with fewer or simpler operations; X itself if none of these
+        fits. SHAPES has the sizes of each key. The first that fits is taken, and its result is simplified in turn:
 
-        A slice of all elements is the tensor itself, a slice of a slice along the same dimension is one slice, and a
-        slice of a concatenation along its dimension is the parts that it covers, cut where it begins and ends. Rows
-        (dimension 0) of a reshape that keeps the number of rows are a reshape of these rows; rows of zeros are zeros.
-        The results are simplified in turn. Other slices are returned as they are.
+        - A slice of all elements is the tensor inside of X.
+        - A slice of a slice along the same dimension is one slice.
+        - A slice of a `cat` along the same dimension joins the parts that it covers, cut where it begins and ends.
+        - Rows (dimension 0) of a reshape that keeps the number of rows are a reshape of these rows.
+        - Rows of zeros are zeros.
         """
         (inner,), (dim, start, stop) = x.args, map(int, x.params)
         if start == 0 and stop == shape_of(inner, shapes)[dim]:
@@ -80,8 +80,9 @@ class Slice(Cut):
         return x
 
     def whole(self, values: Sequence[Expr], parts: Sequence[tuple[Any, ...]], shape: Shape) -> Expr | None:
-        """Return the expression that joins VALUES along the dimension of their slices PARTS (dim, start, stop), if
-        these cover a tensor of sizes SHAPE from start to end, without gaps; else None.
+        """Return the `cat` of VALUES along the dimension of their slices PARTS, (dim, start, stop) for each value; a
+        single value itself. None if the slices are along several dimensions, or if, in their order, they do not cover
+        this dimension of a tensor of sizes SHAPE from start to end without gaps.
         """
         dim = parts[0][0]
         along = all(d == dim for d, _, _ in parts) and parts[0][1] == 0 and parts[-1][2] == shape[dim]
@@ -194,8 +195,9 @@ def of_heads(x: Tensor, heads: int, parts: int, start: int, stop: int) -> Tensor
         return reshaped(inner, heads * (stop - start) * d, *x.shape[1:])
 
     def whole(self, values: Sequence[Expr], parts: Sequence[tuple[Any, ...]], shape: Shape) -> Expr | None:
-        """Return the expression that joins VALUES head by head, if PARTS (heads, n, i, j) are all n parts of the same
-        heads in order, without gaps; else None.
+        """Return the `by_heads` expression that joins VALUES head by head. PARTS has (heads, n, i, j), or (heads, n, i)
+        for one part, of each value. None unless all have the same heads and n, and together, in their order, are the
+        parts 0 to n - 1 without gaps. SHAPE does not count.
         """
         ends = [_with_end(params) for params in parts]
         heads, n, first, _ = ends[0]
@@ -219,8 +221,9 @@ def of_heads(x: Tensor, heads: int, parts: int, start: int, stop: int) -> Tensor
 
 
 def _across(parts: Sequence[Expr], dim: int, start: int, stop: int, shapes: Mapping[str, Shape]) -> Expr:
-    """Return the expression of elements START to STOP - 1 of PARTS joined along dimension DIM: the parts that they
-    cover, joined, of which the first and the last are cut if they are not covered whole. A single part is not joined.
+    """Return the expression of elements START to STOP - 1 of the `cat` of PARTS along dimension DIM, without the parts
+    that these elements do not touch: a `cat` of the others, of which the first and the last are slices if only some of
+    their elements are taken. If one part is left, it is not joined. SHAPES has the sizes of each key.
     """
     at, kept = 0, []
     for piece in parts:
@@ -285,9 +288,10 @@ class Cat(Join):
         return join(params[0], parts, widest(parts), shape)
 
     def simplified(self, x: Expr, shapes: Mapping[str, Shape]) -> Expr:
-        """Return an expression that equals the concatenation X: concatenations along the same dimension directly inside
-        of it, and slices of one tensor that continue each other, are merged. A slice that has become all of its tensor
-        is that tensor. A single tensor that is left is not concatenated.
+        """Return an expression that equals the concatenation X with fewer operations, or an equal one. The parts of a
+        `cat` along the same dimension directly inside of X become parts of X; neighbouring slices of one tensor that
+        continue each other become one slice; a slice of all elements becomes its tensor (`_merged`,
+        `Slice.simplified`). If one part is left, it is returned without a `cat`.
         """
         merged = _merged(x.args, int(x.params[0]))
         return cat(int(x.params[0]), *(simplified(arg, shapes) if arg.op == "slice" else arg for arg in merged))
@@ -446,9 +450,10 @@ def of_heads(x: Expr, heads: int, n: int, index: int) -> Expr:
 
 
 def cut_by_heads(x: Expr, heads: int, rows: Sequence[int]) -> list[Expr]:
-    """Return the expressions of the parts of X, one for each of ROWS, where each of the HEADS heads holds ROWS[0] rows
-    of the first part, then ROWS[1] of the second, and so on. Each is an `of_heads` whose n equal parts have as many
-    rows as the largest number that divides all ROWS: for ROWS [4, 2, 2], n is 4 and the first takes parts 0 to 1.
+    """Return the expressions of the parts of X, one for each of ROWS. X has HEADS heads, one after the other, and each
+    head holds ROWS[0] rows of the first part, then ROWS[1] rows of the second, and so on. Each expression is an
+    `of_heads` that takes the rows of its part from all heads. It counts in n equal parts of g rows, where g is the
+    greatest common divisor of ROWS: for ROWS [4, 2, 2], n is 4, and the three take parts 0 and 1, part 2, and part 3.
     """
     unit = gcd(*rows)
     n, at, found = sum(rows) // unit, 0, []

@@ -172,8 +172,10 @@ class Operation(ABC):
         return x
 
     def undone(self, x: Expr, value: Expr, shapes: Mapping[str, Shape]) -> Sequence[Expr] | None:
-        """Return an expression for each argument of X, an expression of this operation, made from VALUE, the result of
-        X; None if X loses values. SHAPES are the sizes of the source.
+        """Return how to get the arguments of X back from its result: an expression over VALUE for each argument, in
+        their order. X is an expression of this operation, and VALUE the expression of its result. None if X loses
+        values; that is the result of operations without a method of their own. SHAPES has the sizes of each key of the
+        source.
         """
         return None
 
@@ -228,10 +230,10 @@ OPERATIONS: dict[str, Operation] = {}
 
 
 def torch_text(x: Expr, name: Callable[[str], str], like: str) -> str:
-    """Return X as Python code over torch tensors. NAME returns the code of a key, and is all of the text for a copy;
-    LIKE is the code of some tensor, for zeros. An argument that is a sum or a product (`Operation.infix`) gets
-    brackets, unless the operation around it is a call (`Operation.calls`). `torch_helpers` has the functions that the
-    code calls.
+    """Return Python code that computes the result of X from torch tensors. NAME(key) returns the code of the tensor of
+    a key, which is the whole result for a copy; LIKE is the code of any tensor, which gives zeros their type and
+    device. An argument that is a sum or a product (`Operation.infix`) gets brackets, unless the operation around it is
+    a call (`Operation.calls`). The functions that the code calls are those of `torch_helpers`.
     """
     if x.is_copy:
         return name(x.key)
@@ -272,11 +274,12 @@ def shape_of(x: Expr, shapes: Mapping[str, Shape]) -> Shape:
 
 
 def shapes_read(x: Expr, shape: Shape, found: MutableMapping[str, Shape]) -> None:
-    """Add to FOUND (key -> sizes) the sizes of the source tensors that X reads if X gives SHAPE. Left out are tensors
-    inside of an operation that does not show the sizes that it takes (`Operation.taken` is []: `reshape`, `lora`).
+    """Add to FOUND (key -> sizes) the sizes that the source tensors read by X need, if the result of X has the sizes
+    SHAPE. Nothing is returned. Keys inside of an operation whose result does not show the sizes of its tensors
+    (`Operation.taken` is []: `reshape`, `lora`) are left out.
 
-    If FOUND has other sizes for a key, the larger of the two counts in each dimension, because the tensor may be read
-    in several parts. With another number of dimensions, the new sizes replace them.
+    If FOUND already has sizes of equally many dimensions for a key, the larger of the two counts in each dimension,
+    because the tensor may be read in several parts; sizes of another number of dimensions are replaced by the new ones.
     """
     if x.is_copy:
         before = found.get(x.key, ())

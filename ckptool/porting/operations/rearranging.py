@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 from ...tensor import LazyTensor
-from .operation import Expr, Shape, View, listed, need, shape_of
+from .operation import Expr, Shape, View, listed, need, shape_of, simplified
 from .storages import permuted, reshaped
 
 
@@ -70,16 +70,17 @@ class Permute(View):
         return permuted(x, *params)
 
     def simplified(self, x: Expr, shapes: Mapping[str, Shape]) -> Expr:
-        """Return an expression that equals the permutation X: two permutations in a row are one, one that changes
-        nothing is left out, and one that moves only dimensions of size 1 of a reshape is another reshape in place of
-        both.
+        """Return an expression that equals the permutation X, with fewer operations if possible: a reshape to the
+        permuted sizes, if X permutes a reshape and moves only dimensions of size 1 past others; one permutation, if X
+        permutes a permutation; the tensor inside of X, if X, or both permutations together, change nothing. Else an
+        equal of X.
         """
         inner, dims = x.args[0], [int(d) for d in x.params]
         if inner.op == "reshape":
             sizes = [int(n) for n in inner.params]
             moved = [d for d in dims if sizes[d] != 1]
             if moved == sorted(moved):
-                return reshape(inner, [sizes[d] for d in dims])
+                return simplified(reshape(inner, [sizes[d] for d in dims]), shapes)
         return permute(inner, *dims)
 
     def undone(self, x: Expr, value: Expr, shapes: Mapping[str, Shape]) -> Sequence[Expr]:
@@ -117,8 +118,9 @@ class Reshape(View):
         return reshaped(x, *params)
 
     def simplified(self, x: Expr, shapes: Mapping[str, Shape]) -> Expr:
-        """Return an expression that equals the reshape X: of several reshapes in a row the outermost stays, and one
-        that changes no sizes is left out.
+        """Return an expression that equals the reshape X, with fewer operations if possible: of several reshapes in a
+        row only the outermost stays, and the tensor inside of them is returned alone if it has the sizes of X already.
+        SHAPES has the sizes of each key.
         """
         inner = x.args[0]
         while inner.op == self.name:

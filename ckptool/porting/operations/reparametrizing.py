@@ -11,8 +11,10 @@ from .operation import REAL, Calculation, Expr, Shape, need
 
 
 class WeightNorm(Calculation):
-    """The operation `weight_norm(g, v)`: the weight of `torch.nn.utils.weight_norm`, v scaled to the norms g, along the
-    dimension of v where g is not of size 1 (rows, if g has another number of dimensions).
+    """The operation `weight_norm(g, v)`: the weight of `torch.nn.utils.weight_norm`, v * g / |v|.
+
+    |v| has a norm for each element of v along one dimension: the first in which g is not of size 1, or the rows, if g
+    has another number of dimensions than v. If g has one element, |v| is the norm of all of v.
     """
 
     name, usage = "weight_norm", "weight_norm(g, v)"
@@ -32,13 +34,14 @@ def weight_norm(g: Tensor, v: Tensor) -> Tensor:
     takes = 2
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """Return the sizes of `weight_norm(g, v)`: those of v. Raise RuleError if g has neither one element nor one for
-        each element of its dimension of v: the first in which g is not of size 1, or the rows, if g has another number
-        of dimensions than v.
+        """Return the sizes of v, for SHAPES, the sizes of g and of v; there are no PARAMS.
+
+        Raise RuleError unless g has one element, or as many as v has along one dimension: the first in which g is not
+        of size 1, or the rows, if g has another number of dimensions than v.
         """
         g, v = shapes
         own = next((d for d, n in enumerate(g) if n != 1), 0) if len(g) == len(v) else 0
-        fits = prod(g) == 1 or v[own : own + 1] == (prod(g),)
+        fits = prod(g) == 1 or (v[own : own + 1] == (prod(g),) and max(g) == prod(g))
         need(fits, f"the norms {list(g)} are not those of {list(v)}")
         return v
 
@@ -137,9 +140,10 @@ def lora(w: Tensor, a: Tensor, b: Tensor, scale: float | Tensor) -> Tensor:
     takes, params = 3, REAL
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """Return the sizes of `lora(w, a, b, scale)`: those of w. Raise RuleError if b [outputs, rank…] and a [rank,
-        inputs…] do not have one rank, if their product has another number of elements than w, or if w has no
-        more than two dimensions and is not [outputs, inputs].
+        """Return the sizes of w, for SHAPES, the sizes of w, a [rank, inputs…] and b [outputs, rank…].
+
+        Raise RuleError if a or b has fewer than two dimensions, if they do not have the same rank, if b times a has
+        another number of elements than w, or if w has at most two dimensions and is not [outputs, inputs].
         """
         w, a, b = shapes[:3]
         fits = len(a) > 1 and len(b) > 1 and a[0] == prod(b[1:]) and prod(w) == b[0] * prod(a[1:])

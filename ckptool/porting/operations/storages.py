@@ -59,12 +59,14 @@ def over(source: Source, like: LazyTensor, shape: tuple[int, ...]) -> LazyTensor
 
 
 def join(dim: int, parts: Sequence[LazyTensor], like: LazyTensor, shape: tuple[int, ...]) -> LazyTensor:
-    """Return a lazy tensor of sizes SHAPE that concatenates PARTS along dimension DIM, with the type and location of
-    LIKE. Nothing is read before the result is. Along a later dimension than the first, it takes one row of each part in
-    turn.
+    """Return a lazy tensor that concatenates PARTS along dimension DIM, with the type and location of LIKE. Nothing is
+    read before the result is read.
+
+    SHAPE has the sizes of the result; they are not checked against PARTS. If DIM is not the first dimension, the bytes
+    come from one part after the other, for each place in the dimensions before DIM.
 
     Raises:
-        RuleError: a part does not have the type of LIKE.
+        RuleError: a part has another type than LIKE.
     """
     if any(p.dtype != like.dtype for p in parts):
         raise RuleError("tensors of different types are joined: " + ", ".join(p.dtype.name for p in parts))
@@ -87,8 +89,11 @@ _MOST_TURNS = 4096
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Turns:
-    """The bytes of several sources of ROWS rows each, in turns: the first row of each source, the second row of each, …
-    Rows of two sources may have different lengths. `read` reads whole rows of the sources.
+    """The bytes of several sources, row by row: the first row of each source in order, then the second row of each, …
+
+    Attributes:
+        parts: the sources. Rows of two sources may have different lengths; those of one source have equal lengths.
+        rows: the number of rows, the same for all sources.
     """
 
     parts: list[Source]
@@ -96,15 +101,18 @@ class _Turns:
 
     @property
     def length(self) -> int:
+        """Return the number of bytes of all sources together."""
         return sum(part.length for part in self.parts)
 
     def chunks(self) -> Iterator[bytes]:
+        """Yield all bytes in order, in chunks of at most CHUNK bytes, but at least one row of each source."""
         row = self.length // self.rows
         step = max(CHUNK // max(row, 1), 1)
         for first in range(0, self.rows, step):
             yield self.read(first * row, min(step, self.rows - first) * row)
 
     def read(self, offset: int, length: int) -> bytes:
+        """Return LENGTH of these bytes from OFFSET on. Whole rows of each source are read for this."""
         row = self.length // self.rows
         first, last = offset // row, -(-(offset + length) // row)
         cut = []

@@ -122,9 +122,12 @@ def _is_equal(found: Mapping) -> bool:
 
 
 def _doubt_inputs(found: Mapping, trial: Trial, both: SameInputs) -> Mapping:
-    """Return FOUND, whose outputs are equal on the inputs BOTH, with a question about each key that serves some of the
-    inputs only: inputs of one size have changed places, and the same holds if the layers of two inputs were exchanged.
-    The text of the proof says so, too. TRIAL runs the model; if that is not possible, FOUND stays as it is.
+    """Return FOUND with the question INPUTS_TURNED about each key that serves only some of the inputs, and with a note
+    in the text of its proof. FOUND itself if the model cannot be run.
+
+    FOUND is a mapping whose outputs were equal on the inputs BOTH, in which inputs of one size have changed places: the
+    outputs would also be equal if the layers of two inputs were exchanged. TRIAL runs the model; its inputs become
+    those of BOTH.
     """
     trial.inputs = both.values
     seen = trial.run(found.entries)
@@ -136,13 +139,14 @@ def _doubt_inputs(found: Mapping, trial: Trial, both: SameInputs) -> Mapping:
 
 
 def _proved(mapping: Mapping, trial: Trial, code: OwnCode, both: SameInputs, theirs: Any, own: Any) -> Mapping:
-    """Return MAPPING with the result of its proof on the inputs BOTH of the two models, also on other values of these,
-    and with a doubt about colours if their order may differ (see `doubt_colours`). If the models agree on the first
-    values and differ on others, the proof begins again with those, unless time is over; that result counts only if its
-    outputs are equal up to rounding.
+    """Return MAPPING with the result of its proof on the inputs BOTH of the two models, and with a doubt about colours
+    if their order may differ (see `doubt_colours`). The result also has to hold on two other draws of random values.
 
-    CODE is the source's code with the file loaded, as data; THEIRS is the module of that code, and OWN the model. TRIAL
-    runs OWN with other expressions for its weights.
+    If the models agree on the first values and differ on others, and time is not over, the proof is made once more,
+    beginning with those; this second result is returned if its outputs are equal up to rounding, else the first.
+
+    CODE says how the keys of the source's code relate to the keys of the file; THEIRS is the module of that code, and
+    OWN the model. TRIAL runs OWN with other expressions for its weights, and its inputs change.
     """
     modules = code.pairs_of_modules(mapping, theirs, own)
     made = [values for seed in (SEED, *_MORE_SEEDS) if (values := both.made(seed)) is not None]

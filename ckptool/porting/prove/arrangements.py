@@ -27,12 +27,12 @@ _HEAD_COUNTS = (2, 4, 8, 12, 16, 3, 6, 24, 32, 1, 5, 10)
 
 
 def twice(ground: Ground, f: Use) -> Iterator[Change]:
-    """Yield changes (label, key -> expression) of the weights before the use F that first reorder their parts or heads
-    (see `_orders`) and then the rows of queries and keys for another rotary embedding (see `_turns`). Each group of
-    layers with one input (see `_groups_before`) is changed by itself; left out is one with a weight that has no
-    expression now (see `Ground.now`).
+    """Yield changes (label, key -> expression) of the layers before F, an operation with weights in the model's forward
+    pass. Each does two things at once, for models in which neither alone makes more agree: it reorders parts or heads
+    (see `_orders`), and then the rows of queries and keys for another rotary embedding (see `_turns`).
 
-    They are for models that need both at once, where neither change alone makes more agree.
+    Each group of layers with one input (see `_groups_before`) is changed by itself. A group is left out if one of its
+    weights has no expression now (see `Ground.now`).
     """
     for group in _groups_before(ground, f):
         rows = [ground.current(u) for u in group]
@@ -44,12 +44,12 @@ def twice(ground: Ground, f: Use) -> Iterator[Change]:
 
 
 def arrangements(ground: Ground, f: Use) -> Iterator[Change]:
-    """Yield changes (label, key -> expression) that reorder the rows of the weights before the use F and of their
-    biases: first gates of recurrent layers; then chunks of one layer directly before F; then, for each group of layers
-    with one input (see `_groups_before`), parts and heads, and pairs of rotary embeddings. A group is left out if one
-    of its weights has no expression now (see `Ground.now`).
+    """Yield changes (label, key -> expression) that reorder the rows of the weights, and of their biases, in the layers
+    before F, an operation with weights in the model's forward pass. F then takes the same channels in another order.
 
-    After such a change F takes the same set of channels in another order.
+    First come gates of recurrent layers (`_gates`); then chunks of one layer directly before F (`_chunks`); then, for
+    each group of layers with one input (`_groups_before`), parts and heads (`_orders`), and pairs of rotary embeddings
+    (`_turns`). A group is left out if one of its weights has no expression now (see `Ground.now`).
     """
     groups = [g for g in _groups_before(ground, f) if all(ground.now(u.held["weight"]) is not None for u in g)]
     yield from _gates(ground, f, groups)
@@ -65,11 +65,12 @@ def arrangements(ground: Ground, f: Use) -> Iterator[Change]:
 
 
 def at_the_end(ground: Ground) -> Iterator[Change]:
-    """Yield changes (label, key -> expression) that cut one layer of the source in another order, for two to four last
-    layers of the model, all of unlike sizes and with one input, that are now cut from it: which of them has which rows
-    shows in no layer, but in the outputs.
+    """Yield changes (label, key -> expression) for last layers of the model that are cut from one layer of the source:
+    they are cut from it in another order. Which layer has which rows shows in no layer, only in the outputs.
 
-    Layers of one size are left as they are: whether these or the outputs are exchanged is a question.
+    Last layers are the matrices directly behind the outputs. Two to four of them with the same input are changed
+    together, once for each other order, if all have unlike numbers of rows, and all are cut from one tensor of the
+    source now. Layers with equal numbers of rows stay: whether they or the outputs are exchanged is a question.
     """
     groups: dict[frozenset[int], list[Use]] = {}
     for index in sorted({i for behind in ground.own.behind for i in behind}):
@@ -88,10 +89,12 @@ def at_the_end(ground: Ground) -> Iterator[Change]:
 
 
 def exchanged_outputs(ground: Ground) -> Iterator[Change]:
-    """Yield changes (label, key -> expression), each of which exchanges what two outputs with equally many numbers are
-    made of, layer by layer, but for the layers that serve both. Only outputs whose names say which output is which (see
-    `by_name`) and that are made of weights of equal sizes in equal order are exchanged. A key stays as it is if the
-    other one has no source.
+    """Yield changes (label, key -> expression), one for each two outputs of the model with equally many numbers: the
+    keys of the layers that serve only one of them exchange their expressions, in order, with the keys of the layers
+    that serve only the other.
+
+    Only outputs count whose names pair them with outputs of the source's code (see `by_name`), and only if these keys
+    have equal sizes in equal order. A key stays as it is if its counterpart has no source.
     """
     named = by_name(ground.theirs, ground.own)
     made_of = [ground.own.reaching(behind) for behind in ground.own.behind]
@@ -108,9 +111,11 @@ def exchanged_outputs(ground: Ground) -> Iterator[Change]:
 
 
 def _chunks(ground: Ground, f: Use, u: Use) -> Iterator[tuple[str, list[Rows]]]:
-    """Yield (label, [new rows]) for the rows of the use U, and of its bias, in other orders of its two to nine chunks
-    of the width that F takes, such as scale, shift and gate: each order of two to four chunks, each exchange of two of
-    more. Nothing if U does not give so many whole chunks, or if its weight has no expression now.
+    """Yield (label, [new rows]) for the layer U, before the layer F, with its rows (weight and bias) in other orders of
+    chunks, such as scale, shift and gate. A chunk has as many rows as the input of F has channels.
+
+    Two to four chunks come in each other order; of five to nine, each two are exchanged. Nothing if U has another
+    number of chunks, if its rows are no whole number of chunks, or if its weight has no expression now.
     """
     width = 0 if f.taken is None else len(f.taken)
     n = u.rows // width if width and u.rows % width == 0 else 0
@@ -124,11 +129,12 @@ def _chunks(ground: Ground, f: Use, u: Use) -> Iterator[tuple[str, list[Rows]]]:
 
 
 def _gates(ground: Ground, f: Use, groups: Sequence[Sequence[Use]]) -> Iterator[Change]:
-    """Yield changes (label, key -> expression) that reorder the gates of a recurrent layer before the use F: the rows,
-    in four or three parts, of all weights directly before F alike (for the input and for the hidden state), and of
-    their biases. A weight may have only the first parts, two or more: the other gates are computed elsewhere. Left out
-    are orders by which it would need a part that it lacks. Nothing if there are not two weights. GROUPS are the uses
-    before F, by their input.
+    """Yield changes (label, key -> expression) that reorder the gates of a recurrent layer directly before F: the rows
+    of its weights and biases, in four parts or in three, all weights (for the input and for the hidden state) in the
+    same order. Nothing if there are fewer than two such weights.
+
+    GROUPS has the layers before F, grouped by their input. A weight may have only the first two or more of the parts,
+    if the other gates are computed elsewhere; an order that would give it a part that it lacks is left out.
     """
     direct = [u for group in groups for u in group if u.index in f.before or f.before & ground.own.after(u)]
     direct = list({u.told: u for u in direct}.values())
@@ -146,10 +152,12 @@ def _gates(ground: Ground, f: Use, groups: Sequence[Sequence[Use]]) -> Iterator[
 
 
 def _groups_before(ground: Ground, f: Use) -> list[list[Use]]:
-    """Return the matrices whose outputs the use F takes, directly or through up to three uses of another kind, and
-    others that take the same input as one of these (`Ground.twins`), grouped by the uses before them: queries, keys and
-    values form one group. What comes before these matrices is not looked at. At most four groups of eight uses, all in
-    order of execution.
+    """Return the matrices (linear layers and convolutions) of the model before F, in groups with the same input:
+    queries, keys and values form one group. [] if there are none.
+
+    These are the matrices whose outputs F takes, directly or through up to three layers of other kinds, and all others
+    with the input of one of these (`Ground.twins`). Layers before these matrices are not looked at. At most four groups
+    of eight layers each, in the order of execution.
     """
     found: list[Use] = []
     open_ = set(f.before)
@@ -167,8 +175,9 @@ def _groups_before(ground: Ground, f: Use) -> list[list[Use]]:
 
 
 def _rearranged(ground: Ground, label: str, group: Sequence[Use], rows: Sequence[Rows]) -> Iterator[Change]:
-    """Yield the change, called LABEL, that gives the uses GROUP the weights and biases ROWS, one each; nothing if a
-    use has another number of rows.
+    """Yield the change (LABEL, key -> expression) that gives the layers GROUP the weights and biases ROWS, one each.
+    Nothing if a layer has another number of rows, if no expressions of its keys give these rows, or if the keys have
+    these expressions already.
     """
     if [r.rows for r in rows] != [u.rows for u in group]:
         return
@@ -223,12 +232,12 @@ def _two_exchanged(rows: Sequence[Rows]) -> Iterator[tuple[str, list[Rows]]]:
 
 
 def _equal_parts(rows: Sequence[Rows], whole: Rows) -> Iterator[tuple[str, list[Rows]]]:
-    """Yield (label, new rows) for WHOLE cut into three, two or four equal parts (N). ROWS is the one weight that is
-    WHOLE, or N weights of one size, which are the parts.
+    """Yield (label, new rows) for WHOLE cut into N equal parts (three, two, then four), in other orders. ROWS is either
+    the one weight that is WHOLE, or N weights of one size that make it up; for other ROWS, that N is skipped.
 
-    If ROWS is one, the parts come in each other order. For two and three parts and each number of heads that divides a
-    part (and with single rows as heads), rows that hold the parts head by head are put part by part, in each order; if
-    ROWS is one, the parts are also joined head by head, in each order.
+    If ROWS is one weight, its parts come in each other order. For two and three parts and each usual number of heads
+    that divides a part (also with each row as a head), WHOLE is taken to hold the parts head by head, and they are put
+    part by part, in each order; if ROWS is one weight, its parts are also joined head by head, in each order.
     """
     for n in (3, 2, 4):
         if whole.rows % n or (len(rows) > 1 and (len(rows) != n or len({r.rows for r in rows}) > 1)):
@@ -251,8 +260,9 @@ def _equal_parts(rows: Sequence[Rows], whole: Rows) -> Iterator[tuple[str, list[
 
 
 def _grouped_queries(rows: Sequence[Rows], whole: Rows) -> Iterator[tuple[str, list[Rows]]]:
-    """Yield (label, new rows) for three ROWS, of which the last two have one size that divides the first: cut from
-    WHOLE as groups of several queries with a key and a value, for each number of heads.
+    """Yield (label, [queries, keys, values]) for ROWS, three weights cut from WHOLE, which is taken to hold, for each
+    head of the keys, several queries, a key and a value: one for each usual number of heads that divides the keys.
+    Nothing unless the last two of ROWS have one size, and the first is larger and a multiple of it.
     """
     if len(rows) != 3 or rows[1].rows != rows[2].rows or rows[0].rows <= rows[1].rows or rows[0].rows % rows[1].rows:
         return
@@ -264,12 +274,14 @@ def _grouped_queries(rows: Sequence[Rows], whole: Rows) -> Iterator[tuple[str, l
 
 
 def _turns(group: Sequence[Use]) -> Iterator[tuple[str, Turn]]:
-    """Yield (label, turn) for each pair of uses in GROUP that may be queries and keys, each usual size of heads that
-    divides the rows of both, and each order of a rotary embedding ("half", "interleaved"). A turn is a function from
-    the rows of GROUP to reordered rows (see `turned`).
+    """Yield (label, function) for each way to put the rows of queries and keys into the order of another rotary
+    embedding. The function takes the rows of GROUP, layers with one input, and returns them with those of queries and
+    keys reordered (see `turned`).
 
-    If just two uses are named as queries or keys, they come first. All other pairs follow if GROUP has fewer than five
-    uses. One use alone, with rows that three divides, is taken to hold queries, keys and values.
+    There is one for each two layers of GROUP that may be queries and keys, each usual size of heads that divides the
+    rows of both, and each of the orders "half" and "interleaved". If just two layers are named as queries or keys, they
+    come first. All other pairs follow if GROUP has fewer than five layers. A layer alone, whose rows three divides, is
+    taken to hold queries, keys and values.
     """
     said = [part_label(tuple(u.keys[0].split(".")[:-1])) if u.keys else None for u in group]
     named = [i for i, part in enumerate(said) if part in ("q", "k")]

@@ -103,11 +103,12 @@ class Sharp:
 def sharp(
     codes: Codes, trial: Trial, entries: dict[str, Entry], seen: Flow, *, all_outputs: bool = True
 ) -> Sharp | None:
-    """Compare the models in float64, with the mapping ENTRIES (key -> entry); return None if one of them cannot be run
-    in float64. If no outputs can be compared, the layers are measured in their place (`apart_at_most`).
+    """Return the comparison of both models in float64, with the mapping ENTRIES (key -> entry) in the model; None if
+    one of them cannot be run in float64. If no outputs can be compared, layers are measured instead (`apart_at_most`).
 
-    SEEN is the flow of the model in float32. ALL_OUTPUTS is False if outputs computed from keys without a source shall
-    be left out. The flow of the source's code in float64 compares channels from then on as finely as rounding allows.
+    CODES has the source's code, TRIAL runs the model. SEEN is the flow of the model in float32. With ALL_OUTPUTS False,
+    outputs computed from keys without a source are left out. The model keeps the weights of ENTRIES, and the flow of
+    the source's code in float64 (`Codes.wide`) compares channels from then on as finely as rounding allows.
     """
     if codes.wide is None:
         return None
@@ -149,12 +150,12 @@ def _blurred(codes: Codes, trial: Trial, entries: dict[str, Entry]) -> Flow | No
 def causes(
     codes: Codes, trial: Trial, entries: dict[str, Entry], seen: Flow
 ) -> tuple[list[Setting], Sharp | None, Sharp | None]:
-    """Return (the settings of the source's code with which more agrees, the comparison before any was changed, the
-    comparison with all of them changed). They are found one after the other, each beside those before it, at most four.
+    """Return (the settings that differ and are causes, the comparison of both models in float64 before any setting was
+    changed, the comparison with all of these changed). A cause is a setting (eps, activation) with which more agrees
+    once the model has its value from the source's code. At most four are found, each on top of those before it.
 
-    Both comparisons are None if no setting that can be tried differs, or if the models cannot be run in float64. TRIAL
-    runs the model with the changed settings from then on, until `restored`. SEEN is the flow of the model with ENTRIES
-    in float32.
+    ([], None, None) if no setting that can be tried differs, or if the models cannot be run in float64. The model keeps
+    the changed settings until `restored` is called. SEEN is the flow of the model with ENTRIES in float32.
     """
     found: list[Setting] = []
     if not _candidates(codes, entries, seen, found):
@@ -172,9 +173,9 @@ def causes(
 
 
 def suspects(codes: Codes, entries: dict[str, Entry], seen: Flow, front: set[str]) -> list[Setting]:
-    """Return the settings that differ between both codes and have one of their places in a module of the model whose
-    path is in FRONT, where the models diverge; also those that cannot be tried. No trial has shown that they matter.
-    SEEN is the flow of the model with ENTRIES.
+    """Return the settings that differ between both codes at a module of the model whose path is in FRONT, where the
+    models diverge; [] if there are none. Nothing is tried here: it is open whether they matter, and settings that
+    cannot be tried are there, too. SEEN is the flow of the model with ENTRIES.
     """
     every = settings(codes.expected, seen, entries, codes.modules)
     return [one for one in every if any(own in front for _, own in one.places)]
@@ -192,12 +193,13 @@ def _candidates(codes: Codes, entries: dict[str, Entry], seen: Flow, found: list
 def _better(
     codes: Codes, trial: Trial, entries: dict[str, Entry], seen: Flow, found: list[Setting], now: Sharp
 ) -> Sharp | None:
-    """Try each setting that differs and is not in FOUND, in all of its places. Add the first with which more agrees
-    than in NOW, the comparison so far (`Sharp.is_ahead_of`), to FOUND, leave it in the model, note in TRIAL how to undo
-    it, and return the new comparison.
+    """Find one more setting that makes the models differ, and return the comparison of the models with it changed. Each
+    setting that differs and is not in FOUND is tried, in all of its places at once; the first with which more agrees
+    than in NOW, the comparison so far, counts (`Sharp.is_ahead_of`). It is added to FOUND and stays in the model, and
+    TRIAL notes how to undo it.
 
-    None if there is none, or if time is over; the model then has the settings that it had. SEEN is the flow of the
-    model with ENTRIES in float32.
+    None if there is no such setting, or if time is over; the model then has the settings that it had before. SEEN is
+    the flow of the model with ENTRIES in float32.
     """
     for one in _candidates(codes, entries, seen, found):
         if trial.progress.late:

@@ -68,23 +68,25 @@ class Step:
 
     @property
     def factor(self) -> float | None:
-        """Return the number by which this step multiplies, for a division its inverse; None if it does neither, or if
+        """Return the number by which this step multiplies, for `x / 2` its inverse, 0.5. None for other steps, or if
         the number is 0.
         """
-        number = dict(self.settings).get("other") if self.name in ("mul", "div") else None
+        settings = dict(self.settings)
+        number = settings.get("other") if self.name in ("mul", "div") and "rounding_mode" not in settings else None
         if not isinstance(number, float) or not number:
             return None
         return number if self.name == "mul" else 1 / number
 
     @property
     def added(self) -> float | None:
-        """Return the number that this step adds, for a subtraction its negative; None if it does neither, or if the
-        number is 0.
+        """Return the number that this step adds, for `x - 2` its negative, -2.0. None for other steps (also `1 - x`),
+        or if the number is 0.
         """
         number = dict(self.settings).get("other") if self.name in ("add", "sub") else None
-        if not isinstance(number, float) or not number:
+        times = self.kwargs.get("alpha", 1)  # `torch.add(x, 2, alpha=3)` adds 6
+        if not isinstance(number, float) or not number or not isinstance(times, int | float):
             return None
-        return number if self.name == "add" else -number
+        return float(number * times if self.name == "add" else -number * times)
 
 
 #: What is done in place of a step: it is given the function that does the step, and its arguments.
@@ -100,10 +102,11 @@ def is_step(name: str) -> bool:
 
 
 def step_of(number: int, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Step | None:
-    """Return step NUMBER of a forward pass, for a call FUNC(*ARGS, **KWARGS) that torch runs, with its settings (see
-    `_settings`). An attention operation has its scale as its only setting: if none is given, 1 / sqrt(size of a head).
-    None for arithmetic (`add`, `mul`, `pow` …) whose second argument is a tensor with dimensions; one without
-    dimensions counts as a number.
+    """Return the call FUNC(*ARGS, **KWARGS) of an operation of torch as a step, with NUMBER as its place in the forward
+    pass and with its settings (see `_settings`). The name is not checked (see `is_step`).
+
+    A fused attention operation has one setting, its scale: if none is given, 1 / sqrt(size of a head). None for
+    arithmetic (`add`, `mul`, `pow` …) with a tensor as second argument; a tensor without dimensions counts as a number.
     """
     name = func._overloadpacket.__name__.rstrip("_")
     if name in _NUMBERS:
@@ -171,8 +174,9 @@ def _template(value: Any) -> Any:
 
 
 def instead(step: Step) -> Swap:
-    """Return a swap: a function that runs STEP of the source's code in place of a call in the model, with the tensors
-    of the call and the settings of STEP, and returns its result; in place, if the call works in place.
+    """Return a swap: a function that is given a call of the model (operation, arguments) and runs STEP of the source's
+    code in its place, with the tensors of the call and the settings of STEP. It returns the result; if the call works
+    in place, the result is written into its first tensor.
     """
 
     def swap(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -180,7 +184,8 @@ def instead(step: Step) -> Swap:
         own = [a for a in args if isinstance(a, torch.Tensor)]
         taken = iter(own)
         new = [next(taken) if a is HERE else a for a in step.args]
-        made = step.func(*new, **step.kwargs) if not _in_place(step.func) else step.func(new[0].clone(), *new[1:])
+        new[:1] = [new[0].clone()] if _in_place(step.func) else new[:1]
+        made = step.func(*new, **step.kwargs)
         return own[0].copy_(made) if _in_place(func) else made
 
     return swap

@@ -74,8 +74,8 @@ class Derived:
         return None
 
     def _joined(self, name: str, args: Sequence[Any], kwargs: MappingOf[str, Any], shape: Shape) -> Expr | None:
-        """Return the expression of what `cat` or `stack`, in NAME, makes of several tensors, with sizes SHAPE; None if
-        one of these has no expression, or if they are more than 64.
+        """Return the expression of NAME ("cat" or "stack") of the tensors ARGS[0], of sizes SHAPE, along the dimension
+        in ARGS[1] or KWARGS (else 0). None if one of the tensors has no expression, or if they are more than 64.
         """
         dim = int(args[1] if len(args) > 1 else kwargs.get("dim", 0)) % len(shape)
         parts = [self._whole(one) for one in args[0]]
@@ -87,8 +87,9 @@ class Derived:
         return ex.cat(dim, *made)
 
     def _whole(self, tensor: Any) -> Expr | None:
-        """Return the expression of TENSOR with all of its elements, also of those that it only repeats (stride 0). None
-        if it is no tensor or has no expression, or if that has not as many numbers as TENSOR without repetitions.
+        """Return the expression of TENSOR in its full sizes: an expanded tensor (stride 0 in a dimension) is repeated.
+        None if TENSOR is no tensor or has no expression, or if its expression has other sizes than TENSOR and not as
+        many numbers as TENSOR without the repeated ones.
         """
         expr = self.known(tensor) if isinstance(tensor, torch.Tensor) else None
         if expr is None:
@@ -101,9 +102,11 @@ class Derived:
         return None if inner is None else _broadcast(inner, small, shape)
 
     def _arithmetic(self, name: str, args: Sequence[Any], kwargs: MappingOf[str, Any], shape: Shape) -> Expr | None:
-        """Return the expression of what "add", "sub", "mul" or "div", in NAME, makes of two tensors with expressions,
-        or of one and a number, with sizes SHAPE. None for two tensors if one is divided by the other; for a number from
-        which a tensor is subtracted, or that is divided by one; and if the second is scaled before (`alpha`).
+        """Return the expression of NAME ("add", "sub", "mul" or "div") of the first two of ARGS, of sizes SHAPE: two
+        tensors with expressions, or one and a number.
+
+        None if neither has an expression, or one is a tensor with dimensions without one; for a tensor divided by a
+        tensor; for a number minus a tensor or divided by one; and if KWARGS has an `alpha` other than 1.
         """
         if kwargs.get("alpha", 1) != 1:
             return None
@@ -134,8 +137,9 @@ class Derived:
         return ex.reshape(x, (1,) * (len(shape) - len(have)) + have, have)
 
     def _rows(self, table: Any, places: torch.Tensor, shape: Shape) -> Expr | None:
-        """Return the expression of the rows of TABLE at PLACES, which follow one another, reshaped to SHAPE. None if
-        they do not, if there are none, if TABLE has no expression, or if SHAPE has another number of rows.
+        """Return the expression of the rows of TABLE at the indices PLACES, reshaped to SHAPE. None unless the indices
+        follow one another (`3, 4, 5`), if there are none, if TABLE has no expression, or if SHAPE, without its last
+        dimension, does not have as many places as there are indices.
         """
         x = self._whole(table)
         if x is None or not places.numel() or places.numel() != prod(shape[:-1]):
@@ -167,8 +171,9 @@ def _broadcast(x: Expr, have: Shape, shape: Shape) -> Expr:
 
 
 def _tiled(x: Expr, have: Shape, times: Sequence[int]) -> Expr | None:
-    """Return X, of sizes HAVE, joined along each dimension as many times as TIMES has, which may have more dimensions,
-    first. None for more than 64 copies, or if TIMES has fewer dimensions than X.
+    """Return X, of sizes HAVE, repeated along each dimension as often as TIMES says, as `torch.Tensor.repeat` does. If
+    TIMES has more numbers than HAVE, X gets more dimensions first. None for more than 64 copies in all, or if TIMES has
+    fewer numbers than HAVE.
     """
     if prod(times) > _TILES or len(times) < len(have):
         return None

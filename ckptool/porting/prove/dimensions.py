@@ -81,10 +81,13 @@ class Way:
     def _one(
         self, members: Sequence[Expr], have: Shape, want: Shape, sizes: Sequence[int], fixed: dict[int, int]
     ) -> Expr:
-        """Return one member of the second family, of sizes WANT, made of MEMBERS, of sizes HAVE each: the one at the
-        FIXED places (factor -> place). SIZES has the size of each factor. Members of the first family that are at other
-        places are not read; the others become parts along one dimension, if that begins with the one factor that counts
-        them, or else are stacked and reordered.
+        """Return the expression of one member of the second family, of sizes WANT, made of MEMBERS, the expressions of
+        the first family, of sizes HAVE each.
+
+        FIXED has number of a factor -> place along it, and says which member is made. SIZES has the size of each factor
+        by its number. Members of the first family at other places than FIXED are not read. If several are read, they
+        are concatenated along the dimension that begins with the one factor that counts them; if there is no such
+        dimension, or if several factors count them, they are stacked and reordered.
         """
         own, *inner = self._numbers()
         free = [one for one in own if one not in fixed]
@@ -108,8 +111,8 @@ class Way:
 
 
 def _places(number: int, factors: Sequence[tuple[int, int]]) -> dict[int, int]:
-    """Return factor -> place of element NUMBER along it, for FACTORS, pairs (number of the factor, size), of which the
-    last runs fastest.
+    """Return number of a factor -> place of element NUMBER along it. FACTORS are pairs (number of the factor, size), of
+    which the last runs fastest: element 5 of [(0, 2), (1, 3)] is {0: 1, 1: 2}.
     """
     out = {}
     for one, size in reversed(factors):
@@ -120,9 +123,11 @@ def _places(number: int, factors: Sequence[tuple[int, int]]) -> dict[int, int]:
 def _cut(
     x: Expr, have: Shape, inner: Sequence[Sequence[int]], sizes: Sequence[int], fixed: MappingOf[int, int]
 ) -> Expr:
-    """Return X, of sizes HAVE, cut to the FIXED places (factor -> place) of its factors. INNER has the numbers of the
-    factors of each dimension, SIZES the size of each factor. Fixed factors are gone from the result; a dimension is
-    divided into its other factors, unless just its first factor is fixed: then the others stay one dimension.
+    """Return X, of sizes HAVE, cut to the places in FIXED (number of a factor -> place along it).
+
+    INNER has, for each dimension of X, the numbers of its factors; SIZES has the size of each factor by its number. A
+    factor in FIXED is gone from the result. The other factors of such a dimension become dimensions of their own,
+    unless just its first factor is in FIXED: then they stay one dimension. Dimensions without a factor in FIXED stay.
     """
     shape = list(have)
     for d in reversed(range(len(have))):
@@ -160,9 +165,10 @@ def _ordered(x: Expr, now: Sequence[int], then: Sequence[int], sizes: Sequence[i
 
 @lru_cache(maxsize=256)
 def ways(have: Shape, want: Shape) -> tuple[Way, ...]:
-    """Return up to 48 ways from a family to another, the cheapest first, none twice. HAVE and WANT are the number of
-    members, and the sizes of one. Dimensions are cut as in `_factored`, and a search over many cuts ends after about
-    4,000 ways. () if the numbers of elements differ or are 0, or if HAVE or WANT has more than seven numbers.
+    """Return up to 48 ways from one family of equal tensors to another, the cheapest first, none twice. HAVE and WANT
+    are (number of members, sizes of one member …) of the two families. Dimensions are cut into factors as in
+    `_factored`; the search ends once more than 4,000 ways are found. () if the numbers of elements differ or are 0, or
+    if HAVE or WANT has more than seven numbers.
     """
     if prod(have) != prod(want) or 0 in have or len(have) > 7 or len(want) > 7:
         return ()
@@ -179,8 +185,9 @@ def ways(have: Shape, want: Shape) -> tuple[Way, ...]:
 
 
 def _factored(shape: Shape) -> Iterator[list[tuple[int, ...]]]:
-    """Yield SHAPE with each dimension as its factors: first uncut, then with one and with two dimensions cut in two,
-    then with one cut in three: a kernel of two dimensions beside channels. A dimension of 1 has no factors.
+    """Yield SHAPE with a tuple of factors for each dimension: first all uncut, then with one and with two dimensions
+    cut into two factors, then with one cut into three (`[8]` -> `[(8,)]`, `[(2, 4)]`, `[(4, 2)]`, `[(2, 2, 2)]`). A
+    dimension of 1 has no factors, ().
     """
     plain: list[tuple[int, ...]] = [(size,) if size > 1 else () for size in shape]
     for count in range(_CUTS + 1):
@@ -206,9 +213,9 @@ def _cuts_in_three(size: int) -> list[tuple[int, int, int]]:
 
 
 def _joined(factors: Sequence[tuple[int, ...]], parts: Sequence[tuple[int, ...]]) -> Iterator[Way]:
-    """Yield the ways to make dimensions with the factors PARTS from dimensions with FACTORS: one for each way to assign
-    factors of equal size. Left out is a way in which two successive factors of one dimension follow one another in a
-    dimension of the second family, too: without that cut it is the same.
+    """Yield the ways (`Way`) to make dimensions with the factors PARTS from dimensions with FACTORS: one for each way
+    to assign factors of equal size to each other. A way is left out if two successive factors of one dimension follow
+    one another in a dimension of the second family, too: it equals the way without that cut.
 
     Args:
         factors: for each dimension of the first family, its factors.
@@ -233,13 +240,13 @@ def _joined(factors: Sequence[tuple[int, ...]], parts: Sequence[tuple[int, ...]]
 
 
 def bordered(want: Shape, shapes: MappingOf[str, Shape]) -> Iterator[tuple[int, str, Expr]]:
-    """Yield (cost, a name for what is done, expression) for tensors of sizes WANT that are a tensor of SHAPES (key ->
-    sizes) with a border of 1 along one dimension or two, first or last, made of other tensors of SHAPES, each read
-    once. Along two dimensions, at most one of the three parts of the border may be missing; it is 0. Dimensions of 1 do
-    not count. At most 64 choices of borders are tried for each tensor.
+    """Yield (cost, a name for what is done, expression) for each way to make a tensor of sizes WANT from a tensor of
+    SHAPES (key -> sizes) by a border one element wide, first or last, along one dimension or along two.
 
-    Code that gives its inputs a column of ones stores the terms for one input alone, and the constant, at the edges of
-    one matrix.
+    The parts of the border are other tensors of SHAPES, each read once: one part for one dimension, three (two edges
+    and the corner) for two, of which at most one may be missing; zeros take its place. Dimensions of 1 do not count. At
+    most 64 choices of borders are tried for each tensor. Code that gives its inputs a column of ones stores the terms
+    for one input alone, and the constant, at the edges of one matrix.
     """
     sizes = squeezed(want)
     for dims in chain(combinations(range(len(sizes)), 1), combinations(range(len(sizes)), 2)):
@@ -258,9 +265,12 @@ def bordered(want: Shape, shapes: MappingOf[str, Shape]) -> Iterator[tuple[int, 
 def _with_border(
     whole: str, chosen: Sequence[str | None], core: Shape, dims: Sequence[int], shapes: MappingOf[str, Shape]
 ) -> Iterator[tuple[int, str, Expr]]:
-    """Yield (cost, a name for what is done, expression) for the tensor WHOLE, of sizes CORE, with a border along DIMS,
-    each first or last. CHOSEN has the tensor for each of its parts (see `_faces`), or None for zeros. It costs more if
-    these are not in the order of SHAPES (key -> sizes), if a part is zeros, and for each border that comes first.
+    """Yield (cost, a name for what is done, expression) for the tensor with the key WHOLE, of sizes CORE, with a border
+    along DIMS: one for each way to put each border first or last.
+
+    CHOSEN has, for each part of the border (see `_faces`), the key of its tensor, or None for zeros. The cost is higher
+    if WHOLE and CHOSEN are not in the order of SHAPES (key -> sizes), if a part is zeros, and for each border that
+    comes first.
     """
     parts: dict[tuple[int, ...], Expr] = {(): ex.reshape(ex.of(whole), core, shapes[whole])}
     for cut, key in zip(_faces(dims), chosen, strict=True):

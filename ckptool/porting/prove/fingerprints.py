@@ -52,10 +52,12 @@ APART, NOISE = 1e-3, 1e-5
 
 
 def pairing(wanted: torch.Tensor, have: torch.Tensor) -> list[int] | None:
-    """Return, for each channel of WANTED, its place in HAVE, each place once; both are fingerprints, one row per
-    channel. Channels are equal if all numbers differ by at most 1e-3 of the channel plus 1e-5 of the largest.
+    """Return, for each channel of WANTED, the index of the equal channel in HAVE, each index once: [0, 1, …] if they
+    are in the same order. Both are fingerprints, one row per channel. Channels are equal if their numbers differ by at
+    most 1e-3 of the root mean square of the channel plus 1e-5 of the largest root mean square.
 
-    None if they do not hold the same channels, or if more than 8,192 channels are in another order.
+    None if WANTED and HAVE do not hold the same channels, equally many, or if they are in another order and more than
+    8,192.
     """
     if wanted.shape != have.shape:
         return None
@@ -79,12 +81,13 @@ def places(wanted: torch.Tensor, have: torch.Tensor) -> list[int] | None:
 
 
 def _assigned(wanted: torch.Tensor, have: torch.Tensor, allowed: torch.Tensor) -> list[int] | None:
-    """Return, for each channel of WANTED, its place in HAVE; None if a channel has none, if two that fit one place only
-    have the same, or if no free place is left for one. Both are fingerprints; those of a channel of WANTED may differ
-    by its number in ALLOWED.
+    """Return, for each channel of WANTED, the index of an equal channel in HAVE, each index once. None if a channel has
+    no equal one, if two channels fit the same index and no other, or if no free index is left for one. Both are
+    fingerprints, one row per channel; ALLOWED has, for each channel of WANTED, how far its numbers may differ.
 
-    Of several equal channels (such as all zeros), each takes the place behind that of the channel before it, else the
-    place before that of the channel behind it, if that is free and fits, else the first free one that fits.
+    A channel that fits several indices (such as one of all zeros) takes the index after that of the channel before it;
+    if that is not free or does not fit, the index before that of the channel after it; else the first free one that
+    fits.
     """
     fitting = _fitting(wanted, have, allowed)
     if fitting is None:
@@ -152,8 +155,9 @@ class Known:
         self.apart = apart
 
     def holds(self, wanted: torch.Tensor) -> bool:
-        """Return whether every channel of WANTED, fingerprints with one row per channel, is in the set. Of very many
-        channels with the same maximum, only the first 4,096 are looked at.
+        """Return whether every channel of WANTED is in the set, within the tolerance `apart`. WANTED has fingerprints,
+        one row per channel, and at least one row. For each channel, only the first 4,096 channels of the set with
+        nearly the same maximum are looked at.
         """
         low = self.apart[0] * wanted[:, 0] + self.apart[1] * float(wanted[:, 0].max()) + 1e-12
         tops = self.rows[:, 4].contiguous()

@@ -140,8 +140,8 @@ class Flow:
 
     @property
     def repeated(self) -> dict[tuple[Any, ...], Use]:
-        """Return the uses of weights that run several times, as in a loop over time, those of each joined into one:
-        `Use.told` -> the joined use. Left out are those with outputs of several sizes. Empty if there are none.
+        """Return `Use.told` -> one use that joins all runs, for weights that are used several times in the same way, as
+        in a loop over time (see `_repeated`). Left out are those with outputs of several sizes. {} if there are none.
         """
         if self._repeated is None:
             self._repeated = _repeated(self.uses)
@@ -171,17 +171,18 @@ class Flow:
         self.apart, self._known, self._entries = (channel, noise), None, None
 
     def gives(self, given: torch.Tensor) -> bool:
-        """Return whether the channels GIVEN (fingerprints, one row each) are all in the outputs of uses in this flow,
-        of one use or of several, in any order. If all are zero, one use has to give as many channels, all zero.
+        """Return whether each channel of GIVEN (fingerprints, one row each) is in the output of some use in this flow;
+        they may be of several uses, in any order. If all of GIVEN are zero: whether one use gives as many channels, all
+        zero.
         """
         if self._silent is None:
             self._silent = _all_zero(use.given for use in self.uses)
         return len(given) in self._silent if is_silent(given) else self.known.holds(given)
 
     def takes(self, taken: torch.Tensor) -> bool:
-        """Return whether the channels TAKEN (fingerprints, one row each) are all in the inputs of uses in this flow, of
-        one use or of several, in any order. If all are zero, as after weights that are still 0, one use has to take as
-        many channels, all zero.
+        """Return whether each channel of TAKEN (fingerprints, one row each) is in the input of some use in this flow;
+        they may be of several uses, in any order. If all of TAKEN are zero, as after weights that are still 0: whether
+        one use takes as many channels, all zero.
         """
         if self._entries is None:
             inputs = [use.taken for use in chain(self.uses, self.repeated.values()) if use.taken is not None]
@@ -189,8 +190,9 @@ class Flow:
         return len(taken) in self._idle if is_silent(taken) else self._entries.holds(taken)
 
     def bias(self, use: Use) -> Held | None:
-        """Return the bias of USE as it is held. For a matrix without one: the bias that one of the next 15 uses adds to
-        its output alone, if it has a number for each row of USE. None if there is none.
+        """Return the bias of USE; None if there is none. For a linear layer or convolution without a bias of its own,
+        this is the bias that a later operation, one of the next 15 uses, adds to the output of USE alone; None if that
+        does not have one number for each output channel of USE.
         """
         if "bias" in use.held or use.kind not in MATRICES:
             return use.held.get("bias")
@@ -224,8 +226,9 @@ class Flow:
         return reached
 
     def renamed(self, made_of: MappingOf[str, Expr]) -> Flow:
-        """Return the flow over other keys: MADE_OF has key that the uses read -> its expression over the new keys. A
-        key that is not in MADE_OF is left out of the keys of its weight, which then has no expression.
+        """Return the same forward pass with its weights as expressions over other keys. MADE_OF has old key -> its
+        expression over the new keys. If an old key is not in MADE_OF, the weights that are made of it have no
+        expression, and only the new keys of their other old keys.
         """
         uses = [_renamed(use, made_of) for use in self.uses]
         return Flow(uses, self.outputs, self.behind, self.tails, self.places)
@@ -253,9 +256,11 @@ def _renamed(use: Use, made_of: MappingOf[str, Expr]) -> Use:
 
 
 def _repeated(uses: Sequence[Use]) -> dict[tuple[Any, ...], Use]:
-    """Return those of USES that are equal (`Use.told`), two or more, joined into one: `Use.told` -> the joined use,
-    with the index and the weights of the first. Left out are those with outputs of several sizes. The input of a joined
-    use is known if the inputs of all are, with equally many channels.
+    """Return `Use.told` -> a joined use, for each two or more of USES with the same weights used in the same way (equal
+    `Use.told`). Left out are those with outputs of several sizes.
+
+    The joined use has the index and the weights of the first, and the fingerprints of all outputs together. Its input
+    is that of all together, if all are known, with equally many channels; else None.
     """
     groups: dict[tuple[Any, ...], list[Use]] = {}
     for use in uses:

@@ -24,12 +24,12 @@ _JOINED = 8
 
 
 def takes_the_same(ground: Ground, f: Use) -> list[tuple[Use, list[int]]]:
-    """Return (use in the source's code, order) for each use there that is like F (see `Use.is_like`) and has the input
-    channels of the use F of the model, in any order; the first of several uses of the same weights. ORDER has, for each
-    channel of the input of F, its place in the input there. [] if there is none, or if the input of F is not known.
+    """Return (layer of the source's code, order) for each layer there with the same input channels, in any order, as F,
+    a layer of the model, and of a like kind (see `Use.is_like`). ORDER has, for each channel of the input of F, its
+    index in the input there. [] if there is no such layer, or if the input of F is not known.
 
-    If F runs again and again, its first run and all runs together count, too. A use of the source's code that does so
-    counts once more with all runs together.
+    Of several runs of the same weights the first counts. If F runs again and again, as in a loop, the inputs of its
+    first run and of all runs together may fit as well; so may those of all runs together of a layer there.
     """
     if f.taken is None:
         return []
@@ -47,10 +47,13 @@ def takes_the_same(ground: Ground, f: Use) -> list[tuple[Use, list[int]]]:
 
 
 def at_once(ground: Ground, fronts: Sequence[Use]) -> Iterator[Change]:
-    """Yield one change (label, key -> expression) that gives all matrices in FRONTS the weights and biases of the
-    source's use with the same input and as many rows, where there is just one; a bias that it lacks is zeros. Weights
-    that no expressions for their keys make are left out (`Ground.put`). Nothing if none is left, or if they have these
-    weights already. It is for the members of a stack, of which one alone would not show in an output.
+    """Yield one change (label, key -> expression) that gives new weights and biases to all matrices in FRONTS at once:
+    those of the source's layer with the same input and as many rows. A matrix stays as it is unless there is just one
+    such layer, or if no expressions for its keys make its new weight (`Ground.put`). A bias that the source's layer
+    lacks is zeros.
+
+    Nothing if no matrix is left, or if all have these weights already. It is for the members of a stack, of which one
+    alone would not show in an output.
     """
     by_keys: dict[tuple[str, ...], list[tuple[Held | None, Expr | None]]] = {}
     for f in fronts:
@@ -70,10 +73,13 @@ def at_once(ground: Ground, fronts: Sequence[Use]) -> Iterator[Change]:
 
 
 def tables_of_one(ground: Ground, fronts: Sequence[Use]) -> Iterator[Change]:
-    """Yield changes (label, key -> expression) that cut the tables without a source in FRONTS, two or more, from one
-    table of the source with as many columns, in the order of use: its code adds to each column of words where the rows
-    of that column begin. The first table begins so that the last one ends with the source's, or at row 0, 1, 2 …: at
-    most eight changes for each table of the source. Nothing for one with fewer rows than all of them.
+    """Yield changes (label, key -> expression) that fill the embedding tables in FRONTS that have no source with rows
+    of one table of the source, one table after the other in the order of FRONTS. Code with one table adds to each
+    column of words the row where that column's part begins.
+
+    The table of the source needs as many columns and at least as many rows as all of them together. The first one
+    begins so that the last one ends with the last row of the source's table, then at row 0, 1, 2 …: at most eight
+    changes for each table of the source. Nothing for fewer than two tables without a source.
     """
     own = [f for f in fronts if f.kind == "table" and ground.now(f.held["weight"]) is None]
     sizes = [f.held["weight"].shape[0] for f in own]
@@ -90,11 +96,13 @@ def tables_of_one(ground: Ground, fronts: Sequence[Use]) -> Iterator[Change]:
 
 
 def from_what_goes_in(ground: Ground, f: Use, matched: list[tuple[Use, list[int]]]) -> Iterator[Change]:
-    """Yield changes (label, key -> expression) that give the use F, and other uses of its input, the weights of the
-    uses in the source's code with the same input, MATCHED (from `takes_the_same`), the likeliest first.
+    """Yield changes (label, key -> expression), the likeliest first, that give weights of the source to F, a layer of
+    the model, and to other layers with its input. MATCHED has the layers of the source's code with the same input and
+    the order of its channels (from `takes_the_same`).
 
-    A table gets what `tables` says; vectors get the vectors of the same roles; a matrix or kernel gets the keys of a
-    use whose channels are in order (`_key_by_key`), and then rows (`_rows_of_the_same`).
+    An embedding table is filled by `tables`. A norm, scale, shift or depthwise convolution gets the vectors of the same
+    roles (weight, bias), in the order of the channels. Any other layer gets rows (`_rows_of_the_same`). Before that,
+    all but tables get the keys of a layer whose channels are in the same order, key by key (`_key_by_key`).
     """
     if f.kind == "table":
         yield from tables(ground, f, [s for s, _ in matched])
@@ -112,14 +120,15 @@ def from_what_goes_in(ground: Ground, f: Use, matched: list[tuple[Use, list[int]
 
 
 def _rows_of_the_same(ground: Ground, f: Use, matched: list[tuple[Use, list[int]]]) -> Iterator[Change]:
-    """Yield changes (label, key -> expression) that give rows of MATCHED, uses in the source's code with the input of
-    the matrix F, to F and to the uses with the same input in the model (its twins). These changes are:
+    """Yield changes (label, key -> expression) that give rows of the source to the matrix F of the model and to the
+    layers of the model with its input (its twins, among them F). MATCHED has (layer of the source's code, order of its
+    columns) for the layers there with this input, the sources. These changes are:
 
-    - all sources for all twins, if they have equal numbers of rows in the order of use;
-    - one source of as many rows for F, those that no twin has first;
-    - all sources for all twins, cut anew, if their rows add up;
-    - two to eight sources after one another joined for F, if their rows add up;
-    - a part of a larger source for F: each, and the last rows, if the parts do not divide it.
+    - each source for the twin in its place, if they have equal numbers of rows, in the order of execution;
+    - one source with as many rows as F for F; sources that no other twin has now come first;
+    - the rows of all sources cut anew for all twins, if they are as many;
+    - two to eight sources that follow one another, joined for F, if their rows are as many as those of F;
+    - a part of a larger source for F (`_part_by_part`).
     """
     sources = [ground.theirs_rows(u, order) for u, order in matched if "weight" in u.held]
     sources = [s for s in sources if s.weight is not None]
@@ -140,8 +149,9 @@ def _rows_of_the_same(ground: Ground, f: Use, matched: list[tuple[Use, list[int]
 
 
 def _part_by_part(ground: Ground, f: Use, source: Rows) -> Iterator[Change]:
-    """Yield changes (label, key -> expression) that give the use F a part of SOURCE, which has more rows: each part of
-    as many rows, those that no key has first, and the last rows, if the parts do not divide it.
+    """Yield changes (label, key -> expression) that give the layer F a part of SOURCE, which has more rows than F: the
+    first as many rows as F has, the next as many, …; parts that no key has now come first. If the rows of F do not
+    divide those of SOURCE, the last rows of SOURCE follow.
     """
     parts = [source.part(k, k + f.rows) for k in range(0, source.rows - f.rows + 1, f.rows)]
     for k, part in enumerate(sorted(parts, key=lambda part: ground.is_used(part.weight))):
@@ -151,9 +161,12 @@ def _part_by_part(ground: Ground, f: Use, source: Rows) -> Iterator[Change]:
 
 
 def takes_a_part(ground: Ground, f: Use) -> Iterator[Change]:
-    """Yield changes (label, key -> expression) for a use F that works on each channel by itself, and whose input
-    channels are some of those that a like use takes in the source's code: F gets the elements of the weights for these
-    channels. Uses with a weight of another length than that of their channels are left out.
+    """Yield changes (label, key -> expression) that give F, a layer of the model, the elements for its channels from
+    the weights of a layer of the source's code that takes these channels and more. Nothing unless F is a norm, scale,
+    shift or depthwise convolution, and its input is known.
+
+    A layer of the source's code counts if it is like F (`Use.is_like`), and all of its weights have one element per
+    channel of its input.
     """
     if f.kind not in VECTORS or f.taken is None:
         return
@@ -173,9 +186,11 @@ def takes_a_part(ground: Ground, f: Use) -> Iterator[Change]:
 
 
 def _key_by_key(ground: Ground, f: Use, s: Use) -> Iterator[Change]:
-    """Yield the change (label, key -> expression) that gives each key of the use F one key of the use S of the source's
-    code, role by role and in sorted order, if the model computes a weight of F from several keys. Nothing if their
-    number or sizes differ, or if the keys have these expressions already.
+    """Yield the change (label, key -> expression) that gives each key of F, a layer of the model, a copy of one key of
+    S, a layer of the source's code: the keys of one role (weight, bias) in sorted order on both sides.
+
+    It is for weights that the model computes from keys: nothing unless F has one. Nothing either if S lacks a role of
+    F, if numbers of keys or sizes differ, or if the keys have these expressions already.
     """
     if not any(held.is_computed for held in f.held.values()):
         return
@@ -196,10 +211,14 @@ def _key_by_key(ground: Ground, f: Use, s: Use) -> Iterator[Change]:
 
 
 def tables(ground: Ground, f: Use, matched: Sequence[Use]) -> Iterator[Change]:
-    """Yield changes (label, key -> expression) that fill the table (of words or positions) of the use F from the tables
-    of MATCHED, uses of the source's code. One with as many columns and as many rows fills it whole; one with more rows
-    fills it from row 0 on, with its last rows, and from row 1 and 2 on; one with fewer rows is left out. One of as many
-    rows, with several times as many columns, fills it with each part of its columns, those that no key has first.
+    """Yield changes (label, key -> expression) that fill the table (of words or positions) of F, a layer of the model,
+    from a table of MATCHED, layers of the source's code:
+
+    - from one with as many columns and as many rows: the whole table;
+    - from one with as many columns and more rows: rows from row 0 on, the last rows, rows from row 1 on, from row 2 on;
+    - from one with as many rows and a multiple of the columns: each part of its columns, those that no key has first.
+
+    Other tables, and those without an expression, are left out.
     """
     own = f.held["weight"]
     for s in matched:
@@ -219,11 +238,13 @@ def tables(ground: Ground, f: Use, matched: Sequence[Use]) -> Iterator[Change]:
 
 
 def made_together(ground: Ground, f: Use) -> Iterator[Change]:
-    """Yield changes (label, key -> expression) for a use F with a weight that the model computes from several keys;
-    nothing for other uses. For each use of the source's code that reads sources of some of the keys of F, the remaining
-    keys of both, equally many and at most four, are paired in every order: as they are or transposed, whichever fits,
-    and square matrices in both ways. Left out are changes in which a pair fits in neither way, and those that change
-    nothing.
+    """Yield changes (label, key -> expression) that fill the other keys of F, a layer of the model with a weight that
+    its code computes from keys, if some keys of F have their sources already. Nothing for other layers.
+
+    A layer of the source's code counts if it reads sources of some keys of F. The other keys of F and the other keys of
+    that layer, equally many and at most four, are paired in every order: copied if the sizes are equal, transposed if
+    they are swapped, square matrices both ways. Left out are changes in which a pair does not fit, and those that
+    change nothing.
     """
     if not any(held.is_computed for held in f.held.values()):
         return

@@ -43,7 +43,9 @@ class Ground:
 
     @property
     def next_uses(self) -> list[Use]:
-        """Return the source's uses that come next: the model gives all that they take, and not what they give."""
+        """Return the layers of the source's code that come next: the model gives the outputs of all layers directly
+        before them, but not their own output. They are found at the first call.
+        """
         if self._next is None:
             given = [self.own.gives(use.given) for use in self.theirs.uses]
             place = {use.index: at for at, use in enumerate(self.theirs.uses)}
@@ -78,12 +80,15 @@ class Ground:
             return None
 
     def put(self, pairs: Sequence[tuple[Held | None, Expr | None]], *, in_part: bool = False) -> dict[str, Expr] | None:
-        """Return key of the model -> expression, so that each weight in PAIRS, (weight as the model uses it, its new
-        expression), gets its new value, reshaped to its sizes. Pairs with None are skipped; {} if no others are left.
-        If IN_PART, the rest of a key without an expression may be zeros until other uses show it.
+        """Return key of the model -> its new expression, with which each weight in PAIRS gets its new value. PAIRS has
+        (weight as the model uses it, expression of its new value); a new value of other sizes is reshaped. Pairs with
+        None are skipped; {} if no others are left. Nothing is changed here.
 
-        None if the code computes one of the weights, if sizes do not fit, or if no expression for its key gives the new
-        value.
+        A weight may be some rows of a key: the other rows keep their present expression. If the key has none, IN_PART
+        lets them be zeros until other layers show them; without IN_PART the result is None.
+
+        None also if no expression makes one of the weights of its keys, if sizes do not fit, or if no expression for a
+        key gives the new value.
         """
         own_shapes = {key: entry.shape for key, entry in self.entries.items()}
         pieces: dict[str, list[tuple[Expr, Expr]]] = {}
@@ -110,11 +115,12 @@ class Ground:
         return out
 
     def _whole(self, key: str, pieces: list[tuple[Expr, Expr]], in_part: bool = False) -> Expr | None:
-        """Return the new expression of KEY, made of PIECES, (value, part of the key that gets it). None if these do not
-        make the whole key, or if no such tensor can be made.
+        """Return the new expression of KEY, a key of the model, made of PIECES, pairs (expression of a value, part of
+        the key that gets it). None if they do not make the whole key, or if the operations do not fit.
 
-        If all pieces are rows, the other rows stay as they are (see `_with_rows`). If the key has no expression, that
-        needs IN_PART. A result of other sizes is reshaped if it has as many numbers.
+        If all pieces are slices of rows and do not cover the key, the other rows are added by `_with_rows`; if the key
+        has no expression now, only with IN_PART. A result of other sizes is reshaped if it has as many numbers, else
+        the result is None.
         """
         entry = self.entries[key]
         made = ex.reassembled(pieces, entry.shape)
@@ -133,9 +139,10 @@ class Ground:
         return made
 
     def _with_rows(self, entry: Entry, rows: Sequence[tuple[int, int, Expr]]) -> Expr:
-        """Return the expression of ENTRY with other ROWS, (first, after last, value) in order. Those between them keep
-        their present expression, or are zeros, if there is none; those after the last go on in the tensor of the last
-        value, if they can (`_going_on`).
+        """Return the expression of ENTRY with some rows replaced. ROWS has (first row, row after the last, new value),
+        in order. The rows before and between them keep their present expression, or are zeros if ENTRY has none. The
+        rows after the last of them are the next rows of the table that the last value is cut from, as far as it has
+        more (`_going_on`), and then likewise the present ones or zeros.
         """
         size = entry.shape[0]
         before = ex.zeros(*entry.shape) if entry.expr is None else entry.expr
@@ -165,12 +172,12 @@ class Ground:
         return ex.part(table, 0, start, end) if end > stop else None
 
     def theirs_of(self, held: Held | None) -> Expr | None:
-        """Return the expression, over keys of the source, that makes HELD, a weight in the source's code. None for
-        None.
+        """Return the expression, over keys of the source, of HELD, a weight as the source's code uses it. None if HELD
+        is None.
 
-        If the code computes the weight from several keys, this is the weight norm of its two keys if their shapes allow
-        one, or else the expression of an entry of the mapping that reads just these keys and has the same shape. None
-        if there is neither.
+        If HELD has no expression of its own, because the code computes it from several keys: the weight norm of its
+        keys, if these are two and their sizes are those of one; else the expression of an entry of the mapping that
+        reads just these keys and has the same sizes; else None.
         """
         if held is None:
             return None
@@ -206,8 +213,9 @@ class Ground:
             yield label, new
 
     def twins(self, f: Use) -> list[Use]:
-        """Return the uses in the model with the kind and the input of F, after the same uses, that have a weight; F
-        itself is one of them if it has. [F] if its input is not known.
+        """Return the layers of the model with a weight that are of the kind of F, a layer of the model, and have its
+        input, from the same layers before; in the order of execution. F is among them if it has a weight. [F] if the
+        input of F is not known.
         """
         if f.taken is None:
             return [f]
@@ -235,9 +243,10 @@ class Ground:
         return Rows(columns(weight, order, 1) if order else weight, self.theirs_of(self.theirs.bias(u)), u.rows)
 
     def rows(self, label: str, uses: Sequence[Use], sources: Sequence[Rows]) -> Iterator[Change]:
-        """Yield the change (LABEL, key -> expression) that gives the rows of SOURCES, concatenated, to the weights and
-        biases of USES in turn. Biases that SOURCES lack are zeros. Nothing if the sizes do not fit, or if the keys have
-        these expressions already.
+        """Yield the change (LABEL, key -> expression) that gives the rows of SOURCES, concatenated, to USES, layers of
+        the model: the first rows to the first layer, the next to the second …. Biases go along with the weights; where
+        SOURCES lack one, it is zeros. Nothing if the sizes do not fit, if no expressions for the keys do this, or if
+        the keys have these expressions already.
         """
         some = any(s.bias is not None for s in sources)
         try:
@@ -253,11 +262,12 @@ class Ground:
         yield from self.change(label, pairs)
 
     def _split(self, uses: Sequence[Use], sources: Sequence[Rows]) -> list[tuple[Expr, Expr]]:
-        """Return (weight, bias) for each of USES: those of SOURCES in turn, if they have as many rows, or else the rows
-        of all SOURCES, which have weights, flattened and cut anew. Biases that are missing are zeros.
+        """Return (weight, bias) for each of USES, layers of the model. If SOURCES are as many and each has as many rows
+        as the layer in its place, these are their weights and biases. Else the rows of all SOURCES are flattened to
+        vectors, concatenated and cut anew. A bias that is missing is zeros.
 
         Raises:
-            RuleError: a weight cannot be made.
+            RuleError: an operation does not fit the sizes.
         """
         weights = [s.weight for s in sources if s.weight is not None]
         biases = [s.bias if s.bias is not None else ex.zeros(s.rows) for s in sources]

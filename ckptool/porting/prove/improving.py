@@ -83,11 +83,12 @@ def search(
 
 
 def _better(state: _State, trial: Trial, expected: Flow, changed: MappingOf[str, None]) -> tuple[str, _State] | None:
-    """Return the label of a change with which more agrees than in STATE, and the state after it; None if there is none.
+    """Return (label of a change with which more agrees than in STATE, the state after it); None if there is none.
 
-    First come the changes at what the models diverge at (`_guesses`): the first that helps counts, and is made in all
-    blocks, if that helps, too. If none helps, all changes of the whole mapping (`changes`) are tried, and the best
-    counts; one with which outputs are equal ends this. CHANGED has the labels of the changes that were kept so far.
+    First come changes of the layers at which the models diverge (`_guesses`): the first one that helps is taken, and
+    made in all other blocks as well, if that helps, too. If none helps, all changes of the whole mapping (`changes`)
+    are tried, and the best is taken; one with which outputs are equal is taken at once. CHANGED has the labels of the
+    changes that were kept before. The model is run for each change, and TRIAL counts those that do not help.
     """
     ground = Ground(state.entries, state.seen, expected, trial.shapes, trial.factors)
     fronts = state.verdict.front if expected.uses else ()
@@ -106,13 +107,13 @@ def _better(state: _State, trial: Trial, expected: Flow, changed: MappingOf[str,
 
 
 def _guesses(ground: Ground, fronts: Sequence[Use], trial: Trial, changed: MappingOf[str, None]) -> Iterator[Change]:
-    """Yield changes (label, key -> expression) for the weights at the uses FRONTS, or before them, until the limits of
-    TRIAL are reached: the likeliest (`_for_all`; without FRONTS, these change the last weights before the outputs),
-    then unused tensors, then `_others` for each use, then two changes at once (`twice`) for the first two of FRONTS.
+    """Yield changes (label, key -> expression) for the weights of FRONTS, the layers at which the models diverge, or of
+    layers before them, until the limits of TRIAL are reached. There are four steps: the likeliest changes (`_for_all`;
+    without FRONTS, of the last layers before the outputs), then unused tensors of the source (`from_unused`), then
+    `_others` for each layer, then two changes at once (`twice`) for the first two of FRONTS.
 
-    Those with a label in CHANGED, which worked elsewhere, come first, and all of them come again in their step. Each
-    step is made when all before it were in vain, since unused tensors take long; they come first only if some of them
-    worked.
+    Changes with a label in CHANGED, which worked elsewhere, come before all steps, and again in their step. Of unused
+    tensors, which take long, only if a change with them worked. Changes are made one by one as they are asked for.
     """
     apart = _of_unlike_keys(fronts)
     steps: list[Callable[[], Iterable[Change]]] = [
@@ -129,9 +130,12 @@ def _guesses(ground: Ground, fronts: Sequence[Use], trial: Trial, changed: Mappi
 
 
 def _for_all(ground: Ground, fronts: Sequence[Use], apart: Sequence[Use], trial: Trial) -> Iterator[Change]:
-    """Yield the likeliest changes for the weights of all FRONTS and before them (of the last uses before the outputs,
-    if there are none), then for each of APART, which is FRONTS with few uses of the same keys, at most 200 each, and
-    then for recurrent layers (`_of_a_loop`). All but the first few end when the limits of TRIAL are reached.
+    """Yield the likeliest changes (label, key -> expression): first some that change all FRONTS at once (the layers at
+    which the models diverge), or, without FRONTS, the last layers before the outputs; then up to 200 for each layer of
+    APART (`_likely`), then those for recurrent layers (`_of_a_loop`).
+
+    APART is FRONTS with at most four runs of the same keys. All but the first few changes end when the limits of TRIAL
+    are reached.
     """
     yield from without_shifts(ground)
     yield from cut_from_few(ground)
@@ -149,8 +153,12 @@ def _for_all(ground: Ground, fronts: Sequence[Use], apart: Sequence[Use], trial:
 
 
 def _likely(ground: Ground, f: Use) -> Iterator[Change]:
-    """Yield changes (label, key -> expression) of the weights of F, or before it, that something speaks for: an option
-    of a question, or an equal input. Of a layer with an adapter, only options and scales of adapters.
+    """Yield the likelier changes (label, key -> expression) of the weights of F, a layer of the model, or of layers
+    before it: first options of questions, and scales of adapters. That is all if F has a low-rank adapter.
+
+    Else come weights of layers of the source's code with the same input as F; if there are none, weights for a part of
+    an input there (`takes_a_part`), or for the layers before F (`before_its_partner`). Then come keys that are computed
+    with others, vectors, and tables in place of matrices.
     """
     yield from options(ground, f)
     yield from adapters(ground, f)
@@ -169,8 +177,9 @@ def _likely(ground: Ground, f: Use) -> Iterator[Change]:
 
 
 def _others(ground: Ground, f: Use) -> Iterator[Change]:
-    """Yield further changes (label, key -> expression) of the weights of F, or of the weights before it: rearranged
-    rows, sums with 1, tensors of equal sizes. Nothing for a layer with an adapter.
+    """Yield less likely changes (label, key -> expression) of F, a layer of the model, or of layers before it: sums
+    with 1, weights of equal sizes, and rearranged rows of the layers before it (`arrangements`). The last come first
+    if no layer of the source's code has the input of F. Nothing if F has a low-rank adapter.
     """
     if _is_adapted(ground, f):
         return
@@ -189,9 +198,9 @@ def _is_adapted(ground: Ground, f: Use) -> bool:
 
 
 def _of_a_loop(ground: Ground, fronts: Sequence[Use]) -> Iterator[Change]:
-    """Yield up to two changes that fill keys without a source of a recurrent layer, if one of FRONTS runs in a loop: of
-    the eight cheapest fillings, those of most keys. What it keeps in its state depends on each of them. The order of
-    its gates shows only then.
+    """Yield up to two changes (label, key -> expression) that fill keys without a source from unused tensors, if one of
+    FRONTS runs in a loop (`_runs_in_a_loop`), else nothing: of the eight cheapest fillings (`fillings`), the two that
+    fill most keys. The state of a recurrent layer depends on all of its keys, so its gates show only if all are filled.
     """
     if any(_runs_in_a_loop(ground.own, use) for use in fronts):
         likeliest = fillings(ground, fronts)[:_LIKELIEST]
@@ -238,12 +247,13 @@ def _once(changes: Iterable[Change]) -> Iterator[Change]:
 def _in_all_blocks(
     label: str, entries: dict[str, Entry], new: MappingOf[str, Expr], found: _State, trial: Trial, expected: Flow
 ) -> _State:
-    """Try the change NEW (key -> expression) of ENTRIES, called LABEL, which worked in one block, in all other blocks
-    at once, with changes kept from earlier blocks that showed nothing in the others yet (`Trial.elsewhere`).
+    """Try a change that worked in one block in all other blocks, and return the state (entries, flow, verdict) after
+    it; if no more agrees then, or if no other block qualifies (`_in_other_blocks`), return FOUND, the state after the
+    change in the one block.
 
-    Return the state (entries, flow, verdict) after it; TRIAL keeps no changes then. If no more agrees, or if there are
-    no such blocks, return FOUND, the state after the change in one block; the change of the others is then kept in
-    TRIAL.
+    NEW is the change (key -> expression), LABEL its name, ENTRIES the mapping before it. Changes for other blocks that
+    `Trial.elsewhere` has from earlier tries are tried together with this one. After a success it is emptied; else it
+    also has this change for the other blocks.
     """
     there = _in_other_blocks(entries, new)
     if not there:
@@ -262,12 +272,14 @@ def _agreeing(verdict: Verdict) -> str:
 
 
 def _tried(label: str, state: _State, new: MappingOf[str, Expr], trial: Trial, expected: Flow) -> _State | None:
-    """Return the state after the change NEW (key -> expression) of STATE, called LABEL, if more agrees with EXPECTED.
+    """Load the change NEW (key -> expression) of STATE, called LABEL, into the model, run it, and return the state
+    after the change if more agrees with EXPECTED, the flow of the source's code, than in STATE; else None.
 
-    More has to agree than in STATE, and the check of TRIAL (`confirms`) must not say no; in a fine search, with a
-    smaller tolerance, more inputs and outputs of uses have to agree. Else the trial was in vain, which TRIAL counts
-    (`misses`), and None is returned; None without a trial if nothing changes, if the search is over, or if only keys
-    without a source may change (`confirms`), and others would. The model keeps the weights of the trial.
+    If TRIAL has a check (`confirms`), that has to say yes, too. In a fine search (`finely`), the number of inputs and
+    outputs of layers that agree decides. If None is returned after a run, TRIAL counts one more miss (`misses`).
+
+    None without a run if NEW changes nothing, if the search is over, or if TRIAL has a check, which lets only keys
+    without a source change, and NEW changes others. The model keeps the weights of the last run.
     """
     if trial.is_over or (trial.confirms and any(state.entries[key].expr is not None for key in new)):
         return None
@@ -299,11 +311,11 @@ def _tried(label: str, state: _State, new: MappingOf[str, Expr], trial: Trial, e
 
 
 def _in_other_blocks(entries: MappingOf[str, Entry], new: MappingOf[str, Expr]) -> dict[str, Expr]:
-    """Return, as key -> expression, the change NEW of one block repeated in each other block with the same layers from
-    one block of the source.
+    """Return, as key -> expression, the change NEW (key -> expression) of one block repeated in all other blocks that
+    qualify by `_in_block`; {} if none does, or if no number names the block. The keys of NEW are not in the result.
 
-    The numbers in the common beginning of all changed keys name the block: `layers.3.` in `layers.3.q.weight` and
-    `layers.3.q.bias`. ENTRIES is the mapping before the change. Empty if no other block qualifies.
+    The numbers in the common beginning of all keys of NEW name the block: `layers.3.` in `layers.3.q.weight` and
+    `layers.3.q.bias`. ENTRIES is the mapping before the change.
     """
     paths = [key.split(".") for key in new]
     shared = next((i for i in range(min(map(len, paths))) if len({path[i] for path in paths}) > 1), len(paths[0]) - 1)
@@ -325,10 +337,13 @@ def _at(path: list[str], numbers: MappingOf[int, str]) -> list[str]:
 def _in_block(
     entries: MappingOf[str, Entry], new: MappingOf[str, Expr], numbers: MappingOf[int, str]
 ) -> dict[str, Expr] | None:
-    """Return, as key -> expression, the change NEW repeated in the block with these NUMBERS (position in the path of a
-    key -> number), over the keys of the source that this block reads. None if it lacks a changed key, if such a key has
-    no expression in one of the two blocks, if its present expressions are not those of the first block over other keys,
-    or if a key that NEW reads has no counterpart (`_moved`).
+    """Return, as key -> expression, the change NEW (key -> expression) of one block repeated in another block, over the
+    keys of the source that this other block reads. NUMBERS names the other block: position in the path of a key ->
+    number ({1: "5"} for `layers.5`). ENTRIES is the mapping before the change.
+
+    None if the other block lacks a key of NEW, if such a key has no expression in one of the two blocks, if the present
+    expressions of the two blocks are not the same up to the names of keys, or if a key of the source that NEW reads has
+    no counterpart for the other block (`_moved`).
     """
     names: dict[str, str] = {}
     others = {key: ".".join(_at(key.split("."), numbers)) for key in new}

@@ -26,8 +26,12 @@ _Pair = tuple[list[Use], list[Use]]
 
 
 def before_its_partner(ground: Ground, f: Use) -> Iterator[Change]:
-    """Yield changes that give the uses before F the weights of those before the use in the source's code that has the
-    weights of F, or that may come next. Keys that had these weights get the old ones.
+    """Yield changes (label, key -> expression) that give the layers before F, a layer of the model, the weights of the
+    layers before its partner in the source's code, at most 32 for each partner. Keys that had these weights get the
+    old ones of these layers.
+
+    Its partner is the layer that reads all sources of the keys of F. If there is none, each layer that comes next there
+    (`Ground.next_uses`) and is like F is tried as its partner, and F gets its weights, too.
     """
     for s, is_known in _partners(ground, f):
         more: list[_Pair] = [] if is_known else [([f], [s])]
@@ -36,9 +40,12 @@ def before_its_partner(ground: Ground, f: Use) -> Iterator[Change]:
 
 
 def before_an_output(ground: Ground) -> Iterator[Change]:
-    """Yield changes that give the uses before an output of the model the weights of those before the output of the
-    source's code of the same size, if no other output has this size, or if their names say that they are one: else the
-    outputs, and not their layers, may have changed places. Keys that had these weights get the old ones.
+    """Yield changes (label, key -> expression) that give the layers before an output of the model the weights of the
+    layers before the same output of the source's code, at most 32 for each output. Keys that had these weights get the
+    old ones of these layers.
+
+    Two outputs are the same if they have equally many numbers and no other output of either code has as many, or if
+    their names say so (`by_name`): else the outputs, and not their layers, may have changed places.
     """
     sizes = [Counter(output.numel() for output in flow.outputs) for flow in (ground.theirs, ground.own)]
     named = by_name(ground.theirs, ground.own)
@@ -50,8 +57,9 @@ def before_an_output(ground: Ground) -> Iterator[Change]:
 
 
 def _partners(ground: Ground, f: Use) -> list[tuple[Use, bool]]:
-    """Return (use in the source's code, whether it has the weights of F): those with these weights, or else those of
-    the sizes of F that come next.
+    """Return (layer of the source's code, whether it has the weights of F) for each layer that may correspond to F, a
+    layer of the model: with True, those that read all sources of the keys of F; if there are none, with False, those
+    that come next (`Ground.next_uses`) and are like F (`_are_alike`). [] if there are none of these either.
     """
     sources = {key for own in f.keys if own in ground.entries for key in ground.entries[own].sources}
     known = [(s, True) for s in ground.theirs.uses if sources and sources <= set(s.keys)]
@@ -59,11 +67,14 @@ def _partners(ground: Ground, f: Use) -> list[tuple[Use, bool]]:
 
 
 def _ways(ground: Ground, own: Iterable[int], theirs: Iterable[int], back: int) -> Iterator[list[_Pair]]:
-    """Yield ways to pair the uses OWN of the model and THEIRS of the source's code, without those that give the same,
-    and, for each pair of single uses with unequal inputs, the uses before them, at most BACK steps back: at most 24
-    ways for each pairing of these, of which at most 24 count. The only way is without pairs if one side has no uses
-    left, or one has more than six, or if BACK is 0. No way at all if they, or those before a pair, cannot be paired
-    (`_pairings`).
+    """Yield ways to pair layers of the model and of the source's code, each as a list of (layers of the model, layers
+    of the source's code). OWN and THEIRS are the indices of layers of the two codes; they are paired without those that
+    give the same (`_left`). If a pair of single layers has unequal inputs, the layers before these two are paired as
+    well, and so on, at most BACK steps back.
+
+    At most 24 pairings (`_pairings`) of OWN and THEIRS are taken, with two ways for the layers before each pair, and at
+    most 24 ways in all for each. One way, [], if one side has no layers left, if one has more than six, or if BACK is
+    0. No way at all if the layers that are left, or those before a pair, cannot be paired.
     """
     mine, others = _left(_layers(ground.own, own), _layers(ground.theirs, theirs))
     if not mine or not others or back == 0 or max(len(mine), len(others)) > _BEFORE:
@@ -94,7 +105,9 @@ def _layers(flow: Flow, indices: Iterable[int]) -> list[Use]:
 
 
 def _left(mine: Sequence[Use], others: Sequence[Use]) -> tuple[list[Use], list[Use]]:
-    """Return MINE and OTHERS without the pairs that give the same."""
+    """Return (MINE, OTHERS), layers of the model and of the source's code, without each layer of MINE whose output has
+    the same channels, in any order, as that of one of OTHERS, and without that one.
+    """
     rest, left = list(others), []
     for u in mine:
         same = next((v for v in rest if pairing(u.given, v.given) is not None), None)
@@ -106,10 +119,12 @@ def _left(mine: Sequence[Use], others: Sequence[Use]) -> tuple[list[Use], list[U
 
 
 def _pairings(mine: Sequence[Use], others: Sequence[Use]) -> Iterator[list[_Pair]]:
-    """Yield ways to pair the uses MINE of the model and OTHERS of the source's code, each as a list of (uses of the
-    model, uses of the source's code): one by one with uses that are alike (`_are_alike`), in each such order, if they
-    are as many; else one pair of all with all, in each order of OTHERS, if all are matrices and their rows add up to
-    the same. Nothing in other cases.
+    """Yield ways to pair the layers MINE of the model with the layers OTHERS of the source's code, each as a list of
+    (layers of the model, layers of the source's code).
+
+    If they are equally many: one by one, in each order in which all pairs are alike (`_are_alike`). Else, if all are
+    matrices and the rows of both sides add up to the same number: one pair of all with all, in each order of OTHERS.
+    Nothing in other cases.
     """
     if len(mine) == len(others):
         for order in permutations(others):
@@ -133,9 +148,10 @@ def _take_the_same(u: Use, v: Use) -> bool:
 
 
 def _change(ground: Ground, pairs: Sequence[_Pair]) -> Iterator[Change]:
-    """Yield the change (label, key -> expression) that gives the first uses of each of PAIRS the weights of the second,
-    and the keys that had these expressions the old ones. Nothing if one pair cannot change (`_given`), if two of them
-    give one key different expressions, or if the keys have these expressions already.
+    """Yield one change (label, key -> expression) for all of PAIRS, (layers of the model, layers of the source's code):
+    the layers of the model get the weights of the others (`_given`), and the keys that had these expressions get the
+    old ones (`_given_back`). Nothing if one pair cannot change, if two pairs give one key different expressions, or if
+    the keys have these expressions already.
     """
     new: dict[str, Expr] = {}
     for mine, others in pairs:
@@ -149,16 +165,17 @@ def _change(ground: Ground, pairs: Sequence[_Pair]) -> Iterator[Change]:
 
 
 def _given(ground: Ground, mine: Sequence[Use], others: Sequence[Use]) -> dict[str, Expr] | None:
-    """Return key of the model -> expression, so that the uses MINE get the weights of the uses OTHERS.
+    """Return key of the model -> expression, so that the layers MINE of the model get the weights of the layers OTHERS
+    of the source's code.
 
     If all are matrices, the rows of OTHERS are concatenated and go to MINE in turn, so there may be more of one than of
-    the other. The columns are reordered so that they fit the input of the first of MINE, if both inputs are known. {}
-    if the sizes do not fit, or if the keys have these expressions already. None if the weight of one of OTHERS has no
-    expression, or if the columns would be too many slices.
+    the other. The columns are reordered to fit the input of the first of MINE, if both inputs are known. {} if the
+    sizes do not fit, or if the keys have these expressions already. None if the weight of one of OTHERS has no
+    expression, or if its columns cannot be reordered in at most 64 slices.
 
-    Otherwise there is one of each, and the roles (weight, bias) that both hold get new expressions, those that they
-    have already included. {} if no role has a source's expression; None if the sizes do not fit or no expressions do
-    this.
+    Otherwise there has to be one layer on each side: its roles (weight, bias) that both layers have get the expressions
+    of the source, also if they have them already. {} if none of these has an expression; None if the sizes do not fit,
+    or if no expressions for the keys do this.
     """
     if all(u.kind in MATRICES and "weight" in u.held for u in (*mine, *others)):
         taken = mine[0].taken

@@ -18,16 +18,17 @@ _MOST = 2000
 
 
 def layers(expected: Flow, seen: Flow, entries: MappingOf[str, Entry], verdict: Verdict) -> list[dict[str, Any]]:
-    """Return a row for each use of weights in the model, in order of execution, that compares its output with that of
-    its counterpart in the source's code. Only the first 2,000 uses count. Successive uses with the same two modules
-    share a row, with the larger difference.
+    """Return a row for each layer of the model, in the order of execution, that compares its output with the output of
+    the layer of the source's code with the same weights (`_counterpart`). Only the first 2,000 uses of weights count.
+    Successive uses with the same two modules share a row, with the larger difference.
+
+    EXPECTED is the flow of the source's code, SEEN that of the model with ENTRIES (key -> entry).
 
     Returns:
-        {"layer", "source", "difference", "first"} for each: the modules of the model and of the source's code (None if
-            no use there takes these weights), the largest difference of a number of the fingerprints of a channel,
-            relative to the largest root mean square of a channel (0 if there is no such counterpart and all channels
-            are somewhere in the source, None if nothing can be compared), and whether this is where the models diverge,
-            by VERDICT.
+        {"layer", "source", "difference", "first"} for each: the module of the model; that of the source's code (None if
+            no layer there has these weights); how far the outputs are apart, relative to the largest (see
+            `_difference`; 0 if there is no such layer and the source's code gives all channels somewhere, None if
+            nothing can be compared); and whether the models diverge here, by VERDICT.
     """
     front = {use.index for use in verdict.front}
     told: dict[Any, int] = {}
@@ -52,8 +53,8 @@ def layers(expected: Flow, seen: Flow, entries: MappingOf[str, Entry], verdict: 
 
 
 def apart_at_most(expected: Flow, seen: Flow, entries: MappingOf[str, Entry]) -> float | None:
-    """Return the largest difference in `layers`, of uses that depend on no key without a source in ENTRIES; None if
-    nothing can be compared.
+    """Return the largest difference in `layers` of EXPECTED, the flow of the source's code, and SEEN, that of the
+    model. Layers that depend on a key without a source in ENTRIES are left out. None if nothing can be compared.
     """
     open_ = behind_new_keys(seen, entries)
     known = replace(seen, uses=[use for use in seen.uses if not open_[use.index]])
@@ -62,8 +63,9 @@ def apart_at_most(expected: Flow, seen: Flow, entries: MappingOf[str, Entry]) ->
 
 
 def _counterpart(sources: set[str], expected: Flow, turn: int) -> Use | None:
-    """Return the use in EXPECTED, the flow of the source's code, that reads most of the keys SOURCES. If several read
-    as many, the one with index TURN among them, or the last. None if none reads any.
+    """Return the layer (use of weights) in EXPECTED, the flow of the source's code, that reads most of the keys in
+    SOURCES; None if none reads any. If several read as many, as in a loop: number TURN of them, counted from 0 in the
+    order of execution, or the last one, if they are fewer.
     """
     shared = [(len(sources & set(use.keys)), use) for use in expected.uses]
     most = max((n for n, _ in shared), default=0)
@@ -72,10 +74,11 @@ def _counterpart(sources: set[str], expected: Flow, turn: int) -> Use | None:
 
 
 def _difference(own: torch.Tensor, other: Use | None, expected: Flow) -> float | None:
-    """Return how far OWN, the fingerprints of an output of the model, is from the output of OTHER, with or without its
-    bias, whichever is nearer, with the channels in their order or in any.
+    """Return how far OWN, the fingerprints of the output of a layer of the model, is from the output of OTHER, a layer
+    of the source's code, with or without its bias, whichever is nearer (see `_apart`).
 
-    If OTHER is None or has no output of this size: 0.0 if uses in EXPECTED give all channels of OWN, else None.
+    If OTHER is None or has another number of channels: 0.0 if layers in EXPECTED, the flow of the source's code, give
+    all channels of OWN, else None.
     """
     given = [] if other is None else [t for t in (other.given, other.bare) if t is not None and t.shape == own.shape]
     if not given:
@@ -84,8 +87,9 @@ def _difference(own: torch.Tensor, other: Use | None, expected: Flow) -> float |
 
 
 def _apart(own: torch.Tensor, other: torch.Tensor) -> float:
-    """Return the largest difference between the fingerprints OWN and OTHER, with the channels in their order, or each
-    number sorted, whichever is less, relative to the largest root mean square of a channel of OTHER.
+    """Return the largest difference between the fingerprints OWN and OTHER, of equally many channels, divided by the
+    largest root mean square of a channel of OTHER (not divided, if that is 0). The channels are compared in their
+    order, and with each column of numbers sorted; the smaller result counts. 0.0 if there are no channels.
     """
     largest = float(other[:, 0].max()) if len(other) else 0.0
     in_place = float((own - other).abs().max()) if len(own) else 0.0

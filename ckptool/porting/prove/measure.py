@@ -66,10 +66,12 @@ class Measured:
 def measured(
     expected: Flow, seen: Flow, wide_expected: Flow, wide_seen: Flow, blurred: Flow | None = None
 ) -> Measured | None:
-    """Return how far the outputs of two models are apart, in float64. Each output of one model is compared with the
-    nearest output of the other, and the output that is farthest apart for its bound (`Measured.bound`) is the result.
-    This is done from both models, since either may give more outputs, and the smaller result is returned. None if no
-    two outputs can be compared, or if a model has not equally many outputs in both precisions.
+    """Return how far the outputs of two models are apart, in float64. None if no two outputs can be compared
+    (`of_one_size`), or if a model has not equally many outputs in float32 and in float64.
+
+    Each output of the source's code is compared with the nearest output of the model, and the worst of these
+    comparisons counts; then each output of the model likewise with those of the source's code. The better of the two is
+    returned, since either code may give more outputs. Near and worst are meant relative to `Measured.bound`.
 
     Args:
         expected, seen: the flows of the source's code and of the model, in float32.
@@ -103,8 +105,11 @@ def measured(
 
 
 def _measured(a: torch.Tensor, b: torch.Tensor, noise: float) -> Measured:
-    """Return the difference between A, an output of the source's code, and B, one of the model, both in float64, with
-    the dimensions of A in the order in which it is least. NOISE is how far rounding in float32 moves either.
+    """Return the difference between A, an output of the source's code, and B, one of the model, both in float64 and
+    with equally many numbers; the dimensions of A are taken in the order in which it is least (`orders`).
+
+    NOISE is how far rounding in float32 moves either. Its bound is four times NOISE (at least that of one rounding of
+    the largest number of A), but at most a thousandth of the largest number of A.
     """
     difference = min(_apart(x, y) for x, y in orders(a, b))
     largest = float(torch.nan_to_num(a.double(), 0.0, 0.0, 0.0).abs().max()) or 1.0
@@ -118,9 +123,12 @@ def _short(value: float) -> str:
 
 
 def noise_of_uses(narrow: Flow, wide: Flow) -> float:
-    """Return how far rounding in float32 moves the fingerprints of channels, relative to the largest of the same use,
-    at the use where that is most: at least 2^-24, at most 2.5e-4, and that if the numbers of uses differ. NARROW and
-    WIDE are the flows of one model in float32 and in float64.
+    """Return how far rounding in float32 moves the fingerprints in the outputs of layers. NARROW and WIDE are the flows
+    of one model in float32 and in float64.
+
+    For each layer, the largest difference is divided by the largest root mean square of its channels; the largest of
+    these is returned, but at least 2^-24 and at most 2.5e-4. 2.5e-4 also if NARROW and WIDE do not have equally many
+    uses of weights. Layers with outputs of unequal sizes do not count.
     """
     if len(narrow.uses) != len(wide.uses):
         return _MOST / _TIMES
@@ -143,10 +151,10 @@ def sharpened(expected: Flow, seen: Flow, wide_expected: Flow, wide_seen: Flow) 
 
 
 def orders(a: torch.Tensor, b: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield (A, B), in float64 and without dimensions of 1, with the dimensions of A reordered to the sizes of B, in
-    every way in which that is possible.
+    """Yield (A, B), in float64 and without dimensions of 1, once for each order of the dimensions of A in which A has
+    the sizes of B.
 
-    Both are flattened if they have more than four dimensions or unlike sizes.
+    If they do not have the same sizes in some order, or more than four dimensions: once, both flattened.
     """
     a, b = a.detach().double().squeeze(), b.detach().double().squeeze()
     if sorted(a.shape) == sorted(b.shape) and a.ndim <= 4:

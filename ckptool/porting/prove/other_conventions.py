@@ -18,10 +18,13 @@ _OF_ONE_MODULE, _APART = 6, 11
 
 
 def changes(entries: dict[str, Entry]) -> Iterator[tuple[str, dict[str, Expr]]]:
-    """Yield changes (label, key -> new expression) of the whole mapping ENTRIES, in this order: another option for all
-    keys with the same doubts; another convention of code for all tensors; another option, one of the first six, for one
-    module of several with the same doubts, in exchange with the keys that have it now (`_exchanged`); exchanges of two
-    guessed modules.
+    """Yield changes (label, key -> new expression) of the whole mapping ENTRIES (key -> entry), in this order:
+
+    - option N of their questions for all guessed keys with the same doubts, for each N;
+    - another convention of code for all tensors (`_conventions`);
+    - one of the first six options for one module, if several modules have the same doubts; keys that have its new
+      expressions now get its old ones in exchange (`_exchanged`);
+    - exchanges of two guessed modules (`_exchanges`).
     """
     groups = _with_equal_doubts(entries.values())
     for members in groups:
@@ -50,8 +53,9 @@ def _with_equal_doubts(entries: Iterable[Entry]) -> list[list[Entry]]:
 def without_factors(
     entries: MappingOf[str, Entry], before: Iterable[Entry], shapes: MappingOf[str, Shape]
 ) -> dict[str, Expr]:
-    """Return, as key -> expression without factors, the keys of ENTRIES whose factor trials found: not those that have
-    one in BEFORE, the entries before any trial. SHAPES has the sizes of the source.
+    """Return the change, as key -> expression, that takes factors out again that trials have put in: for each key whose
+    expression in ENTRIES has a factor (`scale`) and is not that in BEFORE, the entries before any trial, unless that
+    had a factor, too. {} if there are none. SHAPES has the sizes of the source.
 
     One code multiplies a weight by a number on each call, and the other does not. What the layer gives directly is
     equal only with that factor in the weight, but a norm, or code that gives weights a length of its own, takes it out.
@@ -67,11 +71,13 @@ def without_factors(
 
 
 def factors_as_in_others(entries: MappingOf[str, Entry], before: Iterable[Entry], expected: Flow) -> dict[str, Expr]:
-    """Return, as key -> option, the change that answers the questions about factors in one way: if trials took the same
-    option for all members of a group (entries with the same open questions) that they changed, each other member takes
-    it as well, if EXPECTED, the flow of the source's code, multiplies by that factor behind the layer of its tensor.
+    """Return the change, as key -> expression, that gives factors to more keys, as trials gave them to others. BEFORE
+    has the entries before any trial, ENTRIES (key -> entry) those after.
 
-    BEFORE has the entries before any trial, ENTRIES those after. Empty if trials changed nothing of the kind.
+    In each group of guessed entries with the same open questions, trials have to have taken the option of one number
+    for all members that took an option. A member that they left as it was then gets its option of this number, if that
+    is a tensor times a factor, and EXPECTED, the flow of the source's code, multiplies by this factor behind the layer
+    of that tensor (`_has_factor`). {} if there is none.
     """
     new: dict[str, Expr] = {}
     for members in _with_equal_doubts(before):
@@ -85,8 +91,9 @@ def factors_as_in_others(entries: MappingOf[str, Entry], before: Iterable[Entry]
 
 
 def _has_factor(option: Expr, expected: Flow) -> bool:
-    """Return whether OPTION is a whole tensor of the source times a number, and the source's code multiplies by this
-    number (or divides by its inverse) between the layer of that tensor and the next one, or behind the last one.
+    """Return whether OPTION is a whole tensor of the source times a number, and the source's code, whose flow EXPECTED
+    is, multiplies by this number (or divides by its inverse) between a layer with that tensor and the next layer, or
+    between it and an output.
     """
     if option.op != "scale" or not option.args[0].is_copy:
         return False
@@ -106,8 +113,9 @@ def module_of(entry: Entry) -> str:
 
 
 def _exchanged(entries: dict[str, Entry], members: Sequence[Entry], number: int) -> dict[str, Expr]:
-    """Return the change, as key -> expression, that gives MEMBERS, the entries of one module, their option NUMBER, if
-    they have so many, and their old expressions to the keys of the same sizes that had these options.
+    """Return the change, as key -> expression, that gives each of MEMBERS, entries of one module, its option with the
+    index NUMBER (`Entry.rivals`); one with fewer options stays. Each other key of ENTRIES that has such an option as
+    its expression now, and the same sizes, gets the old expression of the member in exchange.
     """
     new = {e.target: e.rivals[number] for e in members if len(e.rivals) > number}
     for own, expr in list(new.items()):
@@ -119,8 +127,9 @@ def _exchanged(entries: dict[str, Entry], members: Sequence[Entry], number: int)
 
 
 def _exchanges(entries: dict[str, Entry]) -> Iterator[tuple[str, dict[str, Expr]]]:
-    """Yield changes (label, key -> expression), each of which exchanges the sources of two modules with guessed entries
-    of equal shapes in equal order, at most 11 such modules apart. Entries that are not guessed stay.
+    """Yield changes (label, key -> expression), each of which exchanges the expressions of the guessed entries of two
+    modules, if these have equal sizes in equal order. Each module with guessed entries is exchanged with the next 11 of
+    them. Entries that are not guessed stay.
     """
     modules: dict[str, list[tuple[Entry, Expr]]] = {}
     for entry in entries.values():
@@ -143,11 +152,12 @@ _Made = tuple[Entry, Expr]
 
 
 def _conventions(entries: list[Entry]) -> Iterator[tuple[str, dict[str, Expr]]]:
-    """Yield changes (label, key -> new expression) of ENTRIES for conventions that shapes do not show, several for
-    each, such as one for each usual number of heads: rotary embeddings, parts that alternate by heads, norms around 1,
-    flattened features, transposed squares. No question has to be open: certain entries change as well (of tensors with
-    joined parts, only guessed ones, if there are any). A change is made in all tensors that it concerns; for flattened
-    features, in one matrix.
+    """Yield changes (label, key -> new expression) of ENTRIES for conventions of code that shapes do not show: orders
+    of rotary embeddings, parts that alternate by heads, norms around 1, flattened features, square matrices transposed.
+    There may be several for a convention, such as one for each usual number of heads.
+
+    Each change is made in all entries with an expression that it concerns at once, also in those without a doubt; but
+    for flattened features in one matrix, and for joined parts only in guessed entries, if there are any.
     """
     made = [(e, e.expr) for e in entries if e.expr is not None]
     yield from _rotary_orders(made)
@@ -162,8 +172,9 @@ def _conventions(entries: list[Entry]) -> Iterator[tuple[str, dict[str, Expr]]]:
 
 
 def _rotary_orders(made: Sequence[_Made]) -> Iterator[tuple[str, dict[str, Expr]]]:
-    """Yield changes that put the rows of all queries and keys in half or in interleaved order, for each usual width of
-    heads that divides all of them.
+    """Yield changes (label, key -> expression) that put the rows of all queries and keys of MADE, pairs (entry, its
+    expression), into the "half" or the "interleaved" order of a rotary embedding: two changes for each usual width of
+    heads that divides the rows of all of them. Queries and keys are told by their names (`_part`); nothing without any.
     """
     attention = [(e, x) for e, x in made if _part(e) in ("q", "k")]
     for head in _HEAD_SIZES if attention else ():
@@ -174,9 +185,12 @@ def _rotary_orders(made: Sequence[_Made]) -> Iterator[tuple[str, dict[str, Expr]
 
 
 def _cut_by_heads(made: Sequence[_Made]) -> Iterator[tuple[str, dict[str, Expr]]]:
-    """Yield changes that cut all parts of fused tensors, thirds or halves, head by head, for each usual number of heads
-    that divides the rows of all parts. These are the rows that the mapping cuts now at the first, second or third
-    place, each of their own size.
+    """Yield changes (label, key -> expression) that cut parts from fused tensors of the source head by head, not as one
+    block of rows each: first thirds, then halves, one change for each usual number of heads that divides the rows of
+    all parts. All parts of MADE, pairs (entry, its expression), change at once.
+
+    A part is an entry that is cut from a tensor as its first, second or (of thirds) third block of N rows, where N is
+    the number of rows of the entry.
     """
     parts = [(e, rows) for e, x in made if (rows := ex.rows_cut(x)) is not None]
     for n in (3, 2):
@@ -189,8 +203,10 @@ def _cut_by_heads(made: Sequence[_Made]) -> Iterator[tuple[str, dict[str, Expr]]
 
 
 def _joined_by_heads(made: Sequence[_Made]) -> Iterator[tuple[str, dict[str, Expr]]]:
-    """Yield a change for each usual number of heads: it joins two or three parts head by head in all tensors with so
-    many joined parts whose rows allow it. If some of these tensors are guessed, only they change.
+    """Yield changes (label, key -> expression), one for each usual number of heads, in which two or three tensors that
+    are concatenated along the rows now are joined head by head. MADE has pairs (entry, its expression); all entries
+    with such an expression change at once, if the number of heads divides the rows of a part (the change may be empty).
+    If some of them are guessed, only these change.
     """
     fused = [(e, joined) for e, x in made if len(joined := ex.rows_joined(x) or ()) in (2, 3)]
     fused = [one for one in fused if one[0].status == "guessed"] or fused  # what is certain stays, if something is not
@@ -200,9 +216,12 @@ def _joined_by_heads(made: Sequence[_Made]) -> Iterator[tuple[str, dict[str, Exp
 
 
 def _fused_by_heads(made: Sequence[_Made]) -> Iterator[tuple[str, dict[str, Expr]]]:
-    """Yield two changes for each usual number of heads, of all fused projections (by name) that are whole tensors of
-    the source and have thirds whose rows it divides: one puts the three parts head by head, and one takes them for head
-    by head and puts them apart.
+    """Yield two changes (label, key -> expression) for each usual number of heads. One puts the three parts of fused
+    projections, which are one after the other, head by head; the other takes them for head by head, and puts them one
+    after the other.
+
+    MADE has pairs (entry, its expression). All fused projections (by their names) change at once that are whole tensors
+    of the source and have thirds whose rows the number of heads divides. Nothing for a number without any.
     """
     whole = [(e, x, e.shape[0] // 3) for e, x in made if x.is_copy and _is_fused(e)]
     for heads in _HEAD_COUNTS:
@@ -232,9 +251,12 @@ def _norms_around_one(made: Sequence[_Made]) -> Iterator[tuple[str, dict[str, Ex
 
 
 def _flattened(entries: list[Entry]) -> Iterator[tuple[str, dict[str, Expr]]]:
-    """Yield changes of one matrix each, with 8 or more columns and a whole tensor of the source, perhaps transposed, as
-    its expression: the order in which the features that it takes are flattened, "nhwc" and "nchw", for numbers of
-    channels of convolutions before it (`_channels_before`) that leave a square map of more than one place.
+    """Yield changes (label, key -> expression) of one matrix each: its columns are reordered for feature maps that are
+    flattened with their channels last ("nhwc"), or first ("nchw"), in place of the other.
+
+    A matrix of ENTRIES counts if it has 8 or more columns, and is a whole tensor of the source, perhaps transposed. It
+    is changed for each number of channels of convolutions before it (`_channels_before`) with which its columns make a
+    square map of more than one place (512 columns and 32 channels: 4 x 4).
     """
     for place, e in enumerate(entries):
         x = e.expr

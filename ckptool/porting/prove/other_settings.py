@@ -62,8 +62,10 @@ def settings(
     entries: MappingOf[str, Entry],
     modules: MappingOf[str, tuple[torch.nn.Module, torch.nn.Module]],
 ) -> list[Setting]:
-    """Return the settings that differ between the source's code and the model: attributes of modules first, then steps,
-    in the order of execution of the model. Each has all places with the same values. [] if none differ.
+    """Return the settings (eps, activation, padding) that differ between the source's code and the model: attributes
+    of modules first, then steps, in the order of execution of the model. A setting with the same two values at several
+    layers is there once, with all of its places. [] if none differ. Only layers with the same weights in both codes are
+    compared, with the steps before them, and the steps before the output, if each code has just one output.
 
     Args:
         expected: the flow of the source's code, over keys of the file.
@@ -121,9 +123,12 @@ def layer_of(use: Use) -> str:
 
 
 def _pairs(expected: Flow, seen: Flow, entries: MappingOf[str, Entry]) -> Iterator[tuple[Use, Use]]:
-    """Yield (use in SEEN, its counterpart in EXPECTED), for each use with one: of the uses of its kind that read some
-    of its sources (of any kind, if none is of its kind), that which reads most of them. If several read as many, the
-    runs of the use take them in turn. Its sources are the keys that ENTRIES read for its keys.
+    """Yield (layer of the model, its counterpart in the source's code) for each use of weights in SEEN, the flow of the
+    model, that has a counterpart in EXPECTED, the flow of the source's code.
+
+    The counterpart reads some of the keys of the source that ENTRIES give to the layer. Of several, those of the same
+    kind as the layer count (all, if there are none), and of these the one that reads most of these keys. If several
+    read as many, the first run of the layer gets the first of them, the second run the second …, further runs the last.
     """
     told: dict[Any, int] = {}
     by_key: dict[str, list[Use]] = {}
@@ -147,8 +152,9 @@ _ATTRIBUTES = ("padding_mode",)
 
 
 def _attributes(theirs: torch.nn.Module, own: torch.nn.Module, notes: _Notes) -> None:
-    """Add the attributes in `_ATTRIBUTES` that differ between a module of the source's code, THEIRS, and one of the
-    model, OWN, to NOTES, with the change of OWN.
+    """Add to NOTES each attribute in `_ATTRIBUTES` (`padding_mode`) that differs between THEIRS, a module of the
+    source's code, and OWN, one of the model, with the value that OWN has to get. Only text counts: nothing is added if
+    one of the modules lacks the attribute. The modules are not changed.
     """
     for name in _ATTRIBUTES:
         a, b = getattr(theirs, name, None), getattr(own, name, None)
@@ -159,8 +165,9 @@ def _attributes(theirs: torch.nn.Module, own: torch.nn.Module, notes: _Notes) ->
 
 
 def _of_step(theirs: Step, own: Step, notes: _Notes) -> None:
-    """Add the settings that differ between a step of the source's code, THEIRS, and one of the model, OWN, to NOTES, as
-    one setting, with a swap that runs THEIRS; nothing if none differ. Only settings that both have count.
+    """Add to NOTES one setting for all settings that differ between THEIRS, a step of the source's code, and OWN, a
+    step of the model of the same name, with a swap that runs THEIRS in place of OWN. Nothing if none differ. Settings
+    that only one of the steps has do not count; numbers are equal up to a millionth.
     """
     a, b = dict(theirs.settings), dict(own.settings)
     differ = [name for name in a if name in b and not _is_same(a[name], b[name])]
@@ -234,9 +241,11 @@ class _Token:
 
 
 def _tokens(steps: Sequence[Step]) -> list[_Token]:
-    """Return STEPS as tokens, in their order. Scales that follow one another are one token; fused attention is a scale
-    and a softmax. Products of matrices, arithmetic that changes nothing, and the factor that makes up for a dropout are
-    left out.
+    """Return STEPS of one code as tokens, in their order; steps of two codes that do the same give equal tokens.
+
+    Multiplications by numbers that follow one another become one token "scale", and fused attention a scale and a
+    softmax. Left out are products of matrices, arithmetic that changes nothing (a factor of 1, a sum with 0), and the
+    factor after a dropout that makes up for it.
     """
     out: list[_Token] = []
 
@@ -278,9 +287,9 @@ _NO_TOKENS = frozenset({"mm", "addmm", "bmm", "baddbmm", "add", "sub", "mul", "d
 
 
 def _between(theirs: Sequence[Step], own: Sequence[Step], use: Step | None, notes: _Notes) -> None:
-    """Add to NOTES what differs in the steps before a layer, THEIRS in the source's code and OWN in the model: other
-    settings of one step, one activation in place of another, steps that only one code has. USE is the step of the layer
-    itself in the model, or None.
+    """Add to NOTES what differs in the steps before a layer: other settings of one step, one activation in place of
+    another, steps that only one code has (see `_instead_of`). THEIRS are the steps in the source's code, OWN those in
+    the model, in order. USE is the step of the layer itself in the model; None if it has none, or before an output.
     """
     a, b = _tokens(theirs), _tokens(own)
     matcher = SequenceMatcher(None, [t.look for t in a], [t.look for t in b], autojunk=False)
@@ -291,12 +300,14 @@ def _between(theirs: Sequence[Step], own: Sequence[Step], use: Step | None, note
 
 
 def _instead_of(theirs: list[_Token], own: list[_Token], following: Step | None, notes: _Notes) -> None:
-    """Add to NOTES what differs between the steps THEIRS of the source's code and the steps OWN of the model in their
-    place: first settings of steps with one name, then an activation, if each has just one left, then what only one code
-    has. Steps that are paired are removed from both lists. FOLLOWING is the next step of the model, or None.
+    """Add to NOTES what differs between THEIRS, steps of the source's code, and OWN, the steps of the model in their
+    place, both as tokens. First, steps of one name are paired, and their settings compared; then, if each list has just
+    one activation left, these two are paired; then each step that is left is noted as one that only one code has. Pairs
+    are removed from both lists.
 
-    Each note gets the change of the model that makes up for it, where one is known: the other activation, a factor, a
-    step that is left out, or one that is put in before FOLLOWING.
+    Each note gets a swap that makes the model do as the source's code, where one is known: the other activation, a
+    factor, a step that is left out, or a step of the source's code put in before FOLLOWING, the next step of the model
+    (None: then no step is put in).
     """
     for token in list(theirs):
         same = next((t for t in own if t.name == token.name), None)
@@ -325,8 +336,9 @@ def _instead_of(theirs: list[_Token], own: list[_Token], following: Step | None,
 
 
 def _other_settings(theirs: _Token, own: _Token, notes: _Notes) -> None:
-    """Add to NOTES what differs between THEIRS and OWN, steps of one name: the factor of a scale, the probability of a
-    dropout, the number that is added (an eps, if it is small), or else the settings. All but a dropout get a swap.
+    """Add to NOTES what differs between THEIRS, a step of the source's code, and OWN, a step of the model of the same
+    name, both as tokens: the factor of a scale, the probability of a dropout, the number that is added (called "eps" if
+    both are below 0.05 and not both 0), or else the settings (`_of_step`). All but a dropout get a swap.
     """
     if theirs.name == "scale":
         name = _called(own)

@@ -19,11 +19,12 @@ _OF_THESE_SIZES = 16
 
 
 def options(ground: Ground, f: Use) -> Iterator[Change]:
-    """Yield changes (label, key -> expression) that take another option of the questions about the weights of the use F
-    and of the uses directly before it (the last eight of them).
+    """Yield changes (label, key -> expression) that take another option of the open questions about the weights of F, a
+    layer of the model, and of the layers directly before it (the last eight of them). Nothing if there are no options.
 
-    Option N is taken for all of these keys at once, then, if they are of several modules, for each module alone, and
-    then for each module in exchange, if other keys have its new expressions: these get the old ones.
+    For each N, option N is taken first for all of these keys that have so many, then, if the keys are in several
+    modules, for each module alone, and then for each module in exchange, if other keys of the model have its new
+    expressions now: these get its old ones.
     """
     near = [f, *(ground.own.uses[i] for i in sorted(f.before)[-8:])]
     keys = dict.fromkeys(key for u in near for key in u.keys if key in ground.entries)
@@ -48,9 +49,9 @@ def options(ground: Ground, f: Use) -> Iterator[Change]:
 
 
 def options_at_once(ground: Ground, fronts: Sequence[Use]) -> Iterator[Change]:
-    """Yield changes (label, key -> expression), one for each N, that take option N of the questions about the weights
-    of all FRONTS at once, for the keys with so many. Left out are changes of one module alone. It is for two layers
-    whose outputs are added: one alone gives nothing that agrees.
+    """Yield changes (label, key -> expression), one for each N, that take option N of the open questions about the
+    weights of FRONTS, layers of the model, for all keys with so many options at once. A change of the keys of one
+    module alone is left out. It is for two layers whose outputs are added: one alone gives nothing that agrees.
     """
     keys = dict.fromkeys(key for use in fronts for key in use.keys if key in ground.entries)
     doubtful = [ground.entries[key] for key in keys if ground.entries[key].rivals]
@@ -61,9 +62,10 @@ def options_at_once(ground: Ground, fronts: Sequence[Use]) -> Iterator[Change]:
 
 
 def around_zero_or_one(ground: Ground, f: Use) -> Iterator[Change]:
-    """Yield changes (label, key -> expression) that add 1 to a vector of the use F, or subtract 1, in place of what the
-    mapping adds to it: one code stores some weights around 0 and the other around 1. Nothing unless F is a norm, scale,
-    shift or depthwise convolution.
+    """Yield two changes (label, key -> expression) for each vector of F, a layer of the model: one adds 1 to the
+    source's tensor, one subtracts 1, and a number that the mapping adds now is left out. One code stores some weights
+    around 0 and the other around 1. Nothing unless F is a norm, scale, shift or depthwise convolution; keys without an
+    expression stay.
     """
     for key in f.keys if f.kind in VECTORS else ():
         entry = ground.entries.get(key)
@@ -73,9 +75,9 @@ def around_zero_or_one(ground: Ground, f: Use) -> Iterator[Change]:
 
 
 def without_shifts(ground: Ground) -> Iterator[Change]:
-    """Yield one change (label, key -> expression) that takes all tensors as they are to which the mapping adds a number
-    of the code: an eps, or the 1 of a norm; nothing if there are none. If the codes differ otherwise than matching took
-    it, all of them are wrong.
+    """Yield one change (label, key -> expression) that no longer adds a number, such as an eps or the 1 of a norm, to
+    any of the tensors to which the mapping adds one now; nothing if there are none. If matching was wrong about such a
+    number, it was wrong for all of them.
     """
     new = {key: ex.unshifted(e.expr) for key, e in ground.entries.items() if e.expr is not None}
     new = {key: expr for key, expr in new.items() if expr != ground.entries[key].expr}
@@ -84,9 +86,9 @@ def without_shifts(ground: Ground) -> Iterator[Change]:
 
 
 def adapters(ground: Ground, f: Use) -> Iterator[Change]:
-    """Yield changes (label, key -> expression), each of which sets the scale of all low-rank adapters at once to a
-    factor: those that the source's code suggests, then powers of two. Nothing unless the use F or one directly before
-    it has an adapter. The effect of one adapter alone would not be visible.
+    """Yield changes (label, key -> expression), each of which sets the scale of all low-rank adapters in the mapping to
+    one number: first those in `Ground.factors`, then ten powers of two from 1/16 to 32. Nothing unless F, a layer of
+    the model, or a layer directly before it has an adapter. The effect of one adapter alone would not be visible.
     """
     near = {key for u in (f, *(ground.own.uses[i] for i in f.before)) for key in u.keys}
     adapted = {k: e.expr for k, e in ground.entries.items() if e.expr is not None and "lora" in e.expr.operations()}
@@ -96,12 +98,13 @@ def adapters(ground: Ground, f: Use) -> Iterator[Change]:
 
 
 def any_of_these_sizes(ground: Ground, f: Use) -> Iterator[Change]:
-    """Yield changes (label, key -> expression) that give the use F the weight of another use of its family in the
-    source's code, in each form that fits (`_in_other_sizes`), with its bias. Of a use without a weight, on either side,
-    the bias takes the place of the weight. Nothing if F has neither.
+    """Yield changes (label, key -> expression) that give F, a layer of the model, the weight of a layer of the source's
+    code, in each form that fits (`_in_other_sizes`), and its bias. For a layer without a weight, on either side, the
+    bias stands in for the weight. Nothing if F has neither.
 
-    Only uses with as many numbers count, the nearest in the order of execution first, at most 16; of uses with the same
-    keys, the first. If F is a table, uses of any family count, and any table fills it as `tables` says.
+    A layer of the source's code counts if it is of the family of F (`Use.family`: matrix, vector …), and its weight has
+    as many numbers: at most 16 layers, those at the nearest place in the order of execution first, the first of those
+    with the same keys. If F is a table, layers of any family count, and tables fill it as `tables` says.
     """
     own = f.held.get("weight") or f.held.get("bias")
     if own is None:
@@ -130,9 +133,12 @@ def any_of_these_sizes(ground: Ground, f: Use) -> Iterator[Change]:
 
 
 def table_or_matrix(ground: Ground, f: Use) -> Iterator[Change]:
-    """Yield changes that make the table F of a linear matrix of the transposed sizes that comes next in the source's
-    code, with the matrix's bias added to each row, or the linear matrix F of such a table, with zeros for the bias of
-    F: a matrix that is given ones and zeros looks its columns up.
+    """Yield changes (label, key -> expression) that fill an embedding table from a linear layer, or the other way: a
+    linear layer that is given ones and zeros looks its columns up. F is a layer of the model; a layer of the source's
+    code counts if it comes next there (`Ground.next_uses`) and its weight has the transposed sizes.
+
+    If F is a table, it gets the transposed weight of such a linear layer, with the bias of that added to each row. If F
+    is a linear layer, it gets the transposed table, and zeros for its bias. Nothing for other layers.
     """
     own = f.held.get("weight")
     for s in ground.next_uses:
@@ -152,11 +158,13 @@ def table_or_matrix(ground: Ground, f: Use) -> Iterator[Change]:
 
 def _in_other_sizes(x: Expr | None, have: Shape, own: Shape) -> Iterator[tuple[str, Expr]]:
     """Yield (label, expression) for each form of X, of sizes HAVE, that fits the sizes OWN. Nothing if X is None, or if
-    the numbers of elements differ.
+    the numbers of elements differ. Dimensions of 1 do not count:
 
-    Dimensions of 1 do not count. X is taken as it is, if the sizes are equal; with its dimensions in any other order
-    that gives OWN; or, if the sizes are others but the numbers of rows are equal, reshaped row by row: after its other
-    dimensions were put in each order, if it has 3 or 4, or else before those of OWN are, if OWN has 3 or 4.
+    - if the sizes are equal, X as it is;
+    - if the sizes are equal in some order, X with its dimensions in each other order that gives OWN;
+    - else, if the numbers of rows are equal, X reshaped row by row: if X has 3 or 4 dimensions, after all but the first
+      of these were put in each order; else, if OWN has 3 or 4, as if X had the dimensions of OWN in each order, which
+      are then put in the order of OWN.
     """
     a, b = squeezed(have), squeezed(own)
     if x is None or prod(a) != prod(b):

@@ -26,8 +26,8 @@ def are_equal(a: torch.Tensor, b: torch.Tensor, tolerance: float = TOLERANCE) ->
 
 def _close(a: torch.Tensor, b: torch.Tensor, tolerance: float = TOLERANCE) -> bool:
     """Return whether A and B, of one size and not empty, differ by at most TOLERANCE times the largest absolute value
-    of A (TOLERANCE itself if A is all zeros). Numbers that are not finite have to be in the same places on both sides,
-    and are not compared. False if no number is finite.
+    of A (TOLERANCE itself if A is all zeros). Numbers that are not finite have to be in the same places in both; which
+    they are (NaN or infinity) is not compared. False if no number is finite.
     """
     if not (torch.isfinite(a).all() and torch.isfinite(b).all()):
         same = torch.isfinite(a) & torch.isfinite(b)
@@ -41,12 +41,13 @@ def _close(a: torch.Tensor, b: torch.Tensor, tolerance: float = TOLERANCE) -> bo
 def compared_outputs(
     expected: Sequence[torch.Tensor], seen: Sequence[torch.Tensor], tolerance: float = TOLERANCE
 ) -> tuple[int, bool, list[int]]:
-    """Return (how many outputs can be compared, whether all comparable outputs of one model are equal to some of the
-    other, the indices of the outputs in SEEN that are equal to one in EXPECTED). With none that can be compared: (0,
-    False, []).
+    """Return (number of outputs that can be compared, whether outputs are equal, the indices of the outputs in SEEN
+    that are equal to one in EXPECTED). (0, False, []) if none can be compared. EXPECTED are the outputs of the source's
+    code, SEEN those of the model; they are compared in any order.
 
-    Either model may have more outputs: hidden states, or values computed from several outputs. Outputs are equal if
-    they differ by at most TOLERANCE times the largest value.
+    The number is that of the code in which fewer have a comparable counterpart (`of_one_size`). Outputs are equal if
+    each comparable one of at least one of the two codes equals some output of the other, by at most TOLERANCE times the
+    largest value: either code may have more, such as hidden states, or values computed from several outputs.
     """
     alone = len(expected) == len(seen) == 1
     theirs = [i for i, a in enumerate(expected) if any(of_one_size(a, b, alone) for b in seen)]
@@ -57,9 +58,9 @@ def compared_outputs(
 
 
 def apart(expected: Sequence[torch.Tensor], seen: Sequence[torch.Tensor]) -> tuple[float, float] | None:
-    """Return (largest difference of the outputs, largest value of that output in EXPECTED), at the output in EXPECTED
-    that is farthest from the nearest one in SEEN with as many numbers. Only numbers that are finite in both count. None
-    if no two can be compared.
+    """Return (largest difference, largest absolute value in EXPECTED) at the output in EXPECTED that is farthest apart
+    from its nearest output in SEEN. None if no two outputs can be compared. Outputs with equally many numbers are
+    compared, flattened; only numbers that are finite in both count, for both results.
     """
     worst: tuple[float, float] | None = None
     for a in expected:
@@ -76,10 +77,12 @@ def apart(expected: Sequence[torch.Tensor], seen: Sequence[torch.Tensor]) -> tup
 
 
 def in_their_places(expected: Flow, seen: Flow, tolerance: float) -> bool:
-    """Return whether each output of SEEN equals the output in its place in EXPECTED.
+    """Return whether the outputs of SEEN, the flow of the model, equal those in their places in EXPECTED, the flow of
+    the source's code, within TOLERANCE. True if there is nothing to compare.
 
-    If `by_name` finds pairs of outputs, those of them that can be compared have to be equal. Else outputs with equally
-    many numbers have to be equal in their order; either model may have more of them in between.
+    If `by_name` finds pairs of outputs, those of them that can be compared have to be equal. Else, of the outputs with
+    equally many numbers, all of the code that has fewer have to equal outputs of the other in the same order; the other
+    may have more of them in between.
     """
     if named := by_name(expected, seen):
         both = [(expected.outputs[i], seen.outputs[j]) for i, j in named]
@@ -99,11 +102,12 @@ def places_decide(expected: Flow, seen: Flow) -> bool:
 
 
 def by_name(expected: Flow, seen: Flow) -> list[tuple[int, int]]:
-    """Return pairs (index in EXPECTED, index in SEEN) of outputs in equal places (names and indices). If there are
-    none: of outputs with equally many numbers, of which the last name of one stands for that of the other
-    (`_stand_for_each_other`), if that pairs all outputs of these sizes in EXPECTED one for one.
+    """Return pairs (index in EXPECTED, index in SEEN) of outputs of the two codes that correspond by their names; [] if
+    there are none, or if one of the codes does not name its outputs.
 
-    [] if there are no such pairs, or if a model does not name its outputs.
+    These are all outputs in equal places (`Flow.places`: names and indices). Only if there are none: outputs with
+    equally many numbers whose last name is short for the other's (`_stand_for_each_other`: `wh`, `width_height`), if
+    each is in one pair only, and all outputs of these sizes in EXPECTED are in one.
     """
     if not (_named(seen.places) and _named(expected.places)):
         return []
@@ -149,7 +153,8 @@ def _longest(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor], tolerance: fl
 
 
 def are_rearranged(expected: Sequence[torch.Tensor], seen: Sequence[torch.Tensor]) -> bool:
-    """Return whether an output in SEEN has the values of one in EXPECTED in another order, up to a positive factor.
+    """Return whether an output in SEEN has the same values as one in EXPECTED, but in another order; both are divided
+    by their largest absolute value before. False if they are in the same order. Outputs of one number do not count.
 
     Code with another layout of channels (depth to space or pixel shuffle) needs another order in its last weights.
     """

@@ -22,10 +22,11 @@ _RANDOM = frozenset({"rand", "randn", "rand_like", "randn_like", "normal_", "uni
 
 
 class Wider(TorchDispatchMode):  # type: ignore[misc]
-    """A mode that runs the operations of torch in float64 (complex128), also if the code asks for narrower types or has
-    such constants.
+    """A mode (`with Wider():`) in which torch computes in float64: tensors of float16, bfloat16 and float32 that an
+    operation takes are converted to float64, those of complex64 to complex128, and so is a type that the code asks for.
 
-    A tensor of a narrower type that an operation writes to keeps its type. Random numbers are those that float32 gives.
+    An operation that writes into a tensor of such a narrower type (a buffer) leaves that tensor its type. Random
+    numbers are those that float32 gives for the same seed.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -50,7 +51,9 @@ class Wider(TorchDispatchMode):  # type: ignore[misc]
 
 
 def _cast(value: Any, types: dict[torch.dtype, torch.dtype]) -> Any:
-    """Return VALUE with each tensor in it, also in lists, tuples and dicts, converted by TYPES (type -> new type)."""
+    """Return VALUE with each tensor in it, also in lists, tuples and dicts, converted by TYPES (type -> new type).
+    Tensors of types that are not in TYPES, and other values, stay as they are.
+    """
     if isinstance(value, torch.Tensor):
         return value.to(types[value.dtype]) if value.dtype in types else value
     if isinstance(value, list | tuple):
@@ -61,9 +64,10 @@ def _cast(value: Any, types: dict[torch.dtype, torch.dtype]) -> Any:
 
 
 def _drawn(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Return random numbers drawn by the operation FUNC of torch, called NAME, as float32 draws them, converted to
-    float64, so that a run in float64 gets the same numbers. An operation that works in place fills its first argument
-    with them and returns that.
+    """Run FUNC, an operation of torch that draws random numbers (such as `randn`), with ARGS and KWARGS in float32, and
+    return its numbers converted to float64, so that a run in float64 gets the same numbers. A type that the code asks
+    for, other than float64, is kept for drawing. If NAME, the name of FUNC, ends in "_" (`normal_`), FUNC works in
+    place: its first argument is filled with the numbers, and returned.
     """
     if not name.endswith("_"):
         if kwargs.get("dtype") in (None, torch.float64) and any(a.name == "dtype" for a in func._schema.arguments):

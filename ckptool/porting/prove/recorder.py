@@ -36,7 +36,8 @@ def follow(
     wider: bool = False,
     swaps: MappingOf[int, Swap] = MappingProxyType({}),
 ) -> Flow | None:
-    """Run MODEL in eval mode on INPUTS and return its flow; None if the model raises.
+    """Run MODEL once in eval mode on copies of INPUTS and return its flow: each operation that took a weight, in the
+    order of execution, and the floating point outputs. None if the model raises.
 
     Its training mode, weights and the state of random numbers are as before afterwards.
     Args:
@@ -44,7 +45,7 @@ def follow(
         inputs: a sequence (by position) or a dict (by name).
         bare: also record the outputs of layers before their biases are added, for a model that adds these later.
         wider: compute in float64.
-        swaps: functions to run in place of some steps: number of the step -> function.
+        swaps: functions to run in place of some steps (operations without weights): number of the step -> function.
     """
     with in_double(model) if wider else nullcontext():
         recorder = _Recorder(model, bare, swaps)
@@ -61,9 +62,9 @@ def follow(
 def attempt(
     model: torch.nn.Module, inputs: Any, recorder: _Recorder | None = None, *, wider: bool = False
 ) -> tuple[Any, None] | tuple[None, Exception]:
-    """Run MODEL in eval mode on copies of INPUTS, with the same random numbers each time, and return (output, None), or
-    (None, the exception) if it raises. RECORDER records the operations; WIDER computes in float64, but leaves the
-    weights as they are.
+    """Run MODEL once in eval mode on copies of INPUTS, with the same random numbers in each call, and return (output,
+    None), or (None, the exception) if the model raises. RECORDER, if it is not None, records the operations. With
+    WIDER, inputs and operations are in float64; the weights are not converted here (see `in_double`).
     """
     given = {id(t): t.clone() for t in tensors(inputs)}  # code may change what it is given
     if wider:
@@ -95,6 +96,15 @@ _STATES = frozenset({"zeros", "zeros_like", "new_zeros"})
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[misc]
+    """A mode that records in `uses` each operation of a forward pass that takes data and a weight of MODEL. A tensor is
+    data if it is computed from the inputs (`flows`), else it is made only of weights.
+
+    Args:
+        model: the model, whose parameters and buffers with a key are the weights.
+        bare: also record the outputs of layers before their biases are added.
+        swaps: number of a step -> the function that runs in its place.
+    """
+
     def __init__(self, model: torch.nn.Module, bare: bool, swaps: MappingOf[int, Swap]) -> None:
         super().__init__()
         self.uses: list[Use] = []
@@ -162,9 +172,13 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         return result
 
     def _flow_on(self, out: Iterable[torch.Tensor], taken: set[int], *, after_weights: bool) -> None:
-        """Record that the tensors OUT, which the present operation gives, are data. They come from the uses `_before`,
-        by the steps `_chain` and that of the operation; by none if it is a use of weights itself (AFTER_WEIGHTS). If it
-        is none, and works in place, the uses before its tensor count as well. TAKEN are the places of what it took.
+        """Record for each tensor of OUT, the outputs of the present operation, that it is data, from which uses of
+        weights it is computed (`_before`), and by which steps since these: `_chain`, and the operation itself if it is
+        a step.
+
+        If the operation is a use of weights itself (AFTER_WEIGHTS), there are no steps since. Else, for an output in
+        the storage of an input (an operation in place), the uses recorded for that storage before count as well. TAKEN
+        are the numbers (`_place`) of the storages of its inputs.
         """
         for one in out:
             place = self._place(one)
@@ -175,8 +189,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
                 self._chains[place] = steps
 
     def _done(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """Run an operation FUNC of torch, called NAME, or the swap that replaces its step, and return the output. The
-        step is noted as the present one; None for operations that are no steps or take no data.
+        """Run the operation FUNC of torch, called NAME, with ARGS and KWARGS, and return its output.
+
+        If NAME is that of a step (`is_step`) and an argument is data, the operation gets the next number, the step is
+        noted in `_step`, and the swap with this number, if there is one, runs in place of FUNC. Else `_step` is None.
         """
         self._step = None
         if not is_step(name) or not any(self._place(t) in self._flowing for t in tensors((args, kwargs))):
@@ -187,7 +203,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         return func(*args, **kwargs) if swap is None else swap(func, args, kwargs)
 
     def _steps_before(self, places: Iterable[int]) -> tuple[Step, ...]:
-        """Return the steps by which the tensors at PLACES are computed since the last uses of weights, in order."""
+        """Return the steps by which the tensors in the storages PLACES are computed since the last uses of weights, in
+        the order of execution, each once; () if there are none.
+        """
         chains = {steps for place in places if (steps := self._chains.get(place))}
         if len(chains) < 2:
             return next(iter(chains), ())
@@ -207,9 +225,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
     # -- weights
 
     def held(self, value: Any) -> Held | None:
-        """Return VALUE as a `Held` if it is a tensor made only of weights; else None. Of several tensors of weights in
-        its storage, the one counts in which it begins, or else the first. The expression is None if none makes this
-        view of that tensor.
+        """Return VALUE as a `Held` (keys, expression over them, sizes) if it is a tensor made only of weights. None if
+        it is data, is made of no recorded weight, or is no tensor.
+
+        VALUE counts as a view of the recorded tensor in its storage that holds its first element, else of the first
+        one recorded there. The expression is None if no expression makes this view.
         """
         if not isinstance(value, torch.Tensor) or self._place(value) in self._flowing:
             return None
@@ -226,8 +246,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         return None if held is None else held.expr
 
     def _derive(self, name: str, args: Any, kwargs: Any, held: list[torch.Tensor], out: torch.Tensor) -> None:
-        """Record that OUT, the output of the operation NAME, is made only of the weights HELD. OUT has an expression if
-        an operation of expressions does the same.
+        """Record that OUT, the output of the operation NAME with ARGS and KWARGS, is made only of the weights HELD. OUT
+        gets an expression over their keys if each of HELD has one and an operation of expressions does the same as
+        NAME; else its expression is None.
         """
         parts = [p for p in map(self.held, held) if p is not None]
         keys = tuple(dict.fromkeys(key for part in parts for key in part.keys))
@@ -238,8 +259,12 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
     # -- uses
 
     def _note(self, name: str, args: Any, kwargs: Any, out: torch.Tensor) -> None:
-        """Add the use of weights that is the operation NAME with these arguments and the output OUT, or several uses,
-        if it computes several layers at once. They are then the uses that the present data comes from (`_before`).
+        """Add to `uses` the operation NAME, which takes data and weights, with its arguments ARGS and KWARGS and its
+        output OUT: as "linear", a convolution, "norm", "table", "scale" or "shift", else under its own NAME. It becomes
+        several uses if it computes several layers at once.
+
+        `_before`, the indices of the uses from which the present data is computed, is then those of the added uses; it
+        stays if none was added.
         """
         flat = list(args)
         first = len(self.uses)
@@ -263,8 +288,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         self._before = frozenset(range(first, len(self.uses))) or self._before
 
     def _convolution(self, args: Sequence[Any], out: torch.Tensor) -> None:
-        """Add a convolution with these arguments and the output OUT: "conv", "depthwise", "grouped conv", "deconv" or
-        "grouped deconv". The channels of the input are known for the first two only.
+        """Add to `uses` a convolution with ARGS, the arguments of torch's `convolution`, and the output OUT. It is a
+        "deconv" if it is transposed, else a "conv"; with several groups "depthwise" if its weight has the sizes
+        [groups, 1, …], else "grouped conv" or "grouped deconv". Only "conv" and "depthwise" get the fingerprints of
+        their input.
         """
         weight, groups = self.held(args[1]), int(args[8])
         kind = "deconv" if args[6] else "conv"
@@ -275,9 +302,12 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         self._add(kind, roles, taken, fingerprints(out, 1), self._without(out, args[2], 1))
 
     def _scale_or_shift(self, name: str, args: Sequence[Any], out: torch.Tensor) -> None:
-        """Add the use that is the operation NAME, a product with a weight ("scale") or a sum ("shift"). Its channels
-        are along the last dimension in which the weight has several numbers. A stack of weights, one for each of the
-        uses that the data comes from, makes a use of each.
+        """Add to `uses` the operation NAME with the output OUT, whose first two ARGS are data and a weight, in either
+        order: as a "scale" if NAME multiplies or divides, as a "shift" if it adds or subtracts. Its channels are along
+        the last dimension in which the weight has more than one number; along the last, if there is none.
+
+        A weight of two or three dimensions with one row for each of several uses from which the data is computed is a
+        stack: each row becomes a use of its own, after its own use.
         """
         x, weight = (args[0], args[1]) if self.held(args[0]) is None else (args[1], args[0])
         role, kind = ("weight", "scale") if name in _SCALES else ("bias", "shift")
@@ -294,9 +324,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         self._add(kind, {role: self.held(weight)}, taken, fingerprints(out, dim))
 
     def _product(self, name: str, args: list[Any], out: torch.Tensor) -> None:
-        """Add the use that is NAME, a product of matrices with the output OUT: a linear layer, whichever of the two
-        matrices is the weight, or one for each member of a stack of weights; a shift if only the bias that is added is
-        a weight. The first of ARGS, such a bias, is removed from ARGS.
+        """Add to `uses` the product of matrices NAME (`mm`, `addmm`, `bmm` …) with the output OUT: a "linear" layer,
+        whichever of the two matrices is the weight; one for each member of a stack of weights; or a "shift" if neither
+        matrix is a weight, and the added bias is.
+
+        If NAME adds a bias (`addmm`, `baddbmm` …), the bias is the first of ARGS, and is removed from this list.
         """
         bias = args.pop(0) if name.startswith(("add", "badd")) else None
         a, b = args[0], args[1]
@@ -337,8 +369,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         bare: torch.Tensor | None = None,
         before: frozenset[int] | None = None,
     ) -> None:
-        """Add a use of the weights in ROLES that are not None, if there are any. It comes after the uses BEFORE, or
-        after all that the data of the operation comes from. The other arguments are as in `Use`.
+        """Add a use of KIND at the end of `uses`, with the weights in ROLES (role -> weight) that are not None. Nothing
+        is added if all are None. TAKEN, GIVEN and BARE are the fingerprints of its input, of its output, and of its
+        output without the bias; None if not known.
+
+        BEFORE has the indices of the uses from whose outputs its input is computed; if it is None, `_before` counts.
         """
         held = {role: one for role, one in roles.items() if one is not None}
         if held:

@@ -43,13 +43,14 @@ class Reference:
 
 
 def read_reference(path: StrPath, model: torch.nn.Module) -> Reference:
-    """Read the file PATH with tensors named `input`, `input.0`, `input.NAME` … and `output`, `output.0` …, in any
-    format, try the inputs on MODEL, and return both.
+    """Read the file PATH, in any format, with tensors named `input`, `input.0`, `input.NAME` … and `output`, `output.0`
+    …, run MODEL on the inputs once, and return inputs and outputs. Saved outputs of whole numbers, or in float16 or
+    bfloat16, are left out if there are finer ones.
 
     Raises:
         NotFound: there are no inputs, or no outputs.
-        CannotCarry: the model cannot be run on these inputs, has no output as large as a saved one, or a tensor in the
-            file cannot be compared (no floating point, too coarse, not finite).
+        CannotCarry: the model cannot be run on these inputs, none of its outputs has as many numbers as any saved one,
+            or the saved tensors cannot be compared (no floating point, too coarse, not finite).
         RuleError: some inputs have a name and some have none.
         UnknownFormat: the file is none that ckptool reads; the hint says how to save one.
     """
@@ -83,13 +84,15 @@ def _under(raw: Any, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _inputs(found: dict[str, Any], path: StrPath, model: torch.nn.Module) -> Any:
-    """Return the inputs FOUND in the file PATH (name -> value) as MODEL takes them: a list if they have no names or
-    only numbers, sorted by these, else a dict. A list or dict under the plain name `input` is all inputs. Floating
-    point tensors get the type of the model's parameters.
+    """Return the inputs FOUND in the file PATH as MODEL takes them. FOUND has name -> value, with the name without
+    `input.` ("" for `input` itself). The result is a list if there is one input without a name, or if all names are
+    numbers (sorted by these), else a dict; [] if FOUND is empty. A list, tuple or dict under the plain name `input` is
+    all inputs. Floating point tensors get the type of the model's parameters.
 
     Raises:
         RuleError: some inputs have a name and some have none.
-        CannotCarry: an input is not a tensor or a plain value, or holds no usable numbers.
+        CannotCarry: an input is neither a tensor nor a plain value (number, text, None), or a tensor that is sparse,
+            quantized, complex, empty or without a finite number.
     """
     if "" in found and len(found) > 1:
         raise RuleError("some inputs have a name and some have none", where=path, hint="name all of them, or none")
@@ -113,12 +116,14 @@ def _inputs(found: dict[str, Any], path: StrPath, model: torch.nn.Module) -> Any
 
 
 def _outputs(found: dict[str, Any], path: StrPath, model: torch.nn.Module) -> list[tuple[Place, torch.Tensor]]:
-    """Return (place, tensor) for the outputs FOUND in the file PATH (name -> value) that are floating point numbers of
-    at least the precision of float32; others are left out. [] if FOUND is empty. If all names are numbers, they are
-    sorted as numbers: 2 before 10. MODEL is for messages.
+    """Return (place, tensor) for the outputs FOUND in the file PATH (name without `output.` -> value) that are floating
+    point numbers of at least the precision of float32; others are left out. The place is the name in parts: ("a", 0)
+    for `output.a.0`, () for `output`. If all names are numbers, they are sorted as numbers: 2 before 10. [] if FOUND is
+    empty. MODEL is for messages.
 
     Raises:
-        CannotCarry: there are outputs, and all are left out, or one that is not holds no usable numbers.
+        CannotCarry: FOUND is not empty and all outputs are left out; or a returned one is sparse, quantized, empty or
+            without a finite number.
     """
     named = {
         tuple(int(n) if n.isdecimal() else n for n in rest.split(".") if n): value for rest, value in found.items()
@@ -149,10 +154,11 @@ def _why_none_is_left(every: Sequence[torch.Tensor], kept: Sequence[torch.Tensor
 
 
 def _require_values(name: str, value: torch.Tensor, path: StrPath) -> None:
-    """Require that VALUE, which the file PATH has under NAME, holds numbers that can be compared.
+    """Raise CannotCarry if VALUE, the tensor NAME of the file PATH, holds no numbers that can be compared; else do
+    nothing.
 
     Raises:
-        CannotCarry: it is sparse, quantized or complex, has no elements, or holds no finite number.
+        CannotCarry: it is sparse, quantized or complex, has no elements, or is floating point without a finite number.
     """
     if value.layout is not torch.strided or value.is_quantized or value.is_complex():
         raise CannotCarry(
@@ -174,10 +180,13 @@ def _require_values(name: str, value: torch.Tensor, path: StrPath) -> None:
 
 
 def _try(model: torch.nn.Module, inputs: Any, outputs: Sequence[torch.Tensor], path: StrPath) -> None:
-    """Run MODEL on INPUTS from the file PATH, and compare sizes with the saved OUTPUTS.
+    """Run MODEL once on INPUTS from the file PATH, and raise CannotCarry if nothing it gives can be compared with the
+    saved OUTPUTS; else do nothing. One output with as many numbers as one of OUTPUTS is enough; the values are not
+    compared.
 
     Raises:
-        CannotCarry: the model does not take the inputs, or has no output with as many numbers as one of OUTPUTS.
+        CannotCarry: the model raises on the inputs, or none of its floating point outputs has as many numbers as any of
+            OUTPUTS (outputs of one number count only if both sides have one output alone).
     """
     out, error = attempt(model, inputs)
     if error is not None:
@@ -201,9 +210,9 @@ def _try(model: torch.nn.Module, inputs: Any, outputs: Sequence[torch.Tensor], p
 
 
 def _named_otherwise(inputs: Any, path: StrPath, model: torch.nn.Module) -> str | None:
-    """Return the command that renames one of INPUTS in the file PATH to the only argument that MODEL needs and the file
-    lacks. None if INPUTS have no names, or if there is not just one such argument, and one input that MODEL does not
-    take.
+    """Return the command that renames the one input in the file PATH that is no argument of MODEL to the one argument
+    without a default that INPUTS lack. None if INPUTS have no names (are no dict), if the arguments of MODEL are not
+    known, or if there is not exactly one such input and exactly one such argument.
     """
     names, needed = arguments(model)
     if not isinstance(inputs, MappingOf) or not names:
@@ -215,8 +224,9 @@ def _named_otherwise(inputs: Any, path: StrPath, model: torch.nn.Module) -> str 
 
 
 def _rename(raw: Any, path: StrPath, model: torch.nn.Module) -> str:
-    """Return the command that names the two tensors of the file PATH as input and output. If RAW, the contents of the
-    file, is not a dict of exactly two tensors, return advice with the code that saves inputs and outputs of MODEL.
+    """Return the command that renames the two tensors of the file PATH to `input` and `output`: the first is the input,
+    unless one of them has a name that says otherwise. If RAW, the contents of the file, is not a dict of exactly two
+    tensors, return advice with the code that saves inputs and outputs of MODEL instead.
     """
     given = raw if isinstance(raw, MappingOf) else {}
     found = [str(key) for key, value in given.items() if isinstance(value, torch.Tensor)]

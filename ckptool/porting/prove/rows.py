@@ -13,8 +13,9 @@ _RUNS = 64
 
 
 def columns(x: Expr | None, order: Sequence[int], dim: int) -> Expr | None:
-    """Return the expression X with the elements along DIM in another order: ORDER has their present indices. X itself
-    if the order stays; None if X is None, or if the expression would join more than 64 slices.
+    """Return the expression X with the elements along DIM in another order: ORDER has their present indices, so that
+    element n of the result is element ORDER[n] of X. X itself if the order stays. None if X is None, or if the result
+    would join more than 64 slices and is no `flatten` of columns (`_flattened`).
     """
     if x is None or list(order) == list(range(len(order))):
         return x
@@ -32,8 +33,9 @@ def columns(x: Expr | None, order: Sequence[int], dim: int) -> Expr | None:
 
 
 def _flattened(x: Expr, order: list[int]) -> Expr | None:
-    """Return the expression X with its columns in ORDER as one operation, if that is the order of features that are
-    flattened with their channels last in place of first, or the other way; else None.
+    """Return the expression X with its columns in ORDER (their present indices) as one `flatten` operation. None if
+    ORDER does not turn flattened features with their channels first (channel 0 at all places, then channel 1 …) into
+    those with their channels last, or the other way.
     """
     size = len(order)
     for c in (c for c in range(2, size) if size % c == 0):
@@ -105,9 +107,9 @@ def by_heads(heads: int, rows: Sequence[Rows]) -> Rows:
 
 
 def turned(rows: Sequence[Rows], chosen: Sequence[int], head: int, kind: str) -> list[Rows]:
-    """Return ROWS with those of queries and keys in the order KIND of a rotary embedding ("half" or "interleaved"), for
-    heads of the size HEAD. CHOSEN has the indices of queries and keys; without any, the first of ROWS holds queries,
-    keys and values, a third each, and is the only one.
+    """Return ROWS with the rows of queries and keys in the order KIND of a rotary embedding ("half" or "interleaved"),
+    from the other of these two orders, for heads of HEAD rows. CHOSEN has the indices of queries and keys in ROWS;
+    others stay. If CHOSEN is empty, ROWS has one element, which holds queries, keys and values, a third each.
     """
     if chosen:
         return [r.rotary(r.rows // head, kind) if i in chosen else r for i, r in enumerate(rows)]

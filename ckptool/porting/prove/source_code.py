@@ -23,8 +23,8 @@ from .flow import Flow
 
 
 def built(model: Any) -> torch.nn.Module:
-    """Return MODEL as a module without wrappers (DataParallel …). A `ModelSource` or `MODEL.py:Name` is built first,
-    with real values.
+    """Return MODEL as a module without wrappers (DataParallel …). A module is taken as it is; a `ModelSource` or the
+    text `MODEL.py:Name` is built first, with real values in its tensors.
     """
     if isinstance(model, torch.nn.Module):
         return unwrapped(model)
@@ -67,8 +67,9 @@ class OwnCode:
         """Return key of the model -> (module of the source's code whose weight it takes, module of the model that holds
         it), for the entries of MAPPING. THEIRS is the source's code, OWN the model.
 
-        Keys are left out that read no key of the file which the code takes as it is, or whose modules are not found. Of
-        several keys that are read, the first counts.
+        An entry reads keys of the file; the first of these that is a tensor of the source's code as it is (a copy)
+        gives the module of that code. Keys of the model without such a key, or without a module of that path, are left
+        out.
         """
         of_code = {expr.key: key for key, expr in self.made_of.items() if expr.is_copy}
         first, second = (dict(model.named_modules(remove_duplicate=False)) for model in (theirs, own))
@@ -82,8 +83,9 @@ class OwnCode:
         return out
 
     def seen(self, flow: Flow) -> Flow:
-        """Return FLOW, a forward pass of the source's code, over keys of the file, without the outputs and uses that
-        depend on keys of the code that the file does not have.
+        """Return FLOW, a forward pass of the source's code over the keys of that code, with keys of the file instead.
+        The outputs and the uses of weights that depend on keys of the code which the file lacks (`missing`) are left
+        out.
         """
         made = flow.renamed(self.made_of)
         if not self.missing:
@@ -97,10 +99,12 @@ class OwnCode:
 
 
 def load_own(model: torch.nn.Module, ckpt: Checkpoint, mapping: Mapping) -> OwnCode:
-    """Load the file CKPT into MODEL, the code that it was saved from, and return how their keys correspond: by equal
-    names and sizes, or else by matching, or, if that leaves more than a tenth of the keys open, by the names of at
-    least nine tenths. MAPPING is the mapping to prove. Keys that the file lacks keep their values. A guess counts as
-    lacking, a buffer that may keep its value does not.
+    """Load the file CKPT into MODEL, the code that it was saved from, and return how their keys correspond. MAPPING is
+    the mapping to prove. Keys of the code that the file lacks keep the values of MODEL, and are `missing` in the
+    result: those without a source and those with a guess, but no buffers that may keep their value.
+
+    The keys correspond by equal names and sizes, if the file has all that are needed; else by matching. If matching
+    leaves more than a tenth of the keys missing, they correspond by names, if nine tenths have equal names and sizes.
 
     Raises:
         NotFound: the file lacks more than a tenth of the keys of the code.
@@ -131,9 +135,11 @@ _FEW = 0.1
 def _with_other_parts(
     copies: dict[str, list[str]], made_of: dict[str, Expr], wanted: Signature, ckpt: Checkpoint, mapping: Mapping
 ) -> dict[str, list[str]]:
-    """Return COPIES (key -> other keys that suit as well) with keys of other state dicts of the file CKPT that have the
-    names of WANTED, if options of MAPPING read these state dicts. MADE_OF is as in `OwnCode`. Nothing is added if
-    MAPPING names no place in the file.
+    """Return COPIES (key of the file -> other keys of the file that suit as well) with more of these, as PATH/KEY: keys
+    of other state dicts of the file CKPT with the names and sizes of WANTED, the source's code. Only state dicts that
+    options of MAPPING read count; nothing is added if MAPPING names no state dict (`at`).
+
+    MADE_OF has key of the code -> its expression over keys of the file; only keys that are copies get more.
     """
     code, optional = _wanted_by_name(wanted)
     rivals = {key for entry in mapping.entries for rival in entry.rivals for key in rival.keys()}  # noqa: SIM118
@@ -157,9 +163,9 @@ def _missing(found: Mapping) -> list[str]:
 
 
 def adapter_factors(model: torch.nn.Module) -> list[float]:
-    """Return possible scales of low-rank adapters, at most 64: the positive numbers among the attributes of each module
-    of MODEL that has a parameter or child with "lora" in its name, also in dicts among these, and the ratios of two
-    such numbers of one module.
+    """Return possible scales of low-rank adapters, each once, the first 64; [] if MODEL has no adapters. Looked at are
+    the modules of MODEL that have a parameter or a child with "lora" in its name: the positive numbers among their
+    attributes, and in dicts that are attributes, and the ratios of two such numbers of one module.
     """
     found: dict[float, None] = {}
     for module in model.modules():
@@ -175,12 +181,13 @@ def adapter_factors(model: torch.nn.Module) -> list[float]:
 def _by_names(
     wanted: Signature, ckpt: Checkpoint, mapping: Mapping, *, share: float = 1.0, paths: bool = False
 ) -> tuple[Mapping, dict[str, list[str]]] | None:
-    """Return (mapping from CKPT to the code WANTED by equal names and sizes, key -> other keys of the file with the
-    same names); None if the file has less than SHARE of the code's keys. If there are several ways, the one that reads
-    most keys of MAPPING is taken. Keys that the code has and the file lacks are defaults if WANTED may do without them.
+    """Return (mapping from CKPT to the code WANTED, by equal names and sizes below a prefix of the file; key of CKPT
+    -> other keys of the file that suit as well). None if the file has less than SHARE of the code's keys that are
+    needed. If the file holds several copies, the one that reads most keys of MAPPING is taken, and the others are in
+    the dict. A key that the file lacks is `default` if it is a buffer that is no running statistic, else unmapped.
 
-    With PATHS, the place of a state dict in the file is a part of its names, with and without wrappers: the code may
-    hold several models that the file has apart.
+    With PATHS, the name of a key begins with the path of its state dict in the file (`netG/fc.weight`), because the
+    code may hold several models that the file stores apart.
     """
     held = _held_by_name(ckpt, mapping, paths=paths)
     code, optional = _wanted_by_name(wanted)
@@ -205,8 +212,9 @@ def _by_names(
 
 
 def _held_by_name(ckpt: Checkpoint, mapping: Mapping, *, paths: bool) -> dict[str, tuple[str, Shape]]:
-    """Return name -> (key, shape) for the tensors that CKPT holds: the key as MAPPING has it, or, for other state dicts
-    than that of MAPPING, with the path in front, as its name has it then, too. PATHS is as in `_by_names`.
+    """Return name -> (key, shape) for the tensors in the state dicts of CKPT, and for those of MAPPING beside them. In
+    the state dict that MAPPING reads, key and name are the key itself; in others, PATH/KEY for both. With PATHS, the
+    name is PATH/KEY in all, and a key with wrappers (`module.fc.weight`) has a second name without them.
     """
     held: dict[str, tuple[str, Shape]] = {}
     for weights in ckpt.state_dicts():

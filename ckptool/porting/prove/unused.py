@@ -102,8 +102,9 @@ def cut_from_few(ground: Ground) -> Iterator[Change]:
 def _covers(
     wholes: Sequence[str], left: MappingOf[str, Shape], open_: MappingOf[str, Shape]
 ) -> Iterator[list[tuple[str, Family]]]:
-    """Yield [(one of WHOLES, the keys that are cut from it, in their order)] in which each key of OPEN_ (key -> sizes)
-    is once. LEFT has the sizes of WHOLES. The keys of a tensor come in the order of OPEN_ first.
+    """Yield each way to cut all keys of OPEN_ (key -> sizes) from all tensors WHOLES, as a list of (one of WHOLES, the
+    keys that are cut from it, in the order of its rows). The parts of a tensor have its rows and as many numbers
+    together as it has. LEFT has the sizes of WHOLES. Ways with the keys in the order of OPEN_ come first.
     """
     if not wholes:
         yield from [[]] if not open_ else []
@@ -124,12 +125,12 @@ def _is_cut_so(shape: Shape, width: Shape) -> bool:
 
 
 def fillings(ground: Ground, fronts: Sequence[Use]) -> list[Filling]:
-    """Return up to 200 ways to make the keys without a source at the uses FRONTS, or the first ones after these, of
-    tensors that the source's code uses and no entry reads; the cheapest first, none twice. Each fills one family, or
-    several that are open in one module.
+    """Return up to 200 ways to make keys without a source of tensors that the source's code uses and no entry reads,
+    the cheapest first, none twice. Each fills one family (several keys with tensors of equal sizes) or several at once.
 
-    [] if there are no such keys or no such tensors. Families of a key are filled alone only if one of them has all open
-    keys of all uses of that key, since less would not show.
+    The keys are those that the uses FRONTS read, and up to three that later uses read. [] if there are none, or no such
+    tensors. A family is filled alone only if some family of its key has all keys without a source of each use of this
+    key: with less, no use would agree. For the first four keys, families of one use or module are filled together, too.
     """
     open_ = {key: e.shape for key, e in ground.entries.items() if e.status == "unmapped" and 0 not in e.shape}
     left = _left(ground) if open_ else {}
@@ -154,8 +155,9 @@ def fillings(ground: Ground, fronts: Sequence[Use]) -> list[Filling]:
 
 
 def _alone(key: str, open_: MappingOf[str, Shape], beside: Sequence[set[str]], done: set[Family]) -> list[Family]:
-    """Return the families of KEY among OPEN_ (key -> sizes) that are filled alone, without those in DONE; these are
-    added. [] if no family has all keys of each of BESIDE, the open keys of a use of KEY: less would not show.
+    """Return the families of KEY among OPEN_ (key -> sizes of the keys without a source) that are not in DONE, and add
+    them to DONE. BESIDE has, for each use of KEY, the keys of OPEN_ that it reads. [] if no family of KEY has all keys
+    of each of BESIDE, because with one of them missing, no use would agree.
     """
     near = families(key, open_)
     if not any(all(keys <= set(family) for keys in beside) for family in near):
@@ -166,16 +168,17 @@ def _alone(key: str, open_: MappingOf[str, Shape], beside: Sequence[set[str]], d
 
 
 def _leaves_some(one: Filling, left: MappingOf[str, Shape]) -> bool:
-    """Return whether a module from which ONE reads tensors has others in LEFT of the sizes of these that it does not
-    read.
+    """Return whether the filling ONE leaves a tensor unread beside one that it reads: a key of LEFT (key -> sizes) in
+    the same module of the source, of the same sizes.
     """
     like = {(_module(key), left[key]) for key in one.read}
     return any((_module(key), shape) in like for key, shape in left.items() if key not in one.read)
 
 
 def _touched(ground: Ground, fronts: Sequence[Use], open_: MappingOf[str, Shape]) -> list[str]:
-    """Return the keys in OPEN_ (key -> sizes) that FRONTS use, and then up to three that are used in what follows them:
-    what a front gives may be in the source only with a bias that is added later.
+    """Return the keys of OPEN_ (key -> sizes of the keys without a source) that the uses FRONTS read, and then up to
+    three that are read by uses which depend on FRONTS, in the order of execution: the output of a front may be in the
+    source only with a bias that is added later.
     """
     found = dict.fromkeys(key for use in fronts for key in use.keys if key in open_)
     behind = {use.index for use in fronts}
@@ -197,9 +200,9 @@ def _left(ground: Ground) -> dict[str, Shape]:
 
 
 def families(key: str, shapes: MappingOf[str, Shape]) -> list[Family]:
-    """Return the families of KEY among the keys of SHAPES of equal sizes, each once: KEY itself; those in its module;
-    those that differ from it in one number, by that number, for each number in KEY; those of the same last name in
-    modules beside its own.
+    """Return the families of KEY, each once: groups of keys of SHAPES (key -> sizes) with the sizes of KEY, KEY among
+    them. These are KEY alone; all in its module; for each number in KEY, all that differ from it in that number only,
+    sorted by it; all with its last name in modules beside its own (`a.q.weight`, `a.k.weight`).
     """
     path, _, name = key.rpartition(".")
     above = path.rpartition(".")[0]
@@ -227,9 +230,12 @@ def _by_number(key: str) -> list[tuple[int, str]]:
 
 
 def _fillings(ground: Ground, family: Family, left: MappingOf[str, Shape], most: int) -> list[Filling]:
-    """Return ways to make FAMILY of families of LEFT (key -> sizes) with as many numbers, and of sums and repeated
-    vectors, the cheapest first: of the 12 nearest families, at most MOST of each. If FAMILY is one tensor with two
-    dimensions or more, MOST bordered tensors (`bordered`) are added.
+    """Return ways to make FAMILY, keys of the model, of tensors of LEFT (key -> sizes), the cheapest first; [] if there
+    are none. A family of LEFT is tried if it has as many numbers in all as FAMILY, or if FAMILY may be the sum of its
+    members, or one vector of it several times.
+
+    The 12 families nearest by use, path and name are tried, with at most MOST ways each. If FAMILY is one tensor with
+    two dimensions or more, at most MOST ways with a border around a smaller tensor (`bordered`) are added.
     """
     shape = ground.entries[family[0]].shape
     wanted = len(family) * prod(shape)
@@ -281,8 +287,9 @@ def _with_one_beside(theirs: Family, left: MappingOf[str, Shape]) -> Iterator[Fa
 
 
 def _parts(family: Family, count: int) -> Iterator[Family]:
-    """Yield FAMILY, and, if it has three to five members, each choice of COUNT of them, in order. If COUNT is 1, these
-    are the choices of two or more, for sums. In all other cases, or if COUNT is no smaller than FAMILY, FAMILY alone.
+    """Yield FAMILY; then, if it has three to five members, each choice of COUNT of them, in the order of FAMILY; if
+    COUNT is 1, each choice of two or more, but not of all, for sums. Only FAMILY if COUNT is 0 or not smaller than the
+    number of members, or if FAMILY has fewer than three or more than five.
     """
     yield family
     if 2 < len(family) <= _IN_EACH_ORDER + 1:
@@ -312,9 +319,10 @@ def _is_repeated(theirs: Family, have: Shape, family: Family, shape: Shape) -> b
 
 
 def _of_a_pair(ground: Ground, family: Family, shape: Shape, theirs: Family, have: Shape) -> Iterator[Filling]:
-    """Yield ways to make FAMILY, of sizes SHAPE each, of the family THEIRS of the source, of sizes HAVE: as their sum,
-    or as a vector several times, if only that fits, or else in each of the `ways` from one to the other, with the
-    members of both in each order, the cheapest first.
+    """Yield ways to make FAMILY (keys of the model of sizes SHAPE each) of THEIRS (keys of the source of sizes HAVE
+    each). If FAMILY is one key of the sizes of several THEIRS, their sum is the only way. If it is one vector with a
+    multiple of the numbers of the one vector THEIRS, there are two: each number so many times, or the whole so many
+    times. Else each of the `ways` from one to the other, with the members of both in each order, the cheapest first.
     """
     read = frozenset(theirs)
     if _are_added(theirs, have, family, shape):
@@ -355,8 +363,8 @@ def _orders(count: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
 
 
 def _near(ground: Ground, family: Family) -> list[str]:
-    """Return the keys of the source that fill the keys around FAMILY: those in its module, or else in the innermost
-    module above with filled keys. [] if there are none.
+    """Return the keys of the source that the entries around FAMILY read: those of keys in the module of its first key,
+    or else in the innermost module around that one with keys that have a source. [] if there are none.
     """
     path = family[0].split(".")[:-1]
     for depth in range(len(path), 0, -1):
@@ -413,8 +421,8 @@ def _together(key: str, open_: MappingOf[str, Shape], beside: Iterable[set[str]]
 
 
 def _joined(parts: Sequence[Filling]) -> Filling:
-    """Return the fillings PARTS as one, of the sum of their costs. It costs more for each module whose keys are made of
-    different modules.
+    """Return the fillings PARTS as one filling for all their keys. Its cost is the sum of theirs, and 3 more for each
+    module of the model of which some keys read other modules of the source than others do.
     """
     new = {key: expr for one in parts for key, expr in one.new.items()}
     modules: dict[str, set[frozenset[str]]] = defaultdict(set)

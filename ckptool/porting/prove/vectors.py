@@ -25,8 +25,9 @@ _STATISTICS = ("running_mean", "running_var")
 
 
 def vectors(ground: Ground, f: Use) -> Iterator[Change]:
-    """Yield changes (label, key -> expression) that give F, and the uses after it that scale and shift each channel,
-    the vectors of uses of the source's code with the same input.
+    """Yield changes (label, key -> expression) that give the vectors of F, a norm, scale or shift of the model, and of
+    up to five such uses after it (`_row`), those of a row of such uses in the source's code that begins with the same
+    input channels, in any order. Nothing if F is of another kind, or if its input is not known.
     """
     if f.taken is None or not _is_vector(f):
         return
@@ -46,9 +47,9 @@ def _is_vector(use: Use) -> bool:
 
 
 def _row(flow: Flow, first: Use) -> list[Use]:
-    """Return FIRST and up to five norms, scales and shifts after it, each of which takes only what the one before
-    gives. Other uses between are passed over; the row ends at the first other layer that takes only the output of its
-    last one.
+    """Return FIRST, a use in FLOW, and up to five norms, scales and shifts after it, each of which takes the output of
+    the one before it and of no other use. Uses that do not take only the output of the last one are passed over; the
+    row ends at the first use that does, and is no norm, scale or shift.
     """
     out = [first]
     for use in flow.uses[flow.uses.index(first) + 1 :]:
@@ -60,8 +61,9 @@ def _row(flow: Flow, first: Use) -> list[Use]:
 
 
 def _in_each_order(ground: Ground, own: Sequence[Use], theirs: Sequence[Use], order: Sequence[int]) -> Iterator[Change]:
-    """Yield changes that give the vectors of the first uses in OWN, two to five, those of THEIRS, if these are as many:
-    in each order, the nearest to the present first, at most 48. ORDER is that of the channels.
+    """Yield changes (label, key -> expression) that give the vectors of the first n uses in OWN the vectors of THEIRS,
+    for each n for which there are equally many of both, two to five: in each order, at most 48 for each n, the most
+    similar to the present order first. ORDER has, for each channel of OWN, its place in the channels of THEIRS.
     """
     values = [columns(x, order, 0) for x in _values(ground, theirs)]
     for length in range(1, len(own) + 1):
@@ -77,7 +79,9 @@ def _in_each_order(ground: Ground, own: Sequence[Use], theirs: Sequence[Use], or
 
 
 def _slots(ground: Ground, uses: Sequence[Use]) -> list[Held]:
-    """Return the vectors of USES as the model takes them, each once; keys themselves if the code computes with them."""
+    """Return the weights of USES that are vectors (one dimension, without sizes of 1), as the model takes them, each
+    once. In place of a weight that the model's code computes, its keys themselves are returned, if they are vectors.
+    """
     found: dict[object, Held] = {}
     for held in (held for use in uses for held in use.held.values()):
         whole = [Held((key,), ex.of(key), ground.entries[key].shape) for key in held.keys if key in ground.entries]
@@ -88,9 +92,9 @@ def _slots(ground: Ground, uses: Sequence[Use]) -> list[Held]:
 
 
 def _values(ground: Ground, uses: Sequence[Use]) -> list[Expr]:
-    """Return the vectors of USES, of the source's code, as expressions of one dimension, each once: those that the uses
-    take, or, if the code computes them, the keys that it computes them from. Left out are those with keys that the file
-    lacks.
+    """Return the weights of USES, of the source's code, that are vectors, as expressions of one dimension over keys of
+    the file, each once. In place of a weight that the code computes, the keys that it is computed from are returned, if
+    they are vectors. Weights with keys that the file lacks are left out.
     """
     found: dict[Expr, None] = {}
     for held in (held for use in uses for held in use.held.values()):
@@ -144,8 +148,10 @@ def _norm(ground: Ground, use: Use, order: Sequence[int] | None = None) -> _Norm
 def _scale_and_shift(
     ground: Ground, own: Sequence[Use], theirs: Sequence[Use], order: Sequence[int]
 ) -> Iterator[Change]:
-    """Yield the change that gives a scale and the shift after it, the first uses in OWN, the factor and the shift that
-    the batch norm, the first use in THEIRS, comes to, with its channels in ORDER. Nothing if these are other uses.
+    """Yield one change (label, key -> expression) that gives a scale and a shift of the model, the first two uses in
+    OWN, the factor and the shift that a batch norm of the source's code, the first use in THEIRS, computes, with its
+    channels in ORDER. Nothing if the first two uses in OWN are no scale and shift with one vector each, or if the first
+    in THEIRS is no batch norm (`_norm`).
     """
     norm = _norm(ground, theirs[0], order)
     slots = _slots(ground, own[:2])
@@ -156,10 +162,13 @@ def _scale_and_shift(
 
 
 def with_the_norm_after_it(ground: Ground, f: Use) -> Iterator[Change]:
-    """Yield changes that give the matrix F, which has a bias, the weight of each use in the source's code that takes
-    the same channels in any order (the columns are reordered) and gives as many, and that a batch norm follows, with
-    the norm folded in; its bias is that of the use, or zeros, with the norm folded in, too. Nothing if F has no bias,
-    or if a norm or scale follows F in its row (`_row`).
+    """Yield changes (label, key -> expression) that give F, a linear layer or convolution of the model with a bias, the
+    weight and the bias of such a layer of the source's code with the batch norm after it folded in. Without a bias
+    there, zeros take its place.
+
+    Each layer of the source's code counts that takes the same input channels (in any order: the columns are reordered),
+    has as many output channels, and is followed by a batch norm. Nothing if F has no bias, or if a norm or a scale
+    follows F in its row (`_row`).
     """
     own_bias = ground.own.bias(f)
     if f.kind not in MATRICES or "weight" not in f.held or own_bias is None:

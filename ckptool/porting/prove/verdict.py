@@ -19,7 +19,8 @@ class Verdict:
     Attributes:
         equal: whether the outputs, or everything compared in place of them, are equal.
         compared: number of outputs that could be compared.
-        agreeing: number of uses of weights whose output a use in the source's code gives; -1 in `NOTHING`.
+        agreeing: number of uses of weights whose output channels are outputs of uses in the source's code, without
+            those that read a key without a source; -1 in `NOTHING`.
         uses: number of uses of weights.
         entered: number of uses whose input a use in the source's code takes.
         front: the uses that do not agree while all uses before them do; empty if `equal`.
@@ -41,9 +42,9 @@ class Verdict:
     same: int = 0
 
     def is_ahead_of(self, other: Verdict) -> bool:
-        """Return whether more agrees than in OTHER: outputs are equal, or the number of agreeing outputs, of the model
-        and of uses, and of agreeing inputs of uses is larger. Inputs count: the weights after them may be wrong, too.
-        Of as many, outputs count more: what still adds 0 gives what it takes, and the use after it takes the same.
+        """Return whether this verdict is better than OTHER: True if it is `equal`; else if more outputs of the model,
+        outputs of uses and inputs of uses agree, counted together; if as many, whether more outputs do. Inputs count
+        because the weights after them may be wrong, too.
         """
         return self.equal or self._agrees > other._agrees
 
@@ -113,9 +114,12 @@ def judge(
 
 
 def _compared(expected: Flow, given: Flow, turned: bool, tolerance: float) -> tuple[int, bool, bool, int]:
-    """Return (how many outputs can be compared, whether they are equal, whether they are in other places than in
-    EXPECTED, how many of GIVEN are equal). Those in other places count as equal only if TURNED, or if no place decides
-    (`places_decide`). If outputs can be paired by name, those are counted that are equal to their own counterpart.
+    """Return (how many outputs can be compared, whether they are equal, whether they are equal in other places than in
+    EXPECTED, how many outputs of GIVEN are equal to one of EXPECTED) for two flows. TOLERANCE is relative to the
+    largest value of an output. With none that can be compared: (0, False, False, 0).
+
+    Outputs in other places count as equal only if TURNED, or if places do not tell outputs apart (`places_decide`). If
+    outputs can be paired by name, an output of GIVEN is counted only if it is equal to the one of its name.
     """
     compared, equal, same = compared_outputs(expected.outputs, given.outputs, tolerance)
     if named := by_name(expected, given):
@@ -132,9 +136,9 @@ def _front(uses: Sequence[Use], fine: Sequence[bool]) -> list[Use]:
 
 
 def given_by(expected: Flow, seen: Flow) -> list[bool]:
-    """Return, for each use in SEEN, whether uses in EXPECTED give its output; False for all if EXPECTED has no uses. A
-    use that runs again and again, as in a loop over time, agrees, too, if its outputs together are given: they may be
-    one use there, of all inputs at once.
+    """Return, for each use of weights in SEEN, whether all channels of its output are outputs of uses in EXPECTED, too;
+    False for all if EXPECTED has no uses. For a use that runs again and again, as in a loop over time, it is also True
+    if this holds for the outputs of all its runs joined: they may be one use there, of all inputs at once.
     """
     if not expected.uses:
         return [False] * len(seen.uses)
@@ -159,11 +163,13 @@ def _entering(expected: Flow, seen: Flow, entries: MappingOf[str, Entry]) -> lis
 
 
 def _fine(known: Sequence[bool], entering: Sequence[bool], expected: Flow, seen: Flow) -> list[bool]:
-    """Return, for each use of weights in SEEN, whether nothing is wrong up to it: it is KNOWN to agree (a value for
-    each use); or a use takes its output, perhaps added to others, and a use of like kind in EXPECTED takes the same
-    channels, not all zero; or its output flows into a use that is fine by one of these (`shown_by`). Layers that one
-    code adds up may be one layer in the other. ENTERING says of each use whether its input is taken in EXPECTED at all;
-    without that, it shows nothing of the uses before it.
+    """Return, for each use of weights in SEEN, whether nothing is wrong up to it. KNOWN says of each use whether it
+    agrees, ENTERING whether uses in EXPECTED take the channels of its input. One of these is enough:
+
+    - the use is KNOWN to agree;
+    - a use directly after it has an input, not all zero, that is the input of a use of like kind in EXPECTED, the same
+      channels in any order, and is ENTERING: layers that one code adds up may be one layer in the other;
+    - its output flows into a use for which one of these holds (`shown_by`).
     """
     fine = list(known)
     for use in seen.uses:
@@ -177,8 +183,8 @@ def _fine(known: Sequence[bool], entering: Sequence[bool], expected: Flow, seen:
 
 
 def shown_by(known: Sequence[bool], seen: Flow) -> list[bool]:
-    """Return, for each use of weights in SEEN, whether it is KNOWN to agree (a value for each use), or its output flows
-    into a use that is.
+    """Return, for each use of weights in SEEN, whether its value in KNOWN (one for each use, by its index) is True, or
+    that of some use later in the flow whose input depends on its output. KNOWN stays as it is.
     """
     fine = list(known)
     for use in reversed(seen.uses):
@@ -189,9 +195,11 @@ def shown_by(known: Sequence[bool], seen: Flow) -> list[bool]:
 
 
 def _same_last(expected: Flow, seen: Flow) -> bool:
-    """Return whether each output of SEEN comes from one last use of weights with the same output, in the same order, as
-    the last use behind that output of EXPECTED, and these come after all others. If there are several outputs, their
-    names have to say which is which.
+    """Return whether the last uses of weights in SEEN and EXPECTED give the same channels in the same order.
+
+    If all outputs of each flow come from one last use, these two are compared. Else each output of SEEN has to have a
+    counterpart of the same name in EXPECTED, and each of the two has to come from one last use. False, too, if a use
+    in SEEN flows into none of its last uses.
 
     Then outputs differ only by steps after these uses (adding the input, a scale), which do not concern weights.
     """

@@ -32,10 +32,11 @@ class Base:
 
 
 def viewed(base: Base, view: torch.Tensor) -> Expr | None:
-    """Return VIEW, a view of a storage, as an expression over BASE, a tensor in that storage with an expression: BASE
-    itself, a part of it with its dimensions in another order, or a reshaped part, if one of its strides is none of BASE
-    (`_reshaped`). A dimension along which VIEW repeats its numbers is left out. None if VIEW is empty, begins at no
-    element of BASE, or is of another kind.
+    """Return VIEW, a tensor that shares the storage of BASE, as an expression over the keys of BASE, which itself needs
+    an expression: all of BASE; a part of it, with its dimensions in another order (a slice, a transpose); or whole rows
+    reshaped (`_reshaped`). A dimension along which VIEW repeats its numbers (stride 0) is left out of the result.
+
+    None if VIEW is no such part: for example if it is empty, begins at no element of BASE, or takes every second row.
     """
     assert base.expr is not None
     shape, stride = tuple(view.shape), view.stride()
@@ -62,9 +63,11 @@ def viewed(base: Base, view: torch.Tensor) -> Expr | None:
 
 
 def _counts(base: Base, view: torch.Tensor, starts: Sequence[int], dims: Sequence[int]) -> dict[int, int] | None:
-    """Return dimension of BASE -> number of indices along it that VIEW has, in the order of the dimensions of VIEW,
-    without those of 1 and those that repeat numbers. None if one of these has the stride of no dimension of BASE, or
-    goes beyond its end. STARTS has the first index along each dimension of BASE, DIMS those that are larger than 1.
+    """Return dimension of BASE -> number of indices along it that VIEW has, in the order of the dimensions of VIEW;
+    dimensions of VIEW with one index, or that repeat numbers (stride 0), are left out. None if another dimension of
+    VIEW has the stride of no dimension of BASE that is still free, or goes beyond its end.
+
+    STARTS has the first index of VIEW along each dimension of BASE; DIMS are the dimensions of BASE larger than 1.
     """
     free = list(dims)
     counts: dict[int, int] = {}
@@ -79,8 +82,8 @@ def _counts(base: Base, view: torch.Tensor, starts: Sequence[int], dims: Sequenc
 
 
 def _cut(base: Base, starts: Sequence[int], counts: MappingOf[int, int]) -> Expr:
-    """Return the part of BASE that begins at the indices STARTS, with as many along each dimension as COUNTS has: one,
-    if it has none.
+    """Return the expression of the part of BASE that begins at index STARTS[d] along each dimension d and has COUNTS[d]
+    indices there; one index for a dimension that is not in COUNTS.
     """
     assert base.expr is not None
     x = base.expr

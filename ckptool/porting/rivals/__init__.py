@@ -65,8 +65,8 @@ def weigh(matching: Matching, sequences: Sequences) -> None:
 
 
 def _count_backwards(pairs: list[Pair]) -> None:
-    """Add to `backwards` of each unit of PAIRS the lists around it that the two sides count from opposite ends, as
-    PAIRS show (`directions`).
+    """Add to `backwards` of each unit of PAIRS, of both sides, the lists around it that the two sides count from
+    opposite ends (`blocks.0` is the first in one and the last in the other), as PAIRS show (`directions`).
     """
     turned = [both for both, way in directions(pairs).items() if way < 0]
     for pair in pairs:
@@ -83,8 +83,9 @@ def _pair_by_flow(weighing: Weighing) -> None:
 
 
 def _weigh_in_blocks(swaps: Swaps) -> None:
-    """Ask about the swaps of look-alikes in each block of the target (`_weigh_block`). All swaps are judged
-    (`Swaps.reason`) before the first question is asked.
+    """Ask about the swaps of look-alikes in each block of the target (`_weigh_block`), with the orders as reliable as
+    they are in that block (`Belief`). All swaps of all blocks are judged (`Swaps.reason`) before the first question is
+    asked.
     """
     belief = Belief(swaps.pairs, swaps.orders, swaps.overall)
     blocks = list(by_block(swaps.pairs).values())
@@ -97,15 +98,15 @@ def _weigh_in_blocks(swaps: Swaps) -> None:
 
 
 def _weigh_block(swaps: Swaps, pairs: list[Pair], found: list[tuple[Pair, Pair, Said]]) -> None:
-    """Ask about the swaps of two of PAIRS, those of one block. FOUND has (pair, pair, what `Swaps.reason` says) for
+    """Ask about swaps of two of PAIRS, the pairs of one block. FOUND has (pair, pair, result of `Swaps.reason`) for
     each two look-alikes among them.
 
-    If it says a question, that is asked about both, unless contents exclude the swap (`fit_only_so`), or certain pairs
-    of the block show that the two are right (`in_company`, at least two). Certain are pairs without an open question,
-    none of whose swaps is in question; a pair counts as certain as soon as all its swaps are excluded.
+    If the result is a question, it is asked about both pairs, unless contents exclude the swap (`fit_only_so`), or at
+    least two certain pairs of the block show that the two are right (`in_company`). Certain are the pairs without an
+    open question none of whose swaps is in question any more; so a pair may become certain, and exclude further swaps.
 
-    If it says none, COMPANY_FOR_SWAP is asked if the certain pairs are for the swap, unless names are sure or tensors
-    exclude it (`by_names`, `held_so`).
+    If the result is None or False, both pairs get the question COMPANY_FOR_SWAP if the certain pairs show that the
+    swapped pairs would be right; not if names or tensors exclude the swap (`by_names` is "sure", `held_so`).
     """
     left = [(one, other, why) for one, other, why in found if why and not swaps.contents.fit_only_so(one, other)]
     while True:
@@ -124,9 +125,9 @@ def _weigh_block(swaps: Swaps, pairs: list[Pair], found: list[tuple[Pair, Pair, 
 
 
 def _weigh_across_blocks(swaps: Swaps) -> None:
-    """Ask about swaps of look-alikes in different blocks (`across_blocks`), unless contents exclude the swap, or
-    certain pairs of the two blocks, the first 64, show that the pairs are right (`in_company`). Certain are pairs
-    without an open question that `across_blocks` does not return.
+    """Ask both pairs of each swap that `across_blocks` finds (look-alikes in different blocks) its question, unless
+    contents exclude the swap, or the first 64 certain pairs of the two blocks show that the pairs are right
+    (`in_company`). Certain are pairs without an open question that are in no swap found.
     """
     blocks = by_block(swaps.pairs)
     found = across_blocks(swaps)

@@ -48,8 +48,8 @@ def look_alikes(pairs: Iterable[Pair]) -> Iterator[tuple[Pair, Pair]]:
 
 
 def in_doubt(swaps: Swaps) -> set[int]:
-    """Return the `id` of the target of each pair that has a doubt, or that could be swapped with a look-alike in its
-    block: there is a question to ask (`Swaps.reason`), and contents do not exclude the swap.
+    """Return the `id` of the target of each pair that has a doubt, or that may be swapped with a look-alike in its
+    block: `Swaps.reason` returns a question about the two, and contents do not exclude the swap. Nothing is asked.
     """
     found = {id(t) for t, _ in swaps.pairs if t.doubts}
     for pairs in by_block(swaps.pairs).values():
@@ -67,8 +67,9 @@ def across_blocks(swaps: Swaps) -> list[Swap]:
 
 
 def _by_names(pairs: list[Pair]) -> Iterator[Swap]:
-    """Yield (pair, pair, question) for look-alikes in different blocks whose names are for the swap (`by_names`). The
-    first pairs of two kinds are compared; if the names of these are, `_each` yields all of the two kinds.
+    """Yield (pair, pair, question NAMES_FOR_SWAP) for look-alikes in different blocks whose names are for the swap
+    (`by_names`). Pairs of one kind have equal paths apart from numbers. Of each two kinds, the first pairs are
+    compared; if their names are for the swap, each pair of one kind is yielded with the first of the other (`_each`).
     """
     for ones, others in _kinds(pairs):
         if not _in_one_block(ones[0], others[0]) and by_names(ones[0], others[0], soft=False) == "against":
@@ -76,11 +77,13 @@ def _by_names(pairs: list[Pair]) -> Iterator[Swap]:
 
 
 def _by_company(pairs: list[Pair]) -> Iterator[Swap]:
-    """Yield (pair, pair, question) for look-alikes in different blocks if the other pairs of these blocks are for the
-    swap, and not for the pairs (`in_company`): the first 64 of them that are certain and no look-alikes. The first pair
-    of a kind is compared with the first of another kind in another block; if neighbours are for the swap of these,
-    `_each` yields all of the two kinds. Pairs outside of all blocks, and those whose names exclude the swap, are not
-    compared.
+    """Yield (pair, pair, question COMPANY_FOR_SWAP) for look-alikes in different blocks if other pairs of these blocks
+    are for the swap, at least two of them, and not for the pairs (`in_company`): the first 64 that have no doubt and
+    are no look-alikes of these.
+
+    Pairs of one kind have equal paths apart from numbers. The first pair of a kind is compared with the first of
+    another kind in another block; if neighbours are for this swap, each pair of one kind is yielded with the compared
+    one of the other (`_each`). Pairs outside of all blocks, and pairs whose names exclude the swap, are not compared.
     """
     blocks = by_block(pairs)
     for ones, others in _kinds(pairs):

@@ -83,11 +83,11 @@ def _counted(one: Pair, other: Pair) -> int:
 
 
 def concordance(order: Order, pairs: Sequence[Pair], least: int = 0, otherwise: float = 1.0) -> float:
-    """Return which share of the couples of PAIRS that tell about ORDER keep it, 0 to 1; OTHERWISE if fewer than LEAST
-    couples tell about it, or none.
+    """Return the share of couples of PAIRS that keep ORDER (have their units in it on both sides), 0 to 1, among those
+    that tell about it; OTHERWISE if fewer than LEAST couples tell about it, or none.
 
-    A couple tells about it if the order says something about it (`vote`), and its units are no look-alikes, or are
-    numbered in one order on both sides (`by_numbers`). Of 120 pairs or more, 60 to 120 are looked at, evenly spread.
+    A couple tells about ORDER if its `vote` is not 0, and if its two pairs are no look-alikes, or are numbered in one
+    order on both sides (`by_numbers`). Of 120 pairs or more, 60 to 120 are looked at, evenly spread.
     """
     step = max(len(pairs) // 60, 1)
     couples = (both for both in combinations(pairs[::step], 2) if _telling(*both))
@@ -113,11 +113,12 @@ class Belief:
         self._known: dict[tuple[Path, ...], dict[str, float]] = {}
 
     def about(self, one: Pair, other: Pair) -> dict[str, float]:
-        """Return name of an order -> how reliable it is, 0 to 1, in the block of the target of ONE (see `concordance`);
-        as in the whole model if fewer than three couples of its pairs tell about it.
+        """Return name of an order -> how reliable it is, 0 to 1, for the question whether ONE and OTHER are to be
+        swapped: the share of couples of pairs in the block of the target of ONE that keep it (`concordance`); as in the
+        whole model if fewer than three couples tell about it.
 
-        If the targets of ONE and OTHER are in two different modules of one module, the pairs in these two do not count:
-        that one module comes before the other does not say which of the two is which.
+        If the targets of ONE and OTHER are in two different modules of one module (`a.q.x` and `a.k.x`), the pairs in
+        these two (`a.q`, `a.k`) do not count: that one module comes before the other does not say which is which.
         """
         at = nearness(one[0], other[0]) + 1
         parts = tuple(sorted((one[0].path[:at], other[0].path[:at])))

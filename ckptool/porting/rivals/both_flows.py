@@ -25,11 +25,12 @@ _ANSWER = "the source's code has no other layer of this look in this place of it
 
 
 def settle_by_flow(matching: Matching) -> None:
-    """Answer the questions about which of several look-alikes a target is, for each pair of MATCHING whose units have
-    the same place in the graphs of both codes, and no look-alike has it (`_alone`). Answers may show further ones.
+    """Answer the questions about which of several look-alikes a target is, for each pair of MATCHING whose two units
+    have the same place in the graphs of both codes, if no look-alike has this place (`_alone`). The pairs settled so
+    help to settle others, until no more are.
 
-    Pairs with look-alikes without a partner are left as they are. Nothing is done if the graphs have more than 1500
-    pairs.
+    Pairs are left as they are if a look-alike of either side has no partner, or if the place of a unit in its graph is
+    not known. Nothing is done if the places are known of more than 1500 pairs.
     """
     free = {unit.colour for side in (0, 1) for unit in matching.unpaired(side)}
     placed = [pair for pair in matching.pairs if all(unit.flow is not None for unit in pair)]
@@ -48,13 +49,15 @@ def settle_by_flow(matching: Matching) -> None:
 
 
 def pair_by_flow(matching: Matching) -> bool:
-    """Give targets the sources that have their places in the graphs of both codes, if pairs of MATCHING contradict the
-    graphs (`_contradicted`). Return whether this was done.
+    """Give targets other sources, by their places in the graphs of both codes, if pairs of MATCHING contradict the
+    graphs: a target comes after other layers than its source (`_contradicted`). Return True if this was done; else
+    nothing is changed.
 
-    Pairs with one label on both sides (`_refined`, by colours alone) stay. The sources of the others are handed out
-    anew (`_handed_out`), and only if no pair contradicts the graphs then. A target with another source than before
-    loses its evidence (`Unit.exchange`), and all questions about which of several look-alikes it is. Nothing is done if
-    the graphs have more than 1500 pairs, or if colours and graphs tell no units apart.
+    Units get labels by shape, kind and place in the graph (`_refined`). Pairs with one label on both sides stay; the
+    sources of the others are handed out anew (`_handed_out`). It is done only if no pair contradicts the graphs then. A
+    target with another source than before loses its evidence, and all questions about which of several look-alikes it
+    is. Nothing is done if the places are known of fewer than 2 or more than 1500 pairs, or if the graphs tell no units
+    apart.
     """
     places = [at for at, pair in enumerate(matching.pairs) if all(unit.flow is not None for unit in pair)]
     placed = [matching.pairs[at] for at in places]
@@ -81,8 +84,9 @@ def pair_by_flow(matching: Matching) -> bool:
 
 
 def _contradicted(sides: Sequence[_Graph], sources: Sequence[int]) -> bool:
-    """Return whether some unit of the first of SIDES has other units before it than its source has in the second, if
-    each of these is counted as its source. SOURCES has, for each unit of the first side, the number of its source.
+    """Return whether some target comes after other layers than its source: the sources of the units before it in the
+    target's graph are not exactly the units before its source in the source's graph. SIDES has (graph of the target,
+    graph of the source); SOURCES has, for each unit of the target, the number of its source in the source's graph.
     """
     own, theirs = sides
     return any({sources[n] for n in before} != {*theirs.before[sources[at]]} for at, before in enumerate(own.before))
@@ -97,12 +101,12 @@ def _last(labels: Iterable[list[list[int]]]) -> list[list[int]]:
 
 
 def _handed_out(placed: Sequence[Pair], labels: list[list[int]]) -> list[int] | None:
-    """Return, for the target of each pair in PLACED, the number of the pair whose source it gets: its own if target and
-    source have one label, else that of a source with its label. LABELS has the labels of the targets and of the
-    sources.
+    """Return, for the target of each pair in PLACED, the number (place in PLACED) of the pair whose source it gets: its
+    own if target and source have the same label, else that of a source with the label of the target. LABELS has [the
+    labels of the targets, those of the sources], in the order of PLACED.
 
-    None if the sides have unequally many units with some label, if words do not exclude all but one of the sources that
-    a target may get, or if a target would lose a source of its own path.
+    None if a label is not on both sides equally often; if words exclude all of the sources that a target may get, or
+    leave several; or if a target would lose a source with its own path.
     """
     own, theirs = labels
     if Counter(own) != Counter(theirs):
@@ -142,9 +146,11 @@ class _Graph:
 
 
 def _alone(placed: Sequence[Pair], sides: Sequence[_Graph], open_to: Container[int]) -> list[Unit]:
-    """Return the targets in OPEN_TO (the `id` of each) that have one label with their source and no other unit, by the
-    first labels (`_refined`) with which there are any; [] if there are none. The first labels are shape and kind, and
-    for pairs without a question also their number. SIDES has the graphs of both sides.
+    """Return the targets in OPEN_TO (a set of `id`) whose label is that of their source and of no other unit of either
+    side; [] if there are none. PLACED has the pairs, SIDES the graphs of both sides.
+
+    At first, a label is shape and kind; pairs without an open question have a label of their own. Labels are made finer
+    by the units before and behind (`_refined`) until there are such targets.
     """
     first: list[Hashable] = [(t.colour, None if t.doubts else at) for at, (t, _) in enumerate(placed)]
     for labels in _refined(first, sides):
@@ -160,9 +166,11 @@ def _alone(placed: Sequence[Pair], sides: Sequence[_Graph], open_to: Container[i
 
 
 def _refined(first: Sequence[Hashable], sides: Sequence[_Graph]) -> Iterator[list[list[int]]]:
-    """Yield [labels of the units of a side] for both SIDES, again and again: a new label stands for the old label of a
-    unit and those of all units before and behind it. Stop when neither side gets more different labels. FIRST has the
-    label that both units of a pair have at first; it is not yielded.
+    """Yield [labels of the units of the target, labels of those of the source], finer with each round: units get equal
+    new labels if their old labels are equal, and those of all units before and behind them in their graph, with how
+    often each is there. Stop when neither side gets more different labels; nothing if the first round gives none.
+
+    FIRST has, for each pair, the label that its two units have at first; these are not yielded. SIDES has the graphs.
     """
     names: dict[Hashable, int] = {}
     labels = [[names.setdefault(label, len(names)) for label in first] for _ in sides]

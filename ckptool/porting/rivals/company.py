@@ -29,12 +29,14 @@ def crossed(one: Pair, other: Pair) -> tuple[Pair, Pair]:
 
 
 def in_company(one: Pair, other: Pair, anchors: Anchors | Iterable[Pair], least: int = 1) -> bool:
-    """Return whether certain pairs show that ONE and OTHER are right as they are.
+    """Return whether certain pairs near ONE and OTHER, two pairs of look-alikes, show that these two are right as they
+    are, and not swapped.
 
-    A certain pair may be nearer to one of the two (`_nearer`); in the target and within the block, also because it runs
-    directly before or after. Each way in which it is nearer in the target, together with each in the source, is a vote:
-    for the two if both are to the same one, else against. The votes for the two have to be more than twice those
-    against. False if a certain pair is nearer by its path to one of them in the target, and to the other in the source.
+    On each side, a certain pair may be nearer to ONE or to OTHER: by its path, shared words, a common series of numbers
+    or equal numbers (`_nearer`), and in the target, within the block, by running directly before or after. Each way on
+    the target's side makes a vote with each way on the source's side: for the two pairs if both ways are nearer to the
+    same one of them, else against. True if the votes for are more than twice those against, and LEAST is reached. False
+    at once if a certain pair is nearer by its path to one of them in the target, and to the other in the source.
 
     Args:
         one, other: the two pairs.
@@ -96,12 +98,12 @@ def _lines(path: Path) -> frozenset[str]:
 
 
 def counted_alike(one: Unit, other: Unit) -> bool:
-    """Return whether ONE and OTHER have equal numbers, one or more, as components of their paths: layers of one block
-    have, if each kind has a list (`norms.3`, `convs.3`).
+    """Return whether ONE and OTHER, two units of one side, have the same numbers as components of their paths, at least
+    one: layers of one block have, if each kind has a list (`norms.3`, `convs.3`).
 
-    If one of them is a batch norm (has a running variance) and the other is not, all numbers in their paths have to be
-    equal instead, and ONE has to have a number in its last name: `bn1` and `conv1`. False if one of them, and not the
-    other, is in a list that the other side counts from the other end.
+    If exactly one of them is a batch norm (has a running variance), this does not count; instead all numbers in their
+    paths have to be equal, and the last component of ONE has to have a number: `bn1` and `conv1`. False if exactly one
+    of them is in a list that the other side counts from the other end.
     """
     if bool(one.backwards) != bool(other.backwards):
         return False
@@ -131,8 +133,9 @@ class Anchors:
         self._words: tuple[dict[str, set[str]], dict[str, set[str]]] = defaultdict(set), defaultdict(set)
 
     def near(self, one: Unit, other: Unit) -> list[Pair]:
-        """Return those of the certain pairs whose targets may be nearer to ONE or to OTHER, two units of the target, in
-        their order: all if they are at most 32.
+        """Return those of the certain pairs whose targets may be nearer to one of ONE and OTHER, two units of the
+        target, than to the other one, because they share a feature (`_features`) that only one of the two has; in their
+        order. All certain pairs if they are at most 32.
         """
         if len(self._pairs) <= _ALL:
             return self._pairs
@@ -152,7 +155,9 @@ class Anchors:
         return [self._pairs[at] for at in sorted({at for one in wanted for at in self._having.get(one, ())})]
 
     def _index(self) -> None:
-        """Note which pairs have which features, and their words by the consonants that they have or begin with."""
+        """Fill the tables for `near`: feature -> places of the pairs whose targets have it; consonants of a word ->
+        the words of the targets with these consonants, and the words whose consonants begin with these.
+        """
         for at, (t, _) in enumerate(self._pairs):
             for word in _said(t.path):
                 bare = consonants(word)

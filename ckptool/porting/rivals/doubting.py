@@ -17,9 +17,9 @@ from .swaps import Swaps
 
 
 def doubt_both(one: Pair, other: Pair, question: Question[Unit]) -> None:
-    """Ask QUESTION about the targets of both of two pairs that may be swapped, each with the source of the other pair
-    as its option, and its path as the last of the names in the sentence. A target that has this doubt with another such
-    path gets the option only.
+    """Ask QUESTION about the targets of ONE and OTHER, two pairs that may be swapped: each gets it with the source of
+    the other pair as its option, and with the path of this source as the last name in the sentence. A target that has
+    an open question with this reason and otherwise the same names gets only the option, added to that question.
     """
     for (target, _), (_, rival) in ((one, other), (other, one)):
         named = (*question.named, ".".join(rival.path))
@@ -59,9 +59,9 @@ def settle(matching: Matching, swaps: Swaps) -> None:
 
 
 def _answer(matching: Matching, topic: Topic, excluded: Callable[[Pair, Pair], bool]) -> None:
-    """Answer the questions of TOPIC about each pair for which EXCLUDED(pair, other) is true for each pair of
-    look-alikes, also if there is none. Pairs with look-alikes without a partner, or in a group of more than 64, are
-    left as they are.
+    """Answer the open questions of TOPIC about the target of each pair of MATCHING whose swap with each pair of
+    look-alikes is excluded: EXCLUDED(pair, other) is true for all of them, also if there are none. A pair is left as it
+    is if a look-alike of either side has no partner, or if more than 64 pairs have its shape and kind.
     """
     others = {unit.colour for side in (0, 1) for unit in matching.unpaired(side)}
     alike = by_look(matching.pairs)
@@ -76,9 +76,10 @@ def _answer(matching: Matching, topic: Topic, excluded: Callable[[Pair, Pair], b
 
 
 def spread(pairs: list[Pair]) -> None:
-    """Give the first doubt about whole blocks (`Question.of_parts`) in a block of the target, without its options, to
-    the other units of the block, if more than half of its units have such a doubt. Units that have one, or whose names
-    are equal on both sides, do not get it. The pairs outside of all blocks count as no block.
+    """Ask all units of a block of the target the question that most of them have about whole blocks: if more than half
+    of the units in the block (also in blocks within it) have an open question about whole blocks (`Question.of_parts`),
+    the first of these questions, without its options, is asked of the others, too. Units that were paired by equal
+    names do not get it. PAIRS are (target, source); units outside of all blocks are left as they are.
     """
     parts: dict[Path, list[Unit]] = defaultdict(list)
     for t, _ in pairs:
@@ -94,8 +95,9 @@ def spread(pairs: list[Pair]) -> None:
 
 
 def in_both_directions(pairs: list[Pair]) -> None:
-    """Give the doubts of one direction of a bidirectional recurrent layer, without their options, to the other, if that
-    has none and its names are not equal on both sides. The two directions have the paths X and X.reverse.
+    """Ask one direction of a bidirectional recurrent layer the open questions of the other, without their options, if
+    it has none itself and was not paired by equal names. The two directions are the targets in PAIRS with the paths X
+    and X.reverse.
     """
     found = {t.path: t for t, _ in pairs if "weight_ih" in t.pieces}
     for path, t in found.items():
@@ -120,13 +122,13 @@ def left_over(matching: Matching, swaps: Swaps) -> None:
 
 
 def _wanted_elsewhere(matching: Matching) -> None:
-    """Ask about each pair whose source would fit another unit as well: a look-alike of its target in the same block
-    that has no partner; the first such unit is named. The name of the source has more words in common with that unit
-    alone than with the target alone (`own_words`); or as many, and `soft_words` is not lower for that unit than for the
-    target.
+    """Ask WANTED_ELSEWHERE about each pair of MATCHING whose source fits another unit of the target as well: a
+    look-alike of its target in the same block without a partner. The first such unit is named in the sentence.
 
-    Pairs with equal names or a doubt are not asked about. Units do not count whose words exclude the source, if those
-    of the target do not; nor, for a pair of word tables, units that are none: an output layer may be tied to the table.
+    It fits as well if the source's name shares more words with that unit alone than with the target alone
+    (`own_words`); or as many, and `soft_words` is not lower for that unit than for the target. A unit does not count if
+    its words exclude the source, and those of the target do not; nor, for a pair of word tables, if it is no word table
+    (an output layer may be tied to the table). Pairs with equal names or a doubt are not asked about.
     """
     free: dict[object, list[Unit]] = defaultdict(list)
     for unit in matching.unpaired(0):
@@ -150,12 +152,13 @@ _ANCHORS, _OUT, _IN = 100, 0.3, 0.05
 
 
 def _out_of_order(matching: Matching, swaps: Swaps) -> None:
-    """Ask about each pair that is out of order, if it would be in order with another unit in place of its target or of
-    its source: a look-alike without a partner. The first such unit is named. Pairs with a doubt or with equal names are
-    not asked about.
+    """Ask about each pair of MATCHING that is out of order, if a look-alike without a partner would be in order in
+    place of its target (question OUT_OF_ORDER_HERE) or of its source (OUT_OF_ORDER). The first such unit is named in
+    the sentence. Pairs with a doubt or with equal names are not asked about.
 
-    Only orders count that the whole model keeps, and of the certain pairs those that are no look-alikes (100 to 200 of
-    many). A pair is out of order if at least 30 % of its votes with these say so, in order if less than 5 % do.
+    The pair is compared with the pairs that have no doubt and are no look-alikes of it (with 100 to 200 of many), in
+    each order of SWAPS that the whole model keeps. It is out of order if at least 30 % of these comparisons are against
+    it, and would be in order if less than 5 % were.
     """
     orders = [order for order in swaps.orders if swaps.overall[order.name] >= BELIEVED]
     left = [matching.unpaired(side) for side in (0, 1)]

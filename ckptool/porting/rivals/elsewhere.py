@@ -19,13 +19,13 @@ _Kinds = tuple[Path, Path]
 
 
 def settle(pairs: list[Pair], doubtful: Collection[int]) -> None:
-    """Exchange the sources of look-alikes in blocks of the target with a doubtful pair, if other blocks of the same
-    kind show which place of a block goes to which place of its counterpart (`_settle_block`).
+    """Exchange the sources of look-alikes in each block of the target that holds a doubtful pair, if blocks of its
+    kind show which layer of a block belongs to which layer of the source's block (`_settle_block`).
 
-    Blocks are here all modules whose names have a digit. The counterparts of a block are the blocks of the source
-    around all sources of its pairs. Blocks and counterparts whose paths are equal apart from digits are of one kind.
-    The certain pairs of all blocks of a kind have to put each place at one place, and back. The innermost counterpart
-    for which they do is used.
+    Blocks are here all modules whose names have a digit. The counterparts of a block are the blocks of the source that
+    hold all sources of its pairs. Blocks whose paths are equal apart from digits, with counterparts of which this is
+    true, too, are of one kind. It is shown if the certain pairs of all blocks of a kind put each path within the block
+    at one path within the counterpart, and back. The innermost counterpart of which it is shown is used.
     Args:
         pairs: (target, source), changed in place.
         doubtful: the `id` of each target whose pair may be swapped; the others are the certain pairs.

@@ -54,11 +54,11 @@ def _fitness(t: Unit, s: Unit, around: list[Pair]) -> float:
 
 
 def rearrange(swaps: Swaps) -> None:
-    """Exchange the sources of look-alikes (`_exchanged`) in the list of pairs as long as all evidence together is for
-    it, and ask about both pairs of each exchange unless they are settled (`_is_settled`). More than 64 look-alikes are
-    left as they are. SWAPS is updated at the end if pairs have changed.
+    """Exchange the sources of look-alikes in the list of pairs of SWAPS as long as all evidence together is for it
+    (`_exchanged`), and ask about both pairs of each exchange (AGAINST_NUMBERS) unless they are settled (`_is_settled`).
+    Groups of more than 64 look-alikes are left as they are. SWAPS is updated at the end if pairs have changed.
 
-    Certain pairs, as neighbours, are those without a doubt, or with doubts about whole blocks alone.
+    As certain neighbours count pairs that have no doubt at the beginning, or only doubts about whole blocks.
     """
     pairs = swaps.pairs
     certain = Certain(pair for pair in pairs if all(doubt.of_parts for doubt in pair[0].doubts))
@@ -74,10 +74,12 @@ def rearrange(swaps: Swaps) -> None:
 
 
 def _exchanged(group: Sequence[int], swaps: Swaps, certain: Certain) -> list[tuple[int, int]]:
-    """Exchange the sources of two pairs of GROUP, places of look-alikes in the list of pairs: the two that may be
-    swapped (`_in_question`) and for whose swap the evidence is strongest (`_balance`). Go on until it is for no swap,
-    or until there were as many as places in GROUP. Return the places of the two pairs of each exchange, in order. The
-    exchanged targets note it as their only evidence (`Unit.exchange`).
+    """Exchange the sources of look-alikes, two pairs at a time, in the list of pairs of SWAPS, and return the places in
+    this list of the two pairs of each exchange, in order; [] if there was none. GROUP has the places of look-alikes.
+
+    Each time, of all two pairs that may be swapped (`_in_question`), the two are exchanged for whose swap the evidence
+    is strongest (`_balance`, with certain pairs around them from CERTAIN). It ends when the evidence is for no swap, or
+    after as many exchanges as GROUP has places. The exchanged targets note it as their only evidence (`Unit.exchange`).
     """
     pairs, exchanged = swaps.pairs, []
     for _ in group:
@@ -98,10 +100,11 @@ def _exchanged(group: Sequence[int], swaps: Swaps, certain: Certain) -> list[tup
 
 
 def _is_settled(one: Pair, other: Pair, swaps: Swaps, certain: Certain) -> bool:
-    """Return whether ONE and OTHER, which were exchanged, need no question. One of these is enough: names leave no
-    other pairs; equal places in lists; numbers in one order and last names that agree (`_called_alike`); certain pairs
-    around them, of which two show it (`in_company`); or both are in one block on both sides, and `reason_in_row` is
-    None.
+    """Return whether ONE and OTHER, two pairs whose sources were exchanged, need no question. One of these is enough:
+    names exclude all other pairs; target and source have equal places in lists (`in_equal_places`); their numbers are
+    in one order on both sides, and the last names of each pair agree (`_called_alike`); at least two certain pairs
+    around them show it (`in_company`); or both are in one block on both sides, and `Swaps.reason_in_row` is None (the
+    swap back is excluded).
     """
     if by_names(one, other) == "sure" or in_equal_places(one, other):
         return True
@@ -122,9 +125,9 @@ def _called_alike(pair: Pair) -> bool:
 
 
 def _in_question(one: Pair, other: Pair, swaps: Swaps) -> bool:
-    """Return whether ONE and OTHER may be swapped: one has a doubt, or there is a question about their swap
-    (`reason_in_row`). False if the paths of their targets' blocks differ in more than digits, or if the file states
-    different kinds of layers for the two sources (`_stated_apart`).
+    """Return whether the swap of ONE and OTHER is to be considered: the target of one of them has a doubt, or
+    `Swaps.reason_in_row` returns a question about their swap. False if the paths of their targets' blocks differ in
+    more than digits, or if the file states different kinds of layers for the two sources (`_stated_apart`).
     """
     if without_digits(block_of(one[0].path)) != without_digits(block_of(other[0].path)):
         return False

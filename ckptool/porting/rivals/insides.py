@@ -14,7 +14,8 @@ _NOWHERE = (0.0, 0.0)
 
 
 class Contents:
-    """Counts the units of each shape and kind in every module of both sides, and in every list of units.
+    """The contents of modules: how many units of each shape and kind every module of both sides holds, and every list
+    of units; they tell whether two pairs may be swapped.
 
     Args:
         matching: the pairs, and the units without a partner.
@@ -37,12 +38,12 @@ class Contents:
         return frozenset(self._held[0][path].items())
 
     def fit_only_so(self, one: Pair, other: Pair) -> bool:
-        """Return whether contents exclude the swap of ONE and OTHER: each target has the contents of its source, and
-        the two targets have different ones.
+        """Return whether contents exclude the swap of the pairs ONE and OTHER: in each pair, the contents around the
+        target are equal to those around its source, and the contents in ONE differ from those in OTHER.
 
-        One of these is enough: the contents of the outermost modules that hold only one of the two, of the modules
-        directly around the units, or of their lists (`_list`), as numbers of units of each shape and kind; or the
-        tensors of the units themselves (`_made_of`).
+        Contents are numbers of units of each shape and kind. It is enough if that is true of one of these: the
+        outermost modules that hold only one of the two units of a side; the modules directly around the units; their
+        lists (`_list`); or, in place of contents, the roles and shapes of the tensors of the units (`_made_of`).
         """
         apart = [nearness(one[side], other[side]) + 1 for side in (0, 1)]
         held = [[unit.path[:at] for at, unit in zip(apart, pair, strict=True)] for pair in (one, other)]
@@ -54,9 +55,12 @@ class Contents:
         return self._equal_only_so([[_list(unit.path) for unit in pair] for pair in (one, other)])
 
     def run_only_so(self, one: Pair, other: Pair) -> bool:
-        """Return whether a swap of ONE and OTHER would tear apart a module of the source that holds one of the two
-        sources (`_run_in`). False if the outermost modules that hold only one of them have equal contents, because then
-        these may be exchanged as a whole.
+        """Return whether the order of execution excludes the swap of the pairs ONE and OTHER: the model runs the target
+        of one of them among the layers of a module of the source that holds its source, and the target of the other
+        outside of these (`_run_in`), so that the swap would tear this module apart.
+
+        False if the outermost modules of the source that hold only one of the two sources have equal contents, because
+        then these may be exchanged as a whole.
         """
         at = nearness(one[1], other[1]) + 1
         if self._held[1][one[1].path[:at]] == self._held[1][other[1].path[:at]]:
@@ -78,11 +82,12 @@ class Contents:
         return False
 
     def _run_of(self, module: Path, part: Path, colour: Hashable) -> tuple[_Run, _Run]:
-        """Return (first and last place of the certain layers of MODULE, first and last place of all its layers) in the
-        order in which the model runs them; (0, 0) for both if it runs a layer of another module among these.
+        """Return ((first, last) of the certain layers of MODULE, (first, last) of all layers of MODULE), as places in
+        the order in which the model runs the targets of these layers. Both are (0, 0) if the model runs a layer of
+        another module between the first and the last; the former is (0, 0) if no layer is certain.
 
-        MODULE is a module of the source. Layers in PART, a module in it, and those of COLOUR are not certain: they may
-        be exchanged along.
+        MODULE is the path of a module of the source. Its layers are certain if their targets have no doubt, unless they
+        are in PART, a module in it, or have the shape and kind COLOUR: these may be exchanged along.
         """
         run = (module, part, colour)
         if run not in self._runs:

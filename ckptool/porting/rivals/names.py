@@ -70,7 +70,9 @@ def _decided(one: Pair, other: Pair) -> int:
 
 
 def _lead(score: Callable[[Unit, Unit], int], one: Pair, other: Pair) -> int:
-    """Return the sum of SCORE(target, source) of the pairs ONE and OTHER, minus that of the pairs after their swap."""
+    """Return the sum of SCORE(target, source) of the pairs ONE and OTHER, minus that of the pairs after their swap:
+    more than 0 if the pairs have the larger scores as they are.
+    """
     (t, s), (t2, s2) = one, other
     return score(t, s) + score(t2, s2) - score(t, s2) - score(t2, s)
 
@@ -80,9 +82,9 @@ _DIRECTIONS = frozenset({"in", "out"})
 
 
 def _only_directions(one: Pair, other: Pair) -> bool:
-    """Return whether "in" and "out", which say where a layer is in its block, are all telling words that the target and
-    the source of a pair share and the units of the other pair lack; either as the pairs ONE and OTHER are, or after
-    their swap. False if there are no such words.
+    """Return whether nothing but "in" and "out", which say where a layer is in its block, tells ONE and OTHER apart by
+    words: these are the only telling words that the target and the source of a pair share and the units of the other
+    pair lack; either with the pairs ONE and OTHER as they are, or after their swap. False if there are no such words.
     """
     sides = [[telling_words(pair[side].path) for pair in (one, other)] for side in (0, 1)]
     (t, t2), (s, s2) = ((a - b, b - a) for a, b in sides)
@@ -98,8 +100,8 @@ def _initials(t: Unit, s: Unit) -> bool:
 
 
 def _parts_of_one(one: Pair, other: Pair) -> bool:
-    """Return whether the targets or the sources of ONE and OTHER are parts of one fused tensor, and all four names say
-    which part (q, k, v, gate or up) they are: the same part in a pair, different parts in the two pairs.
+    """Return whether the targets (or the sources) of ONE and OTHER were one fused tensor, and all four names say which
+    part (q, k, v, gate or up) a unit is: target and source of each pair the same part, the two pairs different parts.
     """
     (t, s), (t2, s2) = one, other
     if t.main.entry.key != t2.main.entry.key and s.main.entry.key != s2.main.entry.key:
@@ -109,9 +111,10 @@ def _parts_of_one(one: Pair, other: Pair) -> bool:
 
 
 def _looked_up(one: Pair, other: Pair) -> int:
-    """Return 1 if only the source of ONE has a word for a table in its name, -1 if only that of OTHER has. 0 if both or
-    neither have. 0, too, if the model does not look up rows of the target of ONE, if it does of that of OTHER, or if it
-    is not known how the model uses that of OTHER.
+    """Return 1 if words for tables support the pairs ONE and OTHER as they are, -1 if they support the swap, 0 if they
+    say nothing. They count if the model looks up rows of the target of ONE (an embedding), and is known to use the
+    target of OTHER in another way: 1 if only the source of ONE has a word for a table in its name, -1 if only that of
+    OTHER has; 0 if both or neither have.
     """
     hows = [pair[0].main.entry.how for pair in (one, other)]
     if hows[0] != "embedding" or hows[1] in ("", "embedding"):
@@ -121,8 +124,9 @@ def _looked_up(one: Pair, other: Pair) -> int:
 
 
 def held_so(one: Pair, other: Pair) -> bool:
-    """Return whether the targets of ONE and OTHER hold tensors of different roles (a weight; a weight and a bias), each
-    the same as its source, and the output of one target flows into the other.
+    """Return whether the tensors of the units support the pairs ONE and OTHER: in each pair, target and source hold
+    tensors of the same roles (weight, bias …), the two pairs hold different ones (a weight; a weight and a bias), and
+    the output of one of the two targets flows into the other.
 
     A layer with a bias does not become one without. Of two layers whose outputs are added, either may hold the bias.
     """
@@ -212,11 +216,12 @@ def by_convention(one: Pair, other: Pair) -> bool:
 
 
 def by_numbers(one: Pair, other: Pair) -> int:
-    """Return 1 if the numbers of the pairs ONE and OTHER are in the same order on both sides, -1 if in the opposite
-    order; the reverse in a list that the sides are known to count from opposite ends (`Unit.backwards`).
+    """Return 1 if the numbers in the paths of ONE and OTHER are in the same order on both sides (`h.1`, `h.4` and
+    `l.2`, `l.7`), -1 if in the opposite order. In a list that the sides are known to count from opposite ends
+    (`Unit.backwards`), it is 1 for the opposite order and -1 for the same.
 
-    0 if the two paths of a side differ in more than numbers, or have equal numbers. 0, too, for opposite orders in a
-    list that is not known to be counted so, unless the first differing numbers (`step`) are equally far apart.
+    0 if the two paths of a side differ in more than numbers, or have equal numbers. 0, too, for the opposite order in
+    a list that is not known to be counted so, unless the first differing numbers (`step`) are equally far apart.
     """
     t, t2, s, s2 = one[0], other[0], one[1], other[1]
     if series(t) != series(t2) or series(s) != series(s2):

@@ -63,12 +63,13 @@ class Swaps:
         self._branches = Branches(self.pairs, self.contents.of_target, votes)
 
     def reason(self, one: Pair, other: Pair, belief: Mapping[str, float] | None = None) -> Said:
-        """Return the question to ask about the pairs ONE and OTHER if they may be swapped: that of `reason_in_row`. If
-        that is False, also:
+        """Return the question to ask about the pairs ONE and OTHER if their swap cannot be excluded; it is not asked
+        here. It is the result of `reason_in_row`, unless that is False; then:
 
-        - RUNS_BESIDE if the targets are parallel branches, and no order that is for the pairs is one that branches
-          which cannot be confused keep on both sides;
-        - else NAMED_AS_ADDED if one source is named as added later (`_is_added`).
+        - RUNS_BESIDE if the targets are parallel branches, and no order that is for the pairs is kept on both sides by
+          parallel branches that cannot be confused;
+        - else NAMED_AS_ADDED if one source has the name of a layer that was added to the code later (`_is_added`);
+        - else False.
 
         Args:
             one, other: the pairs.
@@ -88,11 +89,11 @@ class Swaps:
         return found
 
     def _is_added(self, one: Unit, other: Unit) -> bool:
-        """Return whether the names of the sources ONE and OTHER, in one block, differ by one word that only one of them
-        has (`word_more`), and at least two couples of look-alikes in this block do: `temporal_norm` and `temporal_attn`
-        beside `norm` and `attn`. Of a block, 64 sources are compared.
-
-        Code got such layers later, so their place in the file does not tell when it runs them.
+        """Return whether one of the sources ONE and OTHER has the name of a layer that was added to the code later, so
+        that its place in the file does not tell when it runs: both are in one block, and their names are equal except
+        for one word that only one of them has (`word_more`), such as "temporal" in `temporal_norm` beside `norm`. At
+        least two couples of look-alikes in this block have to differ by this word (`temporal_attn` beside `attn`); the
+        first 64 sources of the block are compared.
         """
         block = block_of(one.path)
         word = word_more(one.path[len(block) :], other.path[len(block) :])
@@ -107,8 +108,10 @@ class Swaps:
         return self._added[block][word] > 1
 
     def reason_in_row(self, one: Pair, other: Pair, belief: Mapping[str, float] | None = None) -> Said:
-        """Return the result of `reason`, but without the questions RUNS_BESIDE and NAMED_AS_ADDED. The first of these
-        that applies decides:
+        """Return the question to ask about the pairs ONE and OTHER if their swap cannot be excluded; None if names,
+        numbers, places or modules exclude it; False if only an order excludes it, or if nothing tells the two apart.
+        BELIEF has name of an order -> how reliable it is for the two, 0 to 1; as in the whole model if it is None. The
+        first of these that applies decides:
 
         - names for the swap: NAMES_FOR_SWAP; names that exclude it, or a module that it would tear apart: None;
         - names for the pairs: the result of `_despite_names`;
@@ -129,9 +132,12 @@ class Swaps:
     def _despite_names(
         self, one: Pair, other: Pair, belief: Mapping[str, float], believed: Mapping[str, int]
     ) -> Question[Unit] | None:
-        """Return ORDER_FOR_SWAP for ONE and OTHER, pairs that names support, if an order with a BELIEF above 0.5 is for
-        the swap, and none of BELIEVED (see `_believed`) is for the pairs. None if not, or if names agree in full
-        (`say_the_same`), or places in lists or tensors agree with the names: these count more than any order.
+        """Return the question ORDER_FOR_SWAP for ONE and OTHER, two pairs that names support, if an order is for their
+        swap: its value in BELIEF (name of an order -> how reliable it is) is above 0.5, and no order in BELIEVED (name
+        -> vote, 1 or -1; see `_believed`) is for the pairs.
+
+        None if there is no such order; also if all words say the same (`say_the_same`), or if places in lists or
+        tensors support the pairs, too: these count more than any order.
         """
         if in_equal_places(one, other) or say_the_same(one, other) or held_so(one, other):
             return None
@@ -162,9 +168,10 @@ class Swaps:
         return False
 
     def _numbers_tell(self, one: Pair, other: Pair) -> bool:
-        """Return whether numbers in one order on both sides tell ONE and OTHER apart. They do not for parallel
-        branches, unless the numbers differ by as much on both sides, the model runs them in this order
-        (`_runs_as_counted`), or one list of the source goes through several branches (`_counts_through`).
+        """Return whether numbers tell ONE and OTHER apart, two pairs whose numbers are in one order on both sides. True
+        unless the targets are parallel branches; for these, if the numbers differ by as much on both sides, the model
+        runs the targets in the order of their numbers (`_runs_as_counted`), or one list of the source goes through
+        several branches (`_counts_through`).
         """
         return (
             not beside(one[0], other[0])
@@ -174,8 +181,8 @@ class Swaps:
         )
 
     def _counted_as_beside(self, one: Pair, other: Pair) -> bool:
-        """Return whether the certain pairs show that both sides count the list with ONE and OTHER from the same end
-        (`directions`), which no other order shows: some code runs a list from its end.
+        """Return whether the pairs without a doubt at the start show that both sides count the members of the list that
+        holds ONE and OTHER from the same end (`directions`). False if they show opposite ends, or nothing.
         """
         return self._ways.get((row_of(one[0], other[0]), row_of(one[1], other[1])), 0) > 0
 
@@ -205,8 +212,8 @@ class Swaps:
         return {o.name: vote for o in self.orders if belief[o.name] >= BELIEVED and (vote := o.vote(one, other))}
 
     def excluded(self, one: Pair, other: Pair) -> bool:
-        """Return whether names, numbers or places exclude the swap of ONE and OTHER, or an order alone does that the
-        whole model keeps and that is for the pairs.
+        """Return whether the swap of ONE and OTHER is excluded by names, numbers, places or modules (`reason` is None),
+        or by an order alone (`reason` is False, and an order that the whole model keeps is for the pairs).
         """
         reason = self.reason(one, other)
         return reason is None or (reason is False and 1 in self._believed(one, other, self.overall).values())

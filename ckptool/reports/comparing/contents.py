@@ -27,16 +27,18 @@ class Contents:
         weights: the tensors of its state dicts, by key if there is one, else by path.
         others: all other tensors, by path.
         entries: what is no tensor, by path, as text.
+        layers: of pickled models, the class and the settings (eps, stride, …) of each module, by path, as text.
     """
 
     weights: dict[str, LazyTensor]
     others: dict[str, LazyTensor]
     entries: dict[str, str]
+    layers: dict[str, str]
 
 
 def contents_of(ckpt: Checkpoint, state_dicts: list[StateDict], *, by_key: bool) -> Contents:
     """Take a checkpoint apart. BY_KEY: there is one state dict, and its tensors are named by their keys."""
-    found = Contents({}, {}, {})
+    found = Contents({}, {}, {}, {})
     done: set[int] = set()
     for one in state_dicts:
         done.add(id(one.model or one.node))
@@ -47,6 +49,8 @@ def contents_of(ckpt: Checkpoint, state_dicts: list[StateDict], *, by_key: bool)
             found.weights.update(tensors)
             if not tensors and one.model is None:
                 found.entries.update(_entries(value, name))
+        if one.model is not None:
+            found.layers.update(_layers(one.model, "" if by_key else one.path))
     if id(ckpt.root) not in done:
         _outside(ckpt.root, done, found)
     return found
@@ -88,6 +92,20 @@ def _outside(root: Any, done: set[int], found: Contents) -> None:
             found.others[paths.of(trail)] = node
         elif (text := _leaf(node)) is not None:
             found.entries[paths.of(trail)] = text
+
+
+def _layers(model: Any, path: str) -> Iterator[tuple[str, str]]:
+    """The classes of modules and their public attributes: weights may be equal where what computes with them is not.
+
+    `training` is left out, and what torch keeps for itself (`_forward_hooks`, …).
+    """
+    paths = Paths()
+    for trail, node in walk(model):
+        if trail is None or isinstance(node, LazyTensor) or (text := _leaf(node)) is None:
+            continue
+        parts = [part for part in paths.of(trail).split("/") if part not in ("@state", "_modules", "@args")]
+        if parts and parts[-1] != "training" and not any(part.startswith("_") for part in parts):
+            yield "/".join([path, *parts] if path else parts), text
 
 
 def _entries(value: Any, name: str) -> Iterator[tuple[str, str]]:

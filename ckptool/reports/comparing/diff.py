@@ -158,7 +158,9 @@ def diff(
     by_key = all(len(found) == 1 for found in sides)
     mine, its = (contents_of(ckpt, found, by_key=by_key) for ckpt, found in zip((one, other), sides, strict=True))
     if weights:
-        mine, its = (replace(found, others={}, entries={}) for found in (mine, its))
+        mine, its = (replace(found, others={}, entries={}, layers={}) for found in (mine, its))
+    if mine.layers and its.layers:  # else one of them is a state dict, which has none
+        mine, its = (replace(found, entries=found.entries | found.layers) for found in (mine, its))
     pairs = _paired(mine.weights, its.weights, True) + _paired(mine.others, its.others, False)
     if detect_renames:
         pairs = _with_renames(pairs, ranks)

@@ -259,3 +259,14 @@ def test_values_that_were_never_written_are_the_fill_value_in_either_order(tmp_p
         expected = made[:]
     found = ckptool.open(tmp_path / "a.h5").state_dict()["w"].numpy()
     np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_two_opaque_bytes_without_a_type_are_a_guess(monkeypatch, tmp_path, told):
+    (tmp_path / "a.h5").write_bytes(hdf5.SIGNATURE + bytes(100))
+    one = {"path": "w", "dtype": "|V2", "shape": [2], "bytes": 4, "values": "0102803f"}
+    one |= {"attributes": {"dtype": "bfloat16"}} if told else {}
+    monkeypatch.setattr(hdf5, "plain", lambda *_: {"datasets": [one]})
+    opened = ckptool.open(tmp_path / "a.h5")
+    assert opened.state_dict()["w"].dtype.name == "bfloat16"
+    assert any("taken for bfloat16" in line for line in opened.warnings) != told

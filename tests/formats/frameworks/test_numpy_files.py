@@ -102,6 +102,14 @@ def test_text_is_a_value_and_objects_are_not_read(tmp_path):
     assert not (tmp_path / "b.pth").exists()
 
 
+def test_text_of_several_dimensions_keeps_them_and_what_is_no_text_is_lost(tmp_path):
+    np.savez(tmp_path / "a.npz", w=np.ones(2), grid=np.array([["a", "b", "c"], ["d", "e", "f"]]))
+    rows = dict(ckptool.open(tmp_path / "a.npz").root.entries)["grid"].items
+    assert [row.items for row in rows] == [["a", "b", "c"], ["d", "e", "f"]]
+    np.savez(tmp_path / "b.npz", w=np.ones(2), odd=np.full(3, 0xFFFFFFFF, np.uint32).view("<U1"))
+    assert ckptool.open(tmp_path / "b.npz").lost_content == ("the array odd of text (<U1)",)
+
+
 def test_an_array_of_objects_is_refused_with_a_command_that_works(tmp_path):
     np.save(tmp_path / "o.npy", np.array([{}, len], dtype=object))
     with pytest.raises(UnknownFormat, match="an array of Python objects, which are a pickle") as raised:

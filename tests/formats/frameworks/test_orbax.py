@@ -1,5 +1,7 @@
 """Folders of Orbax: stores of TensorStore, arrays of Zarr, folders of steps; and those that lie."""
 
+import copy
+import json
 import random
 import shutil
 from pathlib import Path
@@ -62,6 +64,22 @@ def test_a_store_that_was_not_finished_is_said_to_be(tmp_path):
     (copied("orbax-ocdbt", tmp_path / "run") / "manifest.ocdbt").unlink()
     with pytest.raises(Malformed, match=r"has no manifest\.ocdbt: the run that wrote it did not come to its end"):
         ckptool.open(tmp_path / "run")
+
+
+def test_two_values_of_one_place_are_refused(tmp_path):
+    """A leaf at params/dense, below which there are others."""
+    run = copied("orbax-zarr", tmp_path / "run")
+    described = json.loads((run / "_METADATA").read_text())
+    leaves = described["tree_metadata"]
+    name = next(name for name, leaf in leaves.items() if len(leaf["key_metadata"]) > 1)
+    leaf = copy.deepcopy(leaves[name])
+    leaf["key_metadata"] = leaf["key_metadata"][:-1]
+    described["tree_metadata"] = {**leaves, "above": leaf}
+    (run / "_METADATA").write_text(json.dumps(described))
+    keys = [one["key"] for one in leaf["key_metadata"]]
+    shutil.copytree(run / ".".join([*keys, leaves[name]["key_metadata"][-1]["key"]]), run / ".".join(keys))
+    with pytest.raises(Malformed, match="has two values at"):
+        ckptool.open(run)
 
 
 def test_a_data_file_that_is_missing_is_named(tmp_path):

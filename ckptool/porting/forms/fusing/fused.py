@@ -20,10 +20,11 @@ from .taking_apart import Form, take_apart_with_bias
 
 
 def fused_alike(one: Canon, other: Canon) -> set[Shape]:
-    """Return the sizes of projections that are fused on both sides, which stay fused.
+    """Return the sizes of the weights that both sides have as fused projections by their names (`qkv`), so that these
+    can stay fused.
 
-    If one side has more of a size than the other, and either side has separate parts of it (named as parts, with a half
-    or a third of the rows), the size is left out: they are all split.
+    A size is left out if the sides have different numbers of such weights, and one of them also has separate parts of
+    this size (weights named as parts, with a half or a third of the rows and equal other sizes).
     """
     own, theirs = _fused_shapes(one), _fused_shapes(other)
     alike = set()
@@ -64,10 +65,15 @@ def split_again(source: Canon, target: Canon) -> None:
 
 
 def split_fused(one: Canon, other: Canon, both: set[Shape]) -> None:
-    """Split the fused projections of ONE, and their biases, into their parts, if OTHER has the parts (`_Fused.splits`).
-    Projections of the shapes BOTH, which are fused on both sides, and those that stay as they are (`_Fused.stays`) are
-    only split if OTHER has another layout (`_conflicting_layout`), on the source with a question, where nothing is sure
-    (`_or_by_heads`). Projections whose rows cannot be divided (`_part_sizes`) stay.
+    """Split fused projections of ONE (weights whose names say that they hold several, `qkv`), and their biases, into
+    their parts, in the layout that `form_of` finds. OTHER, the other side, decides:
+
+      - a projection that OTHER has as a whole, too (its shape is in BOTH, or `_Fused.stays`), stays, unless the layouts
+        of both sides are known to differ (`_conflicting_layout`); then it is split, on the source with a question if
+        nothing shows its layout for certain (`_or_by_heads`);
+      - any other is split if OTHER has its parts (`_Fused.splits`), else it stays.
+
+    Projections whose rows cannot be divided into the parts (`_part_sizes`) stay.
     """
     fused = [(p, kind) for p in one.pieces.values() if p.role == "weight" and (kind := fused_kind(p))]
     if not fused:
@@ -115,9 +121,13 @@ class _Fused:
     theirs: _Weights
 
     def stays(self) -> bool:
-        """Return whether the other side has weights of this shape, so that they may be this projection, and not its
-        parts: it does not have every part by name as often as this side has the shape, and has no keys and values for
-        shared heads. If it has some parts by name, it needs as many weights of this shape as this side.
+        """Return whether this projection stays whole, because the other side most likely has it as a whole. All of
+        these have to be true:
+
+          - the other side has a weight of this shape, or, if it has some part by name, at least as many weights of
+            this shape as this side;
+          - it has some part by name (`_named`) less often than this side has weights of this shape;
+          - it has no keys and values for shared heads (`_shares_heads`).
         """
         apart = [self._named(part) for part in self.rows]
         enough = min(apart) >= self.own.count[self.shape]  # then what has this shape is something else
@@ -152,9 +162,11 @@ class _Fused:
 
 
 def _or_by_heads(form: Form, one: Canon, other: Canon, weight: Piece, kind: Fused) -> Form:
-    """Return FORM, of the projection WEIGHT of ONE, with the question whether its rows are those of heads, as many as
-    the code of OTHER shows. FORM as it is for a target, with a question already, for a name (KIND) that is usually by
-    heads, or if torch defines the layout.
+    """Return FORM, how to split the projection WEIGHT of ONE, with the question whether its rows are stored head by
+    head. The other form (`rival`) has the same parts in as many heads as the code of OTHER shows (0 if it shows none).
+
+    FORM is returned as it is if ONE is the target, if FORM has a question already, if KIND, what the name of WEIGHT
+    says, is usually stored by heads, or if torch defines its layout.
     """
     if one.is_target or form.doubt or kind.by_heads is not False or kind.fixed:
         return form
@@ -163,8 +175,9 @@ def _or_by_heads(form: Form, one: Canon, other: Canon, weight: Piece, kind: Fuse
 
 
 def _rows_of_parts(canon: Canon) -> dict[str, Counter[Shape]]:
-    """Return label of a part ("q", "k", "gate" …) -> count of each size of the weights with this label, also inside of
-    fused projections of two parts. Sizes of 1 after the second dimension are left out.
+    """Return label of a part ("q", "k", "v", "gate", "up") -> count of each shape of the weights of CANON with this
+    label by name. A fused projection of two parts with an even number of rows counts for both of its labels, with half
+    the rows. Vectors are left out, and so are sizes of 1 after the second dimension.
     """
     rows: dict[str, Counter[Shape]] = defaultdict(Counter)
     for p in canon.pieces.values():
@@ -181,12 +194,13 @@ def _rows_of_parts(canon: Canon) -> dict[str, Counter[Shape]]:
 
 
 def _conflicting_layout(one: Canon, other: Canon, weight: Piece, kind: Fused) -> bool:
-    """Return whether WEIGHT, a projection that is fused on both sides, is known to have another layout on each side:
-    the model's code takes it head by head, and the source's name says that its parts follow one another.
+    """Return whether WEIGHT of ONE, a fused projection that OTHER has as a whole, too, is known to have another layout
+    there: the model's code splits it head by head, and the name on the source's side surely says that its parts follow
+    one another.
 
-    Of the weights of OTHER with its sizes, in order, the first counts that shows such a conflict (True), or that is not
-    fused, has the path of WEIGHT, or is in a module with the same contents (False, also if it shows a conflict). False
-    if there is none. KIND is what the name of WEIGHT says.
+    The weights of OTHER with the sizes of WEIGHT are looked at in order. The first one that is not fused by its name,
+    or has the path of WEIGHT, or is in a module with the same contents (`_same_module`), ends it with False; the first
+    one that shows such a conflict with True. False if there is neither. KIND is what the name of WEIGHT says.
     """
     rivals = [p for p in other.pieces.values() if p.role == "weight" and p.shape == weight.shape]
     for rival in rivals:
@@ -201,9 +215,9 @@ def _conflicting_layout(one: Canon, other: Canon, weight: Piece, kind: Fused) ->
 
 
 def _same_module(one: Canon, other: Canon, weight: Piece, rival: Piece) -> bool:
-    """Return whether the projections WEIGHT of ONE and RIVAL of OTHER have the same last two components in their paths,
-    and the modules around them hold tensors with the same paths and roles, in three or more layers, more than every
-    attention has.
+    """Return whether the projections WEIGHT of ONE and RIVAL of OTHER are in modules of the same code: their paths have
+    the same last two components, and the modules directly around them hold tensors with the same paths and roles,
+    whatever their sizes, in three or more layers (each attention has two). False for a path of one component.
     """
     if weight.path[-2:] != rival.path[-2:] or min(len(weight.path), len(rival.path)) < 2:
         return False
@@ -227,12 +241,12 @@ def _alternating(target: Canon, weight: Piece, parts: int) -> int:
 
 
 def other_arrangement(target: Piece, source: Piece) -> Reason | None:
-    """Return the reason to ask whether TARGET and SOURCE, two paired projections, arrange their rows differently: for
-    queries (`_other_heads`), or for a gate (`_other_half`). What SOURCE holds by its name counts, or else what TARGET
-    does.
+    """Return the reason to ask whether TARGET and SOURCE, two paired projections that are both left whole, arrange
+    their rows differently; None if there is nothing to ask. The name of SOURCE says what they hold, or, if it is not
+    that of a fused projection, the name of TARGET: with queries, `_other_heads` decides, with a gate, `_other_half`.
 
-    None if names or code show it, if neither is fused by name, for keys and values alone, or if another rule asks. Also
-    None if both layers have the same name and number of dimensions: they are taken to have one layout.
+    None if neither name is that of a fused projection, and for keys and values alone. Also None if both layers have the
+    same last name and number of dimensions: they are taken to have one layout.
     """
     own, theirs = fused_kind(target), fused_kind(source)
     kind = theirs or own
@@ -245,10 +259,13 @@ def other_arrangement(target: Piece, source: Piece) -> Reason | None:
 
 
 def _other_heads(target: Piece, source: Piece, own: Fused | None, theirs: Fused | None) -> Reason | None:
-    """Return the reason to ask about queries, keys and values; None unless both sides fuse them by name, OWN and
-    THEIRS, and TARGET has them in blocks, by its code or, if that shows no layout, by a sure name. Also None if the
-    source's name is sure, or if both codes cut them into blocks with the same names in the same order
-    (`_blocks_in_both`).
+    """Return the reason to ask whether SOURCE stores queries, keys and values head by head, while TARGET has one after
+    the other (in blocks): `HEADS_ARRANGED`, or None if there is nothing to ask. OWN and THEIRS are what the names of
+    TARGET and SOURCE say; None for a name that is not that of a fused projection.
+
+    It is asked if both names are those of fused projections, and TARGET has blocks, by its code or, if that shows no
+    layout, by a sure name. It is not asked if the name of SOURCE surely means blocks, or if both codes cut them into
+    blocks with the same names in the same order (`_blocks_in_both`).
     """
     if own is None or theirs is None or theirs.sure or _blocks_in_both(target, source, len(own.parts)):
         return None
@@ -266,8 +283,9 @@ def _blocks_in_both(target: Piece, source: Piece, parts: int) -> bool:
 
 
 def _other_half(target: Piece, own: Fused | None, theirs: Fused | None) -> Reason | None:
-    """Return the reason to ask which half of TARGET is the gate; None if the names of both sides, OWN and THEIRS, are
-    sure, or if the code of a matrix shows the half, where another rule asks.
+    """Return the reason to ask which half of TARGET is the gate: `ROWS_ARRANGED` for a tensor with three or more
+    dimensions above 1, `HALF_ARRANGED` for others. None if the names of both sides, OWN and THEIRS, surely say it; also
+    None for others whose code shows an open gate (`open_gate`), because another rule asks about these.
     """
     if own and theirs and own.sure and theirs.sure:
         return None
@@ -277,9 +295,10 @@ def _other_half(target: Piece, own: Fused | None, theirs: Fused | None) -> Reaso
 
 
 def _part_sizes(weight: Piece, kind: Fused, rows: Mapping[str, Counter[Shape]]) -> list[int] | None:
-    """Return the rows of each part of the projection WEIGHT, with the parts KIND: for three parts as the other side has
-    queries, keys and values (`_rows_of_three`); else, and if it has none that add up, equally many. None if its rows
-    cannot be divided so. ROWS has the weights of the other side by their parts.
+    """Return the rows of each part of the projection WEIGHT, in the order of KIND.parts. For three parts they are those
+    with which the other side has queries, keys and values, if these add up (`_rows_of_three`). Else all parts have
+    equally many rows; None if the number of parts does not divide the rows of WEIGHT. ROWS has label of a part -> count
+    of each shape of the other side's weights with this label.
     """
     total, n = weight.shape[0], len(kind.parts)
     rest = flat_kernel(weight.shape)[1:]
@@ -288,10 +307,12 @@ def _part_sizes(weight: Piece, kind: Fused, rows: Mapping[str, Counter[Shape]]) 
 
 
 def _rows_of_three(total: int, queries: list[int], keys: list[int], values: list[int]) -> list[int] | None:
-    """Return the rows of queries, keys and values that add up to TOTAL, with as many for keys as for values. Each is in
-    QUERIES, KEYS or VALUES; or else the rows of queries are in all three, and are a multiple of those of keys (fewer
-    heads of keys than on the other side). The first that fit count, in the order of QUERIES, then of KEYS. None if
-    there are no such rows.
+    """Return [rows of queries, rows of keys, rows of values] that add up to TOTAL, as many for keys as for values; None
+    if there are no such rows. QUERIES, KEYS and VALUES are the rows that weights of the other side have.
+
+    First, the three are in QUERIES, KEYS and VALUES. If none of these add up, the rows of queries are in all three
+    lists, and are two or more times those of keys (this side has fewer heads of keys). The first that fit count, in the
+    order of QUERIES, then of KEYS.
     """
     for first, rest in product(queries, keys):
         if first + 2 * rest == total and rest in values:
@@ -304,9 +325,10 @@ def _rows_of_three(total: int, queries: list[int], keys: list[int], values: list
 
 
 def missing_key_bias(canon: Canon) -> None:
-    """Replace biases `q_bias` [n] and `v_bias` [n] in the module of a fused projection with 3 * n rows and no bias by
-    one bias for the projection, with `k_bias` [n] for the keys if the module has it, else zeros. Other biases stay, and
-    so do these if `q_bias` or `v_bias` is missing, or one has another size.
+    """Replace the biases `q_bias` [n] and `v_bias` [n] that are in one module with a fused projection (`attn.q_bias`,
+    `attn.qkv.weight`) of 3 * n rows without a bias by one bias for it: queries, keys, values. The part for the keys is
+    `k_bias` [n] if the module has it, which is replaced, too; else zeros, without a question. Other biases stay, and so
+    do these if `q_bias` or `v_bias` is missing, or one of them has another size.
     """
     for piece in [p for p in canon.pieces.values() if p.role == "bias" and p.last == "q_bias"]:
         base, n = piece.path[:-1], prod(piece.shape)

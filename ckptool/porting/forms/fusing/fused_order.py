@@ -25,8 +25,9 @@ class Parts:
         self._heads: dict[int, int] = {}
 
     def order(self, parts: tuple[str, ...]) -> tuple[str, ...]:
-        """Return PARTS in the order in which the modules of this side register the weights of all of them; PARTS as
-        they are if no module has all, or if modules have different orders.
+        """Return PARTS, labels such as ("q", "k", "v"), in the order in which the modules of this side register the
+        matrices for them. Only modules count that have a matrix for each of PARTS. PARTS as they are if there is no
+        such module, or if several have different orders.
         """
         if parts not in self._orders:
             blocks: dict[tuple[str, ...], dict[str, float]] = defaultdict(dict)
@@ -38,9 +39,9 @@ class Parts:
         return self._orders[parts]
 
     def heads(self, rows: int) -> int:
-        """Return into how many heads the code of this side splits keys with ROWS rows; the most frequent number, in
-        which a layer for keys counts twice, and one for queries once (`_heads_of_keys`). The first of several that are
-        equally frequent counts. 0 if the code does not show it.
+        """Return into how many heads the code of this side splits keys with ROWS rows; 0 if it does not show it. The
+        layers for keys, and those for queries, each show a number (`_heads_of_keys`): the most frequent one counts,
+        where a layer for keys counts twice and one for queries once; the first of several that are equally frequent.
         """
         if rows not in self._heads:
             found: Counter[int] = Counter()
@@ -51,17 +52,17 @@ class Parts:
         return self._heads[rows]
 
     def whole(self, rows: int) -> bool:
-        """Return whether this side has keys with ROWS rows, and the forward pass uses all of them without splitting
-        them into heads.
+        """Return whether the forward pass of this side uses every weight for keys with ROWS rows without splitting its
+        output into heads. False if there is no such weight, or if the forward pass is not known to use one of them.
         """
         keys = [p for label, p in self._labelled if label == "k" and p.role == "weight" and p.shape[:1] == (rows,)]
         return bool(keys) and all(p.entry.used is not None and not heads_of(p.entry) for p in keys)
 
 
 def _heads_of_keys(label: str, piece: Piece, rows: int) -> int:
-    """Return into how many heads keys with ROWS rows are split, as PIECE shows: the heads of PIECE if it holds keys
-    (LABEL is "k") with so many rows; for queries ("q"), as many heads as fit, each as wide as a head of the queries. 0
-    if it shows nothing.
+    """Return into how many heads keys with ROWS rows are split, as the code of PIECE shows; 0 if it does not show it.
+    LABEL says what PIECE holds. If these are keys ("k") with ROWS rows, it is the number of their own heads. If they
+    are queries ("q"), it is ROWS divided by the width of a head of the queries, if that divides ROWS. 0 for others.
     """
     heads = heads_of(piece.entry)
     if heads and label == "k" and piece.shape[0] == rows:
@@ -113,8 +114,12 @@ class _Projection:
 
 
 def form_of(one: Canon, other: Parts, weight: Piece, kind: Fused, sizes: Sequence[int]) -> Form:
-    """Return how to split the projection WEIGHT of the side ONE into parts of SIZES: what the first of the rules
-    `_RULES` says that applies. KIND is what its name says, OTHER has the parts of the other side.
+    """Return how to split the fused projection WEIGHT of the side ONE into its parts: their order, whether they follow
+    one another or are stored head by head, and a question if that is not certain. The first of the rules `_RULES` that
+    applies decides; one always does. Nothing is split here.
+
+    KIND is what the name of WEIGHT says, SIZES the rows of the parts in the order of KIND.parts, and OTHER has the
+    parts of the other side.
     """
     found = _projection(one, other, weight, kind, tuple(sizes))
     return next(form for rule in _RULES if (form := rule(found)) is not None)
@@ -145,8 +150,9 @@ def _divides(heads: int, sizes: Sequence[int]) -> bool:
 
 
 def _half_in_code(p: _Projection) -> Form | None:
-    """Return the form with the gate in the half in which code uses it, without a question. None if code shows no gate,
-    if P holds none by name, or if P is a tensor of the source that a step has changed.
+    """Return the form of a gate and its value in two halves, with the gate in the half that its own code uses as the
+    gate, without a question. None if the code of P shows no gate, if P holds none by its name, or if P is a tensor of
+    the source that a step has changed.
     """
     gate = p.weight.entry.facts.gate
     if gate is None or "gate" not in p.parts or not _as_code_has_it(p.one, p.weight):
@@ -165,16 +171,18 @@ def _as_model_splits(p: _Projection) -> Form | None:
 
 
 def _as_named(p: _Projection) -> Form | None:
-    """Return the form with one part after the other, without a question, if the name fixes the layout, or is sure and
-    one of the target. None for other names.
+    """Return the form with one part after the other, without a question, if the name is that of a parameter whose
+    layout torch defines (P.kind.fixed), or, for a projection of the target, if the name surely means it (P.kind.sure).
+    None for others.
     """
     return p.form() if p.kind.fixed or (p.one.is_target and p.kind.sure) else None
 
 
 def _of_experts(p: _Projection) -> Form | None:
-    """Return the form of a gate and its value, one after the other, with a question whether their rows take turns, if P
-    is a weight of the source that a step has changed, and has a bias: experts in products have them so. None for other
-    projections.
+    """Return the form of a gate and its value, one after the other, with a question whether their rows alternate (gate,
+    value, gate, value …), which is the other form. It is asked about a weight of the source that a step has changed,
+    and that has a bias: experts that were stored in one stack often alternate. None for other projections, also for
+    queries, keys and values.
     """
     bias = p.one.pieces.get(p.weight.name.beside("bias"))
     if _has_heads(p) or p.weight.expr.is_copy or bias is None or p.one.is_target:
@@ -206,9 +214,9 @@ def _as_library_splits(p: _Projection) -> Form | None:
 
 
 def _as_model_registers(p: _Projection) -> Form | None:
-    """Return the form of a source with one part after the other, in the order P has, with a question, if the model
-    registers the parts in another order, which is the other form. None if the orders are equal, if code or a sure name
-    shows that of P, and for a target.
+    """Return the form with one part after the other, in the order of P.parts, with a question whether they are in the
+    order in which the model registers the separate parts, which is the other form. None if the two orders are equal or
+    the model's is not known, if code or a sure name shows the order of P, and for a projection of the target.
     """
     order = p.other.order(p.parts)
     if order == p.parts or p.one.is_target or p.ordered:
@@ -218,11 +226,12 @@ def _as_model_registers(p: _Projection) -> Form | None:
 
 
 def _keys_or_values_first(p: _Projection) -> Form | None:
-    """Return the form of three parts of a source whose order nothing shows, in the order and the heads P has, with a
+    """Return the form of a projection of the source with three parts, in the order and the heads that P has, with a
     question whether the third part comes before the second (values before keys), which is the other form.
 
-    It is asked about shares of several devices (`_of_devices`), and about parts of one size with a sure name if code
-    shows no layout. None for other projections.
+    It is asked about shares of several devices (`_of_devices`); also about parts of equal sizes, if the name surely
+    means one part after the other (P.kind.sure) and the source's code shows no layout. None for other projections, for
+    those of the target, and if code or a sure name shows the order (P.ordered).
     """
     unseen = p.kind.sure and not p.layout and not p.seen and len(set(p.sizes)) == 1
     if len(p.parts) != 3 or p.one.is_target or p.ordered or not (unseen or _of_devices(p)):
@@ -238,8 +247,8 @@ def _of_devices(p: _Projection) -> bool:
 
 
 def _as_source_splits(p: _Projection) -> Form | None:
-    """Return the form that the code of P shows, blocks or heads, with a question that this code has answered. None if
-    the code shows no layout.
+    """Return the form that the code of P shows, one part after the other ("block"), or as many heads as P.seen says,
+    with a question that is answered already, by this code. None if the code shows neither.
     """
     if p.layout != "block" and not p.seen:
         return None
@@ -248,8 +257,9 @@ def _as_source_splits(p: _Projection) -> Form | None:
 
 
 def _without_heads(p: _Projection) -> Form | None:
-    """Return the form with one part after the other, without a question, if the name is sure, or the model has one head
-    of keys for all queries (`_has_one_head`), or uses keys whole (`_has_no_heads`). None for other projections.
+    """Return the form with one part after the other, without a question, if the name surely means it (P.kind.sure), or
+    if the model has one head of keys for all queries (`_has_one_head`) or does not split keys into heads
+    (`_has_no_heads`). None for other projections.
     """
     return p.form() if p.kind.sure or _has_one_head(p) or _has_no_heads(p) else None
 
@@ -265,10 +275,12 @@ def _has_no_heads(p: _Projection) -> bool:
 
 
 def _heads_by_name(p: _Projection) -> Form | None:
-    """Return the form in as many heads as the model's keys have, each with its share of all parts, if the name says so,
-    with a question whether the parts follow one another. None for other names, if the number of heads is not known, and
-    if the name may also be that of parts of different sizes, these differ, and a feed-forward layer of the file has a
-    gate.
+    """Return the form in as many heads as the model's keys have, each with its share of all parts, if most code with
+    this name stores it so (P.kind.by_heads). It has a question whether the parts follow one another, which is the other
+    form. None for other names, and if the number of heads is not known.
+
+    Also None for a name for which that does not hold in gated models (P.kind.ungated), if the parts have different
+    sizes and a feed-forward layer of the same side holds gate and up (`_gate_and_up`).
     """
     gated = p.kind.ungated and len(set(p.sizes)) > 1 and _gate_and_up(p.one)
     if not p.kind.by_heads or not p.heads() or gated:
@@ -302,8 +314,9 @@ _RULES: tuple[Callable[[_Projection], Form | None], ...] = (
 
 
 def _gate_and_up(one: Canon) -> bool:
-    """Return whether a layer of ONE that expands, by its name, [2 * inner, width], holds gate and up, because a layer
-    that contracts has the sizes [width, inner].
+    """Return whether a layer of ONE holds gate and up in one matrix, as sizes show: a matrix named as the layer that
+    expands ("up") is [2 * inner, width], and one named as the layer that contracts ("down") is [width, inner], in any
+    module.
     """
     neck = table().group("neck")
     sizes: dict[str | None, set[Shape]] = defaultdict(set)

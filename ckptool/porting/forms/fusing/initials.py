@@ -16,9 +16,10 @@ _Initials = dict[str, list[Piece]]
 
 
 def split_by_initials(one: Canon, other: Canon) -> None:
-    """Split each layer of ONE whose name has a word that spells layers that OTHER has in one module, and its bias
-    (`_form`). The first such word counts. Layers that OTHER has itself, and those that a fused projection is known by,
-    stay whole.
+    """Split each layer of ONE whose name has a word of first letters of layers that OTHER has in one module, with its
+    bias, into these layers: `qkvg_proj` into `q_proj`, `k_proj`, `v_proj`, `gate_proj` (`_form`). The first such word
+    of the name counts. A layer stays whole if OTHER has a layer with its name and sizes, or if its name is that of a
+    fused projection in the vocabulary (`qkv`), which other rules split.
     """
     matrices = [p for p in one.pieces.values() if p.role == "weight" and len(p.shape) > 1 and not other.has(p)]
     wholes = [p for p in matrices if any(map(_spells, cut(p.last))) and fused_kind(p) is None]
@@ -35,8 +36,8 @@ def _spells(word: str) -> bool:
 
 
 def _initials(canon: Canon) -> list[_Initials]:
-    """Return, for each module of CANON with matrices, first letter of a name -> the matrices whose name begins with it.
-    Words that more than half of the matrices in the module share are skipped before.
+    """Return, for each module of CANON that has matrices or kernels, first letter of a name -> the weights directly in
+    the module whose name begins with it, without words that more than half of them share (`_by_letter`).
     """
     siblings: dict[tuple[str, ...], list[Piece]] = defaultdict(list)
     for p in canon.pieces.values():
@@ -46,8 +47,9 @@ def _initials(canon: Canon) -> list[_Initials]:
 
 
 def _by_letter(pieces: Sequence[Piece]) -> _Initials:
-    """Return first letter -> those of PIECES whose name begins with it, after words that more than half of them have.
-    A name of such words only is left out.
+    """Return first letter -> those of PIECES whose last name begins with it, if words that more than half of PIECES
+    have in their names are taken out before: "q" for `attn_q` beside `attn_k` and `attn_v`. A name with no other words
+    is left out.
     """
     common = Counter(word for p in pieces for word in dict.fromkeys(cut(p.last)))
     letters: _Initials = defaultdict(list)
@@ -59,8 +61,9 @@ def _by_letter(pieces: Sequence[Piece]) -> _Initials:
 
 
 def _forms(weight: Piece, modules: Sequence[_Initials]) -> Iterator[Form]:
-    """Yield, for each word in the name of WEIGHT that spells parts in MODULES, how to split WEIGHT into them. A word
-    about whose parts the modules do not agree is left out.
+    """Yield how to split WEIGHT, once for each word in its name whose letters are the first letters of matrices in one
+    of MODULES (`_form`). A word is left out if two of MODULES give parts with different names or sizes. MODULES has,
+    for each module, first letter -> matrices.
     """
     for word in filter(_spells, cut(weight.last)):
         forms = {form for letters in modules if (form := _form(word, flat_kernel(weight.shape), letters)) is not None}
@@ -69,9 +72,12 @@ def _forms(weight: Piece, modules: Sequence[_Initials]) -> Iterator[Form]:
 
 
 def _form(word: str, whole: Shape, letters: _Initials) -> Form | None:
-    """Return how to split a layer of sizes WHOLE into the matrices of the module LETTERS that the letters of WORD are
-    the first letters of, in this order. None if a letter does not stand for exactly one matrix there, or if their rows
-    do not add up to those of the whole, or if their other sizes differ from its, or if two letters may be another word
+    """Return how to split a layer of sizes WHOLE into one part for each letter of WORD, in this order, one after the
+    other: each part has the name and rows of the matrix that LETTERS, first letter -> matrices of one module, has for
+    the letter.
+
+    None if LETTERS does not have exactly one matrix for some letter, if the rows of the matrices do not add up to those
+    of WHOLE, if their other sizes differ from those of WHOLE, or if WORD has two letters that may be another word
     (`_are_meant`).
     """
     parts = [letters[letter][0] for letter in word if len(letters.get(letter, ())) == 1]

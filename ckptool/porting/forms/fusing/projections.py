@@ -18,11 +18,13 @@ _CONVOLUTIONS = frozenset("conv dwconv depthwise dw conv1d conv2d conv3d".split(
 
 
 def fused_kind(piece: Piece) -> Fused | None:
-    """Return which projections PIECE holds together, as the name of its module (`qkv`), or its own name in a torch
-    module (`in_proj_weight`), says; None if the names do not say so, for a single number, and for a part that was split
-    off. What torch fixes (`in_proj_weight`) comes before the name of the module.
+    """Return which projections PIECE holds together (`qkv`: queries, keys and values) by its name; None if the name is
+    not one of a fused projection, and for a single number. The name of a tensor that torch's attention has itself
+    (`in_proj_weight`) counts first, unless PIECE is a part that was split off it; else the name of its module (`qkv`),
+    without numbers.
 
-    `sure` is False for kernels of size 1 if the vocabulary is sure of the name only for linear layers.
+    The vocabulary gives the result. But `sure` is False for a convolution with kernels of size 1, if the vocabulary is
+    sure of the name only for linear layers.
     """
     if not piece.shape:
         return None
@@ -72,10 +74,10 @@ def said_part(words: Sequence[str]) -> str | None:
 
 
 def _said(every: tuple[str, ...], phrases: Mapping[tuple[str, ...], _Meaning]) -> _Meaning | None:
-    """Return the meaning in PHRASES (words -> meaning) of a name with the words EVERY: the first that there is of all
-    its words, of all but numbers, of the last two of these, and of the last one; None if there is none.
+    """Return the meaning in PHRASES (words -> meaning) of a name with the words EVERY: that of all its words; else that
+    of all but numbers; else that of the last two of these; else that of the last one. None if PHRASES has none.
 
-    A last word for the kind of convolution is skipped: `qkv_dwconv`.
+    In the last three, a last word for the kind of convolution is skipped: `qkv_dwconv` is read as `qkv`.
     """
     words = tuple(word for word in every if not word.isdecimal())
     if len(words) > 1 and words[-1] in _CONVOLUTIONS:
@@ -84,11 +86,11 @@ def _said(every: tuple[str, ...], phrases: Mapping[tuple[str, ...], _Meaning]) -
 
 
 def of_library(canon: Canon, path: Sequence[str]) -> OfLibrary | None:
-    """Return the conventions of the library that the module at PATH comes from; None if no library is known by its
-    names.
+    """Return the conventions of the library that the module at PATH of CANON comes from (whether it stores heads, how
+    it pairs rows for rotary embeddings); None if no library is known by names.
 
-    The last component of PATH, or the one before it, has to be a name that the library uses, and another module of the
-    library has to be beside that component, with a weight.
+    The last component of PATH, or the one before it, has to be a name that the vocabulary has for the library
+    (`linear_qkv`), and CANON has to have the weight of another module of the library beside it (`linear_proj`).
     """
     for end in (len(path), len(path) - 1):
         known = table().of_library.get(path[end - 1]) if end else None
@@ -98,11 +100,11 @@ def of_library(canon: Canon, path: Sequence[str]) -> OfLibrary | None:
 
 
 def open_gate(entry: Entry) -> Gate | None:
-    """Return the gate of ENTRY, the weight of a layer that computes a gate and its value, if other code may have the
-    two halves swapped; None for other layers.
+    """Return the gate of ENTRY, the weight of a linear layer or a convolution that computes a gate and its value in two
+    halves, if other code may have these halves swapped; None for other layers, and if the code shows no gate.
 
-    It is None for a convolution before `glu`, too: torch defines the order of `glu`, and all known code of such blocks
-    calls it. For linear layers, code as often multiplies the halves itself.
+    It is also None for a convolution before `glu`: torch defines the order of `glu`, and all known code of such blocks
+    calls it. For linear layers before `glu` it is not, because code as often multiplies the halves itself.
     """
     gate = entry.facts.gate
     if gate is None or not (entry.how == "linear" or entry.how.startswith("conv")):

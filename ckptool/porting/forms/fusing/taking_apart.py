@@ -37,7 +37,9 @@ class Form:
 
 
 def take_apart_with_bias(canon: Canon, weight: Piece, form: Form) -> None:
-    """Replace WEIGHT in CANON by its parts, and so its bias, if that has as many rows; FORM says how."""
+    """Replace WEIGHT in CANON by its parts, and in the same way its bias, if it has one that is a vector with as many
+    values as WEIGHT has rows; FORM says how (`take_apart`). Another bias stays whole.
+    """
     bias = canon.pieces.get(weight.name.beside("bias"))
     take_apart(canon, weight, form)
     if bias is not None and bias.shape == weight.shape[:1]:
@@ -45,8 +47,9 @@ def take_apart_with_bias(canon: Canon, weight: Piece, form: Form) -> None:
 
 
 def take_apart(canon: Canon, piece: Piece, form: Form) -> None:
-    """Replace PIECE in CANON by its parts; FORM says how. Each part gets the question of FORM, with the rows that it
-    would have by the other form as the option, for a source only.
+    """Replace PIECE in CANON by its parts, as FORM says: the part "q" of `attn.qkv` is `attn.qkv.q`, with the role of
+    PIECE. If FORM has a question, each part gets it. For a source, its option is the part with the same name by the
+    other form (`FORM.rival`), if there is one; for a target, it has no option.
     """
     new: list[tuple[Piece, Callable[[Expr], Expr]]] = []
     for index, part in enumerate(_parts(piece, form)):
@@ -86,8 +89,8 @@ def _asked(part: Piece, form: Form, option: Expr | None) -> Piece:
 
 
 def _rows_of(e: Expr, sizes: Sequence[int], heads: int) -> list[Expr]:
-    """Return the parts of the projection E, with SIZES rows: one after the other, or, if HEADS is over 1, each made of
-    its share of rows in every one of HEADS heads.
+    """Return the expressions of the parts of the projection E, which have SIZES rows, in this order. They follow one
+    another in E; if HEADS is over 1, E is stored head by head, and a part is made of its share of rows in each head.
     """
     if heads > 1:
         return ex.cut_by_heads(e, heads, [size // heads for size in sizes])

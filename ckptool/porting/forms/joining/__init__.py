@@ -10,7 +10,7 @@ from __future__ import annotations
 from ..pieces import Canon
 from .families import join_families
 from .join import SizeCounts
-from .joined_modules import count_spelled, line_up, turn_spelled
+from .joined_modules import count_spelled, line_up, turn_spelled, unwrap
 from .lists import join_lists
 from .twins import join_twins
 
@@ -21,11 +21,12 @@ def join_parts(one: Canon, other: Canon) -> None:
 
     Before, bare parameters of OTHER that hold such joined rows with inputs first are transposed (`turn_spelled`).
     Nothing more is done if both sides then have equally many tensors of each size. Else modules of ONE whose layers
-    belong together are first moved into lists, or beside each other (`count_spelled`, `line_up`).
+    belong together are first moved into lists, or beside each other (`unwrap`, `count_spelled`, `line_up`).
     """
     turn_spelled(one, other)
     if SizeCounts(one, other).are_equal:
         return  # what is in parts on one side has other sizes on the other side
+    unwrap(one, other)
     count_spelled(one, other)
     line_up(one, other)
     join_lists(one, other)

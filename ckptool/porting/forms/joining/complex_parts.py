@@ -24,8 +24,9 @@ def join_complex_parts(one: Canon, other: Canon) -> None:
     both, the real part first. `w_real` and `w_imag` become `w`; a name of nothing but the word for the part becomes
     `complex`.
 
-    They are joined if OTHER has more tensors of the joined sizes, in any order of dimensions, than ONE, by exactly the
-    number of such pairs in ONE, and if ONE has no other weight with the new name.
+    They are joined if OTHER has more tensors of the joined sizes (in any order of dimensions) than ONE, by exactly the
+    number of such pairs in ONE, and if ONE has no other weight with the new name. Else they stay as they are. There is
+    no question.
     """
     both = {key: held for key, held in _halves(one).items() if len(held) == 2}
     made = Counter(_sizes((*shape, 2)) for _, _, shape in both)

@@ -33,11 +33,12 @@ _LETTERS = "abcdefgh"
 
 
 def siblings(one: Canon, other: Canon) -> dict[_Path, list[Piece]]:
-    """Return path of a module -> weights of layers in it, in ONE, that may be parts of one tensor of OTHER: OTHER has
-    no namesake of them, and they are not keys or values with fewer heads than there.
+    """Return path of a module of ONE -> the weights of the layers directly in it that may be parts of one tensor of
+    OTHER. Left out are weights that OTHER has under the same name with the same sizes (`namesakes`), and those of keys
+    or values with fewer heads than in OTHER (`_of_fewer_heads`). Modules without others are left out.
 
-    The weight of the module itself comes last, if it has one and all have two or more dimensions: `words.weight` beside
-    `words.more.weight`. It may have a namesake.
+    If the module itself has a weight (`words.weight` beside `words.more.weight`), and all these weights have two or
+    more dimensions, it comes last, even if OTHER has it under the same name.
     """
     siblings: dict[_Path, list[Piece]] = defaultdict(list)
     labelled = {(label, p.shape) for p in other.pieces.values() if (label := part_label(p.path)) and len(p.shape) > 1}
@@ -53,8 +54,9 @@ def siblings(one: Canon, other: Canon) -> dict[_Path, list[Piece]]:
 
 
 def _of_fewer_heads(piece: Piece, labelled: set[tuple[str, Shape]]) -> bool:
-    """Return whether PIECE is a weight for keys or values, by its name, of which the other side has a larger one: equal
-    but for a multiple of its rows. LABELLED has (part, sizes) of the other side's projections.
+    """Return whether PIECE is a weight for keys or values, by its name, and the other side has a weight for the same
+    with two or more times its rows (a multiple) and equal other sizes. LABELLED has (part, sizes) for the weights of
+    the other side that are parts of projections by name: "q", "k", "v", "gate" or "up".
     """
     which = part_label(piece.path)
     return which in ("k", "v") and any(
@@ -67,13 +69,14 @@ def _of_fewer_heads(piece: Piece, labelled: set[tuple[str, Shape]]) -> bool:
 
 
 def join_families(one: Canon, other: Canon) -> bool:
-    """Join families of ONE (tensors of one module that may be parts of one tensor, by code, names and sizes) where
-    OTHER has more tensors of the joined sizes, and their biases, if they fit. Return whether any were joined.
+    """Join families of ONE (weights in one module that may be parts of one tensor, by code, names and sizes), and their
+    biases if these fit, where OTHER has more tensors of the joined sizes than ONE. Return whether any were joined.
 
-    If more families may become tensors of one size than OTHER has more, only those are joined whose order names or code
-    show. If there are none, those are joined, with a question, in modules whose paths, without numbers, occur no more
-    often than that. None of this size is joined if these are still too many. The joined tensor has a question, unless
-    names or code show the order of its parts for certain.
+    Let N be how many more tensors of a joined size OTHER has. If more than N families may become tensors of this size,
+    those are joined whose order of parts names or code show. If there are no such families, those are joined, with a
+    question about the order, whose module has a path that, without numbers, at most N of the families have. If more
+    than N are left in this way, none of this size is joined. A joined tensor has a question, unless names or code show
+    the order of its parts for certain.
     """
     sizes = SizeCounts(one, other)
     wholes: dict[Shape, list[Piece]] = defaultdict(list)
@@ -97,8 +100,10 @@ def join_families(one: Canon, other: Canon) -> bool:
 
 
 def _plans(one: Canon, other: Canon, sizes: SizeCounts) -> list[tuple[_Path, Family, Join]]:
-    """Return (module, family, how to join it) for the families of ONE that can be joined. A tensor is only in the first
-    of its families that can be: those that the code of OTHER names (`parts_by_code`) come first.
+    """Return (path of the module, family, how to join it) for each family of ONE that can be joined (`join_of_family`)
+    and none of whose parts feeds another (`_in_turn`). Nothing is joined here. No tensor is in two of these families:
+    the first family with it counts; families that the code of OTHER names (`parts_by_code`) come first in a module.
+    SIZES counts the tensors of both sides.
     """
     plans: list[tuple[_Path, Family, Join]] = []
     taken: set[Name] = set()
@@ -116,8 +121,9 @@ def _plans(one: Canon, other: Canon, sizes: SizeCounts) -> list[tuple[_Path, Fam
 
 
 def _in_turn(family: Family, join: Join) -> bool:
-    """Return whether a part of FAMILY takes what another one gives, and both are rows of one matrix, as JOIN says: a
-    layer computes all of its outputs at once. False for tensors whose place in the graph is not known.
+    """Return whether FAMILY cannot be one layer, because the output of one part flows into the input of another part,
+    and JOIN makes the parts rows of one matrix (JOIN.dim is 0): a layer computes all of its outputs at once. False if
+    JOIN joins along another dimension, and for parts whose place in the graph of the forward pass is not known.
     """
     flows = [flow for part in family.parts if (flow := part.entry.facts.flow) is not None]
     given = reduce(or_, (flow.bit for flow in flows), 0)
@@ -125,10 +131,12 @@ def _in_turn(family: Family, join: Join) -> bool:
 
 
 def _ordered(family: Family, join: Join, order: _Order) -> tuple[Family, Join]:
-    """Return FAMILY and JOIN with the parts in ORDER, and with FAMILY.numbered if ORDER is certain; both as they are if
-    nothing shows the order. If code shows the order, the parts follow one another, not interleaved. Else the rows of
-    queries, keys and values that are not all of one size may be stored head by head (FAMILY.by_heads): a name such as
-    `qkv` gives the order, but not whether it is that of the whole tensor or of each head.
+    """Return (FAMILY, JOIN) with the parts, and their sizes, in ORDER, and with `numbered` of the family set to whether
+    ORDER is certain. Both are returned as they are if ORDER has no parts.
+
+    If code shows ORDER, the parts follow one another (JOIN.turns is 1). Else `by_heads` of the family is set for rows
+    of queries, keys and values, by their names, that are not all of one size: a name such as `qkv` gives their order,
+    but not whether it is that of the whole tensor or of the rows of each head.
     """
     if order.parts is None:
         return family, join
@@ -155,8 +163,8 @@ class _Order(NamedTuple):
 
 
 def _order(family: Family, join: Join, wholes: Sequence[Piece]) -> _Order:
-    """Return the order of the parts of FAMILY in WHOLES, the tensors of the other side that they may become as JOIN
-    says.
+    """Return the order of the parts of FAMILY in WHOLES, the tensors of the other side with the sizes to which JOIN
+    joins the parts, and whether it is certain. Its `parts` is None if nothing shows an order.
 
     The first of these that shows an order counts:
       - a name of WHOLES that spells the parts, or that gives shift, scale and gate, if the parts are named so: certain;
@@ -181,8 +189,8 @@ def _order(family: Family, join: Join, wholes: Sequence[Piece]) -> _Order:
 
 
 def _as_concatenated(parts: Sequence[Piece]) -> tuple[Piece, ...] | None:
-    """Return PARTS in the order in which their code concatenates their outputs; None if it does not, or if two have one
-    place.
+    """Return PARTS in the order in which their code concatenates their outputs; None if it is not known to concatenate
+    the output of each of them, or if two of PARTS have one place.
     """
     places = {part.entry.facts.place: part for part in parts}
     if None in places or len(places) < len(parts):
@@ -244,8 +252,9 @@ class Family:
 
 
 def families(pieces: list[Piece], sizes: SizeCounts) -> list[Family]:
-    """Return the families of PIECES, tensors of one module, the likeliest first. A tensor may be in several. Tensors of
-    a size of which the other side has at least as many as this side are in none.
+    """Return the families of PIECES, tensors of one module: groups of tensors that may be parts of one tensor, the
+    likeliest first. A tensor may be in several families. Tensors of a size of which, by SIZES, the other side has at
+    least as many as this side are in none.
 
     The families are, in this order: names that the vocabulary lists together, in an order that is certain
     (`_listed_together`); three or more equal tensors whose names differ only in the last word; members of a list, if
@@ -271,9 +280,10 @@ def families(pieces: list[Piece], sizes: SizeCounts) -> list[Family]:
 
 
 def _counted(pieces: list[Piece]) -> list[Family]:
-    """Return the families of PIECES whose names differ in a number, then those in a letter that counts (`_counts`),
-    then those in q, k and v. The parts are in this order: by number, by the alphabet, or q, k, v. It is certain for
-    numbers and letters without a gap.
+    """Return a family for each two or more of PIECES whose names differ only in the number at the end (`fc1`, `fc2`);
+    then for those that differ in a letter that counts (`conv1a`, `conv1b`, see `_counts`); then for those that differ
+    in the word for queries, keys or values. The parts are in the order of the numbers, of the alphabet, or q, k, v.
+    The order is certain (`numbered`) for numbers and letters without a gap, never for q, k, v. Sizes do not matter.
     """
     found = []
     for known in (_number, _letter, _label):
@@ -290,8 +300,9 @@ def _counted(pieces: list[Piece]) -> list[Family]:
 
 
 def _of_one_input(pieces: list[Piece]) -> list[Family]:
-    """Return a family for each two or more matrices of PIECES that take the same tensor and have the same sizes, in
-    their order, which is not certain.
+    """Return a family for each two or more matrices among PIECES that have equal sizes and take the same tensor as
+    their input, as the forward pass shows. The parts are in the order of PIECES, which is not certain (`numbered` is
+    False). Matrices whose input is not known are left out.
     """
     groups: dict[tuple[int, Shape], list[Piece]] = defaultdict(list)
     for piece in pieces:
@@ -302,8 +313,10 @@ def _of_one_input(pieces: list[Piece]) -> list[Family]:
 
 
 def _listed_together(pieces: list[Piece]) -> list[Family]:
-    """Return a family for each row of names that the vocabulary lists together of which PIECES have enough
-    (`kinds.needed`), in the order of the row; the order is certain if the row says so.
+    """Return a family for each row of outputs that the vocabulary lists together (`mean` and `logvar`), if the names of
+    PIECES mean enough outputs of the row: two, or all if the row says so. The parts are in the order of the row; the
+    order is certain (`numbered`), and the parts may be interleaved (`turns`), if the row says so. If several of PIECES
+    mean one output, the last counts.
     """
     found = []
     for kinds in table().together:
@@ -315,12 +328,12 @@ def _listed_together(pieces: list[Piece]) -> list[Family]:
 
 
 def _of_like_sizes(pieces: list[Piece]) -> list[Family]:
-    """Return families of PIECES whose sizes differ at most in one of their first two dimensions: all of them, those
-    that share a word (`_of_one_word`), and those that are tables of positions (`_of_positions`). The order is not
-    certain, but for some tables of positions.
+    """Return families of tensors among PIECES whose sizes differ at most in the first dimension, or at most in the
+    second. For each such group of two or more: all of the group, then those that share a word (`_of_one_word`), then
+    the tables of positions (`_of_positions`). The order is not certain, but for some tables of positions.
 
-    Those that differ in columns are in the order of their use, if it is known: what is computed first is named first.
-    Tables [1, n, d] have those of one row, [1, 1, d], first.
+    The order is that of PIECES. But in a group that differs in the second dimension, tables [1, n, d] have those of one
+    row, [1, 1, d], first, and other tensors are in the order of their use in the forward pass, if it is known.
     """
     alike: dict[tuple[int, Shape], list[Piece]] = defaultdict(list)
     for piece in pieces:
@@ -340,9 +353,10 @@ def _of_like_sizes(pieces: list[Piece]) -> list[Family]:
 
 
 def _of_positions(group: Sequence[Piece], dim: int) -> list[Family]:
-    """Return the family of the tables of positions in GROUP, if they are several and not all of GROUP; [] else. The
-    others are a token for the class, which the other side has apart, too. Their sizes differ along DIM. The order is
-    that of GROUP, and certain if the first table is a row for a token and DIM is 1.
+    """Return [the family of those tensors of GROUP that are tables of positions by their names], if there are two or
+    more of these, and also other tensors in GROUP (usually a token for the class, which is not joined here); else [].
+    DIM is the dimension in which the sizes of GROUP differ. The parts are in the order of GROUP, which is certain if
+    DIM is 1 and the first table is a single row for a token (`_is_token`).
     """
     tables = [p for p in group if label(table().group("embedding"), p.words) == "position"]
     if not 1 < len(tables) < len(group):
@@ -356,8 +370,9 @@ def _is_token(piece: Piece) -> bool:
 
 
 def _of_one_word(group: Sequence[Piece]) -> list[Family]:
-    """Return a family for each word that the names of several, and not of all, tensors of GROUP have, each with these
-    tensors in the order of GROUP. Words at the end of names come first: they say what a tensor is.
+    """Return a family for each word that the last names of two or more tensors of GROUP have, but not of all: these
+    tensors in the order of GROUP, which is not certain. Families of words at the end of names come before those of
+    earlier words, because the last word says what a tensor is.
     """
     having: dict[str, list[Piece]] = defaultdict(list)
     for piece in group:
@@ -430,10 +445,13 @@ def _label(words: _Path) -> tuple[str, _Path] | None:
 
 
 def join_of_family(family: Family, sizes: SizeCounts) -> Join | None:
-    """Return how to join the parts of FAMILY: along their rows (interleaved in as many slices as their rows allow, if
-    FAMILY takes turns), else along their columns, else, if they are equal, stacked. It is the first of these ways that
-    their sizes allow (the other sizes are equal, and they have two dimensions, or for a stack one with a size above 1),
-    and of whose joined sizes the other side has more tensors than this side; None if there is none.
+    """Return how to join the parts of FAMILY: the first of these ways that their sizes allow, and of whose joined sizes
+    the other side has more tensors than this side, by SIZES; None if there is none. The sizes of the parts are equal:
+
+      - along the first dimension, but for this one: two dimensions or more. They are interleaved, in as many slices as
+        their rows allow, if FAMILY.turns, else one after the other;
+      - along the second dimension, but for this one: two dimensions or more;
+      - stacked along a new first dimension: a dimension above 1.
     """
     shapes = [p.shape for p in family.parts]
     ways = []
@@ -448,9 +466,10 @@ def join_of_family(family: Family, sizes: SizeCounts) -> Join | None:
 
 
 def join_family(one: Canon, parent: _Path, family: Family, join: Join) -> None:
-    """Replace the weights of FAMILY in the side ONE by what JOIN makes of them, in the module PARENT, under the stem of
-    their names, or all names joined with "+". Their biases are joined if all have one and the sizes fit; beside weights
-    joined along their inputs, those that there are are added up, if their sizes are equal. Other biases stay.
+    """Replace the weights of FAMILY in the side ONE by one tensor, joined as JOIN says, in the module PARENT. Its name
+    is the words that their names share (FAMILY.stem), or all names with "+" between (`w1+w3`). The biases are joined in
+    the same way, if each weight has one and the sizes fit; beside weights joined along their second dimension (inputs),
+    all biases that there are are added up, if their sizes are equal. Other biases stay.
 
     A joined tensor has a question: whether its parts are stored head by head (FAMILY.by_heads), or else about their
     order, unless FAMILY is numbered. If the stem of the names is a word for a role in torch (`q_scale`, `k_scale`: a

@@ -96,12 +96,13 @@ class SizeCounts:
         return self._theirs[squeezed(shape)] - self._own[squeezed(shape)]
 
     def join(self, part: Shape, count: int, *, biased: bool) -> Join:
-        """Return how to join COUNT weights of sizes PART along their first dimension, as the code of the side OTHER
-        shows it.
+        """Return how to join COUNT weights of sizes PART along their first dimension: interleaved row by row, if the
+        code of the side OTHER shows that, else one after the other. Whether OTHER has a weight of the joined sizes does
+        not matter here. BIASED says whether each of the weights has a bias.
 
-        BIASED says whether each has a bias. If code views the output of a layer with the joined sizes, and a bias or
-        none as these, as [rows, parts], it holds a row of each part in turn; without such code, the parts follow one
-        another. `open` is set if there are as many rows as parts, or if layers of that size have several views.
+        They are interleaved (`turns` is the rows of PART) if OTHER has a layer of the joined sizes, with a bias if
+        BIASED, else without one, whose output the code reshapes to [rows of PART, COUNT]. Then `open` is set if PART
+        has COUNT rows, or if the code does not reshape the outputs of all such layers in the same way.
         """
         join = Join((part[0],) * count, 0)
         views = self._views.get((join.shape(part), biased), set())
@@ -110,8 +111,8 @@ class SizeCounts:
         return replace(join, turns=part[0], open=len(views) > 1 or part[0] == count)
 
     def only_whole(self, part: Shape, whole: Shape, count: int) -> bool:
-        """Return whether the side ONE has COUNT tensors of the size PART and none of the size WHOLE, and OTHER one
-        WHOLE and no PART.
+        """Return whether the side ONE has exactly COUNT tensors of the sizes PART and none of the sizes WHOLE, and the
+        side OTHER exactly one of the sizes WHOLE and none of the sizes PART. Sizes of 1 do not count.
         """
         part, whole = squeezed(part), squeezed(whole)
         own, theirs = (self._own[part], self._own[whole]), (self._theirs[part], self._theirs[whole])
@@ -124,8 +125,9 @@ def _counted(canon: Canon) -> Counter[Shape]:
 
 
 def merge(one: Canon, parts: Sequence[Piece], new: Piece, join: Join) -> Piece:
-    """Replace PARTS in the side ONE by the tensor NEW, which JOIN makes of them. Return NEW with the joined sizes, the
-    first place of any part in both orders, and the questions of all parts before its own, each only once.
+    """Replace PARTS in the side ONE by one tensor, joined as JOIN says, with the path, role and words of NEW. Return
+    NEW with the changes with which it was added: the joined sizes; the first place of any part in the order of
+    registration and in that of execution; the questions of all parts before its own, each only once.
     """
     rest = parts[0].shape[1:]
     new = replace(
@@ -141,10 +143,10 @@ def merge(one: Canon, parts: Sequence[Piece], new: Piece, join: Join) -> Piece:
 
 
 def merge_sum(one: Canon, parts: Sequence[Piece], new: Piece) -> None:
-    """Replace the biases PARTS, of layers whose outputs are added, by their sum NEW; nothing is done if their sizes
-    differ.
+    """Replace the biases PARTS in the side ONE, of layers whose outputs are added, by one bias NEW, whose value is the
+    sum of PARTS. Nothing is done if their sizes differ.
 
-    On the target, the first of PARTS gets the value of the sum, and the others zeros.
+    On the target, whose keys are built from the sum, the first of PARTS gets the value of NEW, and the others zeros.
     """
     if len({p.shape for p in parts}) == 1:
         zeros = ex.zeros(*parts[0].shape)

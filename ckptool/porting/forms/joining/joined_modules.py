@@ -13,6 +13,7 @@ from ..spelled import MOST_SPELLED, spelled
 from .families import Family, join_of_family, siblings, spelled_parts
 from .join import SizeCounts, move
 from .lists import plan_of_list
+from .named_by_code import order_by_code
 
 _Path = tuple[str, ...]
 
@@ -25,11 +26,12 @@ _MOST_BESIDE = 8
 
 
 def turn_spelled(one: Canon, other: Canon) -> None:
-    """Transpose bare matrices [inputs, rows] of OTHER, no squares, that hold the joined rows of layers of one module of
-    ONE, as their name shows (`conv_zr` for `conv_z` and `conv_r`).
+    """Transpose those bare matrices of OTHER (`is_bare`: an `nn.Parameter` that is no weight of a layer) that hold the
+    joined rows of layers of one module of ONE, with inputs first: [inputs, rows of all layers]. The name of the matrix
+    has to spell those of the layers (`conv_zr` for `conv_z` and `conv_r`). Square matrices stay.
 
-    The layers are all matrices of the module with as many inputs, two to four, that OTHER does not have by name.
-    Nothing is joined here, and ONE is not changed.
+    The layers are all matrices of the module with equally many inputs that may be parts of one tensor (`siblings`), two
+    to four. Nothing is joined here, and ONE is not changed.
     """
     wholes = [p for p in other.pieces.values() if is_bare(p) and len(p.shape) == 2 and p.shape[0] != p.shape[1]]
     turned: set[Name] = set()
@@ -43,8 +45,8 @@ def turn_spelled(one: Canon, other: Canon) -> None:
 
 
 def _of_equal_inputs(one: Canon, other: Canon) -> Iterator[list[Piece]]:
-    """Yield the matrices of each module of ONE with as many inputs that may be parts of one tensor of OTHER
-    (`siblings`), for each number of inputs.
+    """Yield, for each module of ONE and each number of inputs, the list of the matrices in the module with this number
+    of inputs that may be parts of one tensor of OTHER (`siblings`). A list may have one matrix only.
     """
     for pieces in siblings(one, other).values():
         rows: dict[int, list[Piece]] = defaultdict(list)
@@ -54,17 +56,38 @@ def _of_equal_inputs(one: Canon, other: Canon) -> Iterator[list[Piece]]:
         yield from rows.values()
 
 
-def line_up(one: Canon, other: Canon) -> None:
-    """Move the layers at one place in several modules of ONE beside each other, if OTHER has, for each place, one layer
-    that joins them. Of each group of equal modules, two to four are moved: the first choice of the most modules for
-    which OTHER has such layers.
-
-    The modules are in one module, are no members of a list, and hold the same two or more layers, equal but for their
-    rows (`_alike`): `filters.0`, `gates.0`, `filters.1`, `gates.1`, in code with a list for each kind of layer; or
-    `gate.up`, `value.up`, `gate.depthwise`, `value.depthwise`. `filters.0` then has the path `filters+gates.0.filters`.
+def unwrap(one: Canon, other: Canon) -> None:
+    """Move each layer of ONE that is alone in its module, with a number as its name, to the place of this module, if
+    ONE has more tensors of its sizes than OTHER: `digit1.0` becomes `digit1`, beside `digit2`. So code writes a head in
+    a `Sequential` of its own.
     """
     sizes = SizeCounts(one, other)
+    inside: dict[_Path, set[_Path]] = defaultdict(set)
+    for piece in one.pieces.values():
+        for at in range(1, len(piece.path)):
+            inside[piece.path[:at]].add(piece.path)
+    own = {piece.path for piece in one.pieces.values()}
+    for piece in [p for p in one.pieces.values() if p.role == "weight" and sizes.wanted(p.shape) < 0]:
+        around = piece.path[:-1]
+        alone = piece.last.isdecimal() and inside.get(around) == {piece.path} and around not in own
+        if alone and not around[-1].isdecimal():
+            move(one, piece.path, around)
+
+
+def line_up(one: Canon, other: Canon) -> None:
+    """Move the layers with one name in several modules of ONE beside each other, if OTHER has, for each such name, one
+    layer that joins them (`_are_wanted`): `filters.0` and `gates.0` get the paths `filters+gates.0.filters` and
+    `filters+gates.0.gates`, and so do `filters.1` and `gates.1`. Nothing is joined here, and OTHER is not changed.
+
+    The modules (`filters`, `gates`) are in one module, are no members of a list, and hold layers of the same names, two
+    or more, with equal sizes but for their rows (`_alike`). Of each group of such modules, two to four are moved: the
+    first choice, of the most modules, for which OTHER has such layers (`_some_of`).
+    """
+    sizes = SizeCounts(one, other)
+    named = [p for p in other.pieces.values() if p.entry.facts.parts and sizes.wanted(p.shape) > 0]
     for parent, modules in _alike(one):
+        if any(_are_parts([*held.values()], named) for held in modules.values()):
+            continue  # of one module, which is nearer
         for some in _some_of(list(modules)):
             places = modules[some[0]].keys()
             if _are_wanted([[modules[name][at] for name in some] for at in places], sizes):
@@ -72,6 +95,13 @@ def line_up(one: Canon, other: Canon) -> None:
                     for name in some:
                         move(one, modules[name][at].path, (*parent, "+".join(some), at, name))
                 break
+
+
+def _are_parts(layers: Sequence[Piece], wholes: Sequence[Piece]) -> bool:
+    """Return whether code divides the output of one of WHOLES into parts whose names and sizes are those of LAYERS."""
+    rows = [layer.shape[0] for layer in layers]
+    fitting = [whole for whole in wholes if whole.shape[1:] == layers[0].shape[1:]]
+    return order_by_code(layers, rows, 0, fitting) is not None
 
 
 def _alike(one: Canon) -> list[tuple[_Path, dict[str, dict[str, Piece]]]]:
@@ -103,9 +133,12 @@ def _some_of(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
 
 
 def _are_wanted(blocks: Sequence[Sequence[Piece]], sizes: SizeCounts) -> bool:
-    """Return whether the tensors of each block in BLOCKS can be joined, OTHER has fewer tensors of their sizes than
-    ONE, by at least as many as are in BLOCKS, and more tensors of the joined sizes, by at least as many as there are
-    blocks for each. SIZES counts both sides.
+    """Return whether OTHER has the tensors that BLOCKS make if the tensors of each block are joined to one. All of
+    these have to be true, by SIZES, the counts of both sides:
+
+      - the tensors of each block can be joined (`join_of_family`);
+      - of each size of a tensor in BLOCKS, ONE has more tensors than OTHER, by at least as many as BLOCKS has;
+      - of each joined size, OTHER has more tensors than ONE, by at least as many as there are blocks with this size.
     """
     joins = [join_of_family(Family(tuple(parts), (), numbered=False), sizes) for parts in blocks]
     parts = Counter(squeezed(part.shape) for block in blocks for part in block)
@@ -116,13 +149,14 @@ def _are_wanted(blocks: Sequence[Sequence[Piece]], sizes: SizeCounts) -> bool:
 
 
 def count_spelled(one: Canon, other: Canon) -> None:
-    """Move modules of ONE in one module, with equal contents, into a list, in the order of the name, if OTHER has one
-    module whose name spells theirs and whose tensors have the sizes of theirs joined by rows, and the list can be
-    joined (`plan_of_list`). Two to four modules become one list; the others of the same contents may become further
-    lists.
+    """Move modules of ONE that are one module in OTHER into a list, so that the list can be joined later: `main_conv`
+    and `short_conv`, each a layer with its norm, which are `main_short_conv` in OTHER, become `main_conv+short_conv.0`
+    and `main_conv+short_conv.1`. Nothing is joined here, and OTHER is not changed.
 
-    `main_conv` and `short_conv`, each a layer with its norm, are `main_short_conv` there; they become
-    `main_conv+short_conv.0` and `main_conv+short_conv.1`.
+    The modules are in one module, have equal contents, and are no members of a list. The name of the module in OTHER
+    spells theirs, in the order of the list, and its tensors have the sizes of theirs joined by rows; and the list can
+    be joined (`plan_of_list`). Two to four modules become one list; others of the same contents may become further
+    lists.
     """
     wholes: dict[_Look, set[str]] = defaultdict(set)
     for named in _modules(other).values():
@@ -153,8 +187,9 @@ def _into_list(one: Canon, head: _Path, contents: Sequence[_Content], depth: int
 
 
 def _spelled_by_one(names: Sequence[str], content: _Content, wholes: Mapping[_Look, set[str]]) -> list[str]:
-    """Return two to four of NAMES in the order in which the name of a module in WHOLES spells them, the fewest that are
-    found; [] if there are none, or more than eight names.
+    """Return two to four of NAMES in the order in which the name of a module in WHOLES spells them, if the tensors of
+    that module have the sizes of CONTENT with two to four times the rows. The fewest names that are found count, and
+    the first of several choices. [] if there is no such module, or if there are more than eight NAMES.
 
     Args:
         names: names of modules with equal contents.

@@ -38,9 +38,12 @@ class _Planned(NamedTuple):
 
 
 def join_lists(one: Canon, other: Canon) -> None:
-    """Join each tensor of the members of a numbered list in ONE (`heads.0.q`, `heads.1.q`) to one tensor, as planned
-    for the list (`_planned`). A list is joined if OTHER has more tensors of each joined size than ONE, at least as many
-    as all lists at the same depth make; the sizes of joined vectors do not count. The innermost lists come first.
+    """Join the tensors of the members of numbered lists in ONE, each with those of the same name in all members:
+    `heads.0.q` and `heads.1.q` become `heads.q`. `_planned` says which tensors of a list are joined, and how.
+
+    A list is joined if, for each joined size, OTHER has at least as many more tensors than ONE as the planned lists at
+    the same depth make; the sizes of joined vectors do not count. Else it stays as it is. The innermost lists come
+    first. OTHER is not changed.
     """
     for at in sorted({at for p in one.pieces.values() for at, c in enumerate(p.path) if c.isdecimal()}, reverse=True):
         sizes = SizeCounts(one, other)
@@ -55,7 +58,9 @@ def join_lists(one: Canon, other: Canon) -> None:
 
 
 def _lists_at(one: Canon, at: int) -> dict[_Path, _Inner]:
-    """Return path of a list -> tensors of its members, for the lists of ONE whose numbers are component AT of paths."""
+    """Return path of a list -> (path inside of a member, role) -> number of the member -> its piece, for the lists of
+    ONE whose numbers are component AT of paths (counted from 0): `heads` with AT 1 for `heads.0.q`.
+    """
     lists: dict[_Path, _Inner] = defaultdict(lambda: defaultdict(dict))
     for piece in one.pieces.values():
         if len(piece.path) > at and piece.path[at].isdecimal():
@@ -69,11 +74,14 @@ def _planned(
     """Return what of the list HEAD, with the tensors INNER, is joined: the tensors of all layers (`plan_of_list`), or,
     if that is not possible, only single layers of the members (`_plan_of_layer`); None for nothing.
 
-    If the layers inside of each block of the list can be joined with each other (PARENTS, see `_parents`), two joins
-    are possible: the layers of each block, or the same layer of all blocks. The first is left to `join_families` if
-    OTHER has the joined layers in a list of as many blocks (then this is None), or if such layers can be joined in
-    other modules, too (then only single layers may be joined here). Else the second is made, with a question unless
-    OTHER has layers with the names of the joined ones.
+    INNER has (path inside of a member, role) -> number of the member -> piece, SIZES counts both sides, and PARENTS has
+    the modules whose layers can be joined with each other (see `_parents`).
+
+    If the layers inside of each member can also be joined with each other, by PARENTS, two joins are possible: the
+    layers of each member, or the same layer of all members. The first is left to `join_families`: if OTHER has the
+    joined layers in a list of as many members, the result is None; if such layers can be joined in modules outside of
+    the list, too, only single layers may be joined here. Else the second is made, with `open` set (a question), unless
+    OTHER has joined layers with the names of the layers inside.
     """
     plan = plan_of_list(inner, sizes)
     if plan is not None:
@@ -141,9 +149,10 @@ def _plan_of_matrices(inner: _Inner, sizes: SizeCounts) -> _Plan | None:
 
 
 def _plan_of_vectors(inner: _Inner, plan: _Plan) -> _Plan:
-    """Return how to join the vectors of INNER, and those that weight norm has as columns: along their rows, interleaved
-    as the weight of their module in PLAN, with its question; one after the other if PLAN does not join that weight.
-    Left out are vectors that PLAN has, and those beside a weight that PLAN joins by columns.
+    """Return (path in a member, role) -> how to join, for the vectors of INNER (as in `plan_of_list`), and for the
+    norms of weight norm that are columns [n, 1]. They are joined along their rows, as PLAN joins the weight of their
+    module: interleaved like it, and `open` if that is; one after the other if PLAN does not have that weight. Left out
+    are vectors that PLAN has already, and those beside a weight that PLAN joins along another dimension.
     """
     found: _Plan = {}
     for (path, role), members in inner.items():
@@ -158,9 +167,10 @@ def _plan_of_vectors(inner: _Inner, plan: _Plan) -> _Plan:
 
 def _plan_of_layer(inner: _Inner, sizes: SizeCounts) -> _Plan | None:
     """Return how to join single layers of the members of a list: each matrix or kernel that two or more members have,
-    in one size, if the other side has one layer over all of these, and both sides have no other tensors of these two
-    sizes (`SizeCounts.only_whole`). Its bias is joined alike, if it has one of its rows in each of these members. None
-    if there is no such layer. INNER and the result are as in `plan_of_list`.
+    in equal sizes, if the other side has exactly one tensor of the joined size and none of the size of a member's, and
+    this side has no other tensors of either size (`SizeCounts.only_whole`). The biases are joined in the same way, if
+    each of these members has one, as long as the layer has rows. None if there is no such layer. INNER and the result
+    are as in `plan_of_list`.
 
     For example, one layer computes the filters of all blocks, and all other layers are in the blocks on both sides.
     """
@@ -180,8 +190,9 @@ def _plan_of_layer(inner: _Inner, sizes: SizeCounts) -> _Plan | None:
 
 
 def _parents(one: Canon, other: Canon, sizes: SizeCounts) -> dict[_Path, set[_Path]]:
-    """Return sorted names of the tensors of a family that can be joined (`families`) -> paths of the modules of ONE
-    that hold such a family with these names.
+    """Return sorted last names of layers -> paths of the modules of ONE in which the weights of layers with these names
+    can be joined to one tensor (`families`, `join_of_family`): ("k", "q", "v") -> {`blocks.0.attn`, `blocks.1.attn`}.
+    SIZES counts the tensors of both sides.
     """
     found: dict[_Path, set[_Path]] = defaultdict(set)
     for parent, pieces in siblings(one, other).items():
@@ -192,9 +203,10 @@ def _parents(one: Canon, other: Canon, sizes: SizeCounts) -> dict[_Path, set[_Pa
 
 
 def _families_elsewhere(head: _Path, inner: _Inner, parents: dict[_Path, set[_Path]]) -> bool:
-    """Return whether the weights inside of each member of the list HEAD, which has INNER, can be joined with each
-    other, and weights with the same names also in a module outside: its path does not begin with that of the list,
-    whatever the numbers in both are. PARENTS is from `_parents`.
+    """Return whether the weights inside of each member of the list HEAD can be joined with each other, and weights with
+    the same names can also be joined in some module outside of the list: one whose path does not begin with HEAD, where
+    other numbers in the path make no difference. INNER has the tensors of the list; PARENTS has names -> paths of the
+    modules in which such weights can be joined (`_parents`).
     """
     members = _modules(inner)
     own = template(head)
@@ -225,9 +237,9 @@ def _wholes_of(inner: _Inner, plan: _Plan, other: Canon) -> list[Piece]:
 
 
 def _wholes_are_listed(inner: _Inner, plan: _Plan, other: Canon) -> bool:
-    """Return whether OTHER has layers with the joined sizes, all of them in numbered lists, and each of these lists has
-    such layers for the numbers of the list with the members INNER, for all of them and no others. The last number in a
-    path counts.
+    """Return whether OTHER has the layers that PLAN makes of INNER in lists of as many members: OTHER has layers with
+    the joined sizes, each has a number in its path, and the layers whose paths differ only in the last number have
+    exactly the numbers of the members in INNER (path and role -> number -> piece). False if OTHER has no such layer.
     """
     numbers = {str(n) for members in inner.values() for n in members}
     rows: dict[_Path, set[str]] = defaultdict(set)
@@ -242,8 +254,9 @@ def _wholes_are_listed(inner: _Inner, plan: _Plan, other: Canon) -> bool:
 
 
 def _wholes_are_named(inner: _Inner, plan: _Plan, other: Canon) -> bool:
-    """Return whether OTHER has, among the layers with the joined sizes, one with the name of each layer that PLAN joins
-    of the members INNER; False if the members have no names for layers.
+    """Return whether OTHER has, for the name of each layer inside of a member that PLAN joins (`q` of `heads.0.q`), a
+    layer with this last name and one of the joined sizes. False if PLAN joins no weight inside of a member, but only
+    the members themselves.
     """
     named = {path[-1] for path, role in plan if role == "weight" and path}
     return bool(named) and named <= {piece.last for piece in _wholes_of(inner, plan, other) if piece.path}
@@ -278,12 +291,13 @@ def _join_list(one: Canon, head: _Path, planned: _Planned) -> None:
 
 
 def _move_counters(one: Canon, head: _Path, inner: _Inner) -> None:
-    """Move the counter of each batch norm in the first member of the list HEAD, numbered 0, to the place of the joined
-    norm, out of the member. INNER has the tensors of the members.
+    """Change the path of the counter (`num_batches_tracked`) of each batch norm in the first member of the list HEAD to
+    the path of the joined norm: `heads.0.bn` to `heads.bn`. Counters of other members stay. INNER has the tensors of
+    the list.
     """
-    at = len(head)
+    at, first = len(head), str(min(n for members in inner.values() for n in members))
     for key, below in list(one.counters.items()):
-        if below[: at + 1] == (*head, "0") and (below[at + 1 :], "running_mean") in inner:
+        if below[: at + 1] == (*head, first) and (below[at + 1 :], "running_mean") in inner:
             one.counters[key] = (*head, *below[at + 1 :])
 
 

@@ -15,6 +15,7 @@ from ....model_code.signature import Part
 from ...words import cut, labels, shared, table
 from ..fusing.projections import said_part
 from ..pieces import Canon, Piece
+from .shift_scale_gate import said_affine
 
 #: Of so many tensors of one module some may be parts of one.
 _MOST_BESIDE = 12
@@ -23,9 +24,11 @@ _MOST_BESIDE = 12
 def order_by_code(
     parts: Sequence[Piece], sizes: Sequence[int], dim: int | None, wholes: Sequence[Piece]
 ) -> tuple[Piece, ...] | None:
-    """Return PARTS in the order in which code divides the tensors WHOLES, any of which may hold them: by the words of
-    their names, and by SIZES, their sizes along the dimension DIM (None: each is a member of a stack). None if no code
-    shows it, or if several orders are shown.
+    """Return PARTS in the order in which the code of the other side has them in WHOLES, the tensors of that side that
+    may hold PARTS: code that divides the output of one of WHOLES into as many parts, or concatenates its input of them.
+    The names that the code has for its parts are compared with those of PARTS, and SIZES, the sizes of PARTS along the
+    dimension DIM (None: each is a member of a stack), with theirs (`_assigned`). None if no code shows an order, or if
+    the codes of WHOLES show several.
     """
     divided = {_divided(whole, dim) for whole in wholes} - {()}
     orders = {_assigned(parts, sizes, found) for found in divided if len(found) == len(parts)} - {None}
@@ -33,9 +36,10 @@ def order_by_code(
 
 
 def parts_by_code(pieces: Sequence[Piece], wholes: Sequence[Piece], other: Canon) -> Iterator[tuple[Piece, ...]]:
-    """Yield the tensors of PIECES that code names as the parts of a tensor in WHOLES, in its order, for each way in
-    which code divides these into two or more parts with names, the ways with most parts first. A way is left out if its
-    parts are not found among PIECES (`_assigned`).
+    """Yield those of PIECES that are the parts of one of WHOLES, by the names that code has for the parts, in the order
+    of the code: once for each different way in which code divides a tensor of WHOLES into two or more parts that all
+    have names, the ways with most parts first. A way is left out if one of its parts is not found among PIECES, or is
+    not clear (`_assigned`).
 
     Args:
         pieces: tensors of one module. Nothing is yielded for more than twelve, or if all of them would be parts.
@@ -55,11 +59,12 @@ def parts_by_code(pieces: Sequence[Piece], wholes: Sequence[Piece], other: Canon
 
 
 def _divided(whole: Piece, dim: int | None) -> tuple[Part, ...]:
-    """Return the parts of WHOLE along the dimension DIM: those into which code divides its output, if DIM holds its
-    outputs (dimension 0; 1 of a table; or None), else those that code concatenates to its input.
+    """Return the parts of WHOLE along the dimension DIM: if DIM holds its outputs (0; 1 for an embedding table; or
+    None), the parts into which code divides the output of WHOLE; else the tensors that code concatenates to its input.
 
-    () if code does neither, or if the sizes do not add up to that of DIM. Parts of an output without sizes, which are
-    whole members of the first dimension, count unless DIM is 1; an input with a part of unknown size counts, too.
+    () if code does not do this, or if the sizes of the parts do not add up to the size of DIM. The sum is not looked at
+    for an input with a part of unknown size (0), and for an output all of whose parts have size 0 (each is a whole
+    member of the first dimension); but the latter is () for DIM 1.
     """
     gives = 1 if whole.entry.how == "embedding" else 0
     given = dim in (gives, None)
@@ -74,13 +79,14 @@ def _divided(whole: Piece, dim: int | None) -> tuple[Part, ...]:
 def _assigned(
     pieces: Sequence[Piece], sizes: Sequence[int], parts: Sequence[Part], named: Sequence[bool] = ()
 ) -> tuple[int, ...] | None:
-    """Return the places in PIECES of PARTS, in the order of PARTS. None if some part may be several of PIECES, or none.
+    """Return, for each of PARTS in order, the place in PIECES of the piece that is this part. None if some part may be
+    several of PIECES, or none.
 
-    Again and again, the pieces and parts whose names most say that they mean the same are paired, among those of one
-    size (SIZES; a part of size 0 fits all), if just one such pair has the piece, or just one the part (`_clearest`).
-    Names that exclude each other are never paired. Names that say nothing are paired only if another part was found
-    before, or the sizes of PARTS differ, and not for pieces that are NAMED: they have the name of another tensor of the
-    other side.
+    A piece may be a part if its size in SIZES is that of the part (a part of size 0 fits all). Again and again, the
+    pieces and parts whose names say most that they mean the same (`_says`) are paired, if just one such pair has the
+    piece, or just one the part (`_clearest`). Names that exclude each other are never paired. Names that say nothing
+    are paired only if another part was found before, or the sizes of PARTS differ; and never for a piece for which
+    NAMED is True, because it has the name of another tensor of the other side.
     """
     own = words_apart([piece.words for piece in pieces])
     theirs = words_apart([cut(part.name) for part in parts])
@@ -103,9 +109,11 @@ def _assigned(
 
 
 def _clearest(fits: dict[tuple[int, int], int], free: Set[int], *, silent: bool) -> list[tuple[int, int]]:
-    """Return those pairs of FITS, (piece, part) -> what their names say (`_says`), for which the names say most, and
-    whose piece or part is in no other such pair. [] if all names exclude each other, or say nothing and are not SILENT.
-    If they say nothing, only pieces in FREE count.
+    """Return the clearest pairs (piece, part) of FITS, (place of the piece, place of the part) -> what their names say
+    (`_says`): the pairs with the highest value whose piece is in no other of these pairs, or whose part is in none.
+    [] if all names exclude each other (-1).
+
+    If the highest value is 0 (no names say anything), the result is [] unless SILENT, and only pieces in FREE count.
     """
     most = max(fits.values())
     pairs = [both for both, said in fits.items() if said == most and (said or both[0] in free)]
@@ -125,9 +133,10 @@ def words_apart(named: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
 def _says(own: Sequence[str], theirs: Sequence[str]) -> int:
     """Return how much the words OWN of a name and THEIRS, those of the code for a part, say that they mean the same: 2
     for an equal meaning or word, 1 if one of them is only single letters, the first of which begins a word of the
-    other, -1 if both mean different parts of a fused projection or of a complex number, else 0.
+    other, -1 if both mean different parts of a fused projection, of a complex number or of a modulation
+    (scale, shift), else 0.
     """
-    for meaning in (said_part, _complex):
+    for meaning in (said_part, _complex, said_affine):
         a, b = meaning(own), meaning(theirs)
         if a is not None and b is not None:
             return 2 if a == b else -1

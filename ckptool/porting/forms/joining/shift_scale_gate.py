@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from ...words import cut, table
 from ..pieces import Piece
 
 #: In the order in which all code of diffusion transformers has them in one layer.
 _MODULATION = ("shift", "scale", "gate")
+
+
+def said_affine(words: Collection[str]) -> str | None:
+    """Return which part of a modulation WORDS name: "scale" (`gamma`, `scale`), "shift" (`beta`, `shift`); None if they
+    name none, or both.
+    """
+    said = {part for part, named in _AFFINE.items() if not named.isdisjoint(words)}
+    return said.pop() if len(said) == 1 else None
+
+
+_AFFINE = {"scale": frozenset({"gamma", "scale"}), "shift": frozenset({"beta", "shift"})}
 
 
 def shift_first(row: Sequence[Piece]) -> tuple[Piece, ...] | None:

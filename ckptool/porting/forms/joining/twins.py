@@ -55,9 +55,9 @@ def _layers_of_modules(one: Canon) -> dict[_Path, dict[str, dict[_Path, Piece]]]
 
 
 def _twins(modules: Iterable[dict[_Path, Piece]], sizes: SizeCounts) -> list[list[list[Piece]]]:
-    """Return groups of two or more MODULES (path inside -> layer) that hold layers with equal paths and sizes: the
-    layers of each module, by their place in the state dict. Each module holds two or more layers, all of one size, of
-    which the other side has fewer (SIZES).
+    """Return each group of two or more of MODULES (path inside -> layer) that hold layers with the same paths inside
+    and the same sizes, as a list of modules, each as a list of its layers in the order of the state dict. A module
+    counts if it holds two or more layers, all of one size of which, by SIZES, the other side has fewer tensors.
     """
     alike: dict[tuple[tuple[_Path, Shape], ...], list[list[Piece]]] = defaultdict(list)
     for held in modules:
@@ -74,10 +74,10 @@ def _family_of(rows: Sequence[Sequence[Piece]], other: Canon) -> tuple[Family, J
     """Return (family of all layers in ROWS, the layers of equal modules, one module after the other; how to join them,
     by rows).
 
-    If the names say it in all modules, and the modules are registered in the order of ROWS, the layers of each module
-    are in the order shift, scale, gate; this is certain if all tensors of OTHER with the joined sizes give the shift
-    first by their names. Without such names, or with modules in another order, the layers stay in the order of ROWS,
-    and nothing is certain.
+    If the layers of each module are shift, scale and gate by name, and the modules are registered in the order of ROWS,
+    the layers of each module are put in the order shift, scale, gate. This order is certain (`numbered` of the family)
+    if the names of all tensors of OTHER with the joined sizes surely say that they give the shift first. Else the
+    layers stay in the order of ROWS, which is not certain.
     """
     named = [shift_first(row) for row in rows]
     known = None not in named and all(a[0].order < b[0].order for a, b in pairwise(rows))

@@ -37,12 +37,12 @@ class Link:
 
 
 def links(theirs: Any, own: Any) -> Iterator[tuple[Link, ...]]:
-    """Yield the origins of the model's inputs, OWN, among the inputs of the source's code, THEIRS: each a tuple with
-    one link per input, none twice. In each, at least one input has an origin.
+    """Yield ways to make the model's inputs OWN from the inputs of the source's code THEIRS: each a tuple with one link
+    per input of the model, none twice. A way in which no input of the model has an origin is left out.
 
-    The likeliest comes first (`_likeliest`). If the model has several inputs, up to 16 follow in which they take the
-    same values as they are, or with their dimensions in another order, each from another input (`_one_for_each`). Last
-    come those that differ from the likeliest in one input, which has another of its options (`_options`).
+    The likeliest comes first (`_likeliest`). If the model has several inputs, up to 16 ways follow in which each input
+    takes the values of another input of the source's code, as they are or with their dimensions in another order
+    (`_one_for_each`). Last come ways that are the likeliest but for one input, with another of its `_options`.
     """
     first, second = leaves(theirs), leaves(own)
     every = [_options(first, path, one) for path, one in second]
@@ -54,10 +54,12 @@ def links(theirs: Any, own: Any) -> Iterator[tuple[Link, ...]]:
 
 
 def links_by_name(theirs: torch.nn.Module, first: Any, own: torch.nn.Module, second: Any) -> tuple[Link, ...] | None:
-    """Return the origins of the inputs SECOND of the model OWN in FIRST, those of the source's code THEIRS, by names
-    of arguments. Such inputs are not tried in another order.
+    """Return one link for each of SECOND, the inputs of the model OWN, in order: its origin is the input of the same
+    name in FIRST, the inputs of the source's code THEIRS, with the same values. Inputs by position get the names of the
+    arguments (`by_name`).
 
-    None unless both have the same names, at least two, each a single spec, of the same type and size on both sides.
+    None unless both sides have the same names, at least two, and each is one spec (no list, no tensor) of the same type
+    and size on both sides. If there are such links, no others are tried.
     """
     first, second = by_name(theirs, first), by_name(own, second)
     if not (isinstance(first, dict) and isinstance(second, dict)) or len(first) < 2 or first.keys() != second.keys():
@@ -87,8 +89,9 @@ def are_turned(plain: Sequence[Link], others: Sequence[Link]) -> bool:
 
 
 def _likeliest(every: Sequence[Sequence[Link]]) -> tuple[Link, ...]:
-    """Return one link for each input of the model, whose options EVERY has: the first of its options whose source no
-    earlier input took, else its first option; a link without a source if it has none.
+    """Return one link for each input of the model. EVERY has, for each input, its possible links, the likeliest first.
+    The first one counts whose source no earlier input has taken; if all are taken, the first one; a link without a
+    source, if the input has no possible links.
     """
     out: list[Link] = []
     used: set[int] = set()
@@ -101,8 +104,9 @@ def _likeliest(every: Sequence[Sequence[Link]]) -> tuple[Link, ...]:
 
 
 def _one_for_each(every: Sequence[Sequence[Link]]) -> Iterator[tuple[Link, ...]]:
-    """Yield choices of one of its options for each input of the model (a link without a source if it has none) in which
-    no two inputs have one source, among the first 256.
+    """Yield tuples with one link for each input of the model, in which no two inputs have the same source. EVERY has,
+    for each input, its possible links; an input without any gets a link without a source. Only the first 256
+    combinations are looked at.
     """
     for chosen in islice(product(*[options or [Link(None)] for options in every]), _CHOICES):
         taken = [link.source for link in chosen if link.source is not None]
@@ -111,8 +115,9 @@ def _one_for_each(every: Sequence[Sequence[Link]]) -> Iterator[tuple[Link, ...]]
 
 
 def _options(first: Sequence[Any], path: tuple[Any, ...], one: Any) -> list[Link]:
-    """Return the ways to make ONE, the input of the model at PATH, of one of FIRST, the inputs (path, input) of the
-    source's code of the same type, the likeliest first; [] if there are none.
+    """Return the possible links of ONE, the input (a spec or tensor) of the model at PATH, the likeliest first; [] if
+    there are none. FIRST has (path, input) of the source's code; inputs of another type than ONE do not count. An input
+    with the same last name in its path is likelier than others (see `_made_of`).
     """
     kind, wanted = _type_and_shape(one)
     out: list[tuple[int, Link]] = []

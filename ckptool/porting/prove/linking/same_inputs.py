@@ -68,10 +68,11 @@ class SameInputs:
         return inputs_text(self.theirs) + begins
 
     def made(self, seed: int) -> tuple[Any, Any] | None:
-        """Return (inputs of the source's code, inputs of the model) with the same random values, drawn from SEED; what
-        only the model takes gets values of its own. As a rule, an input of the model is made of its origin, as its link
-        says; for "grey", the source's code gets the model's one channel in place of each of its channels. None if a
-        module inside of the source's code, whose input the model takes, was not run.
+        """Return (inputs of the source's code, inputs of the model) with the same random values, drawn from SEED. Each
+        input of the model is made of its origin, as its link says; an input without an origin gets random values of its
+        own. For "grey", it is the other way: the source's code gets the model's one channel as each of its channels.
+
+        For "part", the source's code is run for the input of its module; None if that module did not run.
         """
         values = made(self.theirs, generator=torch.Generator().manual_seed(seed))
         given = [t for _, t in leaves(values)]
@@ -195,9 +196,14 @@ def _why_none(theirs: torch.nn.Module, own: torch.nn.Module) -> str:
 
 
 def _rank(verdict: Verdict, chosen: Sequence[Link]) -> tuple[Any, ...]:
-    """Return what orders inputs with the links CHOSEN, the best last, by VERDICT on the model with them: whether
-    outputs are equal; how many inputs and outputs of uses agree, of which 60 percent count if the model begins inside
-    of the source's code; how many outputs are compared; whether all is equal; few inputs without an origin.
+    """Return a sort key for inputs with the links CHOSEN; the larger it is, the better. VERDICT is that on the model
+    with these inputs. The key is a tuple, whose first items count most:
+
+    1. whether outputs were compared and are equal,
+    2. how many inputs and outputs of layers agree (60 percent of it, if the model begins inside of the source's code),
+    3. how many outputs could be compared,
+    4. whether all is equal, also if no output could be compared,
+    5. minus the number of inputs of the model without an origin.
     """
     fresh = sum(link.source is None and not link.how for link in chosen)
     proved = verdict.equal and verdict.compared > 0
@@ -211,8 +217,9 @@ def _begins_inside(chosen: Sequence[Link]) -> bool:
 
 
 def in_plain_places(found: SameInputs) -> SameInputs | None:
-    """Return the inputs FOUND with each input in its likeliest place, and the flow of the source's code on them. None
-    if FOUND has no inputs of one size exchanged, or if the source's code cannot be run on the result.
+    """Return FOUND with the likeliest links (`SameInputs.plain`) in place of its own, and with new values and the flow
+    of the source's code on them. None if FOUND has no inputs that have changed places (`plain` is None), or if the
+    source's code cannot be run on the new values.
     """
     if found.plain is None:
         return None
@@ -239,13 +246,13 @@ def _tried(candidate: SameInputs, judged: Callable[[Flow, Any], Judged]) -> tupl
 def _candidates(
     theirs: torch.nn.Module, own: torch.nn.Module, inputs: Any, source_inputs: Any, known: frozenset[str]
 ) -> Iterator[SameInputs]:
-    """Yield inputs for both models, not tried yet, the likeliest first. THEIRS is the source's code, OWN the model.
-    INPUTS and SOURCE_INPUTS are given by the user, or None. KNOWN are modules of the source's code where the model may
-    begin.
+    """Yield inputs for both models with the links between them, the likeliest first; the models have not been run on
+    them. THEIRS is the source's code, OWN the model. INPUTS (of the model) and SOURCE_INPUTS are given by the user, or
+    None. KNOWN has the paths of modules of the source's code where the model may begin.
 
     First come pairs of inputs (`_pairs`), each in up to eight ways to link them; a pair that equals an earlier one by
-    the names of its arguments is left out. Last come the inputs of modules inside of the source's code (`beginnings`),
-    run on its inputs in the first pair: it may change what it is given before the model's part of it begins.
+    the names of its arguments is left out. Last come models that begin at a module inside of the source's code
+    (`beginnings`): there, the source's code gets its inputs in the first pair, and the model the input of that module.
     """
     begun: Any = None
     done: set[str] = set()
@@ -262,9 +269,9 @@ def _candidates(
 
 
 def _linked(theirs: torch.nn.Module, first: Any, own: torch.nn.Module, second: Any) -> Iterator[SameInputs]:
-    """Yield FIRST and SECOND, the inputs of the source's code THEIRS and of the model OWN, in up to eight ways to link
-    them (`links`), or in one if they have the same names (`links_by_name`). Those whose links have the sources of the
-    first way in another order have this one as their `plain`.
+    """Yield FIRST and SECOND, the inputs of the source's code THEIRS and of the model OWN, with up to eight different
+    links between them (`links`), or only with those by name, if both have the same names (`links_by_name`). If the
+    links of a later way have the sources of the first way in another order, its `plain` is the links of the first way.
     """
     named = links_by_name(theirs, first, own, second)
     if named is not None:

@@ -15,12 +15,15 @@ from ..calling import arguments
 
 
 def spellings(model: torch.nn.Module, spec: Any) -> Iterator[Any]:
-    """Yield the inputs SPEC in the forms in which MODEL may take them, each once: if they have names and the model
-    needs no others, those that it knows, by name; by position; the first alone, under the name of the main input, if
-    the model names one; by the names of its arguments in order, unless the first is by position only.
+    """Yield the inputs SPEC, a dict by name or a sequence by position, in the forms in which MODEL may take them, each
+    form once, in this order:
 
-    If MODEL needs fewer arguments, also only so many; if it needs more, the inputs again and again until they are so
-    many.
+    - by their names, those that are names of arguments of MODEL, if these are all that it needs;
+    - by position, all of them;
+    - the first alone, under the name of the main input (`main_input_name`), if MODEL has one;
+    - by the names of the arguments of MODEL, in order, unless its first argument is by position only;
+    - by position, only the first as many as MODEL needs, if it needs fewer; if it needs more, the inputs again and
+      again until they are as many.
     """
     flat = list(spec.values()) if isinstance(spec, MappingOf) else list(spec)
     names, needed = arguments(model)
@@ -50,17 +53,17 @@ def respelled(example: Any, other: Any) -> Any:
 
 
 def mixtures(theirs: Any, own: Any) -> Iterator[list[Any]]:
-    """Yield inputs as flat lists in the order of THEIRS, one for each way to take each input from THEIRS, or in its
-    place its counterpart in OWN (see `_counterparts`): one model may accept any size. THEIRS and OWN are the inputs of
-    the two models.
+    """Yield mixtures of THEIRS and OWN, the inputs of two models, as flat lists in the order of THEIRS: for each input
+    of THEIRS either that or, if it is another one, its counterpart in OWN (see `_counterparts`), in each combination.
+    The first is THEIRS itself. One of the models may accept any size, the other only its own.
     """
     pairs = _counterparts(theirs, own)
     yield from map(list, product(*([one] if same is None or same == one else [one, same] for one, same in pairs)))
 
 
 def _counterparts(example: Any, other: Any) -> list[tuple[Any, Any]]:
-    """Return (input, its counterpart) for each input of EXAMPLE: the first one of OTHER, not used yet, that has the
-    same type and number of dimensions, or None.
+    """Return (input, its counterpart) for each input of EXAMPLE, in order. The counterpart is the first input of OTHER
+    of the same type and number of dimensions that is not the counterpart of an earlier one; None if there is none.
     """
     left = [one for _, one in leaves(other)]
     out = []

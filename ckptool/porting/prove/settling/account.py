@@ -21,12 +21,15 @@ _NAMED = 4
 
 
 def account(reached: Reached, unfelt: Sequence[str]) -> dict[str, Any]:
-    """Return the dict that becomes `Mapping.proof`: "equal", "text", "first_divergence", "runs", measured differences
-    ("difference", "bound", "largest"), "changes", "unfelt", "stopped", "causes", "suspects", and, if the proof failed
-    and the source's code was followed, "layers". UNFELT are the keys that the outputs do not depend on.
+    """Return the account of the proof REACHED as a dict for `Mapping.proof`. UNFELT are the keys that the outputs do
+    not depend on.
 
-    "first_divergence" is None if the proof succeeded. "stopped" is None, and there are no "suspects", if it succeeded
-    or if causes were found.
+    "equal": whether the proof succeeded. "text": a sentence about it. "first_divergence": a path of a module, None if
+    the proof succeeded. "runs": the number of runs of the model. "difference", "bound", "largest": measured in float64,
+    None if that was not done. "changes": the labels of what trials changed. "unfelt": UNFELT. "stopped": the limit that
+    ended the search, "time" or "trials", or None. "causes", "suspects": settings of the code. "layers": only if the
+    proof failed and the source's code was followed. "stopped" is None and "suspects" is [] if the proof succeeded or
+    causes were found.
     """
     may_be: list[Setting] = []
     if not reached.is_proved and not reached.causes:
@@ -88,9 +91,11 @@ def _what_is_equal(reached: Reached) -> str:
 
 
 def _what_differs(reached: Reached, may_be: Sequence[Setting]) -> str:
-    """Return the sentence about a proof that failed: by how much outputs differ, where the models diverge, and the
-    causes (four at most), with what remains when they are changed; without causes, how many uses agree, and the
-    settings MAY_BE. It ends after the first of these if there are no causes and the source's code was not followed.
+    """Return the sentence about a proof that failed: by how much outputs differ, where the models diverge, and then, if
+    causes were found, these (four at most) and what differs still when they are changed; else how many uses of weights
+    agree, and the settings MAY_BE that may be the cause (two at most).
+
+    If there are no causes and the source's code was not followed, the sentence says only by how much outputs differ.
     """
     differ = f"outputs differ on {reached.shown}{_by_how_much(reached)}"
     if not reached.causes and not reached.codes.expected.uses:
@@ -106,8 +111,9 @@ def _what_differs(reached: Reached, may_be: Sequence[Setting]) -> str:
 
 
 def _by_how_much(reached: Reached) -> str:
-    """Return the end of a sentence that says how far outputs differ, in float64, or else in float32; "" if that was not
-    measured, or if they are equal up to rounding.
+    """Return the end of a sentence that says how far outputs differ: as measured in float64, or, if that was not done,
+    their largest difference in float32. "" if rounding explains the difference in float64, or if float32 shows none or
+    no outputs can be compared.
     """
     how = reached.measured
     if how is not None:

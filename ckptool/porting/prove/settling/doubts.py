@@ -20,14 +20,14 @@ from ..verdict import shown_by
 
 
 def felt(entries: dict[str, Entry], mapping: Mapping, trial: Trial, unfelt: set[str]) -> dict[str, Entry]:
-    """Return ENTRIES in which the doubts of guessed keys are settled if equal outputs prove them. MAPPING is that
-    before the trials, UNFELT are the keys that outputs do not depend on; all other keys with a source are proved. The
-    model of TRIAL has the weights of ENTRIES afterwards.
+    """Return ENTRIES (key -> entry) with the doubts of guessed keys settled where equal outputs prove them. UNFELT are
+    the keys that outputs do not depend on; a key with a source that is not in UNFELT is proved. MAPPING is the
+    mapping before the trials. The model of TRIAL has the weights of ENTRIES afterwards.
 
-    Doubts are settled about a key that is proved itself, and one with a proved key in its module; also about one of
-    which a proved key is the same layer of another block (`_kind`), if any proved key is in the same blocks of both
-    sides (`_blocks`). Another guessed key whose expression trials changed gets one more question; the rest stay as they
-    are.
+    The doubts of a guessed key are settled if one of these is true: the key is proved; a key of its module is proved;
+    or a proved key has the same name and expression apart from the numbers of blocks (`h.3.fc.weight` for
+    `h.5.fc.weight`), and some proved key is in the same blocks of both sides as the guessed key (`_blocks`). Of other
+    guessed keys, those whose expression trials changed get the question NOT_FELT; the rest stay as they are.
     """
     out = dict(entries)
     before = {e.target: e for e in mapping.entries}
@@ -49,8 +49,8 @@ def felt(entries: dict[str, Entry], mapping: Mapping, trial: Trial, unfelt: set[
 
 
 def _kind(entry: Entry) -> tuple[str, str]:
-    """Return the key and the expression (as text) of ENTRY without the numbers of blocks: equal for a layer and its kin
-    in other blocks.
+    """Return (key, expression as text) of ENTRY with `{}` in place of components that are numbers: `h.{}.fc.weight` for
+    `h.3.fc.weight`. Both are equal for the same layer in two blocks. The expression is "None" if there is none.
     """
 
     def plain(key: str) -> str:
@@ -60,8 +60,9 @@ def _kind(entry: Entry) -> tuple[str, str]:
 
 
 def _blocks(entry: Entry) -> tuple[str, ...] | None:
-    """Return the paths of the numbered blocks that the keys of ENTRY, in the model and in the source, are in, up to the
-    last number, each once. None if one of its keys is in no such block.
+    """Return the path of the numbered block around the key of ENTRY and around each key of the source that it reads, up
+    to the last number in it, each once: ("h.3.", "layers.3.") for `h.3.fc.weight` from `layers.3.fc1.weight`. None if
+    one of these keys is in no numbered block.
     """
     found = [re.match(r"(.*\.)?\d+\.", key) for key in (entry.target, *sorted(entry.sources))]
     return tuple(dict.fromkeys(one[0] for one in found if one)) if all(found) else None
@@ -70,14 +71,14 @@ def _blocks(entry: Entry) -> tuple[str, ...] | None:
 def carried_along(
     entries: dict[str, Entry], mapping: Mapping, unfelt: set[str], shapes: MappingOf[str, Shape]
 ) -> dict[str, Entry]:
-    """Return ENTRIES in which each key of UNFELT, keys that no output depends on, reads the block of the source that
-    trials moved the rest of its block to (`_with_its_block`), if no key outside of UNFELT reads the same tensor. If one
-    does, or one reads the tensor of a key that is not moved, the key of UNFELT stays as it is, with a question if
-    trials changed that other key.
+    """Return ENTRIES (key -> entry) in which keys that no output depends on (UNFELT) follow the rest of their block: if
+    trials found that `h.0` of the model is `h.11` of the source, a layer of `h.0` that never runs reads `h.11`, too
+    (`_with_its_block`). MAPPING is the mapping before the trials; SHAPES has key of the source -> sizes.
 
-    If trials found that block 0 of the model is the last block of the source, a layer of block 0 that never runs comes
-    from the last block, too. MAPPING is that before the trials; SHAPES has the sizes of the source. Keys that trials
-    changed, and those without a source, stay as they are.
+    A key of UNFELT is moved so if no key outside of UNFELT reads the tensors that it would read then. Else, and if it
+    is not to be moved, it keeps its expression; it gets the question TAKEN_BY_ANOTHER if a key outside of UNFELT reads
+    the tensors that it would read (for a key that is not to be moved, those that it reads), and trials changed that
+    other key. Keys of UNFELT that trials changed, without a source, or with `default` stay as they are.
     """
     before = {e.target: e for e in mapping.entries}
     moved = [
@@ -102,8 +103,9 @@ def carried_along(
 
 
 def _step(old: Expr | None, new: Expr | None) -> tuple[str, str] | None:
-    """Return the beginnings (old, new) of the source's key if the expressions OLD and NEW are copies whose keys differ
-    in one part of the path, but for the last, such as ("layers.0.", "layers.11."); else None.
+    """Return (beginning of the key of OLD, beginning of the key of NEW), such as ("layers.0.", "layers.11."), up to the
+    component in which they differ. None unless OLD and NEW are copies of different keys of the source that have equally
+    many components and differ in exactly one, which is not the last.
     """
     if old is None or new is None or old == new or not (old.is_copy and new.is_copy):
         return None
@@ -117,9 +119,12 @@ def _step(old: Expr | None, new: Expr | None) -> tuple[str, str] | None:
 def _with_its_block(
     key: str, expr: Expr, moved: Sequence[tuple[str, tuple[str, str]]], shapes: MappingOf[str, Shape], shape: Shape
 ) -> Expr | None:
-    """Return EXPR, the expression of KEY, moved like other keys of its innermost module that has any in MOVED: pairs
-    (key of the model, its step, as from `_step`). None if no module has any, if not just one of their steps begins all
-    keys of EXPR, or if the result has other sizes than SHAPE. SHAPES has the sizes of the source.
+    """Return EXPR, the expression of KEY, with another beginning of its keys, as trials gave it to other keys of its
+    module: `layers.0.a` becomes `layers.11.a`. MOVED has (key of the model, (old beginning, new beginning)) for keys
+    that trials moved; those in the innermost module around KEY that holds any count.
+
+    None if no module around KEY holds any, if not exactly one of their old beginnings begins all keys of EXPR, or if
+    the result does not exist or has other sizes than SHAPE. SHAPES has the sizes of the source's keys.
     """
     path = key.split(".")[:-1]
     heads = (".".join(path[:depth]) + "." for depth in range(len(path), 0, -1))
@@ -139,9 +144,10 @@ def _with_its_block(
 def doubt_unseen_rows(
     entries: dict[str, Entry], mapping: Mapping, seen: Flow, shapes: MappingOf[str, Shape]
 ) -> dict[str, Entry]:
-    """Return ENTRIES with a question about each table that is joined from pieces (rows after rows) if the run SEEN read
-    no row of one of them. The question replaces the others of the entry, and names the rows of that piece, of several
-    the last. A piece of zeros counts only if the key had no expression in MAPPING. SHAPES has the sizes of the source.
+    """Return ENTRIES (key -> entry) with the question ROWS_NOT_SEEN for each piece of a table of which the run SEEN
+    read no row, if the expression of the table joins pieces, rows after rows. The question names the first and the last
+    row of the piece. The other open questions of such an entry are answered. A piece of zeros counts only if the key
+    had no expression in MAPPING, the mapping before the trials. SHAPES has the sizes of the source's keys.
 
     Left as they are: entries that were certain in MAPPING and kept their expression, tables that SEEN does not use, and
     those of which it is not known which rows each use read.
@@ -181,10 +187,11 @@ def _rows_of(expr: Expr | None, key: str) -> tuple[int, int] | None:
 
 
 def taken_back(entries: dict[str, Entry], mapping: Mapping, keys: set[str]) -> dict[str, Entry]:
-    """Return ENTRIES in which KEYS, keys that no later layer confirms, are without a source again, as in MAPPING, if
-    trials gave them one.
+    """Return ENTRIES (key -> entry) in which those of KEYS that had no source in MAPPING, the mapping before trials,
+    have their old entry, without a source, again. KEYS are keys that no later layer confirms.
 
-    A key keeps its new source if the last part of its module's path is a part of the path of the source.
+    A key keeps its new source if the last component of its module's path is a component of the path of a key of the
+    source that it reads now (`fc` for `a.fc.weight`).
     """
     open_before = {e.target: e for e in mapping.entries if e.status == "unmapped"}
     back = {key for key in keys & open_before.keys() if not _called_alike(entries[key])}
@@ -198,13 +205,15 @@ def _called_alike(entry: Entry) -> bool:
 
 
 def refuted(entries: dict[str, Entry], seen: Flow, expected: Flow, trial: Trial) -> dict[str, Entry]:
-    """Return ENTRIES without the sources of guessed matrices that have a bias without a source, if all that such a
-    matrix takes agrees, and what it gives, but for the bias, is in no output of EXPECTED, the flow of the source's
-    code, at any of its uses: it is a new layer. Its entry then has no evidence, and only the question that says so.
-    SEEN is the flow of the model.
+    """Return ENTRIES (key -> entry) without the sources of guessed matrices that the proof shows to be new layers. SEEN
+    is the flow of the model, EXPECTED that of the source's code.
 
-    The model of TRIAL runs with zeros for these biases, and keeps them. ENTRIES stay as they are if there is no such
-    matrix, or if the model cannot be run so.
+    A guessed weight of a linear layer or convolution is taken back if the bias of this layer has no source, all uses
+    before the layer agree with EXPECTED, and with zeros as the bias none of its uses gives what uses in EXPECTED give.
+    Its entry then has no expression and no evidence, and GIVES_SOMETHING_ELSE as its only question.
+
+    The model of TRIAL is run once with zeros for these biases, and keeps them. ENTRIES are returned as they are if no
+    layer is to be tested, or if the model cannot be run so.
     """
     fine = shown_by([expected.gives(use.given) for use in seen.uses], seen)
     found: dict[str, list[int]] = {}
@@ -228,8 +237,9 @@ def refuted(entries: dict[str, Entry], seen: Flow, expected: Flow, trial: Trial)
 
 
 def _zeros_for_bias(use: Use, entries: MappingOf[str, Entry]) -> dict[str, Entry]:
-    """Return the entries of the bias of USE with zeros as their expressions, if USE is a matrix with a guessed weight
-    and a bias without a source, and no steps come before it; else {}.
+    """Return key -> entry for the keys of the bias of USE, with zeros as the expressions, if USE is a linear layer or a
+    convolution, all keys of its weight are guessed, all keys of its bias are without a source, and no steps (operations
+    without weights) come between it and the uses before it; else {}.
     """
     weight, bias = use.held.get("weight"), use.held.get("bias")
     if use.kind not in MATRICES or weight is None or bias is None or use.steps:
@@ -242,9 +252,10 @@ def _zeros_for_bias(use: Use, entries: MappingOf[str, Entry]) -> dict[str, Entry
 
 
 def unseen(entries: dict[str, Entry], mapping: Mapping, alone: set[str] | None) -> dict[str, Entry]:
-    """Return ENTRIES with a question about each key that had no source before the proof and has one now, for a proof
-    without equal outputs. If all that was compared is equal, ALONE has the keys that no later layer confirms, and only
-    these are asked about; else it is None.
+    """Return ENTRIES (key -> entry) with the question NO_OUTPUT_SHOWS_IT about each key that had no source in MAPPING,
+    the mapping before the proof, and has one now; only about those in ALONE, unless it is None. It is for a proof
+    without equal outputs: ALONE has the keys that no later layer confirms if all that was compared is equal, else
+    it is None.
 
     Any layer that gets the same input and weights as a layer of the source gives the same output, even a new head.
     """

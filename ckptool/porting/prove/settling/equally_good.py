@@ -20,16 +20,20 @@ _MOST_FACTORS = 32
 
 
 def exchangeable(reached: Reached, unfelt: list[str]) -> list[tuple[str, str]]:
-    """Return those of up to eight pairs of keys with nearly equal weights (`nearly_equal`) that may be exchanged: the
-    outputs are equal up to rounding in float64, too, if the two keys get each other's weights. UNFELT are the keys that
-    the outputs do not depend on. The model has the weights of REACHED afterwards.
+    """Return the pairs of keys whose weights may be exchanged: if the two keys get each other's weights, the outputs
+    are still equal to those of the source's code up to rounding, in float64. Only the first eight pairs of keys with
+    nearly equal weights (`nearly_equal`) are tried; [] if there are none. UNFELT, the keys that the outputs do not
+    depend on, are left out. The model has the weights of REACHED afterwards.
     """
     pairs = list(islice(nearly_equal(reached.trial, reached.entries, unfelt), _MOST_PAIRS))
     return [pair for pair in pairs if _may_be_exchanged(pair, reached)]
 
 
 def _may_be_exchanged(pair: tuple[str, str], reached: Reached) -> bool:
-    """Return whether outputs stay equal up to rounding in float64 if the keys of PAIR exchange their weights."""
+    """Return whether outputs stay equal up to rounding in float64 if the two keys of PAIR exchange their expressions.
+    False if the model cannot be run with these, or if no outputs can be compared in float64. The model has the weights
+    of REACHED afterwards.
+    """
     one, other = (reached.entries[key] for key in pair)
     entries = reached.entries | {
         pair[0]: replace(one, expr=other.expr),
@@ -42,12 +46,14 @@ def _may_be_exchanged(pair: tuple[str, str], reached: Reached) -> bool:
 
 
 def settle_hidden_factors(reached: Reached) -> None:
-    """Take factors that trials found out of weights where nothing but the layer itself shows them, all at once or else
-    one by one (32 at most), if outputs stay equal (`_put_if_equal`). Their keys are added to `hidden` of REACHED.
+    """Change REACHED in two steps, each only if outputs stay equal (`_put_if_equal`).
 
-    Then, if outputs were compared, answer questions about factors that outputs do not answer as they answered them
-    about other keys, all at once. These keys leave `hidden`. The entries of REACHED, its flow and its verdict change
-    with each step that succeeds.
+    First, keys whose expression got a factor (`scale`) by trials lose this factor: all at once, or, if outputs are not
+    equal then, one by one (the first 32). The keys that lost it are added to `hidden`: outputs do not show the factor.
+
+    Then, if outputs were compared and trials answered a question about a factor in one way for all keys that they
+    changed, the other keys with this question get the same answer (`factors_as_in_others`), all at once. These keys
+    leave `hidden`. Each success also changes the entries, the flow and the verdict of REACHED.
     """
     bare = without_factors(reached.entries, reached.mapping.entries, reached.trial.shapes)
     if bare and _put_if_equal(reached, bare):
@@ -62,12 +68,14 @@ def settle_hidden_factors(reached: Reached) -> None:
 
 
 def _put_if_equal(reached: Reached, new: MappingOf[str, Expr]) -> bool:
-    """Put the expressions NEW (key -> expression) into REACHED, with the flow and the verdict for them, and return
-    True, if outputs stay equal, in float64, and on further inputs, too. If no outputs were compared, or they are equal
-    only up to the last use (`Verdict.beyond`), all uses have to agree that agreed, but those that read these keys. Else
-    return False, and leave REACHED as it is.
+    """Run the model with the expressions NEW (key -> expression) in place of those in REACHED. If as much agrees as
+    before, put them into REACHED, with the flow and the verdict for them, and return True; else leave REACHED as it is
+    and return False (also if the model cannot be run).
 
-    A key whose expression in NEW is that before the proof gets its entry of that time; the others are noted as tried.
+    As much agrees if outputs are equal in float32, in float64 and on further inputs. But if no outputs were compared
+    before, or they differ in steps after the last use of weights (`Verdict.beyond`): if each use of weights that agreed
+    before agrees, or reads a key of NEW. A key for which NEW has the expression from before the proof gets its
+    entry from before the proof; others get NEW as found by trial (`Entry.tried`).
     """
     before = {entry.target: entry for entry in reached.mapping.entries}
     entries = reached.entries | {

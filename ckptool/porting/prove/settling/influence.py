@@ -26,8 +26,9 @@ def unfelt_keys(trial: Trial, seen: Flow, expected: Flow, entries: MappingOf[str
     pass never uses them, no equal output is made with them, or their influence is too small to measure
     (`_without_slope`). If no output is equal, all outputs count.
 
-    SEEN is the flow of the model, EXPECTED that of the source's code. Keys of a use whose output is not all zero and
-    occurs in EXPECTED are left out, but for a bias without influence beside weights with influence.
+    SEEN is the flow of the model, EXPECTED that of the source's code. A key is not returned if a use of it gives what
+    uses in EXPECTED give, and not all zero; except for a key without influence that has a use together with keys that
+    have influence, such as the bias of the keys in attention.
     """
     _, _, same = compared_outputs(expected.outputs, seen.outputs)
     reached = seen.reaching(i for j in same for i in seen.behind[j]) if same else range(len(seen.uses))
@@ -111,10 +112,14 @@ _CONVOLUTIONS = frozenset({"conv", "grouped conv", "depthwise", "deconv"})
 
 
 def branches_alike(trial: Trial, seen: Flow) -> set[str]:
-    """Return the keys of parallel branches that begin with convolutions of equal sizes, and that only the settings of
-    these tell apart, such as dilations, if the inputs are too small to show these: some numbers of the kernels of two
-    or more only meet padding, or it is not known whether they do. Also those of the use that takes several of these
-    branches, up to which they can be exchanged. SEEN is the flow of the model of TRIAL.
+    """Return the keys of parallel branches whose weights could be exchanged because the inputs of TRIAL are too small
+    to tell the branches apart, such as three convolutions of one size with different dilations. Empty if there are
+    none. SEEN is the flow of the model of TRIAL.
+
+    Compared are convolutions that come after the same uses and have weights of one size, if their settings are not all
+    equal. One is blind if some place of its kernel has no influence on the outputs (it meets only padding), or if that
+    is not known. If two or more of them are blind, the keys of their branches are returned: those of the blind ones, of
+    the uses behind them, and of the use that takes the outputs of several of them; not of what follows this use.
     """
     rows: dict[tuple[frozenset[int], Shape], list[Use]] = {}
     for use in seen.uses:
@@ -132,8 +137,9 @@ def branches_alike(trial: Trial, seen: Flow) -> set[str]:
 
 
 def _blind(trial: Trial, kernels: set[str]) -> set[str]:
-    """Return those of KERNELS, keys of convolutions, that have a place in the kernel where no number has an influence
-    on the outputs, or of which it is not known whether there is one.
+    """Return those of KERNELS, keys of weights of convolutions, that have a place in the kernel (a row and a column) at
+    which no channel has an influence on the outputs, by its gradient. A key that is no parameter of the model of TRIAL,
+    or whose gradient is not known, is returned, too.
     """
     parameters = dict(trial.model.named_parameters(remove_duplicate=False))
     known = {key: p for key in sorted(kernels) if (p := parameters.get(key)) is not None and p.ndim > 2}
@@ -143,8 +149,9 @@ def _blind(trial: Trial, kernels: set[str]) -> set[str]:
 
 
 def _up_to_their_end(seen: Flow, branches: set[int]) -> set[str]:
-    """Return the keys of the uses in BRANCHES (indices of uses), of all uses that take the outputs of one of them, and
-    of those that take the outputs of several. What is behind the latter is left out.
+    """Return the keys of the uses of SEEN with the indices BRANCHES, of all uses that are computed from the output of
+    exactly one of them, and of the first uses that are computed from the outputs of several. The keys of what follows
+    those that take several are left out.
     """
     of: dict[int, frozenset[int]] = {at: frozenset({at}) for at in branches}
     keys = {key for at in branches for key in seen.uses[at].keys}
@@ -186,14 +193,14 @@ _NEAR = 1e-3
 def by_itself_alone(
     seen: Flow, expected: Flow, entries: MappingOf[str, Entry], mapping: Mapping, verdict: Verdict
 ) -> set[str]:
-    """Return the keys that the model uses whose place in the model no later layer confirms, but for those that were
-    certain before the proof, in MAPPING, and have the same expression in ENTRIES. Empty if there is no flow of the
-    source's code (EXPECTED has no uses).
+    """Return the keys of ENTRIES that the model uses and that no output and no later layer confirms. Keys that were
+    certain in MAPPING, the mapping before the proof, and have the same expression in ENTRIES are left out. Empty if
+    there is no flow of the source's code (EXPECTED has no uses).
 
-    Any layer that gets the same input and the same weights as a layer of the source gives the same output, even a new
-    head that has nothing to do with it. It is confirmed by an equal output of the model SEEN that depends on it (by any
-    output if they differ only by steps after the last use, see VERDICT), or by a later layer that agrees and was
-    certain before the proof.
+    A key is confirmed if an output of SEEN, the flow of the model, depends on a use of it and is equal to one of
+    EXPECTED (any output, if VERDICT says that outputs differ only by steps after the last use); or if a later use that
+    depends on it agrees with EXPECTED and reads only keys that were certain. That its own output agrees confirms
+    nothing: any layer with the input and the weights of a layer of the source gives the same, even a new head.
     """
     if not expected.uses:
         return set()

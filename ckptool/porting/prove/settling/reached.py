@@ -115,8 +115,9 @@ class Reached:
         return self.trial.unlike is None
 
     def holds(self, entries: dict[str, Entry], first: Verdict, expected: Flow | None, inputs: Any) -> bool:
-        """Return whether the models agree on INPUTS of the model with ENTRIES as much as FIRST says, the verdict on the
-        first inputs. EXPECTED is the flow of the source's code on INPUTS; True if it is None.
+        """Return whether the models agree on INPUTS of the model, run with ENTRIES, as much as FIRST says of the first
+        inputs. EXPECTED is the flow of the source's code on INPUTS; True if it is None, because that code cannot be run
+        on them; False if the model cannot be run on INPUTS. The inputs of the trial stay as they are.
 
         If FIRST compared outputs, all of them have to be equal, not only up to the last use (`Verdict.beyond`). If it
         did not, it is enough that the outputs are equal that depend on no key without a source (`but_for_new_keys`).
@@ -133,8 +134,10 @@ class Reached:
 
 
 def but_for_new_keys(expected: Flow, seen: Flow | None, entries: dict[str, Entry]) -> Verdict | None:
-    """Return the verdict on SEEN about the outputs that depend on no key without a source in ENTRIES, if these are
-    equal to EXPECTED and at least 60 percent of the uses of weights agree; else None.
+    """Return the verdict on SEEN, the flow of the model, without its outputs that depend on a key without a source in
+    ENTRIES, if the other outputs are equal to those of EXPECTED and at least 60 percent of the uses of weights agree;
+    else None, also if SEEN is None. If no other outputs can be compared, the uses decide whether that is equal
+    (`judge`).
     """
     found = judge(expected, seen, entries, all_outputs=False)
     return found if found.equal and found.agreeing >= _MOST * found.uses else None

@@ -20,11 +20,12 @@ _OPEN_USES = 4
 
 
 def reach(reached: Reached) -> None:
-    """Change REACHED in steps, each only if the outputs do not agree yet: change settings and search for other weights
-    (`_try_changes`), let outputs of one size change places, and leave out outputs that depend on keys without a source.
+    """Change REACHED until the outputs of both models agree, in steps, each only if they do not agree yet: change
+    settings and search for other weights (`_try_changes`), let outputs of one size change places, and leave out outputs
+    that depend on keys without a source.
 
-    If they agree, the result has to hold on further inputs (`_confirm`). At last the difference that is left is
-    measured in float64 (`_measure`). The result is not equal if one of these two fails.
+    If outputs agree then, they have to agree on further inputs, too (`_confirm`). At last the difference is measured in
+    float64 (`_measure`). The verdict of REACHED is not equal if one of these two fails.
     """
     _try_changes(reached)
     if not reached.verdict.equal:  # last, so that weights are searched for with which each is in its place
@@ -39,13 +40,13 @@ def reach(reached: Reached) -> None:
 
 
 def _try_changes(reached: Reached) -> None:
-    """Try other settings and other weights, each only if the outputs of REACHED do not agree yet: settings, so that no
-    weight is changed for a setting; then weights; then settings again, if keys had no source and all have one now.
-    While a key has no source, no settings are tried.
+    """Change the settings of the model and the weights in REACHED, each only if its verdict is not equal yet: first
+    settings, so that no weight is changed for a setting; then weights (`search`); then settings again, if keys had no
+    source at the beginning and all have one now. While a key has no source, no settings are tried.
 
-    Two more searches may be made. If no outputs can be compared, and the rest agrees, keys without a source are
-    searched for. If settings were changed, and outputs differ, or a layer may have the weights of another, weights are
-    searched for with the model's own settings.
+    Two more searches may be made. If the verdict is equal but no outputs were compared, and keys have no source, these
+    keys are searched for. If settings were changed, and outputs differ still, or a layer may have the weights of
+    another (`_may_be_of_others`), weights are searched for with the model's own settings.
     """
     begun, had_open = reached.entries, reached.has_open
     if not reached.verdict.equal and not had_open:
@@ -91,12 +92,13 @@ def _confirm(reached: Reached) -> None:
 
 
 def _measure(reached: Reached, *, all_outputs: bool) -> None:
-    """Compare the models of REACHED in float64 (`Reached.sharply`; also `after`, if settings and weights were changed).
-    If outputs that count as equal are not exactly equal there, look for a setting as the cause, and, if there is none,
-    search finely. The verdict is not equal afterwards if there is a cause, or if the difference is larger than rounding
-    explains.
+    """Compare the models of REACHED in float64, and keep the result as its `sharply` (None if they cannot be run so);
+    also as its `after`, if settings and weights were changed.
 
-    ALL_OUTPUTS is False if outputs that depend on keys without a source shall be left out.
+    If the proof has succeeded so far, and outputs are not exactly equal in float64, look for a setting as the cause,
+    and, if there is none, search for other weights in float64 (`_search_finely`). The verdict of REACHED is not equal
+    afterwards if there is a cause, or if the difference is larger than rounding in float32 explains. ALL_OUTPUTS is
+    False if outputs that depend on keys without a source shall be left out.
     """
     reached.trial.progress.say("measuring what rounding explains")
     reached.sharply = reached.sharp(reached.entries, reached.seen, all_outputs=all_outputs)
@@ -113,9 +115,12 @@ def _measure(reached: Reached, *, all_outputs: bool) -> None:
 
 
 def change_settings(reached: Reached) -> None:
-    """Look for the settings of the source's code with which more agrees (`Reached.causes`), change the model to them,
-    and judge REACHED again. The mapping does not count as proved if there are any. The model keeps these settings until
-    `settle` ends, or until they are restored.
+    """Look for settings of the source's code with which more agrees, note them in `causes` of REACHED, and change the
+    model to them; then run the model and judge REACHED again. If none are found, `causes` is [], and the model and the
+    verdict stay as they are.
+
+    The mapping does not count as proved while there are causes. The model keeps these settings until `settle` ends, or
+    until they are restored.
     """
     _look_for_causes(reached)
     if reached.causes:
@@ -130,9 +135,11 @@ def _look_for_causes(reached: Reached) -> None:
 
 
 def _search_for_new_keys(reached: Reached) -> None:
-    """Search for what keys without a source are made of where no outputs are compared: what comes before these keys
-    agrees, which says nothing about them. REACHED changes if more layers agree then, and a later layer, of which the
-    mapping was certain, confirms the keys: a new head gives what a layer of the source gives, if it has its weights.
+    """Search for expressions for the keys without a source, if no outputs can be compared, and put them into REACHED if
+    more layers agree with them. Else REACHED stays as it is.
+
+    A change counts only if a later layer, of which the mapping was certain, confirms the keys (`by_itself_alone`): any
+    new head gives what a layer of the source gives, if it has its weights.
     """
     trial, expected = reached.trial, reached.codes.expected
 
@@ -158,8 +165,9 @@ def _open_front(reached: Reached) -> tuple[Use, ...]:
 
 
 def _may_be_of_others(reached: Reached, begun: dict[str, Entry]) -> bool:
-    """Return whether a layer where the models diverged before any change, with the entries BEGUN, takes the input of a
-    layer of the source's code that has other weights than the mapping gives to it.
+    """Return whether a layer of the model may belong to another layer of the source than BEGUN says, the entries
+    before any change: it is one of the layers at which the models diverged first with BEGUN, and a layer of like
+    kind in the source's code takes the same input, but reads none of the keys that BEGUN gives to it.
     """
     expected, seen = reached.codes.expected, reached.first
     ground = Ground(begun, seen, expected, reached.trial.shapes)
@@ -171,12 +179,13 @@ def _may_be_of_others(reached: Reached, begun: dict[str, Entry]) -> bool:
 
 
 def _search_before_settings(reached: Reached, begun: dict[str, Entry]) -> None:
-    """Search for weights with the model's own settings, from the entries BEGUN on. If outputs are equal neither with
-    those found nor in REACHED, search for settings with them as well. Change REACHED if outputs are equal then; else
-    leave it and the settings as they are. Trials in vain are counted anew.
+    """Search for weights again, from the entries BEGUN, those before any change, with the model's own settings, because
+    a wrong weight may have looked like another setting. If outputs are equal then, put the result into REACHED. If they
+    are equal neither then nor in REACHED, look for settings on top of the weights found, and put the result into
+    REACHED if outputs are equal with these.
 
-    Around wrong weights, the steps of two layers are compared that have nothing to do with each other, and a difference
-    between them may look like a cause.
+    In all other cases REACHED, the settings of the model and its swaps are as before afterwards. The count of trials in
+    vain (`Trial.misses`) starts from 0.
     """
     trial, expected = reached.trial, reached.codes.expected
     swaps, undo, values = trial.swaps, trial.undo, [(one, name, getattr(one, name)) for one, name, _ in trial.undo]
@@ -199,11 +208,12 @@ def _search_before_settings(reached: Reached, begun: dict[str, Entry]) -> None:
 
 
 def _search_finely(reached: Reached) -> bool:
-    """Search in float64 for other weights, if the outputs are farther apart than rounding explains. If outputs are
-    equal with those found, in float64 and in float32, and the changed layers agree, put them into REACHED and return
-    True. Else return False, also if the models cannot be compared in float64.
+    """Search in float64 for other weights; float32 does not tell apart branches of small effect, or weights with and
+    without an eps in them. If outputs are equal with the weights found, in float64 and in float32, and the changed
+    layers give what layers of the source's code give, put them into REACHED and return True.
 
-    Branches of small effect, or an eps that a weight already holds, are told apart by no comparison in float32.
+    Else return False and leave REACHED as it was (the model keeps the weights of the last trial). Also False, without
+    a search, if rounding in float32 explains the present difference, or if the models cannot be compared in float64.
     """
     trial, wide = reached.trial, reached.codes.wide
     now = reached.sharp(reached.entries, reached.seen)
@@ -233,9 +243,11 @@ def _is_exact(sharply: Sharp, verdict: Verdict) -> bool:
 
 
 def _is_within(sharply: Sharp, verdict: Verdict) -> bool:
-    """Return whether rounding explains every difference. If outputs could be compared and do not differ only by steps
-    after the last use, these decide; else whether, in float64, everything compared is equal or at least as many uses of
-    weights agree as in VERDICT.
+    """Return whether rounding explains every difference. SHARPLY is the comparison in float64, VERDICT that in float32.
+
+    If outputs could be compared, and VERDICT does not say that they differ only by steps after the last use of weights,
+    the outputs in SHARPLY decide. Else it is True if everything compared in SHARPLY is equal, or if at least as many
+    uses of weights agree there as in VERDICT.
     """
     if verdict.compared and not verdict.beyond and sharply.has_outputs:
         return sharply.outputs_are_equal

@@ -65,8 +65,10 @@ def settle(
 
 
 def _look_at_influence(reached: Reached) -> list[str]:
-    """Return the keys that the outputs do not depend on, for REACHED, a proof that succeeded. Before, hidden factors
-    are settled, if trials changed weights; then the keys that may be exchanged are noted in REACHED.
+    """Return the keys that the outputs do not depend on, for REACHED, a proof that succeeded; [] if there are none.
+
+    REACHED may change: if trials changed weights, factors that outputs do not show are first taken out of its entries
+    (`settle_hidden_factors`); at last the pairs of keys that may be exchanged are noted in its `alike`.
     """
     if reached.changed:
         settle_hidden_factors(reached)
@@ -115,9 +117,10 @@ def _settled_entries(reached: Reached, unfelt: Sequence[str]) -> dict[str, Entry
 
 
 def _without_vain_changes(entries: dict[str, Entry], mapping: Mapping, expected: Flow, seen: Flow) -> dict[str, Entry]:
-    """Return ENTRIES with the entries of MAPPING in place of those that trials changed in vain: a change stays only if
-    its key is used and the outputs of all uses of it occur in EXPECTED, the flow of the source's code. SEEN is the flow
-    of the model.
+    """Return ENTRIES (key -> entry) with the old entry from MAPPING, the mapping before the proof, for each key whose
+    expression trials changed in vain. A change is in vain unless its key is used in SEEN, the flow of the model, and
+    the output of each use of the key occurs in EXPECTED, the flow of the source's code; if EXPECTED has no uses, all
+    are in vain.
     """
     before = {e.target: e for e in mapping.entries}
     right: dict[str, bool] = {}
@@ -132,9 +135,9 @@ def _without_vain_changes(entries: dict[str, Entry], mapping: Mapping, expected:
 
 
 def _of_copies(entry: Entry, copies: MappingOf[str, Sequence[str]]) -> Entry:
-    """Return ENTRY with the question which of several copies in the file is right, and no other, if it reads a key in
-    COPIES (key -> other keys that suit the source's code as well); else as it is. The first option reads the first
-    other key of each, the second the second, and so on; a key with fewer other keys stays.
+    """Return ENTRY with COPIES_OF_CODE as its only open question (which of several copies of the weights in the file is
+    right?) if it reads a key in COPIES (key -> other keys that suit the source's code as well); else ENTRY as it is.
+    Option n is the expression of ENTRY with each key replaced by its n-th other key; a key with fewer stays.
     """
     if entry.expr is None or not any(key in copies for key in entry.sources):
         return entry

@@ -31,7 +31,8 @@ def doubt_colours(mapping: Mapping, theirs: torch.nn.Module, own: torch.nn.Modul
     said, other = _order(theirs), _order(own)
     if said is None or other is None or said == other:
         return mapping
-    first = {key for use in flow.uses if not use.before and use.kind == "conv" for key in use.held["weight"].keys}
+    convolutions = [use for use in flow.uses if not use.before and use.kind == "conv" and "weight" in use.held]
+    first = {key for use in convolutions for key in use.held["weight"].keys}
     asked: Question[Expr] = ask(Reason.COLOURS, said, other)
     return mapping.with_entries([_doubted(entry, first, asked) for entry in mapping.entries])
 
@@ -47,8 +48,9 @@ def _doubted(entry: Entry, first: set[str], asked: Question[Expr]) -> Entry:
 
 
 def _order(model: torch.nn.Module) -> str | None:
-    """Return "RGB" or "BGR" if the code of the classes in MODEL that are not torch's, with its comments, mentions only
-    that order, in any case; None if it mentions both or neither.
+    """Return "RGB" or "BGR" if the code of the classes of modules in MODEL, with its comments, mentions only that one,
+    in capital or small letters; None if it mentions both or neither. Classes of torch, and those without readable code,
+    are passed over.
     """
     found: set[str] = set()
     for kind in {type(module) for module in model.modules()}:
@@ -61,10 +63,12 @@ def _order(model: torch.nn.Module) -> str | None:
 
 
 def doubt_turned(entries: dict[str, Entry], seen: Flow, reason: Reason) -> dict[str, Entry]:
-    """Return ENTRIES with the question REASON about each key with a source that a use reads which does not serve all of
-    the outputs of the model (also one that serves none), or is directly before one. For another REASON than
-    `OUTPUTS_TURNED`, the same of its inputs: about keys of uses that are first, or do not depend on all first uses.
-    SEEN is the flow of the model.
+    """Return ENTRIES (key -> entry) with the question REASON about the keys with a source that may be exchanged because
+    outputs or inputs of one size changed places. SEEN is the flow of the model.
+
+    If REASON is `OUTPUTS_TURNED`, these are the keys of each use of weights that some output of the model does not
+    depend on, and of each last use before an output. For any other REASON, inputs count in the same way: these are the
+    keys of each use with no use before it, and of each use that does not depend on all of those first uses.
     """
     ends = _ends(seen) if reason is Reason.OUTPUTS_TURNED else _starts(seen)
     some = {key for at, reached in enumerate(ends) if not all(reached) for key in seen.uses[at].keys}
@@ -75,8 +79,8 @@ def doubt_turned(entries: dict[str, Entry], seen: Flow, reason: Reason) -> dict[
 
 
 def _ends(seen: Flow) -> list[list[bool]]:
-    """Return a row for each use of weights: for each output, whether it depends on that use. The row of a use directly
-    before an output has one False more, so that it is never all True.
+    """Return a row for each use of weights in SEEN, with a value for each output: whether the output depends on the use
+    of the row. The row of a last use before an output has one False more, so that it is never all True.
     """
     reached = [[use.index in behind for behind in seen.behind] for use in seen.uses]
     last = frozenset().union(*seen.behind)
@@ -87,8 +91,9 @@ def _ends(seen: Flow) -> list[list[bool]]:
 
 
 def _starts(seen: Flow) -> list[list[bool]]:
-    """Return a row for each use of weights: for each first use, which no other is before, whether the use of the row is
-    that one or depends on it. The row of a first use has one False more, so that it is never all True.
+    """Return a row for each use of weights in SEEN, with a value for each first use (a use with no use before it):
+    whether the use of the row is that first use or depends on it. The row of a first use has one False more, so that it
+    is never all True.
     """
     first = [use.index for use in seen.uses if not use.before]
     reached: list[list[bool]] = []

@@ -1,0 +1,38 @@
+"""Operations between layers: what they do, and what runs one in the place of another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from ckptool.porting.prove.code_steps import instead, step_of
+
+aten = torch.ops.aten
+X = torch.linspace(-2, 2, 7)
+
+
+@pytest.mark.parametrize(
+    ("func", "args", "kwargs", "added", "factor"),
+    [
+        (aten.add.Tensor, (X, 2), {"alpha": 3}, 6.0, None),
+        (aten.sub.Tensor, (X, 2), {}, -2.0, None),
+        (aten.sub.Tensor, (X, 2), {"alpha": 3}, -6.0, None),
+        (aten.div.Tensor, (X, 4), {}, None, 0.25),
+        (aten.div.Tensor_mode, (X, 4), {"rounding_mode": "floor"}, None, None),
+    ],
+)
+def test_what_a_step_adds_and_multiplies_by(func: Any, args: Any, kwargs: Any, added: Any, factor: Any) -> None:
+    step = step_of(0, func, args, kwargs)
+    assert step is not None
+    assert (step.added, step.factor) == (added, factor)
+
+
+def test_a_step_that_works_in_place_keeps_its_settings_where_it_runs_instead_of_another() -> None:
+    step = step_of(0, aten.gelu_.default, (X,), {"approximate": "tanh"})
+    assert step is not None
+    made = instead(step)(aten.relu.default, [X], {})
+    assert torch.equal(made, torch.nn.functional.gelu(X, approximate="tanh"))
+    assert X[0] == -2
